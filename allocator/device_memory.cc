@@ -1,7 +1,9 @@
 #include "allocator/device_memory.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/bytes.h"
@@ -104,8 +106,11 @@ struct DeviceHome::State {
   std::size_t size;
   DeviceFramePool::State& pool;
   Addresses addresses;
-  std::vector<std::size_t> mapped;  // by place in the home: the extent that is mapped there, or kNone
-  std::size_t placed = 0;           // in extents
+  // By place in the home: the extent that is mapped there, or kNone; and how often each extent was mapped
+  // there and in use by another home when the place needed memory.
+  std::vector<std::size_t> mapped;
+  std::vector<std::map<std::size_t, unsigned>> missed;
+  std::size_t placed = 0;  // in extents
   Purpose purpose = Purpose::kParameter;
   CUstream_st* user = nullptr;  // the stream that waits for earlier uses of the memory, while there is some
   Uses last;                    // of what was queued with these addresses before the memory was taken away
@@ -123,13 +128,15 @@ struct DeviceFramePool::State {
   Charge charge;
   struct Frame {
     Extent extent;
-    bool is_free;
-    std::uint64_t freed;  // a count, so that the one that is free for longest is found
+    const DeviceHome::State* user;  // null: it is free
+    std::uint64_t freed;            // a count, so that the one that is free for longest is found
+    std::size_t mappings;           // at how many places it is mapped
     Uses last;
   };
   std::vector<Frame> frames;
   std::size_t free = 0;
   std::uint64_t taken_away = 0, maps = 0;
+  std::function<void()> before_unmapping;
 
   State(Ledger& account, Device& gpu, std::size_t bytes, std::size_t extents)
       : ledger(account),
@@ -137,13 +144,13 @@ struct DeviceFramePool::State {
         extent_bytes(bytes),
         charge(account, Tier::kDevice, Purpose::kParameter, bytes * extents) {
     frames.reserve(extents);
-    while (frames.size() < extents) frames.push_back({Extent(gpu, bytes), true, 0, nullptr});
+    while (frames.size() < extents) frames.push_back({Extent(gpu, bytes), nullptr, 0, 0, nullptr});
     free = extents;
   }
   DeviceAddress address(const DeviceHome::State& home, std::size_t place) const {
     return home.addresses.get() + place * extent_bytes;
   }
-  std::vector<std::size_t> choose(const DeviceHome::State& home, std::size_t count) const;
+  std::vector<std::size_t> choose(DeviceHome::State& home, std::size_t count);
   void map(DeviceHome::State& home, std::size_t place, std::size_t frame);
   void unmap(DeviceHome::State& home, std::size_t place);
   Uses record(const DeviceHome::State& home, std::span<CUstream_st* const> users);
@@ -155,7 +162,8 @@ DeviceHome::State::State(DeviceFramePool::State& frames, std::string text, std::
       size(bytes),
       pool(frames),
       addresses(frames.device, round_up(bytes, frames.extent_bytes)),
-      mapped(addresses.bytes() / frames.extent_bytes, kNone) {}
+      mapped(addresses.bytes() / frames.extent_bytes, kNone),
+      missed(mapped.size()) {}
 
 DeviceHome::State::~State() {
   Uses uses;
@@ -196,26 +204,47 @@ std::size_t DeviceFramePool::extents_for(std::size_t bytes) const {
   return bytes / state_->extent_bytes + (bytes % state_->extent_bytes != 0 ? 1 : 0);
 }
 std::uint64_t DeviceFramePool::maps() const { return state_->maps; }
+std::vector<DeviceAddress> DeviceFramePool::in_the_way(const DeviceHome& home) const {
+  std::vector<DeviceAddress> users;
+  for (const std::size_t frame : home.state_->mapped)
+    if (frame != kNone && state_->frames[frame].user != nullptr)
+      users.push_back(state_->frames[frame].user->addresses.get());
+  return users;
+}
+void DeviceFramePool::before_unmapping(std::function<void()> wait) {
+  state_->before_unmapping = std::move(wait);
+}
 
-// The frames for the first places of a home: those that are mapped there, and for other places those that are
-// free for longest, of which the stream has least to wait for.
-std::vector<std::size_t> DeviceFramePool::State::choose(const DeviceHome::State& home,
-                                                        std::size_t count) const {
+// The frames for the first places of a home: those that are mapped there. A place whose frame another home
+// has gets another one, where it stays: the one that it has missed least often, then the one that fewest
+// places share, then the one that is free for longest, of which the stream has least to wait for. So a steady
+// order of homes finds frames that suit it.
+std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home, std::size_t count) {
   std::vector<std::size_t> chosen(count, kNone), others;
   std::vector<char> is_taken(frames.size());
   for (std::size_t place = 0; place < count; ++place) {
     const std::size_t frame = home.mapped[place];
-    if (frame == kNone || !frames[frame].is_free || is_taken[frame] != 0) continue;
+    if (frame == kNone) continue;
+    if (frames[frame].user != nullptr || is_taken[frame] != 0) {
+      ++home.missed[place][frame];
+      continue;
+    }
     chosen[place] = frame;
     is_taken[frame] = 1;
   }
   for (std::size_t frame = 0; frame < frames.size(); ++frame)
-    if (frames[frame].is_free && is_taken[frame] == 0) others.push_back(frame);
-  std::stable_sort(others.begin(), others.end(),
-                   [&](std::size_t a, std::size_t b) { return frames[a].freed < frames[b].freed; });
-  auto next = others.begin();
-  for (std::size_t& frame : chosen)
-    if (frame == kNone) frame = *next++;
+    if (frames[frame].user == nullptr && is_taken[frame] == 0) others.push_back(frame);
+  for (std::size_t place = 0; place < count; ++place) {
+    if (chosen[place] != kNone) continue;
+    const auto rank = [&](std::size_t frame) {
+      const auto missed = home.missed[place].find(frame);
+      return std::tuple(missed == home.missed[place].end() ? 0U : missed->second, frames[frame].mappings,
+                        frames[frame].freed);
+    };
+    const auto best = std::ranges::min_element(others, {}, rank);
+    chosen[place] = *best;
+    others.erase(best);
+  }
   return chosen;
 }
 
@@ -224,13 +253,16 @@ void DeviceFramePool::State::map(DeviceHome::State& home, std::size_t place, std
   unmap(home, place);
   device.map(address(home, place), extent_bytes, frames[frame].extent.id());
   home.mapped[place] = frame;
+  ++frames[frame].mappings;
   ++maps;
 }
 
 void DeviceFramePool::State::unmap(DeviceHome::State& home, std::size_t place) {
   if (home.mapped[place] == kNone) return;
   synchronize(device, home.last);
+  if (before_unmapping) before_unmapping();
   device.unmap(address(home, place), extent_bytes);
+  --frames[home.mapped[place]].mappings;
   home.mapped[place] = kNone;
 }
 
@@ -250,7 +282,7 @@ bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose
   std::set<Uses> before;
   for (const std::size_t frame : chosen) before.insert(state_->frames[frame].last);
   for (const Uses& uses : before) wait_for(state_->device, user, uses);
-  for (const std::size_t frame : chosen) state_->frames[frame].is_free = false;
+  for (const std::size_t frame : chosen) state_->frames[frame].user = &target;
   state_->free -= count;
   target.placed = count;
   target.user = user;
@@ -275,7 +307,7 @@ Uses DeviceFramePool::State::record(const DeviceHome::State& home, std::span<CUs
 void DeviceFramePool::State::free_frames(DeviceHome::State& home, const Uses& uses) {
   for (std::size_t place = 0; place < home.placed; ++place) {
     Frame& frame = frames[home.mapped[place]];
-    frame.is_free = true;
+    frame.user = nullptr;
     frame.freed = ++taken_away;
     frame.last = uses;
   }

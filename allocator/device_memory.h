@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -59,7 +60,8 @@ class DeviceHome {
 // hold up the whole GPU, and one that unmaps must wait for all work on those addresses. So an extent stays
 // mapped under a home that it was taken from, while other homes use it under their own addresses: what a home
 // shows without memory of its own is then unspecified. A home gets those extents again that are mapped there,
-// where they are free. So in a steady order of homes there are no calls that map after a while.
+// where they are free, and else others, which it has missed least often so far. So in a steady order of homes
+// there are no calls that map after a while, where some assignment of extents to homes allows that.
 class DeviceFramePool {
  public:
   // Takes the memory, charged to the ledger as kParameter, as free frames are. extent_bytes is rounded up to
@@ -85,7 +87,14 @@ class DeviceFramePool {
   // it was placed for.
   void take_away(DeviceHome& home, std::span<CUstream_st* const> users);
 
+  // The addresses of the homes that have extents which are mapped under this one, too; some may be there
+  // twice.
+  std::vector<DeviceAddress> in_the_way(const DeviceHome& home) const;
+
   std::uint64_t maps() const;  // how many extents were mapped so far
+  // Is called before an extent is unmapped, and waits for whatever else must not go on meanwhile: kernels, of
+  // which nobody can tell from outside which addresses they use.
+  void before_unmapping(std::function<void()> wait);
 
  private:
   friend class DeviceHome;

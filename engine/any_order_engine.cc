@@ -94,6 +94,14 @@ void AnyOrderEngine::require_none_held(const char* what) const {
            core().name_of(held_.front().unit));
 }
 
+void AnyOrderEngine::use_stream(CUstream_st* stream) {
+  core().guarded([&](Core& c) {
+    if (!c.gpu)
+      refuse(ErrorCode::kState, "a stream is given to an engine that computes on the CPU; leave it out");
+    c.gpu->set_client(stream);
+  });
+}
+
 // ---- the step ----
 
 void AnyOrderEngine::begin_step(const StepSettings& settings) {
@@ -245,11 +253,11 @@ void AnyOrderEngine::let_go(HeldIterator at) {
 void AnyOrderEngine::take_edited(UnitId unit) {
   Core& c = core();
   const HoldingId values = c.parameters[unit];
+  c.pager.conceal(values, true);  // nobody writes them any more
   if (c.states.has_master(unit)) {
     c.settle();  // masters are streamed through the staging slots
     take_masters(c.streams(unit), unit, {c.pager.data(values), layout().dtype(unit)});
   }
-  c.pager.conceal(values, true);
 }
 
 // Every rank has the whole unit until its edit ends, and takes its own shard of it when all have ended
@@ -319,6 +327,9 @@ void AnyOrderEngine::release_touched() {
 void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
   Core& c = core();
   if (left_) refuse(ErrorCode::kState, "the parameters have left the engine already; destroy it");
+  if (c.gpu)
+    refuse(ErrorCode::kState,
+           "parameters in a GPU's memory cannot leave their engine yet; save them instead");
   const auto go = [&] {
     left_ = true;
     c.failure = "its parameters have left it";
@@ -350,6 +361,8 @@ void AnyOrderEngine::check_replan(const Plan& next) const {
              next.extent_bytes == c.plan.extent_bytes && next.stages() == c.plan.stages() &&
              next.units.size() == c.plan.units.size(),
          "the plan was made for another engine");
+  if (c.gpu)
+    refuse(ErrorCode::kState, "an engine that computes on a GPU keeps its plan; make another engine");
   if (in_step())
     refuse(ErrorCode::kState, "the plan is changed in the middle of a step; finish or abandon the step");
   require_none_held("the plan is changed");

@@ -80,6 +80,11 @@ class AnyOrderEngine final : public Engine {
   bool left() const { return left_; }
   std::optional<UnitId> unit_at(const std::byte* address) const;  // the unit in whose home it lies
 
+  // Where a GPU computes: the stream on which the client queues what it does with parameters and gradients
+  // from now on; it outlives the engine. The GPU begins that when a unit is there, and goes on with the unit
+  // when it has done what was queued before release(): the client's thread waits for neither.
+  void use_stream(CUstream_st* stream);
+
   void begin_step(const StepSettings& settings);
   // The unit is held until it is released as often as it was acquired.
   void acquire(UnitId unit, Hold hold);

@@ -23,6 +23,10 @@ Ground::Ground(const Planned& planned, const Means& means, const Options& option
   if (options.timeline_parts > 0) ledger_.record(options.timeline_parts, options.origin);
   ledger_.set_budget(Tier::kHost, planned.budget.memory);
   if (!planned.disk.empty()) ledger_.set_budget(Tier::kDisk, planned.budget.disk);
+  if (planned.budget.device > 0) {
+    ledger_.set_budget(Tier::kDevice, planned.budget.device);
+    device_base_ = allocator::Charge(ledger_, Tier::kDevice, Purpose::kBase, planned.budget.device_base);
+  }
   base_ = allocator::Charge(ledger_, Tier::kHost, Purpose::kBase,
                             planned.budget.base - planned.checkpoint_buffers);
   // Libraries allocate this themselves; the charge reserves it in the budget.

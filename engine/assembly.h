@@ -39,6 +39,7 @@ class Ground {
     const optim::Optimizer& optimizer;
     kernels::F32Products* products = nullptr;    // REQUIRES: not null where the optimizer has products
     comm::Communicator* communicator = nullptr;  // see Resources
+    Device* device = nullptr;                    // see Resources
   };
   struct Options {
     std::size_t trace_events = 0;    // the most events that the trace keeps; 0: there is no trace
@@ -54,7 +55,8 @@ class Ground {
 
  protected:
   Resources resources() {
-    return {means_.threads, ledger_, disk_.get(), trace(), means_.products, means_.communicator};
+    return {means_.threads,      ledger_,      disk_.get(), trace(), means_.products,
+            means_.communicator, means_.device};
   }
   // `change` applies a plan to the engine.
   void replan(Planned& planned, std::uint64_t base, const std::function<void(const Plan&)>& change);
@@ -63,7 +65,7 @@ class Ground {
   Means means_;
   // The members are destroyed in the opposite order.
   allocator::Ledger ledger_;
-  allocator::Charge base_, hidden_;
+  allocator::Charge base_, hidden_, device_base_;
   std::optional<Trace> trace_;
   std::unique_ptr<offload::RecordStore> disk_;
 };

@@ -5,7 +5,9 @@
 #include <iterator>
 #include <limits>
 
+#include "core/bytes.h"
 #include "core/json.h"
+#include "engine/step/device_executor.h"
 
 namespace sluice::engine {
 
@@ -39,7 +41,7 @@ std::vector<std::optional<std::size_t>> Core::gradient_shard_sizes(const Profile
 
 Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
            const Resources& the_resources)
-    : resources(the_resources),
+    : resources(checked(profile, the_plan, the_resources)),
       optimizer(the_optimizer),
       plan(the_plan),
       layout(profile.units),
@@ -48,31 +50,42 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
                 : std::optional<Ranks>(std::in_place, *resources.communicator, layout, optimizer,
                                        plan.partitions_state())),
       waits(resources.trace),
+      gpu(plan.compute() == allocator::Tier::kDevice
+              ? std::optional<DeviceWork>(std::in_place, *resources.device)
+              : std::nullopt),
+      host_records(gpu ? std::optional<HostRecords>(std::in_place, resources.ledger, *gpu) : std::nullopt),
+      gpu_disk(gpu && resources.disk != nullptr
+                   ? std::optional<DeviceDisk>(std::in_place, resources.ledger, *gpu, *resources.disk)
+                   : std::nullopt),
       parameter_shards(ranks && plan.partitions_any(Part::kParameters)
                            ? std::optional<ParameterShards>(std::in_place, layout, plan, *ranks)
                            : std::nullopt),
       gradient_shards(gradient_shard_sizes(profile)),
-      backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr)),
-      pager(resources.ledger, *backings, waits),
-      gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager),
+      backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr,
+                             host_records ? &*host_records : nullptr, gpu_disk ? &*gpu_disk : nullptr)),
+      pager(resources.ledger, *backings, waits, work()),
+      gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager, work()),
       states(layout,
              StateFormat(layout, optimizer, plan.chunk_elements,
                          Shards::of(plan.ranks.rank, plan.ranks.size, plan.partitions_state())),
-             state_tiers(plan), *backings),
+             state_tiers(plan), *backings, work()),
       wholes(layout, optimizer),
       sums_of_ranks(ranks && ranks->any_partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
                                                       : std::nullopt),
-      executor(make_turn_executor(layout, optimizer, states.format(), wholes,
-                                  {resources.threads, resources.products, resources.trace,
-                                   sums_of_ranks ? &*sums_of_ranks : nullptr})),
-      updates(layout, optimizer, states, *executor, plan.serving_pieces > 0),
+      executor(gpu ? make_device_executor(layout, optimizer, states.format(), *gpu, resources.threads)
+                   : make_turn_executor(layout, optimizer, states.format(), wholes,
+                                        {resources.threads, resources.products, resources.trace,
+                                         sums_of_ranks ? &*sums_of_ranks : nullptr})),
+      updates(layout, optimizer, states, *executor, plan.serving_pieces > 0, work()),
+      host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
              profile.any_order && ranks && ranks->any_partitioned()}),
       has_values(layout.units().size()),
       applied(layout.parameters()) {
-  const bool exposed = profile.any_order;  // the client may touch parameters at any time
+  // The client may touch parameters at any time, unless they are on a GPU.
+  const bool exposed = profile.any_order && !gpu;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(pager.define(
         {"parameters of " + name_of(unit), layout.unit_bytes(unit), allocator::Purpose::kParameter,
@@ -82,7 +95,8 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
     for (int use = 0; use < gradients.uses(unit); ++use)
       for (const HoldingId holding : gradients.holdings(unit, use)) pager.follow(holding, parameters[unit]);
   if (parameter_shards) parameter_shards->define(*backings);
-  if (plan.uses_disk()) backings->allocate();
+  if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
+  if (plan.uses_disk() || gpu) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
@@ -91,8 +105,39 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
   executor->start(resources.ledger);
   updates.set_slots(resources.ledger, plan.staging_slots);
+  if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
   pager.on_stall([this] { return queue.finish_some(); });
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
+}
+
+Core::~Core() {
+  if (gpu) gpu->finish();
+}
+
+const Resources& Core::checked(const Profile& profile, const Plan& plan, const Resources& resources) {
+  if (plan.compute() != allocator::Tier::kDevice) return resources;
+  if (resources.device == nullptr)
+    fail(ErrorCode::kInvalidArgument, "the plan computes on a GPU, and the engine was given none");
+  const std::uint64_t needed =
+      plan.device_bytes - plan.bytes[static_cast<std::size_t>(allocator::Tier::kDevice)]
+                                    [static_cast<std::size_t>(allocator::Purpose::kBase)];
+  if (needed > resources.device->free_memory())
+    fail(ErrorCode::kBudget,
+         "the plan takes {} of the memory of {}, of which {} are free; end what else uses it, or give less "
+         "device memory",
+         format_size(needed), resources.device->info().name, format_size(resources.device->free_memory()));
+  ensure(resources.device->info().extent_bytes == kHugePage, "{} maps memory in pieces of {}",
+         resources.device->info().name, resources.device->info().extent_bytes);
+  if (!profile.any_order || resources.communicator != nullptr || plan.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "a GPU is asked for, and it is used by one rank alone, not reproducibly, and by a client that "
+         "acquires units in any order; leave out device memory, or the rest");
+  for (const UnitSpec& unit : profile.units)
+    if (unit.parameters.front().continues())
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' spans several units, which a GPU does not have yet; make it one unit",
+           unit.parameters.front().name);
+  return resources;
 }
 
 ValueStreams Core::streams(UnitId unit) {
@@ -102,7 +147,8 @@ ValueStreams Core::streams(UnitId unit) {
        ++rank)
     formats_of_ranks_.emplace_back(layout, optimizer, plan.chunk_elements,
                                    Shards::of(rank, parts->size(), plan.partitions_state()));
-  return {layout, states, updates, resources, parts, &formats_of_ranks_};
+  return {
+      layout, states, updates, resources, parts, &formats_of_ranks_, host_staging ? &*host_staging : nullptr};
 }
 
 void Core::set_schedule(const std::vector<Access>& accesses) {

@@ -18,6 +18,10 @@
 #include "engine/step/update_pipeline.h"
 #include "engine/step/update_queue.h"
 #include "engine/store/backing.h"
+#include "engine/store/device_disk.h"
+#include "engine/store/device_work.h"
+#include "engine/store/host_records.h"
+#include "engine/store/host_staging.h"
 #include "engine/store/pager.h"
 #include "engine/store/parameter_shards.h"
 #include "engine/store/shard_memory.h"
@@ -38,6 +42,7 @@ std::string text_of(const StepSettings& settings);
 struct Core {
   Core(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
        const Resources& resources);
+  ~Core();
 
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
   UnitRange together(UnitId unit) const { return updated_together(layout, optimizer, unit); }
@@ -104,6 +109,9 @@ struct Core {
   Layout layout;
   std::optional<Ranks> ranks;  // nothing: the engine trains alone
   Waits waits;
+  std::optional<DeviceWork> gpu;                    // nothing: the CPU computes
+  std::optional<HostRecords> host_records;          // nothing: the CPU computes
+  std::optional<DeviceDisk> gpu_disk;               // nothing: the CPU computes, or there is no disk
   std::optional<ParameterShards> parameter_shards;  // nothing: every unit's parameters are whole here
   ShardMemory gradient_shards;                      // of final gradients that are not kept whole
   std::unique_ptr<Backings> backings;
@@ -114,7 +122,8 @@ struct Core {
   std::optional<SumsOfRanks> sums_of_ranks;  // nothing: this engine has all of every parameter
   std::unique_ptr<UpdateExecutor> executor;
   UpdatePipeline updates;
-  std::vector<HoldingId> parameters;  // by unit
+  std::optional<HostStaging> host_staging;  // nothing: the CPU computes
+  std::vector<HoldingId> parameters;        // by unit
   UpdateQueue queue;
 
   std::vector<bool> has_values;  // by unit
@@ -131,6 +140,8 @@ struct Core {
   void gather_wholes(UnitId unit);
   std::vector<StateFormat> formats_of_ranks_;  // made when rank 0 saves first
   static std::vector<allocator::Tier> state_tiers(const Plan& plan);
+  static const Resources& checked(const Profile& profile, const Plan& plan, const Resources& resources);
+  DeviceWork* work() { return gpu ? &*gpu : nullptr; }
   std::vector<std::optional<std::size_t>> gradient_shard_sizes(const Profile& profile) const;
   std::vector<optim::Hyperparameters> hyperparameters() const;
   UpdateQueue::Due due_of(UnitId unit);

@@ -10,6 +10,7 @@
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "comm/communicator.h"
+#include "core/device.h"
 #include "core/threads.h"
 #include "core/trace.h"
 #include "engine/layout.h"
@@ -93,6 +94,7 @@ struct Resources {
   // The ranks that train the model together, each with an engine of the same layout, and a plan
   // with the same stages. Null: this engine trains alone.
   comm::Communicator* communicator = nullptr;
+  Device* device = nullptr;  // REQUIRES: not null where the plan computes on a GPU
 };
 
 struct Core;

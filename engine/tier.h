@@ -3,8 +3,8 @@
 
 namespace sluice::engine {
 
-// The tier on which the model is computed: what lives there is always present. Where the CPU computes, this
-// is host memory.
-inline constexpr allocator::Tier kComputeTier = allocator::Tier::kHost;
+// The tier that an engine computes on where the CPU computes. What lives on the tier that is computed on is
+// always present; which one that is, a plan says (UnitPlan::compute).
+inline constexpr allocator::Tier kCpuTier = allocator::Tier::kHost;
 
 }  // namespace sluice::engine

@@ -7,8 +7,8 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
-sources=(kernels/cuda/reduce.cu optim/cuda/update.cu)
-headers=(optim/cuda/update.h optim/arithmetic-inl.h optim/factors.h optim/code_table.h optim/eight_bit.h kernels/cuda/reduce.h kernels/grid.h
+sources=(kernels/cuda/reduce.cu kernels/cuda/sum.cu optim/cuda/update.cu)
+headers=(optim/cuda/update.h optim/arithmetic-inl.h optim/factors.h optim/code_table.h optim/eight_bit.h kernels/cuda/reduce.h kernels/cuda/sum.h kernels/grid.h
   core/dtype.h core/random.h core/cuda/kernel.h scripts/kernels.sh)
 id=$(cat "${sources[@]}" "${headers[@]}" | sha256sum | cut -d' ' -f1)
 if [[ "${1:-}" == --id ]]; then

@@ -46,6 +46,7 @@ std::vector<bool> are_cut(const std::vector<std::size_t>& stages) {
 Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
     : profile_(profile),
       clip_(request.clip),
+      compute_(request.compute),
       ranks_(request.ranks),
       stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
                                      : request.stages),
@@ -204,7 +205,7 @@ void Placement::measure(UnitId unit) {
     sizes.metadata += RecordStore::metadata_bytes(bytes, RecordStore::kBlock);
   };
   take(parameters, parameter_bytes(unit));
-  if (packed && profile_.any_order)
+  if (packed && profile_.any_order && compute_ == kCpuTier)
     parameters.own = packed_exposed_bytes(std::exchange(parameters.shared, 0));
   for (int use = 0; use < uses_[unit]; ++use) {
     const std::size_t bytes = use_elements(layout_, unit, use) * sizeof(float);
@@ -270,6 +271,10 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
     footprint.shards[index(part)] +=
         times * ShardMemory::room(format_.shards().here(unit).size() * size_of(type));
   } else if (!gradient || plan.gradient_stored) {
+    if (plan.tier(part) == allocator::Tier::kHost) {
+      footprint.host[index(part)] += times * sizes.disk;
+      return;
+    }
     footprint.disk[index(part)] += times * sizes.disk;
     footprint.metadata += times * sizes.metadata;
   }
@@ -292,7 +297,7 @@ void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& foo
   if (part == Part::kParameters && plan.shard_on_disk)
     plan.shard_on_disk = false;
   else
-    plan.place(part, shard ? allocator::Tier::kRanks : kComputeTier);
+    plan.place(part, shard ? allocator::Tier::kRanks : plan.compute);
   if (shard) plan.gradient_stored = false;
   count(unit, part, plan, 1, footprint);
   footprint.streamed += streams(unit, plan) ? 1 : 0;

@@ -25,6 +25,7 @@ struct Footprint {
   // Bytes in memory: in huge pages of their own, and in pages shared with the same part of other units.
   std::array<std::uint64_t, kParts> own = {}, shared = {};
   std::array<std::uint64_t, kParts> disk = {};
+  std::array<std::uint64_t, kParts> host = {};    // in host memory, where a GPU computes
   std::array<std::uint64_t, kParts> shards = {};  // in memory, this rank's shards of what is partitioned
   std::uint64_t metadata = 0;                     // bytes in memory that describe what is on disk
   std::size_t streamed = 0;                       // how many units have something that passes through staging
@@ -148,6 +149,7 @@ class Placement {
   static constexpr std::size_t kUnitsRelayed = 4;  // at a time
   const Profile& profile_;
   bool clip_;
+  allocator::Tier compute_;
   RankOf ranks_;
   std::vector<std::size_t> stages_;  // by unit
   Layout layout_;

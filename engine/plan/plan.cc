@@ -144,8 +144,8 @@ class Planner {
       units[unit].stage = placement_.stage(unit);
       const bool small = is_packed(placement_.parameter_bytes(unit));
       const auto place = [&](Part part, std::size_t bytes) {
-        const Tier chosen = resident || small ? kComputeTier : Tier::kDisk;
-        units[unit].place(part, bytes == 0 ? kComputeTier : request_.place(part).value_or(chosen));
+        const Tier chosen = resident || small ? kCpuTier : Tier::kDisk;
+        units[unit].place(part, bytes == 0 ? kCpuTier : request_.place(part).value_or(chosen));
       };
       place(Part::kParameters, placement_.parameter_bytes(unit));
       if (placement_.partitions_parameters(unit)) {

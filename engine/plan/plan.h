@@ -21,6 +21,9 @@ struct Budget {
   std::uint64_t memory = 0;  // for the whole process
   std::uint64_t disk = 0;    // for swap; 0: no disk tier
   std::uint64_t base = 0;    // what the process holds before the engine takes anything, with the reserve
+  std::uint64_t device = 0;  // for a GPU's memory, which is then computed on; 0: the CPU computes
+  // The part of it that the engine leaves to others: what CUDA's context and modules take, and the client.
+  std::uint64_t device_base = 0;
 };
 
 // The parts of a unit, each of which has a tier of its own.
@@ -28,7 +31,8 @@ enum class Part : std::uint8_t { kParameters, kGradient, kState };
 inline constexpr std::size_t kParts = 3;
 constexpr std::size_t index(Part part) { return static_cast<std::size_t>(part); }
 
-// Users write a tier as a place: "memory" is kComputeTier. Throws Error(kInvalidArgument) for other words.
+// Users write a tier as a place: "memory" is the host's, and "device" a GPU's. Throws Error(kInvalidArgument)
+// for other words.
 allocator::Tier tier_of_place(std::string_view place);
 std::string_view place_of(allocator::Tier tier);
 
@@ -72,11 +76,13 @@ struct PlanRequest {
   const std::optional<allocator::Tier>& place(Part part) const { return places[index(part)]; }
   bool flags = false;  // a refusal names the program's flags; else the members of the C ABI's options
   bool trains = true;  // a refusal also says what helps in training
+  // The tier that is computed on: make_plan() sets it by the budget.
+  allocator::Tier compute = kCpuTier;
 };
 
 struct UnitPlan {
   // The tier of each part while it is not needed; the gradient's is from its backward pass until its update.
-  std::array<allocator::Tier, kParts> tiers = {kComputeTier, kComputeTier, kComputeTier};
+  std::array<allocator::Tier, kParts> tiers = {kCpuTier, kCpuTier, kCpuTier};
   // False: the gradient is not stored by the pager. It is under frames from its one use until its update,
   // which follows at once; or, on the tier kRanks, until it is final, and then this rank's shard of it is
   // kept in memory. It is not resident.
@@ -85,12 +91,13 @@ struct UnitPlan {
   bool gradient_in_shards = false;
   // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory.
   bool shard_on_disk = false;
-  std::size_t choice = 0;  // an index into UnitProfile::choices
-  std::size_t stage = 0;   // see PlanRequest
+  std::size_t choice = 0;              // an index into UnitProfile::choices
+  std::size_t stage = 0;               // see PlanRequest
+  allocator::Tier compute = kCpuTier;  // the tier that is computed on, which all units of a plan share
 
   allocator::Tier tier(Part part) const { return tiers[index(part)]; }
   void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
-  bool resident(Part part) const { return tier(part) == kComputeTier; }
+  bool resident(Part part) const { return tier(part) == compute; }
   bool operator==(const UnitPlan&) const = default;
 };
 
@@ -118,6 +125,8 @@ struct Plan {
   // Predictions.
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
+  std::uint64_t device_bytes = 0;                             // of a GPU's memory
+  std::uint64_t step_bytes_in = 0, step_bytes_out = 0;        // to a GPU, and from it
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
   // Where ranks that fetch a shard of parameters on disk come so far apart that each reads it.
   std::uint64_t step_bytes_read_apart = 0;
@@ -135,6 +144,8 @@ struct Plan {
   std::optional<std::size_t> one_stage() const;  // that of all units; nothing where they differ
   std::vector<bool> partitions_state() const;    // by unit: whether each rank has a shard of its state
   bool partitions_any(Part part) const;          // whether ranks have shards of that part of any unit
+  // The tier that is computed on. REQUIRES: it has units.
+  allocator::Tier compute() const { return units.front().compute; }
 };
 
 // Makes the plan that is fastest at these rates among those that fit. It is a pure function. Throws

@@ -100,29 +100,37 @@ bool Plan::partitions_any(Part part) const {
 }
 
 Tier tier_of_place(std::string_view place) {
-  for (const Tier tier : {kComputeTier, Tier::kDisk})
+  for (const Tier tier : {Tier::kHost, Tier::kDisk, Tier::kDevice})
     if (place == place_of(tier)) return tier;
   fail(ErrorCode::kInvalidArgument,
-       "'{}' is not a place for parameters, gradients or state; use memory or disk", place);
+       "'{}' is not a place for parameters, gradients or state; use memory or disk, or device where a GPU "
+       "computes",
+       place);
 }
 
-std::string_view place_of(Tier tier) { return tier == kComputeTier ? "memory" : name_of(tier); }
+std::string_view place_of(Tier tier) { return tier == Tier::kHost ? "memory" : name_of(tier); }
 
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget) {
-  std::string text = fmt::format("{:<18}{:>14}{:>14}\n", "", "memory", "disk");
+  const bool on_gpu = plan.compute() == Tier::kDevice;
+  const auto row = [&](std::string_view name, std::string_view device, std::string_view memory,
+                       std::string_view disk) {
+    return fmt::format("{:<18}{}{:>14}{:>14}\n", name, on_gpu ? fmt::format("{:>14}", device) : "", memory,
+                       disk);
+  };
+  std::string text = row("", "device", "memory", "disk");
   for (std::size_t p = 0; p < kPurposes; ++p) {
-    const auto host = plan.bytes[static_cast<std::size_t>(Tier::kHost)][p];
-    const auto disk = plan.bytes[static_cast<std::size_t>(Tier::kDisk)][p];
-    if (host + disk > 0)
-      text += fmt::format("{:<18}{:>14}{:>14}\n", name_of(static_cast<Purpose>(p)), cell(host), cell(disk));
+    const auto of = [&](Tier tier) { return plan.bytes[static_cast<std::size_t>(tier)][p]; };
+    const auto device = of(Tier::kDevice), host = of(Tier::kHost), disk = of(Tier::kDisk);
+    if (device + host + disk > 0)
+      text += row(name_of(static_cast<Purpose>(p)), cell(device), cell(host), cell(disk));
   }
-  text += fmt::format("{:<18}{:>14}{:>14}\n", "predicted peak", format_size(plan.peak_memory),
-                      cell(plan.disk_bytes));
-  text += fmt::format("{:<18}{:>14}{:>14}\n\n", "budget", format_size(budget.memory), cell(budget.disk));
+  text +=
+      row("predicted peak", cell(plan.device_bytes), format_size(plan.peak_memory), cell(plan.disk_bytes));
+  text += row("budget", cell(budget.device), format_size(budget.memory), cell(budget.disk)) + "\n";
   const std::size_t units = plan.units.size();
-  text += fmt::format("in memory         parameters of {}/{} units, gradients of {}, optimizer state of {}\n",
-                      count_resident(plan, Part::kParameters), units, count_resident(plan, Part::kGradient),
-                      count_resident(plan, Part::kState));
+  text += fmt::format("{:<18}parameters of {}/{} units, gradients of {}, optimizer state of {}\n",
+                      on_gpu ? "on the GPU" : "in memory", count_resident(plan, Part::kParameters), units,
+                      count_resident(plan, Part::kGradient), count_resident(plan, Part::kState));
   const auto at_once = [](const UnitPlan& unit) { return !unit.gradient_stored && !unit.gradient_in_shards; };
   if (const std::size_t applied = count(plan, at_once); applied > 0)
     text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", applied, units);
@@ -132,13 +140,16 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("recomputed        {}\n", common_choice(plan, profile).name);
   text += fmt::format("micro-batches     {} of {} tokens, {} at a time through a unit\n",
                       profile.micro_batches, profile.tokens, plan.group);
-  if (plan.uses_disk())
-    text += fmt::format("ahead             {} accesses, {} staging slots of {} elements\n", plan.prefetch,
+  if (plan.uses_disk() || (on_gpu && plan.staging_slots > 0))
+    text += fmt::format("ahead  {} accesses, {} staging slots of {} elements\n", plan.prefetch,
                         plan.staging_slots, plan.chunk_elements);
   if (!profile.native_products)
     text += fmt::format(
         "products          {}: operands are widened to f32 for each product\n",
         has_f16(profile) ? "the matrix library has none of f16" : "this CPU has no bf16 instructions");
+  if (on_gpu)
+    return text + fmt::format("moved per step    {} to the GPU, {} from it\n",
+                              format_size(plan.step_bytes_in), format_size(plan.step_bytes_out));
   const std::string apart =
       plan.step_bytes_read_apart == plan.step_bytes_read
           ? ""
@@ -170,7 +181,9 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
 
 Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   Json tiers;
-  for (const Tier tier : allocator::kTiersOfCpu)
+  const bool on_gpu = plan.compute() == Tier::kDevice;
+  for (const Tier tier : on_gpu ? std::vector{Tier::kDevice, Tier::kHost, Tier::kDisk}
+                                : std::vector(allocator::kTiersOfCpu.begin(), allocator::kTiersOfCpu.end()))
     for (std::size_t p = 0; p < kPurposes; ++p)
       tiers[std::string(name_of(tier))][std::string(name_of(static_cast<Purpose>(p)))] =
           plan.bytes[static_cast<std::size_t>(tier)][p];
@@ -189,7 +202,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                      {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
     if (plan.ranks.size > 1) units.back()["stage"] = plan.units[u].stage;
     if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
-      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : kComputeTier);
+      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : plan.units[u].compute);
   }
   Json json = {{"dtype", common_dtype(profile)},
                {"bytes", tiers},
@@ -223,6 +236,10 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                  {"bound", plan.bound()}}},
                {"units", units}};
   if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
+  if (!on_gpu) return json;
+  json["device"] = plan.device_bytes;
+  json["budget"]["device"] = budget.device;
+  json["step"] = {{"bytes_in", plan.step_bytes_in}, {"bytes_out", plan.step_bytes_out}};
   return json;
 }
 

@@ -10,6 +10,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/kind.h"
+#include "engine/plan/device_plan.h"
 #include "engine/plan/placement.h"
 
 namespace sluice::engine {
@@ -201,6 +202,7 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
   if (request.stage && *request.stage > kMostStage)
     fail(ErrorCode::kInvalidArgument, "stage {} is asked for; there are stages 0 to {}", *request.stage,
          kMostStage);
+  if (budget.device > 0) return make_device_plan(profile, optimizer, budget, request, rates);
   PlanRequest at = request;
   if (request.ranks.size == 1) at.stage = 0;
   const bool is_given = at.stage || !at.stages.empty();

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -17,8 +18,12 @@ constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
 }
 
 Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks,
-                     Pager& pager)
-    : layout_(layout), pager_(pager), waiting_bytes_(plan.sums_bytes), known_(layout.parameters()) {
+                     Pager& pager, DeviceWork* gpu)
+    : layout_(layout),
+      pager_(pager),
+      waiting_bytes_(plan.sums_bytes),
+      known_(layout.parameters()),
+      on_gpu_(gpu == nullptr ? nullptr : std::make_unique<DeviceGradients>(layout, *gpu)) {
   const std::vector<int> uses = gradient_uses(profile);
   const std::vector<std::size_t> sums = gradient_buffers(
       profile, MicroBatchSums(plan.reproducible, plan.ranks, profile.micro_batches), plan.group);
@@ -75,16 +80,31 @@ void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient
   const std::size_t n = layout_.location(parameter).elements;
   float* const sum = data(parameter, 0);
   Known& known = known_[parameter];
+  if (on_gpu_) {
+    on_gpu_->add(parameter, sum, gradient, known.there, static_cast<float>(known.there ? known.factor : 1));
+    known = {true, {}, 1, true};
+    return;
+  }
   if (known.there && known.factor != 1)
     kernels::scale(threads, n, static_cast<float>(known.factor), {sum, Dtype::kF32});
   known = {true,
            kernels::store_summing_squares(threads, layout_.spec(parameter).span_first, n, gradient,
                                           known.there, sum),
-           1};
+           1, false};
+}
+
+const Gradients::Known& Gradients::known(ParameterId parameter) const {
+  if (!known_[parameter].squares_on_gpu) return known_[parameter];
+  on_gpu_->fetch_squares();
+  for (ParameterId p = 0; p < known_.size(); ++p)
+    if (std::exchange(known_[p].squares_on_gpu, false)) known_[p].squares = on_gpu_->squares(p);
+  return known_[parameter];
 }
 
 void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
   const std::size_t n = layout_.location(parameter).elements;
+  if (on_gpu_)
+    return on_gpu_->read(parameter, data(parameter, 0), static_cast<float>(known_[parameter].factor), out);
   kernels::convert(threads, n, {data(parameter, 0), Dtype::kF32}, out);
   const auto factor = static_cast<float>(known_[parameter].factor);
   if (factor != 1) kernels::scale(threads, n, factor, out);
@@ -107,7 +127,7 @@ void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const vo
   const std::size_t from = std::clamp(elements.begin, location.offset, location.offset + location.elements);
   const std::size_t to = std::clamp(elements.end, from, location.offset + location.elements);
   const std::size_t first = layout_.spec(parameter).span_first + from - location.offset;
-  known_[parameter] = {true, {kernels::PartialSum(first / kernels::kGridBlock), true}, 1};
+  known_[parameter] = {true, {kernels::PartialSum(first / kernels::kGridBlock), true}, 1, false};
   if (from < to)
     known_[parameter].squares = kernels::sum_of_squares(
         threads, first, to - from, ConstArray{base, final_type(location.unit)}.at(from - elements.begin));
@@ -119,7 +139,7 @@ std::string Gradients::squares(std::span<const ParameterId> parameters) const {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
   };
   for (const ParameterId p : parameters) {
-    const Known& known = known_[p];
+    const Known& known = this->known(p);
     put(known.squares.finite);
     put(known.squares.sum.first());
     const std::vector<kernels::PartialSum::Node> nodes = known.squares.sum.nodes();
@@ -159,14 +179,14 @@ void Gradients::take_squares(std::span<const ParameterId> parameters,
 }
 
 double Gradients::norm(ParameterId parameter) const {
-  const Known& known = known_[parameter];
+  const Known& known = this->known(parameter);
   if (!known.squares.finite) return std::numeric_limits<double>::infinity();
   return std::sqrt(known.squares.sum.total()) * std::abs(known.factor);
 }
 
 std::optional<ParameterId> Gradients::not_finite(UnitId unit) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    if (has(p) && (!known_[p].squares.finite || !std::isfinite(known_[p].factor))) return p;
+    if (has(p) && (!known(p).squares.finite || !std::isfinite(known_[p].factor))) return p;
   return std::nullopt;
 }
 
@@ -185,7 +205,7 @@ bool Gradients::any(UnitId unit) const {
 double Gradients::norm() const {
   double sum = 0;
   for (ParameterId p = 0; p < known_.size();) {
-    kernels::PartialSum squares = known_[p].squares.sum;
+    kernels::PartialSum squares = known(p).squares.sum;
     const double factor = known_[p].factor;
     // Adds what the parameter has in the next units, where these have a gradient, too.
     for (++p; p < known_.size() && layout_.spec(p).continues() && known_[p].factor == factor &&

@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "engine/plan/plan.h"
 #include "engine/ranks.h"
 #include "engine/shards.h"
+#include "engine/step/device_gradients.h"
 #include "engine/store/pager.h"
 #include "kernels/reduce.h"
 
@@ -27,12 +29,15 @@ namespace sluice::engine {
 // Thread rule: one thread.
 class Gradients {
  public:
-  // ranks: null for an engine that trains alone.
-  Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks, Pager& pager);
+  // ranks: null for an engine that trains alone. gpu: null where the CPU computes; else arrays that are added
+  // or read are in its memory, and used on the client's stream.
+  Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks, Pager& pager,
+            DeviceWork* gpu = nullptr);
 
   // Takes the memory for gradients that wait to be added within an access (Plan::sums_bytes).
   void start(allocator::Ledger& ledger) {
     waiting_ = {ledger, allocator::Purpose::kGradient, waiting_bytes_};
+    if (on_gpu_) on_gpu_->start(ledger);
   }
   int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
   HoldingId holding(UnitId unit, int use) const { return holdings(unit, use).front(); }
@@ -61,7 +66,7 @@ class Gradients {
   // None of these needs the buffer.
   bool has(ParameterId parameter) const { return known_[parameter].there; }
   // States that the parameter has a gradient, of which nothing else is known yet.
-  void begin(ParameterId parameter) { known_[parameter] = {true, {}, 1}; }
+  void begin(ParameterId parameter) { known_[parameter] = {true, {}, 1, false}; }
   bool any(UnitId unit) const;  // whether any of its parameters has a gradient
   void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
   double factor(ParameterId parameter) const { return known_[parameter].factor; }
@@ -91,15 +96,19 @@ class Gradients {
     bool there = false;
     kernels::SquareSum squares;  // of the elements, without the factor
     double factor = 1;
+    bool squares_on_gpu = false;  // they are still to be fetched from there
   };
+  // Waits where squares are still on the GPU.
+  const Known& known(ParameterId parameter) const;
 
   const Layout& layout_;
   Pager& pager_;
   std::size_t waiting_bytes_;
   allocator::Region waiting_;
   std::vector<std::vector<Buffer>> units_;
-  std::vector<Dtype> final_types_;  // by unit
-  std::vector<Known> known_;        // by parameter
+  std::vector<Dtype> final_types_;           // by unit
+  mutable std::vector<Known> known_;         // by parameter
+  std::unique_ptr<DeviceGradients> on_gpu_;  // null: the CPU computes
 };
 
 }  // namespace sluice::engine

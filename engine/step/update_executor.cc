@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/kind.h"
+#include "engine/step/update_spans.h"
 
 namespace sluice::engine {
 namespace {
@@ -13,7 +14,12 @@ class TurnExecutor final : public UpdateExecutor {
  public:
   TurnExecutor(const Layout& layout, const optim::Optimizer& optimizer, const StateFormat& format,
                const WholeStore& wholes, const ExecutorTools& tools)
-      : layout_(layout), optimizer_(optimizer), format_(format), wholes_(wholes), tools_(tools) {}
+      : layout_(layout),
+        optimizer_(optimizer),
+        format_(format),
+        wholes_(wholes),
+        tools_(tools),
+        spans_(layout, format) {}
 
   void start(allocator::Ledger& ledger) override {
     rounds_memory_ =
@@ -42,15 +48,13 @@ class TurnExecutor final : public UpdateExecutor {
   void work_on_parameter(const ChunkWork& work, ParameterId parameter, const optim::Whole& whole);
   void combine(const ChunkWork& work, const std::vector<optim::Whole>& wholes);
   std::vector<optim::Whole> wholes_of(const Bucket& bucket) const;
-  bool is_updated(const Update& update, ParameterId parameter) const;
-  optim::Hyperparameters hyperparameters_of(const Update& update, ParameterId parameter) const;
-  optim::Span span_of(const ChunkWork& work, const Slice& slice) const;
 
   const Layout& layout_;
   const optim::Optimizer& optimizer_;
   const StateFormat& format_;
   const WholeStore& wholes_;
   ExecutorTools tools_;
+  UpdateSpans spans_;
   allocator::Region rounds_memory_;
   double seconds_ = 0;
 };
@@ -59,7 +63,7 @@ void TurnExecutor::compute(const ChunkWork& work) {
   const std::vector<optim::Whole> wholes = wholes_of(work.bucket);
   if (work.begins_round) begin_round(work, wholes);
   for (ParameterId p = work.bucket.first; work.chunk && p < work.bucket.end; ++p)
-    if (is_updated(work.update, p)) work_on_parameter(work, p, wholes[p - work.bucket.first]);
+    if (spans_.is_updated(work.update, p)) work_on_parameter(work, p, wholes[p - work.bucket.first]);
   if (work.ends_round && !work.applies()) combine(work, wholes);
 }
 
@@ -78,9 +82,9 @@ void TurnExecutor::work_on_parameter(const ChunkWork& work, ParameterId paramete
                                      const optim::Whole& whole) {
   const Slice slice = format_.shards().slice(parameter, *work.chunk);
   if (slice.count == 0) return;
-  optim::Span span = span_of(work, slice);
+  optim::Span span = spans_.span_of(work, slice);
   span.whole = whole;
-  const optim::Hyperparameters hyperparameters = hyperparameters_of(work.update, parameter);
+  const optim::Hyperparameters hyperparameters = spans_.hyperparameters_of(work.update, parameter);
   if (work.applies())
     optimizer_.apply(tools_.threads, hyperparameters, span);
   else if (optimizer_.has_rounds(whole.kind))
@@ -90,9 +94,9 @@ void TurnExecutor::work_on_parameter(const ChunkWork& work, ParameterId paramete
 void TurnExecutor::combine(const ChunkWork& work, const std::vector<optim::Whole>& wholes) {
   for (ParameterId p = work.bucket.first; p < work.bucket.end; ++p) {
     const optim::Whole& whole = wholes[p - work.bucket.first];
-    if (!is_updated(work.update, p) || !optimizer_.has_rounds(whole.kind)) continue;
+    if (!spans_.is_updated(work.update, p) || !optimizer_.has_rounds(whole.kind)) continue;
     if (tools_.others != nullptr) tools_.others->add(work.update.unit, optimizer_.sums(work.round, whole));
-    optimizer_.combine(tools_.threads, tools_.products, work.round, hyperparameters_of(work.update, p),
+    optimizer_.combine(tools_.threads, tools_.products, work.round, spans_.hyperparameters_of(work.update, p),
                        whole);
   }
 }
@@ -107,41 +111,6 @@ std::vector<optim::Whole> TurnExecutor::wholes_of(const Bucket& bucket) const {
     scratch += scratch_bytes(optimizer_, kind);
   }
   return wholes;
-}
-
-bool TurnExecutor::is_updated(const Update& update, ParameterId parameter) const {
-  return update.parameter_updates[parameter - layout_.first_parameter(update.unit)].step > 0;
-}
-
-optim::Hyperparameters TurnExecutor::hyperparameters_of(const Update& update, ParameterId parameter) const {
-  const ParameterUpdate& own = update.parameter_updates[parameter - layout_.first_parameter(update.unit)];
-  optim::Hyperparameters hyperparameters = update.groups[layout_.spec(parameter).group];
-  hyperparameters.step = own.step;
-  hyperparameters.gradient_factor *= own.gradient_factor;
-  return hyperparameters;
-}
-
-optim::Span TurnExecutor::span_of(const ChunkWork& work, const Slice& slice) const {
-  const UnitId unit = work.update.unit;
-  const auto part = [&](std::size_t array) {
-    if (!format_.has(array, slice.parameter)) return optim::StatePart{};
-    return format_.part(work.state, unit, *work.chunk, array, slice.in_chunk);
-  };
-  optim::Span span;
-  span.count = slice.count;
-  span.first_index = layout_.spec(slice.parameter).span_first + slice.first;
-  span.parameter_index = layout_.logical_index(slice.parameter);
-  Array values = work.parameters;
-  if (values.data != nullptr)
-    values = values.at(layout_.location(slice.parameter).offset + slice.first - work.first_parameter);
-  if (values.type != Dtype::kF32) span.parameter = values;
-  if (format_.has_master(unit))
-    span.master = part(0).values.f32();
-  else if (values.type == Dtype::kF32)
-    span.master = values.f32();
-  span.gradient = work.gradient.at(slice.in_chunk);
-  for (std::size_t a = format_.masters(); a < format_.arrays(); ++a) span.state.push_back(part(a));
-  return span;
 }
 
 }  // namespace

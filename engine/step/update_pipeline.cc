@@ -13,13 +13,14 @@
 namespace sluice::engine {
 
 UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                               UpdateExecutor& executor, bool streams_parameters)
+                               UpdateExecutor& executor, bool streams_parameters, DeviceWork* gpu)
     : layout_(layout),
       optimizer_(optimizer),
       states_(states),
       executor_(executor),
       rounds_(optimizer.rounds()),
-      streams_parameters_(streams_parameters) {}
+      streams_parameters_(streams_parameters),
+      gpu_(gpu) {}
 
 UpdatePipeline::~UpdatePipeline() {
   std::unique_lock lock(mutex_);
@@ -27,6 +28,7 @@ UpdatePipeline::~UpdatePipeline() {
       // No further read begins after an error.
       std::make_exception_ptr(Error(ErrorCode::kState, "the engine is closed"));
   changed_.wait(lock, [&] { return under_way_ == 0; });
+  if (gpu_ != nullptr) gpu_->finish();
 }
 
 // Parameters come last, of any type that the model has.
@@ -47,7 +49,8 @@ void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
   slots_.clear();
   staging_ = {};  // the old memory is given back before the new is taken
   const std::size_t bytes = slot_bytes(states_.format(), layout_, streams_parameters_);
-  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
+  staging_ = ComputeRegion(ledger, gpu_, allocator::Purpose::kStaging, slots * bytes);
+  if (gpu_ != nullptr && slots > 0) gpu_->add({staging_.data(), slots * bytes}, bytes);
   slots_.resize(own_slots_ = slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
 }

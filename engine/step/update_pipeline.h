@@ -16,6 +16,7 @@
 #include "engine/layout.h"
 #include "engine/step/buckets.h"
 #include "engine/step/update_executor.h"
+#include "engine/store/compute_region.h"
 #include "engine/store/state_store.h"
 #include "optim/optimizer.h"
 
@@ -32,9 +33,10 @@ namespace sluice::engine {
 // functions.
 class UpdatePipeline {
  public:
-  // All arguments outlive it. streams_parameters: see set_slots().
+  // All arguments outlive it. streams_parameters: see set_slots().  gpu: null where the CPU computes; else
+  // slots are in the GPU's memory.
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                 UpdateExecutor& executor, bool streams_parameters = false);
+                 UpdateExecutor& executor, bool streams_parameters = false, DeviceWork* gpu = nullptr);
   ~UpdatePipeline();  // waits for transfers
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
@@ -160,7 +162,8 @@ class UpdatePipeline {
   UpdateExecutor& executor_;
   const int rounds_;
   bool streams_parameters_;
-  allocator::Region staging_;
+  DeviceWork* const gpu_;
+  ComputeRegion staging_;
   std::size_t own_slots_ = 0;  // the first slots are the pipeline's own
 
   // mutex_ guards what follows, which the I/O threads use, too.

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/store/device_disk.h"
+#include "engine/store/host_records.h"
 #include "engine/store/parameter_shards.h"
 
 namespace sluice::engine {
@@ -35,9 +37,13 @@ class DiskRecord final : public Backing {
 
 class BackingsOfAnEngine final : public Backings {
  public:
-  BackingsOfAnEngine(offload::RecordStore* disk, ParameterShards* shards) : disk_(disk), shards_(shards) {}
+  BackingsOfAnEngine(offload::RecordStore* disk, ParameterShards* shards, HostRecords* host,
+                     DeviceDisk* gpu_disk)
+      : disk_(disk), shards_(shards), host_(host), gpu_disk_(gpu_disk) {}
   std::unique_ptr<Backing> make(const BackingSpec& spec) override {
     if (spec.tier == allocator::Tier::kRanks && shards_ != nullptr) return shards_->make_backing(spec.unit);
+    if (spec.tier == allocator::Tier::kHost && host_ != nullptr) return host_->make(spec);
+    if (spec.tier == allocator::Tier::kDisk && gpu_disk_ != nullptr) return gpu_disk_->make(spec);
     ensure(spec.tier == allocator::Tier::kDisk && disk_ != nullptr,
            "the plan puts '{}' on the tier '{}', which this engine does not have", spec.name,
            name_of(spec.tier));
@@ -45,17 +51,22 @@ class BackingsOfAnEngine final : public Backings {
   }
   void allocate() override {
     if (disk_ != nullptr) disk_->allocate();
+    if (host_ != nullptr) host_->allocate();
+    if (gpu_disk_ != nullptr) gpu_disk_->allocate();
   }
 
  private:
   offload::RecordStore* const disk_;
   ParameterShards* const shards_;
+  HostRecords* const host_;
+  DeviceDisk* const gpu_disk_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards) {
-  return std::make_unique<BackingsOfAnEngine>(disk, shards);
+std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards,
+                                        HostRecords* host, DeviceDisk* gpu_disk) {
+  return std::make_unique<BackingsOfAnEngine>(disk, shards, host, gpu_disk);
 }
 
 }  // namespace sluice::engine

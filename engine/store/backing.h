@@ -12,9 +12,10 @@
 
 namespace sluice::engine {
 
-// Holds contents while they are not in the memory that is computed on: a record on disk, or the shards of all
-// ranks. Offsets, sizes, errors and thread rule are those of offload::RecordStore: transfers of the same
-// bytes must not overlap in time, and `done` is called once, on any thread.
+// Holds contents while they are not in the memory that is computed on: a record on disk, the shards of all
+// ranks, or, for a GPU, host memory. Offsets, sizes, errors and thread rule are those of
+// offload::RecordStore: transfers of the same bytes must not overlap in time, and `done` is called once, on
+// any thread.
 class Backing {
  public:
   virtual ~Backing() = default;
@@ -30,7 +31,7 @@ class Backing {
 };
 
 struct BackingSpec {
-  allocator::Tier tier = allocator::Tier::kDisk;  // never kComputeTier
+  allocator::Tier tier = allocator::Tier::kDisk;  // never the one that is computed on
   std::string name;                               // appears in messages
   std::uint64_t bytes = 0;                        // a multiple of kDiskBlock
   allocator::Purpose purpose = allocator::Purpose::kParameter;
@@ -38,6 +39,8 @@ struct BackingSpec {
   UnitId unit = 0;  // of parameters on the tier kRanks
 };
 
+class DeviceDisk;
+class HostRecords;
 class ParameterShards;
 
 // Makes backings; a new tier is a new case of make(). Thread rule: one thread, while nothing is transferred.
@@ -50,8 +53,10 @@ class Backings {
   virtual void allocate() = 0;
 };
 
-// The backings of an engine. Both arguments outlive them. disk: null where the plan puts nothing on disk;
-// shards: null where it partitions no parameters.
-std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr);
+// The backings of an engine. All arguments outlive them. disk: null where the plan puts nothing on disk;
+// shards: null where it partitions no parameters; host: null where the CPU computes; gpu_disk: then instead
+// of `disk`, where the plan puts something there.
+std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr,
+                                        HostRecords* host = nullptr, DeviceDisk* gpu_disk = nullptr);
 
 }  // namespace sluice::engine

@@ -13,10 +13,12 @@ namespace {
 // Writes look further ahead than fetches by so many accesses.
 constexpr std::size_t kWrittenAhead = 2;
 
+DeviceWork::Use use_of(bool writable) { return writable ? DeviceWork::Use::kWrite : DeviceWork::Use::kRead; }
+
 }  // namespace
 
-Pager::Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits)
-    : ledger_(ledger), backings_(backings), waits_(waits) {}
+Pager::Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits, DeviceWork* gpu)
+    : ledger_(ledger), backings_(backings), waits_(waits), gpu_(gpu) {}
 
 Pager::~Pager() {
   for (auto& holding : holdings_) {
@@ -24,8 +26,12 @@ Pager::~Pager() {
       holding->transfers.wait();
     } catch (...) {  // NOLINT: nobody is left to be told
     }
+  }
+  if (gpu_ != nullptr) gpu_->finish();
+  for (auto& holding : holdings_) {
     holding->home = {};
     holding->hidden = {};
+    holding->device_home = {};
   }
 }
 
@@ -34,16 +40,17 @@ HoldingId Pager::define(const HoldingSpec& spec) {
   const auto id = static_cast<HoldingId>(holdings_.size());
   holding->id = id;
   holding->spec = spec;
+  holding->gpu = gpu_;
   holdings_.push_back(std::move(holding));
   uses_.add(id);
-  if (spec.tier != kComputeTier) define_backing(id, spec.tier);
+  if (spec.tier != tier_of(gpu_)) define_backing(id, spec.tier);
   return id;
 }
 
 bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
   const HoldingSpec& spec = holding.spec;
-  if (holding.backing || !spec.stored || tier == kComputeTier) return false;
+  if (holding.backing || !spec.stored || tier == tier_of(gpu_)) return false;
   holding.backing = backings_.make(
       {tier, spec.name, spec.backing_bytes(), spec.purpose, offload::RecordStore::kBlock, spec.unit});
   return true;
@@ -75,11 +82,12 @@ void Pager::set_position(std::size_t position) {
 }
 
 bool Pager::make_room(const Holding& wanted, bool forced) {
-  const std::size_t extents = pool_->extents_for(wanted.spec.bytes);
-  ensure(extents <= pool_->extents(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name,
-         extents, pool_->extents());
+  const std::size_t extents = frames_for(wanted);
+  ensure(extents <= frames(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name, extents,
+         frames());
   const NextUses::Time limit = forced ? 0 : uses_.distance(wanted.id);
-  while (pool_->free_extents() < extents) {
+  if (gpu_ != nullptr && free_frames() < extents) make_room_where_mapped(wanted, limit);
+  while (free_frames() < extents) {
     Holding* const victim = furthest(false);
     if (victim == nullptr || (!forced && uses_.distance(victim->id) <= limit)) {
       write_out(extents, limit, forced);
@@ -90,9 +98,29 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
   return true;
 }
 
+// What is in those frames that are mapped under the home already leaves first, where it is needed later: to
+// map others would hold up the GPU. A write to host memory has ended for
+// the caller as soon as it has begun.
+void Pager::make_room_where_mapped(const Holding& wanted, NextUses::Time limit) {
+  for (const DeviceAddress address : device_pool_->in_the_way(wanted.device_home)) {
+    Holding& victim = *holdings_[device_homes_.at(address)];
+    if (!victim.listed || uses_.distance(victim.id) <= limit) continue;
+    if (victim.is_unwritten() && victim.spec.tier != allocator::Tier::kHost) continue;
+    if (victim.is_unwritten()) {
+      begin_transfer(victim, true);
+      settle(victim);
+    }
+    evict(victim);
+  }
+}
+
 void Pager::evict(Holding& victim) {
-  pool_->shrink(victim.home, 0);
-  pool_->shrink(victim.hidden, 0);
+  if (gpu_ != nullptr) {
+    device_pool_->take_away(victim.device_home, gpu_->users(victim.memory()));
+  } else {
+    pool_->shrink(victim.home, 0);
+    pool_->shrink(victim.hidden, 0);
+  }
   victim.present = false;
   list(victim);
 }
@@ -110,20 +138,20 @@ void Pager::write_behind(std::size_t accesses) {
       wanted.insert(id);
   });
   std::size_t extents = 0;
-  for (const HoldingId id : wanted) extents += pool_->extents_for(holdings_[id]->spec.bytes);
+  for (const HoldingId id : wanted) extents += frames_for(*holdings_[id]);
   write_out(extents, ahead, false);
 }
 
 // Begins to write until so many extents are free, or will be without another write. Unless it is forced, it
 // writes nothing that the `nearest` next accesses use.
 void Pager::write_out(std::size_t extents, NextUses::Time nearest, bool forced) {
-  std::size_t available = pool_->free_extents();
+  std::size_t available = free_frames();
   if (available < extents) available += leaving_extents(extents - available, nearest);
   while (available < extents) {
     Holding* const unwritten = furthest(true);
     if (unwritten == nullptr || (!forced && uses_.distance(unwritten->id) <= nearest)) return;
     begin_transfer(*unwritten, true);
-    available += pool_->extents_for(unwritten->spec.bytes);
+    available += frames_for(*unwritten);
   }
 }
 
@@ -134,11 +162,11 @@ std::size_t Pager::leaving_extents(std::size_t wanted, NextUses::Time nearest) c
   for (const HoldingId id : moving_) {
     const Holding& holding = *holdings_[id];
     if (holding.io == Holding::Io::kWriting && holding.pins == 0 && uses_.distance(id) > nearest)
-      extents += pool_->extents_for(holding.spec.bytes);
+      extents += frames_for(holding);
   }
   for (auto leaver = written_.begin(); extents < wanted && leaver != written_.end(); ++leaver) {
     if (uses_.distance(leaver->id) <= nearest) break;
-    extents += pool_->extents_for(holdings_[leaver->id]->spec.bytes);
+    extents += frames_for(*holdings_[leaver->id]);
   }
   return extents;
 }
@@ -164,12 +192,25 @@ void Pager::begin_transfer(Holding& holding, bool write) {
 bool Pager::begin_fetch(Holding& holding, bool forced) {
   ensure(!holding.parked, "'{}' is fetched while its backing is for others to read", holding.spec.name);
   if (!make_room(holding, forced)) return false;
-  ensure(pool_->place(holding.arrival(), holding.spec.bytes, holding.spec.purpose),
-         "no room for '{}' after making it", holding.spec.name);
+  ensure(place(holding), "no room for '{}' after making it", holding.spec.name);
   holding.present = true;
   list(holding);
   if (holding.contents > 0) begin_transfer(holding, false);
   return true;
+}
+
+// A GPU's frames may be used on the stream on which units come in, and on others after that.
+bool Pager::place(Holding& holding) {
+  const HoldingSpec& spec = holding.spec;
+  if (gpu_ == nullptr) return pool_->place(holding.arrival(), spec.bytes, spec.purpose);
+  if (!device_pool_->place(holding.device_home, spec.bytes, spec.purpose, gpu_->in())) return false;
+  gpu_->end(gpu_->in(), holding.memory(), DeviceWork::Use::kWrite);
+  return true;
+}
+
+std::size_t Pager::frames_for(const Holding& holding) const {
+  const std::size_t bytes = holding.spec.bytes;
+  return gpu_ == nullptr ? pool_->extents_for(bytes) : device_pool_->extents_for(bytes);
 }
 
 bool Pager::ready(const Holding& holding, Use use) const {
@@ -209,6 +250,7 @@ void Pager::arrange(Holding& holding) {
 
 void Pager::view(HoldingId id, bool writable) {
   Holding& holding = *holdings_[id];
+  if (gpu_ != nullptr) return gpu_->begin(gpu_->client(), holding.memory(), use_of(writable));
   ++(writable ? holding.writers : holding.readers);
   if (holding.io != Holding::Io::kNone && (holding.is_hidden() || writable)) settle(holding);
   arrange(holding);
@@ -216,13 +258,14 @@ void Pager::view(HoldingId id, bool writable) {
 
 void Pager::conceal(HoldingId id, bool writable) {
   Holding& holding = *holdings_[id];
+  if (gpu_ != nullptr) return gpu_->end(gpu_->client(), holding.memory(), use_of(writable));
   --(writable ? holding.writers : holding.readers);
   arrange(holding);
 }
 
 void Pager::hide(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (holding.home.placed() > 0 && holding.io != Holding::Io::kNone) settle(holding);
+  if (holding.spec.exposed && holding.home.placed() > 0 && holding.io != Holding::Io::kNone) settle(holding);
 }
 
 void Pager::serve_touches(allocator::TouchServer& server) const {
@@ -250,7 +293,7 @@ void Pager::wait_for_one() {
 }
 
 void Pager::prefetch(std::size_t accesses) {
-  if (pool_ == nullptr) return;
+  if (!has_frames()) return;
   poll();
   if (!uses_.schedule().empty()) fetch_ahead(accesses);
   write_behind(accesses);
@@ -265,8 +308,7 @@ void Pager::fetch_ahead(std::size_t accesses) {
 
 void Pager::prefetch_one(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (!holding.present && pool_->free_extents() >= pool_->extents_for(holding.spec.bytes))
-    begin_fetch(holding, false);
+  if (!holding.present && free_frames() >= frames_for(holding)) begin_fetch(holding, false);
 }
 
 std::byte* Pager::acquire(HoldingId id, Use use) {
@@ -357,7 +399,7 @@ bool Pager::held(HoldingId id) const { return holdings_[id]->pins > 0; }
 std::byte* Pager::data(HoldingId id) const { return holdings_[id]->data(); }
 std::byte* Pager::address(HoldingId id) const {
   const Holding& holding = *holdings_[id];
-  return holding.in_region() ? holding.data() : holding.home.data();
+  return holding.in_region() ? holding.data() : holding.home_data();
 }
 Backing& Pager::backing(HoldingId id) const {
   ensure(holdings_[id]->backing != nullptr, "'{}' has no backing", holdings_[id]->spec.name);

@@ -2,16 +2,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "allocator/device_memory.h"
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "engine/store/backing.h"
+#include "engine/store/compute_region.h"
+#include "engine/store/device_work.h"
 #include "engine/store/next_uses.h"
 #include "engine/store/waits.h"
 
@@ -31,10 +35,10 @@ struct HoldingSpec {
   std::string name;
   std::size_t bytes = 0;
   allocator::Purpose purpose = allocator::Purpose::kParameter;
-  // Where the contents are while they are not needed. On kComputeTier the holding is resident: its contents
-  // are always present. Otherwise they are under frames while they are needed, and in a backing on that tier
-  // the rest of the time.
-  allocator::Tier tier = kComputeTier;
+  // Where the contents are while they are not needed. On the tier that is computed on the holding is
+  // resident: its contents are always present. Otherwise they are under frames while they are needed, and in
+  // a backing on that tier the rest of the time.
+  allocator::Tier tier = kCpuTier;
   // A client reads the contents at their address, where they are only while the client views them. They
   // arrive, and are updated, under another address, so that a touch at another time is noticed.
   bool exposed = false;
@@ -61,7 +65,9 @@ class Pager {
     kModify,  // the caller will change the contents; waits for a write that is under way
   };
 
-  Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits);  // all arguments outlive it
+  // gpu: null where the CPU computes; else the memory is the GPU's, and transfers are as its backings say.
+  // All arguments outlive it.
+  Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits, DeviceWork* gpu = nullptr);
   ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
@@ -97,7 +103,8 @@ class Pager {
   void park(HoldingId holding);
   void unpark(HoldingId holding);
   // Puts an exposed holding under its address, for reading, or for writing too, until conceal() was called as
-  // often. Waits for transfers. REQUIRES: it is held.
+  // often. Waits for transfers. A GPU's is always there: what its client has queued between the two calls
+  // comes after what it needs, and before what would disturb it. REQUIRES: it is held.
   void view(HoldingId holding, bool writable);
   void conceal(HoldingId holding, bool writable);
   // Takes the holding, whose contents are out of date, from its address even while a transfer would keep it
@@ -171,6 +178,15 @@ class Pager {
   };
   using Leavers = std::set<Leaver>;
   allocator::FramePool& pool_of(const Holding& holding) const;
+  bool has_frames() const { return pool_ != nullptr || device_pool_ != nullptr; }
+  std::size_t frames() const { return gpu_ == nullptr ? pool_->extents() : device_pool_->extents(); }
+  std::size_t free_frames() const {
+    return gpu_ == nullptr ? pool_->free_extents() : device_pool_->free_extents();
+  }
+  std::size_t frames_for(const Holding& holding) const;
+  bool place(Holding& holding);
+  void make_room_where_mapped(const Holding& wanted, NextUses::Time limit);
+  void make_device_homes();
   void take_packed();
   void give_back_left();
   void list(Holding& holding);
@@ -195,10 +211,13 @@ class Pager {
   allocator::Ledger& ledger_;
   Backings& backings_;
   Waits& waits_;
+  DeviceWork* const gpu_;
   std::vector<std::unique_ptr<Holding>> holdings_;
   // Of huge pages; for holdings that are packed and exposed.
   std::unique_ptr<allocator::FramePool> pool_, small_pool_;
-  std::vector<allocator::Region> packed_;  // memory of holdings that are packed and not exposed, by purpose
+  std::map<DeviceAddress, HoldingId> device_homes_;
+  std::unique_ptr<allocator::DeviceFramePool> device_pool_;  // instead of both, where a GPU computes
+  std::vector<ComputeRegion> packed_;  // memory of holdings that are packed and not exposed, by purpose
   NextUses uses_;
   Leavers written_, unwritten_;
   std::set<HoldingId> moving_;  // holdings of which a transfer is under way

@@ -74,7 +74,7 @@ std::size_t Pager::frames_for_any() const {
 Pager::Leaving Pager::leaving() const {
   Leaving result;
   std::size_t all = 0, most = 0, needed = pool_ == nullptr ? 0 : frames_for_any();
-  for (const allocator::Region& region : packed_) result.given_back += region.size();
+  for (const ComputeRegion& region : packed_) result.given_back += region.size();
   for (const auto& holding : holdings_) {
     if (!holding->spec.exposed) {
       result.given_back += holding->region.size();

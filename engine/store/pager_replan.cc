@@ -7,7 +7,7 @@ void Pager::forget_backing(HoldingId id) { holdings_[id]->backing.reset(); }
 
 void Pager::set_tier(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
-  const bool resident = tier == kComputeTier;
+  const bool resident = tier == tier_of(gpu_);
   if (holding.resident() == resident) return;
   ensure(!holding.spec.packed, "'{}' is packed, and the new plan moves it to another tier",
          holding.spec.name);
@@ -20,7 +20,7 @@ void Pager::set_tier(HoldingId id, allocator::Tier tier) {
   } else if (resident) {
     discard(id);
     holding.home = {};
-    holding.region = allocator::Region(ledger_, holding.spec.purpose, holding.spec.bytes);
+    holding.region = ComputeRegion(ledger_, gpu_, holding.spec.purpose, holding.spec.bytes);
     holding.present = true;
   } else {
     holding.contents = 0;

@@ -19,6 +19,7 @@ void Pager::make_homes() {
     for (std::size_t i = 0; i < group.size(); ++i) group[i]->home = std::move(homes[i]);
     group.clear();
   };
+  if (gpu_ != nullptr) return make_device_homes();
   for (const auto& holding : holdings_) {
     if (holding->in_region()) continue;
     if (!holding->spec.adjoins) make_group();
@@ -26,6 +27,18 @@ void Pager::make_homes() {
     if (holding->spec.exposed) holding->hidden = allocator::Home(holding->spec.name, holding->spec.bytes);
   }
   make_group();
+}
+
+void Pager::make_device_homes() {
+  if (device_pool_) device_pool_->before_unmapping([this] { gpu_->wait_for_all(); });
+  for (const auto& holding : holdings_) {
+    const HoldingSpec& spec = holding->spec;
+    ensure(!spec.exposed && !spec.adjoins, "'{}' is exposed, or adjoins another one, on a GPU", spec.name);
+    if (holding->in_region()) continue;
+    holding->device_home = allocator::DeviceHome(*device_pool_, spec.name, spec.bytes);
+    device_homes_[holding->device_home.address()] = holding->id;
+    gpu_->add(holding->memory(), spec.bytes);
+  }
 }
 
 void Pager::start(std::size_t extent_bytes, std::size_t extents) {
@@ -41,7 +54,10 @@ void Pager::start(std::size_t extent_bytes, std::size_t extents) {
     most += divide_up(spec.bytes, extent_bytes);
     if (holding->resident() && spec.exposed) taken += divide_up(spec.bytes, extent_bytes);
   }
-  if (taken > 0) pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, taken, most);
+  if (gpu_ != nullptr && taken > 0)
+    device_pool_ = std::make_unique<allocator::DeviceFramePool>(ledger_, gpu_->device(), extent_bytes, taken);
+  else if (taken > 0)
+    pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, taken, most);
   if (small > 0)
     small_pool_ = std::make_unique<allocator::FramePool>(ledger_, allocator::kSmallestExtent, small);
   make_homes();
@@ -50,10 +66,11 @@ void Pager::start(std::size_t extent_bytes, std::size_t extents) {
     const HoldingSpec& spec = holding->spec;
     holding->present = holding->resident();
     if (holding->in_region() && !holding->in_shared_pages())
-      holding->region = allocator::Region(ledger_, spec.purpose, spec.bytes);
+      holding->region = ComputeRegion(ledger_, gpu_, spec.purpose, spec.bytes);
     else if (holding->resident() && spec.exposed)
       ensure(pool_of(*holding).place(holding->arrival(), spec.bytes, spec.purpose), "no frames for '{}'",
              spec.name);
+    if (gpu_ != nullptr && holding->in_region()) gpu_->add(holding->memory(), spec.bytes);
   }
 }
 
@@ -68,7 +85,7 @@ void Pager::take_packed() {
     bytes[purpose] += packed_bytes(holding.spec.bytes);
   });
   for (std::size_t purpose = 0; purpose < bytes.size(); ++purpose)
-    packed_.emplace_back(ledger_, static_cast<allocator::Purpose>(purpose), bytes[purpose]);
+    packed_.emplace_back(ledger_, gpu_, static_cast<allocator::Purpose>(purpose), bytes[purpose]);
   bytes = {};
   for_each([&](Holding& holding, std::size_t purpose) {
     holding.packed = packed_[purpose].data() + bytes[purpose];

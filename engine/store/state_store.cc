@@ -10,11 +10,11 @@
 namespace sluice::engine {
 
 StateStore::StateStore(const Layout& layout, StateFormat format, const std::vector<allocator::Tier>& tiers,
-                       Backings& backings)
-    : layout_(layout), format_(std::move(format)), backings_(backings) {
+                       Backings& backings, DeviceWork* gpu)
+    : layout_(layout), format_(std::move(format)), gpu_(gpu), backings_(backings) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const std::size_t bytes = format_.bytes(unit);
-    units_.push_back({bytes == 0 || tiers[unit] == kComputeTier, resident_bytes_, {}});
+    units_.push_back({bytes == 0 || tiers[unit] == tier_of(gpu_), resident_bytes_, {}});
     if (units_.back().resident)
       resident_bytes_ += bytes;
     else
@@ -26,11 +26,14 @@ void StateStore::start(allocator::Ledger& ledger) {
   // The most bytes that another plan may keep in memory.
   std::size_t most = 0;
   for (UnitId unit = 0; unit < units_.size(); ++unit) most += format_.bytes(unit);
-  memory_ = allocator::Region(ledger, allocator::Purpose::kOptimizerState, resident_bytes_, most);
+  memory_ = ComputeRegion(ledger, gpu_, allocator::Purpose::kOptimizerState, resident_bytes_, most);
+  for (UnitId unit = 0; gpu_ != nullptr && unit < units_.size(); ++unit)
+    if (units_[unit].resident && format_.bytes(unit) > 0)
+      gpu_->add({memory_.data() + units_[unit].offset, format_.bytes(unit)}, format_.bytes(unit));
 }
 
 bool StateStore::define_backing(UnitId unit, allocator::Tier tier) {
-  if (units_[unit].backing || format_.bytes(unit) == 0 || tier == kComputeTier) return false;
+  if (units_[unit].backing || format_.bytes(unit) == 0 || tier == tier_of(gpu_)) return false;
   units_[unit].backing =
       backings_.make({tier, "optimizer state of " + layout_.units()[unit].name, format_.bytes(unit),
                       allocator::Purpose::kOptimizerState, format_.block_bytes(unit)});
@@ -54,7 +57,7 @@ void StateStore::leave_memory(const std::vector<allocator::Tier>& tiers) {
   std::vector<UnitId> staying;
   for (UnitId unit = 0; unit < units_.size(); ++unit) {
     if (format_.bytes(unit) == 0 || !units_[unit].resident) continue;
-    units_[unit].resident = tiers[unit] == kComputeTier;
+    units_[unit].resident = tiers[unit] == tier_of(gpu_);
     if (units_[unit].resident)
       staying.push_back(unit);
     else
@@ -75,7 +78,7 @@ void StateStore::leave_memory(const std::vector<allocator::Tier>& tiers) {
 void StateStore::enter_memory(const std::vector<allocator::Tier>& tiers) {
   std::vector<UnitId> entering;
   for (UnitId unit = 0; unit < units_.size(); ++unit) {
-    if (tiers[unit] != kComputeTier || units_[unit].resident) continue;
+    if (tiers[unit] != tier_of(gpu_) || units_[unit].resident) continue;
     units_[unit].offset = resident_bytes_;
     resident_bytes_ += format_.bytes(unit);
     entering.push_back(unit);

@@ -8,6 +8,7 @@
 #include "allocator/memory.h"
 #include "engine/layout.h"
 #include "engine/store/backing.h"
+#include "engine/store/compute_region.h"
 #include "engine/store/state_format.h"
 
 namespace sluice::engine {
@@ -17,9 +18,10 @@ namespace sluice::engine {
 // Backing.
 class StateStore {
  public:
-  // tiers: by unit. backings outlive it.
+  // tiers: by unit; what is on the tier that is computed on is resident. gpu: null where the CPU
+  // computes. backings and gpu outlive it.
   StateStore(const Layout& layout, StateFormat format, const std::vector<allocator::Tier>& tiers,
-             Backings& backings);
+             Backings& backings, DeviceWork* gpu = nullptr);
   void start(allocator::Ledger& ledger);  // takes the memory of resident state
 
   // Another plan. What will no longer be resident gets a backing first; then leave_memory() writes what
@@ -52,9 +54,10 @@ class StateStore {
 
   const Layout& layout_;
   StateFormat format_;
+  DeviceWork* const gpu_;
   std::size_t resident_bytes_ = 0;
   std::vector<UnitState> units_;
-  allocator::Region memory_;
+  ComputeRegion memory_;
   Backings& backings_;
 };
 

@@ -5,10 +5,21 @@
 #include <vector>
 
 #include "core/error.h"
+#include "engine/store/host_staging.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::engine {
 namespace {
+
+// Room for a chunk of f32 values.
+float* scratch_of(const ValueStreams& s) {
+  return s.host != nullptr ? s.host->scratch() : s.pipeline.scratch();
+}
+
+// Where the CPU can read n elements of a unit's values.
+ConstArray readable(const ValueStreams& s, ConstArray values, std::size_t n) {
+  return s.host != nullptr ? s.host->bring_values(values, n) : values;
+}
 
 // Keeps the slices of parameters that have the array, and turns in_chunk into the position in the array.
 std::vector<Slice> slices_of(const ValueStreams& s, std::vector<Slice> slices, UnitId unit, std::size_t chunk,
@@ -43,7 +54,7 @@ void fill_array(const ValueStreams& s, const std::vector<Slice>& present, UnitId
   const optim::StatePart part = format.part(state, unit, chunk, index);
   const std::size_t n = format.position(unit, chunk, index, format.shards().chunk(unit, chunk).size());
   const std::vector<Slice> own = slices_of(s, present, unit, chunk, index);
-  float* wide = array.type == Dtype::kF32 ? part.values.f32() : s.pipeline.scratch();
+  float* wide = array.type == Dtype::kF32 ? part.values.f32() : scratch_of(s);
   clear_padding(own, n, wide);
   for (const Slice& slice : own)
     source.state(slice.parameter, index - format.masters(), slice.first,
@@ -57,7 +68,7 @@ void fill_array(const ValueStreams& s, const std::vector<Slice>& present, UnitId
 void fill_values(const ValueStreams& s, const std::vector<Slice>& slices, std::size_t n, Array values,
                  float* masters, const UnitSource& source) {
   const bool narrow = values.type != Dtype::kF32;
-  float* wide = masters != nullptr ? masters : narrow ? s.pipeline.scratch() : values.f32();
+  float* wide = masters != nullptr ? masters : narrow ? scratch_of(s) : values.f32();
   clear_padding(slices, n, wide);
   for (const Slice& slice : slices)
     source.values(slice.parameter, slice.first, {wide + slice.in_chunk, slice.count});
@@ -97,8 +108,8 @@ const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, Cons
                          std::byte* state) {
   if (s.states.has_master(unit)) return reinterpret_cast<const float*>(state);
   if (values.type == Dtype::kF32) return values.f32();
-  kernels::convert(s.resources.threads, n, values, {s.pipeline.scratch(), Dtype::kF32});
-  return s.pipeline.scratch();
+  kernels::convert(s.resources.threads, n, values, {scratch_of(s), Dtype::kF32});
+  return scratch_of(s);
 }
 
 void drain_values(const std::vector<Slice>& slices, const float* values, const UnitSink& sink) {
@@ -150,9 +161,30 @@ void keep_or_replace(std::size_t n, ConstArray values, float* masters) {
 
 }  // namespace
 
+namespace {
+
+std::exception_ptr load_to_gpu(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
+  const Shards& shards = s.states.format().shards();
+  for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
+    const ElementRange elements = shards.chunk(unit, chunk);
+    s.host->begin();
+    try {
+      fill_chunk(s, unit, chunk, s.host->values(values.type), s.host->state(), source);
+    } catch (...) {
+      return std::current_exception();
+    }
+    s.host->store_state(unit, chunk);
+    if (source.values) s.host->store_values(values.at(elements.begin), elements.size());
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source,
                                bool own_alone) {
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
+  if (s.host != nullptr) return load_to_gpu(s, unit, values, source);
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
   std::vector<TransferGroup> writes(s.pipeline.slots());
@@ -203,7 +235,7 @@ std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vec
       parameters.read((range.begin - shards.here(unit).begin) * size,
                       {s.pipeline.parameters(i % reads.size()), range.size() * size},
                       reads[i % reads.size()].add());
-    if (!resident)
+    if (!resident && s.host == nullptr)
       s.states.backing(unit).fetch(
           s.states.format().chunk_offset(unit, chunks[i]),
           {s.pipeline.slot(i % reads.size()), s.states.format().chunk_bytes(unit, chunks[i])},
@@ -213,7 +245,9 @@ std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vec
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const std::size_t slot = i % std::max<std::size_t>(1, reads.size());
     if (!reads.empty()) reads[slot].wait();
-    std::byte* state = resident ? s.states.chunk_data(unit, chunks[i]) : s.pipeline.slot(slot);
+    std::byte* state = s.host != nullptr ? s.host->bring_state(unit, chunks[i])
+                       : resident        ? s.states.chunk_data(unit, chunks[i])
+                                         : s.pipeline.slot(slot);
     try {
       body(chunks[i], state, slot);
     } catch (...) {
@@ -248,13 +282,16 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   const StateFormat& format = s.states.format();
   const bool sends = s.ranks != nullptr && s.ranks->rank() > 0;
   const auto chunks = all_chunks(s, unit);
+  const auto values_of = [&](std::size_t chunk) {
+    const ElementRange elements = format.shards().chunk(unit, chunk);
+    return readable(s, values.at(elements.begin), elements.size());
+  };
   std::exception_ptr failed =
       for_chunks(s, unit, chunks, {}, [&](std::size_t chunk, std::byte* state, std::size_t) {
         if (sends)
           s.ranks->send_state(unit, chunk, {state, format.chunk_bytes(unit, chunk)});
         else
-          drain_chunk(s, format, unit, chunk, values.at(format.shards().chunk(unit, chunk).begin), state,
-                      sink);
+          drain_chunk(s, format, unit, chunk, values_of(chunk), state, sink);
       });
   const int others = s.ranks == nullptr || sends ? 1 : s.ranks->size();
   for (int rank = 1; rank < others && failed == nullptr; ++rank)
@@ -270,8 +307,9 @@ std::exception_ptr save_wanted_parameters(const ValueStreams& s, UnitId unit, Co
     for (std::size_t begin = 0; begin < elements; begin += most) {
       const ElementRange part = {begin, std::min(begin + most, elements)};
       if (!wanted.parameters(part)) continue;
+      const ConstArray here = readable(s, values.at(begin), part.size());
       for (const Slice& slice : shards.slices(unit, part))
-        sink.parameter(slice.parameter, slice.first, slice.count, values.at(begin + slice.in_chunk));
+        sink.parameter(slice.parameter, slice.first, slice.count, here.at(slice.in_chunk));
     }
   } catch (...) {
     return std::current_exception();
@@ -311,11 +349,11 @@ std::exception_ptr save_parameters(const ValueStreams& s, UnitId unit, ConstArra
   try {
     for (std::size_t begin = 0; begin < elements; begin += most) {
       const ElementRange part = {begin, std::min(begin + most, elements)};
-      const float* wide = values.at(begin).f32();
+      const ConstArray here = readable(s, values.at(begin), part.size());
+      const float* wide = here.f32();
       if (values.type != Dtype::kF32) {
-        wide = s.pipeline.scratch();
-        kernels::convert(s.resources.threads, part.size(), values.at(begin),
-                         {s.pipeline.scratch(), Dtype::kF32});
+        wide = scratch_of(s);
+        kernels::convert(s.resources.threads, part.size(), here, {scratch_of(s), Dtype::kF32});
       }
       drain_values(shards.slices(unit, part), wide, sink);
     }
@@ -329,7 +367,14 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
   ensure(s.pipeline.idle(), "a unit's masters are taken while updates are under way");
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
-  for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
+  for (std::size_t chunk = 0; s.host != nullptr && chunk < shards.chunks(unit); ++chunk) {
+    const ElementRange elements = shards.chunk(unit, chunk);
+    std::byte* const state = s.host->bring_state(unit, chunk);
+    const ConstArray edited = s.host->bring_values(values.at(elements.begin), elements.size());
+    keep_or_replace(elements.size(), edited, reinterpret_cast<float*>(state));
+    s.host->store_state(unit, chunk);
+  }
+  for (std::size_t chunk = 0; s.host == nullptr && chunk < shards.chunks(unit); ++chunk) {
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(0);
     const std::span<std::byte> bytes = {state, s.states.format().chunk_bytes(unit, chunk)};
     const auto transfer = [&](auto&& begin) {

@@ -13,6 +13,8 @@
 
 namespace sluice::engine {
 
+class HostStaging;
+
 // What is needed to stream the values and state of one unit, chunk by chunk, through the staging slots of an
 // idle pipeline.
 struct ValueStreams {
@@ -23,6 +25,7 @@ struct ValueStreams {
   // Where each rank has a part of the state: the ranks, and on rank 0 also how each of them keeps its state.
   Ranks* ranks = nullptr;
   const std::vector<StateFormat>* formats = nullptr;
+  HostStaging* host = nullptr;  // null where the CPU computes; else values and state are a GPU's
 };
 
 // Loads a unit. `values` is the unit's home, which is held; padding becomes zero. With own_alone the values

@@ -63,6 +63,25 @@ TEST_P(WorkTest, AnEventMeansThePlaceWhereItWasRecordedLast) {
   EXPECT_EQ(to[0], std::byte{1});
 }
 
+// A wait is for the place that the event had then, also where it is recorded elsewhere before that is
+// reached: the second place comes after the wait, and so waiting for it would never end.
+TEST_P(WorkTest, AWaitIsForThePlaceThatTheEventHadThen) {
+  HostMemory from(*device_, 2), to(*device_, 1);
+  MappedMemory memory(*device_, 1);
+  const auto first = device_->make_stream(false), second = device_->make_stream(false);
+  const auto event = device_->make_event();
+  from[0] = std::byte{1}, from[1] = std::byte{2};
+  device_->copy_in(first.get(), memory.address(), from.data(), 1);
+  device_->record(event.get(), first.get());
+  device_->wait(second.get(), event.get());
+  device_->copy_in(second.get(), memory.address(), from.data() + 1, 1);
+  device_->record(event.get(), second.get());
+  device_->wait(first.get(), event.get());
+  device_->copy_out(first.get(), to.data(), memory.address(), 1);
+  device_->synchronize(first.get());
+  EXPECT_EQ(to[0], std::byte{2});
+}
+
 TEST_P(WorkTest, QueuedWorkOutlivesItsStreamAndItsEvent) {
   HostMemory from(*device_, 1), to(*device_, 1);
   MappedMemory memory(*device_, 1);

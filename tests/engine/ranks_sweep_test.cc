@@ -46,7 +46,7 @@ Where random_where(std::mt19937& random) {
   if (random() % 3 == 0)
     for (int unit = 0; unit < 4; ++unit) where.stages.push_back(random() % (kMostStage + 1));
   for (auto& place : where.places)
-    place = one_of(random, {std::optional<allocator::Tier>(), std::optional(kComputeTier),
+    place = one_of(random, {std::optional<allocator::Tier>(), std::optional(kCpuTier),
                             std::optional(allocator::Tier::kDisk)});
   return where;
 }

@@ -1,6 +1,7 @@
 #include "cuda/fake/fibers.h"
 
 #include <cuda.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -27,7 +28,9 @@ std::map<std::string, Kernel>& kernels() {
 enum class State { kReady, kAtBlock, kAtWarp, kDone };
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // where it begins
+  jmp_buf place;       // where it goes on: a jump, unlike swapcontext(), makes no system call
+  bool has_begun = false;
   State state = State::kReady;
   std::uint32_t offered = 0;
 };
@@ -36,13 +39,18 @@ struct Fiber {
 class Block {
  public:
   Block(const Kernel& kernel, const void* arguments, std::size_t threads)
-      : kernel_(kernel), arguments_(arguments), fibers_(threads), stacks_(threads * kStack) {}
+      : kernel_(kernel),
+        arguments_(arguments),
+        fibers_(threads),
+        stacks_(std::make_unique_for_overwrite<char[]>(threads * kStack)) {
+    for (std::size_t i = 0; i < threads; ++i) prepare(i);
+  }
 
   void run(unsigned index, std::mt19937_64& random) {
     blockIdx = {index};
     std::vector<std::size_t> order(fibers_.size());
     std::iota(order.begin(), order.end(), 0);
-    for (std::size_t i = 0; i < fibers_.size(); ++i) begin(i);
+    for (Fiber& fiber : fibers_) fiber.state = State::kReady;
     while (!all_are(State::kDone, 0, fibers_.size())) {
       std::shuffle(order.begin(), order.end(), random);
       bool has_run = false;
@@ -55,7 +63,7 @@ class Block {
   }
   void wait(State at) {
     fibers_[current_].state = at;
-    ::swapcontext(&fibers_[current_].context, &scheduler_);
+    if (_setjmp(fibers_[current_].place) == 0) _longjmp(scheduler_, 1);
   }
   std::uint32_t exchange(std::uint32_t bits, unsigned mask) {
     const std::size_t me = current_;
@@ -70,24 +78,28 @@ class Block {
 
  private:
   static void enter() {
-    running->kernel_.body(running->arguments_);
-    running->wait(State::kDone);
+    while (true) {  // block after block
+      running->kernel_.body(running->arguments_);
+      running->wait(State::kDone);
+    }
   }
-  void begin(std::size_t i) {
+  void prepare(std::size_t i) {
     Fiber& fiber = fibers_[i];
     ::getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks_.data() + i * kStack;
+    fiber.context.uc_stack.ss_sp = stacks_.get() + i * kStack;
     fiber.context.uc_stack.ss_size = kStack;
     fiber.context.uc_link = nullptr;
     ::makecontext(&fiber.context, enter, 0);
-    fiber.state = State::kReady;
   }
   bool go_on(std::size_t i) {
     if (fibers_[i].state != State::kReady) return false;
     current_ = i;
     threadIdx = {static_cast<unsigned>(i)};
-    ::swapcontext(&scheduler_, &fibers_[i].context);
-    return true;
+    if (_setjmp(scheduler_) != 0) return true;  // it waits now
+    if (fibers_[i].has_begun) _longjmp(fibers_[i].place, 1);
+    fibers_[i].has_begun = true;
+    ::setcontext(&fibers_[i].context);
+    throw Refusal{CUDA_ERROR_LAUNCH_FAILED, "a thread of a block cannot begin"};
   }
   bool all_are(State state, std::size_t begin, std::size_t end) const {
     return std::all_of(fibers_.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -110,8 +122,8 @@ class Block {
   const Kernel& kernel_;
   const void* arguments_;
   std::vector<Fiber> fibers_;
-  std::vector<char> stacks_;
-  ucontext_t scheduler_;
+  std::unique_ptr<char[]> stacks_;
+  jmp_buf scheduler_;
   std::size_t current_ = 0;
 };
 thread_local Block* Block::running = nullptr;

@@ -25,7 +25,7 @@ CUstream Work::make_stream() {
   return reinterpret_cast<CUstream>(next_++);
 }
 CUevent Work::make_event(bool is_timed) {
-  events_.emplace(next_, std::make_shared<Event>(Event{is_timed}));
+  events_.emplace(next_, std::make_shared<Event>(Event{is_timed, 0, nullptr}));
   return reinterpret_cast<CUevent>(next_++);
 }
 
@@ -54,27 +54,28 @@ void Work::end(CUevent event) {
 
 void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {
   Stream& s = find(stream);
-  s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr, 0});
+  s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr});
   ++s.queued;
 }
 void Work::record(CUevent event, CUstream stream) {
   Stream& s = find(stream);
   const auto e = find(event);
   e->questions = 0;
-  s.queue.push_back({{}, nullptr, e, nullptr, ++e->recorded});
+  e->last = std::make_shared<Recording>();
+  s.queue.push_back({{}, nullptr, e->last, nullptr});
   ++s.queued;
 }
 void Work::wait(CUstream stream, CUevent event) {
   Stream& s = find(stream);
   const auto e = find(event);
-  s.queue.push_back({{}, nullptr, nullptr, e, e->recorded});
+  s.queue.push_back({{}, nullptr, nullptr, e->last});
   ++s.queued;
 }
 
 bool Work::can_run(const Stream& stream) const {
   if (stream.queue.empty()) return false;
   const Operation& first = stream.queue.front();
-  return !first.awaited || first.awaited->done >= first.turn;
+  return !first.awaited || first.awaited->is_done;
 }
 
 void Work::run_next(Stream& stream) {
@@ -84,24 +85,24 @@ void Work::run_next(Stream& stream) {
   ++time_;
   if (operation.run) operation.run();
   if (!operation.recorded) return;
-  operation.recorded->done = std::max(operation.recorded->done, operation.turn);
+  operation.recorded->is_done = true;
   operation.recorded->time = time_;
 }
 
 void Work::run_until(Stream& stream, std::uint64_t done) {
   while (stream.done < done) {
     const Operation& first = stream.queue.front();
-    if (first.awaited) run_until(*first.awaited, first.turn);
+    if (first.awaited) run_until(*first.awaited);
     run_next(stream);
   }
 }
-void Work::run_until(const Event& event, std::uint64_t turn) {
-  if (event.done >= turn) return;
+void Work::run_until(const Recording& recording) {
+  if (recording.is_done) return;
   for (auto& [number, stream] : streams_) {
     std::uint64_t place = stream.done;
     for (const Operation& operation : stream.queue) {
       ++place;
-      if (operation.recorded.get() == &event && operation.turn >= turn) return run_until(stream, place);
+      if (operation.recorded.get() == &recording) return run_until(stream, place);
     }
   }
   throw Refusal{CUDA_ERROR_UNKNOWN, "an event is waited for that no stream has"};
@@ -127,12 +128,12 @@ void Work::turn() {
 
 bool Work::query(CUevent event) {
   const auto e = find(event);
-  if (e->done < e->recorded && ++e->questions > kLateQuestions) run_until(*e, e->recorded);
-  return e->done >= e->recorded;
+  if (!e->is_done() && ++e->questions > kLateQuestions) run_until(*e->last);
+  return e->is_done();
 }
 void Work::finish(CUevent event) {
   const auto e = find(event);
-  run_until(*e, e->recorded);
+  if (e->last) run_until(*e->last);
 }
 void Work::finish(CUstream stream) {
   Stream& s = find(stream);
@@ -141,10 +142,10 @@ void Work::finish(CUstream stream) {
 
 double Work::milliseconds_between(CUevent first, CUevent second) {
   const auto a = find(first), b = find(second);
-  if (!a->is_timed || !b->is_timed || a->recorded == 0 || b->recorded == 0)
+  if (!a->is_timed || !b->is_timed || !a->last || !b->last)
     throw Refusal{CUDA_ERROR_INVALID_HANDLE, "the time of an event is asked for that has none"};
-  if (a->done < a->recorded || b->done < b->recorded) throw Refusal{CUDA_ERROR_NOT_READY, {}};
-  return 1e-3 * (static_cast<double>(b->time) - static_cast<double>(a->time));
+  if (!a->is_done() || !b->is_done()) throw Refusal{CUDA_ERROR_NOT_READY, {}};
+  return 1e-3 * (static_cast<double>(b->last->time) - static_cast<double>(a->last->time));
 }
 
 bool Work::uses(std::uint64_t begin, std::uint64_t end, bool is_host) const {

@@ -47,17 +47,22 @@ class Work {
   std::size_t events() const { return events_.size(); }
 
  private:
+  // A place of a stream. Who waits for an event waits for the place that it had then, also where it was
+  // recorded anew, and on another stream, since.
+  struct Recording {
+    bool is_done = false;
+    std::uint64_t time = 0;  // when it was done, in operations
+  };
   struct Event {
     bool is_timed;
-    std::uint64_t recorded = 0, done = 0;  // how often
-    int questions = 0;                     // since it was recorded
-    std::uint64_t time = 0;                // when it was done, in operations
+    int questions = 0;                // since it was recorded
+    std::shared_ptr<Recording> last;  // null: it was never recorded
+    bool is_done() const { return last == nullptr || last->is_done; }
   };
   struct Operation {
     std::vector<Range> ranges;
     std::function<void()> run;
-    std::shared_ptr<Event> recorded, awaited;
-    std::uint64_t turn = 0;  // which recording of the event it is, or waits for
+    std::shared_ptr<Recording> recorded, awaited;
   };
   struct Stream {
     std::deque<Operation> queue;
@@ -70,7 +75,7 @@ class Work {
   bool can_run(const Stream& stream) const;
   void run_next(Stream& stream);
   void run_until(Stream& stream, std::uint64_t done);
-  void run_until(const Event& event, std::uint64_t turn);
+  void run_until(const Recording& recording);
   bool run_some();
 
   Schedule schedule_;

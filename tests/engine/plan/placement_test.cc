@@ -110,7 +110,7 @@ TEST(Placement, FramesAreThoseOfTheWorstWindowWhateverBecomesResident) {
       const Part part = kInFrames[random() % 2];
       if (units[unit].resident(part)) continue;
       const UnitPlan before = units[unit];
-      units[unit].place(part, kComputeTier);
+      units[unit].place(part, kCpuTier);
       EXPECT_EQ(frames.most_without(unit, part), expected(units));
       if (random() % 2 == 0)
         frames.remove(unit, part);

@@ -1,0 +1,262 @@
+#include "engine/plan/device_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/plan/placement.h"
+#include "engine/step/device_gradients.h"
+#include "engine/step/update_pipeline.h"
+#include "engine/store/device_disk.h"
+#include "engine/store/host_staging.h"
+#include "engine/store/pager.h"
+
+namespace sluice::engine {
+namespace {
+
+using allocator::Purpose;
+using allocator::Tier;
+
+// One slot comes in, one is updated and one goes out; where there is room, one more waits.
+constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
+
+std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
+std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
+std::uint64_t sum(const auto& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}); }
+
+PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
+  if (request.ranks.size > 1 || request.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "device memory is given to a run of several ranks, or to a reproducible one; leave it out, since a "
+         "GPU "
+         "is used by one rank alone");
+  if (!profile.any_order)
+    fail(ErrorCode::kInvalidArgument,
+         "device memory is given to a native model, which the CPU computes; leave it out");
+  PlanRequest result = request;
+  result.compute = Tier::kDevice;
+  result.stage = 0;
+  return result;
+}
+
+class DevicePlanner {
+ public:
+  DevicePlanner(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                const PlanRequest& request)
+      : profile_(profile), budget_(budget), request_(request), placement_(profile, optimizer, request) {}
+
+  Plan best() const {
+    for (const Lookahead& lookahead : lookaheads())
+      for (const std::size_t slots : {kMostSlots, kLeastSlots})
+        if (const std::optional<Plan> plan = fill(lookahead, slots)) return *plan;
+    refuse();
+  }
+
+ private:
+  struct Item {
+    UnitId unit;
+    Part part;
+    double gain;  // bytes of copies saved for each byte of the GPU's memory
+  };
+
+  std::vector<Lookahead> lookaheads() const {
+    if (request_.prefetch) return {{*request_.prefetch, true}, {*request_.prefetch, false}};
+    return {{2, true}, {1, true}, {1, false}};
+  }
+
+  std::size_t bytes_of(UnitId unit, Part part) const {
+    if (part == Part::kParameters) return placement_.parameter_bytes(unit);
+    return part == Part::kGradient ? placement_.gradient_bytes(unit) : placement_.state_bytes(unit);
+  }
+
+  std::vector<UnitPlan> units(Tier rest) const {
+    std::vector<UnitPlan> units(profile_.units.size());
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      units[unit].compute = Tier::kDevice;
+      const Tier chosen = is_packed(placement_.parameter_bytes(unit)) ? Tier::kDevice : rest;
+      for (const Part part : {Part::kParameters, Part::kGradient, Part::kState})
+        units[unit].place(part,
+                          bytes_of(unit, part) == 0 ? Tier::kDevice : request_.place(part).value_or(chosen));
+      units[unit].gradient_stored =
+          placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, 1);
+      if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kHost);
+    }
+    return units;
+  }
+
+  Placement::Traffic traffic(UnitId unit, Part part) const {
+    if (part == Part::kParameters) return placement_.parameter_traffic(unit, 1);
+    return part == Part::kGradient ? placement_.gradient_traffic(unit, 1) : placement_.state_traffic(unit);
+  }
+
+  std::vector<Item> items(const std::vector<UnitPlan>& units) const {
+    std::vector<Item> result;
+    for (UnitId unit = 0; unit < units.size(); ++unit)
+      for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+        const bool is_fixed =
+            request_.place(part) || (part == Part::kGradient && !units[unit].gradient_stored);
+        const std::uint64_t saved = units[unit].resident(part) || is_fixed ? 0 : traffic(unit, part).total();
+        if (saved > 0)
+          result.push_back(
+              {unit, part, static_cast<double>(saved) / static_cast<double>(bytes_of(unit, part))});
+      }
+    std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
+    return result;
+  }
+
+  std::optional<Plan> fill(const Lookahead& lookahead, std::size_t slots) const {
+    Plan plan = describe(lookahead, slots, units(Tier::kDisk));
+    if (plan.device_bytes > budget_.device) return std::nullopt;
+    const FrameNeeds needs = placement_.frame_needs(lookahead);
+    Frames frames(needs, plan.units);
+    Footprint footprint = placement_.footprint(plan.units);
+    for (const Item& item : items(plan.units)) {
+      UnitPlan larger = plan.units[item.unit];
+      Footprint then = footprint;
+      placement_.to_memory(item.unit, item.part, larger, then);
+      const bool frees_frames = item.part != Part::kState;
+      const std::size_t extents = frees_frames ? frames.most_without(item.unit, item.part) : frames.most();
+      if (sum(device_bytes(plan, slots, then, extents)) > budget_.device) continue;
+      if (frees_frames) frames.remove(item.unit, item.part);
+      plan.units[item.unit] = larger;
+      footprint = then;
+    }
+    const std::size_t extents = frames.most();
+    predict(plan, slots, footprint, extents);
+    fill_host(plan, slots, extents);
+    return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
+  }
+
+  // Puts what is on disk into host memory while it fits, first what saves most traffic for its bytes.
+  void fill_host(Plan& plan, std::size_t slots, std::size_t extents) const {
+    for (const Item& item : items(plan.units)) {
+      if (plan.units[item.unit].tier(item.part) != Tier::kDisk) continue;
+      plan.units[item.unit].place(item.part, Tier::kHost);
+      const Footprint then = placement_.footprint(plan.units);
+      if (sum(host_bytes(then)) > budget_.memory) plan.units[item.unit].place(item.part, Tier::kDisk);
+    }
+    predict(plan, slots, placement_.footprint(plan.units), extents);
+  }
+
+  bool fits(const Plan& plan) const {
+    return plan.device_bytes <= budget_.device && plan.peak_memory <= budget_.memory &&
+           plan.disk_bytes <= budget_.disk;
+  }
+
+  Plan describe(const Lookahead& lookahead, std::size_t slots, std::vector<UnitPlan> units) const {
+    Plan plan;
+    plan.clip = request_.clip;
+    plan.prefetch = lookahead.prefetch;
+    plan.extent_bytes = kHugePage;
+    plan.chunk_elements = placement_.format().shards().chunk_elements();
+    plan.state_bytes_per_parameter = placement_.element_bytes();
+    plan.units = std::move(units);
+    const FrameNeeds needs = placement_.frame_needs(lookahead);
+    predict(plan, slots, placement_.footprint(plan.units), Frames(needs, plan.units).most());
+    return plan;
+  }
+
+  using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
+  static std::size_t slots_of(std::size_t slots, const Footprint& footprint) {
+    return footprint.streamed > 0 ? slots : 0;
+  }
+  std::size_t sums() const { return round_up(DeviceGradients::sum_bytes(placement_.layout()), kHugePage); }
+
+  Bytes device_bytes(const Plan& plan, std::size_t slots, const Footprint& footprint,
+                     std::size_t extents) const {
+    Bytes bytes = {};
+    bytes[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes;
+    bytes[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
+    bytes[index(Purpose::kOptimizerState)] = footprint.memory(Part::kState);
+    bytes[index(Purpose::kStaging)] =
+        round_up(slots_of(slots, footprint) *
+                     UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false),
+                 kHugePage);
+    bytes[index(Purpose::kWorkspace)] = sums();
+    bytes[index(Purpose::kBase)] = budget_.device_base;
+    return bytes;
+  }
+
+  Bytes host_bytes(const Footprint& footprint) const {
+    Bytes bytes = {};
+    const auto of = [&](Part part) { return round_up(footprint.host[engine::index(part)], kHugePage); };
+    bytes[index(Purpose::kParameter)] = of(Part::kParameters);
+    bytes[index(Purpose::kGradient)] = of(Part::kGradient);
+    bytes[index(Purpose::kOptimizerState)] = of(Part::kState);
+    bytes[index(Purpose::kStaging)] = round_up(HostStaging::bytes(placement_.format()), kHugePage);
+    if (sum(footprint.disk) > 0)
+      bytes[index(Purpose::kStaging)] += round_up(
+          DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);
+    bytes[index(Purpose::kWorkspace)] = sums() + profile_.hidden_bytes;
+    bytes[index(Purpose::kBase)] = budget_.base + footprint.metadata;
+    return bytes;
+  }
+
+  void predict(Plan& plan, std::size_t slots, const Footprint& footprint, std::size_t extents) const {
+    plan.extents = extents;
+    plan.staging_slots = slots_of(slots, footprint);
+    plan.bytes[index(Tier::kDevice)] = device_bytes(plan, slots, footprint, extents);
+    plan.bytes[index(Tier::kHost)] = host_bytes(footprint);
+    Bytes& disk = plan.bytes[index(Tier::kDisk)];
+    disk[index(Purpose::kParameter)] = footprint.disk[engine::index(Part::kParameters)];
+    disk[index(Purpose::kGradient)] = footprint.disk[engine::index(Part::kGradient)];
+    disk[index(Purpose::kOptimizerState)] = footprint.disk[engine::index(Part::kState)];
+    plan.disk_bytes = sum(disk);
+    plan.device_bytes = sum(plan.bytes[index(Tier::kDevice)]);
+    plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
+    plan.step_bytes_in = plan.step_bytes_out = plan.step_bytes_read = plan.step_bytes_written = 0;
+    for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+      for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+        if (plan.units[unit].resident(part) || (part == Part::kGradient && !plan.units[unit].gradient_stored))
+          continue;
+        plan.step_bytes_in += traffic(unit, part).read;
+        plan.step_bytes_out += traffic(unit, part).written;
+        if (plan.units[unit].tier(part) != Tier::kDisk) continue;
+        plan.step_bytes_read += traffic(unit, part).read;
+        plan.step_bytes_written += traffic(unit, part).written;
+      }
+  }
+
+  [[noreturn]] void refuse() const {
+    const Plan least = describe(lookaheads().back(), kLeastSlots, units(Tier::kDisk));
+    if (least.device_bytes > budget_.device)
+      fail(ErrorCode::kBudget,
+           "this model does not fit in {} of device memory: it is short by {}; with everything elsewhere "
+           "that can "
+           "be it needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller units",
+           format_size(budget_.device), format_size(least.device_bytes - budget_.device),
+           format_size(least.device_bytes), format_size(budget_.device_base),
+           divide_up(least.device_bytes, kMiB));
+    const Plan in_memory = describe(lookaheads().back(), kLeastSlots, units(Tier::kHost));
+    if (least.peak_memory > budget_.memory)
+      fail(ErrorCode::kBudget,
+           "this model does not fit in {} of memory beside {} of device memory: it is short by {}; with "
+           "everything "
+           "on disk that can be it needs {}. Give memory={}MiB and a disk folder with {}MiB",
+           format_size(budget_.memory), format_size(budget_.device),
+           format_size(least.peak_memory - budget_.memory), format_size(least.peak_memory),
+           divide_up(least.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
+    fail(ErrorCode::kBudget,
+         "what does not fit in {} of device memory fits neither in {} of memory nor in the disk's {}. Give "
+         "memory={}MiB, a disk folder with {}MiB, or more device memory",
+         format_size(budget_.device), format_size(budget_.memory), format_size(budget_.disk),
+         divide_up(in_memory.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
+  }
+
+  const Profile& profile_;
+  Budget budget_;
+  PlanRequest request_;
+  Placement placement_;
+};
+
+}  // namespace
+
+Plan make_device_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                      const PlanRequest& request, const MachineRates& rates) {
+  PlanRequest at = on_device(profile, request);
+  if (!at.chunk_elements) at.chunk_elements = Placement(profile, optimizer, at).chunk_for(rates);
+  return DevicePlanner(profile, optimizer, budget, at).best();
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,27 @@
+#pragma once
+#include "core/device.h"
+#include "core/dtype.h"
+
+namespace sluice::kernels {
+
+// Adds arrays in a GPU's memory in f32, and hands out such sums, with the bits of store_summing_squares(),
+// scale() and convert(); only NaN has other bits on a GPU. Thread rule: one thread at a time.
+class DeviceSum {
+ public:
+  // Throws Error(kNotFound), Error(kBudget) or Error(kIo) where a kernel is missing or cannot be loaded. The
+  // device outlives the object.
+  explicit DeviceSum(Device& device);
+  // For both: n elements of f32, bf16 or f16 arrays; all addresses are the GPU's, and multiples of the size
+  // of what is there. They throw Error(kIo) where the kernel cannot be queued. to = x; or to = to * factor,
+  // and then to += x.
+  void add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor, float* to);
+  // to = x, and then to *= factor.
+  void copy(CUstream_st* stream, std::size_t n, const float* x, float factor, Array to);
+
+ private:
+  void launch(CUstream_st* stream, CUfunc_st* kernel, std::size_t n, const void* arguments);
+  Device& device_;
+  CUfunc_st *add_, *copy_;
+};
+
+}  // namespace sluice::kernels

@@ -1,0 +1,114 @@
+#include "engine/store/device_work.h"
+
+#include <algorithm>
+
+#include "allocator/device_memory.h"
+#include "core/bytes.h"
+#include "cuda/gpu.h"
+#include "thrown.h"
+
+// Who waits for whom in what an engine queues. On the fake each test runs in several orders.
+namespace sluice::engine {
+namespace {
+
+class DeviceWorkTest : public GpuTest, public testing::WithParamInterface<std::uint64_t> {
+ protected:
+  using Memory = DeviceWork::Memory;
+  using Use = DeviceWork::Use;
+  void SetUp() override {
+    if (fake() != nullptr)
+      fake()->begin({.schedule = GetParam() == 0 ? Schedule::kLate : Schedule::kRandom, .seed = GetParam()});
+    device_ = open_device(0);
+    work_.emplace(*device_);
+    memory_.emplace(ledger_, *device_, allocator::Purpose::kParameter, 2 * kPart);
+    host_.emplace(*device_, 4 * kPart);
+    for (std::size_t i = 0; i < 4; ++i) work_->add({host(i), kPart}, kPart);
+    work_->add({gpu(0), 2 * kPart}, kPart);
+  }
+  void TearDown() override {
+    work_->finish();
+    host_.reset();
+    memory_.reset();
+    work_.reset();
+    device_.reset();
+    GpuTest::TearDown();
+  }
+  std::byte* host(std::size_t part) { return host_->data() + part * kPart; }
+  std::byte* gpu(std::size_t part) { return reinterpret_cast<std::byte*>(memory_->address() + part * kPart); }
+  void fill(std::size_t part, int value) { std::fill_n(host(part), kPart, static_cast<std::byte>(value)); }
+  bool is(std::size_t part, int value) {
+    return std::all_of(host(part), host(part) + kPart,
+                       [&](std::byte b) { return b == static_cast<std::byte>(value); });
+  }
+  static constexpr std::size_t kPart = kHugePage;
+  allocator::Ledger ledger_;
+  std::unique_ptr<Device> device_;
+  std::optional<DeviceWork> work_;
+  std::optional<allocator::DeviceRegion> memory_;
+  std::optional<HostMemory> host_;
+};
+
+TEST_P(DeviceWorkTest, ReadersWaitForTheWriterAndWritersForAllReaders) {
+  fill(0, 1), fill(1, 2);
+  work_->copy_in(gpu(0), {host(0), kPart});   // written on one stream
+  work_->copy_out(host(2), {gpu(0), kPart});  // read on another
+  const Memory read{gpu(0), kPart}, written{gpu(1), kPart};
+  work_->queue(work_->updates(), {&read, 1}, {&written, 1}, [&] {  // and on a third one
+    device_->copy(work_->updates(), memory_->address() + kPart, memory_->address(), kPart);
+  });
+  work_->copy_in(gpu(0), {host(1), kPart});
+  work_->copy_out(host(3), {gpu(1), kPart});
+  work_->wait({host(2), 2 * kPart}, Use::kRead);
+  EXPECT_TRUE(is(2, 1));
+  EXPECT_TRUE(is(3, 1));
+  work_->copy_out(host(2), {gpu(0), kPart});
+  work_->wait({host(2), kPart}, Use::kRead);
+  EXPECT_TRUE(is(2, 2));
+}
+
+TEST_P(DeviceWorkTest, TheCallerMayWriteWhenAllHaveRead) {
+  fill(0, 1);
+  work_->copy_in(gpu(0), {host(0), kPart});
+  work_->wait({host(0), kPart}, Use::kWrite);
+  fill(0, 7);
+  work_->copy_out(host(1), {gpu(0), kPart});
+  work_->wait({host(1), kPart}, Use::kRead);
+  EXPECT_TRUE(is(1, 1));
+}
+
+// A piece is used where any byte of it is; others have nothing to do with it.
+TEST_P(DeviceWorkTest, UsersAreTheWriterAndThoseThatHaveReadSince) {
+  work_->copy_in(gpu(0), {host(0), kPart});
+  EXPECT_EQ(work_->users({gpu(0) + kPart / 2, 1}), std::vector{work_->in()});
+  EXPECT_EQ(work_->users({gpu(1), kPart}), std::vector<CUstream_st*>{});
+  work_->copy_out(host(1), {gpu(0), 16});
+  work_->begin(work_->client(), {gpu(0), kPart}, Use::kRead);
+  work_->end(work_->client(), {gpu(0), kPart}, Use::kRead);
+  EXPECT_EQ(work_->users({gpu(0), 2 * kPart}), (std::vector{work_->in(), work_->out(), work_->client()}));
+  work_->copy_in(gpu(0), {host(0), kPart});
+  EXPECT_EQ(work_->users({gpu(0), kPart}), std::vector{work_->in()});
+}
+
+TEST_P(DeviceWorkTest, WaitingForAllIsForEveryStream) {
+  for (CUstream_st* const stream : {work_->in(), work_->out(), work_->updates(), work_->client()}) {
+    const Device::Event event = device_->make_event(false);
+    const Memory memory{gpu(0), kPart};
+    work_->wait_for_all();
+    device_->copy_in(stream, memory_->address(), host(0), kPart);
+    device_->record(event.get(), stream);
+    work_->wait_for_all();
+    EXPECT_TRUE(device_->is_done(event.get()));
+  }
+}
+
+TEST_P(DeviceWorkTest, MemoryThatItDoesNotKnowIsAnError) {
+  const std::vector<std::byte> other(16);
+  for (const Memory& memory : {Memory{other}, Memory{gpu(1), 2 * kPart}})
+    expect_error(ErrorCode::kInternal, {"does not have"},
+                 [&] { work_->begin(work_->in(), memory, Use::kRead); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, DeviceWorkTest, testing::Range<std::uint64_t>(0, 6));
+
+}  // namespace
+}  // namespace sluice::engine

@@ -1,0 +1,338 @@
+#pragma once
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "allocator/device_memory.h"
+#include "core/bytes.h"
+#include "cuda/kernel_test.h"
+#include "engine/any_order_engine.h"
+#include "float_array.h"
+#include "offload/test_files.h"
+
+// A model that an engine trains on the CPU or on a GPU, by the same client. A parameter's gradient is the
+// parameter itself and noise, so that any bytes that came too late, or left too early, show in what follows.
+namespace sluice::engine::twins {
+
+struct Case {
+  optim::OptimizerSettings optimizer;
+  Dtype dtype = Dtype::kF32;
+  bool clip = true;
+  std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
+  std::size_t memory = kGiB;
+  std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
+  std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
+  std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
+  bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
+  int steps = 3;
+  double norm = 0.5;
+};
+
+inline constexpr std::size_t kWidth = 1000;
+
+inline Profile profile_of(const Case& setup) {
+  std::vector<UnitSpec> units = {{"first", {{"scale", {70}}, {"shift", {1030}}}}};
+  for (std::size_t i = 0; i < setup.blocks; ++i) {
+    const std::string name = "block." + std::to_string(i);
+    units.push_back({name,
+                     {{name + ".weight", {i == 1 ? 4 * setup.rows : setup.rows + i, kWidth}},
+                      {name + ".bias", {kWidth}, 1}}});
+  }
+  units.push_back({"frozen", {{"table", {setup.rows, kWidth}}}});
+  units.back().trainable = false;
+  for (UnitSpec& unit : units) unit.dtype = setup.dtype;
+  return any_order_profile(std::move(units), 1);
+}
+
+inline PlanRequest request_of(const Case& setup) {
+  PlanRequest request;
+  request.clip = setup.clip;
+  request.prefetch = setup.prefetch;
+  request.chunk_elements = kChunkGrain;
+  request.places = setup.places;
+  return request;
+}
+
+inline Budget budget_of(const Case& setup) {
+  Budget budget{setup.memory, kGiB, 0};
+  budget.device = setup.device;
+  return budget;
+}
+
+inline float noise(std::size_t parameter, std::size_t element, std::size_t round) {
+  const auto mixed =
+      static_cast<std::uint32_t>(element * 2654435761U + parameter * 40503U + round * 57U * 7919U);
+  return static_cast<float>((mixed ^ mixed >> 15) % 1021) * 0.001f - 0.51f;
+}
+
+// What the client does with memory that the engine computes on.
+class Hands {
+ public:
+  virtual ~Hands() = default;
+  virtual void look(ConstArray values, std::size_t bytes) = 0;  // adds the bytes to what was seen
+  // A gradient that is a copy of the values.
+  virtual ConstArray copy_of(ConstArray values, std::size_t bytes) = 0;
+  virtual ConstArray noise_of(ParameterId parameter, std::size_t n) = 0;  // in f32
+  virtual void overwrite(ConstArray values, std::size_t bytes) = 0;       // where they lie
+  virtual Array room(std::size_t bytes, Dtype type) = 0;
+  virtual std::vector<std::byte> seen() = 0;
+};
+
+class HandsOnCpu final : public Hands {
+ public:
+  void look(ConstArray values, std::size_t bytes) override {
+    const auto* const begin = static_cast<const std::byte*>(values.data);
+    seen_.insert(seen_.end(), begin, begin + bytes);
+  }
+  ConstArray copy_of(ConstArray values, std::size_t bytes) override {
+    copy_.resize(bytes);
+    std::memcpy(copy_.data(), values.data, bytes);
+    return {copy_.data(), values.type};
+  }
+  ConstArray noise_of(ParameterId parameter, std::size_t n) override {
+    noise_.resize(n);
+    for (std::size_t i = 0; i < n; ++i) noise_[i] = noise(parameter, i, round_);
+    ++round_;
+    return {noise_.data(), Dtype::kF32};
+  }
+  void overwrite(ConstArray values, std::size_t bytes) override {
+    std::memset(const_cast<void*>(values.data), 0x3c, std::min<std::size_t>(bytes, 4096));
+  }
+  Array room(std::size_t bytes, Dtype type) override {
+    room_.resize(bytes);
+    return {room_.data(), type};
+  }
+  std::vector<std::byte> seen() override { return seen_; }
+
+ private:
+  std::vector<std::byte> seen_, copy_, room_;
+  std::vector<float> noise_;
+  std::size_t round_ = 0;
+};
+
+// It queues all of it on one stream, and waits for nothing.
+class HandsOnGpu final : public Hands {
+ public:
+  HandsOnGpu(Device& device, CUstream_st* stream, std::size_t bytes_seen, std::size_t most_bytes)
+      : device_(device),
+        stream_(stream),
+        memory_(ledger_, device, allocator::Purpose::kWorkspace, 2 * most_bytes),
+        host_(device, bytes_seen),
+        most_bytes_(most_bytes) {}
+  ~HandsOnGpu() override {
+    at_the_end([&] { device_.synchronize(stream_); });
+  }
+  void look(ConstArray values, std::size_t bytes) override {
+    device_.copy_out(stream_, host_.data() + seen_, reinterpret_cast<DeviceAddress>(values.data), bytes);
+    seen_ += bytes;
+  }
+  ConstArray copy_of(ConstArray values, std::size_t bytes) override {
+    device_.copy(stream_, memory_.address(), reinterpret_cast<DeviceAddress>(values.data), bytes);
+    return {reinterpret_cast<const void*>(memory_.address()), values.type};
+  }
+  ConstArray noise_of(ParameterId parameter, std::size_t n) override {
+    noises_.push_back(std::make_unique<HostMemory>(device_, n * sizeof(float)));
+    auto* const values = reinterpret_cast<float*>(noises_.back()->data());
+    for (std::size_t i = 0; i < n; ++i) values[i] = noise(parameter, i, round_);
+    ++round_;
+    const DeviceAddress to = memory_.address() + most_bytes_;
+    device_.copy_in(stream_, to, noises_.back()->data(), n * sizeof(float));
+    return {reinterpret_cast<const void*>(to), Dtype::kF32};
+  }
+  void overwrite(ConstArray values, std::size_t bytes) override {
+    device_.fill(stream_, reinterpret_cast<DeviceAddress>(values.data), std::byte{0x3c},
+                 std::min<std::size_t>(bytes, 4096));
+  }
+  Array room(std::size_t /*bytes*/, Dtype type) override {
+    return {reinterpret_cast<void*>(memory_.address()), type};
+  }
+  std::vector<std::byte> seen() override {
+    device_.synchronize(stream_);
+    return {host_.data(), host_.data() + seen_};
+  }
+
+ private:
+  Device& device_;
+  CUstream_st* stream_;
+  allocator::Ledger ledger_;
+  allocator::DeviceRegion memory_;
+  HostMemory host_;
+  std::vector<std::unique_ptr<HostMemory>> noises_;
+  std::size_t most_bytes_, seen_ = 0, round_ = 0;
+};
+
+using Values = std::map<std::string, std::vector<float>>;
+struct Outcome {
+  std::vector<std::byte> seen;  // the parameters as the client saw them
+  std::vector<double> norms;
+  Values values, masters;
+  std::array<Values, 2> states;
+  bool operator==(const Outcome&) const = default;
+};
+
+// An engine with exactly the memory that its plan states.
+struct Made {
+  Made(const Case& setup, Device* device)
+      : profile(profile_of(setup)),
+        optimizer(optim::make_optimizer(setup.optimizer)),
+        plan(make_plan(profile, *optimizer, budget_of(setup), request_of(setup), {})) {
+    ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
+    ledger.set_budget(allocator::Tier::kDevice, plan.device_bytes);
+    Resources resources{threads, ledger};
+    std::vector<std::unique_ptr<offload::File>> files;
+    files.push_back(offload::make_memory_file("disk"));
+    disk.emplace(std::move(files), ledger);
+    if (plan.uses_disk()) resources.disk = &*disk;
+    resources.device = device;
+    engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
+  }
+  Profile profile;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Plan plan;
+  Threads threads{2};
+  allocator::Ledger ledger;
+  std::optional<offload::RecordStore> disk;
+  std::unique_ptr<AnyOrderEngine> engine;
+};
+
+class Client {
+ public:
+  Client(const Case& setup, AnyOrderEngine& engine, Hands& hands)
+      : setup_(setup), engine_(engine), layout_(engine.layout()), hands_(hands) {}
+
+  void load() {
+    UnitSource source;
+    source.values = [this](ParameterId p, std::size_t first, std::span<float> out) {
+      for (std::size_t i = 0; i < out.size(); ++i) out[i] = noise(p, first + i, 0);
+    };
+    for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.load(unit, source);
+  }
+
+  double step(int step) {
+    StepSettings settings;
+    settings.groups = {{0.02 / (step + 1), 0.1}, {0.02, 0}};
+    settings.clip = setup_.clip ? setup_.norm : 0;
+    engine_.begin_step(settings);
+    const std::size_t passes = setup_.clip ? setup_.micro_batches : 1;
+    for (std::size_t pass = 0; pass < passes; ++pass) {
+      for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+        engine_.acquire(unit, Hold::kRead);
+        for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+          hands_.look(engine_.parameter(p), bytes(p));
+        engine_.release(unit);
+      }
+      for (UnitId unit = static_cast<UnitId>(layout_.units().size()); unit-- > 0;) backward(unit);
+    }
+    settings.keep_gradients = setup_.keeps && step % 2 == 0;
+    if (setup_.edits) look_at_gradients();
+    const double norm = engine_.step(settings).gradient_norm;
+    if (setup_.edits) edit(step);
+    return norm;
+  }
+
+  Outcome save() {
+    Outcome outcome;
+    UnitSink sink;
+    const auto append = [this](Values& to, ParameterId p, std::size_t count, const auto& value) {
+      for (std::size_t i = 0; i < count; ++i) to[layout_.spec(p).name].push_back(value(i));
+    };
+    sink.parameter = [&](ParameterId p, std::size_t, std::size_t count, ConstArray values) {
+      append(outcome.values, p, count, [&](std::size_t i) { return test::value_at(values, i); });
+    };
+    sink.master = [&](ParameterId p, std::size_t, std::span<const float> values) {
+      append(outcome.masters, p, values.size(), [&](std::size_t i) { return values[i]; });
+    };
+    sink.state = [&](ParameterId p, std::size_t array, std::size_t, std::size_t count, ConstArray values,
+                     const float* scales) {
+      append(outcome.states.at(array), p, count, [&](std::size_t i) {
+        if (values.type != Dtype::kU8) return test::value_at(values, i);
+        return scales[i / optim::kScaleBlock] * static_cast<const std::uint8_t*>(values.data)[i];
+      });
+    };
+    // Arrays are handed out by several threads at once, each of them to a map of its own.
+    for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.save(unit, sink);
+    outcome.seen = hands_.seen();
+    return outcome;
+  }
+
+  std::size_t bytes(ParameterId p) const {
+    return layout_.location(p).elements * size_of(layout_.dtype(layout_.location(p).unit));
+  }
+
+ private:
+  void look_at_gradients() {
+    for (ParameterId p = 0; p < layout_.parameters(); ++p) {
+      if (!engine_.has_gradient(p)) continue;
+      if (p % 3 == 0) engine_.multiply_gradient(p, 0.75);
+      const std::size_t bytes = layout_.location(p).elements * sizeof(float);
+      const Array room = hands_.room(bytes, Dtype::kF32);
+      engine_.read_gradient(p, room);
+      hands_.look(room, bytes);
+      if (p % 4 == 1) engine_.drop_gradient(p);
+    }
+  }
+  void edit(int step) {
+    const auto unit = static_cast<UnitId>(static_cast<std::size_t>(step) % layout_.units().size());
+    engine_.acquire(unit, Hold::kEdit);
+    const ParameterId p = layout_.first_parameter(unit);
+    hands_.overwrite(engine_.parameter(p), bytes(p));
+    engine_.release(unit);
+  }
+  void backward(UnitId unit) {
+    if (!layout_.trainable(unit)) return;
+    engine_.acquire(unit, Hold::kGradient);
+    for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+      engine_.add_gradient(p, hands_.copy_of(engine_.parameter(p), bytes(p)));
+      engine_.add_gradient(p, hands_.noise_of(p, layout_.location(p).elements));
+    }
+    engine_.release(unit);
+  }
+
+  const Case& setup_;
+  AnyOrderEngine& engine_;
+  const Layout& layout_;
+  Hands& hands_;
+};
+
+inline Outcome trained(const Case& setup, Made& made, Hands& hands) {
+  Client client(setup, *made.engine, hands);
+  client.load();
+  std::vector<double> norms;
+  for (int step = 0; step < setup.steps; ++step) norms.push_back(client.step(step));
+  Outcome outcome = client.save();
+  outcome.norms = norms;
+  return outcome;
+}
+
+inline Outcome train_on_cpu(Case setup) {
+  setup.device = 0, setup.memory = kGiB;
+  setup.places = {};
+  Made made(setup, nullptr);
+  HandsOnCpu hands;
+  return trained(setup, made, hands);
+}
+
+// Calls look(made) with the engine when the training has ended.
+template <class Look>
+Outcome train_on_gpu(const Case& setup, Device& device, const Look& look) {
+  const Device::Stream stream = device.make_stream(false);
+  Made made(setup, &device);
+  std::size_t all = 0, most = 0;
+  const Layout& layout = made.engine->layout();
+  for (ParameterId p = 0; p < layout.parameters(); ++p) {
+    all += layout.location(p).elements * sizeof(float);
+    most = std::max(most, layout.location(p).elements * sizeof(float));
+  }
+  HandsOnGpu hands(device, stream.get(),
+                   2 * all * setup.micro_batches * static_cast<std::size_t>(setup.steps),
+                   round_up(most, kHugePage));
+  made.engine->use_stream(stream.get());
+  const Outcome outcome = trained(setup, made, hands);
+  look(made);
+  return outcome;
+}
+
+}  // namespace sluice::engine::twins

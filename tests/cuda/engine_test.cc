@@ -1,0 +1,289 @@
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "cuda/engine_client.h"
+#include "thrown.h"
+
+namespace sluice::engine::twins {
+namespace {
+
+constexpr auto kDevice = allocator::Tier::kDevice;
+constexpr auto kHost = allocator::Tier::kHost;
+constexpr auto kDisk = allocator::Tier::kDisk;
+
+class DeviceEngineTest : public KernelTest {
+ protected:
+  void expect_twin(const Case& setup, const Outcome& expected) {
+    const Outcome found = train_on_gpu(setup, *device_, [&](Made& made) { check_memory(made); });
+    EXPECT_EQ(found.norms, expected.norms);
+    EXPECT_TRUE(found.seen == expected.seen) << "the client saw other parameters";
+    EXPECT_TRUE(found == expected) << "parameters or optimizer state differ";
+  }
+  // A fake driver that begins anew.
+  void begin(Schedule schedule, std::uint64_t seed) {
+    device_.reset();
+    fake()->begin({.schedule = schedule, .seed = seed});
+    device_ = open_device(0);
+  }
+  // How many orders are tried: few, or as many as $SLUICE_SEEDS says.
+  static std::uint64_t seeds() {
+    const char* const asked = std::getenv("SLUICE_SEEDS");
+    return asked == nullptr ? 3 : std::strtoull(asked, nullptr, 10);
+  }
+  static void check_memory(const Made& made) {
+    const auto ledger = made.ledger.snapshot();
+    for (const auto tier : {kDevice, kHost})
+      for (std::size_t purpose = 0; purpose < allocator::kPurposes; ++purpose) {
+        if (purpose == static_cast<std::size_t>(allocator::Purpose::kBase)) continue;
+        EXPECT_GE(made.plan.bytes[static_cast<std::size_t>(tier)][purpose],
+                  ledger.lines[static_cast<std::size_t>(tier)][purpose].current)
+            << name_of(tier) << ' ' << name_of(static_cast<allocator::Purpose>(purpose));
+      }
+    EXPECT_EQ(ledger.total[static_cast<std::size_t>(kDevice)].peak, made.plan.device_bytes);
+    EXPECT_EQ(ledger.total[static_cast<std::size_t>(kHost)].peak, made.plan.peak_memory);
+  }
+};
+
+TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
+  Case setup;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = 128 * kMiB;
+  for (const auto parameters : {kDevice, kHost, kDisk})
+    for (const auto gradients : {kDevice, kHost, kDisk})
+      for (const auto state : {kDevice, kHost, kDisk}) {
+        // Each two tiers meet in each two parts.
+        if ((static_cast<int>(parameters) + static_cast<int>(gradients) + static_cast<int>(state)) % 3 != 0)
+          continue;
+        SCOPED_TRACE(fmt::format("{} {} {}", name_of(parameters), name_of(gradients), name_of(state)));
+        setup.places = {parameters, gradients, state};
+        expect_twin(setup, expected);
+      }
+}
+
+TEST_F(DeviceEngineTest, ItHasThemInWhateverOrderTheGpuWorks) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.micro_batches = 2;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = 128 * kMiB;
+  for (std::uint64_t seed = 0; seed < seeds(); ++seed) {
+    SCOPED_TRACE(seed);
+    const auto place = seed % 3 == 1 ? kDisk : kHost;
+    setup.places = {place, seed % 3 == 2 ? kDisk : place, place};
+    begin(seed == 0 ? Schedule::kLate : Schedule::kRandom, seed);
+    expect_twin(setup, expected);
+    if (HasFailure()) return;
+  }
+}
+
+// The engine's own choices, from the least device memory on.
+TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
+  Case setup;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = 1;
+  std::size_t least = 0;
+  expect_error(ErrorCode::kBudget, {"device memory", "device_memory="}, [&] { Made(setup, device_.get()); });
+  for (setup.device = kMiB; least == 0; setup.device += kMiB) try {
+      least =
+          make_plan(profile_of(setup), *optim::make_optimizer({}), budget_of(setup), request_of(setup), {})
+              .device_bytes;
+    } catch (const Error&) {
+    }
+  std::set<std::size_t> taken;
+  for (std::size_t more = 0; more <= 32 * kMiB; more += 8 * kMiB) {
+    SCOPED_TRACE(more);
+    setup.device = least + more;
+    const Outcome found = train_on_gpu(setup, *device_, [&](Made& made) {
+      check_memory(made);
+      taken.insert(made.plan.device_bytes);
+      EXPECT_LE(made.plan.device_bytes, setup.device);
+      EXPECT_THAT(to_text(made.plan, made.profile, budget_of(setup)), testing::HasSubstr("on the GPU"));
+      EXPECT_EQ(to_json(made.plan, made.profile, budget_of(setup)).at("device"), made.plan.device_bytes);
+    });
+    EXPECT_TRUE(found == expected);
+  }
+  EXPECT_GT(taken.size(), 2u);
+  // Memory that is too small for what is not on the GPU: the rest is on disk.
+  setup.device = least;
+  setup.places = {kDisk, kDisk, kDisk};
+  setup.memory = Made(setup, device_.get()).plan.peak_memory;
+  setup.places = {};
+  const Outcome found = train_on_gpu(setup, *device_, [&](Made& made) {
+    check_memory(made);
+    EXPECT_TRUE(made.plan.uses_disk());
+  });
+  EXPECT_TRUE(found == expected);
+  setup.memory = kMiB;
+  expect_error(ErrorCode::kBudget, {"beside", "disk folder"}, [&] { Made(setup, device_.get()); });
+  setup.memory = kGiB;
+  setup.device = least - 1;
+  expect_error(ErrorCode::kBudget, {"short by 1 B", "device_memory="}, [&] { Made(setup, device_.get()); });
+}
+
+TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
+  const auto with = [](const char* name, Dtype state, bool master) {
+    return optim::OptimizerSettings{name, Json::object(), {state, master, 11}};
+  };
+  std::vector<Case> cases(8);
+  cases[0].optimizer = with("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
+  cases[1].optimizer = with("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
+  cases[2].optimizer = with("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
+  cases[3].optimizer = {"sgd", {{"momentum", 0.9}}};
+  cases[4].optimizer = with("adam", Dtype::kU8, true), cases[4].dtype = Dtype::kBf16;
+  cases[5].clip = false;
+  cases[6].edits = true, cases[6].dtype = Dtype::kBf16;
+  cases[7].edits = cases[7].keeps = true;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(i);
+    Case setup = cases[i];
+    if (i == 5) setup.micro_batches = 1;
+    setup.steps = 2 + (setup.edits ? 2 : 0);
+    const Outcome expected = train_on_cpu(setup);
+    setup.device = 128 * kMiB;
+    if (fake() != nullptr) begin(Schedule::kRandom, i);
+    setup.places = {kHost, kHost, kHost};
+    expect_twin(setup, expected);
+  }
+}
+
+// Frames stay where they are mapped, and the caller waits for the norm alone.
+TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
+  SLUICE_NEEDS_THE_FAKE();
+  begin(Schedule::kLate, 1);
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  const auto count = [](const std::vector<const char*>& functions) {
+    auto calls = fake()->counts().calls;
+    std::uint64_t sum = 0;
+    for (const char* function : functions) sum += calls[function];
+    return sum;
+  };
+  const auto mapping = [&] {
+    return count({"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate", "cuMemAddressReserve"});
+  };
+  const auto waits = [&] { return count({"cuEventSynchronize", "cuStreamSynchronize"}); };
+  train_on_gpu(setup, *device_, [&](Made& made) {
+    const Device::Stream stream = device_->make_stream(false);
+    made.engine->use_stream(stream.get());
+    HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
+    Client client(setup, *made.engine, hands);
+    for (int step = 0; step < 2; ++step) client.step(step);
+    std::set<std::uint64_t> moved;
+    for (int step = 2; step < 5; ++step) {
+      const std::uint64_t mapped = mapping(), waited = waits();
+      const auto before = fake()->counts();
+      client.step(step);
+      const auto after = fake()->counts();
+      moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
+      EXPECT_EQ(mapping(), mapped);
+      EXPECT_EQ(waits(), waited + 1);
+    }
+    EXPECT_GT(mapping(), 0u);
+    std::uint64_t own = 0;  // what the client copies
+    for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
+      own += 2 * made.engine->layout().unit_bytes(unit);
+    EXPECT_EQ(moved.size(), 1u);
+    EXPECT_LE(*moved.begin(), made.plan.step_bytes_in + made.plan.step_bytes_out + own);
+    EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
+    made.engine.reset();  // it ends before the stream
+  });
+}
+
+// An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
+TEST_F(DeviceEngineTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  setup.blocks = 1, setup.steps = 1;
+  std::map<std::string, std::uint64_t> calls;
+  // What fails when the engine ends has nobody to be told.
+  const auto scenario = [&] {
+    train_on_gpu(setup, *device_, [&](Made&) { calls = fake()->counts().calls; });
+  };
+  begin(Schedule::kEarly, 0);
+  auto before = fake()->counts().calls;
+  scenario();
+  const auto all = calls;
+  int failures = 0;
+  for (const char* function :
+       {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemHostRegister",
+        "cuStreamCreateWithPriority", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery",
+        "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuLaunchKernel", "cuModuleGetFunction",
+        "cuModuleLoadData"}) {
+    const std::uint64_t count = all.at(function) - before[function];
+    EXPECT_GT(count, 0u) << function;
+    for (std::uint64_t n = 0; n < count; n += std::max<std::uint64_t>(1, count / 6), ++failures) {
+      SCOPED_TRACE(fmt::format("{} {}", function, n));
+      begin(Schedule::kEarly, 0);
+      fake()->fail(function, n, 719);
+      try {
+        scenario();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(std::string(error.what()), testing::HasSubstr(function));
+      }
+      device_.reset();
+      EXPECT_EQ(fake()->alive(), std::vector<std::string>{});
+      EXPECT_EQ(fake()->memory_taken(), 0u);
+      EXPECT_EQ(fake()->take_misuses(), std::vector<std::string>{});
+    }
+  }
+  EXPECT_GT(failures, 60);
+}
+
+// Bad input is refused before anything is taken, with what to do about it.
+TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
+  Case setup;
+  setup.device = 64 * kMiB;
+  const auto planned = [&](const auto& change) {
+    Profile profile = profile_of(setup);
+    PlanRequest request = request_of(setup);
+    optim::OptimizerSettings optimizer;
+    change(profile, request, optimizer);
+    return make_plan(profile, *optim::make_optimizer(optimizer), budget_of(setup), request, {});
+  };
+  using optim::OptimizerSettings;
+  expect_error(ErrorCode::kInvalidArgument, {"several ranks"}, [&] {
+    planned([](Profile&, PlanRequest& request, OptimizerSettings&) { request.ranks = {0, 2}; });
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"reproducible"}, [&] {
+    planned([](Profile&, PlanRequest& request, OptimizerSettings&) { request.reproducible = true; });
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"native model"}, [&] {
+    planned([](Profile& profile, PlanRequest&, OptimizerSettings&) { profile.any_order = false; });
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"given none"}, [&] { Made(setup, nullptr); });
+  setup.optimizer.name = "adafactor";
+  expect_error(ErrorCode::kInvalidArgument, {"adafactor", "adamw"}, [&] { Made(setup, device_.get()); });
+  setup.optimizer = {};
+  Made made(setup, device_.get());
+  expect_error(ErrorCode::kState, {"keeps its plan"}, [&] { made.engine->replan(made.plan); });
+  expect_error(ErrorCode::kState, {"save them"},
+               [&] { made.engine->leave(false, [](UnitId, allocator::FormerHome) {}); });
+  setup.device = 0;
+  Made on_cpu(setup, nullptr);
+  expect_error(ErrorCode::kState, {"on the CPU"}, [&] { on_cpu.engine->use_stream(nullptr); });
+}
+
+TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.device = 64 * kMiB;
+  const std::size_t needed = Made(setup, device_.get()).plan.device_bytes;
+  for (const std::size_t memory : {needed - 2 * kMiB, needed}) {
+    device_.reset();
+    fake()->begin({.memory = memory});
+    device_ = open_device(0);
+    if (memory < needed)
+      expect_error(ErrorCode::kBudget, {"are free", "less device memory"},
+                   [&] { Made(setup, device_.get()); });
+    else
+      Made(setup, device_.get());
+  }
+}
+
+}  // namespace
+}  // namespace sluice::engine::twins
