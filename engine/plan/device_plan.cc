@@ -223,8 +223,8 @@ class DevicePlanner {
     if (least.device_bytes > budget_.device)
       fail(ErrorCode::kBudget,
            "this model does not fit in {} of device memory: it is short by {}; with everything elsewhere "
-           "that can "
-           "be it needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller units",
+           "that can be it needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller "
+           "units",
            format_size(budget_.device), format_size(least.device_bytes - budget_.device),
            format_size(least.device_bytes), format_size(budget_.device_base),
            divide_up(least.device_bytes, kMiB));
@@ -232,8 +232,7 @@ class DevicePlanner {
     if (least.peak_memory > budget_.memory)
       fail(ErrorCode::kBudget,
            "this model does not fit in {} of memory beside {} of device memory: it is short by {}; with "
-           "everything "
-           "on disk that can be it needs {}. Give memory={}MiB and a disk folder with {}MiB",
+           "everything on disk that can be it needs {}. Give memory={}MiB and a disk folder with {}MiB",
            format_size(budget_.memory), format_size(budget_.device),
            format_size(least.peak_memory - budget_.memory), format_size(least.peak_memory),
            divide_up(least.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));

@@ -33,8 +33,8 @@ namespace sluice::engine {
 // functions.
 class UpdatePipeline {
  public:
-  // All arguments outlive it. streams_parameters: see set_slots().  gpu: null where the CPU computes; else
-  // slots are in the GPU's memory.
+  // All arguments outlive it. streams_parameters: see set_streams_parameters(). gpu: null where the CPU
+  // computes; else slots are in the GPU's memory.
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
                  UpdateExecutor& executor, bool streams_parameters = false, DeviceWork* gpu = nullptr);
   ~UpdatePipeline();  // waits for transfers

@@ -9,8 +9,10 @@
 
 namespace sluice::engine {
 
-class DeviceDisk::Record final : public Backing {
+// Checksums are compared where the disk is read.
+class DeviceDisk::Record final : public CheckedBacking {
  public:
+  using CheckedBacking::store;
   Record(DeviceDisk& owner, const BackingSpec& spec)
       : owner_(owner),
         record_(owner.disk_.define(spec.name, spec.bytes, spec.purpose, spec.block_bytes)),
@@ -20,15 +22,6 @@ class DeviceDisk::Record final : public Backing {
   }
   void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
     owner_.add(owner_.out_, job(offset, const_cast<std::byte*>(from.data()), from.size(), std::move(done)));
-  }
-  // Checksums are compared where the disk is read, since the caller does not see the bytes.
-  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    fetch(offset, into, std::move(done));
-  }
-  void check(std::uint64_t /*offset*/, std::span<const std::byte> /*found*/, Threads& /*threads*/) override {}
-  void store(std::uint64_t offset, std::span<const std::byte> from, Threads& /*threads*/,
-             Done done) override {
-    store(offset, from, std::move(done));
   }
 
  private:

@@ -27,23 +27,16 @@ RegisteredRegion::RegisteredRegion(allocator::Ledger& ledger, Device& device, al
   registered_.reset(memory_.data());
 }
 
-class HostRecords::Record final : public Backing {
+// The driver's copies need no checksums.
+class HostRecords::Record final : public CheckedBacking {
  public:
+  using CheckedBacking::store;
   Record(HostRecords& owner, const Place& place) : owner_(owner), place_(place) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     transfer([&] { owner_.work_.copy_in(into.data(), {data(offset), into.size()}); }, done);
   }
   void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
     transfer([&] { owner_.work_.copy_out(data(offset), from); }, done);
-  }
-  // The driver's copies need no checksums.
-  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    fetch(offset, into, std::move(done));
-  }
-  void check(std::uint64_t /*offset*/, std::span<const std::byte> /*found*/, Threads& /*threads*/) override {}
-  void store(std::uint64_t offset, std::span<const std::byte> from, Threads& /*threads*/,
-             Done done) override {
-    store(offset, from, std::move(done));
   }
 
  private:

@@ -17,11 +17,11 @@ namespace sluice::engine {
 
 // This rank's shards of the parameters that are partitioned over the ranks, in memory or, where the plan says
 // so, on disk. A whole unit is put together from the shards of all ranks wherever one needs it; to the pager
-// that is a fetch. Each change of a unit makes a
-// new *version* of it, which the ranks count alike: a rank that asks for a version waits until the owner of
-// the shard has it. What ranks of other hosts have comes through those that relay it (RelayedShards). A shard
-// is changed after all ranks have added to the unit's gradient, so nobody reads the
-// version before any more. Thread rule: one thread; it answers the other ranks on the communicator's.
+// that is a fetch. Each change of a unit makes a new *version* of it, which the ranks count alike: a rank
+// that asks for a version waits until the owner of the shard has it. What ranks of other hosts have comes
+// through those that relay it (RelayedShards). A shard is changed after all ranks have added to the unit's
+// gradient, so nobody reads the version before any more. Thread rule: one thread; it answers the other ranks
+// on the communicator's.
 class ParameterShards {
  public:
   // Both arguments outlive it.

@@ -45,21 +45,6 @@ toy::Outcome trained(const Case& setup) {
   return outcome;
 }
 
-struct Kind {
-  const char* optimizer;
-  Dtype dtype, state;
-};
-void PrintTo(const Kind& kind, std::ostream* to) {
-  *to << kind.optimizer << " " << name_of(kind.dtype) << " " << name_of(kind.state);
-}
-Case case_of(const Kind& kind) {
-  Case setup;
-  setup.optimizer.name = kind.optimizer;
-  setup.optimizer.storage.state = kind.state;
-  setup.dtype = kind.dtype;
-  return setup;
-}
-
 class TwinsOfRanks : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsOfRanks,
                          testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32},

@@ -13,14 +13,6 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kAll = 12;
 
-struct Kind {
-  const char* optimizer;
-  Dtype dtype, state;
-};
-void PrintTo(const Kind& kind, std::ostream* to) {
-  *to << kind.optimizer << " " << name_of(kind.dtype) << " " << name_of(kind.state);
-}
-
 // Calls body for each rank, also where there is one.
 void run_any(const Case& setup, const std::function<void(Rank& rank)>& body) {
   if (setup.ranks > 1) return run(setup, body);
@@ -59,10 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsReproducible,
 
 TEST_P(TwinsReproducible, HaveTheSameBitsAtAnyNumberOfRanks) {
   const bool slow = GetParam().optimizer == std::string("muon");
-  Case setup;
-  setup.optimizer.name = GetParam().optimizer;
-  setup.optimizer.storage.state = GetParam().state;
-  setup.dtype = GetParam().dtype;
+  Case setup = case_of(GetParam());
   setup.micro_batches = kAll;
   setup.ranks = 1;
   const toy::Outcome alone = trained(setup);

@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,22 @@ struct Case {
   bool at_once = false;           // whether updates follow in backward
   std::size_t blocks = 0;         // how many units there are besides
 };
+
+// What the bits depend on.
+struct Kind {
+  const char* optimizer;
+  Dtype dtype, state;
+};
+inline void PrintTo(const Kind& kind, std::ostream* to) {
+  *to << kind.optimizer << " " << name_of(kind.dtype) << " " << name_of(kind.state);
+}
+inline Case case_of(const Kind& kind) {
+  Case setup;
+  setup.optimizer.name = kind.optimizer;
+  setup.optimizer.storage.state = kind.state;
+  setup.dtype = kind.dtype;
+  return setup;
+}
 
 // Units that are cut into shards, one of them a part of a parameter that spans units; one that is too small
 // for it, and one that is frozen.

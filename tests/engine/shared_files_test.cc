@@ -76,20 +76,10 @@ Files saved_again(Case setup, int ranks, std::size_t stage, const std::string& c
   return files_of(folder.path("step-00000001"));
 }
 
-struct Kind {
-  const char* optimizer;
-  Dtype dtype, state;
-};
-void PrintTo(const Kind& kind, std::ostream* to) {
-  *to << kind.optimizer << " " << name_of(kind.dtype) << " " << name_of(kind.state);
-}
 class SharedFilesOf : public ::testing::TestWithParam<Kind> {
  protected:
   static Case setup() {
-    Case setup;
-    setup.optimizer.name = GetParam().optimizer;
-    setup.optimizer.storage.state = GetParam().state;
-    setup.dtype = GetParam().dtype;
+    Case setup = case_of(GetParam());
     return setup;
   }
   TemporaryFolder folder_;

@@ -77,22 +77,11 @@ toy::Outcome trained(Case setup, bool at_once, const Order& order, bool torn = f
   return outcome;
 }
 
-struct Kind {
-  const char* optimizer;
-  Dtype dtype, state;
-};
-void PrintTo(const Kind& kind, std::ostream* to) {
-  *to << kind.optimizer << " " << name_of(kind.dtype) << " " << name_of(kind.state);
-}
-
 class TwinsOfUpdatesInBackward : public testing::TestWithParam<Kind> {
  protected:
   static Case setup(int ranks) {
-    Case setup;
+    Case setup = case_of(GetParam());
     setup.ranks = ranks;
-    setup.optimizer.name = GetParam().optimizer;
-    setup.optimizer.storage.state = GetParam().state;
-    setup.dtype = GetParam().dtype;
     return setup;
   }
   static bool slow() { return GetParam().optimizer == std::string("muon"); }
