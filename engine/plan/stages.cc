@@ -43,6 +43,7 @@ bool faster(const Plan& a, const Plan& b) {
   if (std::abs(of_a - of_b) > 0.05 * of_b) return of_a < of_b;
   if (a.uses_disk() && a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
   if (a.staging_slots != b.staging_slots) return a.staging_slots > b.staging_slots;
+  if (a.relay_pieces != b.relay_pieces) return a.relay_pieces > b.relay_pieces;
   return a.peak_memory < b.peak_memory;
 }
 

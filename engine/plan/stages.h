@@ -11,7 +11,7 @@ namespace sluice::engine {
 // Step times within this share of each other count as equal.
 inline constexpr double kSame = 0.005;
 // Prefers short steps, then little wear of the disk and little from other ranks, then looking far ahead, then
-// little memory.
+// room in which what is fetched waits for others, then little memory.
 bool faster(const Plan& a, const Plan& b);
 
 // How many micro-batches may pass through a unit together, from the most to the least.
