@@ -10,7 +10,7 @@
 namespace sluice::comm {
 namespace {
 
-// A packet is in the caches when its reader copies it, and others have their turn soon.
+// A packet is in the caches when its reader copies it, and what is short does not wait long.
 constexpr std::size_t kMostData = 64 * kKiB;
 constexpr int kPacketsAtOnce = 16;
 
@@ -43,7 +43,7 @@ void Peer::say(Head head, std::string text) {
 void Peer::send(Outgoing message) {
   message.since = wire_.now;
   if (message.is_answer) {
-    under_way_.push_back(std::move(message));
+    line_up(std::move(message));
   } else if (const auto grant = grants_.extract(message.tag); !grant.empty()) {
     begin(std::move(message), grant.mapped());
   } else if (ungranted_.contains(message.tag)) {
@@ -80,10 +80,20 @@ void Peer::granted(const Head& head) {
     fail(ErrorCode::kCorrupt, "it asks twice for the message with the tag {:x}", head.tag);
 }
 
+// Messages of one packet go before longer ones, which follow each other in the order in which they began:
+// what was begun first is needed first, and if they took turns, all of them would arrive when the last one
+// does.
+void Peer::line_up(Outgoing message) {
+  const auto is_short = [this](const Outgoing& other) { return other.from.size() <= most_data_; };
+  const auto place =
+      is_short(message) ? std::find_if_not(under_way_.begin(), under_way_.end(), is_short) : under_way_.end();
+  under_way_.insert(place, std::move(message));
+}
+
 void Peer::begin(Outgoing message, const Grant& grant) {
   const std::uint64_t tag = message.tag, bytes = message.from.size();
   const Call call = message.call;
-  under_way_.push_back(std::move(message));
+  line_up(std::move(message));
   if (call == grant.call && bytes == grant.bytes) return;
   const int own = wire_.links.rank();
   std::string text = fmt::format("rank {} began {}, and rank {} began {}", own, wire_.describe(tag, call),
@@ -105,7 +115,7 @@ void Peer::arrived(Incomings& messages, const Head& head, std::span<const std::b
          body.size(), head.bytes, missing, message.moved);
   if (!body.empty()) std::memcpy(message.into.data() + message.moved, body.data(), body.size());
   message.moved += body.size();
-  message.since = wire_.now;
+  brought_ = wire_.now;
   count(wire_.traffic.received, body.size());
   if (!is_here_) count(wire_.traffic.from_hosts, body.size());
   count(wire_.traffic.received_besides, sizeof(Head));
@@ -166,33 +176,33 @@ bool Peer::push_data() {
   count(wire_.traffic.sent, body.size());
   count(wire_.traffic.sent_besides, sizeof(Head));
   next.moved += body.size();
-  if (next.moved < next.from.size()) {
-    under_way_.splice(under_way_.end(), under_way_, under_way_.begin());
-    return true;
-  }
+  if (next.moved < next.from.size()) return true;
   const Done done = std::move(next.done);
   under_way_.pop_front();
   done(nullptr);
   return true;
 }
 
+// What is asked for may stand in line behind other messages, which arrive meanwhile.
+Time Peer::since(const Incoming& message) const { return std::max(message.since, brought_); }
+
 std::optional<Time> Peer::waiting_since() const {
-  std::optional<Time> since;
-  const auto add = [&](Time time) { since = since ? std::min(*since, time) : time; };
+  std::optional<Time> longest;
+  const auto add = [&](Time time) { longest = longest ? std::min(*longest, time) : time; };
   for (const auto& [tag, message] : ungranted_) add(message.since);
-  for (const auto& [tag, message] : messages_) add(message.since);
-  for (const auto& [tag, message] : reads_) add(message.since);
-  return since;
+  for (const auto& [tag, message] : messages_) add(since(message));
+  for (const auto& [tag, message] : reads_) add(since(message));
+  return longest;
 }
 
 std::string Peer::what_is_missing() const {
-  const std::optional<Time> since = waiting_since();
+  const std::optional<Time> longest = waiting_since();
   for (const auto& [tag, message] : ungranted_)
-    if (message.since == since) return "has not come to " + wire_.describe(tag, message.call);
+    if (message.since == longest) return "has not come to " + wire_.describe(tag, message.call);
   for (const auto& [tag, message] : messages_)
-    if (message.since == since) return "has not come to " + wire_.describe(tag, message.call);
+    if (since(message) == longest) return "has not come to " + wire_.describe(tag, message.call);
   for (const auto& [tag, message] : reads_)
-    if (message.since == since)
+    if (since(message) == longest)
       return fmt::format("has not answered a read of {} bytes", message.into.size());
   return fmt::format("has not taken {} messages", under_way_.size());
 }

@@ -44,7 +44,7 @@ struct Outgoing {
   std::size_t moved = 0;
   Time since{0};
 };
-// Bytes from the other rank. `since` is when it last moved.
+// Bytes from the other rank.
 struct Incoming {
   std::uint64_t tag;
   Call call;
@@ -65,8 +65,8 @@ class Peer {
   void read(Head request, Incoming answer);  // the request's tag is set here
   void say(Head head, std::string text = {});
 
-  // Sends what there is room for, up to a number of packets: first what is to be said, then a packet of each
-  // message in turn. Returns whether it sent any.
+  // Sends what there is room for, up to a number of packets: first what is to be said, then one message after
+  // the other. Returns whether it sent any.
   bool push();
   // Handles a grant, data, an answer or a refusal, and returns false for other kinds. Throws Error(kState)
   // where the two ends of a message differ, Error(kCorrupt) where the packet cannot be.
@@ -99,6 +99,8 @@ class Peer {
   };
   using Incomings = std::unordered_map<std::uint64_t, Incoming>;
 
+  Time since(const Incoming& message) const;  // when anything was last heard of it
+  void line_up(Outgoing message);
   void begin(Outgoing message, const Grant& grant);
   void granted(const Head& head);
   void arrived(Incomings& messages, const Head& head, std::span<const std::byte> body);
@@ -116,6 +118,7 @@ class Peer {
   std::unordered_map<std::uint64_t, Grant> grants_;  // of messages that were not begun here
   std::list<Outgoing> under_way_;                    // the first one has the next packet
   Incomings messages_, reads_;
+  Time brought_{0};  // when bytes of messages or answers last came
 };
 
 }  // namespace sluice::comm

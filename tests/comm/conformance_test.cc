@@ -265,6 +265,31 @@ TEST_P(Conformance, MessagesOfOneIdArriveInOrder) {
   });
 }
 
+TEST_P(Conformance, AMessageIsNotHeldUpByThoseThatBeginAfterIt) {
+  run([&](Communicator& comm) {
+    if (comm.size() == 1) return;
+    const int next = (comm.rank() + 1) % comm.size(), before = (comm.rank() + comm.size() - 1) % comm.size();
+    constexpr std::size_t kLong = std::size_t{4} << 20, kShorter = std::size_t{1} << 20;
+    std::vector<std::byte> out(kLong), first(kLong), second(kShorter);
+    std::atomic<bool> first_came = false, in_order = false;
+    std::vector<Ending> ends(3);
+    comm.receive(before, 5, "the first", first, [&](const std::exception_ptr& error) {
+      first_came = !error;
+      ends[0].done()(error);
+    });
+    comm.receive(before, 6, "the second", second, [&](const std::exception_ptr& error) {
+      in_order = first_came.load();
+      ends[1].done()(error);
+    });
+    comm.send(next, 5, "the first", out, ends[2].done());
+    Ending sent;
+    comm.send(next, 6, "the second", std::span(out).first(kShorter), sent.done());
+    for (Ending& end : ends) end.wait();
+    sent.wait();
+    EXPECT_TRUE(in_order);
+  });
+}
+
 // What rank `rank` serves under a key and a version.
 std::vector<std::byte> served(int rank, std::uint64_t key, std::uint64_t version, std::size_t size) {
   std::vector<std::byte> bytes(size);
