@@ -75,6 +75,27 @@ void add_disk(const std::vector<offload::DiskKnowledge>& disks, int ranks, Machi
   for (double* rate : {&rates.disk_read, &rates.disk_write, &rates.disk_together}) *rate /= ranks;
 }
 
+void share_cores(int ranks, int threads, int cores, MachineRates& rates) {
+  const auto crowd_of = [&](int many) { return std::max(1.0, static_cast<double>(many) * threads / cores); };
+  const double crowd = crowd_of(ranks) / crowd_of(1);
+  for (ProductRate& product : rates.products) product.flops /= crowd;
+  rates.flops /= crowd;
+  if (rates.attention) *rates.attention /= crowd;
+  rates.memory_bandwidth /= crowd;
+  if (rates.update_seconds) *rates.update_seconds *= crowd;
+}
+
+double rank_processor_seconds(int ranks, int threads, int cores, bool on_one_host, double memory_bandwidth) {
+  if (ranks * (threads + 1) <= cores) return 0;
+  // A rank gives about as much as it receives. One byte is copied into shared memory, and another one out of
+  // it.
+  constexpr double kShared = 4;
+  // The kernel's copies and packets take several times as long, as measured with Open MPI
+  // (docs/benchmarks.md).
+  constexpr double kTcp = 14;
+  return (on_one_host ? kShared : kTcp) / memory_bandwidth;
+}
+
 std::uint64_t memory_sample(std::uint64_t trained, std::uint64_t memory) {
   return std::clamp<std::uint64_t>(std::min(trained / 8, memory / 4), kMeasuringBytes, kMostMeasuringBytes);
 }

@@ -41,6 +41,7 @@ struct MachineRates {
   // known; reads and writes then count as taking turns.
   double disk_read = 1e9, disk_write = 1e9, disk_together = 0;
   double disk_processor_seconds = 0;  // that one core spends for each byte read or written
+  double rank_processor_seconds = 0;  // the same for each byte from another rank
   int cores = 1;
   std::optional<Link> link;  // nothing: what is sent takes no time
   // Bytes under way in one direction that reach these rates.

@@ -81,8 +81,15 @@ class Walk {
     times.freed = bytes > 0 ? disk_ : times.done;
   }
 
+  // While the cores wait for something, they have time for what ranks send.
+  void wait_until(double time) {
+    owed_to_ranks_ = std::max(0.0, owed_to_ranks_ - std::max(0.0, time - now_));
+    now_ = std::max(now_, time);
+  }
+
   // Returns when what is asked for at that time has come from other ranks.
   double receive(double since, const Arriving& arriving) {
+    owed_to_ranks_ += static_cast<double>(arriving.bytes) * rates_.rank_processor_seconds / rates_.cores;
     if (arriving.by_link == 0 || !rates_.link) return since;
     const double seconds =
         static_cast<double>(arriving.by_link) / rates_.link->bandwidth + rates_.link->latency;
@@ -94,12 +101,12 @@ class Walk {
   // frames for that, and for all sums at the end of the step.
   void sum(std::size_t i) {
     if (visit(i).summed.bytes > 0) {
-      if (visit(i).sum_in_frames) now_ = std::max(now_, summed_in_frames_);
+      if (visit(i).sum_in_frames) wait_until(summed_in_frames_);
       summed_ = receive(now_, visit(i).summed);
       if (visit(i).sum_in_frames) summed_in_frames_ = summed_;
     }
-    if (!reach_.sums_beside) now_ = std::max(now_, summed_in_frames_);
-    if (i % count_ + 1 == count_) now_ = std::max(now_, summed_);
+    if (!reach_.sums_beside) wait_until(summed_in_frames_);
+    if (i % count_ + 1 == count_) wait_until(summed_);
   }
 
   // Asks for what other ranks have updated of the units whose updates are complete.
@@ -126,9 +133,9 @@ class Walk {
       }
       fetch(i, since, false);
     }
-    now_ = std::max(now_, at(i).ready);
+    wait_until(at(i).ready);
     while (due_[visit(i).unit] > 0) drain();
-    now_ = std::max(now_, gathered_[visit(i).unit]);
+    wait_until(gathered_[visit(i).unit]);
   }
 
   // Transfers of frames begin only at an access.
@@ -196,8 +203,8 @@ class Walk {
       if (first.left > kNothing) break;
       finish();
     }
-    const double transfers = owed_ * rates_.disk_processor_seconds / rates_.cores;
-    owed_ = 0;
+    const double transfers = owed_ * rates_.disk_processor_seconds / rates_.cores + owed_to_ranks_;
+    owed_ = owed_to_ranks_ = 0;
     time_.compute += visit(i).compute;
     time_.optimizer += optimizer;
     time_.transfers += transfers;
@@ -212,7 +219,8 @@ class Walk {
   double now_ = 0, disk_ = 0;  // until when the cores, and the disk, are busy
   // Until when the link is busy, the last sum goes on, and the last one of what is in frames.
   double link_ = 0, summed_ = 0, summed_in_frames_ = 0;
-  double owed_ = 0;           // bytes whose share of the cores is not counted yet
+  double owed_ = 0;           // bytes of the disk whose share of the cores is not counted yet
+  double owed_to_ranks_ = 0;  // seconds of all cores
   std::vector<Times> times_;  // of visits that are near: a ring
   std::size_t here_ = 0;
   std::deque<Pending> pending_;

@@ -206,6 +206,13 @@ Setup prepare(const TrainSettings& settings) {
                             {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
                              engine::memory_sample(setup.plan.checkpoint_bytes, s.memory), s.ranks_here},
                             disks);
+  // Ranks of a run measure at the same time, and find what the others leave them.
+  if (s.communicator == nullptr)
+    engine::share_cores(s.ranks_here, s.threads, usable_cpus(), setup.plan.rates);
+  if (s.plan.ranks.size > 1)
+    setup.plan.rates.rank_processor_seconds = engine::rank_processor_seconds(
+        s.ranks_here, s.threads, usable_cpus(), s.plan.ranks.on_hosts().all_on_one(),
+        setup.plan.rates.memory_bandwidth);
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +
                            setup.plan.trace_bytes + s.communication_bytes};

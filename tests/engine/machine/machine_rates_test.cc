@@ -23,5 +23,32 @@ TEST(AddDisk, GivesEachOfTheRanksThatShareItTheirPart) {
   EXPECT_EQ(shared.disk_in_flight, alone.disk_in_flight);
 }
 
+TEST(ShareCores, GivesEachOfTheRanksTheirPartWhereThreadsTakeTurns) {
+  MachineRates alone;
+  alone.flops = 8e9;
+  alone.memory_bandwidth = 4e9;
+  alone.attention = 2e9;
+  alone.update_seconds = 1e-9;
+  alone.products = {{{}, 6e9}};
+  MachineRates enough = alone, crowded = alone, crowded_alone = alone;
+  share_cores(2, 2, 4, enough);
+  EXPECT_EQ(enough.flops, alone.flops);
+  share_cores(4, 2, 4, crowded);
+  EXPECT_EQ(crowded.flops, 4e9);
+  EXPECT_EQ(crowded.memory_bandwidth, 2e9);
+  EXPECT_EQ(crowded.attention, 1e9);
+  EXPECT_EQ(crowded.update_seconds, 2e-9);
+  EXPECT_EQ(crowded.products.front().flops, 3e9);
+  share_cores(2, 8, 4, crowded_alone);  // each was measured with eight threads on four cores
+  EXPECT_EQ(crowded_alone.flops, 4e9);
+}
+
+TEST(RankProcessorSeconds, AreNoneWhereEachRankHasACoreForThem) {
+  EXPECT_EQ(rank_processor_seconds(2, 3, 8, false, 1e10), 0);
+  const double on_one_host = rank_processor_seconds(2, 3, 7, true, 1e10);
+  EXPECT_GT(on_one_host, 0);
+  EXPECT_GT(rank_processor_seconds(2, 3, 7, false, 1e10), on_one_host);
+}
+
 }  // namespace
 }  // namespace sluice::engine

@@ -145,6 +145,19 @@ TEST(Walk, AnUpdateThatIsDueIsWaitedFor) {
   EXPECT_NEAR(time.step, 4 + 2 + 0.2 / 3, 0.01);
 }
 
+TEST(Walk, WhatComesFromRanksTakesOfTheCoresWhereTheseDoNotWait) {
+  std::vector<Visit> visits = in_frames(6, computed(1));
+  for (Visit& visit : visits) visit.pulled = {50, 50};
+  MachineRates rates = slow_link();
+  rates.rank_processor_seconds = 0.005;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).step, 7.5);
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).transfers, 1.5);
+  rates.cores = 2;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).step, 6.75);
+  for (Visit& visit : visits) visit.pulled = {200, 200};  // the cores wait for a second of each two
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).step, 12);
+}
+
 TEST(Walk, TransfersTakeOfTheCoresWhereTheseCompute) {
   MachineRates rates = slow_disk();
   rates.disk_processor_seconds = 0.01;
