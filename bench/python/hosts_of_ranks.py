@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Measures steps of several hosts with several ranks of one thread each, at each stage, beside as many ranks of one host, and beside the
-plan: seconds, and the bytes that a host receives from others.
+"""Measures steps of several hosts with several ranks of one thread each, at each stage, beside as many ranks of one host, alone and
+with bare TCP streams of as many bytes beside them, and beside the plan: seconds, and the bytes that a host receives from others.
 
 Hosts are network namespaces of this machine (scripts/hosts.sh; needs root), which share its cores: so what is measured is what the wire
-costs, and no speed-up. The model has a vocabulary of bytes. Sides take turns, and figures are medians over the rounds and over a run's steps
-but its first. Bytes are those of the first host's ranks. --json prints JSON.
+costs, and no speed-up. What a step takes more than one beside bare streams, Sluice adds; the rest is the price of making hosts
+(bare_wire.py). The model has a vocabulary of bytes. Sides take turns, and figures are medians over the rounds and over a run's steps but its
+first. Bytes are those of the first host's ranks. --json prints JSON.
 
     python3 bench/python/hosts_of_ranks.py --model gpt2-124m --batch 1 --seq 256 --accumulate 8
+    python3 bench/python/hosts_of_ranks.py --ranks 1 --accumulate 16 --delay 1ms --stages 0   # two ranks, eight micro-batches each
 """
 import json
 import random
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 
+from bare_wire import hosts, streams
 from side_by_side import ROOT, parser_of, temporary_folder
 
 
@@ -22,6 +25,7 @@ def arguments():
     parser = parser_of(__doc__, model="gpt2-124m", batch=1, seq=256, accumulate=8, dtype="f32", ranks=2, rounds=2, steps=3)
     parser.add_argument("--hosts", type=int, default=2, help="--ranks counts those of each")
     parser.add_argument("--rate", default="1gbit", help="what a host sends at most, in words of tc")
+    parser.add_argument("--delay", default="0ms", help="of each packet")
     parser.add_argument("--stages", type=int, nargs="*", default=[0, 1, 3])
     parser.add_argument("--memory", default="2GiB", help="of each rank")
     return parser.parse_args()
@@ -43,12 +47,20 @@ def side(a, text, folder, stage, between_hosts):
     for earlier in folder.glob("metrics*.jsonl"):
         earlier.unlink()
     own = [*words_of(a, text, stage), "--eval-every", 0, "--progress", "none", "--metrics", folder / "metrics.jsonl"]
-    hosts = [ROOT / "scripts/hosts.sh", "--hosts", a.hosts, "--ranks", a.ranks, "--rate", a.rate]
-    run([*hosts, *own] if between_hosts else [*own, "--ranks", a.hosts * a.ranks])
+    launcher = [ROOT / "scripts/hosts.sh", "--hosts", a.hosts, "--ranks", a.ranks, "--rate", a.rate, "--delay", a.delay]
+    run([*launcher, *own] if between_hosts else [*own, "--ranks", a.hosts * a.ranks])
     files = ["metrics.jsonl", *(f"metrics.rank{rank}.jsonl" for rank in range(1, a.ranks))]
     rows = [[json.loads(line) for line in (folder / name).read_text().splitlines()][1:] for name in files]
     return {"seconds": statistics.median(row["seconds"] for row in rows[0]),
             "bytes": statistics.median(sum(row["received_from_hosts"] for row in step) for step in zip(*rows, strict=True))}
+
+
+def take_turns(a, text, folder, stage):
+    """One round: on hosts, on one host, and there beside streams that carry what the hosts' wires did."""
+    sides = {"hosts": side(a, text, folder, stage, True), "one_host": side(a, text, folder, stage, False)}
+    with hosts(a.hosts, a.rate, folder, a.delay) as on, streams(on, a.hosts, sides["hosts"]["bytes"] / sides["hosts"]["seconds"]):
+        sides["beside_streams"] = side(a, text, folder, stage, False)
+    return sides
 
 
 def planned(a, text, stage, link):
@@ -60,27 +72,26 @@ def planned(a, text, stage, link):
 def main():
     a = arguments()
     link = a.rate.removesuffix("bit").replace("g", "Gbit/s").replace("m", "Mbit/s")
-    found = {stage: {True: [], False: []} for stage in a.stages}
+    found = {stage: [] for stage in a.stages}
     with temporary_folder(tempfile.gettempdir()) as folder:
         text = folder / "text.txt"
         text.write_bytes(bytes(32 + byte % 95 for byte in random.Random(1).randbytes(64 * a.accumulate * a.batch * a.seq)))
         plans = {stage: planned(a, text, stage, link) for stage in a.stages}
         for number in range(a.rounds):
             for stage in a.stages:
-                for between_hosts in (True, False):
-                    found[stage][between_hosts].append(side(a, text, folder, stage, between_hosts))
+                found[stage].append(take_turns(a, text, folder, stage))
             print(f"round {number + 1}/{a.rounds}", file=sys.stderr)
-    result = {}
-    for stage, sides in found.items():
-        hosts, one = ({key: statistics.median(each[key] for each in rounds) for key in rounds[0]} for rounds in (sides[True], sides[False]))
-        result[stage] = {"hosts": hosts, "one_host": one, "plan": plans[stage]}
+    result = {stage: {"plan": plans[stage], **{name: {key: statistics.median(sides[name][key] for sides in rounds) for key in one}
+                                               for name, one in rounds[0].items()}} for stage, rounds in found.items()}
     if a.json:
         print(json.dumps(result))
         return
     for stage, row in result.items():
-        hosts, plan = row["hosts"], row["plan"]
-        print(f"stage {stage}: {hosts['seconds']:.2f} s a step on {a.hosts} hosts of {a.ranks} ranks at {a.rate}, {row['one_host']['seconds']:.2f} "
-              f"s on one host, {plan['seconds']:.2f} s planned; {hosts['bytes'] / 1e6:.1f} MB to a host, {plan['bytes'] / 1e6:.1f} planned")
+        seconds = {name: of["seconds"] for name, of in row.items()}
+        print(f"stage {stage}: {seconds['hosts']:.2f} s a step on {a.hosts} hosts of {a.ranks} ranks at {a.rate}, {a.delay}; "
+              f"{seconds['one_host']:.2f} s on one host, {seconds['beside_streams']:.2f} s beside bare streams "
+              f"({seconds['hosts'] / seconds['beside_streams']:.2f}), {seconds['plan']:.2f} s planned; "
+              f"{row['hosts']['bytes'] / 1e6:.1f} MB to a host, {row['plan']['bytes'] / 1e6:.1f} planned")
 
 
 if __name__ == "__main__":

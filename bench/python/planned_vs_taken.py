@@ -6,6 +6,10 @@ first. --json prints JSON.
 
 For both sides it prints where a step's seconds go: products and loops, updates, and waiting for the disk.
 
+Hosts with a wire between them are made of this machine, and plans are for hosts that have a machine each. So for these runs it also measures
+the ranks on one host, planned as they are run, alone and beside bare TCP streams that carry as many bytes (bare_wire.py). The ratio counts
+the planned step as longer by what ranks have too few cores, and by what streams slow them.
+
     python3 bench/python/planned_vs_taken.py --disk FOLDER [RUN ...]
 """
 import dataclasses
@@ -15,7 +19,8 @@ import statistics
 import string
 import sys
 
-from side_by_side import ROOT, make_tokens, parser_of, sluice, sluice_steps, temporary_folder
+from bare_wire import hosts, streams
+from side_by_side import CORES, ROOT, make_tokens, parser_of, sluice, sluice_steps, temporary_folder
 
 ON_DISK = ["--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"]
 NARROW = ["--dtype", "bf16", "--master", "none", "--state", "8bit", "--clip", 0]
@@ -73,6 +78,16 @@ def arguments():
     return a
 
 
+def price_of_hosts(r, rows, steps, folder):
+    """How many times as long a step takes where hosts share this machine's cores, whatever program uses the wire between them."""
+    def seconds(rows):
+        return statistics.median(row["seconds"] for row in rows)
+
+    alone = seconds(steps())
+    with hosts(r.ranks, r.rate, folder) as on, streams(on, r.ranks, rows[-1]["received"] / seconds(rows)):
+        return seconds(steps()) / alone * max(1, r.ranks / CORES)
+
+
 def run(a, name, folder):
     r = RUNS[name]
     data = folder / "tokens.bin"
@@ -82,14 +97,22 @@ def run(a, name, folder):
     else:
         make_tokens(data, 64 * r.tokens)
     options = [*r.options, "--data", data, *(["--disk", f"{a.disk}:{r.disk}"] if r.disk else [])]
-    of_several = [*options, "--ranks", r.ranks] if r.ranks > 1 else options
-    plan = json.loads(sluice("plan", *of_several, *(["--link", r.link()] if r.ranks > 1 else []), "--json", build=a.build))["step"]
-    hosts = [ROOT / "scripts/hosts.sh", "--hosts", r.ranks, "--rate", r.rate] if r.rate else []
-    rows = sluice_steps(folder, *(options if r.rate else of_several), "--steps", r.steps, build=a.build, launcher=hosts)
+    ranks = ["--ranks", r.ranks] if r.ranks > 1 else []
+    planned_for = [*ranks, "--link", r.link(), *(["--hosts", r.ranks] if r.rate else [])] if ranks else []
+    plan = json.loads(sluice("plan", *options, *planned_for, "--json", build=a.build))["step"]
+    launcher = [ROOT / "scripts/hosts.sh", "--hosts", r.ranks, "--rate", r.rate] if r.rate else []
+
+    def steps(launcher=()):
+        more = [] if launcher else ranks
+        return sluice_steps(folder, *options, *more, "--steps", r.steps, build=a.build, launcher=launcher)
+
+    rows = steps(launcher)
+    price = price_of_hosts(r, rows, steps, folder) if r.rate else 1.0
     middle = {key: statistics.median(row[key] for row in rows)
               for key in ("seconds", "read_wait_seconds", "write_wait_seconds", "optimizer_seconds")}
     waited = middle["read_wait_seconds"] + middle["write_wait_seconds"]
-    result = {"run": name, "planned": plan["seconds"], "taken": middle["seconds"], "ratio": middle["seconds"] / plan["seconds"],
+    result = {"run": name, "planned": plan["seconds"], "taken": middle["seconds"], "price_of_hosts": price,
+              "ratio": middle["seconds"] / plan["seconds"] / price,
               "least": min(row["seconds"] for row in rows), "most": max(row["seconds"] for row in rows),
               "bound": plan["bound"], "read": rows[-1]["disk_read"], "written": rows[-1]["disk_written"],
               "planned_parts": {key: plan[key] for key in plan if key.endswith("_seconds")},
@@ -110,7 +133,7 @@ def main():
         for name in a.runs:
             results.append(r := run(a, name, folder))
             print(f"{name:34}planned {r['planned']:6.2f} s, taken {r['taken']:6.2f} s ({r['least']:.2f} to {r['most']:.2f}), "
-                  f"ratio {r['ratio']:.2f}; planned {parts(r['planned_parts'])}; taken {parts(r['taken_parts'])}",
+                  f"{'price of hosts ' + format(r['price_of_hosts'], '.2f') + ', ' if r['price_of_hosts'] != 1 else ''}ratio {r['ratio']:.2f}; planned {parts(r['planned_parts'])}; taken {parts(r['taken_parts'])}",
                   file=sys.stderr if a.json else sys.stdout, flush=True)
     if a.json:
         print(json.dumps(results))

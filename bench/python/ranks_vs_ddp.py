@@ -15,15 +15,14 @@ import contextlib
 import json
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 
+from bare_wire import ADDRESS, hosts
 from gpt2_sides import CLIP, LR, WEIGHT_DECAY
 from side_by_side import CORES, ROOT, make_tokens, parser_of, sluice_steps, temporary_folder
 from turns import CHECKED_STEPS, Side, take_turns, turns_of
 
-HOST = "10.99.0.{}"  # as scripts/hosts.sh counts them, from 1
 NAMES = {"ddp": "DDP", "fsdp": "FSDP2", "wrapped": "sluice.torch", "native": "sluice train"}
 
 
@@ -45,13 +44,13 @@ class Ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        common = {"WORLD_SIZE": str(a.ranks), "MASTER_ADDR": "127.0.0.1" if on is None else HOST.format(1), "MASTER_PORT": port}
+        common = {"WORLD_SIZE": str(a.ranks), "MASTER_ADDR": "127.0.0.1" if on is None else ADDRESS.format(1), "MASTER_PORT": port}
         if on is not None:
             common["GLOO_SOCKET_IFNAME"] = "wire"
         self.ranks = [
             Side(a, kind, folder, name=f"{kind}-{rank}",
                  variables=common | {"RANK": str(rank), "LOCAL_RANK": str(rank if on is None else 0)},
-                 host=() if on is None else (on, HOST.format(rank + 1)), rank=rank, ranks=a.ranks, memory=a.memory, stage=a.stage, late=a.late)
+                 host=() if on is None else (on, ADDRESS.format(rank + 1)), rank=rank, ranks=a.ranks, memory=a.memory, stage=a.stage, late=a.late)
             for rank in range(a.ranks)
         ]
 
@@ -75,21 +74,6 @@ class Ranks:
         }
 
 
-@contextlib.contextmanager
-def hosts(a, folder):
-    """Makes a host for each rank, and gives the program that runs commands there; None without a.rate."""
-    if a.rate is None:
-        yield None
-        return
-    on = folder / "on"
-    command = [ROOT / "scripts/hosts.sh", "--hosts", str(a.ranks), "--rate", a.rate, "--on", on]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
-        if made.stdout.readline() != "ready\n":
-            sys.exit("ranks_vs_ddp: scripts/hosts.sh made no hosts")
-        yield str(on)
-        made.stdin.close()
-
-
 def native(a, weights, folder):
     """The metrics of a run's steps after the first."""
     tokens = folder / "tokens.bin"
@@ -106,7 +90,7 @@ def native(a, weights, folder):
 def measure(a, folder):
     weights = folder / "weights"
     rows = []
-    with hosts(a, folder) as on:
+    with hosts(a.ranks, a.rate, folder) if a.rate else contextlib.nullcontext() as on:
         with Ranks(a, "ddp", folder, on) as first:
             expected = first.steps(CHECKED_STEPS)["losses"]
         with Ranks(a, "ddp", folder, on) as ddp, Ranks(a, "fsdp", folder, on) as fsdp, Ranks(a, "wrapped", folder, on) as wrapped:
