@@ -9,6 +9,7 @@
 # On the other machine:
 #   tar xzf sluice-gpu.tar.gz && sluice-gpu/scripts/gpu_check.sh
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/.."
 wheel='' peers='' is_built=false
 while (($#)); do
@@ -16,7 +17,9 @@ while (($#)); do
     --built) is_built=true; shift ;;
     --wheel | --peers)
       (($# > 1)) || { echo "bundle: $1 needs a path" >&2; exit 2; }
-      [[ $1 == --wheel ]] && wheel=$2 || peers=$2
+      path=$2
+      [[ $path == /* ]] || path=$from/$path
+      [[ $1 == --wheel ]] && wheel=$path || peers=$path
       shift 2 ;;
     *) echo "bundle: '$1' is not --built, --wheel or --peers" >&2; exit 2 ;;
   esac
@@ -25,6 +28,8 @@ most=50000000  # bytes of the archive
 glibc=2.36 libstdcxx=3.4.30 cxxabi=1.3.13  # the other machine's: Debian 12 has them, and what is newer
 build=${SLUICE_BUILD:-build}
 out=${SLUICE_BUNDLE:-$build/bundle}
+[[ -z $wheel || -f $wheel ]] || { echo "bundle: there is no wheel $wheel" >&2; exit 1; }
+[[ -z $peers || -d $peers ]] || { echo "bundle: there is no folder $peers" >&2; exit 1; }
 if ! $is_built; then
   scripts/build.sh
   scripts/setup.sh --python
@@ -50,7 +55,7 @@ cp "$wheel" "$top/wheels"
 cp scripts/gpu_*.py scripts/gpu_check.sh "$top/scripts"
 scripts/kernels.sh --list | xargs cp --parents -t "$top"
 cp --parents LICENSE docs/gpu.md bench/python/*.py "$top"
-git rev-parse HEAD > "$top/COMMIT" 2> /dev/null || echo unknown > "$top/COMMIT"
+git describe --always --dirty --abbrev=12 > "$top/COMMIT" 2> /dev/null || echo unknown > "$top/COMMIT"
 
 # The libraries that are not the other machine's. (What needs the matrix library is in the wheel alone: 40 MB.)
 natives=("$top"/build/bin/* "$top"/build/lib/*.so)
@@ -59,8 +64,9 @@ LD_LIBRARY_PATH=$top/build/lib ldd "${natives[@]}" | awk '$2 == "=>" {print $1, 
   if [[ ! $name =~ $system && ! -e $top/build/lib/$name ]]; then cp -L "$path" "$top/build/lib/$name"; fi
 done
 strip --strip-unneeded "${natives[@]}"
-patchelf --set-rpath '$ORIGIN/../lib' "$top"/build/bin/*
-patchelf --set-rpath '$ORIGIN' "$top"/build/lib/*.so*
+# They come before what LD_LIBRARY_PATH names there.
+patchelf --force-rpath --set-rpath '$ORIGIN/../lib' "$top"/build/bin/*
+patchelf --force-rpath --set-rpath '$ORIGIN' "$top"/build/lib/*.so*
 
 # Prints the greatest version of a library's symbols that any file needs, and refuses one that is greater than the other machine's.
 needed() {
@@ -86,7 +92,6 @@ pack() {
 }
 size=$(pack)
 if [[ -n $peers ]]; then
-  [[ -d $peers ]] || { echo "bundle: there is no folder $peers" >&2; exit 1; }
   room=$((most - size - 65536))  # wheels are compressed already; headers of the archive take some bytes
   while read -r bytes peer; do
     if [[ $peer != *-none-any.whl ]]; then

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import typing
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -127,6 +128,45 @@ def sanitizer_part(tool, limit_s, tests, title):
                 lambda done: read_sanitizer(tool, done))
 
 
+# ---- the wheel ----
+
+# Trains an engine from the wheel that the first word names, beside PyTorch where this Python has it.
+TRIED = """
+import array, json, sys, tempfile, zipfile
+folder = tempfile.TemporaryDirectory()
+zipfile.ZipFile(sys.argv[1]).extractall(folder.name)
+sys.path.insert(0, folder.name)
+try:
+    import torch
+except ImportError:
+    torch = None
+sees = torch is not None and torch.cuda.is_available() and torch.ones(8, device="cuda").sum().item() == 8
+import sluice
+unit = sluice.Unit("unit", [sluice.Parameter("weight", (8, 8))])
+with sluice.Engine([unit], sluice.Options(memory="1GiB", threads=1)) as engine:
+    engine.set_values("unit", {"weight": array.array("f", [1.0] * 64)})
+    engine.begin_step()
+    with engine.acquire("unit", gradient=True):
+        engine.add_gradient("weight", array.array("f", [0.5] * 64))
+    assert abs(engine.step().gradient_norm - 4.0) < 1e-6
+print(json.dumps({"torch": torch and torch.__version__, "sees": sees}))
+"""
+
+
+def wheel_command(is_fake):
+    found = [*(ROOT / "wheels").glob("sluice_train-*.whl"), *(BUILD / "wheel").glob("sluice_train-*.whl")]
+    if not found:
+        raise Skip(f"there is no wheel in {BUILD / 'wheel'}; scripts/wheel.sh makes it")
+    return [sys.executable, "-c", TRIED, str(found[0])]
+
+
+def read_wheel(done):
+    found = read_json(done)
+    if found["torch"] is None:
+        return {"wheel": "an engine trained; this Python has no PyTorch"}
+    return {"wheel": f"an engine trained beside PyTorch {found['torch']}, which {'sees the GPU' if found['sees'] else 'sees no GPU'}"}
+
+
 # ---- measurements ----
 
 
@@ -174,19 +214,21 @@ def read_step(done):
 
 # On the fake driver all sizes are small: it computes on the CPU, and its times mean nothing.
 PARTS = [
-    Part("link", 60, "build/bin/sluice bench link --seconds 20", LINK,
+    Part("link", 45, "build/bin/sluice bench link --seconds 20", LINK,
          lambda is_fake: [program("sluice"), "bench", "link", "--json"] +
          (["--size", "32MiB", "--seconds", "0.1"] if is_fake else ["--seconds", "20"]), read_link),
-    test_part("conformance", 70, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
-    test_part("kernels", 60, KERNELS, "updates and sums of squares have the bits of the CPU's"),
-    test_part("twins", 70, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
-    Part("step", 110, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
+    test_part("conformance", 90, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
+    test_part("kernels", 45, KERNELS, "updates and sums of squares have the bits of the CPU's"),
+    test_part("twins", 60, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
+    Part("step", 105, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
          {"step": "a step of 3.0G parameters that only moves and updates, beside the larger of what its bytes and its updates take"},
          lambda is_fake: [program("gpu_step_bench"), "--json"] +
          (["--model", "tiny", "--device-memory", "52MiB"] if is_fake else
           ["--model", "llama-3b", "--device-memory", "16GiB", "--memory", "96GiB"]), read_step),
-    sanitizer_part("memcheck", 40, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
-    sanitizer_part("racecheck", 40, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
+    Part("wheel", 30, "python3 -m pip install sluice_train-*.whl", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
+         read_wheel),
+    sanitizer_part("memcheck", 35, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
+    sanitizer_part("racecheck", 35, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
 ]
 
 
