@@ -85,7 +85,7 @@ def look(part, unusable, is_fake, limit_s, environment, log):
     except Failure as failure:
         entry |= {"outcome": "failed", "why": str(failure)}
     except Exception as error:  # a defect of this script's must not stop the other parts
-        entry |= {"outcome": "failed", "why": f"what it printed cannot be read: {type(error).__name__}: {error}"}
+        entry |= {"outcome": "failed", "why": f"it cannot be judged: {type(error).__name__}: {error}"}
     return entry | {"seconds": round(time.monotonic() - begin, 1)}
 
 
@@ -116,7 +116,7 @@ def driver_version():
 
 
 def commit():
-    """Which sources were built: those that scripts/bundle.sh has packed, or those of the checkout."""
+    """The commit that scripts/bundle.sh has packed, or that of the checkout, whose build may be older."""
     packed = ROOT / "COMMIT"
     if packed.exists():
         return packed.read_text().strip()

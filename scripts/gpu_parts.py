@@ -64,7 +64,7 @@ def tests_of(text):
 
 
 def first_line(test):
-    """What a test says of its first failure, in a line: the words of an exception, or the end of the message."""
+    """What a test says of its first failure, in a line that is not too long: the words of an exception, or the message."""
     text = test["failures"][0]["failure"]
     thrown = re.search(r'exception with description "(.*)" thrown', text, re.DOTALL)
     return " ".join((thrown[1] if thrown else text).split())[:300]
@@ -171,12 +171,15 @@ def read_wheel(done):
 
 
 def read_json(done):
-    """Returns what a bench printed, the last JSON object of its output."""
+    """Returns the JSON object that a bench printed, perhaps between warnings."""
     if done.status == LACKS_MEMORY:
         raise Skip(done.output.strip().splitlines()[-1])
     if done.status != 0:
         raise Failure(f"status {done.status}: {(done.output.strip().splitlines() or ['nothing was printed'])[-1]}")
-    return json.loads(done.output[done.output.index("{"):])
+    begin = re.search(r"^\{", done.output, re.MULTILINE)
+    if not begin:
+        raise Failure("no JSON was printed")
+    return json.JSONDecoder().raw_decode(done.output[begin.start():])[0]
 
 
 LINK = {
@@ -225,7 +228,7 @@ PARTS = [
          lambda is_fake: [program("gpu_step_bench"), "--json"] +
          (["--model", "tiny", "--device-memory", "52MiB"] if is_fake else
           ["--model", "llama-3b", "--device-memory", "16GiB", "--memory", "96GiB"]), read_step),
-    Part("wheel", 30, "python3 -m pip install sluice_train-*.whl", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
+    Part("wheel", 30, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
          read_wheel),
     sanitizer_part("memcheck", 35, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
     sanitizer_part("racecheck", 35, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),

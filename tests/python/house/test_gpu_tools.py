@@ -124,6 +124,15 @@ def part_of(name, script, limit_s=20, read=lambda done: {"line": done.output.str
     return gpu_parts.Part(name, limit_s, name, {"line": name}, lambda is_fake: ["sh", "-c", script], read)
 
 
+def test_json_is_found_between_warnings():
+    done = gpu_parts.Done(0, 'a {word} of a warning\n{"reached":\n {"a": 1}}\nanother {one}\n', "")
+    assert gpu_parts.read_json(done) == {"reached": {"a": 1}}
+    with pytest.raises(gpu_parts.Failure, match="no JSON"):
+        gpu_parts.read_json(gpu_parts.Done(0, "nothing", ""))
+    with pytest.raises(gpu_parts.Skip, match="memory"):
+        gpu_parts.read_json(gpu_parts.Done(gpu_parts.LACKS_MEMORY, "sluice: this needs more memory\n", ""))
+
+
 def refuse(done):
     raise gpu_parts.Failure("it is wrong")
 
