@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import gpu_check
@@ -44,8 +43,7 @@ def bundled(tmp_path_factory):
     told = bundle(folder, "--peers", peers)
     archive = folder / "sluice-gpu.tar.gz"
     assert archive.stat().st_size < 50_000_000
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="fully_trusted")
+    run("tar", "xzf", archive, "-C", folder)
     return folder / "sluice-gpu", told
 
 
