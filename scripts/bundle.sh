@@ -31,13 +31,13 @@ out=${SLUICE_BUNDLE:-$build/bundle}
 [[ -z $wheel || -f $wheel ]] || { echo "bundle: there is no wheel $wheel" >&2; exit 1; }
 [[ -z $peers || -d $peers ]] || { echo "bundle: there is no folder $peers" >&2; exit 1; }
 if ! $is_built; then
+  scripts/setup.sh --python --cuda
   scripts/build.sh
-  scripts/setup.sh --python
 fi
 programs=(sluice cuda_test frames_bench pager_bench planner_bench gpu_step_bench)
 libraries=(libsluice.so libsluice_cuda.so libsluice_fake_cuda.so libsluice_kernels.fatbin)
 for file in "${programs[@]/#/bin/}" "${libraries[@]/#/lib/}"; do
-  [[ -f $build/$file ]] || { echo "bundle: $build/$file is not built; scripts/setup.sh --cuda installs what kernels need, scripts/build.sh builds" >&2; exit 1; }
+  [[ -f $build/$file ]] || { echo "bundle: $build/$file is not built; leave --built out" >&2; exit 1; }
 done
 work=$(mktemp -d "${TMPDIR:-/tmp}/bundle.XXXXXX")
 trap 'rm -rf "$work"' EXIT

@@ -17,7 +17,8 @@ FAKE = BUILD / "lib" / "libsluice_fake_cuda.so"
 SYSTEM = re.compile(r"(linux-vdso|ld-linux|lib(c|m|dl|pthread|rt|gcc_s|stdc\+\+)\.so)")
 # Of each part's tests, one of so many.
 FEW = {"GTEST_TOTAL_SHARDS": "30", "GTEST_SHARD_INDEX": "0"}
-needs_fake = pytest.mark.skipif(not FAKE.exists(), reason=f"{FAKE} is not built")
+KERNELS = BUILD / "lib" / "libsluice_kernels.fatbin"
+needs_fake = pytest.mark.skipif(not FAKE.exists() or not KERNELS.exists(), reason=f"{FAKE.name} or {KERNELS.name} is not built")
 
 
 def run(*words, status=0, **variables):
