@@ -202,7 +202,7 @@ class Steps {
       : device_(device),
         stream_(device.make_stream(false)),
         threads_(usable_cpus()),
-        engine_(profile, plan, optimizer, resources()),
+        engine_(profile, plan, optimizer, resources(plan)),
         settings_({.groups = {{1e-4, 0.1}}, .clip = plan.clip ? 1.0 : 0.0}) {
     engine_.use_stream(stream_.get());
     std::size_t most = 0;
@@ -237,7 +237,10 @@ class Steps {
   }
 
  private:
-  Resources resources() {
+  // With exactly the memory that the plan states.
+  Resources resources(const Plan& plan) {
+    ledger_.set_budget(allocator::Tier::kHost, plan.peak_memory);
+    ledger_.set_budget(allocator::Tier::kDevice, plan.device_bytes);
     Resources made{threads_, ledger_};
     made.device = &device_;
     return made;
