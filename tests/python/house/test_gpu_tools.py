@@ -132,6 +132,14 @@ def test_json_is_found_between_warnings():
         gpu_parts.read_json(gpu_parts.Done(gpu_parts.LACKS_MEMORY, "sluice: this needs more memory\n", ""))
 
 
+@pytest.mark.parametrize("gpu, says, is_fake", [("NVIDIA H100", "0", False), ("NVIDIA H100", "1", True), ("fake GPU", "0", True)])
+def test_a_fake_is_known(gpu, says, is_fake):
+    test = {"name": "SaysWhatTheDeviceIs", "status": "RUN", "gpu": gpu, "is_fake": says, "capability": "9.0", "memory": "1",
+            "cuda_of_driver": "13000"}
+    done = gpu_parts.Done(0, "", json.dumps({"testsuites": [{"name": "OpeningTest", "testsuite": [test]}]}))
+    assert gpu_parts.read_probe(done)[1] is is_fake
+
+
 def refuse(done):
     raise gpu_parts.Failure("it is wrong")
 
