@@ -3,6 +3,7 @@
 # $CUDA_HOME, else that of the Python packages in .venv (scripts/setup.sh --cuda). It must be of CUDA 13 or later.
 #   scripts/kernels.sh FILE       makes it (libsluice_kernels.fatbin, beside libsluice_cuda.so)
 #   scripts/kernels.sh --id FILE  writes the header that tells the plug-in which sources the kernels are of
+#   scripts/kernels.sh --list     lists all files that this needs
 # The file begins with the digest of the sources, and has code for sm_80, sm_90 and sm_100, and PTX for later ones.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -10,6 +11,10 @@ cd "$root"
 sources=(kernels/cuda/reduce.cu kernels/cuda/sum.cu optim/cuda/update.cu)
 headers=(optim/cuda/update.h optim/arithmetic-inl.h optim/factors.h optim/code_table.h optim/eight_bit.h kernels/cuda/reduce.h kernels/cuda/sum.h kernels/grid.h
   core/dtype.h core/random.h core/cuda/kernel.h scripts/kernels.sh)
+if [[ "${1:-}" == --list ]]; then
+  printf '%s\n' "${sources[@]}" "${headers[@]}"
+  exit
+fi
 id=$(cat "${sources[@]}" "${headers[@]}" | sha256sum | cut -d' ' -f1)
 if [[ "${1:-}" == --id ]]; then
   printf '#pragma once\ninline constexpr const char* kKernelsId = "%s";\n' "$id" > "$2"

@@ -77,7 +77,7 @@ void add_bench_commands(CLI::App& app) {
   app.add_subcommand("copy", "compare copies, conversions and sums in memory with its bandwidth");
   app.add_subcommand("link",
                      "compare copies between host and GPU unit by unit with one copy, and with mapping "
-                     "and registering memory");
+                     "and registering memory, alone and while copies run");
   app.add_subcommand(
       "optimizer",
       "compare updates in memory with loops that only move the same bytes, and with the arithmetic alone");

@@ -1,5 +1,6 @@
 #include <array>
 #include <chrono>
+#include <tuple>
 #include <vector>
 
 #include "allocator/device_memory.h"
@@ -11,7 +12,8 @@
 #include "core/log.h"
 
 // `bench link` measures what joins a GPU to the host's memory, as the engine uses it: copies unit by unit,
-// beside one copy of everything; and what mapping and registering memory cost.
+// beside one copy of everything; what mapping and registering memory cost; and what they cost copies that are
+// under way, which the driver may hold up meanwhile.
 namespace sluice::cli {
 namespace {
 
@@ -48,6 +50,38 @@ class RegisteredMemory {
   allocator::Region region_;
 };
 
+// An extent that is under no address, and addresses that it can be mapped to.
+class SpareExtent {
+ public:
+  explicit SpareExtent(Device& device) : device_(device), extent_(device.create_extent(kPiece)) {
+    try {
+      address_ = device.reserve_addresses(kPiece);
+    } catch (...) {
+      device.release_extent(extent_);
+      throw;
+    }
+  }
+  ~SpareExtent() {
+    try {
+      device_.free_addresses(address_, kPiece);
+      device_.release_extent(extent_);
+    } catch (const Error& error) {  // as above
+      log().debug("{}", error.what());
+    }
+  }
+  SpareExtent(const SpareExtent&) = delete;
+  SpareExtent& operator=(const SpareExtent&) = delete;
+  void map_once() {
+    device_.map(address_, kPiece, extent_);
+    device_.unmap(address_, kPiece);
+  }
+
+ private:
+  Device& device_;
+  Device::Extent extent_;
+  DeviceAddress address_ = 0;
+};
+
 class LinkBench {
  public:
   LinkBench(Device& device, std::size_t bytes)
@@ -57,14 +91,20 @@ class LinkBench {
         out_(ledger_, device, allocator::Purpose::kStaging, bytes),
         from_(device, ledger_, bytes),
         to_(device, ledger_, bytes),
-        pages_(ledger_, allocator::Purpose::kStaging, kPiece) {}
+        pages_(ledger_, allocator::Purpose::kStaging, kPiece),
+        spare_(device) {}
 
   std::vector<BenchWork> works() {
+    const auto map = [this] { spare_.map_once(); };
+    const auto register_pages = [this] {
+      device_.register_host(pages_.data(), pages_.size());
+      device_.unregister_host(pages_.data());
+    };
     return {{"host to GPU", [this] { return copies(true, false); }},
             {"GPU to host", [this] { return copies(false, true); }},
             {"both ways", [this] { return copies(true, true); }},
-            {"mapping", [this] { return mapping(); }},
-            {"registering", [this] { return registering(); }}};
+            {"mapping", [this, map] { return calls(map); }},
+            {"registering", [this, register_pages] { return calls(register_pages); }}};
   }
 
  private:
@@ -93,26 +133,40 @@ class LinkBench {
     if (is_out) alone = std::max(alone, copy_seconds(false, true, bytes_));
     return {pieces, alone};
   }
-  // Seconds in which an extent is mapped and unmapped, and in which its bytes are copied to the GPU.
-  std::vector<double> mapping() {
-    const Device::Extent extent = device_.create_extent(kPiece);
-    const DeviceAddress address = device_.reserve_addresses(kPiece);
-    const double seconds = seconds_of([&] {
-      device_.map(address, kPiece, extent);
-      device_.unmap(address, kPiece);
-    });
-    device_.free_addresses(address, kPiece);
-    device_.release_extent(extent);
-    return {seconds,
-            copy_seconds(true, false, bytes_) * static_cast<double>(kPiece) / static_cast<double>(bytes_)};
+  // Queues copies both ways by pieces, and returns the GPU's seconds for them. `meanwhile` is called when
+  // they are queued.
+  double both_ways(const std::function<void()>& meanwhile) {
+    device_.record(begun_.get(), in_stream_.get());
+    device_.wait(out_stream_.get(), begun_.get());
+    queue(true, kPiece);
+    device_.record(in_done_.get(), in_stream_.get());
+    queue(false, kPiece);
+    device_.record(out_done_.get(), out_stream_.get());
+    meanwhile();
+    device_.synchronize(in_done_.get());
+    device_.synchronize(out_done_.get());
+    return std::max(device_.seconds_between(begun_.get(), in_done_.get()),
+                    device_.seconds_between(begun_.get(), out_done_.get()));
   }
-  std::vector<double> registering() {
-    const double seconds = seconds_of([&] {
-      device_.register_host(pages_.data(), pages_.size());
-      device_.unregister_host(pages_.data());
+  // Seconds of the call while the GPU has nothing to do, and in which as many bytes are copied to the GPU;
+  // then of the call beside copies both ways, where it is made again and again as long as these go on; and of
+  // the copies beside it, and without it.
+  std::vector<double> calls(const std::function<void()>& call) {
+    const double alone = seconds_of(call);
+    const double copied =
+        copy_seconds(true, false, bytes_) * static_cast<double>(kPiece) / static_cast<double>(bytes_);
+    double beside = 0;
+    const double with_calls = both_ways([&] {
+      int count = 0;
+      const double all = seconds_of([&] {
+        do {
+          call();
+          ++count;
+        } while (!device_.is_done(in_done_.get()) || !device_.is_done(out_done_.get()));
+      });
+      beside = all / count;
     });
-    return {seconds,
-            copy_seconds(true, false, bytes_) * static_cast<double>(kPiece) / static_cast<double>(bytes_)};
+    return {alone, copied, beside, with_calls, both_ways([] {})};
   }
 
   Device& device_;
@@ -121,27 +175,48 @@ class LinkBench {
   allocator::DeviceRegion in_, out_;
   RegisteredMemory from_, to_;
   allocator::Region pages_;
+  SpareExtent spare_;
   Device::Stream in_stream_ = device_.make_stream(true), out_stream_ = device_.make_stream(true);
+  Device::Event begun_ = device_.make_event(true), in_done_ = device_.make_event(true),
+                out_done_ = device_.make_event(true);
 };
 
-BenchRow copy_row(const BenchWork& work, const std::vector<double>& seconds, std::size_t bytes, int ways) {
+BenchRow rate_row(std::string name, double moved, double seconds, double limit_seconds,
+                  const char* limit_is) {
   BenchRow row;
-  row.name = work.name;
-  const double moved = static_cast<double>(bytes) * ways;
-  row.reached = moved / seconds[0];
-  row.limit = moved / seconds[1];
-  row.limit_is = ways == 1 ? "one copy of everything" : "each way alone, at the same time";
+  row.name = std::move(name);
+  row.reached = moved / seconds;
+  row.limit = moved / limit_seconds;
+  row.limit_is = limit_is;
   return row;
 }
 
-BenchRow call_row(const BenchWork& work, const std::vector<double>& seconds) {
+BenchRow seconds_row(std::string name, double seconds, double limit_seconds, const char* limit_is) {
   BenchRow row;
-  row.name = fmt::format("{} of {}", work.name, format_size(kPiece));
+  row.name = std::move(name);
   row.unit = BenchUnit::kSeconds;
-  row.reached = seconds[0];
-  row.limit = seconds[1];
-  row.limit_is = "the copy of as many bytes to the GPU";
+  row.reached = seconds;
+  row.limit = limit_seconds;
+  row.limit_is = limit_is;
   return row;
+}
+
+void add_rows(const std::vector<BenchWork>& works, const std::vector<std::vector<double>>& seconds,
+              std::size_t bytes, std::vector<BenchRow>& rows) {
+  const auto each_way = static_cast<double>(bytes);
+  for (std::size_t i = 0; i < 2; ++i)
+    rows.push_back(rate_row(works[i].name, each_way, seconds[i][0], seconds[i][1], "one copy of everything"));
+  rows.push_back(rate_row(works[2].name, 2 * each_way, seconds[2][0], seconds[2][1],
+                          "each way alone, at the same time"));
+  for (std::size_t i = 3; i < works.size(); ++i) {
+    const std::string piece = fmt::format("{} of {}", works[i].name, format_size(kPiece));
+    const auto& [alone, copied, beside, with_calls, without] =
+        std::tie(seconds[i][0], seconds[i][1], seconds[i][2], seconds[i][3], seconds[i][4]);
+    rows.push_back(seconds_row(piece, alone, copied, "the copy of as many bytes to the GPU"));
+    rows.push_back(seconds_row(piece + " beside copies", beside, alone, "the same with no copy under way"));
+    rows.push_back(rate_row("both ways beside " + works[i].name, 2 * each_way, with_calls, without,
+                            "both ways with no such call"));
+  }
 }
 
 }  // namespace
@@ -160,9 +235,7 @@ BenchReport bench_link(const BenchOptions& options, BenchProgress& progress) {
                      {"gpu", device->info().name},
                      {"pci_address", device->info().pci_address},
                      {"cuda_of_driver", device->info().driver}};
-  for (std::size_t i = 0; i < 3; ++i)
-    report.rows.push_back(copy_row(works[i], seconds[i], bytes, i == 2 ? 2 : 1));
-  for (std::size_t i = 3; i < 5; ++i) report.rows.push_back(call_row(works[i], seconds[i]));
+  add_rows(works, seconds, bytes, report.rows);
   return report;
 }
 

@@ -96,7 +96,7 @@ TEST_F(BenchTest, CopiesToAGpuAreComparedWithOneCopy) {
   {
     const Variable driver("SLUICE_CUDA_DRIVER", (folder / "libsluice_fake_cuda.so").string());
     const Json report = measured({"link", "--size", "32MiB"});
-    expect_report(report, "link", 5);
+    expect_report(report, "link", 9);
     EXPECT_EQ(report.at("settings").at("gpu"), "fake GPU");
     EXPECT_EQ(report.at("settings").at("bytes"), 32u << 20);
     expect_refused({"link", "--device", "3"}, 2, "GPU 3 was asked for");

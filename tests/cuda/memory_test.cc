@@ -149,7 +149,6 @@ TEST_F(MemoryTest, NewMemoryIsNotANumber) {
 }
 
 TEST_F(MemoryTest, TheCpuCannotTouchIt) {
-  SLUICE_NEEDS_THE_FAKE();
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   MappedMemory memory(*device_, 1);
   EXPECT_EXIT(*reinterpret_cast<volatile char*>(memory.address()) = 1, testing::KilledBySignal(SIGSEGV), "");

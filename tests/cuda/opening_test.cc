@@ -42,6 +42,12 @@ TEST_F(OpeningTest, SaysWhatTheDeviceIs) {
   EXPECT_EQ(info.extent_bytes % 4096, 0U);
   EXPECT_GT(info.memory, info.extent_bytes);
   EXPECT_LE(device->free_memory(), info.memory);
+  // scripts/gpu_check.sh reads them.
+  RecordProperty("gpu", info.name);
+  RecordProperty("capability", fmt::format("{}.{}", info.major, info.minor));
+  RecordProperty("cuda_of_driver", info.driver);
+  RecordProperty("memory", std::to_string(info.memory));
+  RecordProperty("is_fake", fake() != nullptr ? 1 : 0);
 }
 
 TEST_F(OpeningTest, MissingDriversAreNamedWithTheRemedy) {
@@ -94,7 +100,6 @@ TEST_F(OpeningTest, ThreadsNeedNoContextOfTheirOwn) {
 }
 
 TEST_F(OpeningTest, AForkedChildIsToldThatItHasNoDriver) {
-  SLUICE_NEEDS_THE_FAKE();
   const auto device = open_device(0);
   const pid_t child = ::fork();
   if (child == 0) {

@@ -1,0 +1,389 @@
+// Measures steps of an engine on a GPU in which nothing is computed: the client acquires the units of a model
+// forward and backward, as PyTorch would, and adds gradients that are there already, so that what is left is
+// to move and to update. A step is compared with what none could be quicker than: the time of its bytes on
+// the link (copies alone, in the same run), or that of its updates on the GPU (all in its memory), whichever
+// is more.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include "allocator/device_memory.h"
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "core/system.h"
+#include "engine/any_order_engine.h"
+#include "optim/device_update.h"
+
+namespace sluice::engine {
+namespace {
+
+using allocator::DeviceRegion;
+using allocator::Purpose;
+
+constexpr std::size_t kMeasuredUpdate = std::size_t{16} << 20;  // elements: far more than a GPU's caches hold
+constexpr std::size_t kMeasuredCopy = 512 * kMiB, kCopyPiece = 32 * kMiB;
+constexpr int kRounds = 5;
+constexpr int kWarmUp = 2;  // steps, after which a steady order maps nothing
+
+struct Options {
+  std::string model = "llama-3b", dtype = "bf16", state = "f32", master = "f32", optimizer = "adamw";
+  std::string memory = "96GiB", device_memory = "16GiB";
+  std::size_t vocabulary = 0;
+  int device = 0, steps = 3;
+  bool clips = false, json = false;
+};
+
+struct Shape {
+  const char* name;
+  std::size_t layers, width, inner, keys, vocabulary;
+};
+constexpr Shape kShapes[] = {{"llama-1b", 16, 2048, 8192, 512, 32000},
+                             {"llama-3b", 28, 3072, 8192, 1024, 32000},
+                             {"llama-8b", 32, 4096, 14336, 1024, 32000},
+                             {"tiny", 3, 256, 512, 64, 1024}};
+
+std::vector<std::string> shape_names() {
+  std::vector<std::string> names;
+  for (const Shape& shape : kShapes) names.emplace_back(shape.name);
+  return names;
+}
+
+std::vector<UnitSpec> units_of(const Shape& shape, Dtype dtype) {
+  std::vector<UnitSpec> units = {{"embedding", {{"embedding", {shape.vocabulary, shape.width}}}}};
+  for (std::size_t i = 0; i < shape.layers; ++i) {
+    UnitSpec unit{fmt::format("layers.{}", i), {}};
+    const auto add = [&](const char* name, std::vector<std::size_t> sizes) {
+      unit.parameters.push_back({fmt::format("{}.{}", unit.name, name), std::move(sizes)});
+    };
+    add("input_norm", {shape.width});
+    for (const char* name : {"q", "o"}) add(name, {shape.width, shape.width});
+    for (const char* name : {"k", "v"}) add(name, {shape.keys, shape.width});
+    add("norm", {shape.width});
+    for (const char* name : {"gate", "up"}) add(name, {shape.inner, shape.width});
+    add("down", {shape.width, shape.inner});
+    units.push_back(std::move(unit));
+  }
+  units.push_back({"head", {{"norm", {shape.width}}, {"head", {shape.vocabulary, shape.width}}}});
+  for (UnitSpec& unit : units) unit.dtype = dtype;
+  return units;
+}
+
+double median_of(const std::function<double()>& round) {
+  std::vector<double> found;
+  (void)round();
+  for (int i = 0; i < kRounds; ++i) found.push_back(round());
+  std::ranges::sort(found);
+  return found[kRounds / 2];
+}
+
+// The GPU's seconds of what `queue` queues on the stream.
+double seconds_on(Device& device, CUstream_st* stream, const std::function<void()>& queue) {
+  const Device::Event begun = device.make_event(true), done = device.make_event(true);
+  device.record(begun.get(), stream);
+  queue();
+  device.record(done.get(), stream);
+  device.synchronize(done.get());
+  return device.seconds_between(begun.get(), done.get());
+}
+
+// Bytes a second of copies: each way alone, and both ways together.
+struct LinkRates {
+  double in = 0, out = 0, both = 0;
+  // The seconds of so many bytes, both ways as long as there are both.
+  double seconds(std::uint64_t bytes_in, std::uint64_t bytes_out) const {
+    const std::uint64_t shared = std::min(bytes_in, bytes_out);
+    return 2.0 * static_cast<double>(shared) / both + static_cast<double>(bytes_in - shared) / in +
+           static_cast<double>(bytes_out - shared) / out;
+  }
+};
+
+class LinkMeasure {
+ public:
+  LinkMeasure(Device& device, std::size_t bytes)
+      : device_(device),
+        in_(ledger_, device, Purpose::kStaging, bytes),
+        out_(ledger_, device, Purpose::kStaging, bytes),
+        host_(ledger_, Purpose::kStaging, 2 * bytes),
+        bytes_(bytes) {
+    device.register_host(host_.data(), host_.size());
+  }
+  ~LinkMeasure() {
+    try {
+      device_.unregister_host(host_.data());
+    } catch (const Error&) {  // the device has had a fault, which the call that found it has reported
+    }
+  }
+  LinkMeasure(const LinkMeasure&) = delete;
+  LinkMeasure& operator=(const LinkMeasure&) = delete;
+
+  LinkRates rates() {
+    const auto bytes = static_cast<double>(bytes_);
+    return {bytes / median_of([&] { return copied(true, false); }),
+            bytes / median_of([&] { return copied(false, true); }),
+            2 * bytes / median_of([&] { return copied(true, true); })};
+  }
+
+ private:
+  double copied(bool is_in, bool is_out) {
+    return seconds_on(device_, in_stream_.get(), [&] {
+      device_.record(joined_.get(), in_stream_.get());
+      device_.wait(out_stream_.get(), joined_.get());
+      for (std::size_t at = 0; at < bytes_; at += kCopyPiece) {
+        const std::size_t piece = std::min(kCopyPiece, bytes_ - at);
+        if (is_in) device_.copy_in(in_stream_.get(), in_.address() + at, host_.data() + at, piece);
+        if (is_out)
+          device_.copy_out(out_stream_.get(), host_.data() + bytes_ + at, out_.address() + at, piece);
+      }
+      device_.record(joined_.get(), out_stream_.get());
+      device_.wait(in_stream_.get(), joined_.get());
+    });
+  }
+
+  Device& device_;
+  allocator::Ledger ledger_;
+  DeviceRegion in_, out_;
+  allocator::Region host_;
+  std::size_t bytes_;
+  Device::Stream in_stream_ = device_.make_stream(true), out_stream_ = device_.make_stream(true);
+  Device::Event joined_ = device_.make_event(false);
+};
+
+// The seconds in which the GPU updates an element, where all that the update reads and writes is in its
+// memory.
+double update_seconds(Device& device, const optim::Optimizer& optimizer, Dtype dtype, std::size_t elements) {
+  allocator::Ledger ledger;
+  const bool has_master = dtype == Dtype::kF32 || optimizer.keeps_master();
+  std::vector<std::size_t> sizes = {4 * elements, has_master ? 4 * elements : 0,
+                                    dtype == Dtype::kF32 ? 0 : size_of(dtype) * elements};
+  for (const optim::StateArray& array : optimizer.state()) {
+    sizes.push_back(size_of(array.type) * elements);
+    sizes.push_back(array.type == Dtype::kU8 ? 4 * divide_up(elements, optim::kScaleBlock) : 0);
+  }
+  std::size_t all = 0;
+  for (std::size_t& size : sizes) all += size = round_up(size, 256);
+  const DeviceRegion region(ledger, device, Purpose::kWorkspace, all);
+  std::size_t end = 0, next = 0;
+  const auto take = [&]() -> void* {
+    const std::size_t at = end, size = sizes[next++];
+    end += size;
+    return size == 0 ? nullptr : reinterpret_cast<void*>(region.address() + at);
+  };
+  optim::Span span;
+  span.count = elements;
+  span.gradient = {take(), Dtype::kF32};
+  span.master = static_cast<float*>(take());
+  span.parameter = {take(), dtype};
+  for (const optim::StateArray& array : optimizer.state()) {
+    optim::StatePart part;
+    part.values = {take(), array.type};
+    part.scales = static_cast<float*>(take());
+    span.state.push_back(part);
+  }
+  const Device::Stream stream = device.make_stream(false);
+  device.fill(stream.get(), region.address(), std::byte{0}, all);
+  optim::DeviceUpdate update(device, optimizer);
+  const double seconds = median_of([&] {
+    return seconds_on(device, stream.get(),
+                      [&] { update.apply(stream.get(), {.learning_rate = 1e-3}, span); });
+  });
+  return seconds / static_cast<double>(elements);
+}
+
+// An engine, and a client that has gradients at hand.
+class Steps {
+ public:
+  Steps(Device& device, const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer)
+      : device_(device),
+        stream_(device.make_stream(false)),
+        threads_(usable_cpus()),
+        engine_(profile, plan, optimizer, resources(plan)),
+        settings_({.groups = {{1e-4, 0.1}}, .clip = plan.clip ? 1.0 : 0.0}) {
+    engine_.use_stream(stream_.get());
+    std::size_t most = 0;
+    for (ParameterId p = 0; p < layout().parameters(); ++p) most = std::max(most, bytes_of(p));
+    gradient_ = DeviceRegion(client_ledger_, device, Purpose::kWorkspace, most);
+    device.fill(stream_.get(), gradient_.address(), std::byte{0x3c}, most);  // small numbers in each type
+    UnitSource source;
+    source.values = [](ParameterId, std::size_t, std::span<float> out) { std::ranges::fill(out, 0.02f); };
+    engine_.load_all(source);
+  }
+  ~Steps() {
+    try {
+      device_.synchronize(stream_.get());
+    } catch (const Error&) {  // as above
+    }
+  }
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+
+  // The seconds of each of so many steps, from the end of one to the end of the next.
+  std::vector<double> seconds(int count) {
+    for (int i = 0; i < kWarmUp; ++i) step();
+    std::vector<double> found;
+    for (auto begin = std::chrono::steady_clock::now(); count > 0; --count) {
+      step();
+      const auto end = std::chrono::steady_clock::now();
+      found.push_back(std::chrono::duration<double>(end - begin).count());
+      begin = end;
+    }
+    engine_.settle();
+    return found;
+  }
+
+ private:
+  // With exactly the memory that the plan states.
+  Resources resources(const Plan& plan) {
+    ledger_.set_budget(allocator::Tier::kHost, plan.peak_memory);
+    ledger_.set_budget(allocator::Tier::kDevice, plan.device_bytes);
+    Resources made{threads_, ledger_};
+    made.device = &device_;
+    return made;
+  }
+  const Layout& layout() const { return engine_.layout(); }
+  std::size_t bytes_of(ParameterId p) const {
+    const Layout::Location& location = layout().location(p);
+    return location.elements * size_of(layout().dtype(location.unit));
+  }
+  void step() {
+    const auto units = static_cast<UnitId>(layout().units().size());
+    engine_.begin_step(settings_);
+    for (UnitId unit = 0; unit < units; ++unit) {
+      engine_.acquire(unit, Hold::kRead);
+      engine_.release(unit);
+    }
+    for (UnitId unit = units; unit-- > 0;) {
+      engine_.acquire(unit, Hold::kGradient);
+      for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+        engine_.add_gradient(p, {reinterpret_cast<const void*>(gradient_.address()), layout().dtype(unit)});
+      engine_.release(unit);
+    }
+    engine_.step(settings_);
+  }
+
+  Device& device_;
+  Device::Stream stream_;  // outlives the engine
+  Threads threads_;
+  allocator::Ledger ledger_, client_ledger_;
+  DeviceRegion gradient_;
+  AnyOrderEngine engine_;
+  StepSettings settings_;
+};
+
+void require_memory(std::uint64_t bytes) {
+  const std::uint64_t available = memory_state().available;
+  if (bytes > available)
+    fail(ErrorCode::kBudget, "this measurement needs {} of memory, but {} are free: give a smaller --model",
+         format_size(bytes), format_size(available));
+}
+
+Json measure(const Options& options) {
+  Shape shape = *std::ranges::find(kShapes, options.model, &Shape::name);
+  if (options.vocabulary > 0) shape.vocabulary = options.vocabulary;
+  const Dtype dtype = dtype_from_name(options.dtype).value();
+  const auto optimizer = optim::make_optimizer(
+      {.name = options.optimizer,
+       .storage = {optim::state_type_from_name(options.state).value(), options.master == "f32", 1}});
+  const Profile profile = any_order_profile(units_of(shape, dtype), 1);
+  Budget budget{parse_size(options.memory), 0, 0};
+  budget.device = parse_size(options.device_memory);
+  PlanRequest request;
+  request.clip = options.clips;
+  const Plan plan = make_plan(profile, *optimizer, budget, request, {});
+  std::size_t elements = 0, largest = 0;
+  for (const UnitSpec& unit : profile.units) {
+    std::size_t of_unit = 0;
+    for (const ParameterSpec& parameter : unit.parameters) of_unit += parameter.elements();
+    elements += of_unit, largest = std::max(largest, of_unit);
+  }
+  const std::size_t copied = std::min(kMeasuredCopy, round_up(largest * size_of(dtype), kHugePage));
+  require_memory(std::max<std::uint64_t>(plan.peak_memory, 2 * copied));
+
+  const auto device = open_device(options.device);
+  const LinkRates link = LinkMeasure(*device, copied).rates();
+  const double update = static_cast<double>(elements) *
+                        update_seconds(*device, *optimizer, dtype, std::min(kMeasuredUpdate, largest));
+  std::vector<double> steps = Steps(*device, profile, plan, *optimizer).seconds(options.steps);
+  std::ranges::sort(steps);
+  const double seconds = steps[steps.size() / 2];
+  const double link_seconds = link.seconds(plan.step_bytes_in, plan.step_bytes_out);
+  const double limit = std::max(link_seconds, update);
+  return {{"bench", "gpu_step"},
+          {"gpu", device->info().name},
+          {"cuda_of_driver", device->info().driver},
+          {"model", options.model},
+          {"parameters", elements},
+          {"optimizer", optimizer->name()},
+          {"dtype", options.dtype},
+          {"state", options.state},
+          {"master", options.master},
+          {"updates", options.clips ? "at the end of the step" : "in backward"},
+          {"device_memory", budget.device},
+          {"device_bytes", plan.device_bytes},
+          {"host_bytes", plan.peak_memory},
+          {"bytes_in", plan.step_bytes_in},
+          {"bytes_out", plan.step_bytes_out},
+          {"link", {{"in", link.in}, {"out", link.out}, {"both", link.both}}},
+          {"link_seconds", link_seconds},
+          {"update_seconds", update},
+          {"seconds", seconds},
+          {"limit", limit},
+          {"ratio", seconds / limit}};
+}
+
+std::string text_of(const Json& found) {
+  const auto number = [&](const char* name) { return found.at(name).get<double>(); };
+  const auto size = [&](const char* name) { return format_size(found.at(name).get<std::uint64_t>()); };
+  const auto rate = [&](const char* name) { return found.at("link").at(name).get<double>() / 1e9; };
+  return fmt::format(
+      "{} of {:.2f}G parameters on {}: {} on the GPU, {} in memory\n"
+      "a step takes {} in and {} out, {:.4f} s at the link's {:.1f}, {:.1f} and both ways {:.1f} GB/s\n"
+      "its updates take {:.4f} s on the GPU\n"
+      "a step took {:.4f} s, {:.2f} times the larger of both\n",
+      found.at("model").get<std::string>(), number("parameters") / 1e9, found.at("gpu").get<std::string>(),
+      size("device_bytes"), size("host_bytes"), size("bytes_in"), size("bytes_out"), number("link_seconds"),
+      rate("in"), rate("out"), rate("both"), number("update_seconds"), number("seconds"), number("ratio"));
+}
+
+void bind(CLI::App& app, Options& options) {
+  const auto choice = [&](const char* name, std::string& value, std::vector<std::string> names,
+                          const char* help) {
+    app.add_option(name, value, help)->check(CLI::IsMember(std::move(names)))->capture_default_str();
+  };
+  choice("--model", options.model, shape_names(), "whose units are moved");
+  choice("--dtype", options.dtype, {"f32", "bf16", "f16"}, "type of parameters and gradients");
+  choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
+  choice("--master", options.master, {"f32", "none"}, "whether narrower parameters have f32 masters");
+  choice("--optimizer", options.optimizer, {"adamw", "adam", "lion", "sgd"}, "what updates");
+  app.add_option("--vocabulary", options.vocabulary, "rows of embedding and head (the model's)");
+  app.add_option("--memory", options.memory, "of the host")->capture_default_str();
+  app.add_option("--device-memory", options.device_memory, "of the GPU")->capture_default_str();
+  app.add_option("--device", options.device, "which GPU")->capture_default_str();
+  app.add_option("--steps", options.steps, "how many are measured, of which the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_flag("--clip", options.clips, "updates wait for the norm of all gradients");
+  app.add_flag("--json", options.json, "print JSON");
+}
+
+}  // namespace
+}  // namespace sluice::engine
+
+int main(int count, char** arguments) {
+  CLI::App app("Measures steps of an engine on a GPU that only move and update");
+  sluice::engine::Options options;
+  sluice::engine::bind(app, options);
+  CLI11_PARSE(app, count, arguments);
+  try {
+    const sluice::Json found = sluice::engine::measure(options);
+    fmt::print("{}", options.json ? found.dump(2) + "\n" : sluice::engine::text_of(found));
+  } catch (const sluice::Error& error) {
+    fmt::print(stderr, "gpu_step_bench: {}\n", error.what());
+    return sluice::exit_status(error.code());
+  }
+}

@@ -1,0 +1,255 @@
+"""The parts of scripts/gpu_check.sh: what each of them runs, how long it may take, and what its output shows."""
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import typing
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", ROOT / "build"))
+WHOLE_LIMIT_S = 480
+PROBE_LIMIT_S = 30
+KERNELS, TWINS = "UpdateTest.*:SquaresTest.*", "DeviceEngineTest.*"
+LACKS_MEMORY = 3  # the exit status of Sluice's programs where a budget is too small
+
+
+class Skip(Exception):
+    """A part shows nothing here; the text says why."""
+
+
+class Failure(Exception):
+    """A part has found something wrong; the text says what."""
+
+
+@dataclasses.dataclass
+class Done:
+    """How a part's command has ended."""
+
+    status: int
+    output: str
+    tests: str  # what a test program has written of its tests, in JSON; else empty
+
+
+@dataclasses.dataclass
+class Part:
+    """`lines` are what it shows, by name. command(is_fake) gives its words; read(done) gives a figure for each line that was seen.
+    Both may raise Skip, and read() Failure."""
+
+    name: str
+    limit_s: int
+    shown: str  # the command as people type it on a machine with a GPU
+    lines: dict
+    command: typing.Callable
+    read: typing.Callable
+
+
+def program(name):
+    path = BUILD / "bin" / name
+    if not path.exists():
+        raise Skip(f"{path} is not there; scripts/build.sh builds it")
+    return str(path)
+
+
+# ---- tests ----
+
+
+def tests_of(text):
+    """Returns the tests that a program of GoogleTest has run, each as its JSON with `name` whole; none where it came to no end."""
+    suites = json.loads(text)["testsuites"] if text else []
+    return [test | {"name": f"{suite['name']}.{test['name']}"} for suite in suites for test in suite["testsuite"]
+            if test["status"] == "RUN"]
+
+
+def first_line(test):
+    """What a test says of its first failure, in a line that is not too long: the words of an exception, or the message."""
+    text = test["failures"][0]["failure"]
+    thrown = re.search(r'exception with description "(.*)" thrown', text, re.DOTALL)
+    return " ".join((thrown[1] if thrown else text).split())[:300]
+
+
+def last_begun(output):
+    names = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
+    return names[-1] if names else "its first test"
+
+
+def read_tests(line, done):
+    tests = tests_of(done.tests)
+    failed = [test for test in tests if "failures" in test]
+    if failed:
+        raise Failure(f"{len(failed)} of {len(tests)} tests failed, the first of them {failed[0]['name']}: {first_line(failed[0])}")
+    if done.status != 0 or not tests:
+        raise Failure(f"the tests ended with status {done.status} in {last_begun(done.output)}")
+    skipped = [test for test in tests if test["result"] == "SKIPPED"]
+    reasons = set(re.findall(r": Skipped\n(.+)", done.output))
+    if len(skipped) == len(tests):
+        raise Skip("; ".join(sorted(reasons)))
+    passed = f"{len(tests) - len(skipped)} of {len(tests)} tests passed"
+    return {line: f"{passed}, and the others were skipped ({'; '.join(sorted(reasons))})" if skipped else passed}
+
+
+def test_part(name, limit_s, tests, title):
+    words = f"--gtest_filter={tests}"
+    return Part(name, limit_s, f"SLUICE_CUDA_DRIVER=libcuda.so.1 build/bin/cuda_test '{words}'", {name: title},
+                lambda is_fake: [program("cuda_test"), words], lambda done: read_tests(name, done))
+
+
+# ---- what NVIDIA's tool finds ----
+
+
+def sanitizer():
+    places = [os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin", os.environ.get("PATH", "")]
+    found = shutil.which("compute-sanitizer", path=os.pathsep.join(places))
+    if not found:
+        raise Skip("compute-sanitizer, which is in CUDA's toolkit, is neither on the PATH nor in $CUDA_HOME/bin")
+    return found
+
+
+def sanitizer_command(tool, tests, is_fake):
+    if is_fake:
+        raise Skip("compute-sanitizer looks at work on a GPU, and the fake driver has none")
+    return [sanitizer(), "--tool", tool, "--error-exitcode", "9", program("cuda_test"), f"--gtest_filter={tests}"]
+
+
+def read_sanitizer(name, done):
+    if "Device not supported" in done.output:
+        raise Skip("compute-sanitizer says that this machine does not let it look at the GPU: Device not supported")
+    found = re.findall(r"^========= (.+)", done.output, re.MULTILINE)
+    if done.status == 9:
+        raise Failure(next((line for line in found if "COMPUTE-SANITIZER" not in line), "it found errors"))
+    return {name: (found[-1] if found else "no errors") + "; " + read_tests(name, done)[name]}
+
+
+def sanitizer_part(tool, limit_s, tests, title):
+    return Part(tool, limit_s, f"SLUICE_CUDA_DRIVER=libcuda.so.1 compute-sanitizer --tool {tool} build/bin/cuda_test "
+                f"'--gtest_filter={tests}'", {tool: title}, lambda is_fake: sanitizer_command(tool, tests, is_fake),
+                lambda done: read_sanitizer(tool, done))
+
+
+# ---- the wheel ----
+
+# Trains an engine from the wheel that the first word names, beside PyTorch where this Python has it.
+TRIED = """
+import array, json, sys, tempfile, zipfile
+folder = tempfile.TemporaryDirectory()
+zipfile.ZipFile(sys.argv[1]).extractall(folder.name)
+sys.path.insert(0, folder.name)
+try:
+    import torch
+except ImportError:
+    torch = None
+sees = torch is not None and torch.cuda.is_available() and torch.ones(8, device="cuda").sum().item() == 8
+import sluice
+unit = sluice.Unit("unit", [sluice.Parameter("weight", (8, 8))])
+with sluice.Engine([unit], sluice.Options(memory="1GiB", threads=1)) as engine:
+    engine.set_values("unit", {"weight": array.array("f", [1.0] * 64)})
+    engine.begin_step()
+    with engine.acquire("unit", gradient=True):
+        engine.add_gradient("weight", array.array("f", [0.5] * 64))
+    assert abs(engine.step().gradient_norm - 4.0) < 1e-6
+print(json.dumps({"torch": torch and torch.__version__, "sees": sees}))
+"""
+
+
+def wheel_command(is_fake):
+    found = [*(ROOT / "wheels").glob("sluice_train-*.whl"), *(BUILD / "wheel").glob("sluice_train-*.whl")]
+    if not found:
+        raise Skip(f"there is no wheel in {BUILD / 'wheel'}; scripts/wheel.sh makes it")
+    return [sys.executable, "-c", TRIED, str(found[0])]
+
+
+def read_wheel(done):
+    found = read_json(done)
+    if found["torch"] is None:
+        return {"wheel": "an engine trained; this Python has no PyTorch"}
+    return {"wheel": f"an engine trained beside PyTorch {found['torch']}, which {'sees the GPU' if found['sees'] else 'sees no GPU'}"}
+
+
+# ---- measurements ----
+
+
+def read_json(done):
+    """Returns the JSON object that a bench printed, perhaps between warnings."""
+    if done.status == LACKS_MEMORY:
+        raise Skip(done.output.strip().splitlines()[-1])
+    if done.status != 0:
+        raise Failure(f"status {done.status}: {(done.output.strip().splitlines() or ['nothing was printed'])[-1]}")
+    begin = re.search(r"^\{", done.output, re.MULTILINE)
+    if not begin:
+        raise Failure("no JSON was printed")
+    return json.JSONDecoder().raw_decode(done.output[begin.start():])[0]
+
+
+LINK = {
+    "host to GPU": "copies to the GPU, unit by unit (goal: 0.90 of one copy)",
+    "GPU to host": "copies from the GPU, unit by unit (goal: 0.90 of one copy)",
+    "both ways": "copies both ways at once (goal: 0.90 of each way alone)",
+    "mapping of 32.0 MiB": "what mapping memory costs",
+    "mapping of 32.0 MiB beside copies": "what mapping memory costs while copies are under way",
+    "both ways beside mapping": "copies both ways while memory is mapped",
+    "registering of 32.0 MiB": "what registering host memory costs",
+    "registering of 32.0 MiB beside copies": "what registering host memory costs while copies are under way",
+    "both ways beside registering": "copies both ways while host memory is registered",
+}
+
+
+def link_figure(row):
+    limit, ratio = row["limit_is"], row["ratio"]
+    if row["unit"] == "seconds":
+        return f"{1e3 * row['reached']:.3f} ms; {limit} takes {1e3 * row['limit']:.3f} ms"
+    return f"{row['reached'] / 1e9:.1f} GB/s, {ratio:.2f} of {limit}"
+
+
+def read_link(done):
+    rows = {row["name"]: row for row in read_json(done)["rows"]}
+    if rows.keys() != LINK.keys():
+        raise Failure(f"the bench has other rows than are known here: {', '.join(rows.keys() ^ LINK.keys())}")
+    return {name: link_figure(row) for name, row in rows.items()}
+
+
+def read_step(done):
+    found = read_json(done)
+    return {"step": f"{found['seconds']:.3f} s, {found['ratio']:.2f} of the larger of {found['link_seconds']:.3f} s for "
+                    f"{(found['bytes_in'] + found['bytes_out']) / 1e9:.1f} GB on the link and {found['update_seconds']:.3f} s for updates"}
+
+
+# On the fake driver all sizes are small: it computes on the CPU, and its times mean nothing.
+PARTS = [
+    Part("link", 45, "build/bin/sluice bench link --seconds 20", LINK,
+         lambda is_fake: [program("sluice"), "bench", "link", "--json"] +
+         (["--size", "32MiB", "--seconds", "0.1"] if is_fake else ["--seconds", "20"]), read_link),
+    test_part("conformance", 90, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
+    test_part("kernels", 45, KERNELS, "updates and sums of squares have the bits of the CPU's"),
+    test_part("twins", 60, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
+    Part("step", 105, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
+         {"step": "a step of 3.0G parameters that only moves and updates, beside the larger of what its bytes and its updates take"},
+         lambda is_fake: [program("gpu_step_bench"), "--json"] +
+         (["--model", "tiny", "--device-memory", "52MiB"] if is_fake else
+          ["--model", "llama-3b", "--device-memory", "16GiB", "--memory", "96GiB"]), read_step),
+    Part("wheel", 30, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
+         read_wheel),
+    sanitizer_part("memcheck", 35, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
+    sanitizer_part("racecheck", 35, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
+]
+
+
+# ---- which GPU it is ----
+
+
+def probe_command():
+    return [program("cuda_test"), "--gtest_filter=OpeningTest.SaysWhatTheDeviceIs"]
+
+
+def read_probe(done):
+    """Returns what the GPU is, and whether it is the fake driver's. Raises Skip where none can be opened."""
+    tests = tests_of(done.tests)
+    if not tests:
+        raise Skip(f"no GPU can be opened: build/bin/cuda_test ended with status {done.status}: {done.output.strip()[-300:]}")
+    if "failures" in tests[0]:
+        raise Skip(f"no GPU can be opened: {first_line(tests[0])}")
+    found = tests[0]
+    is_fake = found["is_fake"] == "1" or found["gpu"] == "fake GPU"  # the fake says so also where it has lost its controls
+    return {"name": found["gpu"], "capability": found["capability"], "memory": int(found["memory"]),
+            "cuda_of_driver": int(found["cuda_of_driver"])}, is_fake
