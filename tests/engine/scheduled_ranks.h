@@ -54,6 +54,7 @@ struct Ran {
   std::uint64_t read = 0, planned_read_apart = 0;  // in the last step
   std::uint64_t received = 0, planned_received = 0, from_hosts = 0,
                 planned_from_hosts = 0;  // in a later step
+  std::uint64_t parameters_on_disk = 0;  // bytes, in shards or whole
   std::size_t on_disk = 0;               // how many units have their shard of parameters there
   std::vector<int> skipped;              // steps
 };
@@ -172,6 +173,7 @@ inline Ran train(comm::Communicator& communicator, const Case& c, const Where& w
     communicator.barrier(99, "the end of a test");
   }
   ran.planned_read_apart = plan.step_bytes_read_apart;
+  ran.parameters_on_disk = plan.bytes[kDisk][static_cast<std::size_t>(allocator::Purpose::kParameter)];
   ran.planned_received = plan.step_bytes_received;
   ran.planned_from_hosts = plan.step_bytes_from_hosts;
   ran.on_disk = static_cast<std::size_t>(std::ranges::count(plan.units, true, &UnitPlan::shard_on_disk));
