@@ -148,9 +148,11 @@ class Composite final : public Links {
     return received;
   }
   // The other links must be asked, and cannot wake a rank that sleeps for those of its host. So it sleeps for
-  // a fourth of the time since a packet has come or gone between hosts, and a millisecond at most.
+  // a fourth of the time since a packet has come or gone between hosts, up to a millisecond. A rank that is
+  // idle for longer would ask for nothing, and some links are the caller's, to whom each question costs more:
+  // it sleeps for a hundredth of that time, up to 10 milliseconds.
   void wait(Clock::time_point until) override {
-    constexpr microseconds kAwake{50}, kMostSleep{1000};
+    constexpr microseconds kAwake{50}, kShortSleep{1000}, kMostSleep{10000};
     if (between_ == nullptr) return local_->wait(until);
     const auto now = Clock::now();
     const auto idle = now - moved_;
@@ -158,7 +160,9 @@ class Composite final : public Links {
       ::sched_yield();
       return local_->wait(now);
     }
-    local_->wait(std::min({until, now + idle / 4, now + kMostSleep}));
+    const auto sleep = std::max(std::min<Clock::duration>(idle / 4, kShortSleep),
+                                std::min<Clock::duration>(idle / 100, kMostSleep));
+    local_->wait(std::min(until, now + sleep));
   }
   void wake() override { local_->wake(); }
   std::optional<Gone> gone(int rank) override {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
 
-    scripts/matrix.py [--jobs N] [--json FILE [--resume]] [--most N] [--ranks [--all]]
+    scripts/matrix.py [--jobs N] [--json FILE [--resume]] [--most N] [--ranks [--all] [--only VALUES]]
 
 Each cell trains a small model twice (`sluice train`, preset tiny): with everything in memory, and with everything on disk.
 Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs must be refused with the reason
@@ -9,6 +9,7 @@ that refused() states. The exit status is 1 where a cell did neither.
 
 With --ranks the cells are those of scripts/rank_matrix.py: models, stages, places, optimizers, ways to start, numbers of ranks,
 orders of sums and clipping; without --all as few of them as have every pair of values of two of these axes, with which --all begins, too.
+With --only "no clip, disk" they are those that have these values, and no checkpoint is loaded.
 
 FILE has each result as soon as it is there. With --resume, cells that have a result there are not tried again, unless it was wrong,
 and results of another build are refused. --most N ends after N cells more. So a matrix can be run in slices.
@@ -171,9 +172,13 @@ def try_ranks(a):
     cells = pairs_of(every)
     if a.all:
         cells += [cell for cell in every if cell not in set(cells)]
+    only = {value.strip() for value in a.only.split(",")} if a.only else set()
+    if unknown := only - {value for axis in rank_matrix.AXES for value in axis}:
+        raise SystemExit(f"--only: no cell has {' or '.join(sorted(unknown))}; values are {rank_matrix.AXES}")
+    cells = [cell for cell in cells if only <= set(cell)]
     matrix = rank_matrix.Matrix()
     tasks = [([", ".join(cell)], lambda cell=cell: {", ".join(cell): matrix.try_cell(cell)}) for cell in cells]
-    for load in itertools.product(rank_matrix.MODELS, rank_matrix.OPTIMIZERS):
+    for load in itertools.product(rank_matrix.MODELS, rank_matrix.OPTIMIZERS) if not only else ():
         tasks.append((list(rank_matrix.loads_of(*load)), lambda load=load: matrix.try_loads(*load)))
     results = try_all(tasks, a, 8)
     if not rank_matrix.mpirun_is_there():
@@ -198,9 +203,12 @@ def main():
     parser.add_argument("--most", type=int, help="end after so many cells more")
     parser.add_argument("--ranks", action="store_true", help="cells of several ranks")
     parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes an hour")
+    parser.add_argument("--only", metavar="VALUES", help="with --ranks: cells that have all of these values, separated by commas")
     a = parser.parse_args()
     if a.resume and not a.json:
         parser.error("--resume needs --json FILE, which has the results to go on from")
+    if a.only and not a.ranks:
+        parser.error("--only is for --ranks; the cells of optimizers cannot be chosen")
     return try_ranks(a) if a.ranks else try_optimizers(a)
 
 

@@ -59,16 +59,22 @@ std::string stages_text(const Plan& plan) {
   return fmt::format("stages {} and {}", fmt::join(each, ", "), last);
 }
 
-std::string ranks_text(const Plan& plan) {
+std::string ranks_text(const Plan& plan, bool any_order) {
   const auto has_shard = [](const UnitPlan& unit) { return unit.tier(Part::kParameters) == Tier::kRanks; };
   const std::size_t on_disk = count(plan, [](const UnitPlan& unit) { return unit.shard_on_disk; });
-  return fmt::format(
+  std::string text = fmt::format(
       "ranks             this is rank {} of {}, at {}: it has a shard of the parameters of {}/{} "
       "units{}, of final gradients of {}, and of the optimizer state of {}\n",
       plan.ranks.rank, plan.ranks.size, stages_text(plan), count(plan, has_shard), plan.units.size(),
       on_disk == 0 ? "" : fmt::format(" ({} of them on disk)", on_disk),
       count(plan, [](const UnitPlan& unit) { return unit.gradient_in_shards; }),
       count(plan, [](const UnitPlan& unit) { return unit.stage > 0; }));
+  const bool asks_for_shards = count(plan, [](const UnitPlan& unit) { return unit.stage >= 2; }) > 0;
+  if (any_order && plan.clip && asks_for_shards)
+    text +=
+        "                  gradients that wait for step() are whole at every stage, since the program may "
+        "still read them and add to them\n";
+  return text;
 }
 
 double bytes_per_day(const Plan& plan) {
@@ -134,7 +140,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   const auto at_once = [](const UnitPlan& unit) { return !unit.gradient_stored && !unit.gradient_in_shards; };
   if (const std::size_t applied = count(plan, at_once); applied > 0)
     text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", applied, units);
-  if (plan.ranks.size > 1) text += ranks_text(plan);
+  if (plan.ranks.size > 1) text += ranks_text(plan, profile.any_order);
   text += fmt::format("each parameter    {}, and {:.4g} bytes of optimizer state and master\n",
                       common_dtype(profile), plan.state_bytes_per_parameter);
   text += fmt::format("recomputed        {}\n", common_choice(plan, profile).name);

@@ -111,6 +111,20 @@ class Rank {
   Plan plan_in(std::uint64_t memory) const {
     return make_plan(profile_, *optimizer_, {memory, kGiB, 0}, request(), {});
   }
+  // The least that any plan takes, to a MiB.
+  std::uint64_t least_memory() const {
+    std::uint64_t few = 0, enough = kGiB;
+    while (enough - few > kMiB) {
+      const std::uint64_t memory = few + (enough - few) / 2;
+      try {
+        (void)plan_in(memory);
+        enough = memory;
+      } catch (const Error&) {
+        few = memory;
+      }
+    }
+    return enough;
+  }
   void limit_memory(std::uint64_t bytes) { ledger_.set_budget(allocator::Tier::kHost, bytes); }
   std::uint64_t received() const { return communicator_->counters().received; }  // bytes of payload
   comm::Communicator* communicator() const { return communicator_; }

@@ -28,12 +28,15 @@ struct Case {
   bool reproducible = false;
   std::size_t blocks = 2;
   bool half = false;  // units of about half the size
+  // By step: the factor of the loss, where it has one. A step in which a gradient overflows is skipped.
+  std::vector<double> scales = {};
 };
 inline void PrintTo(const Case& c, std::ostream* to) {
   *to << c.optimizer.name << " with state of " << name_of(c.optimizer.storage.state)
       << (c.optimizer.storage.master ? "" : " without masters") << ", " << name_of(c.dtype) << ", clip "
       << c.clip << ", " << c.micro_batches << " micro-batches in groups of "
-      << (c.group ? std::to_string(*c.group) : "any size") << (c.reproducible ? ", reproducible" : "");
+      << (c.group ? std::to_string(*c.group) : "any size") << (c.reproducible ? ", reproducible" : "")
+      << (c.scales.empty() ? "" : ", scaled");
 }
 
 // What the bits do not depend on.
@@ -51,7 +54,9 @@ struct Ran {
   std::uint64_t read = 0, planned_read_apart = 0;  // in the last step
   std::uint64_t received = 0, planned_received = 0, from_hosts = 0,
                 planned_from_hosts = 0;  // in a later step
+  std::uint64_t parameters_on_disk = 0;  // bytes, in shards or whole
   std::size_t on_disk = 0;               // how many units have their shard of parameters there
+  std::vector<int> skipped;              // steps
 };
 
 inline Profile profile_of(const Case& c) {
@@ -99,6 +104,23 @@ inline std::vector<std::unique_ptr<offload::File>> faulty(offload::File& file,
   return files;
 }
 
+inline void take_step(toy::Trainer& trainer, const Case& c, int step, Ran& ran) {
+  StepSettings settings = toy::settings(0.01, 0.1, c.clip);
+  if (!c.scales.empty()) {
+    const double scale = c.scales[static_cast<std::size_t>(step)];
+    trainer.gradient_scale = static_cast<float>(scale);
+    settings.gradient_factor = 1 / scale;
+  }
+  double norm = 0;
+  try {
+    ran.outcome.losses.push_back(trainer.step(settings, &norm));
+    ran.outcome.norms.push_back(norm);
+  } catch (const Error& error) {
+    if (c.scales.empty() || error.code() != ErrorCode::kNotFinite) throw;
+    ran.skipped.push_back(step);
+  }
+}
+
 inline Ran train(comm::Communicator& communicator, const Case& c, const Where& where, int steps) {
   constexpr auto kHost = static_cast<std::size_t>(allocator::Tier::kHost),
                  kDisk = static_cast<std::size_t>(allocator::Tier::kDisk);
@@ -136,9 +158,7 @@ inline Ran train(comm::Communicator& communicator, const Case& c, const Where& w
     for (int step = 0; step < steps; ++step) {
       if (step == 1) first = counted();
       const std::uint64_t before = disk.counters().bytes_read;
-      double norm = 0;
-      ran.outcome.losses.push_back(trainer.step(toy::settings(0.01, 0.1, c.clip), &norm));
-      ran.outcome.norms.push_back(norm);
+      take_step(trainer, c, step, ran);
       engine.settle();
       ran.read = disk.counters().bytes_read - before;
     }
@@ -153,6 +173,7 @@ inline Ran train(comm::Communicator& communicator, const Case& c, const Where& w
     communicator.barrier(99, "the end of a test");
   }
   ran.planned_read_apart = plan.step_bytes_read_apart;
+  ran.parameters_on_disk = plan.bytes[kDisk][static_cast<std::size_t>(allocator::Purpose::kParameter)];
   ran.planned_received = plan.step_bytes_received;
   ran.planned_from_hosts = plan.step_bytes_from_hosts;
   ran.on_disk = static_cast<std::size_t>(std::ranges::count(plan.units, true, &UnitPlan::shard_on_disk));

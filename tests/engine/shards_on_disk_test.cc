@@ -50,21 +50,6 @@ TEST(ShardsOnDisk, AreThoseOfEachUnitThatIsPartitioned) {
   run(at_stage_3("memory"), [](Rank& rank) { EXPECT_EQ(shards_on_disk(rank.plan()), 0u); });
 }
 
-// The least memory that any plan has, in which shards are on disk.
-std::uint64_t little(const Rank& rank) {
-  std::uint64_t few = 0, enough = kGiB;
-  while (enough - few > kMiB) {
-    const std::uint64_t memory = few + (enough - few) / 2;
-    try {
-      (void)rank.plan_in(memory);
-      enough = memory;
-    } catch (const Error&) {
-      few = memory;
-    }
-  }
-  return enough;
-}
-
 // Each rank has other plans, and changes them at other times. No plan's memory is exceeded on the way.
 TEST(ShardsOnDisk, MoveByAnotherPlanAndKeepTheirBits) {
   for (const char* const optimizer : {"adamw", "adafactor"})
@@ -75,7 +60,7 @@ TEST(ShardsOnDisk, MoveByAnotherPlanAndKeepTheirBits) {
       setup.blocks = 16;
       const toy::Outcome expected = trained(setup);
       const toy::Outcome found = trained(setup, [&](Rank& rank, int step) {
-        const Plan small = rank.plan_in(little(rank)), large = rank.plan_in(kGiB);
+        const Plan small = rank.plan_in(rank.least_memory()), large = rank.plan_in(kGiB);
         EXPECT_GT(shards_on_disk(small), 0u);
         EXPECT_EQ(shards_on_disk(large), 0u);
         // (Records on disk stay, and with them what describes them.)
@@ -91,7 +76,7 @@ TEST(ShardsOnDisk, MoveWhileAnotherRankReadsThem) {
   std::atomic<bool> ended{false};
   run(setup, [&](Rank& rank) {
     const auto values = rank.values();
-    const std::uint64_t few = little(rank);
+    const std::uint64_t few = rank.least_memory();
     if (rank.rank() == 0) {
       for (int times = 0; times < 6; ++times) rank.engine.replan(rank.plan_in(times % 2 == 0 ? few : kGiB));
       ended = true;
@@ -115,7 +100,7 @@ TEST(ShardsOnDisk, AreEditedAndRead) {
       const auto after = rank.values();
       EXPECT_EQ(after[kA][1], 42.0f + static_cast<float>(step));
       EXPECT_EQ(after[kA][rank.elements(kA) - 2], 42.0f + static_cast<float>(step));
-      rank.engine.replan(rank.plan_in(step == 0 ? little(rank) : kGiB));
+      rank.engine.replan(rank.plan_in(step == 0 ? rank.least_memory() : kGiB));
     }
   });
 }

@@ -126,6 +126,86 @@ TEST_P(TwinsOfUpdatesInBackward, WhateverUnitsRanksHave) {
   }
 }
 
+// As much at once as there may be, in the least memory: two units that are summed together, since each rank
+// had another one of them first, beside two that are held.
+TEST(UpdatesInBackwardOfRanks, HaveFramesForUnitsThatWait) {
+  Case setup;
+  setup.blocks = 7;
+  const auto train = [&] {
+    toy::Outcome outcome;
+    run(setup, [&](Rank& rank) {
+      for (int step = 0; step < 3; ++step) {
+        rank.engine.begin_step(setup.at_once ? Rank::settings() : StepSettings{});
+        const std::vector<UnitId> units = crosswise(rank, step);
+        for (std::size_t i = 0; i < units.size(); i += 2) {
+          const std::span pair = std::span(units).subspan(i, std::min<std::size_t>(2, units.size() - i));
+          for (const UnitId unit : pair) rank.engine.acquire(unit, Hold::kGradient);
+          for (const UnitId unit : pair)
+            for (ParameterId p = rank.layout().first_parameter(unit); p < rank.layout().end_parameter(unit);
+                 ++p) {
+              const std::vector<float> values = rank.gradient(p, step, 0);
+              rank.engine.add_gradient(p, {values.data(), Dtype::kF32});
+            }
+          for (const UnitId unit : pair) rank.engine.release(unit);
+        }
+        rank.engine.step(Rank::settings());
+      }
+      toy::Outcome saved = rank.save();
+      if (rank.rank() == 0) outcome = std::move(saved);
+    });
+    return outcome;
+  };
+  const toy::Outcome late = train();
+  setup.at_once = true;
+  setup.place = "disk";
+  for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage) {
+    std::uint64_t least = 0;
+    run(setup, [&](const Rank& rank) {
+      if (rank.rank() == 0) least = rank.least_memory();
+      constexpr std::size_t kOfUnit = 4;  // extents of any of the largest units, and of its gradient
+      const Plan plan = rank.plan_in(rank.least_memory());
+      EXPECT_GE(plan.extents, (2 + 2 + plan.prefetch) * kOfUnit);
+    });
+    setup.memory = least;
+    EXPECT_TRUE(train() == late) << "stage " << setup.stage;
+    setup.memory = kGiB;
+  }
+}
+
+// A unit that is being summed is not fetched ahead for a later access: it would be what the others are about
+// to change. Others that are fetched meanwhile have shards of another size.
+TEST(UpdatesInBackwardOfRanks, FetchAUnitThatIsSummedOnceItIsUpdated) {
+  Case setup;
+  setup.at_once = true;
+  setup.stage = 3;
+  setup.blocks = 10;
+  run(setup, [&](Rank& rank) {
+    const Shards shards(rank.layout(), rank.optimizer(), kChunkGrain, Shards::Ranks{2, 0, 2});
+    const int other = 1 - rank.rank();
+    const auto bytes = [&](UnitId unit, int of) { return shards.shard(unit, of).size() * sizeof(float); };
+    ASSERT_NE(bytes(kFirst, other), bytes(kBlocks, other));
+    for (int step = 0; step < 4; ++step) {
+      const std::uint64_t before = rank.received();
+      rank.engine.begin_step(Rank::settings());
+      rank.engine.acquire(kFirst, Hold::kGradientOnly);
+      rank.add_constant(kA, 1);
+      rank.add_constant(kB, 1);
+      rank.engine.release(kFirst);
+      for (UnitId block = 0; block < setup.blocks; ++block) {
+        rank.engine.acquire(kBlocks + block, Hold::kRead);
+        rank.engine.release(kBlocks + block);
+      }
+      rank.engine.acquire(kFirst, Hold::kRead);
+      rank.engine.release(kFirst);
+      rank.engine.step(Rank::settings());
+      rank.engine.settle();
+      if (step == 0) continue;  // in which the order is recorded
+      const std::uint64_t known = bytes(kFirst, rank.rank()) + bytes(kFirst, other);  // summed, and fetched
+      EXPECT_EQ((rank.received() - before - known) % bytes(kBlocks, other), 0u) << "step " << step;
+    }
+  });
+}
+
 class UpdatesInBackward : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
  protected:
   static Case setup(int ranks = 2) {

@@ -55,6 +55,31 @@ TEST(LinksOfTheCaller, JoinHostsAlone) {
   EXPECT_EQ(came, 300'007u);
 }
 
+// Ranks that wait for nothing between hosts leave the caller's functions alone, more and more.
+TEST(LinksOfTheCaller, AreSeldomAskedWhereNothingComes) {
+  Network network(3);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 3; ++rank)
+    threads.emplace_back([&, rank] {
+      sluice_links links = network.links(rank);
+      links.host = rank < 2 ? "a" : "b";
+      sluice_ranks* ranks = nullptr;
+      ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
+      const RanksHandle handle(ranks, sluice_ranks_destroy);
+      ASSERT_OK(sluice_ranks_barrier(ranks, "a meeting"));
+      if (rank == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+        const int before = network.calls_of(rank);
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        const int calls = network.calls_of(rank) - before;
+        EXPECT_GT(calls, 0);
+        EXPECT_LT(calls, 250);  // it looks each 10 ms or more, and then asks for a packet, and for life
+      }
+      ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
 // Where all are on one host, the functions are needed no more.
 TEST(LinksOfTheCaller, EndWhereAllShareMemory) {
   Network network(2);

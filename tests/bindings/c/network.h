@@ -57,7 +57,13 @@ class Network {
     const std::lock_guard lock(mutex_);
     return left_[rank];
   }
-  // On how many threads a rank's functions were called, but wake and destroy.
+  // How often a rank's functions were called, but wake and destroy; and on how many threads.
+  int calls_of(uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    int calls = 0;
+    for (const auto& [thread, count] : ends_[rank].calls) calls += count;
+    return calls;
+  }
   std::size_t threads_of(uint32_t rank) {
     const std::lock_guard lock(mutex_);
     return ends_[rank].calls.size();

@@ -130,6 +130,28 @@ TEST(PlansOfRanks, ChooseStagesUnitByUnit) {
     }
 }
 
+// Clients in any order have their gradients whole until the step: stage 2 takes what stage 1 does, and says
+// so.
+TEST(PlansOfRanks, SayWhereStage2IsAsStage1) {
+  const Profile scheduled = toy::profile(1), any_order = any_order_profile(scheduled.units, 2);
+  const auto optimizer = optim::make_optimizer({});
+  const auto says = [&](const Profile& profile, std::size_t stage, bool clip) {
+    PlanRequest request;
+    request.ranks = {0, 2};
+    request.stage = stage;
+    request.clip = clip;
+    const Budget budget{kGiB, kGiB, 0};
+    const Plan plan = make_plan(profile, *optimizer, budget, request, {});
+    const std::string text = to_text(plan, profile, budget);
+    return text.find("gradients that wait for step() are whole at every stage") != std::string::npos;
+  };
+  EXPECT_FALSE(says(any_order, 1, true));
+  EXPECT_TRUE(says(any_order, 2, true));
+  EXPECT_TRUE(says(any_order, 3, true));
+  EXPECT_FALSE(says(any_order, 2, false));
+  EXPECT_FALSE(says(scheduled, 2, true));
+}
+
 // What each rank would have to be sent of a table that the others have updated is more than the rows of its
 // gradient.
 TEST(PlansOfRanks, ReplicateTablesOfWhichAStepHasFewRows) {

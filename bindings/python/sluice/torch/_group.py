@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -18,6 +19,8 @@ Which = Union["torch.distributed.ProcessGroup", bool, None]
 """Which ranks wrap a model together: None: those that are found; False: this process alone; a process group: its ranks."""
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MISSING = "missing"  # where rank 0 says which ranks have not come
+_TO_KNOW = datetime.timedelta(seconds=2)  # how much later others may know of it
 _numbers: Counter[str] = Counter()  # of the groups that were made of the same ranks, which all make in the same order
 _stores: list[torch.distributed.Store] = []  # the store that torchrun's ranks share, once there is one
 
@@ -69,18 +72,36 @@ def _store_of_environment(rank: int, limit: datetime.timedelta) -> torch.distrib
 
 
 def _wait_for_all(store: torch.distributed.Store, rank: int, size: int, limit: datetime.timedelta) -> None:
-    """Returns when all ranks have come. Raises StateError that names those that have not."""
+    """Returns when all ranks have come. Raises StateError that names those that have not: rank 0 finds them and tells the others,
+    so that all name the same. The store may be gone with rank 0, which waits until they know."""
     names = [f"rank {other}" for other in range(size)]
     store.set(names[rank], "came")
-    try:
-        store.wait(names, limit)
-    except RuntimeError as error:
-        missing = [name for name in names if not store.check([name])]
+    if rank == 0:
+        missing = _missing(store, names, limit)
+        store.set(_MISSING, json.dumps(missing))
+        if missing:
+            with contextlib.suppress(RuntimeError):  # one that ends meanwhile needs no answer
+                store.wait([f"{name} knows" for name in names[1:] if name not in missing], _TO_KNOW)
+    elif _missing(store, [_MISSING], limit + _TO_KNOW):  # rank 0 has told nothing: it is late, or not there at all
+        missing = [name for name in names if not store.check([name])] or names[:1]
+    else:
+        missing = json.loads(store.get(_MISSING))
+        store.set(f"{names[rank]} knows", "")
+    if missing:
         listed = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         raise StateError(
             f"{listed} of {size} ranks did not come within {limit.total_seconds():g} seconds (patience). Every rank calls "
             "sluice.torch.wrap(); with ranks=False this process trains alone"
-        ) from error
+        )
+
+
+def _missing(store: torch.distributed.Store, names: list[str], limit: datetime.timedelta) -> list[str]:
+    """Those of the names that are not in the store when all are, or the time has passed."""
+    try:
+        store.wait(names, limit)
+        return []
+    except RuntimeError:
+        return [name for name in names if not store.check([name])]
 
 
 class Group:
