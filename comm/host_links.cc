@@ -84,7 +84,7 @@ class Talk {
 
   template <class Value>
   void tell(int to, const Value& value) {
-    while (!links_.send(to, std::as_bytes(std::span(&value, 1)), {})) wait_for(to);
+    while (!links_.send(to, std::as_bytes(std::span(&value, 1)), {})) wait_for(to, links_.gone(to));
   }
   template <class Value>
   Value hear(int from) {
@@ -95,16 +95,19 @@ class Talk {
              from, packet.size(), sizeof value);
       std::memcpy(&value, packet.data(), sizeof value);
     };
-    while (!links_.receive(from, take)) wait_for(from);
+    for (;;) {  // what a rank has sent can still be received after it has gone
+      const auto gone = links_.gone(from);
+      if (links_.receive(from, take)) break;
+      wait_for(from, gone);
+    }
     if (value.magic != kMagic)
       fail(ErrorCode::kCorrupt, "rank {} sent what cannot be: its greeting is none", from);
     return value;
   }
 
  private:
-  void wait_for(int rank) {
-    if (const auto gone = links_.gone(rank))
-      fail(ErrorCode::kIo, "rank {} is gone before the run has begun: {}", rank, gone->how);
+  void wait_for(int rank, const std::optional<Links::Gone>& gone) {
+    if (gone) fail(ErrorCode::kIo, "rank {} is gone before the run has begun: {}", rank, gone->how);
     if (Links::Clock::now() >= until_)
       fail(ErrorCode::kIo, "rank {} has not come for {:.3g} s", rank,
            std::chrono::duration<double>(patience_).count());

@@ -27,8 +27,8 @@ void Pieces::start(allocator::Ledger& ledger, std::size_t bytes) {
 }
 
 void Pieces::resize(allocator::Ledger& ledger, std::size_t count) {
-  const std::lock_guard lock(mutex_);
-  ensure(under_way_ == 0, "shards are read while a new plan moves them");
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return under_way_ == 0; });  // who asked may know of the end before this does
   pieces_.clear();
   memory_ = {};
   pieces_.resize(count);

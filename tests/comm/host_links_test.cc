@@ -5,6 +5,8 @@
 #include <sched.h>
 
 #include <array>
+#include <thread>
+#include <utility>
 
 #include "comm/worlds.h"
 #include "thrown.h"
@@ -96,6 +98,45 @@ TEST(HostLinks, NameARankThatDoesNotCome) {
   left.leave(1, false);
   expect_error(ErrorCode::kIo, {"rank 1 is gone before the run has begun: its process has ended"},
                [&] { make_host_links(make_local_links(left, 0), kTestRing, kMostSeconds); });
+}
+
+// Links on which what a rank has sent comes after the news that it has left, which the contract allows.
+class NewsFirst final : public Links {
+ public:
+  explicit NewsFirst(std::unique_ptr<Links> links) : links_(std::move(links)) {}
+  int rank() const override { return links_->rank(); }
+  int size() const override { return links_->size(); }
+  std::size_t packet_bytes() const override { return links_->packet_bytes(); }
+  bool send(int to, std::span<const std::byte> head, std::span<const std::byte> body) override {
+    return links_->send(to, head, body);
+  }
+  bool receive(int from, const std::function<void(std::span<const std::byte>)>& take) override {
+    return std::exchange(is_told_, false) && links_->receive(from, take);
+  }
+  void wait(Clock::time_point until) override { links_->wait(until); }
+  void wake() override { links_->wake(); }
+  std::optional<Gone> gone(int rank) override {
+    is_told_ = true;
+    std::this_thread::sleep_for(milliseconds(20));  // the other leaves meanwhile, if it is about to
+    return links_->gone(rank);
+  }
+
+ private:
+  const std::unique_ptr<Links> links_;
+  bool is_told_ = false;
+};
+
+TEST(HostLinks, ReceiveWhatARankThatHasLeftHasSent) {
+  const Watchdog watchdog;
+  LocalMemory memory(2, kTestRing);
+  std::thread first([&] {
+    const HostLinks made = make_host_links(make_local_links(memory, 0), kTestRing, kMostSeconds, "x");
+    EXPECT_TRUE(made.all_here);
+  });
+  const HostLinks made =
+      make_host_links(std::make_unique<NewsFirst>(make_local_links(memory, 1)), kTestRing, kMostSeconds, "x");
+  EXPECT_TRUE(made.all_here);
+  first.join();
 }
 
 TEST(HostLinks, RefuseAGreetingThatIsNone) {
