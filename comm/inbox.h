@@ -72,9 +72,9 @@ class Inbox {
     if (!failure_) failure_ = std::move(failure);
     return *failure_;
   }
-  std::string failure() const {
+  std::optional<Failure> failure() const {
     const std::lock_guard lock(mutex_);
-    return failure_ ? failure_->text : std::string();
+    return failure_;
   }
 
  private:

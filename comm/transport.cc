@@ -67,7 +67,7 @@ struct Transport::State {
   void run();
   void take_orders();
   void obey(Order& order);
-  std::string text_of_end() const;
+  std::exception_ptr error_of_end() const;
   bool pull(int rank);
   void take(int rank, std::span<const std::byte> packet);
   void take_hello(Peer& peer, const Head& head);
@@ -79,7 +79,7 @@ struct Transport::State {
   void look();
   void find_late();
   void fail(int rank, ErrorCode code, std::string text);
-  void end_all(ErrorCode code, const std::string& text);
+  void end_all(const std::function<std::exception_ptr()>& error);
   void say_farewell();
   template <class Step>
   auto guarded(int rank, Step&& step);
@@ -161,7 +161,7 @@ void Transport::State::run() {
     links->wait(std::max(last_look + between_looks, Links::Clock::now()));
   }
   take_orders();  // one of them may be a failure
-  end_all(ErrorCode::kState, text_of_end());
+  end_all([this] { return error_of_end(); });
   say_farewell();
   inbox->close();
   take_orders();  // what came meanwhile
@@ -246,9 +246,9 @@ void Transport::State::answer(const Read& read, std::uint64_t number) {
     unserved.emplace_back(read, number);
 }
 
-std::string Transport::State::text_of_end() const {
-  const std::string failure = inbox->failure();
-  return failure.empty() ? fmt::format("rank {} has ended its part in this", links->rank()) : failure;
+std::exception_ptr Transport::State::error_of_end() const {
+  if (const auto failure = inbox->failure()) return error_of(failure->code, failure->text);
+  return error_of(ErrorCode::kState, fmt::format("rank {} has ended its part in this", links->rank()));
 }
 
 void Transport::State::take_orders() {
@@ -265,7 +265,7 @@ void Transport::State::obey(Order& order) {
   }
   if (order.kind == Order::kFail) return fail(links->rank(), order.code, std::move(order.text));
   if (failed || inbox->stopping()) {
-    return call_with(order.done, error_of(ErrorCode::kState, text_of_end()));
+    return call_with(order.done, error_of_end());
   }
   Peer& peer = *peers[static_cast<std::size_t>(order.peer)];
   guarded(order.peer, [&] {
@@ -355,7 +355,7 @@ void Transport::State::fail(int rank, ErrorCode code, std::string text) {
   if (failed) return;
   const Failure first = inbox->fail({rank, code, std::move(text)});
   failed = true;
-  end_all(first.code, first.text);
+  end_all([&] { return error_of(first.code, first.text); });
   for (const auto& peer : peers)
     if (peer != nullptr)
       peer->say(
@@ -363,14 +363,14 @@ void Transport::State::fail(int rank, ErrorCode code, std::string text) {
           first.text);
 }
 
-void Transport::State::end_all(ErrorCode code, const std::string& text) {
+void Transport::State::end_all(const std::function<std::exception_ptr()>& error) {
   std::vector<Done> all;
   for (const auto& peer : peers)
     if (peer != nullptr)
       for (Done& done : peer->abandon()) all.push_back(std::move(done));
   unserved.clear();
   // Each has an error of its own, since whoever gets it may look at it on a thread of its own.
-  for (const Done& done : all) call_with(done, error_of(code, text));
+  for (const Done& done : all) call_with(done, error());
 }
 
 // Says goodbye, and waits until all that was to be said has been sent, while others may wait for room here.
@@ -438,7 +438,10 @@ void Transport::fail(const std::string& error, ErrorCode code) {
   state_->inbox->post({.kind = Order::kFail, .code = code, .text = text});
 }
 
-std::string Transport::failure() const { return state_->inbox->failure(); }
+std::string Transport::failure() const {
+  const auto failure = state_->inbox->failure();
+  return failure ? failure->text : std::string();
+}
 
 Transport::Counters Transport::counters() const {
   const Traffic& traffic = state_->traffic;

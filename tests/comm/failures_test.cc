@@ -162,8 +162,7 @@ TEST(Mismatch, OfAMessagesLengthNamesBothEnds) {
 }
 
 TEST(Failure, TextReachesAllRanks) {
-  // A call that comes after the failure has another code.
-  const auto errors = errors_of(4, std::nullopt, [](Communicator& comm, Done done) {
+  const auto errors = errors_of(4, ErrorCode::kIo, [](Communicator& comm, Done done) {
     if (comm.rank() != 2) return comm.all_reduce(1, "x", doubles_of(comm), done);
     comm.receive(3, 1, "never", {}, done);
     comm.fail("the disk is full");
@@ -173,7 +172,7 @@ TEST(Failure, TextReachesAllRanks) {
 
 TEST(Failure, RefusesWhatComesLater) {
   run_communicators(World::kThreads, 2, [](Communicator& comm) {
-    if (comm.rank() == 0) comm.fail("it was told to");
+    if (comm.rank() == 0) comm.fail("it was told to", ErrorCode::kBudget);
     std::vector<double> values(3);
     Ending first, second;
     ErrorCode code{};
@@ -181,7 +180,7 @@ TEST(Failure, RefusesWhatComesLater) {
     EXPECT_EQ(first.error(), "rank 0 has failed: it was told to");
     comm.read(1 - comm.rank(), 0, 0, 0, {}, second.done());
     EXPECT_EQ(second.error(&code), "rank 0 has failed: it was told to");
-    EXPECT_EQ(code, ErrorCode::kState);
+    EXPECT_EQ(code, ErrorCode::kBudget);
     EXPECT_THROW(comm.barrier(2, "later"), Error);
   });
 }
