@@ -16,6 +16,8 @@
 #include <fstream>
 #include <mutex>
 #include <sstream>
+#include <thread>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/checksum.h"
@@ -185,7 +187,7 @@ std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowle
 namespace {
 
 // Lets one process at a time measure: ranks that start together would each find a part of the disk's rate. It
-// does nothing where there is no folder to keep measurements in.
+// waits for a minute at most, and does nothing where there is no folder to keep measurements in.
 class Turn {
  public:
   Turn() {
@@ -193,8 +195,7 @@ class Turn {
     std::error_code ignored;
     if (cache) std::filesystem::create_directories(*cache, ignored);
     if (cache) folder_ = ::open(cache->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    while (folder_ >= 0 && ::flock(folder_, LOCK_EX) != 0 && errno == EINTR) {
-    }
+    if (folder_ >= 0) wait();
   }
   ~Turn() {
     if (folder_ >= 0) ::close(folder_);
@@ -203,6 +204,19 @@ class Turn {
   Turn& operator=(const Turn&) = delete;
 
  private:
+  void wait() const {
+    constexpr std::chrono::seconds kQuiet{1}, kMost{60};
+    const auto begin = std::chrono::steady_clock::now();
+    bool told = false;
+    while (::flock(folder_, LOCK_EX | LOCK_NB) != 0) {
+      const auto waited = std::chrono::steady_clock::now() - begin;
+      if (waited >= kMost)
+        return log().warn("another process has measured disks for a minute; measuring beside it");
+      if (waited >= kQuiet && !std::exchange(told, true))
+        log().info("waiting while another process measures a disk");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
   int folder_ = -1;
 };
 
