@@ -129,14 +129,13 @@ class NewsFirst final : public Links {
 TEST(HostLinks, ReceiveWhatARankThatHasLeftHasSent) {
   const Watchdog watchdog;
   LocalMemory memory(2, kTestRing);
-  std::thread first([&] {
+  const std::jthread first([&] {
     const HostLinks made = make_host_links(make_local_links(memory, 0), kTestRing, kMostSeconds, "x");
     EXPECT_TRUE(made.all_here);
   });
   const HostLinks made =
       make_host_links(std::make_unique<NewsFirst>(make_local_links(memory, 1)), kTestRing, kMostSeconds, "x");
   EXPECT_TRUE(made.all_here);
-  first.join();
 }
 
 TEST(HostLinks, RefuseAGreetingThatIsNone) {
