@@ -246,6 +246,31 @@ def test_operations_on_more_units_than_may_be_held_are_refused():
         gc.collect()
 
 
+def write_by_copy(p):
+    p.copy_(torch.ones(8, 8))
+
+
+def write_by_rule(p):
+    torch.nn.init.ones_(p)
+
+
+@pytest.mark.parametrize("write", [write_by_copy, write_by_rule])
+def test_writes_outside_of_edits_are_found(write):
+    with fake_gpu.shared():
+        model, optimizer = wrap(torch.nn.Linear(8, 8), "device", **GPU)
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            write(model.weight)
+        with pytest.raises(sluice.StateError, match="'weight' was written outside of `with sluice.torch.edit"):
+            model(torch.randn(2, 8))
+        with pytest.raises(sluice.StateError, match="'weight' was written outside"):
+            optimizer.step()
+        sluice.torch.close(model, values=False)
+        del optimizer
+        gc.collect()
+
+
 def test_transforms_of_functions_are_refused():
     with fake_gpu.shared():
         model, _ = wrap(torch.nn.Linear(4, 1), "memory", **GPU)

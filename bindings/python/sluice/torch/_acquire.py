@@ -49,6 +49,7 @@ class _Acquire:
             home.check_place(module._parameters.get(name))
         for home in self.homes:
             home.check_memory()
+        self.presence.check_unwritten(self.homes)
         for unit in self.units:
             self.presence.use(unit)
         if self.announced is not None:

@@ -105,6 +105,7 @@ class Home:
 
     def __post_init__(self) -> None:
         self.address = self.memory.data_ptr()
+        self.note_values()
 
     @property
     def units(self) -> list[int]:
@@ -119,6 +120,20 @@ class Home:
     def changed(self) -> None:
         """Comes after values changed: backward through an older graph is then an error, as in PyTorch."""
         torch.autograd.graph.increment_version(self.parameter)
+        self.note_values()
+
+    def note_values(self) -> None:
+        """Comes after values changed in a way that the engine knows of."""
+        self._known_version = self.version
+
+    def check_unwritten(self) -> None:
+        """Raises StateError where the parameter, whose unit is on a GPU, was written without the engine."""
+        if self.version != self._known_version:
+            raise StateError(
+                f"'{self.name}' was written outside of `with sluice.torch.edit(model):`, and a GPU's memory tells nobody of a write: "
+                "what was written is lost, and may have hit what else was there. Write it within the `with`, and load the model's "
+                "values anew"
+            )
 
     @property
     def replaced(self) -> bool:

@@ -151,8 +151,15 @@ def editing(presence: Presence) -> Iterator[None]:
     if presence.engine.gpu is None:
         yield
         return
-    with Editing(presence):
-        yield
+    presence.check_unwritten(presence.homes)
+    presence.edits += 1
+    try:
+        with Editing(presence):
+            yield
+    finally:
+        presence.edits -= 1
+        for home in presence.homes:
+            home.note_values()
 
 
 def refuse_states(model: torch.nn.Module) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -88,6 +88,7 @@ class Presence:
         self.lock = threading.RLock()
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
+        self.edits = 0  # how many sluice.torch.edit() there are now of parameters on a GPU
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
 
@@ -146,6 +147,12 @@ class Presence:
     def touches(self) -> int:
         """How often a parameter was touched while its unit was not held."""
         return self.engine.counters().touches
+
+    def check_unwritten(self, homes: Iterable[Home]) -> None:
+        """Raises StateError where one of these, on a GPU, was written outside of sluice.torch.edit()."""
+        if self.engine.gpu is not None and not self.edits:
+            for home in homes:
+                home.check_unwritten()
 
     def changed(self) -> None:
         """Comes after all parameters' values changed."""

@@ -226,6 +226,7 @@ class Session:
                 self.complete()
             if (model := self.model()) is not None:
                 _homes.check_places(model, got)
+            presence.check_unwritten(presence.homes)
             if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
                 raise StateError(
                     "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call "
