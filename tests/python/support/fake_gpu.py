@@ -2,7 +2,10 @@
 compute is computed by the CPU where it lies. Sluice's own work on it is done as late, or in as random an order, as a GPU's may be.
 
 Nothing of it is installed, and no option of Sluice asks for it: a process has it when SLUICE_CUDA_DRIVER names that driver, and a
-test has called share_memory()."""
+test has called share_memory().
+
+With SLUICE_FAKE_GPU=late, early or random, the tests of sluice.torch that wrap models by support.wrapped_models do so on this GPU. What
+a GPU does not have fails then, with Sluice's error."""
 
 import contextlib
 import ctypes
@@ -15,6 +18,11 @@ from support.sluice_process import BUILD
 DRIVER = BUILD / "lib" / "libsluice_fake_cuda.so"
 KERNELS = BUILD / "lib" / "libsluice_kernels.fatbin"
 SCHEDULES = ("early", "late", "random")
+
+
+def asked():
+    """When the fake GPU's work is to be done, where tests are to run on it; else None."""
+    return os.environ.get("SLUICE_FAKE_GPU")
 
 
 def _driver():
