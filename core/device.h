@@ -12,6 +12,9 @@ struct CUfunc_st;
 
 namespace sluice {
 
+// CUDA's default stream, by the handle that is no null pointer: a null one means that there is none.
+inline CUstream_st* default_stream() { return reinterpret_cast<CUstream_st*>(std::uintptr_t{1}); }
+
 // A GPU: its memory, and the work that it is given. Everything is CUDA's driver interface, which a plug-in
 // loads where there is one (core/cuda); what this header leaves unsaid is as NVIDIA documents it there.
 //

@@ -12,6 +12,7 @@
 #include "allocator/memory.h"
 #include "bindings/c/ranks_handle.h"
 #include "bindings/c/status.h"
+#include "core/device.h"
 #include "core/threads.h"
 #include "engine/any_order_engine.h"
 #include "engine/assembly.h"
@@ -38,6 +39,7 @@ struct Planned : engine::Planned {
   std::size_t trace_events = 0;
   bool serve_touches = false;
   sluice_ranks* ranks = nullptr;  // null: the engine trains alone
+  std::uint32_t device = 0;       // the index of the GPU, where budget.device is not 0
 
   std::string to_text() const;  // JSON
 };
@@ -46,6 +48,12 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
                   const std::optional<engine::Link>& link = std::nullopt);
 // Makes an engine. Where there are ranks, it is collective, and all of them get one or none does.
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options);
+
+// Throws for what is said of a GPU, and cannot be.
+void check_device(const sluice_engine_options& options);
+// Returns null where the CPU computes. Throws what open_device() throws, and Error(kBudget) for a GPU that is
+// too small.
+std::unique_ptr<Device> open_device_of(const Planned& planned);
 
 }  // namespace sluice::c
 
@@ -58,6 +66,7 @@ struct sluice_engine {
 
   sluice::c::Planned planned;
   sluice::c::RanksOfEngine ranks;
+  const std::unique_ptr<sluice::Device> device;  // null: the CPU computes
   sluice::Threads threads;
   sluice::engine::Assembly<sluice::engine::AnyOrderEngine> assembly;
   sluice::allocator::Ledger& ledger = assembly.ledger();

@@ -138,6 +138,10 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
   const char* const places[] = {options.place_parameters, options.place_gradients, options.place_state};
   for (std::size_t part = 0; part < engine::kParts; ++part)
     if (places[part] != nullptr) request.places[part] = engine::tier_of_place(places[part]);
+  if (options.device_memory == 0 && std::ranges::count(request.places, allocator::Tier::kDevice) > 0)
+    fail(ErrorCode::kInvalidArgument,
+         "a place is 'device', and options.device_memory is 0, with which the CPU computes; state it, or "
+         "another place");
   return request;
 }
 
@@ -155,6 +159,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
          "{} are reserved, and {} events of {} bytes are traced, which is more than the memory of {}",
          format_size(options.reserved), options.trace_events, engine::kTraceEventBytes,
          format_size(options.memory));
+  check_device(options);
   made.request = request_of(options);
   made.threads = options.threads == 0 ? usable_cpus() : static_cast<int>(std::min(options.threads, 4096u));
   made.team = options.team;
@@ -177,6 +182,9 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
                                 .buffer_bytes(made.request.ranks.size);
   made.budget.memory = options.memory;
   made.budget.disk = offload::usable_disk(made.disk);
+  made.budget.device = options.device_memory;
+  made.budget.device_base = options.device_reserved;
+  made.device = options.device;
   const std::uint64_t holds = allocator::resident_bytes();
   made.budget.base = holds - std::min(holds, options.given_back) + engine::kReserve + options.reserved +
                      made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes +
@@ -196,11 +204,14 @@ using namespace sluice::c;  // NOLINT: what follows is of this room
 sluice_engine::sluice_engine(Planned made)
     : planned(std::move(made)),
       ranks(planned.ranks),
+      device(open_device_of(planned)),
       threads(planned.threads, planned.team),
       assembly(planned,
-               {threads, *planned.io, *planned.optimizer, planned.products.get(), ranks.communicator()},
+               {threads, *planned.io, *planned.optimizer, planned.products.get(), ranks.communicator(),
+                device.get()},
                {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
+  if (device) engine->use_stream(default_stream());
   allocator::install_touch_reporter();
   if (!planned.serve_touches) return;
   touches.emplace([this](const sluice::allocator::TouchServer::Touch& touch) { return bring_in(touch); });

@@ -162,7 +162,8 @@ typedef struct sluice_engine_options {
   uint32_t groups;       /* parameter groups; 0: one */
   uint64_t trace_events; /* how many of the latest are kept for sluice_engine_save_trace(); 0: none */
   uint32_t prefetch;     /* how many accesses are fetched ahead; 0: the plan chooses */
-  /* "memory" or "disk", for tests and measurements; NULL: the plan chooses. */
+  /* "memory" or "disk" (or "device", with device_memory), for tests and measurements; NULL: the plan chooses.
+   */
   const char* place_parameters;
   const char* place_gradients;
   const char* place_state;
@@ -190,6 +191,10 @@ typedef struct sluice_engine_options {
   uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
   uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */
+  /* For an engine that computes on a GPU: see sluice_device.h. */
+  uint64_t device_memory;   /* the budget of the GPU's memory; 0: the CPU computes */
+  uint64_t device_reserved; /* what of it the engine leaves to CUDA and to the caller */
+  uint32_t device;          /* the GPU's index among those that this process may use */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan
@@ -273,30 +278,7 @@ typedef int (*sluice_read_state)(void* context, uint32_t parameter, uint32_t arr
 SLUICE_API sluice_status sluice_engine_set_state(sluice_engine* engine, uint32_t unit,
                                                  sluice_read_state state, void* context);
 
-/* Functions to hand to the four calls above, for values or state that are whole arrays in memory. They take
- * no lock. (A function that waits for a lock can wait for ever, where another thread, which can be one of
- * Python with the GIL, touches an absent parameter meanwhile: with options.serve_touches it waits for its
- * turn.) */
-typedef struct sluice_array {
-  void* data; /* all elements in the unit; NULL: left out when written, zeros when read */
-  sluice_dtype dtype;
-} sluice_array;
-/* The context of these functions. The arrays belong to the caller, and must not lie in the memory of the
- * engine's parameters. */
-typedef struct sluice_arrays {
-  size_t size;
-  uint32_t first_parameter, parameters; /* the parameters of the unit; others are left out */
-  uint32_t arrays;                      /* how many each parameter has, in the engine's order; 1 for values */
-  const sluice_array* data;             /* [parameters][arrays] */
-} sluice_arrays;
-SLUICE_API int sluice_write_values_to_arrays(void* context, uint32_t parameter, uint64_t first_element,
-                                             const float* values, uint64_t elements);
-SLUICE_API int sluice_read_values_from_arrays(void* context, uint32_t parameter, uint64_t first_element,
-                                              float* values, uint64_t elements);
-SLUICE_API int sluice_write_state_to_arrays(void* context, uint32_t parameter, uint32_t array,
-                                            uint64_t first_element, const float* values, uint64_t elements);
-SLUICE_API int sluice_read_state_from_arrays(void* context, uint32_t parameter, uint32_t array,
-                                             uint64_t first_element, float* values, uint64_t elements);
+/* sluice_arrays.h has functions to hand to the four calls above, for whole arrays in memory. */
 
 /* How often a parameter was updated: the step count of an optimizer's bias correction. */
 SLUICE_API sluice_status sluice_engine_updates(const sluice_engine* engine, uint32_t parameter,
@@ -424,7 +406,7 @@ SLUICE_API sluice_status sluice_engine_load(sluice_engine* engine, const char* p
 /* ---- the ledger and the trace ---- */
 
 typedef struct sluice_ledger_line {
-  const char* tier;    /* "host" or "disk": the tiers of this machine */
+  const char* tier;    /* "host" or "disk", and "device" where a GPU computes */
   const char* purpose; /* "parameter", "gradient", "optimizer state", ...; "total" for a tier's sum */
   uint64_t current, peak;
 } sluice_ledger_line;
@@ -446,5 +428,7 @@ SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, c
 #ifdef __cplusplus
 }
 #endif
+#include "sluice_arrays.h"
+#include "sluice_device.h"
 #include "sluice_ranks.h"
 #endif

@@ -212,9 +212,11 @@ sluice_status sluice_engine_failure(const sluice_engine* engine, char** text) {
 namespace {
 
 // The texts of a ledger's lines are string literals.
-void add_lines(const sluice::allocator::Ledger::Snapshot& snapshot, std::vector<sluice_ledger_line>& lines) {
+void add_lines(const sluice::allocator::Ledger::Snapshot& snapshot, bool on_gpu,
+               std::vector<sluice_ledger_line>& lines) {
   using namespace sluice::allocator;  // NOLINT: a few names
-  for (const Tier of : kTiersOfCpu) {
+  for (const Tier of : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
+    if (of == Tier::kDevice && !on_gpu) continue;
     const auto t = static_cast<std::size_t>(of);
     const char* tier = name_of(of).data();
     for (std::size_t p = 0; p < kPurposes; ++p)
@@ -230,7 +232,8 @@ sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_li
                                    size_t* count) {
   return guarded([&] {
     std::vector<sluice_ledger_line> all;
-    add_lines(required(engine, "engine").ledger.snapshot(), all);
+    const sluice_engine& e = required(engine, "engine");
+    add_lines(e.ledger.snapshot(), e.device != nullptr, all);
     size_t& found = required(count, "count");
     if (capacity > 0) std::copy_n(all.begin(), std::min(capacity, all.size()), &required(lines, "lines"));
     found = all.size();

@@ -14,7 +14,9 @@
 sluice.train() trains the native models, as `sluice train` does. `python -m sluice` is the command line.
 """
 
-from .engine import Engine, Held, plan
+from ._held import Held
+from .device import DeviceEngine
+from .engine import Engine, plan
 from .errors import (
     BudgetError,
     CorruptError,
@@ -42,6 +44,7 @@ __all__ = [
     "BudgetError",
     "CorruptError",
     "Counters",
+    "DeviceEngine",
     "Engine",
     "Error",
     "Folder",

@@ -1,5 +1,4 @@
-"""The C ABI as ctypes sees it: structs, prototypes and statuses of bindings/c/sluice.h and sluice_ranks.h, and nothing
-more."""
+"""The C ABI as ctypes sees it: structs, prototypes and statuses of bindings/c/sluice*.h, and nothing more."""
 
 from __future__ import annotations
 
@@ -70,6 +69,9 @@ class EngineOptions(ctypes.Structure):
         ("planned_ranks", c_uint32),
         ("reproducible", c_uint32),
         ("micro_batches", c_uint32),
+        ("device_memory", c_uint64),
+        ("device_reserved", c_uint64),
+        ("device", c_uint32),
     ]
 
 
@@ -213,6 +215,8 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_failure": [c_void_p, _TEXT_OUT],
     "sluice_engine_save": [c_void_p, c_char_p, c_uint64, _TEXT_OUT],
     "sluice_engine_load": [c_void_p, c_char_p],
+    "sluice_engine_use_stream": [c_void_p, c_void_p],
+    "sluice_engine_device": [c_void_p, _TEXT_OUT],
     "sluice_engine_ledger": [c_void_p, POINTER(LedgerLine), c_size_t, POINTER(c_size_t)],
     "sluice_engine_save_trace": [c_void_p, c_char_p],
     "sluice_ranks_memory": [c_uint32, POINTER(ctypes.c_int)],

@@ -10,10 +10,11 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from . import _abi, _buffers, _make
 from ._handle import Handle, call, text_of
+from ._held import Held
 from ._library import library
 from .errors import InvalidArgumentError, StateError
 from .model import Counters, LedgerLine, Options, Parameter, Path, Size, StepResult, Unit, size_of, whole
@@ -38,27 +39,6 @@ def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
         return made
 
 
-class Held:
-    """A unit that is held. The end of its `with` releases it, or release() does."""
-
-    def __init__(self, engine: Engine, unit: int) -> None:
-        self._engine, self._unit, self._released = engine, unit, False
-
-    def release(self) -> None:
-        """Releases the unit, once; views of its parameters end when nothing else holds it."""
-        if self._released:
-            raise StateError(f"'{self._engine.units[self._unit].name}' is released and was not acquired again")
-        self._engine._release(self._unit)
-        self._released = True
-
-    def __enter__(self) -> Held:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if not self._released and not self._engine.closed:
-            self.release()
-
-
 class Engine:
     """Takes all memory and disk space of its plan, and gives it back on close(), or when its `with` is left.
 
@@ -71,7 +51,14 @@ class Engine:
     is not to be touched after that.
     """
 
+    _by_address: ClassVar[bool] = False  # whether arrays are given by their addresses, as those of a GPU are
+
     def __init__(self, units: Sequence[Unit], options: Options) -> None:
+        if size_of(options.device_memory, "device_memory") and not self._by_address:
+            raise InvalidArgumentError(
+                "device_memory is given, and the parameters of an Engine are memoryviews, which a GPU's memory has none of; "
+                "make a sluice.DeviceEngine, or wrap a PyTorch model (sluice.torch.wrap())"
+            )
         self.units: tuple[Unit, ...] = tuple(units)
         self.options = options
         self._unit_ids = {unit.name: u for u, unit in enumerate(self.units)}

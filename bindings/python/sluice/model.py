@@ -134,8 +134,8 @@ class Options:
     held_units: the most units that are held at once.
     trace_events: how many of the latest events are kept for Engine.save_trace(); 0: none.
     prefetch: how many accesses are fetched ahead; 0: as planned.
-    place: "memory" or "disk" for everything, or a mapping of "parameters", "gradients" and "state" to these; None: as
-        planned. It is for tests and measurements.
+    place: "memory", "disk" (or on a GPU "device") for everything, or a mapping of "parameters", "gradients" and "state" to
+        these; None: as planned. It is for tests and measurements.
     given_back: the bytes that the process holds now and gives back before the last unit has its values.
     update_in_backward: a unit is updated as soon as it is released with gradients, which are never stored.
         Engine.begin_step() then takes the settings; gradients can neither be clipped by their norm nor kept.
@@ -151,6 +151,10 @@ class Options:
         number of ranks: Engine.end_micro_batch() ends each.
     micro_batches: how many a step has over all ranks, a multiple of their number, where Engine.end_micro_batch() ends each;
         0: they are not counted. Without `reproducible` they say when sums over ranks may begin: Engine.end_gradients().
+    device_memory: the budget of a GPU's memory, on which the engine computes then; 0: the CPU computes.
+    device_reserved: what of device_memory the engine leaves to CUDA itself (its context takes about half a GiB on large
+        GPUs) and to the caller's own memory there.
+    device: the index of the GPU among those that the process may use.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
     """
@@ -178,6 +182,9 @@ class Options:
     planned: Optional[tuple[int, int]] = None
     reproducible: bool = False
     micro_batches: int = 0
+    device_memory: Size = 0
+    device_reserved: Size = 0
+    device: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +207,7 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerLine:
-    """The bytes of one purpose ("total": of all purposes) in one tier ("host", "disk"), now and at most so far."""
+    """The bytes of one purpose ("total": of all purposes) in one tier ("host", "disk", "device"), now and at most so far."""
 
     tier: str
     purpose: str

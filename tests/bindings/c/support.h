@@ -117,6 +117,7 @@ struct Choice {
   bool no_master = false;
   sluice_state_type state = SLUICE_STATE_F32;
   sluice_team team = nullptr;
+  uint64_t device_memory = 0;  // of a GPU
 };
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
@@ -134,6 +135,7 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.state = setup.state;
   options.trace_events = setup.trace_events;
   options.team = setup.team;
+  options.device_memory = setup.device_memory;
   options.place_parameters = options.place_gradients = options.place_state = setup.place;
   return options;
 }

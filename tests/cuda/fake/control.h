@@ -11,6 +11,9 @@
 // CPU is a fault. Memory begins as NaN. Each misuse is refused with CUDA's error, and is also remembered,
 // because a caller might not look at the error. A host function runs on a thread of its own while the call
 // that runs it waits; it must not wait for that caller.
+//
+// It can also share the device's memory with the CPU, for clients whose own work is the CPU's, such as
+// PyTorch without CUDA: see Settings::shares_memory.
 namespace sluice::fake_cuda {
 
 enum class Schedule {
@@ -29,6 +32,10 @@ struct Settings {
   bool has_virtual_memory = true;  // whether it can map memory where the caller wants it
   int compute_mode = 0;            // as CUcomputemode
   bool is_busy = false;            // whether another process has the device for itself
+  // Whether the CPU may use the device's memory, where it is mapped, also between calls. The default stream
+  // is then what the CPU does: whatever is queued there is done before its call returns. Host memory counts
+  // as the device's, too. All other streams are as adversarial as ever.
+  bool shares_memory = false;
 };
 
 struct Counts {
@@ -47,8 +54,18 @@ class Control {
   virtual std::vector<std::string> alive() = 0;  // what was made and not ended, as in "2 streams"
   virtual Counts counts() = 0;
   virtual std::uint64_t memory_taken() = 0;  // by extents, in bytes
+  virtual bool shares_memory() = 0;
 };
 
 }  // namespace sluice::fake_cuda
 
-extern "C" sluice::fake_cuda::Control* sluice_fake_cuda();
+extern "C" {
+sluice::fake_cuda::Control* sluice_fake_cuda();
+// What follows is for callers in C or Python. The first begins anew with memory that is shared. `schedule` is
+// a Schedule by its number.
+void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed);
+int sluice_fake_cuda_shares_memory(void);  // 1 or 0
+// What was refused since the last call, and what is alive, a line each. Texts are valid until the next call.
+const char* sluice_fake_cuda_misuses(void);
+const char* sluice_fake_cuda_alive(void);
+}

@@ -29,7 +29,7 @@ class FakeDriver final : public Control {
   void begin(const Settings& settings) override {
     const std::lock_guard lock(mutex_);
     settings_ = settings;
-    memory_ = std::make_unique<Memory>(settings.memory);
+    memory_ = std::make_unique<Memory>(settings.memory, settings.shares_memory);
     work_ = std::make_unique<Work>(settings);
     counts_ = {};
     misuses_.clear();
@@ -66,6 +66,10 @@ class FakeDriver final : public Control {
   Counts counts() override {
     const std::lock_guard lock(mutex_);
     return counts_;
+  }
+  bool shares_memory() override {
+    const std::lock_guard lock(mutex_);
+    return settings_.shares_memory;
   }
   std::uint64_t memory_taken() override {
     const std::lock_guard lock(mutex_);

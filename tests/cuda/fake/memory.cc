@@ -119,11 +119,18 @@ void Memory::allow(CUdeviceptr address, std::size_t bytes) {
     if (found == mappings_.end())
       refuse(CUDA_ERROR_INVALID_VALUE, fmt::format("access is given to {:#x}, where nothing is mapped", now));
     found->second.is_allowed = true;
+    if (shares_) ::mprotect(at(now), found->second.extent->bytes, PROT_READ | PROT_WRITE);
     now += found->second.extent->bytes;
   }
 }
 
+bool Memory::is_reserved(CUdeviceptr address) const {
+  const auto after = reservations_.upper_bound(address);
+  return after != reservations_.begin() && address < std::prev(after)->first + std::prev(after)->second;
+}
+
 void Memory::protect(bool is_open) const {
+  if (shares_) return;
   for (const auto& [address, mapping] : mappings_)
     if (mapping.is_allowed)
       ::mprotect(at(address), mapping.extent->bytes, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);

@@ -21,7 +21,8 @@ struct Refusal {
 // the host memory that is registered.
 class Memory {
  public:
-  explicit Memory(std::size_t bytes) : bytes_(bytes) {}
+  // shares: whether the CPU may use it at any time.
+  Memory(std::size_t bytes, bool shares) : bytes_(bytes), shares_(shares) {}
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -40,6 +41,7 @@ class Memory {
   // Calls use(its address, its size) for each piece.
   template <class Use>
   void pieces(CUdeviceptr address, std::size_t bytes, Use use) {
+    if (shares_ && !is_reserved(address)) return use(reinterpret_cast<std::byte*>(address), bytes);
     while (bytes > 0) {
       const Mapping& mapping = mapping_of(address);
       const std::size_t offset = address - mapping.address;
@@ -91,9 +93,11 @@ class Memory {
   };
   const Mapping& mapping_of(CUdeviceptr address) const;
   void protect(bool is_open) const;
+  bool is_reserved(CUdeviceptr address) const;
   bool is_free(CUdeviceptr address, std::size_t bytes) const;
 
   std::size_t bytes_, taken_ = 0;
+  const bool shares_;
   std::uint64_t next_handle_ = 1;
   std::map<std::uint64_t, std::shared_ptr<Extent>> handles_;
   std::map<CUdeviceptr, std::size_t> reservations_;

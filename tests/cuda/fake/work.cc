@@ -13,9 +13,17 @@ constexpr int kLateQuestions = 3;
 // Of so many turns a stream takes as many as it is eager, in an order at random.
 constexpr unsigned kEagerness = 32;
 
+// The default stream, which is there from the beginning. (Work that is queued on none is a misuse.)
+const std::uint64_t kDefault = reinterpret_cast<std::uint64_t>(CU_STREAM_LEGACY);
+
 std::uint64_t number_of(const void* handle) { return reinterpret_cast<std::uint64_t>(handle); }
 
 }  // namespace
+
+Work::Work(const Settings& settings)
+    : schedule_(settings.schedule), shares_memory_(settings.shares_memory), random_(settings.seed) {
+  streams_[kDefault].eagerness = kEagerness;
+}
 
 CUstream Work::make_stream() {
   Stream stream;
@@ -121,6 +129,7 @@ bool Work::run_some() {
 }
 
 void Work::turn() {
+  if (shares_memory_) run_until(streams_[kDefault], streams_[kDefault].queued);
   if (schedule_ == Schedule::kLate) return;
   while (run_some()) {
   }

@@ -23,7 +23,7 @@ struct Range {
 // The streams, what is queued on them, and when it is done.
 class Work {
  public:
-  explicit Work(const Settings& settings) : schedule_(settings.schedule), random_(settings.seed) {}
+  explicit Work(const Settings& settings);
 
   CUstream make_stream();
   CUevent make_event(bool is_timed);
@@ -79,8 +79,9 @@ class Work {
   bool run_some();
 
   Schedule schedule_;
+  const bool shares_memory_;
   std::mt19937_64 random_;
-  std::uint64_t next_ = 1, time_ = 0;
+  std::uint64_t next_ = 16, time_ = 0;  // handles below mean something else
   std::size_t alive_streams_ = 0;
   std::map<std::uint64_t, Stream> streams_;
   std::map<std::uint64_t, std::shared_ptr<Event>> events_;

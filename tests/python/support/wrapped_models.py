@@ -1,10 +1,11 @@
 """Small models for the tests of sluice.torch, a user's loop, and the same loop on plain PyTorch."""
 
+import contextlib
 import tempfile
 
 import torch
 import transformers
-from support import rounding
+from support import fake_gpu, rounding
 from support import sluice_package  # noqa: F401: skips where the library is not built
 
 import sluice
@@ -38,6 +39,8 @@ def language_loss(model, step):
 def wrap(model, place, optimizer=None, **options):
     """Wraps a model, with everything in memory or on disk."""
     given = {"memory": "6GiB", "disk": tempfile.gettempdir(), "place": place, "reserve": "256MiB"} | options
+    if fake_gpu.asked():
+        given = {"device_memory": "4GiB"} | given
     return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
 
 
@@ -52,8 +55,15 @@ def units_of_modules(model):
     return units
 
 
+def readable(model):
+    """A `with` in which the model's parameters can be read."""
+    on_gpu = any(getattr(p, "_sluice", None) is not None for p in model.parameters()) and fake_gpu.asked()
+    return sluice.torch.edit(model) if on_gpu else contextlib.nullcontext()
+
+
 def values_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
+    with readable(model):
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def same_values(a, b):
@@ -106,7 +116,7 @@ def outcome(place, make, loop, **options):
         optimizer = wrap(model, place, **({"units": units_of_modules(model), "held_units": 2} | options))[1]
     noted = []
     loop(model, optimizer, lambda value: noted.append(torch.as_tensor(value).detach().clone()))
-    noted += [p.detach().clone() for p in model.parameters()] + [b.clone() for b in model.buffers()]
+    noted += [*values_of(model).values()] + [b.clone() for b in model.buffers()]
     if place is not None:
         sluice.torch.close(model)
     return noted

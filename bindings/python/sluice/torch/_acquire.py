@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from ._demand import Demand
+from ._demand import Demand, kind_of
 from ._guards import Hook, outside_of_graphs
 from ._homes import Home
+from ._looking import Announced, Units
 from ._presence import Presence
 from ._saved import SavedTensors
 from ._units import has_children
@@ -20,28 +21,41 @@ class _Acquire:
     """The hooks of one module. A child that the module uses without calling it (nn.MultiheadAttention does so with its
     out_proj) costs a touch in the first forward pass, and from then on comes in with the module."""
 
-    def __init__(self, presence: Presence, saved: SavedTensors, demand: Demand, own: Mapping[str, Home]) -> None:
-        """own: the module's own parameters, by the module's names for them."""
+    def __init__(
+        self, presence: Presence, saved: SavedTensors, demand: Demand, announced: Announced | None, own: Mapping[str, Home]
+    ) -> None:
+        """announced: where a GPU computes; own: the module's own parameters, by the module's names for them."""
         self.presence, self.saved, self.demand, self.own = presence, saved, demand, own
         self.homes = list(own.values())
         self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children: list[_Acquire] = []
         self.called = False
         self.touched = 0
+        self.announced = announced
+        self.after_begin: Units = {}  # what is used from the beginning of its call to the next beginning or end of one
+        self.after_end: Units = {}  # the same from its end
         self.covered = False  # it is part of a graph of torch.compile(), whose hooks bring it in
 
     def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self.demand.estimating:
             return
         self.demand.begin(module, args, kwargs)
+        if self.announced is not None and self.announced.outermost:
+            in_backward = torch._C._current_graph_task_id() != -1
+            self.announced.look((in_backward, kind_of(module, args, kwargs, torch.is_grad_enabled())[0]))
         if not self.called:
             self.called, self.touched = True, self.presence.touches()
         for name, home in self.own.items():
             home.check_place(module._parameters.get(name))
         for home in self.homes:
             home.check_memory()
+        self.presence.check_unwritten(self.homes)
         for unit in self.units:
             self.presence.use(unit)
+        if self.announced is not None:
+            self.announced.begin(self, self.after_begin)
+            if module is not self.presence.model():
+                self.saved.begin_inside(module)
         self.saved.begin_module(module)
 
     def ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -49,6 +63,9 @@ class _Acquire:
         if not self.demand.estimating:
             self.saved.end_module(module)
             self.demand.end(module, output)
+            if self.announced is not None:
+                self.saved.end_inside(module)
+                self.announced.end(self, self.after_end)
 
     def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self.children or self.demand.estimating:
@@ -90,15 +107,17 @@ def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> Non
 def install(model: torch.nn.Module, presence: Presence, saved: SavedTensors, demand: Demand) -> list[Any]:
     """Installs the hooks of all modules of a model. Returns what removes them."""
     homes, made = presence.by_id, {}
+    announced = None if presence.engine.gpu is None else Announced(presence)
     for module in model.modules():
         own = {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes}
-        made[module] = _Acquire(presence, saved, demand, own)
+        made[module] = _Acquire(presence, saved, demand, announced, own)
     _cover_compiled(made, presence.limit)
     hooks: list[Any] = []
     for module, acquire in made.items():
         children = [made[child] for child in module.children() if not has_children(child)]
         acquire.children = [child for child in children if child.homes]
-        if acquire.homes or acquire.children:
+        has_any = next(module.parameters(), None) is not None
+        if acquire.homes or acquire.children or (announced is not None and has_any):
             hooks.append(module.register_forward_pre_hook(_hook(acquire, acquire.before), with_kwargs=True))
             hooks.append(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True))
         if acquire.children:

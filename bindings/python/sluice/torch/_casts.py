@@ -21,7 +21,7 @@ class Cast(NamedTuple):
 
     def make(self) -> torch.Tensor:
         """Makes the cast again, in other memory with the same layout."""
-        made = torch.empty_strided(self.made.size, self.made.stride, dtype=self.made.dtype)
+        made = torch.empty_strided(self.made.size, self.made.stride, dtype=self.made.dtype, device=self.home.memory.device)
         return made.copy_(self.source.over(self.home.memory))
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from .. import _abi
 from ..errors import BudgetError
 from . import _meta
-from ._gradients import Gradient
+from ._gradients import Gradient, Slot
 from ._presence import Presence
 
 
 def with_values(presence: Presence) -> dict[int, torch.Tensor]:
     """Ends the engine, and leaves the parameters where they are; all ranks do so. Returns the gradients, by their parameters'
     indices. Raises BudgetError, with nothing changed, where all that does not fit."""
-    slots = {}
-    for home in presence.homes:
-        gradient = home.parameter.grad
-        if isinstance(gradient, Gradient) and not gradient._slot.applied:
-            slots[home.index] = gradient._slot
+    if presence.engine.gpu is not None:
+        return _with_values_of_gpu(presence)
+    slots = _slots(presence)
     parameters = [presence.homes[index].parameter for index in slots]
     try:
         presence.release_all()
@@ -38,6 +37,36 @@ def with_values(presence: Presence) -> dict[int, torch.Tensor]:
     return gradients
 
 
+def _slots(presence: Presence) -> dict[int, Slot]:
+    """The gradients that the engine has, by their parameters' indices."""
+    slots = {}
+    for home in presence.homes:
+        gradient = home.parameter.grad
+        if isinstance(gradient, Gradient) and not gradient._slot.applied:
+            slots[home.index] = gradient._slot
+    return slots
+
+
+def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
+    """The same on a GPU, where parameters get memory of PyTorch's, besides that of the engine."""
+    try:
+        gradients = {index: slot.values() for index, slot in _slots(presence).items()}
+        values = []
+        for home in presence.homes:
+            presence.use_together(dict.fromkeys(home.units, _abi.READ), f"'{home.name}'")
+            values.append(home.memory.clone())
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(
+            f"the values of the model do not fit in the GPU's memory as plain tensors beside the engine's ({error}). Save the "
+            "model (sluice.torch.engine_of(model).save(folder)), and end with sluice.torch.close(model, values=False), which "
+            "leaves its parameters on the meta device"
+        ) from error
+    presence.release_all()
+    for home, plain in zip(presence.homes, values, strict=True):
+        home.parameter.data = plain
+    return gradients
+
+
 def without_values(presence: Presence) -> dict[int, torch.Tensor]:
     """Ends the engine, and gives the model parameters on the meta device and no gradients. Its old parameters must not be
     touched."""
@@ -46,5 +75,8 @@ def without_values(presence: Presence) -> dict[int, torch.Tensor]:
         for home in presence.homes:
             if id(home.parameter) in places:
                 _meta.replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
-    presence.engine.leave(values=False)
+    if presence.engine.gpu is None:
+        presence.engine.leave(values=False)
+    for home in () if presence.engine.gpu is None else presence.homes:
+        home.parameter.data = torch.empty(0, dtype=home.memory.dtype, device=home.memory.device)
     return {}

@@ -108,7 +108,7 @@ class Demand:
     # ---- what a call takes ----
 
     def _find(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Estimate:
-        kind, sizes = _kind_of(module, args, kwargs, train)
+        kind, sizes = kind_of(module, args, kwargs, train)
         seen = self._seen.setdefault(kind, [])
         for each in seen:
             planned = self._need(each.estimate) <= self._presence.first_step.room
@@ -186,7 +186,7 @@ def _is_no_call() -> bool:
     return torch._C._current_graph_task_id() != -1 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _kind_of(
+def kind_of(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
 ) -> tuple[Any, tuple[int, ...]]:
     """What this call has in common with calls that its estimate can be compared with, and its sizes."""

@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
-from ._fakes import fake_of, faked
+from ._fakes import CPU, fake_of, faked
+from ._gpu import HOST, Gpu
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-_FIXED = 160 << 20  # code of libraries that is loaded in the first step, thread stacks, small objects
+_FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
 _GROUPED = torch.ops.aten._grouped_mm.default
 _SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and operators use inside
@@ -120,13 +121,29 @@ def reserves_of(model: torch.nn.Module, stated: Size | None, batch: Any, train: 
     return [found.reserve], found.peak
 
 
-def estimate(model: torch.nn.Module, batch: Any, train: bool) -> Estimate:
+def reserve_on_gpu(
+    model: torch.nn.Module, stated: Size | None, batch: Any, train: bool, gpu: Gpu
+) -> tuple[int, int | None]:
+    """What PyTorch takes of a GPU's memory, and the estimated peak, or None. Raises InvalidArgumentError where neither is
+    known: the plan for a GPU does not change any more."""
+    if stated is not None:
+        return size_of(stated, "reserve"), None
+    if batch is None:
+        raise InvalidArgumentError(
+            "device_memory is given, and neither reserve nor sample_batch; the plan for a GPU is made once, so state what "
+            "PyTorch itself takes there (reserve='6GiB'), or give what the model is called with (sample_batch=)"
+        )
+    found = estimate(model, batch, train, gpu.device)
+    return with_margin(found.peak), found.peak
+
+
+def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.device = CPU) -> Estimate:
     """Estimates a step on a batch: what the model is called with, a dict of keyword arguments, a tuple of arguments, or one
     argument, of whose tensors only shapes and types count. Where the output has no `loss`, a cross entropy of the outputs
     is allowed for, in f32 and of a shifted copy."""
     args, kwargs = _call_of(batch)
     try:
-        return estimate_call(model, model, args, kwargs, train)
+        return estimate_call(model, model, args, kwargs, train, device)
     except Error:
         raise
     except Exception as error:
@@ -143,15 +160,21 @@ def refusal_of(error: Exception, what: str, call: str) -> InvalidArgumentError:
 
 
 def estimate_call(
-    model: torch.nn.Module, called: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool
+    model: torch.nn.Module,
+    called: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    train: bool,
+    device: torch.device = CPU,
 ) -> Estimate:
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
-    of random numbers stay as they are. Raises what the run with fakes raises."""
+    of random numbers stay as they are. device: where what is on the meta device will be. Raises what the run with fakes
+    raises."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     call = tree_map(
         lambda value: fake_of(fake, value, train) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
     )
-    with _random_states_kept(), faked(model, fake, train, call) as tensors:
+    with _random_states_kept(), faked(model, fake, train, call, device) as tensors:
         for tensor in tensors:
             if tensor.is_leaf and tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
@@ -206,4 +229,4 @@ def _cross_entropy_of(output: torch.Tensor) -> torch.Tensor:
     values = output.real if output.is_complex() else output
     shifted = values.clone(memory_format=torch.contiguous_format).float()
     rows = shifted.reshape(-1, shifted.shape[-1] if shifted.dim() > 0 else 1)
-    return torch.nn.functional.cross_entropy(rows, torch.zeros(len(rows), dtype=torch.int64))
+    return torch.nn.functional.cross_entropy(rows, torch.zeros(len(rows), dtype=torch.int64, device=rows.device))

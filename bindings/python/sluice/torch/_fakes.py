@@ -11,19 +11,21 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 
 
 @contextlib.contextmanager
 def faked(
-    model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = ()
+    model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = (), device: torch.device = CPU
 ) -> Iterator[list[torch.Tensor]]:
     """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
     and for tensors of objects among its arguments (caches), which are yielded. Afterwards modules, and the lists, dicts,
-    sets and objects that they hold, have what they had, whatever forward and backward put there."""
+    sets and objects that they hold, have what they had, whatever forward and backward put there. device: where those on the
+    meta device will be."""
     with fake:
-        made = {id(p): _like(p).requires_grad_(p.requires_grad and train) for p in model.parameters()}
-        made |= {id(b): _like(b) for b in model.buffers() if id(b) not in made}
+        made = {id(p): _like(p, device).requires_grad_(p.requires_grad and train) for p in model.parameters()}
+        made |= {id(b): _like(b, device) for b in model.buffers() if id(b) not in made}
     gradients = [(p, p.grad) for p in model.parameters()]
     held = [(holder, _contents(holder)) for holder in _holders(call)]
     made |= {id(t): fake_of(fake, t, train) for t in _plain_tensors(contents for _, contents in held)}
@@ -50,8 +52,8 @@ def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool) -> torch.Te
     return made.requires_grad_(train and tensor.requires_grad)
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device if tensor.is_meta else tensor.device)
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:

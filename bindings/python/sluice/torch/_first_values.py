@@ -40,15 +40,15 @@ def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, tor
             yield from _without_rule(child, f"{path}.{name}" if path else name)
 
 
-def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored]) -> None:
+def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored], device: torch.device) -> None:
     """Gives values to parameters without any (each element is NaN), and to buffers on the meta device, which have them in
-    files where their names are in `stored`. Children come before parents, as in construction. Rules change no other
+    files where their names are in `stored`, and are on the device. Children come before parents, as in construction. Rules change no other
     parameter.
 
     Raises InvalidArgumentError that names what no rule gave a value. Warns where constructors may do what no rule does.
     """
     ids = {id(home.parameter) for home in unset}
-    buffers = _make_buffers(model)
+    buffers = _make_buffers(model, device)
     with torch.no_grad():
         for module in _children_first(model, set()):
             inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in buffers for b in module.buffers())
@@ -71,13 +71,13 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Sto
     _warn_of_constructors(model, ids)
 
 
-def _make_buffers(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
     """Makes buffers without values in place of those on the meta device. Returns them by their ids."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                fresh = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+                fresh = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
                 if buffer.is_floating_point() or buffer.is_complex():
                     fresh.fill_(float("nan"))
                 else:

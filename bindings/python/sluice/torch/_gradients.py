@@ -65,7 +65,7 @@ class Slot(Entry):
         """The gradient in plain memory."""
         self.check()
         if self.applied:
-            return torch.zeros(self.home.parameter.shape, dtype=self.home.parameter.dtype)
+            return torch.zeros_like(self.home.memory)
         return self.presence.stored.read(self.home) if self.copy is None else self.copy.clone()
 
     def values_for_views(self) -> torch.Tensor:
@@ -332,7 +332,7 @@ def _zero(target: Gradient) -> Gradient:
     if target._slot.presence.stored.drop_absent(target._slot.home):
         target._slot.zeroed_copy()
         return target
-    target._slot.replace(torch.zeros(target.shape, dtype=target.dtype))
+    target._slot.replace(torch.zeros_like(target._slot.home.memory))
     return target
 
 
@@ -343,7 +343,7 @@ def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, d
     if value._slot.applied:
         return NotImplemented
     norm = value._slot.presence.stored.norm(value._slot.home)
-    return torch.tensor(norm, dtype=dtype or value.dtype)
+    return torch.tensor(norm, dtype=dtype or value.dtype, device=value.device)
 
 
 def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:

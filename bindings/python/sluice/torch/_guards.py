@@ -14,12 +14,12 @@ from . import _parallel, _saving
 Hook = Callable[..., None]
 
 
-def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
-    """Guards a model and its modules. dtypes: the types of its parameters."""
+def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device) -> None:
+    """Guards a model and its modules. dtypes, device: of its parameters."""
     _saving.install(model)
     _parallel.guard(model)
     for module in _with_parameters(model):
-        module.__dict__["_apply"] = functools.partial(_apply, module, dtypes)
+        module.__dict__["_apply"] = functools.partial(_apply, module, dtypes, device)
         module.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part")
         module.__dict__["__reduce_ex__"] = functools.partial(refuse_copy, "pickled in whole or in part")
 
@@ -38,10 +38,14 @@ def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _apply(
-    module: torch.nn.Module, dtypes: Set[torch.dtype], fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    module: torch.nn.Module,
+    dtypes: Set[torch.dtype],
+    device: torch.device,
+    fn: Callable[[torch.Tensor], torch.Tensor],
+    recurse: bool = True,
 ) -> torch.nn.Module:
     """Replaces Module._apply, which .to(), .half(), .cuda() and the like call: buffers follow, parameters stay."""
-    for probe in [torch.zeros(1, dtype=dtype) for dtype in dtypes]:
+    for probe in [torch.zeros(1, dtype=dtype, device=device) for dtype in dtypes]:
         moved = fn(probe)
         if (moved.dtype, moved.device) != (probe.dtype, probe.device):
             raise StateError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import math
 import threading
 import weakref
@@ -17,6 +18,8 @@ from .._library import library
 from ..engine import Engine
 from ..errors import StateError
 from ..model import Options, Parameter, Unit
+from ._dlpack import Lent
+from ._gpu import Gpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,7 @@ class View(NamedTuple):
 
     def over(self, memory: torch.Tensor) -> torch.Tensor:
         """The same view of another tensor's memory, whatever that tensor's type."""
-        made = torch.empty(0, dtype=self.dtype)
+        made = torch.empty(0, dtype=self.dtype, device=memory.device)
         made.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
         made = made.conj() if self.conjugate else made
         return torch._neg_view(made) if self.negative else made
@@ -102,6 +105,7 @@ class Home:
 
     def __post_init__(self) -> None:
         self.address = self.memory.data_ptr()
+        self.note_values()
 
     @property
     def units(self) -> list[int]:
@@ -116,6 +120,20 @@ class Home:
     def changed(self) -> None:
         """Comes after values changed: backward through an older graph is then an error, as in PyTorch."""
         torch.autograd.graph.increment_version(self.parameter)
+        self.note_values()
+
+    def note_values(self) -> None:
+        """Comes after values changed in a way that the engine knows of."""
+        self._known_version = self.version
+
+    def check_unwritten(self) -> None:
+        """Raises StateError where the parameter, whose unit is on a GPU, was written without the engine."""
+        if self.version != self._known_version:
+            raise StateError(
+                f"'{self.name}' was written outside of `with sluice.torch.edit(model):`, and a GPU's memory tells nobody of a write: "
+                "what was written is lost, and may have hit what else was there. Write it within the `with`, and load the model's "
+                "values anew"
+            )
 
     @property
     def replaced(self) -> bool:
@@ -165,10 +183,16 @@ class ModelEngine(Engine):
     """An engine whose parameters are tensors, which may outlive it: a unit's addresses stay reserved until the last tensor
     over them is gone, views that the user made included."""
 
-    def __init__(self, units: Sequence[Unit], options: Options) -> None:
+    _by_address = True
+
+    def __init__(self, units: Sequence[Unit], options: Options, gpu: Gpu | None = None) -> None:
+        """gpu: where the parameters are; None: in the memory of the CPU."""
         super().__init__(units, options)
+        self.gpu = gpu
+        self._queues_on = 0  # the stream; 0: the default one
         self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # the units of each tensor, and the buffer behind it
         self.left = False  # whether sluice.torch.close() has closed it
+        self.ended = False  # whether it was closed while views of a GPU's memory were there
 
     @property
     def own(self) -> Engine:
@@ -179,11 +203,35 @@ class ModelEngine(Engine):
         """A tensor over a parameter's memory, which is not touched. The tensor and its views keep the engine alive until it
         is closed."""
         address = self._handle.ask("sluice_engine_parameter", spans[0].index, kind=ctypes.c_void_p) or 0
+        units = [span.unit for span in spans]
+        if self.gpu is not None:
+            lent = Lent(self)
+            self._seen.append((units, weakref.ref(lent)))
+            return lent.tensor(address, shape, dtype, self.gpu.device)
         item = torch.empty((), dtype=dtype).element_size()
         raw = (ctypes.c_char * (math.prod(shape) * item)).from_address(address)
         raw.keeps = self  # type: ignore[attr-defined]
-        self._seen.append(([span.unit for span in spans], weakref.ref(raw)))
+        self._seen.append((units, weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+    def follow_stream(self) -> None:
+        """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now."""
+        if self.gpu is not None and (stream := self.gpu.stream()) != self._queues_on:
+            self._handle.call("sluice_engine_use_stream", stream)
+            self._queues_on = stream
+
+    def end_on_gpu(self) -> None:
+        """Closes the engine of a GPU, without values. Where users have views of its memory, that is theirs until the last of
+        them is gone, and has no values any more."""
+        self.ended = True
+        gc.collect()
+        if all(reference() is None for _, reference in self._seen):
+            super().close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self.ended or super().closed
 
     def check_leaving(self, besides: int) -> None:
         """Raises BudgetError where leave(True) would while `besides` more bytes are taken."""
@@ -206,8 +254,12 @@ class ModelEngine(Engine):
 
     def close(self) -> None:
         """Closes the engine without keeping the values, which sluice.torch.close() keeps."""
-        if not self.closed and not self._handle.inherited:
+        if self.closed or self._handle.inherited:
+            return
+        if self.gpu is None:
             self.leave(values=False)
+        else:
+            self.end_on_gpu()
 
 
 class _FormerHome:

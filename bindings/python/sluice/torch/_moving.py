@@ -23,6 +23,7 @@ class Moving:
 
     def __init__(self, model: torch.nn.Module, engine: _homes.ModelEngine) -> None:
         self._engine = engine
+        self._device = "cpu" if engine.gpu is None else engine.gpu.device
         self._places = _meta.places_of(model)
         self._homes: list[Home] = []
         self._on_meta: dict[int, torch.nn.Parameter] = {}  # the parameters that homes' parameters replaced, by home
@@ -54,7 +55,7 @@ class Moving:
                 self._homes.append(home)
                 spans = []
         for p in self._empty:
-            _meta.carry_over(p, _meta.replace(self._places, p, torch.empty(p.shape, dtype=p.dtype, device="cpu")))
+            _meta.carry_over(p, _meta.replace(self._places, p, torch.empty(p.shape, dtype=p.dtype, device=self._device)))
         gc.collect()
         return self._homes
 
@@ -113,7 +114,7 @@ class Moving:
     def _values(self) -> dict[int, torch.Tensor]:
         """The values of parameters that had some before, by their homes' indices, as far as the engine still has them."""
         wanted = [home for home in self._homes if home.index not in self._on_meta]
-        values = {home.index: torch.empty(home.memory.shape, dtype=home.memory.dtype) for home in wanted}
+        values = {home.index: torch.empty_like(home.memory, memory_format=torch.contiguous_format) for home in wanted}
         places = {span.key: (home.index, span) for home in wanted for span in home.spans}
 
         def take(key: str, first: int, part: memoryview) -> None:

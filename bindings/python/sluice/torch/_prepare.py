@@ -15,7 +15,8 @@ from ..model import Options, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
-from ._estimate import reserves_of
+from ._estimate import reserve_on_gpu, reserves_of
+from ._gpu import CONTEXT, HOST, Gpu, gpu_of
 from ._libraries import sgemm, team
 from ._reproducible import check_reproducible, computing
 from ._roles import roles_of
@@ -37,6 +38,7 @@ class Prepared(NamedTuple):
     estimated: Optional[int]  # the most bytes that PyTorch has at once, where they were estimated
     stated: bool  # whether the user stated the reserve
     clip_value: Optional[float]
+    gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
 
     @property
     def alike(self) -> dict[str, Any]:
@@ -74,6 +76,8 @@ def prepare(
     reproducible: bool = False,
     accumulate: int = 0,
     disk: Any = None,
+    device_memory: Optional[Size] = None,
+    device: Any = None,
     together: Together,
     **others: Any,
 ) -> Prepared:
@@ -84,11 +88,17 @@ def prepare(
     if reproducible:
         check_reproducible(model, accumulate)
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
-    groups = find_units(model, units)
+    gpu = gpu_of(model, device_memory, device)
+    groups = find_units(model, units, spans=gpu is None)
     declared = units_of(groups, roles, optimizer is not None)
     held, given_back = held_at_least(model, groups), bytes_in_memory(groups)
     check_ahead(held_units, prefetch, len(groups))
-    reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None)
+    on_gpu = 0
+    if gpu is None:
+        reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None)
+    else:
+        on_gpu, estimated = reserve_on_gpu(model, reserve, sample_batch, optimizer is not None, gpu)
+        reserves = [HOST]
     budget = size_of(memory, "memory")
     options = Options(
         memory=budget,
@@ -99,19 +109,22 @@ def prepare(
         held_units=max(held_units, held),
         prefetch=prefetch,
         given_back=given_back,
-        serve_touches=True,
+        serve_touches=gpu is None,
         sgemm=sgemm() if isinstance(optimizer, Muon) else None,
         team=team(),
         ranks=together.ranks,
         planned=together.planned,
         reproducible=bool(reproducible),
         micro_batches=whole(accumulate, "accumulate"),
+        device_memory=0 if gpu is None else size_of(device_memory or 0, "device_memory"),
+        device_reserved=0 if gpu is None else on_gpu + CONTEXT,
+        device=0 if gpu is None else gpu.index,
         **others,
     )
     planned = _fitting(declared, options, reserves)
     options = dataclasses.replace(options, reserved=planned)
     train, stated = optimizer is not None, reserve is not None
-    return Prepared(groups, declared, settings, roles, options, budget, planned, train, estimated, stated, clip_value)
+    return Prepared(groups, declared, settings, roles, options, budget, planned, train, estimated, stated, clip_value, gpu)
 
 
 def _fitting(units: Sequence[Unit], options: Options, reserves: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -88,6 +88,7 @@ class Presence:
         self.lock = threading.RLock()
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
+        self.edits = 0  # how many sluice.torch.edit() there are now of parameters on a GPU
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
 
@@ -103,13 +104,25 @@ class Presence:
             held = self.engine._accesses(unit)
             if held & 1 << access:
                 return
-            if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
+            if access == _abi.GRADIENT_ONLY or (access == _abi.READ and torch.is_grad_enabled()):
                 self.begin_step()
             self.first_step.note(self.keeper.look())
             self.stored.drop_ended()
             if not held:
                 self._make_room()
+            self.engine.follow_stream()
             self.engine._handle.call("sluice_engine_acquire", unit, access)
+
+    def use_together(self, units: Mapping[int, int], what: str) -> None:
+        """Makes units present, each for its access, all of them at once. what: needs them, for messages."""
+        if len(units) > self.limit:
+            names = ", ".join(repr(self.engine.units[unit].name) for unit in units)
+            raise StateError(
+                f"{what} needs {len(units)} units at once ({names}), and {self.limit} may be held; wrap the model with "
+                f"held_units={len(units)}, or use fewer at once"
+            )
+        for unit, access in units.items():
+            self.use(unit, access)
 
     def _make_room(self) -> None:
         """Releases the units that were used longest ago, until one more can be held."""
@@ -120,6 +133,7 @@ class Presence:
     def release(self, unit: int) -> None:
         """Releases the unit, however often it is held."""
         self.updates.release(unit)
+        self.engine.follow_stream()
         for _ in range(self.engine._times_held(unit)):
             self.engine._handle.call("sluice_engine_release", unit)
 
@@ -133,6 +147,12 @@ class Presence:
     def touches(self) -> int:
         """How often a parameter was touched while its unit was not held."""
         return self.engine.counters().touches
+
+    def check_unwritten(self, homes: Iterable[Home]) -> None:
+        """Raises StateError where one of these, on a GPU, was written outside of sluice.torch.edit()."""
+        if self.engine.gpu is not None and not self.edits:
+            for home in homes:
+                home.check_unwritten()
 
     def changed(self) -> None:
         """Comes after all parameters' values changed."""

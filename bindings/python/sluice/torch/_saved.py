@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ..errors import StateError
 from ._casts import Cast, Casts
 from ._demand import Demand
+from ._gpu import Gpu
 from ._guards import outside_of_graphs
 from ._homes import Home, View, storage_of
 
@@ -47,8 +48,9 @@ class _Scope:
     """One call of the model. PyTorch is asked which hooks and modes there are, since a KeyboardInterrupt may come between
     any two lines that note them."""
 
-    def __init__(self, saved: SavedTensors) -> None:
-        self._saved = saved
+    def __init__(self, saved: SavedTensors, inside: torch.nn.Module | None = None) -> None:
+        """inside: it is a call of this module, within one of the model or in a backward pass."""
+        self._saved, self.inside = saved, inside
         self._hooks: _Hooks = (self._pack, saved.unpack)
         self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self._casts = Casts(saved.by_storage)
@@ -57,14 +59,20 @@ class _Scope:
     def open(self, model: torch.nn.Module) -> None:
         """Makes autograd keep references. Where hooks are not allowed (in transforms of torch.func), it keeps the parameters
         themselves, which are brought in when backward touches them."""
-        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
+        why = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        if why is not None and self._saved.gpu is not None:
+            raise StateError(
+                f"a model that is wrapped on a GPU is called where autograd keeps parameters themselves ({why}), which backward "
+                "would not find there; use torch.autograd.grad(), or wrap the model on the CPU"
+            )
+        if why is None:
             torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
         self.begin_module(model)
 
     def begin_module(self, module: torch.nn.Module) -> None:
         """Notes casts until the module's call ends. Autocast may be turned on inside of the model's forward, and a mode must
         end where it began."""
-        if self._casting or torch.is_autocast_enabled("cpu"):
+        if self._casting or torch.is_autocast_enabled("cpu" if self._saved.gpu is None else self._saved.gpu.device.type):
             self._casting.append(module)
             if len(self._casting) == 1:
                 self._casts.__enter__()
@@ -81,11 +89,14 @@ class _Scope:
         if _get_current_dispatch_mode() is self._casts:
             self._casts.__exit__(None, None, None)
 
+    def is_on(self, top: _Hooks | None) -> bool:
+        """Whether these hooks are its own."""
+        return top is not None and top[0] is self._hooks[0]
+
     def close(self) -> None:
         """Removes the hooks and the mode, after those that came later."""
         self._end_casts()
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if top is not None and top[0] is self._hooks[0]:
+        if self.is_on(torch._C._autograd._top_saved_tensors_default_hooks(True)):
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
@@ -114,11 +125,13 @@ class SavedTensors:
         use: Callable[[int], None],
         demand: Demand,
         note: Callable[[], None] | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         """by_storage: the homes by the addresses of their memory; use: makes a unit present; demand: plans for calls; note: is
         called before a backward pass gives its first gradient, wherever it has saved tensors or calls modules."""
         self.by_storage, self._use, self._demand = by_storage, use, demand
         self._note = note
+        self.gpu = gpu  # where the parameters are; None: in the memory of the CPU
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
 
@@ -128,6 +141,20 @@ class SavedTensors:
         scopes.append(_Scope(self))
         self._open.add(scopes[-1])
         scopes[-1].open(model)
+
+    def begin_inside(self, module: torch.nn.Module) -> None:
+        """Begins a call of one of the model's modules in this thread, where other hooks of saved tensors than ours are in force:
+        those of torch.utils.checkpoint, which would keep parameters themselves."""
+        scopes, top = self._calls.open, torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if not (scopes and scopes[-1].is_on(top)):
+            scopes.append(_Scope(self, module))
+            self._open.add(scopes[-1])
+            scopes[-1].open(module)
+
+    def end_inside(self, module: torch.nn.Module) -> None:
+        """That call ends."""
+        if self._calls.open and self._calls.open[-1].inside is module:
+            self.end()
 
     def end(self) -> None:
         """Ends this thread's innermost call of the model."""

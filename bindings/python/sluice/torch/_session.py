@@ -11,12 +11,14 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import StateError
+from ..model import size_of
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _buffers, _closing, _homes
+from . import _acquire, _buffers, _closing, _homes, _looking
 from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
+from ._gpu import CONTEXT
 from ._gradients import Gradient, Gradients
 from ._guards import guard, outside_of_graphs, refuse_copy, unguard
 from ._homes import Home
@@ -47,24 +49,23 @@ class Session:
         self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
         # Whose beginnings and ends are told; None: nothing depends on them.
         self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
-        self.engine = WrappedEngine(prepared.units, options)
+        self.engine = WrappedEngine(prepared.units, options, prepared.gpu)
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
             homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
-            self.engine.first_step = FirstStep(
-                prepared.memory, prepared.reserve, prepared.estimated, prepared.stated
-            )
+            stated = prepared.stated and prepared.gpu is None  # on a GPU it is of the GPU's memory
+            self.engine.first_step = FirstStep(prepared.memory, prepared.reserve, prepared.estimated, stated)
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )
-            self._demand = Demand(self.presence, prepared.stated, prepared.estimated is not None)
+            self._demand = Demand(self.presence, prepared.stated or prepared.gpu is not None, prepared.estimated is not None)
             note = self._passes.note if self._passes is not None else None
-            self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand, note)
+            self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand, note, self.engine.gpu)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
             self._norms = running_norms(model) if options.reproducible else []
             self._install(model)
-            guard(model, {home.memory.dtype for home in homes})
+            guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
             self._saved.guard(model)
             if together.ranks is not None and not hasattr(model, "no_sync"):
                 model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
@@ -98,6 +99,8 @@ class Session:
         presence = self.presence
         self._moving = None
         presence.keeper.give_back()
+        if (gpu := self.engine.gpu) is not None:
+            gpu.bound(size_of(self.engine.options.device_reserved, "device_reserved") - CONTEXT)
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan()["predicted_peak"])
         self.engine.presence = weakref.ref(presence)
@@ -115,6 +118,8 @@ class Session:
                     home.parameter.grad = gradients.get(home.index)
                 del home.parameter._sluice  # type: ignore[attr-defined]
                 home.memory = torch.empty(0)  # only the parameter may keep the memory
+            if self.engine.gpu is not None:
+                self.engine.end_on_gpu()
             for hook in self._hooks:
                 hook.remove()
             if (model := self.model()) is not None:
@@ -125,6 +130,8 @@ class Session:
 
     def _install(self, model: torch.nn.Module) -> None:
         self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
+        if self.engine.gpu is not None:
+            self._hooks += _looking.refuse_states(model)
         if self.engine.options.reproducible:
             self._hooks += _buffers.watch(model, lambda: self._demand.estimating)
         self._hooks.append(model.register_forward_pre_hook(outside_of_graphs(self._enter)))
@@ -219,6 +226,7 @@ class Session:
                 self.complete()
             if (model := self.model()) is not None:
                 _homes.check_places(model, got)
+            presence.check_unwritten(presence.homes)
             if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
                 raise StateError(
                     "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call "

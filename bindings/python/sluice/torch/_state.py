@@ -96,7 +96,7 @@ def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
         if any(_has_master(home, arrays) for home, _ in own):
             presence.use(unit)
             for home, span in own:
-                given[span.key].setdefault(_MASTER, span.of(home.memory.view(-1)).float())
+                given[span.key].setdefault(_MASTER, span.of(home.memory.view(-1)).float().cpu())
             presence.release(unit)
 
         def source(key: str, name: str, given: Any = given) -> torch.Tensor | None:

@@ -159,9 +159,10 @@ class Stored:
     def read(self, home: Home) -> torch.Tensor:
         """A copy of the gradient."""
         if self.lacks(home):
-            return torch.zeros(tuple(home.parameter.shape), dtype=home.memory.dtype)
-        copy = torch.empty(tuple(home.parameter.shape), dtype=home.memory.dtype)
+            return torch.zeros_like(home.memory, memory_format=torch.contiguous_format)
+        copy = torch.empty_like(home.memory, memory_format=torch.contiguous_format)
         kind = _abi.DTYPES[DTYPES[copy.dtype]]
+        self._engine.follow_stream()
         for span in home.spans:
             to = span.of(copy.view(-1)).data_ptr()
             self._engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)

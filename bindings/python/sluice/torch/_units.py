@@ -78,17 +78,21 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
     ]
 
 
-def find_units(model: torch.nn.Module, named: Optional[Mapping[str, Sequence[str]]] = None) -> list[Group]:
+def find_units(
+    model: torch.nn.Module, named: Optional[Mapping[str, Sequence[str]]] = None, spans: bool = True
+) -> list[Group]:
     """Makes a unit of each repeated block, and of the other parameters by size, in the model's order. A tied parameter is in
     the unit that names it first; one without elements is in none, and stays where it is.
 
-    named: the user's own units, which come first: a unit's name -> names of modules or parameters."""
+    named: the user's own units, which come first: a unit's name -> names of modules or parameters.
+    spans: whether a large parameter may span several units."""
     names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
     own = [] if named is None else _split(_named(model, named, names, taken))
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)
-    found = _named_apart(own + _span_large(_split(_merge_small(rest))))
+    apart = _split(_merge_small(rest))
+    found = _named_apart(own + (_span_large(apart) if spans else apart))
     if not found:
         raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
     return found
@@ -156,9 +160,9 @@ def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
 
 
 def bytes_in_memory(groups: Sequence[Group]) -> int:
-    """The bytes that the parameters take now, and give back when the engine has them."""
+    """The bytes of the host's memory that the parameters take now, and give back when the engine has them."""
     parameters = (p for group in groups if group.ends_parameters for _, p in group.parameters)
-    return sum(_bytes(p) for p in parameters if not p.is_meta)
+    return sum(_bytes(p) for p in parameters if p.device.type == "cpu")
 
 
 def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:

@@ -16,6 +16,7 @@ from ..model import Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
 from ._group import Which
+from ._looking import editing
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import Stored
@@ -53,6 +54,8 @@ def wrap(
     stage: Optional[int] = None,
     reproducible: bool = False,
     accumulate: int = 0,
+    device_memory: Optional[Size] = None,
+    device: Any = None,
     silence: float = 30.0,
     patience: float = 600.0,
 ) -> tuple[Model, Optional[Optimizer]]:
@@ -98,6 +101,10 @@ def wrap(
     accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number.
         In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean.
         0: it is not known, and they are summed at their first use. `reproducible` needs it.
+    device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
+        GPU, or on the meta device: then `device` says which ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
+        `reserve` is then what PyTorch takes on the GPU; it or `sample_batch` is given, since the plan is made once. The README of
+        bindings/python says more.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
 
@@ -130,6 +137,8 @@ def wrap(
         stage=stage,
         reproducible=reproducible,
         accumulate=accumulate,
+        device_memory=device_memory,
+        device=device,
     )
 
 
@@ -164,8 +173,9 @@ def _move_in(
         if on_meta:
             homes = session.presence.homes
             unset = [home for home in homes if home.name in on_meta and home.name not in (stored or {})]
-            with others.random_of_rank_0():
-                _first_values.give(model, unset, {name: where for name, where in (stored or {}).items() if name in on_meta})
+            of_files = {name: where for name, where in (stored or {}).items() if name in on_meta}
+            with others.random_of_rank_0(), editing(session.presence):
+                _first_values.give(model, unset, of_files, homes[0].memory.device)
             session.presence.release_all()
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings) if prepared.train else None
@@ -223,11 +233,13 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
 
 @contextlib.contextmanager
 def edit(model: torch.nn.Module) -> Iterator[None]:
-    """Lets parameters be written inside of the `with`, by any means; the optimizer's masters follow afterwards."""
+    """Lets parameters be written inside of the `with`, by any means; the optimizer's masters follow afterwards. On a GPU,
+    where parameters are there in calls of the model alone, it lets PyTorch's operations read and write them."""
     presence = _session(model).presence
     presence.release_all()
     try:
-        yield
+        with editing(presence):
+            yield
     finally:
         presence.release_all()
         presence.changed()

@@ -1,0 +1,53 @@
+/* Sluice's C ABI on a GPU of CUDA. sluice.h includes this header.
+ *
+ * An engine with options.device_memory computes on a GPU: what is used lies in the GPU's memory, and the rest
+ * in the host's and on disk, from where it comes ahead of its use. Updates are made on the GPU, by adamw,
+ * adam, lion and sgd. Nothing is ever computed on the CPU instead: what a GPU does not have is an error.
+ *
+ * It needs a GPU of compute capability 8.0 or later, NVIDIA's driver 580 or later, and libsluice_cuda.so with
+ * its libsluice_kernels.fatbin beside libsluice_c.so. Where one of them is missing, or does not fit,
+ * sluice_engine_create() returns SLUICE_NOT_FOUND, or SLUICE_IO for a GPU that is busy, with what to do about
+ * it. The environment variable SLUICE_CUDA_DRIVER names another file than the driver's (libcuda.so.1).
+ * sluice_plan() needs no GPU.
+ *
+ * Budgets: options.device_memory bounds what the engine takes of the GPU's memory, together with
+ * options.device_reserved, which it does not take: CUDA's own context (about half a GiB on large GPUs) and
+ * what the caller allocates there. options.memory and options.reserved are the host's, as ever. SLUICE_BUDGET
+ * where the GPU has less than device_memory, or less is free than the plan takes.
+ *
+ * Addresses: sluice_engine_parameter() gives addresses in the GPU's memory, which never change. The arrays of
+ * sluice_engine_add_gradient() and sluice_engine_get_gradient() are in the GPU's memory, too. Values, state,
+ * settings and results are the host's.
+ *
+ * Order: the caller queues its work on a stream, and says on which (sluice_engine_use_stream()). What it
+ * queues there after sluice_engine_acquire() begins when the unit is there, and what it has queued before
+ * sluice_engine_release() has the unit until it ends: its thread waits for neither. A gradient is read by
+ * work that is queued on that stream, and may be freed in the stream's order; sluice_engine_get_gradient()
+ * writes in it. The thread waits for the disk, in sluice_engine_step() and sluice_engine_gradient_norm() for
+ * the gradients, and where values, state and checkpoints are loaded and saved. An address of a unit that is
+ * not held must not be used by work: it shows anything, or nothing is there, which is an error of the GPU's.
+ * So options.serve_touches is refused.
+ *
+ * Not yet on a GPU, and refused: ranks, reproducible sums, parameters that span units, sluice_engine_replan()
+ * and sluice_engine_leave().
+ */
+#ifndef SLUICE_DEVICE_H
+#define SLUICE_DEVICE_H
+#include "sluice.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Says on which CUstream the caller queues work from now on; it outlives the engine, or another one takes its
+ * place before. NULL is CUDA's default stream, which is also the one at first. Where the caller uses several
+ * streams for one unit, it orders them itself. SLUICE_STATE where the CPU computes. */
+SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* stream);
+/* Gives the caller a JSON object that says on which GPU the engine computes, and how much of its memory is
+ * free; `json` gets NULL where the CPU computes. */
+SLUICE_API sluice_status sluice_engine_device(const sluice_engine* engine, char** json);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

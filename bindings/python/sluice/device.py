@@ -1,0 +1,58 @@
+"""The engine on a GPU, whose arrays are addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any, ClassVar, NoReturn
+
+from . import _abi
+from ._handle import text_of
+from .engine import Engine
+from .errors import InvalidArgumentError, StateError
+
+
+class DeviceEngine(Engine):
+    """An Engine that computes on a GPU, with Options.device_memory. Values and state are the host's, as ever; parameters
+    and gradients are addresses in the GPU's memory, of arrays whose elements lie one after another.
+
+    The caller queues its work on one stream: what it queues after acquire() begins when the unit is there, and what it has
+    queued before release() has the unit until it ends. No thread waits for either. See bindings/c/sluice_device.h."""
+
+    _by_address: ClassVar[bool] = True
+
+    def use_stream(self, stream: int) -> None:
+        """The caller queues its work on this stream of CUDA's from now on; 0 is the default stream, which is the first."""
+        self._handle.call("sluice_engine_use_stream", stream)
+
+    def device(self) -> dict[str, Any]:
+        """On which GPU the engine computes, and how much of its memory is free."""
+        with self._handle.use() as address:
+            made: dict[str, Any] = json.loads(text_of("sluice_engine_device", address) or "{}")
+            return made
+
+    def address(self, name: str) -> int:
+        """The address of a parameter, which never changes. Its values are there while its unit is held."""
+        return int(self._handle.ask("sluice_engine_parameter", self._parameter(name)[0], kind=ctypes.c_void_p) or 0)
+
+    def add_gradient(self, name: str, gradient: int, dtype: str = "f32") -> None:
+        """Adds a gradient, all of whose elements lie at this address of the GPU's memory."""
+        self._handle.call("sluice_engine_add_gradient", self._parameter(name)[0], gradient, _dtype(dtype))
+
+    def gradient_into(self, name: str, address: int, dtype: str = "f32") -> None:
+        """Writes a parameter's gradient to this address of the GPU's memory, in the order of the caller's stream."""
+        self._handle.call("sluice_engine_get_gradient", self._parameter(name)[0], address, _dtype(dtype))
+
+    def parameter(self, name: str) -> NoReturn:
+        """Raises: see address()."""
+        raise StateError(f"'{name}' is in a GPU's memory, which has no memoryview; use address()")
+
+    def gradient(self, name: str, dtype: str = "f32") -> NoReturn:
+        """Raises: see gradient_into()."""
+        raise StateError(f"the gradient of '{name}' is in a GPU's memory, which has no memoryview; use gradient_into()")
+
+
+def _dtype(name: str) -> int:
+    if name not in _abi.DTYPES:
+        raise InvalidArgumentError(f"dtype is {name!r}; it may be {', '.join(_abi.DTYPES)}")
+    return _abi.DTYPES[name]

@@ -1,0 +1,119 @@
+"""The GPU on which a model is wrapped."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from ..errors import InvalidArgumentError
+from ..model import Size, size_of
+
+HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's: code, thread stacks, small objects
+CONTEXT = 512 << 20  # bytes of a GPU's memory that CUDA takes for itself on large ones
+
+
+class Gpu(NamedTuple):
+    """A GPU by its index, and as PyTorch knows it."""
+
+    index: int
+    device: torch.device
+
+    def stream(self) -> int:
+        """The stream on which PyTorch queues this thread's work now; 0: the default one."""
+        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+
+    def bound(self, size: int) -> None:
+        """Lets PyTorch's allocator take no more than so many bytes of the GPU's memory."""
+        if self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), self.device)
+
+
+def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any) -> Optional[Gpu]:
+    """The GPU on which a model is to be wrapped, or None for the CPU. The arguments are wrap()'s. Raises
+    InvalidArgumentError where the model is elsewhere."""
+    places = {name: p.device for name, p in model.named_parameters() if not p.is_meta}
+    if not size_of(device_memory or 0, "device_memory"):
+        _refuse_gpus(places, device)
+        return None
+    _require_cuda()
+    _refuse_several(places)
+    name, found = next(iter(places.items()), ("", None))
+    wanted = found if device is None else _device(device)
+    if wanted is None:
+        raise InvalidArgumentError(
+            "the model is on the meta device, and device_memory is given; say which GPU it is for (device='cuda', 'cuda:1')"
+        )
+    gpu = _gpu(wanted)
+    if found is not None and (gpu is None or _gpu(found) != gpu):
+        raise InvalidArgumentError(
+            f"device_memory is given, and '{name}' is on {found}"
+            + ("" if device is None else f", where device is {device!r}")
+            + "; move the model to the GPU before it is wrapped (model.to('cuda')), build it on the meta device and give "
+            "device='cuda', or leave device_memory out to train on the CPU"
+        )
+    assert gpu is not None
+    return gpu
+
+
+def _refuse_gpus(places: dict[str, torch.device], device: Any) -> None:
+    if device is not None:
+        raise InvalidArgumentError(
+            f"device is {device!r}, and device_memory is not given; state how much of the GPU's memory may be taken "
+            "(device_memory='24GiB'), or leave device out to train on the CPU"
+        )
+    for name, place in places.items():
+        if place.type != "cpu":
+            raise InvalidArgumentError(
+                f"'{name}' is on {place}, and device_memory is not given; state how much of the GPU's memory may be taken "
+                "(device_memory='24GiB'), or move the model to the CPU (model.cpu()) to train there"
+            )
+
+
+def _refuse_several(places: dict[str, torch.device]) -> None:
+    first = next(iter(places.items()), None)
+    for name, place in places.items():
+        if first is not None and place != first[1]:
+            raise InvalidArgumentError(
+                f"'{first[0]}' is on {first[1]}, and '{name}' on {place}; a model is wrapped on one GPU: move all of it there "
+                "(model.to('cuda:0'))"
+            )
+
+
+def _device(given: Any) -> torch.device:
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgumentError(f"device is {given!r}, which PyTorch does not know; give 'cuda' or 'cuda:1'") from error
+
+
+def _gpu(place: torch.device) -> Optional[Gpu]:
+    """The GPU that a device of PyTorch's is; None where it is none."""
+    if _is_shared():
+        return Gpu(place.index or 0, torch.device("cpu"))
+    if place.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if place.index is None else place.index
+    return Gpu(index, torch.device("cuda", index))
+
+
+def _require_cuda() -> None:
+    if not torch.cuda.is_available() and not _is_shared():
+        raise InvalidArgumentError(
+            f"device_memory is given, and this PyTorch ({torch.__version__}) finds no GPU (torch.cuda.is_available() is "
+            "false): install a PyTorch for CUDA, and look at nvidia-smi, or leave device_memory out to train on the CPU"
+        )
+
+
+def _is_shared() -> bool:
+    """Whether the driver is that of Sluice's own tests, and its memory the CPU's, too: PyTorch's CPU is the GPU then."""
+    driver = os.environ.get("SLUICE_CUDA_DRIVER")
+    if not driver:
+        return False
+    try:
+        return bool(ctypes.CDLL(driver).sluice_fake_cuda_shares_memory())
+    except (OSError, AttributeError):
+        return False

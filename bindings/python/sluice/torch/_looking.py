@@ -1,0 +1,181 @@
+"""Looks at the arguments of operations for parameters, where a GPU computes: touches of its memory cannot be served."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_iter
+
+from .. import _abi
+from ..errors import StateError
+from ._homes import Home, storage_of
+from ._presence import Presence
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+Units = dict[int, None]  # units in the order of their uses
+
+
+class Looking(TorchDispatchMode):
+    """While it is active, each operation of its thread finds the parameters that it uses present. Each use is noted with the
+    latest beginning or end of a module's call, which brings these units in from then on: see Announced."""
+
+    def __init__(self, presence: Presence, announced: Announced) -> None:
+        super().__init__()
+        self._presence, self._announced = presence, announced
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for home, written in _homes_in(self._presence, func, args, kwargs or {}):
+            if written:
+                raise StateError(
+                    f"'{home.name}' is written by {func} in a call of the model, whose parameters are on a GPU, where a write is "
+                    "not seen; write it before or after, within `with sluice.torch.edit(model):`"
+                )
+            for unit in home.units:
+                self._announced.note(unit)
+        return func(*args, **(kwargs or {}))
+
+
+class Editing(TorchDispatchMode):
+    """While it is active, each operation of its thread finds the parameters that it uses present, and what it writes becomes
+    their values."""
+
+    def __init__(self, presence: Presence) -> None:
+        super().__init__()
+        self._presence = presence
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        used: dict[int, int] = {}
+        for home, written in _homes_in(self._presence, func, args, kwargs or {}):
+            for unit in home.units:
+                used[unit] = max(used.get(unit, _abi.READ), _abi.EDIT if written else _abi.READ)
+        self._presence.use_together(used, f"{func}")
+        return func(*args, **(kwargs or {}))
+
+
+def _homes_in(presence: Presence, func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Home, bool]]:
+    """The homes of the parameters among an operation's arguments, and whether it writes them."""
+    for index, given in enumerate((*args, *kwargs.values())):
+        for tensor in tree_iter(given) if isinstance(given, (list, tuple)) else (given,):
+            if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_meta:
+                continue
+            home = presence.by_storage.get(storage_of(tensor))
+            if home is not None and not _only_views(func):
+                yield home, _writes(func, index, len(args), list(kwargs))
+
+
+def _only_views(func: Any) -> bool:
+    """Whether the operation makes a view, and reads nothing."""
+    returned = func._schema.returns
+    return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+
+
+def _writes(func: Any, index: int, positional: int, names: list[str]) -> bool:
+    arguments = func._schema.arguments
+    if index < positional:
+        info = arguments[index].alias_info
+    else:
+        info = next(a.alias_info for a in arguments if a.name == names[index - positional])
+    return info is not None and bool(info.is_write)
+
+
+class _Thread(threading.local):
+    """What a thread is in."""
+
+    def __init__(self) -> None:
+        self.open: list[object] = []  # the modules whose calls have not ended
+        self.latest: Units = {}  # the units of the latest beginning or end of a call
+        self.looking: Looking | None = None
+
+
+class Announced:
+    """Which units are used after each beginning and each end of a module's call, until the next one. The first call of each
+    kind finds it, by looking at every operation; then these units are brought in there, before anything uses them."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._known: set[Any] = set()  # the kinds of calls that were looked at
+        self._thread = _Thread()
+
+    @property
+    def outermost(self) -> bool:
+        """Whether this thread is in no call."""
+        return not self._thread.open
+
+    def begin(self, module: object, units: Units) -> None:
+        """A module's call begins, for which these units are brought in."""
+        self._thread.open.append(module)
+        self._next(units)
+
+    def end(self, module: object, units: Units) -> None:
+        """The module's call has ended, or an exception has ended it and those inside."""
+        opened = self._thread.open
+        if module in opened:
+            while opened.pop() is not module:
+                pass
+        self._next(units)
+        if not opened:
+            self._stop()
+
+    def look(self, kind: Any) -> None:
+        """Begins looking in this thread, until its outermost call ends, unless a call of this kind was looked at."""
+        if kind in self._known or torch.compiler.is_compiling():
+            return
+        self._known.add(kind)
+        self._thread.looking = Looking(self._presence, self)
+        self._thread.looking.__enter__()
+
+    def _stop(self) -> None:
+        looking, self._thread.looking = self._thread.looking, None
+        if looking is not None and _get_current_dispatch_mode() is looking:
+            looking.__exit__(None, None, None)
+
+    def _next(self, units: Units) -> None:
+        self._thread.latest = units
+        self._presence.use_together(dict.fromkeys(units, _abi.READ), "what follows a module's call")
+
+    def note(self, unit: int) -> None:
+        """An operation uses the unit now."""
+        latest = self._thread.latest
+        latest.setdefault(unit)
+        self._presence.use_together(dict.fromkeys(latest, _abi.READ), "what is computed between two calls of modules")
+
+
+@contextlib.contextmanager
+def editing(presence: Presence) -> Iterator[None]:
+    """Inside of the `with` operations read and write parameters wherever they are."""
+    if presence.engine.gpu is None:
+        yield
+        return
+    presence.check_unwritten(presence.homes)
+    presence.edits += 1
+    try:
+        with Editing(presence):
+            yield
+    finally:
+        presence.edits -= 1
+        for home in presence.homes:
+            home.note_values()
+
+
+def refuse_states(model: torch.nn.Module) -> list[Any]:
+    """Lets state_dict() and load_state_dict() raise outside of editing(), whose tensors would show, or get, anything. Returns what
+    removes the hooks."""
+    hooks: list[Any] = []
+    for module in model.modules():
+        hooks.append(module.register_state_dict_pre_hook(lambda *_: _require_editing("state_dict()")))
+        hooks.append(module.register_load_state_dict_pre_hook(lambda *_: _require_editing("load_state_dict()")))
+    return hooks
+
+
+def _require_editing(call: str) -> None:
+    if not isinstance(_get_current_dispatch_mode(), Editing):
+        raise StateError(
+            f"{call} is called on a model that is wrapped on a GPU, whose parameters are there in its calls alone; call it within "
+            "`with sluice.torch.edit(model):`, and clone() there what is kept of parameters, or save and load with "
+            "sluice.torch.engine_of(model).save(folder)"
+        )

@@ -1,0 +1,237 @@
+#include <cuda.h>
+
+#include "tests/bindings/c/fake_gpu.h"
+
+// Tests that an engine on a GPU has the bits of the CPU's, as a caller of the C ABI sees them.
+namespace sluice_c_test {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+class DeviceTest : public FakeGpuTest {
+ protected:
+  void SetUp() override {
+    if (!has_kernels()) GTEST_SKIP() << "the GPU's kernels are not built, since nvcc is not installed";
+    FakeGpuTest::SetUp();
+  }
+  void TearDown() override {
+    if (has_kernels()) FakeGpuTest::TearDown();
+  }
+  static Choice choice(const char* place, sluice_dtype dtype) {
+    Choice setup;
+    setup.place = place;
+    setup.dtype = dtype;
+    return setup;
+  }
+};
+
+// The caller's own work is the CPU's.
+class SharedDeviceTest : public DeviceTest {
+ protected:
+  void share(fake_cuda::Schedule schedule, uint64_t seed) {
+    fake_cuda::Settings settings;
+    settings.schedule = schedule;
+    settings.seed = seed;
+    settings.shares_memory = true;
+    fake().begin(settings);
+  }
+  Values trained(const Choice& setup) {
+    const EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    train(engine.get(), setup.dtype, 4);
+    return values_of(engine.get());
+  }
+};
+
+TEST_F(SharedDeviceTest, TheSameBitsWhereverPartsAre) {
+  for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16, SLUICE_F16}) {
+    const Values expected = trained(choice("memory", dtype));
+    uint64_t seed = 0;
+    for (const char* place : {"device", "memory", "disk", static_cast<const char*>(nullptr)}) {
+      SCOPED_TRACE(place == nullptr ? "as planned" : place);
+      share(fake_cuda::Schedule::kRandom, ++seed);
+      Choice setup = choice(place, dtype);
+      setup.device_memory = 128 * kMiB;
+      EXPECT_TRUE(trained(setup) == expected) << "dtype " << dtype;
+    }
+  }
+}
+
+TEST_F(SharedDeviceTest, TheSameBitsAfterACheckpoint) {
+  Choice setup = choice("disk", SLUICE_BF16);
+  const Values expected = trained(setup);
+  share(fake_cuda::Schedule::kLate, 1);
+  setup.device_memory = 128 * kMiB;
+  const std::string out = folder_.path("saved");
+  {
+    const EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    train(engine.get(), setup.dtype, 2);
+    EXPECT_OK(sluice_engine_save(engine.get(), out.c_str(), 0, nullptr));
+  }
+  const EngineHandle engine = make_engine(setup, folder_.path());
+  EXPECT_OK(sluice_engine_load(engine.get(), out.c_str()));
+  train(engine.get(), setup.dtype, 2);
+  EXPECT_TRUE(values_of(engine.get()) == expected);
+}
+
+TEST_F(SharedDeviceTest, GradientsAreReadMeasuredAndDropped) {
+  Choice setup = choice("memory", SLUICE_F32);
+  std::vector<float> seen[2];
+  double norms[2] = {};
+  for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+    share(fake_cuda::Schedule::kLate, 0);
+    setup.device_memory = on_gpu ? 128 * kMiB : 0;
+    const EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
+    add_unit_gradients(engine.get(), 0, SLUICE_F32, 0.5f);
+    add_unit_gradients(engine.get(), 2, SLUICE_F32, 0.25f);
+    EXPECT_OK(sluice_engine_multiply_gradient(engine.get(), 0, 0.3));
+    EXPECT_OK(sluice_engine_gradient_norm(engine.get(), 0, &norms[on_gpu]));
+    seen[on_gpu].resize(parameters()[0].elements());
+    EXPECT_OK(sluice_engine_get_gradient(engine.get(), 0, seen[on_gpu].data(), SLUICE_F32));
+    EXPECT_OK(sluice_engine_drop_gradient(engine.get(), 4));
+    uint32_t has = 1;
+    EXPECT_OK(sluice_engine_has_gradient(engine.get(), 4, &has));
+    EXPECT_EQ(has, 0u);
+    EXPECT_OK(sluice_engine_abandon_step(engine.get()));
+  }
+  EXPECT_GT(norms[0], 0);
+  EXPECT_EQ(norms[0], norms[1]);
+  EXPECT_TRUE(seen[0] == seen[1]);
+}
+
+TEST_F(SharedDeviceTest, ReportsHaveTheDevice) {
+  share(fake_cuda::Schedule::kEarly, 0);
+  Choice setup = choice("device", SLUICE_F32);
+  setup.device_memory = 128 * kMiB;
+  const EngineHandle engine = make_engine(setup, folder_.path());
+  char* text = nullptr;
+  ASSERT_OK(sluice_engine_plan(engine.get(), &text));
+  const std::string plan = text;
+  sluice_text_destroy(text);
+  EXPECT_NE(plan.find("\"device\": 134217728"), std::string::npos) << plan;  // of the budget
+  EXPECT_NE(plan.find("\"parameters\": \"device\""), std::string::npos) << plan;
+  ASSERT_OK(sluice_engine_device(engine.get(), &text));
+  EXPECT_NE(std::string(text).find("\"name\":\"fake GPU\""), std::string::npos) << text;
+  sluice_text_destroy(text);
+  std::array<sluice_ledger_line, 64> lines;
+  size_t count = 0;
+  ASSERT_OK(sluice_engine_ledger(engine.get(), lines.data(), lines.size(), &count));
+  uint64_t device = 0, host = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (std::string(lines[i].purpose) != "total") continue;
+    if (std::string(lines[i].tier) == "device") device = lines[i].current;
+    if (std::string(lines[i].tier) == "host") host = lines[i].current;
+  }
+  EXPECT_EQ(device, fake().memory_taken());
+  EXPECT_GT(device, 0u);
+  EXPECT_GT(host, 0u);
+}
+
+TEST_F(SharedDeviceTest, OnTheCpuReportsHaveNone) {
+  const EngineHandle engine = make_engine(choice("memory", SLUICE_F32), "");
+  char* text = const_cast<char*>("");
+  ASSERT_OK(sluice_engine_device(engine.get(), &text));
+  EXPECT_EQ(text, nullptr);
+  std::array<sluice_ledger_line, 64> lines;
+  size_t count = 0;
+  ASSERT_OK(sluice_engine_ledger(engine.get(), lines.data(), lines.size(), &count));
+  for (size_t i = 0; i < count; ++i) EXPECT_NE(std::string(lines[i].tier), "device");
+  expect_error(sluice_engine_use_stream(engine.get(), nullptr), SLUICE_STATE, {"on the CPU"});
+}
+
+// A function of the driver's library, by the name that cuda.h gives it.
+#define SLUICE_TEXT(name) #name
+#define SLUICE_NAME(name) SLUICE_TEXT(name)
+#define EXPECT_CUDA(function, ...)                                                                          \
+  EXPECT_EQ(reinterpret_cast<decltype(&::function)>(::dlsym(library_, SLUICE_NAME(function)))(__VA_ARGS__), \
+            CUDA_SUCCESS)
+
+// A caller with a stream of its own, on which it copies what it sees. It waits for nothing.
+class Caller {
+ public:
+  Caller(void* library, std::size_t bytes) : library_(library), seen_(bytes) {
+    EXPECT_CUDA(cuDevicePrimaryCtxRetain, &context_, 0);
+    EXPECT_CUDA(cuCtxPushCurrent, context_);
+    EXPECT_CUDA(cuStreamCreateWithPriority, &stream_, CU_STREAM_NON_BLOCKING, 0);
+    EXPECT_CUDA(cuMemHostRegister, seen_.data(), bytes, 0);
+  }
+  ~Caller() {
+    EXPECT_CUDA(cuMemHostUnregister, seen_.data());
+    EXPECT_CUDA(cuStreamDestroy, stream_);
+    EXPECT_CUDA(cuCtxPopCurrent, &context_);
+    EXPECT_CUDA(cuDevicePrimaryCtxRelease, 0);
+  }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+  CUstream stream() const { return stream_; }
+  void look(const void* data, std::size_t bytes) {
+    EXPECT_CUDA(cuMemcpyDtoHAsync, seen_.data() + at_, reinterpret_cast<CUdeviceptr>(data), bytes, stream_);
+    at_ += bytes;
+  }
+  std::vector<std::byte> seen() {
+    EXPECT_CUDA(cuStreamSynchronize, stream_);
+    return {seen_.begin(), seen_.begin() + static_cast<std::ptrdiff_t>(at_)};
+  }
+
+ private:
+  void* library_;
+  CUcontext context_ = nullptr;
+  CUstream stream_ = nullptr;
+  std::vector<std::byte> seen_;
+  std::size_t at_ = 0;
+};
+
+// Each unit's gradient is its parameters, which lie in the GPU's memory.
+template <class Look>
+Values pulled_to_zero(const Choice& setup, sluice_engine* engine, const Look& look) {
+  set_start_values(engine);
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_OK(sluice_engine_begin_step(engine, nullptr));
+    for (uint32_t unit = 0; unit < kUnits; ++unit) {
+      EXPECT_OK(sluice_engine_acquire(engine, unit, SLUICE_GRADIENT));
+      for (uint32_t p = 0; p < parameters().size(); ++p) {
+        if (parameters()[p].unit != unit) continue;
+        const void* data = nullptr;
+        EXPECT_OK(sluice_engine_parameter(engine, p, &data));
+        look(data, parameters()[p].elements() * (setup.dtype == SLUICE_F32 ? 4 : 2));
+        EXPECT_OK(sluice_engine_add_gradient(engine, p, data, setup.dtype));
+      }
+      EXPECT_OK(sluice_engine_release(engine, unit));
+    }
+    EXPECT_OK(apply(engine));
+  }
+  return values_of(engine);
+}
+
+TEST_F(DeviceTest, TheSameBitsOnTheCallersStreamInAnyOrderOfTheGpu) {
+  Choice setup = choice("memory", SLUICE_BF16);
+  std::vector<std::byte> expected_bytes;
+  const Values expected = [&] {
+    const EngineHandle engine = make_engine(setup, "");
+    return pulled_to_zero(setup, engine.get(), [&](const void* data, std::size_t bytes) {
+      const auto* const begin = static_cast<const std::byte*>(data);
+      expected_bytes.insert(expected_bytes.end(), begin, begin + bytes);
+    });
+  }();
+  setup.device_memory = 128 * kMiB;
+  for (const auto schedule : {fake_cuda::Schedule::kLate, fake_cuda::Schedule::kRandom}) {
+    for (const char* place : {"memory", "disk"}) {
+      fake().begin({.schedule = schedule, .seed = 3});
+      setup.place = place;
+      EngineHandle engine = make_engine(setup, folder_.path());
+      Caller caller(library(), expected_bytes.size());
+      EXPECT_OK(sluice_engine_use_stream(engine.get(), caller.stream()));
+      const Values found = pulled_to_zero(
+          setup, engine.get(), [&](const void* data, std::size_t bytes) { caller.look(data, bytes); });
+      EXPECT_TRUE(found == expected) << place;
+      EXPECT_TRUE(caller.seen() == expected_bytes) << place;
+      engine.reset();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice_c_test

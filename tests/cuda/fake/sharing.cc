@@ -1,0 +1,27 @@
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include "cuda/fake/control.h"
+
+// The fake driver for callers in C or Python: see control.h.
+namespace {
+
+const char* kept(const std::vector<std::string>& lines) {
+  static std::string text;
+  text = fmt::format("{}", fmt::join(lines, "\n"));
+  return text.c_str();
+}
+
+}  // namespace
+
+void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed) {
+  sluice::fake_cuda::Settings settings;
+  settings.memory = memory;
+  settings.schedule = static_cast<sluice::fake_cuda::Schedule>(schedule);
+  settings.seed = seed;
+  settings.shares_memory = true;
+  sluice_fake_cuda()->begin(settings);
+}
+int sluice_fake_cuda_shares_memory(void) { return sluice_fake_cuda()->shares_memory() ? 1 : 0; }
+const char* sluice_fake_cuda_misuses(void) { return kept(sluice_fake_cuda()->take_misuses()); }
+const char* sluice_fake_cuda_alive(void) { return kept(sluice_fake_cuda()->alive()); }

@@ -1,0 +1,64 @@
+"""A GPU for tests on machines without one: the fake driver of tests/cuda, whose memory the CPU shares, so that what a GPU would
+compute is computed by the CPU where it lies. Sluice's own work on it is done as late, or in as random an order, as a GPU's may be.
+
+Nothing of it is installed, and no option of Sluice asks for it: a process has it when SLUICE_CUDA_DRIVER names that driver, and a
+test has called share_memory().
+
+With SLUICE_FAKE_GPU=late, early or random, the tests of sluice.torch that wrap models by support.wrapped_models do so on this GPU. What
+a GPU does not have fails then, with Sluice's error."""
+
+import contextlib
+import ctypes
+import os
+
+import pytest
+
+from support.sluice_process import BUILD
+
+DRIVER = BUILD / "lib" / "libsluice_fake_cuda.so"
+KERNELS = BUILD / "lib" / "libsluice_kernels.fatbin"
+SCHEDULES = ("early", "late", "random")
+
+
+def asked():
+    """When the fake GPU's work is to be done, where tests are to run on it; else None."""
+    return os.environ.get("SLUICE_FAKE_GPU")
+
+
+def _driver():
+    if not DRIVER.exists() or not KERNELS.exists():
+        pytest.skip(f"{DRIVER.name} or {KERNELS.name} is not built (they need CUDA's header and nvcc)")
+    loaded = ctypes.CDLL(str(DRIVER))
+    loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64]
+    for name in ("sluice_fake_cuda_misuses", "sluice_fake_cuda_alive"):
+        getattr(loaded, name).restype = ctypes.c_char_p
+    return loaded
+
+
+def share_memory(memory=1 << 30, schedule="random", seed=0):
+    """Gives this process a fake GPU with so much memory, on which nothing is alive. schedule: when its work is done."""
+    loaded = _driver()
+    os.environ["SLUICE_CUDA_DRIVER"] = str(DRIVER)
+    loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed)
+
+
+def take_misuses():
+    """What the driver has refused since the last call, a line each."""
+    return _driver().sluice_fake_cuda_misuses().decode().splitlines()
+
+
+def alive():
+    """What was made on the GPU and has not ended, a line each."""
+    return _driver().sluice_fake_cuda_alive().decode().splitlines()
+
+
+@contextlib.contextmanager
+def shared(**options):
+    """A fake GPU inside of the `with`, which is used as it may be, and on which nothing is left. options: of share_memory()."""
+    share_memory(**options)
+    try:
+        yield
+        assert take_misuses() == []
+        assert alive() == []
+    finally:
+        os.environ.pop("SLUICE_CUDA_DRIVER", None)

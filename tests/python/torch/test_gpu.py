@@ -1,0 +1,280 @@
+"""Models that are wrapped on a GPU: the fake one of the tests, whose memory the CPU shares, so that PyTorch's CPU is the GPU. The
+reference is the same model, wrapped on the CPU; nothing may differ by a bit."""
+
+import gc
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from support import fake_gpu
+from support.wrapped_models import language_loss, same, small_gpt2, units_of_modules, wrap
+
+import sluice
+import sluice.torch
+
+GPU = {"device_memory": "1GiB", "reserve": "64MiB"}
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Layers(torch.nn.Module):
+    """Embeddings, blocks, a scale that no module of its own has, and a head that is tied."""
+
+    def __init__(self, blocks=3, width=96, words=200, recompute=False):
+        super().__init__()
+        self.words = torch.nn.Embedding(words, width)
+        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(blocks))
+        self.scale = torch.nn.Parameter(torch.ones(width))
+        self.head = torch.nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+        self.recompute = recompute
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return self.head(x * self.scale)
+
+
+def loss_of(model, step):
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, 200, (4, 17), generator=generator)
+    return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def trained(make, loss, place, on_gpu, steps=4, accumulate=1, clip=None, optimizer=None, **options):
+    """The losses, norms and parameters of a run, wrapped on the CPU or on the GPU."""
+    torch.manual_seed(5)
+    model = make()
+    given = {"units": units_of_modules(model), "held_units": 3} | options | (GPU if on_gpu else {})
+    model, optimizer = wrap(model, place, optimizer, **given)
+    seen = []
+    for step in range(steps):
+        for part in range(accumulate):
+            found = loss(model, step * accumulate + part) / accumulate
+            found.backward()
+            seen.append(found.detach().clone())
+        if clip is not None:
+            seen.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    sluice.torch.close(model)
+    return seen + [p.detach().clone() for p in model.parameters()]
+
+
+def check_twin(make, loss, places=("device", "memory", "disk"), **options):
+    expected = trained(make, loss, "memory", False, **options)
+    for seed, place in enumerate(places):
+        with fake_gpu.shared(seed=seed, schedule=("late", "random")[seed % 2]):
+            assert same(trained(make, loss, place, True, **options), expected), place
+            gc.collect()
+
+
+def test_a_gpu_gives_the_bits_of_the_cpu():
+    check_twin(Layers, loss_of)
+
+
+def test_it_does_with_the_norm_clipped_over_micro_batches():
+    check_twin(Layers, loss_of, places=["memory"], accumulate=2, clip=0.05)
+
+
+def test_it_does_with_blocks_computed_again():
+    check_twin(lambda: Layers(recompute=True), loss_of, places=["disk"])
+
+
+def test_it_does_with_updates_in_backward():
+    check_twin(Layers, loss_of, places=["memory"], update_in_backward=True)
+
+
+def test_it_does_with_masters():
+    check_twin(lambda: Layers().bfloat16(), loss_of, places=["memory"], state="bf16")
+
+
+@pytest.mark.parametrize("optimizer", [sluice.SGD(lr=0.1, momentum=0.9), sluice.Lion(lr=1e-3), sluice.Adam(lr=1e-3)])
+def test_it_does_with_each_optimizer(optimizer):
+    check_twin(Layers, loss_of, places=["memory"], optimizer=optimizer, steps=2)
+
+
+def test_gpt2_of_transformers_has_the_bits_of_the_cpu():
+    check_twin(small_gpt2, language_loss, places=["disk"], steps=2)
+
+
+def test_parameters_that_no_hook_announces_are_found():
+    """The scale is used after the last block, when its unit made room; the looked-at step brings it in there."""
+    with fake_gpu.shared(schedule="late"):
+        torch.manual_seed(5)
+        model = Layers()
+        names = [name for name, _ in model.named_parameters()]
+        units = {"scale": ["scale"]} | {name: [name] for name in names if name != "scale"}
+        model, optimizer = wrap(model, "memory", units=units, held_units=4, **GPU)
+        losses = []
+        for _ in range(3):
+            loss = loss_of(model, 0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        assert losses[0] > losses[1] > losses[2]
+        sluice.torch.close(model)
+        gc.collect()
+
+
+def test_edits_read_and_write_parameters():
+    with fake_gpu.shared():
+        torch.manual_seed(5)
+        plain, model = Layers(), Layers()
+        model.load_state_dict(plain.state_dict())
+        model, _ = wrap(model, "disk", units=units_of_modules(model), **GPU)
+        with sluice.torch.edit(model):
+            assert same([p.clone() for p in model.parameters()], list(plain.parameters()))
+            model.scale.detach().mul_(2)
+            state = {name: value.clone() for name, value in model.state_dict().items()}
+        plain.scale.data.mul_(2)
+        assert same(list(state.values()), list(plain.state_dict().values()))
+        with torch.no_grad():
+            assert torch.equal(loss_of(model, 0), loss_of(plain, 0))
+        sluice.torch.close(model)
+        assert same(list(model.parameters()), list(plain.parameters()))
+        gc.collect()
+
+
+def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():
+    with fake_gpu.shared():
+        with torch.device("meta"):
+            model = torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.LayerNorm(30), torch.nn.Linear(30, 4))
+        torch.manual_seed(7)
+        model, _ = wrap(model, "disk", device="cuda", **GPU)
+        torch.manual_seed(7)
+        plain = torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.LayerNorm(30), torch.nn.Linear(30, 4))
+        x = torch.randn(5, 8)
+        with torch.no_grad():
+            assert torch.equal(model(x), plain(x))
+        sluice.torch.close(model, values=False)
+        gc.collect()
+
+
+def test_views_that_outlive_a_closed_model_keep_the_memory():
+    with fake_gpu.shared():
+        model, _ = wrap(Layers(), "device", **GPU)
+        view = model.scale.detach()
+        sluice.torch.close(model)
+        gc.collect()
+        assert fake_gpu.alive() != []
+        del view, model, _
+        gc.collect()
+        assert fake_gpu.alive() == []
+
+
+# ---- what is refused ----
+
+
+def refused(error, words, make=Layers, **options):
+    model = make()
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    with pytest.raises(error) as caught:
+        wrap(model, "memory", **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+
+
+def test_what_is_missing_is_said():
+    refused(sluice.InvalidArgumentError, ["finds no GPU", "train on the CPU"], **GPU)
+    refused(sluice.InvalidArgumentError, ["device is 'cuda'", "device_memory='24GiB'"], device="cuda")
+    with fake_gpu.shared():
+        refused(sluice.InvalidArgumentError, ["reserve='6GiB'", "sample_batch="], reserve=None, device_memory="1GiB")
+        refused(sluice.BudgetError, ["fake GPU", "state less"], device_memory="2GiB", reserve="1MiB")
+        refused(sluice.BudgetError, ["short by", "device_memory="], device_memory="513MiB", reserve="1KiB")
+        refused(sluice.InvalidArgumentError, ["adafactor", "adamw"], optimizer=sluice.Adafactor(lr=1e-3), **GPU)
+
+        def on_meta():
+            with torch.device("meta"):
+                return torch.nn.Linear(4, 4)
+
+        with pytest.raises(sluice.InvalidArgumentError, match="say which GPU"):
+            wrap(on_meta(), "memory", **GPU)
+
+
+def test_states_outside_of_edits_are_refused():
+    with fake_gpu.shared():
+        model, _ = wrap(Layers(), "memory", **GPU)
+        with pytest.raises(sluice.StateError, match="sluice.torch.edit"):
+            model.state_dict()
+        with pytest.raises(sluice.StateError, match="sluice.torch.edit"):
+            model.load_state_dict({})
+        sluice.torch.close(model)
+        gc.collect()
+
+
+def test_writes_in_a_call_of_the_model_are_refused():
+    class Writes(torch.nn.Linear):
+        def forward(self, x):
+            self.weight.data.clamp_(-1, 1)
+            return super().forward(x)
+
+    with fake_gpu.shared():
+        model, _ = wrap(Writes(8, 8), "memory", **GPU)
+        with pytest.raises(sluice.StateError, match="'weight' is written by aten.clamp_"):
+            model(torch.randn(2, 8))
+        sluice.torch.close(model)
+        gc.collect()
+
+
+def test_operations_on_more_units_than_may_be_held_are_refused():
+    class All(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+
+        def forward(self):
+            return torch.cat([part.weight for part in self.parts]).sum()
+
+    with fake_gpu.shared():
+        model = All()
+        model, _ = wrap(model, "memory", units=units_of_modules(model), **GPU)
+        with pytest.raises(sluice.StateError, match="held_units=4"):
+            model()
+        sluice.torch.close(model)
+        gc.collect()
+
+
+def write_by_copy(p):
+    p.copy_(torch.ones(8, 8))
+
+
+def write_by_rule(p):
+    torch.nn.init.ones_(p)
+
+
+@pytest.mark.parametrize("write", [write_by_copy, write_by_rule])
+def test_writes_outside_of_edits_are_found(write):
+    with fake_gpu.shared():
+        model, optimizer = wrap(torch.nn.Linear(8, 8), "device", **GPU)
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            write(model.weight)
+        with pytest.raises(sluice.StateError, match="'weight' was written outside of `with sluice.torch.edit"):
+            model(torch.randn(2, 8))
+        with pytest.raises(sluice.StateError, match="'weight' was written outside"):
+            optimizer.step()
+        sluice.torch.close(model, values=False)
+        del optimizer
+        gc.collect()
+
+
+def test_transforms_of_functions_are_refused():
+    with fake_gpu.shared():
+        model, _ = wrap(torch.nn.Linear(4, 1), "memory", **GPU)
+        with pytest.raises(sluice.StateError, match="torch.autograd.grad"):
+            torch.func.grad(lambda x: model(x).sum())(torch.randn(4))
+        sluice.torch.close(model)
+        gc.collect()
