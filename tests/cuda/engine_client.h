@@ -22,6 +22,7 @@ struct Case {
   Dtype dtype = Dtype::kF32;
   bool clip = true;
   std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
+  std::optional<allocator::Tier> updates = {};                // what updates where a GPU computes
   std::size_t memory = kGiB;
   std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
@@ -53,6 +54,7 @@ inline PlanRequest request_of(const Case& setup) {
   request.prefetch = setup.prefetch;
   request.chunk_elements = kChunkGrain;
   request.places = setup.places;
+  request.updates = setup.updates;
   return request;
 }
 
@@ -169,7 +171,7 @@ struct Outcome {
   std::vector<std::byte> seen;  // the parameters as the client saw them
   std::vector<double> norms;
   Values values, masters;
-  std::array<Values, 2> states;
+  std::array<Values, 3> states;
   bool operator==(const Outcome&) const = default;
 };
 
@@ -187,6 +189,8 @@ struct Made {
     disk.emplace(std::move(files), ledger);
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
+    if (setup.optimizer.name == "muon") products = kernels::load_matrix_library(2);
+    resources.products = products.get();
     engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
   }
   Profile profile;
@@ -195,6 +199,7 @@ struct Made {
   Threads threads{2};
   allocator::Ledger ledger;
   std::optional<offload::RecordStore> disk;
+  std::unique_ptr<kernels::F32Products> products;
   std::unique_ptr<AnyOrderEngine> engine;
 };
 
