@@ -36,7 +36,7 @@ TEST(ThreadExecutorTest, WorksGoOnInOrderWhileTheCallerDoes) {
   std::thread::id thread;
   std::promise<std::exception_ptr> last;
   for (int round = 0; round < 8; ++round)
-    executor->begin({update, bucket, round}, [&, round](std::exception_ptr error) {
+    executor->begin({update, bucket, round, std::nullopt}, [&, round](std::exception_ptr error) {
       ended.push_back(round);
       thread = std::this_thread::get_id();
       if (round == 7) last.set_value(std::move(error));
@@ -56,7 +56,7 @@ TEST(ThreadExecutorTest, ItEndsWhenItsWorksHave) {
   {
     const auto executor = make_thread_executor(std::make_unique<Turns>(go.get_future().share()));
     for (int i = 0; i < 3; ++i)
-      executor->begin({update, bucket, i}, [&](const std::exception_ptr&) { ++ended; });
+      executor->begin({update, bucket, i, std::nullopt}, [&](const std::exception_ptr&) { ++ended; });
     go.set_value();
   }
   EXPECT_EQ(ended, 3);
