@@ -101,6 +101,52 @@ DeviceRegion::DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std:
 DeviceAddress DeviceRegion::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
 std::size_t DeviceRegion::size() const { return state_ == nullptr ? 0 : state_->addresses.bytes(); }
 
+// An extent under as many addresses as were added, until it ends.
+class Mappings {
+ public:
+  explicit Mappings(Device& device) : device_(device) {}
+  ~Mappings() {
+    for (const DeviceAddress address : addresses_)
+      quietly([&] { device_.unmap(address, device_.info().extent_bytes); });
+  }
+  Mappings(const Mappings&) = delete;
+  Mappings& operator=(const Mappings&) = delete;
+  void add(DeviceAddress address, Device::Extent extent) {
+    device_.map(address, device_.info().extent_bytes, extent);
+    addresses_.push_back(address);
+  }
+
+ private:
+  Device& device_;
+  std::vector<DeviceAddress> addresses_;
+};
+
+struct DeviceNan::State {
+  Charge charge;
+  Extent extent;
+  Addresses addresses;
+  Mappings mappings;
+
+  State(Ledger& ledger, Device& gpu, Purpose purpose, std::size_t bytes)
+      : charge(ledger, Tier::kDevice, purpose, taken(gpu.info())),
+        extent(gpu, taken(gpu.info())),
+        addresses(gpu, round_up(bytes, taken(gpu.info()))),
+        mappings(gpu) {
+    const std::size_t piece = taken(gpu.info());
+    for (std::size_t at = 0; at < addresses.bytes(); at += piece)
+      mappings.add(addresses.get() + at, extent.id());
+    const Device::Stream stream = gpu.make_stream(false);
+    gpu.fill(stream.get(), addresses.get(), std::byte{0xFF}, piece);  // in every type of floats it is NaN
+    gpu.synchronize(stream.get());
+  }
+};
+
+void DeviceNan::End::operator()(State* state) const { delete state; }
+DeviceNan::DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes) {
+  if (bytes > 0) state_.reset(new State(ledger, device, purpose, bytes));
+}
+DeviceAddress DeviceNan::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
+
 struct DeviceHome::State {
   std::string name;
   std::size_t size;

@@ -33,6 +33,23 @@ class DeviceRegion {
   std::unique_ptr<State, End> state_;
 };
 
+// Addresses that show NaN, as whatever type of floats they are read: the same extent lies under each piece of
+// them. Nobody writes there. The constructor waits until they do.
+class DeviceNan {
+ public:
+  DeviceNan() = default;
+  DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes);
+  DeviceAddress address() const;                                                      // 0 where it is empty
+  static std::size_t taken(const DeviceInfo& device) { return device.extent_bytes; }  // of memory
+
+ private:
+  struct State;
+  struct End {
+    void operator()(State* state) const;
+  };
+  std::unique_ptr<State, End> state_;
+};
+
 class DeviceFramePool;
 
 // An address range of the device: reserved once, the same for its whole life, with or without memory under

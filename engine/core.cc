@@ -7,7 +7,6 @@
 
 #include "core/bytes.h"
 #include "core/json.h"
-#include "engine/step/device_executor.h"
 
 namespace sluice::engine {
 
@@ -68,16 +67,16 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
       states(layout,
              StateFormat(layout, optimizer, plan.chunk_elements,
                          Shards::of(plan.ranks.rank, plan.ranks.size, plan.partitions_state())),
-             state_tiers(plan), *backings, work()),
+             state_tiers(plan), *backings, work(), plan.updated_by_cpu()),
       wholes(layout, optimizer),
       sums_of_ranks(ranks && ranks->any_partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
                                                       : std::nullopt),
-      executor(gpu ? make_device_executor(layout, optimizer, states.format(), *gpu, resources.threads)
-                   : make_turn_executor(layout, optimizer, states.format(), wholes,
-                                        {resources.threads, resources.products, resources.trace,
-                                         sums_of_ranks ? &*sums_of_ranks : nullptr})),
-      updates(layout, optimizer, states, *executor, plan.serving_pieces > 0, work()),
+      executor(make_executor()),
+      cpu_executor(make_cpu_executor()),
+      updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
+              {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
+      absent(gpu ? std::optional<AbsentUnits>(std::in_place, layout) : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
@@ -98,13 +97,16 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
   if (plan.uses_disk() || gpu) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
+  if (absent) absent->start(resources.ledger, gpu->device());
   states.start(resources.ledger);
   wholes.start(resources.ledger);
   if (parameter_shards) parameter_shards->start(resources.ledger);
   gradients.start(resources.ledger);
   gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
-  executor->start(resources.ledger);
+  for (UpdateExecutor* const one : {executor.get(), cpu_executor.get()})
+    if (one != nullptr) one->start(resources.ledger);
   updates.set_slots(resources.ledger, plan.staging_slots);
+  updates.set_cpu_slots(resources.ledger, plan.host_slots);
   if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
   pager.on_stall([this] { return queue.finish_some(); });
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
@@ -379,61 +381,6 @@ void Core::refuse_not_finite(std::optional<ParameterId> parameter, double norm) 
   refuse(ErrorCode::kNotFinite,
          "the norm of the gradients is {} with a gradient factor of {}; no parameter was changed", norm,
          settings.gradient_factor);
-}
-
-// A joint update acquires what it needs pass by pass; an update that follows its gradient, all of it here.
-void Core::enqueue(UnitRange units, bool with_parameters) {
-  const bool keeps = !plan.clip && units.size() == 1;
-  if (keeps) queue.start_shared();
-  for (UnitId unit = units.first; unit < units.end; ++unit)
-    if (partitions_parameters(unit)) {
-      parameter_shards->expect(unit);
-      pager.outdate(parameters[unit]);
-    }
-  const ParameterId first = layout.first_parameter(units.first);
-  if (units.size() > 1)  // the spans of a parameter count updates together
-    std::fill(applied.begin() + first, applied.begin() + layout.end_parameter(units.end - 1), applied[first]);
-  std::vector<UpdateQueue::Due> all;
-  for (UnitId unit = units.first; unit < units.end; ++unit) {
-    all.push_back(due_of(unit));
-    if (keeps) keep_until_applied(unit, with_parameters, all.back());
-  }
-  queue.add(units, std::move(all));
-}
-
-UpdateQueue::Due Core::due_of(UnitId unit) {
-  UpdateQueue::Due due;
-  for (const GroupSettings& group : settings.groups)
-    due.groups.push_back({group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor,
-                          steps, settings.clip_value, group.settings});
-  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
-    due.parameters.push_back({gradients.has(p) ? ++applied[p] : 0, gradients.factor(p)});
-  return due;
-}
-
-// Holds the gradient and the parameters that an update needs, so that later gradients do not evict them.
-void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due) {
-  pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
-  due.holds_gradient = true;
-  due.holds_parameters = !partitions_parameters(unit) && (with_parameters || pager.present(parameters[unit]));
-  if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
-}
-
-void Core::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
-  UnitId unit = 0;
-  try {
-    if (with_values) {
-      settle();
-      gradients.drop_all();
-      states.drop();
-      wholes.drop();
-      pager.drop_unexposed();
-    }
-    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], with_values));
-  } catch (...) {
-    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], false));
-    throw;
-  }
 }
 
 }  // namespace sluice::engine

@@ -17,6 +17,7 @@
 #include "engine/step/sums_of_ranks.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/step/update_queue.h"
+#include "engine/store/absent_units.h"
 #include "engine/store/backing.h"
 #include "engine/store/device_disk.h"
 #include "engine/store/device_work.h"
@@ -120,9 +121,11 @@ struct Core {
   StateStore states;
   WholeStore wholes;
   std::optional<SumsOfRanks> sums_of_ranks;  // nothing: this engine has all of every parameter
-  std::unique_ptr<UpdateExecutor> executor;
+  // Where the model is computed; and the CPU's beside a GPU. Null: nothing is updated there.
+  std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
   std::optional<HostStaging> host_staging;  // nothing: the CPU computes
+  std::optional<AbsentUnits> absent;        // nothing: the CPU computes
   std::vector<HoldingId> parameters;        // by unit
   UpdateQueue queue;
 
@@ -142,9 +145,14 @@ struct Core {
   static std::vector<allocator::Tier> state_tiers(const Plan& plan);
   static const Resources& checked(const Profile& profile, const Plan& plan, const Resources& resources);
   DeviceWork* work() { return gpu ? &*gpu : nullptr; }
+  std::unique_ptr<UpdateExecutor> make_executor();
+  std::unique_ptr<UpdateExecutor> make_cpu_executor();
+  std::unique_ptr<UpdateExecutor> make_turns();
   std::vector<std::optional<std::size_t>> gradient_shard_sizes(const Profile& profile) const;
   std::vector<optim::Hyperparameters> hyperparameters() const;
   UpdateQueue::Due due_of(UnitId unit);
+  void entrust(UnitId unit);
+  bool entrusts_gradient(UnitId unit) const;
   void keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due);
   void take_disk(const Plan& next);  // takes disk space for what leaves memory
   std::size_t staging_bytes(const Plan& of) const;

@@ -18,7 +18,9 @@ std::uint64_t Engine::steps(ParameterId parameter) const { return core_->applied
 const std::string& Engine::failure() const { return core_->failure; }
 
 Engine::Counters Engine::counters() const {
-  return {core_->waits.read_seconds(), core_->waits.write_seconds(), core_->executor->seconds()};
+  return {core_->waits.read_seconds(), core_->waits.write_seconds(),
+          (core_->executor ? core_->executor->seconds() : 0) +
+              (core_->cpu_executor ? core_->cpu_executor->seconds() : 0)};
 }
 
 void Engine::load(UnitId unit, const UnitSource& source) {

@@ -3,6 +3,27 @@
 
 namespace sluice::engine {
 
+// ---- the end ----
+
+void Core::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
+  UnitId unit = 0;
+  try {
+    if (with_values) {
+      settle();
+      gradients.drop_all();
+      states.drop();
+      wholes.drop();
+      pager.drop_unexposed();
+    }
+    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], with_values));
+  } catch (...) {
+    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], false));
+    throw;
+  }
+}
+
+// ---- another plan ----
+
 void Core::take_disk(const Plan& next) {
   std::vector<HoldingId> holdings;
   std::vector<UnitId> units, shards;

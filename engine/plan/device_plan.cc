@@ -11,6 +11,7 @@
 #include "engine/store/device_disk.h"
 #include "engine/store/host_staging.h"
 #include "engine/store/pager.h"
+#include "optim/elementwise.h"
 
 namespace sluice::engine {
 namespace {
@@ -20,6 +21,7 @@ using allocator::Tier;
 
 // One slot comes in, one is updated and one goes out; where there is room, one more waits.
 constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
+constexpr std::size_t kHostSlots = 3;
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
@@ -43,17 +45,95 @@ PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
 class DevicePlanner {
  public:
   DevicePlanner(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                const PlanRequest& request)
-      : profile_(profile), budget_(budget), request_(request), placement_(profile, optimizer, request) {}
+                const PlanRequest& request, const MachineRates& rates)
+      : profile_(profile),
+        optimizer_(optimizer),
+        budget_(budget),
+        request_(request),
+        rates_(rates),
+        placement_(profile, optimizer, request),
+        updated_on_(profile.units.size(), Tier::kDevice) {}
 
-  Plan best() const {
-    for (const Lookahead& lookahead : lookaheads())
-      for (const std::size_t slots : {kMostSlots, kLeastSlots})
-        if (const std::optional<Plan> plan = fill(lookahead, slots)) return *plan;
-    refuse();
+  Plan best() {
+    const bool by_gpu = optimizer_.elementwise({}).has_value();
+    check_updates(by_gpu);
+    if (!by_gpu || request_.updates) {
+      const Tier by = request_.updates.value_or(Tier::kHost);
+      std::ranges::fill(updated_on_, by);
+      because_ = fmt::format("the {}, {}", by == Tier::kHost ? "CPU" : "GPU",
+                             request_.updates
+                                 ? "as asked"
+                                 : "since " + optimizer_.name() + " looks at each parameter as a whole");
+    }
+    const std::optional<Plan> plan = attempt();
+    if (!plan) refuse();
+    if (!by_gpu || request_.updates) return *plan;
+    share_updates(*plan);
+    const std::optional<Plan> shared = attempt();
+    return shared.value_or(*plan);
   }
 
  private:
+  void check_updates(bool by_gpu) const {
+    if (request_.updates == Tier::kDevice && !by_gpu)
+      fail(ErrorCode::kInvalidArgument,
+           "updates on the GPU are asked for, and {} looks at each parameter as a whole, which only the CPU "
+           "does; let the CPU update, or choose adamw, adam, lion or sgd",
+           optimizer_.name());
+    if (request_.place(Part::kState) == Tier::kDevice && (request_.updates == Tier::kHost || !by_gpu))
+      fail(ErrorCode::kInvalidArgument,
+           "optimizer state on the GPU is asked for, and the CPU updates; leave the state in memory or on "
+           "disk");
+  }
+
+  std::optional<Plan> attempt() const {
+    for (const Lookahead& lookahead : lookaheads())
+      for (const std::size_t slots : {kMostSlots, kLeastSlots})
+        if (std::optional<Plan> plan = fill(lookahead, slots)) return plan;
+    return std::nullopt;
+  }
+
+  // What the copies of a unit take on the link, whose directions go on at once.
+  double link_seconds(UnitId unit, UnitPlan plan, Tier updated_on) const {
+    plan.updated_on = updated_on;
+    const Placement::Traffic traffic = placement_.link_traffic(unit, plan);
+    return static_cast<double>(std::max(traffic.read, traffic.written)) /
+           rates_.gpu_link.value_or(kAssumedGpuLink);
+  }
+
+  void share_updates(const Plan& by_gpu) {
+    struct Choice {
+      UnitId unit;
+      double saved, taken;  // seconds of the link, and of the CPU
+    };
+    std::vector<Choice> choices;
+    double link = 0, cpu = 0;
+    for (UnitId unit = 0; unit < by_gpu.units.size(); ++unit) {
+      const UnitPlan& plan = by_gpu.units[unit];
+      const double now = link_seconds(unit, plan, Tier::kDevice);
+      link += now;
+      const double taken = placement_.update_seconds(unit, rates_);
+      const double saved = now - link_seconds(unit, plan, Tier::kHost);
+      if (taken > 0 && saved > 0 && !plan.resident(Part::kState)) choices.push_back({unit, saved, taken});
+    }
+    std::ranges::stable_sort(choices, std::greater<>(), [](const Choice& c) { return c.saved / c.taken; });
+    const double before = link;
+    std::size_t count = 0;
+    for (const Choice& choice : choices) {
+      if (std::max(link - choice.saved, cpu + choice.taken) >= std::max(link, cpu)) break;
+      link -= choice.saved;
+      cpu += choice.taken;
+      updated_on_[choice.unit] = Tier::kHost;
+      ++count;
+    }
+    because_ = fmt::format(
+        "the GPU, and the CPU {} of {} units: copies of {:.2g} s a step, beside {:.2g} s of the CPU, instead "
+        "of "
+        "{:.2g} s by the GPU alone (at {:.3g} GB/s each way, which is {})",
+        count, by_gpu.units.size(), link, cpu, before, rates_.gpu_link.value_or(kAssumedGpuLink) / 1e9,
+        rates_.gpu_link ? "measured" : "assumed");
+  }
+
   struct Item {
     UnitId unit;
     Part part;
@@ -74,10 +154,14 @@ class DevicePlanner {
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       units[unit].compute = Tier::kDevice;
+      units[unit].updated_on = updated_on_[unit];
       const Tier chosen = is_packed(placement_.parameter_bytes(unit)) ? Tier::kDevice : rest;
-      for (const Part part : {Part::kParameters, Part::kGradient, Part::kState})
-        units[unit].place(part,
-                          bytes_of(unit, part) == 0 ? Tier::kDevice : request_.place(part).value_or(chosen));
+      for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+        const bool by_cpu = part == Part::kState && units[unit].updated_by_cpu();
+        const Tier best = by_cpu ? Tier::kHost : Tier::kDevice;
+        units[unit].place(
+            part, bytes_of(unit, part) == 0 ? best : request_.place(part).value_or(by_cpu ? rest : chosen));
+      }
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, 1);
       if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kHost);
@@ -113,6 +197,8 @@ class DevicePlanner {
     Footprint footprint = placement_.footprint(plan.units);
     for (const Item& item : items(plan.units)) {
       UnitPlan larger = plan.units[item.unit];
+      // The CPU has state in host memory, and gradients are copied there in any case.
+      if (larger.updated_by_cpu() && item.part != Part::kParameters) continue;
       Footprint then = footprint;
       placement_.to_memory(item.unit, item.part, larger, then);
       const bool frees_frames = item.part != Part::kState;
@@ -161,12 +247,16 @@ class DevicePlanner {
   static std::size_t slots_of(std::size_t slots, const Footprint& footprint) {
     return footprint.streamed > 0 ? slots : 0;
   }
+  static std::size_t host_slots_of(const Footprint& footprint) {
+    return footprint.cpu_streamed > 0 ? kHostSlots : 0;
+  }
   std::size_t sums() const { return round_up(DeviceGradients::sum_bytes(placement_.layout()), kHugePage); }
 
   Bytes device_bytes(const Plan& plan, std::size_t slots, const Footprint& footprint,
                      std::size_t extents) const {
     Bytes bytes = {};
-    bytes[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes;
+    bytes[index(Purpose::kParameter)] =
+        footprint.memory(Part::kParameters) + extents * plan.extent_bytes + kHugePage;  // that of AbsentUnits
     bytes[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = footprint.memory(Part::kState);
     bytes[index(Purpose::kStaging)] =
@@ -183,12 +273,18 @@ class DevicePlanner {
     const auto of = [&](Part part) { return round_up(footprint.host[engine::index(part)], kHugePage); };
     bytes[index(Purpose::kParameter)] = of(Part::kParameters);
     bytes[index(Purpose::kGradient)] = of(Part::kGradient);
-    bytes[index(Purpose::kOptimizerState)] = of(Part::kState);
-    bytes[index(Purpose::kStaging)] = round_up(HostStaging::bytes(placement_.format()), kHugePage);
-    if (sum(footprint.disk) > 0)
+    bytes[index(Purpose::kOptimizerState)] = of(Part::kState) + round_up(footprint.cpu_state, kHugePage) +
+                                             round_up(placement_.whole_bytes(), kHugePage);
+    bytes[index(Purpose::kStaging)] =
+        round_up(HostStaging::bytes(placement_.format()), kHugePage) +
+        round_up(host_slots_of(footprint) *
+                     UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), true),
+                 kHugePage);
+    if (sum(footprint.disk) > footprint.cpu_disk)
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);
-    bytes[index(Purpose::kWorkspace)] = sums() + profile_.hidden_bytes;
+    bytes[index(Purpose::kWorkspace)] =
+        sums() + profile_.hidden_bytes + round_up(placement_.rounds().bytes, kHugePage);
     bytes[index(Purpose::kBase)] = budget_.base + footprint.metadata;
     return bytes;
   }
@@ -196,6 +292,8 @@ class DevicePlanner {
   void predict(Plan& plan, std::size_t slots, const Footprint& footprint, std::size_t extents) const {
     plan.extents = extents;
     plan.staging_slots = slots_of(slots, footprint);
+    plan.host_slots = host_slots_of(footprint);
+    plan.updates_because = because_;
     plan.bytes[index(Tier::kDevice)] = device_bytes(plan, slots, footprint, extents);
     plan.bytes[index(Tier::kHost)] = host_bytes(footprint);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
@@ -206,16 +304,16 @@ class DevicePlanner {
     plan.device_bytes = sum(plan.bytes[index(Tier::kDevice)]);
     plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
     plan.step_bytes_in = plan.step_bytes_out = plan.step_bytes_read = plan.step_bytes_written = 0;
-    for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+    for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
+      const Placement::Traffic link = placement_.link_traffic(unit, plan.units[unit]);
+      plan.step_bytes_in += link.read;
+      plan.step_bytes_out += link.written;
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
-        if (plan.units[unit].resident(part) || (part == Part::kGradient && !plan.units[unit].gradient_stored))
-          continue;
-        plan.step_bytes_in += traffic(unit, part).read;
-        plan.step_bytes_out += traffic(unit, part).written;
         if (plan.units[unit].tier(part) != Tier::kDisk) continue;
         plan.step_bytes_read += traffic(unit, part).read;
         plan.step_bytes_written += traffic(unit, part).written;
       }
+    }
   }
 
   [[noreturn]] void refuse() const {
@@ -244,9 +342,13 @@ class DevicePlanner {
   }
 
   const Profile& profile_;
+  const optim::Optimizer& optimizer_;
   Budget budget_;
   PlanRequest request_;
+  MachineRates rates_;
   Placement placement_;
+  std::vector<Tier> updated_on_;  // by unit
+  std::string because_ = "the GPU";
 };
 
 }  // namespace
@@ -255,7 +357,7 @@ Plan make_device_plan(const Profile& profile, const optim::Optimizer& optimizer,
                       const PlanRequest& request, const MachineRates& rates) {
   PlanRequest at = on_device(profile, request);
   if (!at.chunk_elements) at.chunk_elements = Placement(profile, optimizer, at).chunk_for(rates);
-  return DevicePlanner(profile, optimizer, budget, at).best();
+  return DevicePlanner(profile, optimizer, budget, at, rates).best();
 }
 
 }  // namespace sluice::engine

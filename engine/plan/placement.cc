@@ -263,7 +263,9 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
                        : gradient && plan.gradient_in_shards ? units_[unit].gradient_shard
                                                              : units_[unit].sizes[index(part)];
   if (stored_shard) footprint.shards_on_disk += times;
-  if (plan.resident(part)) {
+  if (plan.resident(part) && part == Part::kState && plan.updated_on != plan.compute) {
+    footprint.cpu_state += times * sizes.disk;
+  } else if (plan.resident(part)) {
     footprint.own[index(part)] += times * sizes.own;
     footprint.shared[index(part)] += times * sizes.shared;
   } else if (plan.tier(part) == allocator::Tier::kRanks && !stored_shard) {
@@ -276,6 +278,7 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
       return;
     }
     footprint.disk[index(part)] += times * sizes.disk;
+    if (part == Part::kState && plan.updated_on != plan.compute) footprint.cpu_disk += times * sizes.disk;
     footprint.metadata += times * sizes.metadata;
   }
 }
@@ -284,6 +287,7 @@ Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
   Footprint footprint;
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     footprint.streamed += streams(unit, units[unit]) ? 1 : 0;
+    footprint.cpu_streamed += streams_through_cpu(unit, units[unit]) ? 1 : 0;
     for (std::size_t part = 0; part < kParts; ++part)
       count(unit, static_cast<Part>(part), units[unit], 1, footprint);
   }
@@ -292,6 +296,7 @@ Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
 
 void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
   footprint.streamed -= streams(unit, plan) ? 1 : 0;
+  footprint.cpu_streamed -= streams_through_cpu(unit, plan) ? 1 : 0;
   count(unit, part, plan, -std::uint64_t{1}, footprint);
   const bool shard = part == Part::kGradient && plan.gradient_in_shards;
   if (part == Part::kParameters && plan.shard_on_disk)
@@ -301,6 +306,7 @@ void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& foo
   if (shard) plan.gradient_stored = false;
   count(unit, part, plan, 1, footprint);
   footprint.streamed += streams(unit, plan) ? 1 : 0;
+  footprint.cpu_streamed += streams_through_cpu(unit, plan) ? 1 : 0;
 }
 
 bool Placement::needs_scratch() const {
@@ -356,6 +362,27 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
   for (const Bucket& bucket : buckets_[unit])
     for (ParameterId p = bucket.first; p < bucket.end && updated(unit); ++p)
       body(p, update_bytes(p, bucket.rounds));
+}
+
+Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) const {
+  Traffic traffic;
+  const auto add = [&](const Traffic& more) {
+    traffic.read += more.read;
+    traffic.written += more.written;
+  };
+  const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
+  const std::uint64_t bytes = parameter_bytes(unit), gradients = final_elements(unit) * sizeof(float);
+  const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
+  if (!plan.resident(Part::kParameters)) add(parameter_traffic(unit, 1));
+  if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
+  if (!plan.resident(Part::kState) && !crosses) add(state_traffic(unit));
+  if (!crosses) return traffic;
+  // The CPU reads gradients and parameters, once for each round, and writes parameters, all where they are.
+  if (plan.resident(Part::kGradient) || !stored) add({0, passes * gradients});
+  if (!plan.resident(Part::kGradient) && stored) traffic.read -= gradient_traffic(unit, 1).read;
+  if (plan.resident(Part::kParameters)) add({bytes, passes * bytes});
+  if (!plan.resident(Part::kParameters) && format_.has_master(unit) && clip_) add({bytes, 0});
+  return traffic;
 }
 
 double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {

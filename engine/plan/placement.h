@@ -25,7 +25,10 @@ struct Footprint {
   // Bytes in memory: in huge pages of their own, and in pages shared with the same part of other units.
   std::array<std::uint64_t, kParts> own = {}, shared = {};
   std::array<std::uint64_t, kParts> disk = {};
-  std::array<std::uint64_t, kParts> host = {};    // in host memory, where a GPU computes
+  std::array<std::uint64_t, kParts> host = {};  // in host memory, where a GPU computes
+  // The same, and on disk, of which the GPU knows nothing, since the CPU updates the unit.
+  std::uint64_t cpu_state = 0, cpu_disk = 0;
+  std::size_t cpu_streamed = 0;  // how many units have something that passes through the CPU's staging
   std::array<std::uint64_t, kParts> shards = {};  // in memory, this rank's shards of what is partitioned
   std::uint64_t metadata = 0;                     // bytes in memory that describe what is on disk
   std::size_t streamed = 0;                       // how many units have something that passes through staging
@@ -77,6 +80,9 @@ class Placement {
   // The part of gradient_traffic() that comes from keeping a gradient while other uses and groups add to it.
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
+  // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan.
+  Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
+  double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
   // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
   // and for its update.
   std::uint64_t fetched_of_shard(UnitId unit, std::size_t groups) const {
@@ -169,15 +175,26 @@ class Placement {
   std::size_t final_elements(UnitId unit) const {
     return profile_.any_order ? layout_.unit_elements(unit) : format_.shards().here(unit).size();
   }
-  // Whether the unit's update streams anything.
+  // Whether the CPU updates what a GPU computes with, and whether some of it is not where it can do so.
+  bool crosses(UnitId unit, const UnitPlan& plan) const {
+    return updated(unit) && plan.updated_on != plan.compute;
+  }
+  bool streams_through_cpu(UnitId unit, const UnitPlan& plan) const {
+    return crosses(unit, plan) &&
+           !(plan.resident(Part::kState) && plan.tier(Part::kParameters) == allocator::Tier::kHost &&
+             plan.tier(Part::kGradient) == allocator::Tier::kHost && plan.gradient_stored);
+  }
+  // Whether the unit's update, where the model is computed, streams anything.
   bool streams(UnitId unit, const UnitPlan& plan) const {
+    return plan.updated_on == plan.compute && streams_parts(unit, plan);
+  }
+  bool streams_parts(UnitId unit, const UnitPlan& plan) const {
     return !plan.resident(Part::kState) || (plan.shard_on_disk && updated(unit)) ||
            (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
   double update_bytes(ParameterId parameter, int rounds) const;  // bytes moved for each element
   void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
                      std::vector<Visit>& visits) const;
-  double update_seconds(UnitId unit, const MachineRates& rates) const;
   // Calls body(parameter, update_bytes()) for each parameter that is updated.
   template <class Body>
   void for_each_updated(UnitId unit, const Body& body) const;

@@ -78,6 +78,8 @@ struct PlanRequest {
   bool trains = true;  // a refusal also says what helps in training
   // The tier that is computed on: make_plan() sets it by the budget.
   allocator::Tier compute = kCpuTier;
+  // Where a GPU computes: the tier of the processor that updates, kDevice or kHost; nothing: chosen.
+  std::optional<allocator::Tier> updates = {};
 };
 
 struct UnitPlan {
@@ -94,10 +96,14 @@ struct UnitPlan {
   std::size_t choice = 0;              // an index into UnitProfile::choices
   std::size_t stage = 0;               // see PlanRequest
   allocator::Tier compute = kCpuTier;  // the tier that is computed on, which all units of a plan share
+  // The tier of the processor that updates the unit: as `compute`, or kHost where a GPU computes.
+  allocator::Tier updated_on = kCpuTier;
 
   allocator::Tier tier(Part part) const { return tiers[index(part)]; }
   void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
-  bool resident(Part part) const { return tier(part) == compute; }
+  // Whether it is always where the model's processor, or for state the one that updates, computes with it.
+  bool resident(Part part) const { return tier(part) == (part == Part::kState ? updated_on : compute); }
+  bool updated_by_cpu() const { return updated_on == allocator::Tier::kHost; }
   bool operator==(const UnitPlan&) const = default;
 };
 
@@ -114,6 +120,9 @@ struct Plan {
   std::size_t extents = 0;
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain
   std::size_t staging_slots = 0;
+  // In host memory, where a GPU computes and the CPU updates: for what passes through there.
+  std::size_t host_slots = 0;
+  std::string updates_because;     // where a GPU computes: what updates, and why
   std::size_t serving_pieces = 0;  // through which shards of parameters on disk are read; see StoredShards
   // Through which what other hosts have of parameters comes to the ranks of this one; see RelayedShards.
   std::size_t relay_pieces = 0, relay_piece_bytes = 0;
@@ -143,6 +152,7 @@ struct Plan {
   std::vector<std::size_t> stages() const;       // by unit
   std::optional<std::size_t> one_stage() const;  // that of all units; nothing where they differ
   std::vector<bool> partitions_state() const;    // by unit: whether each rank has a shard of its state
+  std::vector<bool> updated_by_cpu() const;      // by unit
   bool partitions_any(Part part) const;          // whether ranks have shards of that part of any unit
   // The tier that is computed on. REQUIRES: it has units.
   allocator::Tier compute() const { return units.front().compute; }

@@ -101,6 +101,12 @@ std::vector<bool> Plan::partitions_state() const {
   return partitioned;
 }
 
+std::vector<bool> Plan::updated_by_cpu() const {
+  std::vector<bool> by_cpu;
+  for (const UnitPlan& unit : units) by_cpu.push_back(unit.updated_by_cpu());
+  return by_cpu;
+}
+
 bool Plan::partitions_any(Part part) const {
   return std::ranges::any_of(units, [part](const UnitPlan& unit) { return unit.tier(part) == Tier::kRanks; });
 }
@@ -153,6 +159,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
     text += fmt::format(
         "products          {}: operands are widened to f32 for each product\n",
         has_f16(profile) ? "the matrix library has none of f16" : "this CPU has no bf16 instructions");
+  if (on_gpu) text += "updated by        " + plan.updates_because + "\n";
   if (on_gpu)
     return text + fmt::format("moved per step    {} to the GPU, {} from it\n",
                               format_size(plan.step_bytes_in), format_size(plan.step_bytes_out));
@@ -206,6 +213,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                      {"gradient", gradient_place(plan.units[u])},
                      {"state", place(plan.units[u], Part::kState)},
                      {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
+    if (on_gpu) units.back()["updated_by"] = plan.units[u].updated_by_cpu() ? "cpu" : "gpu";
     if (plan.ranks.size > 1) units.back()["stage"] = plan.units[u].stage;
     if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
       units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : plan.units[u].compute);
@@ -244,6 +252,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
   if (!on_gpu) return json;
   json["device"] = plan.device_bytes;
+  json["updated_by"] = plan.updates_because;
   json["budget"]["device"] = budget.device;
   json["step"] = {{"bytes_in", plan.step_bytes_in}, {"bytes_out", plan.step_bytes_out}};
   return json;

@@ -44,6 +44,8 @@ struct MachineRates {
   double rank_processor_seconds = 0;  // the same for each byte from another rank
   int cores = 1;
   std::optional<Link> link;  // nothing: what is sent takes no time
+  // Bytes a second that are copied to a GPU, and as many from it at once; nothing: not known.
+  std::optional<double> gpu_link;
   // Bytes under way in one direction that reach these rates.
   std::size_t disk_in_flight = std::size_t{16} << 20;
 };

@@ -29,6 +29,7 @@ class TurnExecutor final : public UpdateExecutor {
     std::exception_ptr error;
     const auto begin = Trace::Clock::now();
     try {
+      if (work.prepare) work.prepare();
       compute(work);
     } catch (...) {
       error = std::current_exception();

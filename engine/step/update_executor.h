@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -54,6 +55,9 @@ struct ChunkWork {
   Array parameters = {};                          // data is null where there is no need of them
   std::size_t first_parameter = 0;                // the element of the unit with which they begin
   bool begins_round = false, ends_round = false;  // after the end of a round its results are combined
+  // What the CPU's executors call first, where they compute: it waits for what a GPU still does with the
+  // parts.
+  std::function<void()> prepare = {};
   bool applies() const { return round == bucket.rounds; }
 };
 
@@ -94,5 +98,8 @@ struct ExecutorTools {
 std::unique_ptr<UpdateExecutor> make_turn_executor(const Layout& layout, const optim::Optimizer& optimizer,
                                                    const StateFormat& format, const WholeStore& wholes,
                                                    const ExecutorTools& tools);
+
+// The same on a thread of its own, one work after another: begin() returns at once.
+std::unique_ptr<UpdateExecutor> make_thread_executor(std::unique_ptr<UpdateExecutor> turns);
 
 }  // namespace sluice::engine

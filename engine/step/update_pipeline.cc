@@ -13,7 +13,7 @@
 namespace sluice::engine {
 
 UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                               UpdateExecutor& executor, bool streams_parameters, DeviceWork* gpu)
+                               UpdateExecutor& executor, bool streams_parameters, const UpdatesByGpu& gpu)
     : layout_(layout),
       optimizer_(optimizer),
       states_(states),
@@ -28,7 +28,7 @@ UpdatePipeline::~UpdatePipeline() {
       // No further read begins after an error.
       std::make_exception_ptr(Error(ErrorCode::kState, "the engine is closed"));
   changed_.wait(lock, [&] { return under_way_ == 0; });
-  if (gpu_ != nullptr) gpu_->finish();
+  if (gpu_.work != nullptr) gpu_.work->finish();
 }
 
 // Parameters come last, of any type that the model has.
@@ -49,10 +49,28 @@ void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
   slots_.clear();
   staging_ = {};  // the old memory is given back before the new is taken
   const std::size_t bytes = slot_bytes(states_.format(), layout_, streams_parameters_);
-  staging_ = ComputeRegion(ledger, gpu_, allocator::Purpose::kStaging, slots * bytes);
-  if (gpu_ != nullptr && slots > 0) gpu_->add({staging_.data(), slots * bytes}, bytes);
+  staging_ = ComputeRegion(ledger, gpu_.work, allocator::Purpose::kStaging, slots * bytes);
+  if (gpu_.work != nullptr && slots > 0) gpu_.work->add({staging_.data(), slots * bytes}, bytes);
   slots_.resize(own_slots_ = slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
+}
+
+void UpdatePipeline::set_cpu_slots(allocator::Ledger& ledger, std::size_t slots) {
+  if (slots == 0) return;
+  const std::lock_guard lock(mutex_);
+  const std::size_t bytes = slot_bytes(states_.format(), layout_, true);
+  cpu_staging_ = RegisteredRegion(ledger, gpu_.work->device(), allocator::Purpose::kStaging, slots * bytes);
+  own_slots_ += cpu_slots_ = slots;
+  for (std::size_t i = 0; i < slots; ++i) {
+    Slot slot{cpu_staging_.data() + i * bytes};
+    slot.of_cpu = true;
+    // The GPU uses a slot's gradient and its parameters at different times.
+    const std::size_t gradient = static_cast<std::size_t>(parameters_part(slot) - gradient_part(slot));
+    gpu_.work->add({gradient_part(slot), gradient}, gradient);
+    const std::size_t parameters = static_cast<std::size_t>(slot.data + bytes - parameters_part(slot));
+    gpu_.work->add({parameters_part(slot), parameters}, parameters);
+    slots_.push_back(slot);
+  }
 }
 
 std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
@@ -76,7 +94,7 @@ void UpdatePipeline::add(const Update& update, std::function<void()> on_applied)
     if (update.pass) running->round = update.pass->round;
   }
   if (running->streamed)
-    ensure(own_slots_ > 0, "an update must be streamed, and the plan has no staging memory");
+    ensure(has_slots(update.unit), "an update must be streamed, and the plan has no staging memory");
   std::vector<Reading> rest;  // what chunks whose state was read ahead still need
   {
     const std::lock_guard lock(mutex_);
@@ -132,13 +150,25 @@ void UpdatePipeline::give_slot(std::size_t index) {
   ChunkWork work = work_of(running, slot.chunk);
   if (work.state == nullptr) work.state = slot.data;
   if (work.gradient.data == nullptr) work.gradient = {gradient_part(slot), running.update.gradient_type};
-  check(slot);
   const bool streams = running.update.parameters_backing != nullptr;
+  bool clears = false;
   if (streams && (running.applies() || reads_parameters(running))) {
     work.parameters = {parameters_part(slot), running.update.parameters.type};
     work.first_parameter = states_.format().shards().chunk(running.update.unit, slot.chunk).begin;
-    if (!reads_parameters(running)) clear_padding(slot);
+    clears = !reads_parameters(running);
   }
+  const auto check = [this, &slot, clears, unit = running.update.unit,
+                      fetches = fetches_of(reading_of(slot, read_parts(running)))] {
+    check_read(unit, fetches);
+    if (clears) clear_padding(slot);
+  };
+  if (slot.of_cpu)
+    work.prepare = [this, work, check] {
+      wait_for_gpu(work);
+      check();
+    };
+  else
+    check();
   const bool writes = running.applies() && (streams || !states_.resident(running.update.unit));
   {
     const std::lock_guard lock(mutex_);
@@ -146,25 +176,50 @@ void UpdatePipeline::give_slot(std::size_t index) {
     running.writes += writes ? 1 : 0;
   }
   go_on(running);
-  executor_.begin(work, [this, &running, index, writes](std::exception_ptr error) {
+  executor_of(running.update.unit).begin(work, [this, &running, index, writes](std::exception_ptr error) {
     on_worked(running, index, writes, std::move(error));
   });
+}
+
+std::optional<std::size_t> UpdatePipeline::workable_slot(bool of_cpu) const {
+  const std::lock_guard lock(mutex_);
+  if (error_) return std::nullopt;
+  const auto ready = std::find_if(slots_.begin(), slots_.end(),
+                                  [&](const Slot& slot) { return slot.of_cpu == of_cpu && workable(slot); });
+  return ready == slots_.end() ? std::nullopt
+                               : std::optional(static_cast<std::size_t>(ready - slots_.begin()));
+}
+
+// The CPU goes on with what arrives while nobody calls, so this runs on the threads of transfers and works,
+// too.
+bool UpdatePipeline::give_to_cpu() {
+  const std::lock_guard in_order(giving_);
+  bool gave = false;
+  while (const auto slot = workable_slot(true)) {
+    give_slot(*slot);
+    gave = true;
+  }
+  return gave;
 }
 
 // Gives the executor what needs no slot: chunks in memory, and rounds of a bucket that has no elements here,
 // since the ranks that have its elements wait for this one to take part.
 bool UpdatePipeline::give_without_slots(Running& running) {
   bool gave = false;
+  std::unique_lock in_order(giving_, std::defer_lock);
+  if (states_.by_cpu(running.update.unit)) in_order.lock();
   while (running.decided && !running.given() && may_run(running)) {
     const bool is_empty = running.bucket().first_chunk == running.bucket().end_chunk;
     if (running.streamed && !is_empty) break;
-    const ChunkWork work = work_of(running, is_empty ? std::nullopt : std::optional(running.next_work));
+    ChunkWork work = work_of(running, is_empty ? std::nullopt : std::optional(running.next_work));
+    if (states_.by_cpu(running.update.unit)) work.prepare = [this, work] { wait_for_gpu(work); };
     go_on(running);
-    executor_.begin(work, [this, &running](std::exception_ptr error) {
+    executor_of(running.update.unit).begin(work, [this, &running](std::exception_ptr error) {
       on_worked(running, std::nullopt, false, std::move(error));
     });
     gave = true;
   }
+  if (in_order) in_order.unlock();
   if (gave) issue_reads();  // updates that waited for these rounds may read now
   return gave;
 }
@@ -205,21 +260,38 @@ void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot
 void UpdatePipeline::write(std::size_t index) {
   const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
   std::vector<Fetch> stores;
+  UnitId unit = 0;
   {
     const std::lock_guard lock(mutex_);
     Slot& slot = slots_[index];
     const Update& update = slot.update->update;
+    unit = update.unit;
     stores = fetches_of(
         reading_of(slot, {!states_.resident(update.unit), false, update.parameters_backing != nullptr}));
     slot.writes = static_cast<int>(stores.size());
   }
   for (const Fetch& store : stores) {
     try {
-      store.backing.store(store.offset, store.bytes, executor_.threads(), done);
+      store.backing.store(store.offset, store.bytes, executor_of(unit).threads(), done);
     } catch (...) {
       done(std::current_exception());
     }
   }
+}
+
+// Until the CPU may read the chunk's gradient, and write its parameters.
+void UpdatePipeline::wait_for_gpu(const ChunkWork& work) const {
+  if (!work.chunk) return;
+  const std::size_t elements = states_.format().shards().chunk(work.update.unit, *work.chunk).size();
+  const auto wait = [&](const void* data, Dtype type, DeviceWork::Use use) {
+    if (data != nullptr)
+      gpu_.work->wait({static_cast<const std::byte*>(data), elements * size_of(type)}, use);
+  };
+  wait(work.gradient.data, work.gradient.type, DeviceWork::Use::kRead);
+  const std::size_t first = states_.format().shards().chunk(work.update.unit, *work.chunk).begin;
+  if (work.parameters.data != nullptr)
+    wait(work.parameters.at(first - work.first_parameter).data, work.parameters.type,
+         DeviceWork::Use::kWrite);
 }
 
 bool UpdatePipeline::may_run(const Running& running) const {
@@ -265,17 +337,9 @@ bool UpdatePipeline::finish_applied() {
 bool UpdatePipeline::pump() {
   bool worked = false;
   for (auto& running : updates_) worked |= give_without_slots(*running);
-  while (true) {
-    std::size_t index = slots_.size();
-    {
-      const std::lock_guard lock(mutex_);
-      if (error_) std::rethrow_exception(error_);
-      const auto ready =
-          std::find_if(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); });
-      index = static_cast<std::size_t>(ready - slots_.begin());
-    }
-    if (index == slots_.size()) break;
-    give_slot(index);
+  if (cpu_slots_ > 0) worked |= give_to_cpu();
+  while (const auto slot = workable_slot(false)) {
+    give_slot(*slot);
     worked = true;
   }
   return finish_applied() || worked;

@@ -17,10 +17,18 @@
 #include "engine/step/buckets.h"
 #include "engine/step/update_executor.h"
 #include "engine/store/compute_region.h"
+#include "engine/store/host_records.h"
 #include "engine/store/state_store.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
+
+// Where a GPU computes: slots are in its memory, and what the CPU updates (StateStore::by_cpu()) is computed
+// by an executor of its own, with slots in host memory. cpu: null where there is no such thing.
+struct UpdatesByGpu {
+  DeviceWork* work = nullptr;
+  UpdateExecutor* cpu = nullptr;
+};
 
 // Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
 // and k - 1 is written. The I/O threads begin each transfer when the one before it ends; pump() gives chunks
@@ -33,10 +41,10 @@ namespace sluice::engine {
 // functions.
 class UpdatePipeline {
  public:
-  // All arguments outlive it. streams_parameters: see set_streams_parameters(). gpu: null where the CPU
-  // computes; else slots are in the GPU's memory.
+  // All arguments outlive it. streams_parameters: see set_streams_parameters(). gpu: with nulls where the CPU
+  // computes.
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                 UpdateExecutor& executor, bool streams_parameters = false, DeviceWork* gpu = nullptr);
+                 UpdateExecutor& executor, bool streams_parameters = false, const UpdatesByGpu& gpu = {});
   ~UpdatePipeline();  // waits for transfers
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
@@ -45,9 +53,14 @@ class UpdatePipeline {
   // Whether the unit's update, or this pass of it, reads or writes parameters.
   bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
 
+  // Whether the CPU updates the unit, where a GPU computes with it.
+  bool by_cpu(UnitId unit) const { return states_.by_cpu(unit); }
+
   // Takes or gives back staging memory, so that there are `slots` slots. REQUIRES: it is idle, and nothing is
   // lent.
   void set_slots(allocator::Ledger& ledger, std::size_t slots);
+  // Takes host memory for those slots, once, after set_slots().
+  void set_cpu_slots(allocator::Ledger& ledger, std::size_t slots);
   // Whether slots also have room for parameters, since some updates stream those that they change. Comes
   // before set_slots().
   void set_streams_parameters(bool streams) { streams_parameters_ = streams; }
@@ -81,8 +94,8 @@ class UpdatePipeline {
   // use.
   void wait(std::size_t lent_until = 0);
 
-  // The staging memory, which others may use while the pipeline is idle.
-  std::size_t slots() const { return own_slots_; }
+  // The staging memory where the model is computed, which others may use while the pipeline is idle.
+  std::size_t slots() const { return own_slots_ - cpu_slots_; }
   std::byte* slot(std::size_t index) const { return slots_[index].data; }
   // Room for a chunk of f32, beside the state's part of the slots. REQUIRES: slots() > 0.
   float* scratch() const { return reinterpret_cast<float*>(gradient_part(slots_.front())); }
@@ -96,6 +109,7 @@ class UpdatePipeline {
   struct Slot {
     std::byte* data = nullptr;
     std::size_t position = kOwn;  // its offset in the lent memory; kOwn: the slot is not lent
+    bool of_cpu = false;          // it is in host memory, and a GPU computes
     Stage stage = Stage::kFree;
     Running* update = nullptr;
     std::size_t chunk = 0;
@@ -131,11 +145,13 @@ class UpdatePipeline {
   };
   std::vector<Fetch> fetches_of(const Reading& reading) const;
   void read(const Reading& reading);
-  void check(const Slot& slot) const;
+  void check_read(UnitId unit, const std::vector<Fetch>& fetches) const;
   Running* foreseen(UnitId unit) const;
   void on_read(std::size_t slot_index, std::exception_ptr error);
   void on_written(std::size_t slot_index, std::exception_ptr error);
+  std::optional<std::size_t> workable_slot(bool of_cpu) const;
   void give_slot(std::size_t slot_index);
+  bool give_to_cpu();
   bool give_without_slots(Running& update);
   ChunkWork work_of(const Running& update, std::optional<std::size_t> chunk) const;
   void go_on(Running& update);
@@ -150,6 +166,9 @@ class UpdatePipeline {
   bool reads_parameters(const Running& update) const;
   bool is_written(const Running& update) const;
   void clear_padding(const Slot& slot) const;
+  UpdateExecutor& executor_of(UnitId unit) const { return states_.by_cpu(unit) ? *gpu_.cpu : executor_; }
+  bool has_slots(UnitId unit) const { return (states_.by_cpu(unit) ? cpu_slots_ : slots()) > 0; }
+  void wait_for_gpu(const ChunkWork& work) const;
   bool workable(const Slot& slot) const;
   bool has_work() const;
   bool finish_applied();
@@ -162,10 +181,13 @@ class UpdatePipeline {
   UpdateExecutor& executor_;
   const int rounds_;
   bool streams_parameters_;
-  DeviceWork* const gpu_;
+  const UpdatesByGpu gpu_;
   ComputeRegion staging_;
-  std::size_t own_slots_ = 0;  // the first slots are the pipeline's own
+  RegisteredRegion cpu_staging_;
+  std::size_t own_slots_ = 0,
+              cpu_slots_ = 0;  // the first slots are the pipeline's own, the last of them the CPU's
 
+  std::mutex giving_;  // is held while works are given to the CPU's executor beside a GPU, which are in order
   // mutex_ guards what follows, which the I/O threads use, too.
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -50,7 +50,9 @@ bool UpdateQueue::start(const Task& task, bool wait) {
     return true;
   };
   Pins pins;
-  pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass);
+  const bool by_cpu = pipeline_.by_cpu(unit);
+  pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass) &&
+                    (!by_cpu || pager_.resident(values));
   if (pins.parameters && !bring_in(values, use)) return false;
   if (parts_.whole_gradients && !bring_in(gradient, Pager::Use::kRead)) {
     if (pins.parameters) pager_.release(values);
@@ -73,7 +75,9 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   }
   update.gradient_type = gradients_.final_type(unit);
   pins.gradient = !has_gradient_shard(unit) && pager_.present(gradient);
-  if (has_gradient_shard(unit)) {
+  if (by_cpu) {
+    start_by_cpu(task, update, pins);
+  } else if (has_gradient_shard(unit)) {
     update.gradient = {parts_.gradients->data(unit), update.gradient_type};
   } else if (parts_.whole_gradients) {
     update.gradient =
@@ -87,6 +91,25 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   if (applies) phases_[unit] = Phase::kRunning;
   pipeline_.add(update, [this, task, pins] { on_applied(task, pins); });
   return true;
+}
+
+// The CPU computes with records where these are in host memory, and otherwise with what passes through its
+// slots, to and from the GPU's memory or the disk.
+void UpdateQueue::start_by_cpu(const Task& task, Update& update, Pins& pins) {
+  const HoldingId values = parameters_[task.unit], gradient = gradients_.holding(task.unit, 0);
+  const auto for_cpu = [&](HoldingId holding, bool on_gpu) {
+    return on_gpu ? Backing::ForCpu{nullptr, &pager_.gpu_memory(holding)} : pager_.backing(holding).for_cpu();
+  };
+  if (pins.gradient) pager_.acquire(gradient, Pager::Use::kRead);
+  const Backing::ForCpu from = for_cpu(gradient, pins.gradient);
+  update.gradient.data = from.data;
+  update.gradient_backing = from.backing;
+  update.gradient_backing_bytes = pins.gradient ? pager_.bytes(gradient) : pager_.backing_bytes(gradient);
+  if (!pipeline_.needs_parameters(task.unit, task.pass)) return;
+  const Backing::ForCpu to = for_cpu(values, pins.parameters);
+  update.parameters.data = to.data;
+  update.parameters_backing = to.backing;
+  update.parameters_backing_bytes = pins.parameters ? pager_.bytes(values) : pager_.backing_bytes(values);
 }
 
 void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
@@ -103,6 +126,10 @@ void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
     gathers_.emplace_back().unit = unit;
     const Array values = {pager_.data(parameters_[unit]), layout_.dtype(unit)};
     return parts_.ranks->gather(unit, values, gathers_.back().group.add());
+  }
+  if (changed && pipeline_.by_cpu(unit) && !pager_.resident(parameters_[unit])) {
+    pager_.unpark(parameters_[unit]);
+    return finish(unit);
   }
   if (changed) pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
   if (pins.parameters) pager_.release(parameters_[unit]);
@@ -149,9 +176,19 @@ void UpdateQueue::finish(UnitId unit) {
   phases_[unit] = Phase::kCurrent;
 }
 
+// What the CPU updates while a GPU computes needs none of the GPU's frames, so that as many updates as there
+// are may be under way, unless they follow one another.
 void UpdateQueue::start_waiting() {
-  while (!waiting_.empty() && pipeline_.unapplied() < kRunning && start(waiting_.front(), false))
+  const auto may_start = [&](const Task& task) {
+    return (pipeline_.by_cpu(task.unit) && !task.pass) || pipeline_.unapplied() < kRunning;
+  };
+  while (!waiting_.empty() && may_start(waiting_.front()) && start(waiting_.front(), false))
     waiting_.pop_front();
+}
+
+void UpdateQueue::start_all() {
+  do start_waiting();
+  while (go_on() && !waiting_.empty());
 }
 
 // Where all parts are in memory, each pass has arithmetic as soon as it is started.

@@ -49,6 +49,8 @@ class UpdateQueue {
   bool current(UnitId unit) const { return phases_[unit] == Phase::kCurrent; }  // no update is pending
 
   void advance();  // goes on with what has arrived, and never waits
+  // Where a GPU computes: starts all that can be started without a wait.
+  void start_all();
   // For a caller that waits for other ranks, which may wait for updates of this one. It may wait for the
   // disk.
   void serve_ranks();
@@ -82,6 +84,7 @@ class UpdateQueue {
     TransferGroup group;
   };
   bool start(const Task& task, bool wait);
+  void start_by_cpu(const Task& task, Update& update, Pins& pins);
   void start_for(UnitId unit);
   void start_waiting();
   void on_applied(const Task& task, const Pins& pins);

@@ -82,7 +82,7 @@ void UpdatePipeline::forget_foreseen() {
   if (error_) std::rethrow_exception(error_);
   for (Slot& slot : slots_) {
     if (!slot.is_foreseen()) continue;
-    check(slot);
+    check_read(slot.update->update.unit, fetches_of(reading_of(slot, read_parts(*slot.update))));
     slot.stage = Stage::kFree;
   }
   std::erase_if(updates_, [](const auto& running) { return !running->decided; });
@@ -99,19 +99,23 @@ std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
   const std::lock_guard lock(mutex_);
   if (error_) return std::nullopt;
   for (const bool decided : {true, false}) {
+    const auto slot_for = [&](const Running& running) {
+      return std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+        return slot.stage == Stage::kFree && slot.position >= lent_from_ &&
+               (decided || slot.position != kOwn) && slot.of_cpu == states_.by_cpu(running.update.unit);
+      });
+    };
     const auto waiting = std::find_if(updates_.begin(), updates_.end(), [&](const auto& u) {
-      return u->decided == decided && u->streamed && has_turn_to_read(*u) && may_read(*u);
+      return u->decided == decided && u->streamed && has_turn_to_read(*u) && may_read(*u) &&
+             slot_for(*u) != slots_.end();
     });
     if (waiting == updates_.end()) continue;
     const auto ahead = std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) {
       return slot.stage == Stage::kReading && slot.is_foreseen();
     });
     if (!decided && static_cast<std::size_t>(ahead) >= divide_up(own_slots_, 2)) return std::nullopt;
-    const auto free = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-      return slot.stage == Stage::kFree && slot.position >= lent_from_ && (decided || slot.position != kOwn);
-    });
-    if (free == slots_.end()) return std::nullopt;
     Running& running = **waiting;
+    const auto free = slot_for(running);
     free->update = &running;
     free->chunk = running.next_read++;
     return begin_reading(*free, read_parts(running));
@@ -180,9 +184,9 @@ void UpdatePipeline::read(const Reading& reading) {
 }
 
 // Checks the checksums of what was read, on the threads that will compute with it.
-void UpdatePipeline::check(const Slot& slot) const {
-  for (const Fetch& fetch : fetches_of(reading_of(slot, read_parts(*slot.update))))
-    fetch.backing.check(fetch.offset, fetch.bytes, executor_.threads());
+void UpdatePipeline::check_read(UnitId unit, const std::vector<Fetch>& fetches) const {
+  for (const Fetch& fetch : fetches)
+    fetch.backing.check(fetch.offset, fetch.bytes, executor_of(unit).threads());
 }
 
 void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
@@ -195,6 +199,7 @@ void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
     if (--slot.reads == 0) slot.stage = Stage::kReady;
   }
   if (was_foreseen) issue_reads();
+  if (slots_[index].of_cpu) give_to_cpu();
   const std::lock_guard lock(mutex_);
   --under_way_;  // comes last, because the destructor waits for it
   changed_.notify_all();

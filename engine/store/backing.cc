@@ -35,6 +35,14 @@ class DiskRecord final : public Backing {
   const offload::RecordId record_;
 };
 
+}  // namespace
+
+std::unique_ptr<Backing> make_disk_record(offload::RecordStore& disk, const BackingSpec& spec) {
+  return std::make_unique<DiskRecord>(disk, spec);
+}
+
+namespace {
+
 class BackingsOfAnEngine final : public Backings {
  public:
   BackingsOfAnEngine(offload::RecordStore* disk, ParameterShards* shards, HostRecords* host,
@@ -43,11 +51,12 @@ class BackingsOfAnEngine final : public Backings {
   std::unique_ptr<Backing> make(const BackingSpec& spec) override {
     if (spec.tier == allocator::Tier::kRanks && shards_ != nullptr) return shards_->make_backing(spec.unit);
     if (spec.tier == allocator::Tier::kHost && host_ != nullptr) return host_->make(spec);
-    if (spec.tier == allocator::Tier::kDisk && gpu_disk_ != nullptr) return gpu_disk_->make(spec);
+    if (spec.tier == allocator::Tier::kDisk && gpu_disk_ != nullptr && !spec.for_cpu)
+      return gpu_disk_->make(spec);
     ensure(spec.tier == allocator::Tier::kDisk && disk_ != nullptr,
            "the plan puts '{}' on the tier '{}', which this engine does not have", spec.name,
            name_of(spec.tier));
-    return std::make_unique<DiskRecord>(*disk_, spec);
+    return make_disk_record(*disk_, spec);
   }
   void allocate() override {
     if (disk_ != nullptr) disk_->allocate();

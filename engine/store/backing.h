@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,6 +30,14 @@ class Backing {
   virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done) = 0;
+
+  // How the CPU gets at the bytes of what a GPU computes with, since fetches then go to the GPU's memory:
+  // where they lie, or by another backing with the same bytes. Both are null where the CPU computes.
+  struct ForCpu {
+    std::byte* data = nullptr;
+    Backing* backing = nullptr;
+  };
+  virtual ForCpu for_cpu() { return {}; }
 };
 
 // A backing whose bytes the caller does not see: what has to be checked is checked on the way.
@@ -44,13 +53,26 @@ class CheckedBacking : public Backing {
   }
 };
 
+// Does a transfer that has ended for the caller when it is queued on a GPU's stream.
+template <class Queue>
+void end_queued(const Done& done, const Queue& queue) {
+  std::exception_ptr error;
+  try {
+    queue();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  done(error);
+}
+
 struct BackingSpec {
   allocator::Tier tier = allocator::Tier::kDisk;  // never the one that is computed on
   std::string name;                               // appears in messages
   std::uint64_t bytes = 0;                        // a multiple of kDiskBlock
   allocator::Purpose purpose = allocator::Purpose::kParameter;
   std::size_t block_bytes = offload::RecordStore::kBlock;
-  UnitId unit = 0;  // of parameters on the tier kRanks
+  UnitId unit = 0;       // of parameters on the tier kRanks
+  bool for_cpu = false;  // the CPU alone computes with it, also where a GPU computes with the rest
 };
 
 class DeviceDisk;
@@ -66,6 +88,8 @@ class Backings {
   // these backings are then of no use.
   virtual void allocate() = 0;
 };
+
+std::unique_ptr<Backing> make_disk_record(offload::RecordStore& disk, const BackingSpec& spec);
 
 // The backings of an engine. All arguments outlive them. disk: null where the plan puts nothing on disk;
 // shards: null where it partitions no parameters; host: null where the CPU computes; gpu_disk: then instead

@@ -14,9 +14,7 @@ class DeviceDisk::Record final : public CheckedBacking {
  public:
   using CheckedBacking::store;
   Record(DeviceDisk& owner, const BackingSpec& spec)
-      : owner_(owner),
-        record_(owner.disk_.define(spec.name, spec.bytes, spec.purpose, spec.block_bytes)),
-        block_(spec.block_bytes) {}
+      : owner_(owner), record_(make_disk_record(owner.disk_, spec)), block_(spec.block_bytes) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     owner_.add(owner_.in_, job(offset, into.data(), into.size(), std::move(done)));
   }
@@ -24,12 +22,14 @@ class DeviceDisk::Record final : public CheckedBacking {
     owner_.add(owner_.out_, job(offset, const_cast<std::byte*>(from.data()), from.size(), std::move(done)));
   }
 
+  ForCpu for_cpu() override { return {nullptr, record_.get()}; }
+
  private:
   Job job(std::uint64_t offset, std::byte* data, std::size_t bytes, Done done) const {
-    return {record_, offset, owner_.piece_bytes_ / block_ * block_, data, bytes, std::move(done)};
+    return {record_.get(), offset, owner_.piece_bytes_ / block_ * block_, data, bytes, std::move(done)};
   }
   DeviceDisk& owner_;
-  const offload::RecordId record_;
+  const std::unique_ptr<Backing> record_;
   const std::size_t block_;
 };
 
@@ -109,7 +109,7 @@ void DeviceDisk::fetch(const Job& job) {
     if (i >= count) return;
     const Piece piece = piece_of(in_, job, i);
     work_.wait(piece.host, DeviceWork::Use::kWrite);
-    disk_.read(job.record, piece.offset, piece.host, reads[i % kPieces].add());
+    job.record->fetch(piece.offset, piece.host, reads[i % kPieces].add());
   };
   begin(0);
   for (std::size_t i = 0; i < count; ++i) {
@@ -134,7 +134,7 @@ void DeviceDisk::store(const Job& job) {
     begin(i + 1);
     const Piece piece = piece_of(out_, job, i);
     work_.wait(piece.host, DeviceWork::Use::kRead);
-    disk_.write(job.record, piece.offset, piece.host, writes[i % kPieces].add());
+    job.record->store(piece.offset, piece.host, writes[i % kPieces].add());
   }
   for (TransferGroup& group : writes) group.wait();
 }

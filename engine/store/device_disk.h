@@ -40,7 +40,7 @@ class DeviceDisk {
   static constexpr std::size_t kPieces = 2;  // of each direction
   class Record;
   struct Job {
-    offload::RecordId record = 0;
+    Backing* record = nullptr;
     std::size_t offset = 0, step = 0;  // step: the bytes of a piece of this record
     std::byte* data = nullptr;         // of the GPU's
     std::size_t bytes = 0;

@@ -23,11 +23,12 @@ struct Pager::Holding {
   allocator::DeviceHome device_home;  // the same, of a GPU
   allocator::Home hidden;             // where the memory of an exposed holding is while nobody views it
   int readers = 0, writers = 0;
-  std::unique_ptr<Backing> backing;  // may also be there where it is resident, from an earlier plan
-  std::size_t contents = 0;          // in bytes; 0: it has none
-  bool present = false;              // it has its memory, which has the contents once no fetch is under way
-  bool backed = false;               // the backing has the present contents
-  bool parked = false;               // an update may read the backing at any time
+  std::unique_ptr<Backing> backing;     // may also be there where it is resident, from an earlier plan
+  std::unique_ptr<Backing> as_backing;  // see Pager::gpu_memory(); null until it is asked for
+  std::size_t contents = 0;             // in bytes; 0: it has none
+  bool present = false;  // it has its memory, which has the contents once no fetch is under way
+  bool backed = false;   // the backing has the present contents
+  bool parked = false;   // an update may read the backing at any time
   int pins = 0;
   Io io = Io::kNone;
   TransferGroup transfers;

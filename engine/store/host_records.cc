@@ -33,25 +33,17 @@ class HostRecords::Record final : public CheckedBacking {
   using CheckedBacking::store;
   Record(HostRecords& owner, const Place& place) : owner_(owner), place_(place) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    transfer([&] { owner_.work_.copy_in(into.data(), {data(offset), into.size()}); }, done);
+    end_queued(done, [&] { owner_.work_.copy_in(into.data(), {data(offset), into.size()}); });
   }
   void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
-    transfer([&] { owner_.work_.copy_out(data(offset), from); }, done);
+    end_queued(done, [&] { owner_.work_.copy_out(data(offset), from); });
   }
+
+  ForCpu for_cpu() override { return {data(0), nullptr}; }
 
  private:
   std::byte* data(std::uint64_t offset) const {
     return owner_.memory_[index(place_.purpose)].data() + place_.offset + offset;
-  }
-  template <class Transfer>
-  static void transfer(const Transfer& transfer, const Done& done) {
-    std::exception_ptr error;
-    try {
-      transfer();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    done(error);
   }
   HostRecords& owner_;
   const Place place_;

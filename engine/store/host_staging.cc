@@ -37,7 +37,8 @@ void HostStaging::begin() {
 }
 
 DeviceWork::Memory HostStaging::place_of(UnitId unit, std::size_t chunk) const {
-  return {states_.resident(unit) ? states_.chunk_data(unit, chunk) : slot_,
+  std::byte* const passing = states_.by_cpu(unit) ? memory_.data() : slot_;
+  return {states_.resident(unit) ? states_.chunk_data(unit, chunk) : passing,
           states_.format().chunk_bytes(unit, chunk)};
 }
 
@@ -50,9 +51,10 @@ void HostStaging::transfer(UnitId unit, std::size_t chunk, const Transfer& begin
 }
 
 void HostStaging::store_state(UnitId unit, std::size_t chunk) {
-  if (states_.format().chunk_bytes(unit, chunk) == 0) return;
+  if (states_.format().chunk_bytes(unit, chunk) == 0 || is_here(unit)) return;
   const DeviceWork::Memory to = place_of(unit, chunk);
-  gpu_.copy_in(const_cast<std::byte*>(to.data()), {state(), to.size()});
+  if (to.data() != memory_.data())
+    gpu_.copy_in(const_cast<std::byte*>(to.data()), {memory_.data(), to.size()});
   transfer(unit, chunk, [&](Backing& backing, std::size_t offset, Done done) {
     backing.store(offset, to, std::move(done));
   });
@@ -63,14 +65,15 @@ void HostStaging::store_values(Array to, std::size_t n) {
 }
 
 std::byte* HostStaging::bring_state(UnitId unit, std::size_t chunk) {
-  if (states_.format().chunk_bytes(unit, chunk) == 0) return state();
+  if (states_.format().chunk_bytes(unit, chunk) == 0 || is_here(unit)) return state(unit, chunk);
   const DeviceWork::Memory from = place_of(unit, chunk);
   transfer(unit, chunk, [&](Backing& backing, std::size_t offset, Done done) {
     backing.fetch(offset, {const_cast<std::byte*>(from.data()), from.size()}, std::move(done));
   });
-  gpu_.copy_out(state(), from);
-  gpu_.wait({state(), from.size()}, DeviceWork::Use::kRead);
-  return state();
+  if (from.data() == memory_.data()) return memory_.data();
+  gpu_.copy_out(memory_.data(), from);
+  gpu_.wait({memory_.data(), from.size()}, DeviceWork::Use::kRead);
+  return memory_.data();
 }
 
 ConstArray HostStaging::bring_values(ConstArray from, std::size_t n) {

@@ -17,7 +17,10 @@ class HostStaging {
   // class does; null where all state is there.
   void start(allocator::Ledger& ledger, std::byte* slot);
 
-  std::byte* state() const { return memory_.data(); }
+  // Room for a chunk's state; or that state itself, where it is in the CPU's own memory.
+  std::byte* state(UnitId unit, std::size_t chunk) const {
+    return is_here(unit) ? states_.chunk_data(unit, chunk) : memory_.data();
+  }
   Array values(Dtype type) const { return {memory_.data() + values_, type}; }
   float* scratch() const { return reinterpret_cast<float*>(memory_.data() + scratch_); }
 
@@ -30,6 +33,7 @@ class HostStaging {
   ConstArray bring_values(ConstArray from, std::size_t n);
 
  private:
+  bool is_here(UnitId unit) const { return states_.by_cpu(unit) && states_.resident(unit); }
   DeviceWork::Memory place_of(UnitId unit, std::size_t chunk) const;
   template <class Transfer>
   void transfer(UnitId unit, std::size_t chunk, const Transfer& begin);

@@ -115,6 +115,12 @@ class Pager {
   // States that the backing has newer contents than the memory, or will have them when unpark() is called.
   // Until then it is not fetched. REQUIRES: it is not held.
   void outdate(HoldingId holding);
+  // Where a GPU computes, and the CPU is about to change the contents. entrust() is for what is not resident:
+  // the backing has the contents from now on, where the CPU finds them by Backing::for_cpu(), and until
+  // unpark() or discard() it is not fetched. REQUIRES: it is not held. gpu_memory() is for what is resident,
+  // or held: the GPU's memory as a backing. Its transfers end for the caller as HostRecords' do.
+  void entrust(HoldingId holding);
+  Backing& gpu_memory(HoldingId holding);
   // Is called from time to time while the pager waits for a transfer.
   void meanwhile(std::function<void()> handler) { meanwhile_ = std::move(handler); }
   // Gives up the contents. REQUIRES: it is not held.

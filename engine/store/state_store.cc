@@ -10,13 +10,18 @@
 namespace sluice::engine {
 
 StateStore::StateStore(const Layout& layout, StateFormat format, const std::vector<allocator::Tier>& tiers,
-                       Backings& backings, DeviceWork* gpu)
-    : layout_(layout), format_(std::move(format)), gpu_(gpu), backings_(backings) {
+                       Backings& backings, DeviceWork* gpu, std::vector<bool> by_cpu)
+    : layout_(layout),
+      format_(std::move(format)),
+      gpu_(gpu),
+      by_cpu_(std::move(by_cpu)),
+      backings_(backings) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const std::size_t bytes = format_.bytes(unit);
-    units_.push_back({bytes == 0 || tiers[unit] == tier_of(gpu_), resident_bytes_, {}});
+    std::size_t& end = this->by_cpu(unit) ? cpu_bytes_ : resident_bytes_;
+    units_.push_back({bytes == 0 || tiers[unit] == updated_on(unit), end, {}});
     if (units_.back().resident)
-      resident_bytes_ += bytes;
+      end += bytes;
     else
       define_backing(unit, tiers[unit]);
   }
@@ -27,23 +32,27 @@ void StateStore::start(allocator::Ledger& ledger) {
   std::size_t most = 0;
   for (UnitId unit = 0; unit < units_.size(); ++unit) most += format_.bytes(unit);
   memory_ = ComputeRegion(ledger, gpu_, allocator::Purpose::kOptimizerState, resident_bytes_, most);
+  cpu_memory_ = ComputeRegion(ledger, nullptr, allocator::Purpose::kOptimizerState, cpu_bytes_);
   for (UnitId unit = 0; gpu_ != nullptr && unit < units_.size(); ++unit)
-    if (units_[unit].resident && format_.bytes(unit) > 0)
-      gpu_->add({memory_.data() + units_[unit].offset, format_.bytes(unit)}, format_.bytes(unit));
+    if (units_[unit].resident && format_.bytes(unit) > 0 && !by_cpu(unit))
+      gpu_->add({data(unit), format_.bytes(unit)}, format_.bytes(unit));
 }
 
 bool StateStore::define_backing(UnitId unit, allocator::Tier tier) {
-  if (units_[unit].backing || format_.bytes(unit) == 0 || tier == tier_of(gpu_)) return false;
-  units_[unit].backing =
-      backings_.make({tier, "optimizer state of " + layout_.units()[unit].name, format_.bytes(unit),
-                      allocator::Purpose::kOptimizerState, format_.block_bytes(unit)});
+  if (units_[unit].backing || format_.bytes(unit) == 0 || tier == updated_on(unit)) return false;
+  units_[unit].backing = backings_.make({.tier = tier,
+                                         .name = "optimizer state of " + layout_.units()[unit].name,
+                                         .bytes = format_.bytes(unit),
+                                         .purpose = allocator::Purpose::kOptimizerState,
+                                         .block_bytes = format_.block_bytes(unit),
+                                         .for_cpu = by_cpu(unit)});
   return true;
 }
 
 void StateStore::forget_backing(UnitId unit) { units_[unit].backing.reset(); }
 
 void StateStore::transfer_all(UnitId unit, bool write) {
-  const std::span<std::byte> bytes = {memory_.data() + units_[unit].offset, format_.bytes(unit)};
+  const std::span<std::byte> bytes = {data(unit), format_.bytes(unit)};
   TransferGroup transfer;
   if (write)
     backing(unit).store(0, bytes, transfer.add());
@@ -91,7 +100,7 @@ void StateStore::enter_memory(const std::vector<allocator::Tier>& tiers) {
 }
 
 std::byte* StateStore::chunk_data(UnitId unit, std::size_t chunk) const {
-  return memory_.data() + units_[unit].offset + format_.chunk_offset(unit, chunk);
+  return data(unit) + format_.chunk_offset(unit, chunk);
 }
 
 }  // namespace sluice::engine

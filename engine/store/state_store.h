@@ -18,10 +18,10 @@ namespace sluice::engine {
 // Backing.
 class StateStore {
  public:
-  // tiers: by unit; what is on the tier that is computed on is resident. gpu: null where the CPU
-  // computes. backings and gpu outlive it.
+  // tiers: by unit; what is where its update is computed is resident. gpu: null where the CPU computes all;
+  // else by_cpu says, by unit, what the CPU updates. backings and gpu outlive it.
   StateStore(const Layout& layout, StateFormat format, const std::vector<allocator::Tier>& tiers,
-             Backings& backings, DeviceWork* gpu = nullptr);
+             Backings& backings, DeviceWork* gpu = nullptr, std::vector<bool> by_cpu = {});
   void start(allocator::Ledger& ledger);  // takes the memory of resident state
 
   // Another plan. What will no longer be resident gets a backing first; then leave_memory() writes what
@@ -40,6 +40,8 @@ class StateStore {
   const StateFormat& format() const { return format_; }
   bool has_master(UnitId unit) const { return format_.has_master(unit); }
   std::size_t arrays(UnitId unit) const { return layout_.trainable(unit) ? format_.arrays() : 0; }
+  // Whether the CPU updates the unit, where a GPU computes with it.
+  bool by_cpu(UnitId unit) const { return gpu_ != nullptr && !by_cpu_.empty() && by_cpu_[unit]; }
   bool resident(UnitId unit) const { return units_[unit].resident; }     // true also where it has no bytes
   std::byte* chunk_data(UnitId unit, std::size_t chunk) const;           // REQUIRES: resident
   Backing& backing(UnitId unit) const { return *units_[unit].backing; }  // REQUIRES: not resident
@@ -47,17 +49,23 @@ class StateStore {
  private:
   struct UnitState {
     bool resident = true;
-    std::size_t offset = 0;            // in memory_
+    std::size_t offset = 0;            // in its memory
     std::unique_ptr<Backing> backing;  // may also be there where it is resident, from an earlier plan
   };
+  allocator::Tier updated_on(UnitId unit) const { return by_cpu(unit) ? kCpuTier : tier_of(gpu_); }
+  std::byte* data(UnitId unit) const {
+    return (by_cpu(unit) ? cpu_memory_ : memory_).data() + units_[unit].offset;
+  }
   void transfer_all(UnitId unit, bool write);
 
   const Layout& layout_;
   StateFormat format_;
   DeviceWork* const gpu_;
-  std::size_t resident_bytes_ = 0;
+  const std::vector<bool> by_cpu_;
+  std::size_t resident_bytes_ = 0, cpu_bytes_ = 0;
   std::vector<UnitState> units_;
   ComputeRegion memory_;
+  ComputeRegion cpu_memory_;  // the same in host memory, of what the CPU updates and a GPU computes with
   Backings& backings_;
 };
 

@@ -169,7 +169,7 @@ std::exception_ptr load_to_gpu(const ValueStreams& s, UnitId unit, Array values,
     const ElementRange elements = shards.chunk(unit, chunk);
     s.host->begin();
     try {
-      fill_chunk(s, unit, chunk, s.host->values(values.type), s.host->state(), source);
+      fill_chunk(s, unit, chunk, s.host->values(values.type), s.host->state(unit, chunk), source);
     } catch (...) {
       return std::current_exception();
     }

@@ -22,11 +22,14 @@ struct Case {
   Dtype dtype = Dtype::kF32;
   bool clip = true;
   std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
+  std::optional<allocator::Tier> updates = {};                // what updates where a GPU computes
   std::size_t memory = kGiB;
   std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
   std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
   bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
+  bool looks = false;   // the client also reads parameters between the last gradient and the step
+  bool leaves = false;  // the engine ends in the middle of a step, and nothing is saved
   int steps = 3;
   double norm = 0.5;
 };
@@ -53,6 +56,7 @@ inline PlanRequest request_of(const Case& setup) {
   request.prefetch = setup.prefetch;
   request.chunk_elements = kChunkGrain;
   request.places = setup.places;
+  request.updates = setup.updates;
   return request;
 }
 
@@ -169,7 +173,7 @@ struct Outcome {
   std::vector<std::byte> seen;  // the parameters as the client saw them
   std::vector<double> norms;
   Values values, masters;
-  std::array<Values, 2> states;
+  std::array<Values, 3> states;
   bool operator==(const Outcome&) const = default;
 };
 
@@ -187,6 +191,8 @@ struct Made {
     disk.emplace(std::move(files), ledger);
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
+    if (setup.optimizer.name == "muon") products = kernels::load_matrix_library(2);
+    resources.products = products.get();
     engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
   }
   Profile profile;
@@ -195,6 +201,7 @@ struct Made {
   Threads threads{2};
   allocator::Ledger ledger;
   std::optional<offload::RecordStore> disk;
+  std::unique_ptr<kernels::F32Products> products;
   std::unique_ptr<AnyOrderEngine> engine;
 };
 
@@ -218,14 +225,10 @@ class Client {
     engine_.begin_step(settings);
     const std::size_t passes = setup_.clip ? setup_.micro_batches : 1;
     for (std::size_t pass = 0; pass < passes; ++pass) {
-      for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
-        engine_.acquire(unit, Hold::kRead);
-        for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-          hands_.look(engine_.parameter(p), bytes(p));
-        engine_.release(unit);
-      }
+      forward();
       for (UnitId unit = static_cast<UnitId>(layout_.units().size()); unit-- > 0;) backward(unit);
     }
+    if (setup_.looks) forward();
     settings.keep_gradients = setup_.keeps && step % 2 == 0;
     if (setup_.edits) look_at_gradients();
     const double norm = engine_.step(settings).gradient_norm;
@@ -262,7 +265,24 @@ class Client {
     return layout_.location(p).elements * size_of(layout_.dtype(layout_.location(p).unit));
   }
 
+  // Part of a step, with which the GPU is not done when this returns.
+  void begin_one() {
+    engine_.begin_step({});
+    for (UnitId unit = 0; unit < layout_.units().size() / 2; ++unit) {
+      engine_.acquire(unit, Hold::kRead);
+      engine_.release(unit);
+    }
+  }
+
  private:
+  void forward() {
+    for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+      engine_.acquire(unit, Hold::kRead);
+      for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+        hands_.look(engine_.parameter(p), bytes(p));
+      engine_.release(unit);
+    }
+  }
   void look_at_gradients() {
     for (ParameterId p = 0; p < layout_.parameters(); ++p) {
       if (!engine_.has_gradient(p)) continue;
@@ -302,6 +322,10 @@ inline Outcome trained(const Case& setup, Made& made, Hands& hands) {
   client.load();
   std::vector<double> norms;
   for (int step = 0; step < setup.steps; ++step) norms.push_back(client.step(step));
+  if (setup.leaves) {
+    client.begin_one();
+    return {{}, norms, {}, {}, {}};
+  }
   Outcome outcome = client.save();
   outcome.norms = norms;
   return outcome;
@@ -327,11 +351,12 @@ Outcome train_on_gpu(const Case& setup, Device& device, const Look& look) {
     most = std::max(most, layout.location(p).elements * sizeof(float));
   }
   HandsOnGpu hands(device, stream.get(),
-                   2 * all * setup.micro_batches * static_cast<std::size_t>(setup.steps),
+                   2 * all * (setup.micro_batches + 1) * static_cast<std::size_t>(setup.steps),
                    round_up(most, kHugePage));
   made.engine->use_stream(stream.get());
   const Outcome outcome = trained(setup, made, hands);
   look(made);
+  made.engine.reset();  // before the memory of the client, which it might still have work with
   return outcome;
 }
 

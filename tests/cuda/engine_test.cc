@@ -147,6 +147,50 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
   }
 }
 
+// The CPU has what it updates in registered memory, in its own, or on disk.
+TEST_F(DeviceEngineTest, ItHasThemWhereTheCpuUpdates) {
+  Case setup;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = 128 * kMiB;
+  setup.updates = kHost;
+  for (const auto parameters : {kDevice, kHost, kDisk})
+    for (const auto gradients : {kDevice, kHost, kDisk})
+      for (const auto state : {kHost, kDisk}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name_of(parameters), name_of(gradients), name_of(state)));
+        setup.places = {parameters, gradients, state};
+        expect_twin(setup, expected);
+      }
+}
+
+TEST_F(DeviceEngineTest, EachOptimizerHasThemWhereTheCpuUpdates) {
+  const auto with = [](const char* name, Dtype state, bool master) {
+    return optim::OptimizerSettings{name, Json::object(), {state, master, 11}};
+  };
+  std::vector<Case> cases(9);
+  cases[0].optimizer = with("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
+  cases[1].optimizer = with("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
+  cases[2].optimizer = with("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
+  cases[3].optimizer = {"sgd", Json::object()};
+  cases[4].optimizer.name = "adafactor";
+  cases[5].optimizer = with("muon", Dtype::kF32, true), cases[5].dtype = Dtype::kBf16;
+  cases[6].clip = false;
+  cases[7].edits = true, cases[7].dtype = Dtype::kBf16;
+  cases[8].edits = cases[8].keeps = true;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    Case setup = cases[i];
+    setup.steps = 2 + (setup.edits ? 2 : 0);
+    const Outcome expected = train_on_cpu(setup);
+    setup.device = 128 * kMiB;
+    if (i != 4 && i != 5) setup.updates = kHost;  // those two are the CPU's in any case
+    for (const auto place : {kHost, kDevice}) {
+      SCOPED_TRACE(fmt::format("{} {}", i, name_of(place)));
+      if (fake() != nullptr) begin(Schedule::kRandom, i);
+      setup.places = {place, place, kHost};
+      expect_twin(setup, expected);
+    }
+  }
+}
+
 // Frames stay where they are mapped, and the caller waits for the norm alone.
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
@@ -257,7 +301,13 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   });
   expect_error(ErrorCode::kInvalidArgument, {"given none"}, [&] { Made(setup, nullptr); });
   setup.optimizer.name = "adafactor";
+  setup.updates = kDevice;
   expect_error(ErrorCode::kInvalidArgument, {"adafactor", "adamw"}, [&] { Made(setup, device_.get()); });
+  setup.updates = {};
+  setup.places[index(Part::kState)] = kDevice;
+  expect_error(ErrorCode::kInvalidArgument, {"state on the GPU", "the CPU updates"},
+               [&] { Made(setup, device_.get()); });
+  setup.places = {};
   setup.optimizer = {};
   Made made(setup, device_.get());
   expect_error(ErrorCode::kState, {"keeps its plan"}, [&] { made.engine->replan(made.plan); });
@@ -266,6 +316,37 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   setup.device = 0;
   Made on_cpu(setup, nullptr);
   expect_error(ErrorCode::kState, {"on the CPU"}, [&] { on_cpu.engine->use_stream(nullptr); });
+}
+
+// A home may show another unit's values when its own unit is gone; these addresses never do.
+TEST_F(DeviceEngineTest, AbsentParametersHaveAddressesThatShowNan) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  train_on_gpu(setup, *device_, [&](Made& made) {
+    const Layout& layout = made.engine->layout();
+    const Device::Stream stream = device_->make_stream(false);
+    std::set<const void*> seen;
+    for (ParameterId p = 0; p < layout.parameters(); ++p) {
+      const ConstArray absent = made.engine->absent(p);
+      const UnitId unit = layout.location(p).unit;
+      EXPECT_EQ(absent.type, layout.dtype(unit));
+      const std::size_t bytes = layout.location(p).elements * size_of(absent.type);
+      HostMemory found(*device_, bytes);
+      const auto* const begin = static_cast<const std::byte*>(absent.data);
+      device_->copy_out(stream.get(), found.data(), reinterpret_cast<DeviceAddress>(begin), bytes);
+      device_->synchronize(stream.get());
+      EXPECT_EQ(std::ranges::count(found.values(), std::byte{0xFF}), static_cast<std::ptrdiff_t>(bytes));
+      for (const std::byte* const at : {begin, begin + bytes - 1})
+        EXPECT_EQ(made.engine->unit_at(at), std::optional(unit));
+      const auto* const home = static_cast<const std::byte*>(made.engine->parameter(p).data);
+      EXPECT_EQ(made.engine->unit_at(home), std::optional(unit));
+      EXPECT_TRUE(seen.insert(begin).second);
+    }
+  });
+  setup.device = 0;
+  Made on_cpu(setup, nullptr);
+  expect_error(ErrorCode::kState, {"the CPU computes"}, [&] { on_cpu.engine->absent(0); });
 }
 
 TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {

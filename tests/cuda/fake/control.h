@@ -43,6 +43,16 @@ struct Counts {
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_within = 0;
 };
 
+// A wait that is left out: the driver says that it has done it, and has not. So tests can show that they
+// would find a wait that somebody forgot. Streams are counted from 0, in the order in which they were made.
+struct LeftOut {
+  // cuStreamWaitEvent, cuEventRecord, cuEventSynchronize or cuStreamSynchronize; or cuEventQuery, which then says
+  // that the event is done.
+  std::string function;
+  int stream = 0;        // that waits, that is waited for by the caller, or on which an event is recorded
+  int awaited = -1;      // of cuStreamWaitEvent: on which the event was recorded
+};
+
 class Control {
  public:
   virtual ~Control() = default;
@@ -50,6 +60,8 @@ class Control {
   virtual void begin(const Settings& settings) = 0;
   // The n-th call of a function from now on (0 is the next one) returns this result, and does nothing.
   virtual void fail(const std::string& function, std::uint64_t n, int result) = 0;
+  virtual void leave_out(const LeftOut& what) = 0;  // until begin()
+  virtual std::uint64_t left_out() = 0;             // how often something was, since begin()
   virtual std::vector<std::string> take_misuses() = 0;
   virtual std::vector<std::string> alive() = 0;  // what was made and not ended, as in "2 streams"
   virtual Counts counts() = 0;

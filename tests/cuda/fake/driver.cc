@@ -43,6 +43,14 @@ class FakeDriver final : public Control {
     const std::lock_guard lock(mutex_);
     failures_[function] = {counts_.calls[function] + n, static_cast<CUresult>(result)};
   }
+  void leave_out(const LeftOut& what) override {
+    const std::lock_guard lock(mutex_);
+    work_->leave_out(what);
+  }
+  std::uint64_t left_out() override {
+    const std::lock_guard lock(mutex_);
+    return work_->left_out();
+  }
   std::vector<std::string> take_misuses() override {
     const std::lock_guard lock(mutex_);
     return std::exchange(misuses_, {});

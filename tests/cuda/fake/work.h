@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "cuda/fake/control.h"
@@ -38,6 +39,9 @@ class Work {
   void finish(CUstream stream);
   double milliseconds_between(CUevent first, CUevent second);
 
+  void leave_out(const LeftOut& what) { left_out_ = what; }
+  std::uint64_t left_out() const { return times_left_out_; }
+
   // Does what the schedule wants done at a call.
   void turn();
   // Whether queued work has to do with these bytes.
@@ -55,6 +59,7 @@ class Work {
   };
   struct Event {
     bool is_timed;
+    int stream = -1;                  // on which it was recorded last
     int questions = 0;                // since it was recorded
     std::shared_ptr<Recording> last;  // null: it was never recorded
     bool is_done() const { return last == nullptr || last->is_done; }
@@ -65,6 +70,7 @@ class Work {
     std::shared_ptr<Recording> recorded, awaited;
   };
   struct Stream {
+    int index = 0;  // in the order of making
     std::deque<Operation> queue;
     std::uint64_t queued = 0, done = 0;
     bool is_ended = false;
@@ -77,12 +83,16 @@ class Work {
   void run_until(Stream& stream, std::uint64_t done);
   void run_until(const Recording& recording);
   bool run_some();
+  bool leaves_out(std::string_view function, int stream, int awaited = -1);
 
   Schedule schedule_;
   const bool shares_memory_;
   std::mt19937_64 random_;
   std::uint64_t next_ = 16, time_ = 0;  // handles below mean something else
   std::size_t alive_streams_ = 0;
+  int streams_made_ = 0;
+  std::optional<LeftOut> left_out_;
+  std::uint64_t times_left_out_ = 0;
   std::map<std::uint64_t, Stream> streams_;
   std::map<std::uint64_t, std::shared_ptr<Event>> events_;
 };

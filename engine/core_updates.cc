@@ -1,0 +1,79 @@
+#include <algorithm>
+
+#include "engine/core.h"
+#include "engine/step/device_executor.h"
+
+// What updates, and how updates become due.
+namespace sluice::engine {
+
+std::unique_ptr<UpdateExecutor> Core::make_turns() {
+  return make_turn_executor(
+      layout, optimizer, states.format(), wholes,
+      {resources.threads, resources.products, resources.trace, sums_of_ranks ? &*sums_of_ranks : nullptr});
+}
+
+std::unique_ptr<UpdateExecutor> Core::make_executor() {
+  if (!gpu) return make_turns();
+  if (std::ranges::all_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
+  return make_device_executor(layout, optimizer, states.format(), *gpu, resources.threads);
+}
+
+std::unique_ptr<UpdateExecutor> Core::make_cpu_executor() {
+  if (!gpu || std::ranges::none_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
+  return make_thread_executor(make_turns());
+}
+
+// A joint update acquires what it needs pass by pass; an update that follows its gradient, all of it here.
+void Core::enqueue(UnitRange units, bool with_parameters) {
+  const bool keeps = !plan.clip && units.size() == 1;
+  if (keeps) queue.start_shared();
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    if (partitions_parameters(unit)) {
+      parameter_shards->expect(unit);
+      pager.outdate(parameters[unit]);
+    }
+  const ParameterId first = layout.first_parameter(units.first);
+  if (units.size() > 1)  // the spans of a parameter count updates together
+    std::fill(applied.begin() + first, applied.begin() + layout.end_parameter(units.end - 1), applied[first]);
+  std::vector<UpdateQueue::Due> all;
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    all.push_back(due_of(unit));
+    entrust(unit);
+    if (keeps) keep_until_applied(unit, with_parameters, all.back());
+  }
+  queue.add(units, std::move(all));
+}
+
+// What the CPU updates, and a GPU computes with, leaves the GPU's frames for host memory or the disk.
+void Core::entrust(UnitId unit) {
+  if (!states.by_cpu(unit)) return;
+  if (!pager.resident(parameters[unit])) pager.entrust(parameters[unit]);
+  if (entrusts_gradient(unit)) pager.entrust(gradients.holding(unit, 0));
+}
+
+bool Core::entrusts_gradient(UnitId unit) const {
+  const UnitPlan& placed = plan.units[unit];
+  return states.by_cpu(unit) && placed.gradient_stored &&
+         placed.tier(Part::kGradient) == allocator::Tier::kHost;
+}
+
+UpdateQueue::Due Core::due_of(UnitId unit) {
+  UpdateQueue::Due due;
+  for (const GroupSettings& group : settings.groups)
+    due.groups.push_back({group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor,
+                          steps, settings.clip_value, group.settings});
+  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
+    due.parameters.push_back({gradients.has(p) ? ++applied[p] : 0, gradients.factor(p)});
+  return due;
+}
+
+// Holds the gradient and the parameters that an update needs, so that later gradients do not evict them.
+void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due) {
+  due.holds_gradient = !entrusts_gradient(unit);
+  if (due.holds_gradient) pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
+  const bool elsewhere = partitions_parameters(unit) || states.by_cpu(unit);
+  due.holds_parameters = !elsewhere && (with_parameters || pager.present(parameters[unit]));
+  if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
+}
+
+}  // namespace sluice::engine

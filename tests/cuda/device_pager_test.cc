@@ -1,0 +1,107 @@
+#include <algorithm>
+#include <optional>
+
+#include "cuda/gpu.h"
+#include "engine/store/host_records.h"
+#include "engine/store/pager.h"
+
+// A pager whose frames are a GPU's.
+namespace sluice::engine {
+namespace {
+
+class DevicePagerTest : public GpuTest {
+ protected:
+  using Use = DeviceWork::Use;
+  static constexpr std::size_t kBytes = kHugePage;
+  void SetUp() override {
+    if (fake() != nullptr) fake()->begin({.schedule = Schedule::kLate});
+    device_ = open_device(0);
+    gpu_.emplace(*device_);
+    records_.emplace(ledger_, *gpu_);
+    backings_ = make_backings(nullptr, nullptr, &*records_);
+    pager_.emplace(ledger_, *backings_, waits_, &*gpu_);
+  }
+  void TearDown() override {
+    gpu_->finish();
+    pager_.reset();
+    backings_.reset();
+    records_.reset();
+    gpu_.reset();
+    device_.reset();
+    GpuTest::TearDown();
+  }
+  HoldingId define(const char* name) {
+    HoldingSpec spec;
+    spec.name = name;
+    spec.bytes = kBytes;
+    spec.tier = allocator::Tier::kHost;
+    return pager_->define(spec);
+  }
+  void start(std::size_t extents) {
+    backings_->allocate();
+    pager_->start(kHugePage, extents);
+  }
+  // What a client queues while it holds the unit.
+  void fill(HoldingId holding, int value) {
+    std::byte* const data = pager_->acquire(holding, Pager::Use::kModify);
+    const DeviceWork::Memory memory{data, kBytes};
+    gpu_->queue(gpu_->client(), {}, {&memory, 1}, [&] {
+      device_->fill(gpu_->client(), reinterpret_cast<DeviceAddress>(data), static_cast<std::byte>(value),
+                    kBytes);
+    });
+    pager_->written(holding, kBytes);
+    pager_->release(holding);
+  }
+  std::byte* record_of(HoldingId holding) { return pager_->backing(holding).for_cpu().data; }
+  bool is(const std::byte* memory, int value) {
+    gpu_->wait({memory, kBytes}, Use::kRead);
+    return std::all_of(memory, memory + kBytes,
+                       [&](std::byte b) { return b == static_cast<std::byte>(value); });
+  }
+
+  allocator::Ledger ledger_;
+  std::unique_ptr<Device> device_;
+  std::optional<DeviceWork> gpu_;
+  std::optional<HostRecords> records_;
+  std::unique_ptr<Backings> backings_;
+  Waits waits_{nullptr};
+  std::optional<Pager> pager_;
+};
+
+// The second has no contents that come in, and so only its frames to wait for: the first leaves them late.
+TEST_F(DevicePagerTest, WhoGetsFramesWithoutContentsWaitsForThoseWhoHadThem) {
+  const HoldingId first = define("first"), second = define("second");
+  start(1);
+  fill(first, 1);
+  fill(second, 2);  // takes the only frame, of which the first is still to be copied
+  device_->synchronize(gpu_->client());
+  EXPECT_TRUE(is(record_of(first), 1));
+  pager_->acquire(first, Pager::Use::kRead);
+  pager_->release(first);
+  EXPECT_TRUE(is(record_of(second), 2));
+}
+
+// The CPU gets what the GPU's frames have, and the GPU what the CPU has made of it.
+TEST_F(DevicePagerTest, WhatIsEntrustedIsWhereTheCpuFindsIt) {
+  const HoldingId unit = define("unit");
+  start(1);
+  fill(unit, 1);
+  pager_->entrust(unit);
+  EXPECT_FALSE(pager_->present(unit));
+  std::byte* const record = record_of(unit);
+  EXPECT_TRUE(is(record, 1));
+  gpu_->wait({record, kBytes}, Use::kWrite);
+  std::fill_n(record, kBytes, std::byte{5});
+  pager_->unpark(unit);
+  pager_->acquire(unit, Pager::Use::kRead);
+  gpu_->wait({record, kBytes}, Use::kWrite);
+  std::fill_n(record, kBytes, std::byte{0});
+  TransferGroup copied;
+  pager_->gpu_memory(unit).fetch(0, {record, kBytes}, copied.add());
+  copied.wait();
+  EXPECT_TRUE(is(record, 5));
+  pager_->release(unit);
+}
+
+}  // namespace
+}  // namespace sluice::engine
