@@ -26,10 +26,10 @@ class DeviceEngineTest : public KernelTest {
     fake()->begin({.schedule = schedule, .seed = seed});
     device_ = open_device(0);
   }
-  // How many orders are tried: few, or as many as $SLUICE_SEEDS says.
+  // How many orders are tried, unless $SLUICE_SEEDS says so.
   static std::uint64_t seeds() {
     const char* const asked = std::getenv("SLUICE_SEEDS");
-    return asked == nullptr ? 3 : std::strtoull(asked, nullptr, 10);
+    return asked == nullptr ? 100 : std::strtoull(asked, nullptr, 10);
   }
   static void check_memory(const Made& made) {
     const auto ledger = made.ledger.snapshot();
@@ -61,21 +61,32 @@ TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
       }
 }
 
-TEST_F(DeviceEngineTest, ItHasThemInWhateverOrderTheGpuWorks) {
+// Each of several tests has some of the orders, so that they can run side by side.
+class DeviceEngineOrdersTest : public DeviceEngineTest, public testing::WithParamInterface<std::uint64_t> {
+ public:
+  static constexpr std::uint64_t kTests = 5;
+};
+
+TEST_P(DeviceEngineOrdersTest, ItHasThemInWhateverOrderTheGpuWorks) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
-  setup.micro_batches = 2;
+  setup.micro_batches = 2, setup.steps = 2;
   const Outcome expected = train_on_cpu(setup);
   setup.device = 128 * kMiB;
-  for (std::uint64_t seed = 0; seed < seeds(); ++seed) {
+  for (std::uint64_t seed = GetParam(); seed < seeds(); seed += kTests) {
     SCOPED_TRACE(seed);
-    const auto place = seed % 3 == 1 ? kDisk : kHost;
-    setup.places = {place, seed % 3 == 2 ? kDisk : place, place};
+    const auto place = seed % 5 == 1 ? kDisk : kHost;
+    setup.places = {place, seed % 5 == 2 ? kDisk : place, place};
+    setup.updates = seed % 5 < 3 ? kDevice : kHost;
+    if (seed % 5 == 4) setup.places = {kDevice, kHost, kDisk};
     begin(seed == 0 ? Schedule::kLate : Schedule::kRandom, seed);
     expect_twin(setup, expected);
     if (HasFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceEngineOrdersTest,
+                         testing::Range<std::uint64_t>(0, DeviceEngineOrdersTest::kTests));
 
 // The engine's own choices, from the least device memory on.
 TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
@@ -197,6 +208,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   begin(Schedule::kLate, 1);
   Case setup;
   setup.device = 128 * kMiB;
+  setup.updates = kDevice;
   setup.places = {kHost, kHost, kHost};
   const auto count = [](const std::vector<const char*>& functions) {
     auto calls = fake()->counts().calls;
@@ -233,6 +245,73 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
     made.engine.reset();  // it ends before the stream
   });
+}
+
+// The same where the CPU updates, but for its waits, which its own thread does.
+TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
+  SLUICE_NEEDS_THE_FAKE();
+  begin(Schedule::kRandom, 1);
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  setup.updates = kHost;
+  setup.blocks = 5;
+  train_on_gpu(setup, *device_, [&](Made& made) {
+    const Device::Stream stream = device_->make_stream(false);
+    made.engine->use_stream(stream.get());
+    HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
+    Client client(setup, *made.engine, hands);
+    for (int step = 0; step < 2; ++step) client.step(step);
+    made.engine->settle();
+    auto before = fake()->counts();
+    client.step(2);
+    made.engine->settle();
+    auto after = fake()->counts();
+    for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate"})
+      EXPECT_EQ(after.calls[function], before.calls[function]) << function;
+    std::uint64_t own = 0;  // what the client copies
+    for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
+      own += 2 * made.engine->layout().unit_bytes(unit);
+    EXPECT_LE(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out,
+              made.plan.step_bytes_in + made.plan.step_bytes_out + own);
+    EXPECT_GT(made.engine->counters().optimizer_seconds, 0);
+    made.engine.reset();
+  });
+}
+
+// What the link saves, and what the CPU takes, says who updates.
+TEST_F(DeviceEngineTest, ThePlanChoosesWhatTheCpuUpdates) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.blocks = 6;
+  setup.places = {kHost, kHost, kHost};
+  const auto planned = [&](const MachineRates& rates) {
+    return make_plan(profile_of(setup), *optim::make_optimizer({}), budget_of(setup), request_of(setup),
+                     rates);
+  };
+  const auto by_cpu = [&](double link, double memory) {
+    MachineRates rates;
+    rates.gpu_link = link;
+    rates.memory_bandwidth = memory;
+    const Plan plan = planned(rates);
+    EXPECT_THAT(plan.updates_because, testing::HasSubstr("measured"));
+    EXPECT_THAT(to_text(plan, profile_of(setup), budget_of(setup)), testing::HasSubstr(plan.updates_because));
+    return std::ranges::count_if(plan.units, &UnitPlan::updated_by_cpu);
+  };
+  EXPECT_EQ(by_cpu(100e9, 1e9), 0);
+  EXPECT_EQ(by_cpu(1e9, 1000e9), 7);  // all but what is frozen
+  const auto some = by_cpu(10e9, 20e9);
+  EXPECT_GT(some, 0);
+  EXPECT_LT(some, 7);
+  EXPECT_LE(by_cpu(10e9, 16e9), some);
+  EXPECT_LE(some, by_cpu(10e9, 24e9));
+  EXPECT_THAT(planned({}).updates_because, testing::HasSubstr("25 GB/s each way, which is assumed"));
+  for (const auto forced : {kDevice, kHost}) {
+    setup.updates = forced;
+    const Plan plan = planned({});
+    EXPECT_THAT(plan.updates_because, testing::HasSubstr("as asked"));
+    for (const UnitPlan& unit : plan.units) EXPECT_EQ(unit.updated_on, forced);
+  }
 }
 
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
