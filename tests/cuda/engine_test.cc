@@ -315,9 +315,13 @@ TEST_F(DeviceEngineTest, ThePlanChoosesWhatTheCpuUpdates) {
 }
 
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
-TEST_F(DeviceEngineTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
+class DeviceEngineFailuresTest : public DeviceEngineTest,
+                                 public testing::WithParamInterface<allocator::Tier> {};
+
+TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
+  setup.updates = GetParam();
   setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
   setup.blocks = 1, setup.steps = 1;
@@ -356,6 +360,8 @@ TEST_F(DeviceEngineTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   }
   EXPECT_GT(failures, 60);
 }
+
+INSTANTIATE_TEST_SUITE_P(Updates, DeviceEngineFailuresTest, testing::Values(kDevice, kHost));
 
 // Bad input is refused before anything is taken, with what to do about it.
 TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
