@@ -2,48 +2,11 @@
 
 #include <set>
 
-#include "cuda/engine_client.h"
+#include "cuda/engine_fixture.h"
 #include "thrown.h"
 
 namespace sluice::engine::twins {
 namespace {
-
-constexpr auto kDevice = allocator::Tier::kDevice;
-constexpr auto kHost = allocator::Tier::kHost;
-constexpr auto kDisk = allocator::Tier::kDisk;
-
-class DeviceEngineTest : public KernelTest {
- protected:
-  void expect_twin(const Case& setup, const Outcome& expected) {
-    const Outcome found = train_on_gpu(setup, *device_, [&](Made& made) { check_memory(made); });
-    EXPECT_EQ(found.norms, expected.norms);
-    EXPECT_TRUE(found.seen == expected.seen) << "the client saw other parameters";
-    EXPECT_TRUE(found == expected) << "parameters or optimizer state differ";
-  }
-  // A fake driver that begins anew.
-  void begin(Schedule schedule, std::uint64_t seed) {
-    device_.reset();
-    fake()->begin({.schedule = schedule, .seed = seed});
-    device_ = open_device(0);
-  }
-  // How many orders are tried, unless $SLUICE_SEEDS says so.
-  static std::uint64_t seeds() {
-    const char* const asked = std::getenv("SLUICE_SEEDS");
-    return asked == nullptr ? 100 : std::strtoull(asked, nullptr, 10);
-  }
-  static void check_memory(const Made& made) {
-    const auto ledger = made.ledger.snapshot();
-    for (const auto tier : {kDevice, kHost})
-      for (std::size_t purpose = 0; purpose < allocator::kPurposes; ++purpose) {
-        if (purpose == static_cast<std::size_t>(allocator::Purpose::kBase)) continue;
-        EXPECT_GE(made.plan.bytes[static_cast<std::size_t>(tier)][purpose],
-                  ledger.lines[static_cast<std::size_t>(tier)][purpose].current)
-            << name_of(tier) << ' ' << name_of(static_cast<allocator::Purpose>(purpose));
-      }
-    EXPECT_EQ(ledger.total[static_cast<std::size_t>(kDevice)].peak, made.plan.device_bytes);
-    EXPECT_EQ(ledger.total[static_cast<std::size_t>(kHost)].peak, made.plan.peak_memory);
-  }
-};
 
 TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
   Case setup;
@@ -158,50 +121,6 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
   }
 }
 
-// The CPU has what it updates in registered memory, in its own, or on disk.
-TEST_F(DeviceEngineTest, ItHasThemWhereTheCpuUpdates) {
-  Case setup;
-  const Outcome expected = train_on_cpu(setup);
-  setup.device = 128 * kMiB;
-  setup.updates = kHost;
-  for (const auto parameters : {kDevice, kHost, kDisk})
-    for (const auto gradients : {kDevice, kHost, kDisk})
-      for (const auto state : {kHost, kDisk}) {
-        SCOPED_TRACE(fmt::format("{} {} {}", name_of(parameters), name_of(gradients), name_of(state)));
-        setup.places = {parameters, gradients, state};
-        expect_twin(setup, expected);
-      }
-}
-
-TEST_F(DeviceEngineTest, EachOptimizerHasThemWhereTheCpuUpdates) {
-  const auto with = [](const char* name, Dtype state, bool master) {
-    return optim::OptimizerSettings{name, Json::object(), {state, master, 11}};
-  };
-  std::vector<Case> cases(9);
-  cases[0].optimizer = with("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
-  cases[1].optimizer = with("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
-  cases[2].optimizer = with("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
-  cases[3].optimizer = {"sgd", Json::object()};
-  cases[4].optimizer.name = "adafactor";
-  cases[5].optimizer = with("muon", Dtype::kF32, true), cases[5].dtype = Dtype::kBf16;
-  cases[6].clip = false;
-  cases[7].edits = true, cases[7].dtype = Dtype::kBf16;
-  cases[8].edits = cases[8].keeps = true;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    Case setup = cases[i];
-    setup.steps = 2 + (setup.edits ? 2 : 0);
-    const Outcome expected = train_on_cpu(setup);
-    setup.device = 128 * kMiB;
-    if (i != 4 && i != 5) setup.updates = kHost;  // those two are the CPU's in any case
-    for (const auto place : {kHost, kDevice}) {
-      SCOPED_TRACE(fmt::format("{} {}", i, name_of(place)));
-      if (fake() != nullptr) begin(Schedule::kRandom, i);
-      setup.places = {place, place, kHost};
-      expect_twin(setup, expected);
-    }
-  }
-}
-
 // Frames stay where they are mapped, and the caller waits for the norm alone.
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
@@ -245,73 +164,6 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
     made.engine.reset();  // it ends before the stream
   });
-}
-
-// The same where the CPU updates, but for its waits, which its own thread does.
-TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
-  SLUICE_NEEDS_THE_FAKE();
-  begin(Schedule::kRandom, 1);
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.places = {kHost, kHost, kHost};
-  setup.updates = kHost;
-  setup.blocks = 5;
-  train_on_gpu(setup, *device_, [&](Made& made) {
-    const Device::Stream stream = device_->make_stream(false);
-    made.engine->use_stream(stream.get());
-    HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
-    Client client(setup, *made.engine, hands);
-    for (int step = 0; step < 2; ++step) client.step(step);
-    made.engine->settle();
-    auto before = fake()->counts();
-    client.step(2);
-    made.engine->settle();
-    auto after = fake()->counts();
-    for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate"})
-      EXPECT_EQ(after.calls[function], before.calls[function]) << function;
-    std::uint64_t own = 0;  // what the client copies
-    for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
-      own += 2 * made.engine->layout().unit_bytes(unit);
-    EXPECT_LE(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out,
-              made.plan.step_bytes_in + made.plan.step_bytes_out + own);
-    EXPECT_GT(made.engine->counters().optimizer_seconds, 0);
-    made.engine.reset();
-  });
-}
-
-// What the link saves, and what the CPU takes, says who updates.
-TEST_F(DeviceEngineTest, ThePlanChoosesWhatTheCpuUpdates) {
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.blocks = 6;
-  setup.places = {kHost, kHost, kHost};
-  const auto planned = [&](const MachineRates& rates) {
-    return make_plan(profile_of(setup), *optim::make_optimizer({}), budget_of(setup), request_of(setup),
-                     rates);
-  };
-  const auto by_cpu = [&](double link, double memory) {
-    MachineRates rates;
-    rates.gpu_link = link;
-    rates.memory_bandwidth = memory;
-    const Plan plan = planned(rates);
-    EXPECT_THAT(plan.updates_because, testing::HasSubstr("measured"));
-    EXPECT_THAT(to_text(plan, profile_of(setup), budget_of(setup)), testing::HasSubstr(plan.updates_because));
-    return std::ranges::count_if(plan.units, &UnitPlan::updated_by_cpu);
-  };
-  EXPECT_EQ(by_cpu(100e9, 1e9), 0);
-  EXPECT_EQ(by_cpu(1e9, 1000e9), 7);  // all but what is frozen
-  const auto some = by_cpu(10e9, 20e9);
-  EXPECT_GT(some, 0);
-  EXPECT_LT(some, 7);
-  EXPECT_LE(by_cpu(10e9, 16e9), some);
-  EXPECT_LE(some, by_cpu(10e9, 24e9));
-  EXPECT_THAT(planned({}).updates_because, testing::HasSubstr("25 GB/s each way, which is assumed"));
-  for (const auto forced : {kDevice, kHost}) {
-    setup.updates = forced;
-    const Plan plan = planned({});
-    EXPECT_THAT(plan.updates_because, testing::HasSubstr("as asked"));
-    for (const UnitPlan& unit : plan.units) EXPECT_EQ(unit.updated_on, forced);
-  }
 }
 
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
