@@ -28,6 +28,7 @@ class DeviceEngineTest : public KernelTest {
   // How many orders are tried, unless $SLUICE_SEEDS says so.
   static std::uint64_t seeds() {
     const char* const asked = std::getenv("SLUICE_SEEDS");
+    if (asked == nullptr && fake() == nullptr) return 5;
     return asked == nullptr ? 100 : std::strtoull(asked, nullptr, 10);
   }
   static void check_memory(const Made& made) {
