@@ -22,6 +22,8 @@ using allocator::Tier;
 // One slot comes in, one is updated and one goes out; where there is room, one more waits.
 constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
 constexpr std::size_t kHostSlots = 3;
+// Of the copies, what the CPU's updates must save.
+constexpr double kWorthwhile = 0.1;
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
@@ -97,9 +99,9 @@ class DevicePlanner {
   double link_seconds(UnitId unit, UnitPlan plan, Tier updated_on) const {
     plan.updated_on = updated_on;
     const Placement::Traffic traffic = placement_.link_traffic(unit, plan);
-    return static_cast<double>(std::max(traffic.read, traffic.written)) /
-           rates_.gpu_link.value_or(kAssumedGpuLink);
+    return static_cast<double>(std::max(traffic.read, traffic.written)) / link_rate();
   }
+  double link_rate() const { return rates_.gpu_link.value_or(kAssumedGpuLink); }
 
   void share_updates(const Plan& by_gpu) {
     struct Choice {
@@ -118,19 +120,26 @@ class DevicePlanner {
     }
     std::ranges::stable_sort(choices, std::greater<>(), [](const Choice& c) { return c.saved / c.taken; });
     const double before = link;
-    std::size_t count = 0;
+    std::vector<UnitId> by_cpu;
     for (const Choice& choice : choices) {
       if (std::max(link - choice.saved, cpu + choice.taken) >= std::max(link, cpu)) break;
       link -= choice.saved;
       cpu += choice.taken;
-      updated_on_[choice.unit] = Tier::kHost;
-      ++count;
+      by_cpu.push_back(choice.unit);
     }
+    if (before - link <= kWorthwhile * before) {
+      because_ = fmt::format(
+          "the GPU, since the CPU would save less than a tenth of {:.2g} s of copies a step (at {:.3g} GB/s "
+          "each "
+          "way, which is {})",
+          before, link_rate() / 1e9, rates_.gpu_link ? "measured" : "assumed");
+      return;
+    }
+    for (const UnitId unit : by_cpu) updated_on_[unit] = Tier::kHost;
     because_ = fmt::format(
         "the GPU, and the CPU {} of {} units: copies of {:.2g} s a step, beside {:.2g} s of the CPU, instead "
-        "of "
-        "{:.2g} s by the GPU alone (at {:.3g} GB/s each way, which is {})",
-        count, by_gpu.units.size(), link, cpu, before, rates_.gpu_link.value_or(kAssumedGpuLink) / 1e9,
+        "of {:.2g} s by the GPU alone (at {:.3g} GB/s each way, which is {})",
+        by_cpu.size(), by_gpu.units.size(), link, cpu, before, link_rate() / 1e9,
         rates_.gpu_link ? "measured" : "assumed");
   }
 

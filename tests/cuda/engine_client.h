@@ -23,6 +23,7 @@ struct Case {
   bool clip = true;
   std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
   std::optional<allocator::Tier> updates = {};                // what updates where a GPU computes
+  kernels::F32Products* products = nullptr;  // null: the matrix library\'s, where they are needed
   std::size_t memory = kGiB;
   std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
@@ -192,7 +193,7 @@ struct Made {
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
     if (setup.optimizer.name == "muon") products = kernels::load_matrix_library(2);
-    resources.products = products.get();
+    resources.products = setup.products != nullptr ? setup.products : products.get();
     engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
   }
   Profile profile;

@@ -2,48 +2,11 @@
 
 #include <set>
 
-#include "cuda/engine_client.h"
+#include "cuda/engine_fixture.h"
 #include "thrown.h"
 
 namespace sluice::engine::twins {
 namespace {
-
-constexpr auto kDevice = allocator::Tier::kDevice;
-constexpr auto kHost = allocator::Tier::kHost;
-constexpr auto kDisk = allocator::Tier::kDisk;
-
-class DeviceEngineTest : public KernelTest {
- protected:
-  void expect_twin(const Case& setup, const Outcome& expected) {
-    const Outcome found = train_on_gpu(setup, *device_, [&](Made& made) { check_memory(made); });
-    EXPECT_EQ(found.norms, expected.norms);
-    EXPECT_TRUE(found.seen == expected.seen) << "the client saw other parameters";
-    EXPECT_TRUE(found == expected) << "parameters or optimizer state differ";
-  }
-  // A fake driver that begins anew.
-  void begin(Schedule schedule, std::uint64_t seed) {
-    device_.reset();
-    fake()->begin({.schedule = schedule, .seed = seed});
-    device_ = open_device(0);
-  }
-  // How many orders are tried: few, or as many as $SLUICE_SEEDS says.
-  static std::uint64_t seeds() {
-    const char* const asked = std::getenv("SLUICE_SEEDS");
-    return asked == nullptr ? 3 : std::strtoull(asked, nullptr, 10);
-  }
-  static void check_memory(const Made& made) {
-    const auto ledger = made.ledger.snapshot();
-    for (const auto tier : {kDevice, kHost})
-      for (std::size_t purpose = 0; purpose < allocator::kPurposes; ++purpose) {
-        if (purpose == static_cast<std::size_t>(allocator::Purpose::kBase)) continue;
-        EXPECT_GE(made.plan.bytes[static_cast<std::size_t>(tier)][purpose],
-                  ledger.lines[static_cast<std::size_t>(tier)][purpose].current)
-            << name_of(tier) << ' ' << name_of(static_cast<allocator::Purpose>(purpose));
-      }
-    EXPECT_EQ(ledger.total[static_cast<std::size_t>(kDevice)].peak, made.plan.device_bytes);
-    EXPECT_EQ(ledger.total[static_cast<std::size_t>(kHost)].peak, made.plan.peak_memory);
-  }
-};
 
 TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
   Case setup;
@@ -61,21 +24,32 @@ TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
       }
 }
 
+// Each of several tests has some of the orders, so that they can run side by side.
+class DeviceEngineOrdersTest : public DeviceEngineTest, public testing::WithParamInterface<std::uint64_t> {
+ public:
+  static constexpr std::uint64_t kTests = 5;
+};
+
 // A real GPU has an order of its own.
-TEST_F(DeviceEngineTest, ItHasThemInWhateverOrderTheGpuWorks) {
+TEST_P(DeviceEngineOrdersTest, ItHasThemInWhateverOrderTheGpuWorks) {
   Case setup;
-  setup.micro_batches = 2;
+  setup.micro_batches = 2, setup.steps = 2;
   const Outcome expected = train_on_cpu(setup);
   setup.device = 128 * kMiB;
-  for (std::uint64_t seed = 0; seed < seeds(); ++seed) {
+  for (std::uint64_t seed = GetParam(); seed < seeds(); seed += kTests) {
     SCOPED_TRACE(seed);
-    const auto place = seed % 3 == 1 ? kDisk : kHost;
-    setup.places = {place, seed % 3 == 2 ? kDisk : place, place};
+    const auto place = seed % 5 == 1 ? kDisk : kHost;
+    setup.places = {place, seed % 5 == 2 ? kDisk : place, place};
+    setup.updates = seed % 5 < 3 ? kDevice : kHost;
+    if (seed % 5 == 4) setup.places = {kDevice, kHost, kDisk};
     if (fake() != nullptr) begin(seed == 0 ? Schedule::kLate : Schedule::kRandom, seed);
     expect_twin(setup, expected);
     if (HasFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceEngineOrdersTest,
+                         testing::Range<std::uint64_t>(0, DeviceEngineOrdersTest::kTests));
 
 // The engine's own choices, from the least device memory on.
 TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
@@ -147,56 +121,13 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
   }
 }
 
-// The CPU has what it updates in registered memory, in its own, or on disk.
-TEST_F(DeviceEngineTest, ItHasThemWhereTheCpuUpdates) {
-  Case setup;
-  const Outcome expected = train_on_cpu(setup);
-  setup.device = 128 * kMiB;
-  setup.updates = kHost;
-  for (const auto parameters : {kDevice, kHost, kDisk})
-    for (const auto gradients : {kDevice, kHost, kDisk})
-      for (const auto state : {kHost, kDisk}) {
-        SCOPED_TRACE(fmt::format("{} {} {}", name_of(parameters), name_of(gradients), name_of(state)));
-        setup.places = {parameters, gradients, state};
-        expect_twin(setup, expected);
-      }
-}
-
-TEST_F(DeviceEngineTest, EachOptimizerHasThemWhereTheCpuUpdates) {
-  const auto with = [](const char* name, Dtype state, bool master) {
-    return optim::OptimizerSettings{name, Json::object(), {state, master, 11}};
-  };
-  std::vector<Case> cases(9);
-  cases[0].optimizer = with("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
-  cases[1].optimizer = with("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
-  cases[2].optimizer = with("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
-  cases[3].optimizer = {"sgd", Json::object()};
-  cases[4].optimizer.name = "adafactor";
-  cases[5].optimizer = with("muon", Dtype::kF32, true), cases[5].dtype = Dtype::kBf16;
-  cases[6].clip = false;
-  cases[7].edits = true, cases[7].dtype = Dtype::kBf16;
-  cases[8].edits = cases[8].keeps = true;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    Case setup = cases[i];
-    setup.steps = 2 + (setup.edits ? 2 : 0);
-    const Outcome expected = train_on_cpu(setup);
-    setup.device = 128 * kMiB;
-    if (i != 4 && i != 5) setup.updates = kHost;  // those two are the CPU's in any case
-    for (const auto place : {kHost, kDevice}) {
-      SCOPED_TRACE(fmt::format("{} {}", i, name_of(place)));
-      if (fake() != nullptr) begin(Schedule::kRandom, i);
-      setup.places = {place, place, kHost};
-      expect_twin(setup, expected);
-    }
-  }
-}
-
 // Frames stay where they are mapped, and the caller waits for the norm alone.
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
   begin(Schedule::kLate, 1);
   Case setup;
   setup.device = 128 * kMiB;
+  setup.updates = kDevice;
   setup.places = {kHost, kHost, kHost};
   const auto count = [](const std::vector<const char*>& functions) {
     auto calls = fake()->counts().calls;
@@ -236,9 +167,13 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
 }
 
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
-TEST_F(DeviceEngineTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
+class DeviceEngineFailuresTest : public DeviceEngineTest,
+                                 public testing::WithParamInterface<allocator::Tier> {};
+
+TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
+  setup.updates = GetParam();
   setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
   setup.blocks = 1, setup.steps = 1;
@@ -277,6 +212,8 @@ TEST_F(DeviceEngineTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   }
   EXPECT_GT(failures, 60);
 }
+
+INSTANTIATE_TEST_SUITE_P(Updates, DeviceEngineFailuresTest, testing::Values(kDevice, kHost));
 
 // Bad input is refused before anything is taken, with what to do about it.
 TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {

@@ -1,0 +1,168 @@
+#include <future>
+
+#include "cuda/engine_fixture.h"
+
+// A GPU computes, and the CPU updates.
+namespace sluice::engine::twins {
+namespace {
+
+using CpuUpdatesTest = DeviceEngineTest;
+
+// The CPU has what it updates in registered memory, in its own, or on disk.
+TEST_F(CpuUpdatesTest, ItHasThemWhereTheCpuUpdates) {
+  Case setup;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = 128 * kMiB;
+  setup.updates = kHost;
+  for (const auto parameters : {kDevice, kHost, kDisk})
+    for (const auto gradients : {kDevice, kHost, kDisk})
+      for (const auto state : {kHost, kDisk}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name_of(parameters), name_of(gradients), name_of(state)));
+        setup.places = {parameters, gradients, state};
+        expect_twin(setup, expected);
+      }
+}
+
+TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
+  const auto with = [](const char* name, Dtype state, bool master) {
+    return optim::OptimizerSettings{name, Json::object(), {state, master, 11}};
+  };
+  std::vector<Case> cases(9);
+  cases[0].optimizer = with("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
+  cases[1].optimizer = with("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
+  cases[2].optimizer = with("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
+  cases[3].optimizer = {"sgd", Json::object()};
+  cases[4].optimizer.name = "adafactor";
+  cases[5].optimizer = with("muon", Dtype::kF32, true), cases[5].dtype = Dtype::kBf16;
+  cases[6].clip = false;
+  cases[7].edits = true, cases[7].dtype = Dtype::kBf16;
+  cases[8].edits = cases[8].keeps = true;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    Case setup = cases[i];
+    setup.steps = 2 + (setup.edits ? 2 : 0);
+    const Outcome expected = train_on_cpu(setup);
+    setup.device = 128 * kMiB;
+    if (i != 4 && i != 5) setup.updates = kHost;  // those two are the CPU's in any case
+    for (const auto place : {kHost, kDevice}) {
+      SCOPED_TRACE(fmt::format("{} {}", i, name_of(place)));
+      if (fake() != nullptr) begin(Schedule::kRandom, i);
+      setup.places = {place, place, kHost};
+      expect_twin(setup, expected);
+    }
+  }
+}
+
+// Products that wait until somebody opens the gate.
+class GatedProducts final : public kernels::F32Products {
+ public:
+  void multiply_f32(const kernels::Product& product) override {
+    opened_.wait();
+    library_->multiply_f32(product);
+  }
+  std::size_t hidden_bytes(const kernels::Product& product) const override {
+    return library_->hidden_bytes(product);
+  }
+  void open() { gate_.set_value(); }
+
+ private:
+  std::promise<void> gate_;
+  std::shared_future<void> opened_ = gate_.get_future().share();
+  const std::unique_ptr<kernels::F32Products> library_ = kernels::load_matrix_library(2);
+};
+
+// The caller goes on while the CPU updates, with all that needs no unit that is still to be updated.
+TEST_F(CpuUpdatesTest, NobodyWaitsForThemBeforeTheUnitIsAcquired) {
+  Case setup;
+  setup.optimizer.name = "muon";
+  setup.steps = 1;
+  const Outcome expected = train_on_cpu(setup);
+  GatedProducts products;
+  setup.device = 128 * kMiB;
+  setup.products = &products;
+  setup.places = {kHost, kHost, kHost};
+  const Device::Stream stream = device_->make_stream(false);
+  Made made(setup, device_.get());
+  HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
+  made.engine->use_stream(stream.get());
+  Client client(setup, *made.engine, hands);
+  client.load();
+  const std::vector<double> norms = {client.step(0)};  // no update can end until the gate is open
+  const auto frozen = static_cast<UnitId>(made.engine->layout().units().size() - 1);
+  made.engine->acquire(frozen, Hold::kRead);
+  made.engine->release(frozen);
+  products.open();
+  Outcome found = client.save();
+  found.norms = norms;
+  EXPECT_TRUE(found == expected);
+  made.engine.reset();  // it ends before the stream
+}
+
+// The same where the CPU updates, but for its waits, which its own thread does.
+TEST_F(CpuUpdatesTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
+  SLUICE_NEEDS_THE_FAKE();
+  begin(Schedule::kRandom, 1);
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  setup.updates = kHost;
+  setup.blocks = 5;
+  train_on_gpu(setup, *device_, [&](Made& made) {
+    const Device::Stream stream = device_->make_stream(false);
+    made.engine->use_stream(stream.get());
+    HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
+    Client client(setup, *made.engine, hands);
+    for (int step = 0; step < 2; ++step) client.step(step);
+    made.engine->settle();
+    auto before = fake()->counts();
+    client.step(2);
+    made.engine->settle();
+    auto after = fake()->counts();
+    for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate"})
+      EXPECT_EQ(after.calls[function], before.calls[function]) << function;
+    std::uint64_t own = 0;  // what the client copies
+    for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
+      own += 2 * made.engine->layout().unit_bytes(unit);
+    EXPECT_LE(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out,
+              made.plan.step_bytes_in + made.plan.step_bytes_out + own);
+    EXPECT_GT(made.engine->counters().optimizer_seconds, 0);
+    made.engine.reset();
+  });
+}
+
+// What the link saves, and what the CPU takes, says who updates.
+TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.blocks = 6;
+  setup.places = {kHost, kHost, kHost};
+  const auto planned = [&](const MachineRates& rates) {
+    return make_plan(profile_of(setup), *optim::make_optimizer({}), budget_of(setup), request_of(setup),
+                     rates);
+  };
+  const auto by_cpu = [&](double link, double memory) {
+    MachineRates rates;
+    rates.gpu_link = link;
+    rates.memory_bandwidth = memory;
+    const Plan plan = planned(rates);
+    EXPECT_THAT(plan.updates_because, testing::HasSubstr("measured"));
+    EXPECT_THAT(to_text(plan, profile_of(setup), budget_of(setup)), testing::HasSubstr(plan.updates_because));
+    return std::ranges::count_if(plan.units, &UnitPlan::updated_by_cpu);
+  };
+  EXPECT_EQ(by_cpu(100e9, 1e9), 0);
+  EXPECT_EQ(by_cpu(1e9, 1000e9), 7);  // all but what is frozen
+  const auto some = by_cpu(10e9, 20e9);
+  EXPECT_GT(some, 0);
+  EXPECT_LT(some, 7);
+  EXPECT_LE(by_cpu(10e9, 16e9), some);
+  EXPECT_LE(some, by_cpu(10e9, 24e9));
+  EXPECT_THAT(planned({}).updates_because, testing::HasSubstr("25 GB/s each way, which is assumed"));
+  for (const auto forced : {kDevice, kHost}) {
+    setup.updates = forced;
+    const Plan plan = planned({});
+    EXPECT_THAT(plan.updates_because, testing::HasSubstr("as asked"));
+    for (const UnitPlan& unit : plan.units) EXPECT_EQ(unit.updated_on, forced);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::engine::twins
