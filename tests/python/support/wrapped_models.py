@@ -40,7 +40,8 @@ def wrap(model, place, optimizer=None, **options):
     """Wraps a model, with everything in memory or on disk."""
     given = {"memory": "6GiB", "disk": tempfile.gettempdir(), "place": place, "reserve": "256MiB"} | options
     if fake_gpu.asked():
-        given = {"device_memory": "4GiB"} | given
+        on_meta = all(p.is_meta for p in model.parameters())
+        given = {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | given
     return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
 
 

@@ -2,6 +2,7 @@
 reference is the same model, wrapped on the CPU; nothing may differ by a bit."""
 
 import gc
+import types
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from support.wrapped_models import language_loss, same, small_gpt2, units_of_mod
 
 import sluice
 import sluice.torch
+from sluice.torch._gpu import gpu_of
 
 GPU = {"device_memory": "1GiB", "reserve": "64MiB"}
 
@@ -109,23 +111,33 @@ def test_gpt2_of_transformers_has_the_bits_of_the_cpu():
 
 
 def test_parameters_that_no_hook_announces_are_found():
-    """The scale is used after the last block, when its unit made room; the looked-at step brings it in there."""
-    with fake_gpu.shared(schedule="late"):
-        torch.manual_seed(5)
-        model = Layers()
-        names = [name for name, _ in model.named_parameters()]
-        units = {"scale": ["scale"]} | {name: [name] for name in names if name != "scale"}
-        model, optimizer = wrap(model, "memory", units=units, held_units=4, **GPU)
-        losses = []
-        for _ in range(3):
-            loss = loss_of(model, 0)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        assert losses[0] > losses[1] > losses[2]
-        sluice.torch.close(model)
-        gc.collect()
+    """The scale is used after the last block, when others have its room: the first step finds it, and the others bring it in."""
+    names = [name for name, _ in Layers().named_parameters()]
+    units = {"scale": ["scale"]} | {name: [name] for name in names if name != "scale"}
+    check_twin(Layers, loss_of, places=["memory"], units=units, held_units=4, steps=3)
+
+
+class Fails(Layers):
+    fails = False
+
+    def forward(self, ids):
+        if self.fails:
+            self.words(ids)
+            raise ValueError("not now")
+        return super().forward(ids)
+
+
+def loss_after_a_failure(model, step):
+    model.fails = True
+    with pytest.raises(ValueError):
+        loss_of(model, step)
+    model.fails = False
+    return loss_of(model, step)
+
+
+def test_a_call_that_failed_is_looked_at_again():
+    units = {name: [name] for name, _ in Fails().named_parameters()}
+    check_twin(Fails, loss_after_a_failure, places=["memory"], units=units, held_units=4, steps=3)
 
 
 def test_edits_read_and_write_parameters():
@@ -201,6 +213,35 @@ def test_what_is_missing_is_said():
 
         with pytest.raises(sluice.InvalidArgumentError, match="say which GPU"):
             wrap(on_meta(), "memory", **GPU)
+
+
+class Placed:
+    """Stands in for a model whose parameters are on GPUs, which PyTorch has none of here."""
+
+    def __init__(self, **places):
+        self.places = places
+
+    def named_parameters(self):
+        for name, place in self.places.items():
+            yield name, types.SimpleNamespace(device=torch.device(place), is_meta=place == "meta")
+
+
+def test_models_that_are_elsewhere_are_refused(monkeypatch):
+    def refused(words, model, *given):
+        with pytest.raises(sluice.InvalidArgumentError) as caught:
+            gpu_of(model, *given)
+        assert all(word in str(caught.value) for word in words), caught.value
+
+    refused(["'b' is on cuda:1", "device_memory='24GiB'", "model.cpu()"], Placed(a="cpu", b="cuda:1"), None, None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    refused(["'a' is on cuda:0", "'c' on cuda:1", "model.to("], Placed(a="cuda:0", b="meta", c="cuda:1"), "1GiB", None)
+    refused(["'a' is on cpu", "model.to('cuda')", "train on the CPU"], Placed(a="cpu"), "1GiB", None)
+    refused(["'a' is on cuda:0", "device is 'cuda'"], Placed(a="cuda:0"), "1GiB", "cuda")
+    refused(["device is 'gpu'", "'cuda:1'"], Placed(a="meta"), "1GiB", "gpu")
+    assert gpu_of(Placed(a="cuda:0", b="meta"), "1GiB", None) == (0, torch.device("cuda:0"))
+    assert gpu_of(Placed(b="meta"), "1GiB", "cuda") == (1, torch.device("cuda:1"))
+    assert gpu_of(Placed(a="cpu", b="meta"), None, None) is None
 
 
 def test_states_outside_of_edits_are_refused():

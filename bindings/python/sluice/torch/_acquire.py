@@ -41,8 +41,7 @@ class _Acquire:
             return
         self.demand.begin(module, args, kwargs)
         if self.announced is not None and self.announced.outermost:
-            in_backward = torch._C._current_graph_task_id() != -1
-            self.announced.look((in_backward, kind_of(module, args, kwargs, torch.is_grad_enabled())[0]))
+            self.announced.look(kind_of(module, args, kwargs, torch.is_grad_enabled())[0])
         if not self.called:
             self.called, self.touched = True, self.presence.touches()
         for name, home in self.own.items():
@@ -65,7 +64,7 @@ class _Acquire:
             self.demand.end(module, output)
             if self.announced is not None:
                 self.saved.end_inside(module)
-                self.announced.end(self, self.after_end)
+                self.announced.end(self, self.after_end, output)
 
     def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self.children or self.demand.estimating:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -27,9 +27,10 @@ class Looking(TorchDispatchMode):
     def __init__(self, presence: Presence, announced: Announced) -> None:
         super().__init__()
         self._presence, self._announced = presence, announced
+        self.ended = False  # it does nothing any more, also where other modes kept it from being taken away
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for home, written in _homes_in(self._presence, func, args, kwargs or {}):
+        for home, written in () if self.ended else _homes_in(self._presence, func, args, kwargs or {}):
             if written:
                 raise StateError(
                     f"'{home.name}' is written by {func} in a call of the model, whose parameters are on a GPU, where a write is "
@@ -90,6 +91,14 @@ class _Thread(threading.local):
         self.open: list[object] = []  # the modules whose calls have not ended
         self.latest: Units = {}  # the units of the latest beginning or end of a call
         self.looking: Looking | None = None
+        self.kind: _Kind | None = None  # of the call that is looked at
+
+
+class _Kind(NamedTuple):
+    """What calls have in common that use parameters alike."""
+
+    in_backward: bool  # it is computed again there, and ends by an exception as soon as enough is
+    call: Any
 
 
 class Announced:
@@ -98,7 +107,7 @@ class Announced:
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
-        self._known: set[Any] = set()  # the kinds of calls that were looked at
+        self._known: set[_Kind] = set()  # the kinds of calls that were looked at from beginning to end
         self._thread = _Thread()
 
     @property
@@ -111,27 +120,35 @@ class Announced:
         self._thread.open.append(module)
         self._next(units)
 
-    def end(self, module: object, units: Units) -> None:
-        """The module's call has ended, or an exception has ended it and those inside."""
+    def end(self, module: object, units: Units, output: Any) -> None:
+        """The module's call has ended with this output, or, with None, an exception has ended it and those inside."""
         opened = self._thread.open
         if module in opened:
             while opened.pop() is not module:
                 pass
         self._next(units)
         if not opened:
-            self._stop()
+            self._stop(output is not None)
 
-    def look(self, kind: Any) -> None:
-        """Begins looking in this thread, until its outermost call ends, unless a call of this kind was looked at."""
+    def look(self, call: Any) -> None:
+        """Begins looking in this thread, until its outermost call ends, unless a call of this kind was looked at. call: what
+        calls of one kind have in common."""
+        kind = _Kind(torch._C._current_graph_task_id() != -1, call)
         if kind in self._known or torch.compiler.is_compiling():
             return
-        self._known.add(kind)
+        self._thread.kind = kind
         self._thread.looking = Looking(self._presence, self)
         self._thread.looking.__enter__()
 
-    def _stop(self) -> None:
+    def _stop(self, whole: bool) -> None:
         looking, self._thread.looking = self._thread.looking, None
-        if looking is not None and _get_current_dispatch_mode() is looking:
+        kind, self._thread.kind = self._thread.kind, None
+        if looking is None or kind is None:
+            return
+        if whole or kind.in_backward:
+            self._known.add(kind)
+        looking.ended = True
+        if _get_current_dispatch_mode() is looking:
             looking.__exit__(None, None, None)
 
     def _next(self, units: Units) -> None:

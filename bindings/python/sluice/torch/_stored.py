@@ -136,6 +136,7 @@ class Stored:
         with self._lock:
             if (entry := self.entries.get(home.index)) is not None:
                 entry.absent = False
+            self._engine.follow_stream()
             for span in home.spans:
                 self._use(span.unit, _abi.GRADIENT_ONLY)
                 self._engine._handle.call("sluice_engine_add_gradient", span.index, span.of(flat).data_ptr(), kind)
