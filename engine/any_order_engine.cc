@@ -205,6 +205,7 @@ void AnyOrderEngine::take(const Held& wanted) {
   const Access access = {unit, with_parameters(wanted.hold), with_gradient(wanted.hold) ? 0 : -1, false};
   c.pager.set_position(recorder_.follow(access, in_step()));
   if (sums_) sums_->await(unit);
+  if (sums_ && in_step() && wanted.hold == Hold::kRead) sums_->follow_read(unit);
   c.queue.ensure_updated(unit);
   if (access.parameters) {
     c.pager.acquire(c.parameters[unit], Pager::Use::kRead);

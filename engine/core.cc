@@ -173,7 +173,7 @@ void Core::require_values(UnitId unit) const {
 }
 
 std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
-  if (ranks) ranks->communicator().report_work();  // other ranks may load faster
+  report_work();  // other ranks may load faster
   if (!source.values) require_values(unit);
   settle();
   has_values[unit] = false;
@@ -216,7 +216,7 @@ void Core::take_shard(UnitId unit, bool loaded) {
 
 std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
   require_values(unit);
-  if (ranks) ranks->communicator().report_work();  // others wait for the rank that writes
+  report_work();  // others wait for the rank that writes
   settle();
   if (sink.values && partitions_state(unit)) return save_parameters_alone(unit, sink);
   const bool sends = partitions_state(unit) && ranks->rank() > 0;  // what it has of the state alone
@@ -235,7 +235,7 @@ std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
 
 std::exception_ptr Core::save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted) {
   require_values(unit);
-  if (ranks) ranks->communicator().report_work();
+  report_work();
   settle();
   OwnParameters own;
   std::exception_ptr failed;

@@ -104,6 +104,11 @@ struct Core {
   void leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take);
   void replan(const Plan& next);
 
+  // Tells other ranks that this one works, and does not hang, while they wait for it.
+  void report_work() const {
+    if (ranks) ranks->communicator().report_work();
+  }
+
   Resources resources;
   const optim::Optimizer& optimizer;
   Plan plan;

@@ -51,6 +51,7 @@ void Core::take_disk(const Plan& next) {
 void Core::place(const Plan& next, bool resident) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitPlan& placed = next.units[unit];
+    report_work();
     if (placed.resident(Part::kParameters) == resident)
       pager.set_tier(parameters[unit], placed.tier(Part::kParameters));
     if (placed.resident(Part::kGradient) != resident || !placed.gradient_stored) continue;
@@ -65,17 +66,19 @@ std::size_t Core::staging_bytes(const Plan& of) const {
 }
 
 // Everything that leaves memory leaves it before anything enters. Shards of parameters go through a slot.
+// Other ranks wait meanwhile for what they read of this one, and know by reports that it works.
 void Core::replan(const Plan& next) {
   settle();
   take_disk(next);
   if (parameter_shards) parameter_shards->pause();
   const std::vector<allocator::Tier> tiers = state_tiers(next);
+  const auto moved = [this] { report_work(); };
   const bool more_staging = staging_bytes(next) > staging_bytes(plan);
   const auto set_slots = [&] {
     updates.set_streams_parameters(next.serving_pieces > 0);
     updates.set_slots(resources.ledger, next.staging_slots);
   };
-  states.leave_memory(tiers);
+  states.leave_memory(tiers, moved);
   if (parameter_shards) parameter_shards->leave_memory(next, resources.ledger, updates.slot(0));
   if (!more_staging) set_slots();
   place(next, false);
@@ -85,7 +88,7 @@ void Core::replan(const Plan& next) {
       frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);
   pager.set_extents(frames);
   place(next, true);
-  states.enter_memory(tiers);
+  states.enter_memory(tiers, moved);
   if (more_staging) set_slots();
   if (parameter_shards) parameter_shards->enter_memory(next, resources.ledger, updates.slot(0));
   plan = next;

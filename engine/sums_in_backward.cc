@@ -21,11 +21,9 @@ SumsInBackward::SumsInBackward(Core& core, Client client)
     : core_(core),
       client_(std::move(client)),
       order_(MicroBatchSums(false, core.plan.ranks, 1).order()),
+      turns_(core.layout.units().size()),
       summed_(core.layout.parameters()),
-      edits_(core.layout.units().size()) {
-  // Until a step was seen: models register what they compute first before what they compute last.
-  for (UnitId unit = static_cast<UnitId>(edits_.size()); unit-- > 0;) turns_.push_back(unit);
-}
+      edits_(core.layout.units().size()) {}
 
 SumsInBackward::~SumsInBackward() {
   if (met_ && !all_ended_) core_.fail_with("its engine was destroyed in the middle of a step");
@@ -34,7 +32,11 @@ SumsInBackward::~SumsInBackward() {
 void SumsInBackward::begin_step() {
   met_ = ended_ = all_ended_ = is_ahead_ = false;
   std::fill(summed_.begin(), summed_.end(), false);
-  turns_now_.clear();
+  read_.clear();
+}
+
+void SumsInBackward::follow_read(UnitId unit) {
+  if (!met_ && !contains(read_, unit)) read_.push_back(unit);
 }
 
 void SumsInBackward::check_add(ParameterId parameter) const {
@@ -112,6 +114,7 @@ SumsInBackward::Brought SumsInBackward::brought() const {
   own.step = core_.steps;
   if (!met_) own.settings = text_of(core_.settings);
   if (!met_) own.edits = edits_;
+  if (!met_) own.read = read_;
   for (UnitId unit = 0; unit < edits_.size(); ++unit) {
     if (const auto found = ready(unit)) own.ready.push_back(*found);
     if (holds_any(core_.together(unit))) own.held.push_back(unit);
@@ -124,24 +127,36 @@ std::vector<SumsInBackward::Brought> SumsInBackward::gather() {
   const Brought own = brought();
   Json ready = Json::array();
   for (const Ready& each : own.ready) ready.push_back({each.unit, each.parameters});
-  const std::string text = Json{{"ended", own.ended}, {"step", own.step}, {"settings", own.settings},
-                                {"edits", own.edits}, {"ready", ready},   {"held", own.held}}
-                               .dump();
+  const std::string text =
+      Json{{"ended", own.ended}, {"step", own.step}, {"settings", own.settings}, {"edits", own.edits},
+           {"read", own.read},   {"ready", ready},   {"held", own.held}}
+          .dump();
   std::vector<std::string> given;
   core_.waits.during(Waits::For::kRanks, kMeeting, [&] {
     given = core_.ranks->exchange(kMeeting, text + '\n' + own.squares, [this] { core_.serve_ranks(); });
   });
   std::vector<Brought> all;
-  for (const std::string& bytes : given) {
-    const std::size_t end = bytes.find('\n');
-    ensure(end != std::string::npos, "a rank has sent nothing that a meeting of ranks knows");
-    const Json json = Json::parse(bytes.substr(0, end));
-    Brought& other = all.emplace_back();
-    other = {json.at("ended"), json.at("step"),      json.at("settings"), json.at("edits"), {},
-             json.at("held"),  bytes.substr(end + 1)};
-    for (const Json& each : json.at("ready")) other.ready.push_back({each.at(0), each.at(1)});
-  }
+  for (const std::string& bytes : given) all.push_back(parsed(bytes, static_cast<int>(all.size())));
   return all;
+}
+
+SumsInBackward::Brought SumsInBackward::parsed(const std::string& bytes, int rank) const {
+  const std::string source = fmt::format("what rank {} tells of {}", rank, kMeeting);
+  const std::size_t end = bytes.find('\n');
+  ensure(end != std::string::npos, "{} has no end", source);
+  const Json json = parse_json(bytes.substr(0, end), source);
+  Brought other;
+  other.ended = json_field<bool>(json, "ended", source);
+  other.step = json_field<std::uint64_t>(json, "step", source);
+  other.settings = json_field<std::string>(json, "settings", source);
+  other.edits = json_field<std::vector<std::uint32_t>>(json, "edits", source);
+  other.read = json_field<std::vector<UnitId>>(json, "read", source);
+  other.held = json_field<std::vector<UnitId>>(json, "held", source);
+  other.squares = bytes.substr(end + 1);
+  using Pairs = std::vector<std::pair<UnitId, std::vector<ParameterId>>>;
+  for (auto& [unit, parameters] : json_field<Pairs>(json, "ready", source))
+    other.ready.push_back({unit, std::move(parameters)});
+  return other;
 }
 
 void SumsInBackward::compare(const std::vector<Brought>& all) const {
@@ -167,12 +182,24 @@ void SumsInBackward::meet() {
   finish();
   const std::vector<Brought> all = gather();
   compare(all);
+  follow_turns(all);
   met_ = true;
   take_means(all);
   const std::vector<Ready> chosen = choose(all);
   for (const Ready& each : chosen) begin(each);
   all_ended_ = chosen.empty() && std::ranges::all_of(all, &Brought::ended);
-  if (all_ended_) keep_turns();
+  if (all_ended_) turns_.end_step();
+}
+
+void SumsInBackward::follow_turns(const std::vector<Brought>& all) {
+  Turns::OfRanks read, ready;
+  for (const Brought& rank : all) {
+    read.push_back(rank.read);
+    for (std::vector<UnitId>& units = ready.emplace_back(); const Ready& each : rank.ready)
+      units.push_back(each.unit);
+  }
+  if (!met_) turns_.begin_step(read);
+  turns_.follow(ready);
 }
 
 // What is summed now: the same on all ranks, since all have been told the same.
@@ -187,13 +214,14 @@ std::vector<SumsInBackward::Ready> SumsInBackward::choose(const std::vector<Brou
   };
   const auto stands = [&](const Brought& rank) { return rank.ended || ahead(rank); };
   while (std::ranges::all_of(all, stands) && std::ranges::any_of(all, ahead)) {
+    turns_.learn();
     const std::optional<UnitId> unit = overtaken(all, chosen);
     if (!unit) break;
     chosen[*unit] = true;
   }
   is_ahead_ = ahead(all[static_cast<std::size_t>(core_.ranks->rank())]) && !std::ranges::all_of(all, stands);
   std::vector<Ready> result;
-  for (const UnitId unit : turns_)
+  for (const UnitId unit : turns_.order())
     if (chosen[unit]) result.push_back(joined(all, unit));
   return result;
 }
@@ -210,7 +238,7 @@ bool SumsInBackward::is_ready_everywhere(const std::vector<Brought>& all, const 
 // The first in turn of the units that wait for a rank that does not hold them.
 std::optional<UnitId> SumsInBackward::overtaken(const std::vector<Brought>& all,
                                                 const std::vector<bool>& chosen) const {
-  for (const UnitId unit : turns_)
+  for (const UnitId unit : turns_.order())
     if (!chosen[unit] && !joined(all, unit).parameters.empty() &&
         std::ranges::none_of(all, [&](const Brought& rank) { return contains(rank.held, unit); }))
       return unit;
@@ -255,7 +283,6 @@ void SumsInBackward::begin(const Ready& ready) {
     const Array own[] = {{c.gradients.data(p, 0), Dtype::kF32}};
     c.ranks->sum_gradient_of(p, own, order_, sum.group.add());
   }
-  if (!contains(turns_now_, unit)) turns_now_.push_back(unit);
 }
 
 // Makes the sums that are under way the mean, of the elements that this rank updates.
@@ -301,14 +328,6 @@ void SumsInBackward::take_means(const std::vector<Brought>& all) {
     c.pager.release(c.gradients.holding(unit, 0));
     if (!c.partitions_parameters(unit)) c.pager.release(c.parameters[unit]);
   }
-}
-
-// The units that were summed have the places of those that were, in the order of this step.
-void SumsInBackward::keep_turns() {
-  auto next = turns_now_.begin();
-  const std::vector<UnitId> summed = turns_now_;
-  for (UnitId& unit : turns_)
-    if (contains(summed, unit)) unit = *next++;
 }
 
 }  // namespace sluice::engine

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/core.h"
+#include "engine/turns.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -21,7 +22,7 @@ namespace sluice::engine {
 //
 // Ranks may have gradients of other units than each other, or in another order. A rank on which more than
 // kUnitsThatWait units are ready that others do not have comes to meetings until these have come further.
-// Where all ranks are so, they sum the one of those units that came first in an earlier step, and a rank that
+// Where all ranks are so, they sum the one of those units whose turn comes first (Turns), and a rank that
 // does not have it brings zeros. It is an error if that rank gets a gradient of it after all.
 //
 // Updates cannot be undone. So what ends a step in its middle, or a mean that is not finite, fails the
@@ -36,6 +37,8 @@ class SumsInBackward {
   ~SumsInBackward();  // a step that has begun to be applied ends the work of all ranks
 
   void begin_step();
+  // Comes when a unit is acquired to read it, in a step.
+  void follow_read(UnitId unit);
   // Throws a Refusal where the parameter's gradient of this step was summed already.
   void check_add(ParameterId parameter) const;
   // Comes when the unit, or one that is updated with it, is no longer held.
@@ -61,13 +64,13 @@ class SumsInBackward {
     std::uint64_t step = 0;
     std::string settings;
     std::vector<std::uint32_t> edits;  // by unit; in the first meeting of a step
+    std::vector<UnitId> read;          // in the order in which Turns takes them; likewise
     std::vector<Ready> ready;
     std::vector<UnitId> held;
     std::string squares;  // of what was being summed
   };
   struct UnderWay {
     Ready of;
-    bool holds_parameters = false;
     TransferGroup group;
   };
   std::optional<Ready> ready(UnitId unit) const;
@@ -75,6 +78,8 @@ class SumsInBackward {
   Brought brought() const;
   void meet();
   std::vector<Brought> gather();
+  Brought parsed(const std::string& bytes, int rank) const;
+  void follow_turns(const std::vector<Brought>& all);
   void compare(const std::vector<Brought>& all) const;
   std::vector<Ready> choose(const std::vector<Brought>& all);
   std::optional<UnitId> overtaken(const std::vector<Brought>& all, const std::vector<bool>& chosen) const;
@@ -84,14 +89,13 @@ class SumsInBackward {
   void finish();
   void take_means(const std::vector<Brought>& all);
   std::vector<ParameterId> summed_now() const;
-  void keep_turns();
 
   Core& core_;
   const Client client_;
   const comm::SumOrder order_;
   std::deque<UnderWay> under_way_;
-  std::vector<UnitId> turns_;         // units in the order of earlier steps
-  std::vector<UnitId> turns_now_;     // those that were summed in this one
+  Turns turns_;
+  std::vector<UnitId> read_;          // in this step, before its first meeting
   std::vector<bool> summed_;          // by parameter: in this step
   std::vector<std::uint32_t> edits_;  // by unit
   bool met_ = false;                  // whether there was a meeting in this step

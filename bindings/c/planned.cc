@@ -239,9 +239,10 @@ std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch&
     if (functions->is_late())
       return fmt::format(
           "it is put together from what other ranks have, and the caller's functions that move packets have "
-          "not returned for {} s: they wait for a lock that the thread which touches it holds, as Python's; "
+          "not returned for {:.3g} s: they wait for a lock that the thread which touches it holds, as "
+          "Python's; "
           "acquire the unit before (in Python read it by PyTorch's operations, as p.clone())",
-          std::chrono::duration_cast<std::chrono::seconds>(functions->limit()).count());
+          std::chrono::duration<double>(functions->limit()).count());
   return found.get();
 }
 

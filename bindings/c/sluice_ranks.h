@@ -167,7 +167,9 @@ SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
  * has two units that another one does not have. sluice_engine_end_micro_batch(), with no unit held, brings
  * zeros for what this rank does not have, and waits for all; sluice_engine_step() does it where the client
  * has not. SLUICE_STATE: from sluice_engine_add_gradient() for a gradient that comes after the sum in which
- * it should have been; from functions that read, measure or multiply gradients. What is summed cannot be
+ * it should have been; from functions that read, measure or multiply gradients. No gradient comes too late
+ * where each rank has read its units (SLUICE_READ) in the step before, in the reverse of the order in which
+ * their gradients come, and these orders of ranks contradict each other nowhere. What is summed cannot be
  * undone: where a mean is not finite (SLUICE_NOT_FINITE), and where a rank abandons a step in which it has
  * summed anything, the engines of all ranks have failed, with an error that names the cause. */
 SLUICE_API sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit);

@@ -263,7 +263,7 @@ void ParameterShards::leave_memory(const Plan& next, allocator::Ledger& ledger, 
   std::vector<UnitId> leaving;
   for (UnitId unit = 0; unit < on_disk_.size(); ++unit) {
     if (on_disk_[unit] || !next.units[unit].shard_on_disk) continue;
-    stored_.write_through(unit, data(unit), piece);
+    stored_.write_through(unit, data(unit), piece, [this] { ranks_.communicator().report_work(); });
     on_disk_[unit] = true;
     leaving.push_back(unit);
   }
@@ -275,7 +275,7 @@ void ParameterShards::enter_memory(const Plan& next, allocator::Ledger& ledger, 
   for (UnitId unit = 0; unit < on_disk_.size(); ++unit) {
     if (!on_disk_[unit] || next.units[unit].shard_on_disk) continue;
     memory_.enter(unit, bytes(unit));
-    stored_.read_through(unit, data(unit), piece);
+    stored_.read_through(unit, data(unit), piece, [this] { ranks_.communicator().report_work(); });
     on_disk_[unit] = false;
   }
   stored_.set_pieces(ledger, next.serving_pieces);

@@ -56,6 +56,7 @@ class ParameterShards {
   bool define_backing(UnitId unit, const UnitPlan& placed, Backings& backings);
   void forget_backing(UnitId unit) { stored_.undefine(unit); }
   void pause();
+  // Others may wait for longer than --patience, so each piece that has moved is reported as work.
   void leave_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece);
   void enter_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece);
   void resume();

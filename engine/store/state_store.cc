@@ -62,15 +62,17 @@ void StateStore::transfer_all(UnitId unit, bool write) {
 }
 
 // What stays moves together, in the order in which it lies.
-void StateStore::leave_memory(const std::vector<allocator::Tier>& tiers) {
+void StateStore::leave_memory(const std::vector<allocator::Tier>& tiers, const std::function<void()>& moved) {
   std::vector<UnitId> staying;
   for (UnitId unit = 0; unit < units_.size(); ++unit) {
     if (format_.bytes(unit) == 0 || !units_[unit].resident) continue;
     units_[unit].resident = tiers[unit] == tier_of(gpu_);
-    if (units_[unit].resident)
+    if (units_[unit].resident) {
       staying.push_back(unit);
-    else
-      transfer_all(unit, true);
+      continue;
+    }
+    transfer_all(unit, true);
+    moved();
   }
   std::sort(staying.begin(), staying.end(),
             [&](UnitId a, UnitId b) { return units_[a].offset < units_[b].offset; });
@@ -84,7 +86,7 @@ void StateStore::leave_memory(const std::vector<allocator::Tier>& tiers) {
   memory_.resize(resident_bytes_);
 }
 
-void StateStore::enter_memory(const std::vector<allocator::Tier>& tiers) {
+void StateStore::enter_memory(const std::vector<allocator::Tier>& tiers, const std::function<void()>& moved) {
   std::vector<UnitId> entering;
   for (UnitId unit = 0; unit < units_.size(); ++unit) {
     if (tiers[unit] != tier_of(gpu_) || units_[unit].resident) continue;
@@ -96,6 +98,7 @@ void StateStore::enter_memory(const std::vector<allocator::Tier>& tiers) {
   for (const UnitId unit : entering) {
     transfer_all(unit, false);
     units_[unit].resident = true;
+    moved();
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,8 +31,9 @@ class StateStore {
   // Backings::allocate().
   bool define_backing(UnitId unit, allocator::Tier tier);
   void forget_backing(UnitId unit);  // drops a backing that could not be allocated
-  void leave_memory(const std::vector<allocator::Tier>& tiers);
-  void enter_memory(const std::vector<allocator::Tier>& tiers);
+  // `moved` comes after each unit.
+  void leave_memory(const std::vector<allocator::Tier>& tiers, const std::function<void()>& moved);
+  void enter_memory(const std::vector<allocator::Tier>& tiers, const std::function<void()>& moved);
 
   // Gives back the memory; nothing is read or written afterwards.
   void drop() { memory_ = {}; }

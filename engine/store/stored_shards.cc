@@ -63,17 +63,22 @@ void StoredShards::store_piece(UnitId unit, std::size_t index, const std::byte* 
   group.wait();
 }
 
-void StoredShards::write_through(UnitId unit, const std::byte* values, std::byte* piece) {
-  for (std::size_t i = 0; i * kPiece < shards_[unit].bytes; ++i)
+void StoredShards::write_through(UnitId unit, const std::byte* values, std::byte* piece,
+                                 const std::function<void()>& moved) {
+  for (std::size_t i = 0; i * kPiece < shards_[unit].bytes; ++i) {
     store_piece(unit, i, values + i * kPiece, piece);
+    moved();
+  }
 }
 
-void StoredShards::read_through(UnitId unit, std::byte* values, std::byte* piece) const {
+void StoredShards::read_through(UnitId unit, std::byte* values, std::byte* piece,
+                                const std::function<void()>& moved) const {
   for (std::size_t i = 0; i * kPiece < shards_[unit].bytes; ++i) {
     TransferGroup group;
     shards_[unit].backing->fetch(i * kPiece, {piece, piece_bytes(unit, i)}, group.add());
     group.wait();
     std::memcpy(values + i * kPiece, piece, std::min(kPiece, shards_[unit].bytes - i * kPiece));
+    moved();
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,10 +42,12 @@ class StoredShards {
   // Copies bytes of the shard, of one piece or of several; does not wait.
   void copy(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
   void write(UnitId unit, const std::byte* values);  // the whole shard; waits
-  // Writes or reads the whole shard through a piece of the caller's memory, and waits. REQUIRES: nobody reads
-  // it meanwhile.
-  void write_through(UnitId unit, const std::byte* values, std::byte* piece);
-  void read_through(UnitId unit, std::byte* values, std::byte* piece) const;
+  // Writes or reads the whole shard through a piece of the caller's memory, and waits. `moved` comes after
+  // each piece. REQUIRES: nobody reads it meanwhile.
+  void write_through(UnitId unit, const std::byte* values, std::byte* piece,
+                     const std::function<void()>& moved);
+  void read_through(UnitId unit, std::byte* values, std::byte* piece,
+                    const std::function<void()>& moved) const;
   // For who updates the shard where it is. REQUIRES: nobody reads it meanwhile, and forget() follows.
   Backing& backing(UnitId unit) const { return *shards_[unit].backing; }
   void forget(UnitId unit) { pieces_.forget(unit); }  // what was read of it is out of date

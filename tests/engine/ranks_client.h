@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -38,6 +39,8 @@ struct Case {
   std::size_t counted = 0;        // of each rank in a step, whose sums are not; 0: they are not counted
   bool at_once = false;           // whether updates follow in backward
   std::size_t blocks = 0;         // how many units there are besides
+  unsigned disk_delay = 0;        // of each transfer, in microseconds
+  std::chrono::milliseconds patience = comm::kUnhurried.patience;
 };
 
 // What the bits depend on.
@@ -228,9 +231,11 @@ class Rank {
     if (setup_.place != nullptr) request.places = toy::places(setup_.place);
     return request;
   }
-  static std::vector<std::unique_ptr<offload::File>> files() {
+  std::vector<std::unique_ptr<offload::File>> files() const {
+    offload::Faults faults;
+    faults.delay_microseconds = setup_.disk_delay;
     std::vector<std::unique_ptr<offload::File>> files;
-    files.push_back(offload::make_memory_file("disk"));
+    files.push_back(offload::make_faulty_file(*memory_file_, faults));
     return files;
   }
 
@@ -241,6 +246,7 @@ class Rank {
   const Plan plan_;
   Threads threads_{1};
   allocator::Ledger ledger_;
+  const std::unique_ptr<offload::File> memory_file_ = offload::make_memory_file("disk");
   offload::RecordStore disk_;
   const std::unique_ptr<kernels::F32Products> products_;
 
@@ -250,16 +256,19 @@ class Rank {
 
 // Calls body for every rank at once; what one throws is a failure.
 inline void run(const Case& setup, const std::function<void(Rank& rank)>& body) {
-  comm::run_communicators(comm::World::kThreads, setup.ranks, [&](comm::Communicator& communicator) {
-    try {
-      Rank rank(setup, &communicator);
-      body(rank);
-      communicator.barrier(1, "the end of a test");  // nobody needs another one's shards any more
-    } catch (const std::exception& error) {
-      communicator.fail(error.what());
-      throw;
-    }
-  });
+  comm::run_communicators(comm::World::kThreads, setup.ranks,
+                          [&](comm::Communicator& communicator) {
+                            try {
+                              Rank rank(setup, &communicator);
+                              body(rank);
+                              communicator.barrier(
+                                  1, "the end of a test");  // nobody needs another one's shards any more
+                            } catch (const std::exception& error) {
+                              communicator.fail(error.what());
+                              throw;
+                            }
+                          },
+                          {comm::kUnhurried.silence, setup.patience});
 }
 
 }  // namespace sluice::engine::wrapped

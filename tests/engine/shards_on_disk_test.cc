@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 
 #include "engine/ranks_client.h"
@@ -79,6 +80,32 @@ TEST(ShardsOnDisk, MoveWhileAnotherRankReadsThem) {
     const std::uint64_t few = rank.least_memory();
     if (rank.rank() == 0) {
       for (int times = 0; times < 6; ++times) rank.engine.replan(rank.plan_in(times % 2 == 0 ? few : kGiB));
+      ended = true;
+      return;
+    }
+    while (!ended) EXPECT_TRUE(rank.values() == values);
+  });
+}
+
+// The other rank waits for longer than it has patience with ranks that do not work.
+TEST(ShardsOnDisk, MoveForAsLongAsItTakes) {
+  using Clock = std::chrono::steady_clock;
+  Case setup = at_stage_3(nullptr);
+  setup.blocks = 16;
+  setup.disk_delay = 60'000;
+  setup.patience = std::chrono::milliseconds(1000);
+  std::atomic<bool> ended{false};
+  run(setup, [&](Rank& rank) {
+    const auto values = rank.values();
+    const Plan few = rank.plan_in(rank.least_memory()), all = rank.plan_in(kGiB);
+    ASSERT_GT(shards_on_disk(few), 0u);
+    rank.communicator()->barrier(1, "the plans");
+    if (rank.rank() == 0) {
+      for (const Plan* const plan : {&few, &all}) {
+        const Clock::time_point begin = Clock::now();
+        rank.engine.replan(*plan);
+        EXPECT_GT(Clock::now() - begin, 2 * setup.patience);
+      }
       ended = true;
       return;
     }

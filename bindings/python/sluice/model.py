@@ -143,8 +143,8 @@ class Options:
         message.
     sgemm: the address of a BLAS' sgemm_ (32-bit integers) for Muon's products, whose memory is in `reserved`; None: the
         matrix library beside Sluice's is loaded, with an OpenMP of its own. See sluice.torch.sgemm().
-    ranks: this process' place among several that train the model together (sluice.Ranks); update_in_backward is refused
-        with it. None: the process trains alone.
+    ranks: this process' place among several that train the model together (sluice.Ranks); update_in_backward then needs
+        `micro_batches` to be their number. None: the process trains alone.
     stage: what is partitioned over the ranks, from 0 (nothing) to 3 (parameters, too); None: the plans choose.
     planned: for sluice.plan() without `ranks`: a rank, and of how many; None: the process trains alone.
     reproducible: gradients are the mean over the `micro_batches` that a step has over all ranks, with the same bits at any
