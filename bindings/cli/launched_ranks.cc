@@ -3,6 +3,8 @@
 #include <csignal>
 
 #include "bindings/cli/signals.h"
+#include "comm/host_links.h"
+#include "comm/mpi_links.h"
 
 namespace sluice::cli {
 
@@ -20,6 +22,11 @@ LaunchedRanks::~LaunchedRanks() {
 
 std::uint64_t LaunchedRanks::bytes() const {
   return comm::Communicator::buffer_bytes(links_.ranks) + links_.bytes;
+}
+
+std::uint64_t LaunchedRanks::bytes(int ranks, int ranks_here) {
+  return comm::Communicator::buffer_bytes(ranks) + comm::host_links_bytes(ranks_here, kRing) +
+         comm::mpi_links_bytes(ranks);
 }
 
 }  // namespace sluice::cli

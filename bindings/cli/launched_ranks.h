@@ -21,6 +21,8 @@ class LaunchedRanks final : public Ranks {
   std::uint64_t bytes() const override;
   int ranks_here() const override { return links_.host.ranks_here; }
   double share_of_cpus() const override { return links_.host.share_of_cpus; }
+  // What a rank of so many on several hosts holds, with so many on its own, which share memory.
+  static std::uint64_t bytes(int ranks, int ranks_here);
 
  private:
   comm::LaunchedLinks links_;

@@ -61,7 +61,10 @@ struct TrainSettings {
   // What joins the ranks. Nothing: it is measured where there are ranks, and in a plan of a run that has not
   // begun, what they send counts as no time.
   std::optional<engine::Link> link;
-  int ranks_here = 1;                     // how many of them share this machine's disks
+  // How many of them share this rank's machine, and how much of the cores there is this one's own. It has its
+  // share of memory, threads and disk space that are left open.
+  int ranks_here = 1;
+  double share_of_cores = 1;
   std::uint64_t communication_bytes = 0;  // what the process holds for it
 };
 
