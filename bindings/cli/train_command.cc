@@ -151,6 +151,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.communicator = &ranks->communicator();
     own.plan.ranks = engine::rank_of(*own.communicator);
     own.communication_bytes = ranks->bytes();
+    own.communication_in_use = ranks->bytes_in_use();
     if (const int rank = own.communicator->rank(); rank > 0) {
       own.metrics = models::place_of_rank(settings.metrics, rank);
       own.profile = models::place_of_rank(settings.profile, rank);

@@ -65,7 +65,8 @@ struct TrainSettings {
   // share of memory, threads and disk space that are left open.
   int ranks_here = 1;
   double share_of_cores = 1;
-  std::uint64_t communication_bytes = 0;  // what the process holds for it
+  std::uint64_t communication_bytes = 0;   // what the process holds for the communicator
+  std::uint64_t communication_in_use = 0;  // those of them that it has in use before the run takes anything
 };
 
 // What is reported of each step. A skipped step's gradient norm is not finite, and its loss need not be.

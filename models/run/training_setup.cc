@@ -225,9 +225,10 @@ Setup prepare(const TrainSettings& settings) {
   if (s.communicator == nullptr)
     engine::share_cores(s.ranks_here, s.threads, usable_cpus(), setup.plan.rates);
   count_transport(s, usable_cpus(), setup.plan.rates);
+  const std::uint64_t held = setup.tools->base();
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
-                       engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +
-                           setup.plan.trace_bytes + s.communication_bytes};
+                       engine::process_bytes(held - std::min(held, s.communication_in_use), s.threads) +
+                           setup.plan.checkpoint_buffers + setup.plan.trace_bytes + s.communication_bytes};
   RunRanks ranks(s.communicator);
   ranks.compare(setup);
   const engine::Budget& budget = setup.plan.budget;
