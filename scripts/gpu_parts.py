@@ -12,7 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", ROOT / "build"))
 WHOLE_LIMIT_S = 480
 PROBE_LIMIT_S = 30
-KERNELS, TWINS = "UpdateTest.*:SquaresTest.*", "DeviceEngineTest.*"
+KERNELS = "UpdateTest.*:SquaresTest.*"
+TWINS = "DeviceEngineTest.*:Seeds/DeviceEngineOrdersTest.*:Updates/DeviceEngineFailuresTest.*:CpuUpdatesTest.*"
 LACKS_MEMORY = 3  # the exit status of Sluice's programs where a budget is too small
 
 

@@ -1,5 +1,5 @@
-"""Predicts the step of a model at several numbers of ranks, each with the same micro-batches, over one link. Nothing is
-trained: these are the figures of `sluice plan --ranks N --link`, as a table for docs/scaling.md.
+"""Predicts the step of a model at several numbers of ranks, each with the same micro-batches and on a machine of its own, over one
+link. Nothing is trained: these are the figures of `sluice plan --ranks N --hosts N --link`, as a table for docs/scaling.md.
 
     python bench/python/scaling_model.py --model gpt2-1.5b --memory 24GiB --link 10Gbit/s,20us
 """
@@ -26,7 +26,7 @@ arguments = parser.parse_args()
 def plan(ranks: int, link: str) -> dict:
     words = ["plan", "--json", "--model", arguments.model, "--data", arguments.data, "--tokens", "bytes"]
     words += ["--batch", "1", "--seq", str(arguments.seq), "--accumulate", str(ranks * arguments.micro_batches)]
-    words += ["--ranks", str(ranks), "--memory", arguments.memory, "--link", link]
+    words += ["--ranks", str(ranks), "--hosts", str(ranks), "--memory", arguments.memory, "--link", link]
     if arguments.machine:
         words += ["--machine", arguments.machine]
     if arguments.threads:

@@ -19,8 +19,11 @@ class LaunchedRanks final : public Ranks {
 
   comm::Communicator& communicator() override { return *communicator_; }
   std::uint64_t bytes() const override;
+  std::uint64_t bytes_in_use() const override;
   int ranks_here() const override { return links_.host.ranks_here; }
   double share_of_cpus() const override { return links_.host.share_of_cpus; }
+  // What a rank of so many on several hosts holds, with so many on its own, which share memory.
+  static std::uint64_t bytes(int ranks, int ranks_here);
 
  private:
   comm::LaunchedLinks links_;

@@ -11,7 +11,8 @@ class Ranks {
  public:
   virtual ~Ranks() = default;
   virtual comm::Communicator& communicator() = 0;
-  virtual std::uint64_t bytes() const = 0;  // what this rank holds for it
+  virtual std::uint64_t bytes() const = 0;         // what this rank holds for it
+  virtual std::uint64_t bytes_in_use() const = 0;  // those of them that are in use from the beginning
   // How many ranks are on this machine, and how much of the cores that this one may use is its own.
   virtual int ranks_here() const = 0;
   virtual double share_of_cpus() const = 0;

@@ -18,9 +18,7 @@
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "core/system.h"
 #include "engine/agreement.h"
-#include "engine/machine/process.h"
 #include "models/run/machine_plan.h"
 #include "models/run/rank_files.h"
 #include "models/run/recipe.h"
@@ -90,16 +88,6 @@ std::string json_line(const models::PlanResult& result) {
   return json_text(json);
 }
 
-// Gives a rank of this machine its share of what the user has not stated.
-void take_share(int ranks_here, double share_of_cpus, models::TrainSettings& settings) {
-  constexpr double kRounding = 1e-9;  // of shares whose sum is a whole core
-  const auto share = static_cast<std::uint64_t>(ranks_here);
-  if (settings.memory == 0) settings.memory = engine::default_memory() / share;
-  if (settings.threads == 0)
-    settings.threads = std::max(1, static_cast<int>(usable_cpus() * share_of_cpus + kRounding));
-  settings.ranks_here = ranks_here;
-}
-
 // Returns the ranks of the run, or null where this process trains alone.
 std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
@@ -130,6 +118,23 @@ File nowhere() {
   return file;
 }
 
+// Plans for rank 0 of the ranks that are asked for, on as many machines as are asked for.
+void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings) {
+  const int ranks = options.ranks.value_or(1), hosts = options.hosts.value_or(1);
+  if (options.hosts && !options.ranks)
+    fail(ErrorCode::kInvalidArgument, "--hosts {}: say with --ranks how many ranks they share", hosts);
+  if (hosts < 1 || ranks % hosts != 0)
+    fail(ErrorCode::kInvalidArgument, "--hosts {}: {} ranks cannot be shared evenly by them", hosts, ranks);
+  if (ranks == 1) return;
+  settings.ranks_here = ranks / hosts;
+  settings.share_of_cores = 1.0 / settings.ranks_here;
+  settings.plan.ranks = {0, ranks};
+  for (int rank = 0; rank < ranks && hosts > 1; ++rank)
+    settings.plan.ranks.hosts.push_back(rank / settings.ranks_here);
+  settings.communication_bytes =
+      hosts == 1 ? LocalRanks::bytes(ranks) : LaunchedRanks::bytes(ranks, settings.ranks_here);
+}
+
 }  // namespace
 
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
@@ -141,10 +146,12 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   File unseen(nullptr, std::fclose);
   const std::unique_ptr<Ranks> ranks = join_ranks(options);
   if (ranks != nullptr) {
-    take_share(ranks->ranks_here(), ranks->share_of_cpus(), own);
+    own.ranks_here = ranks->ranks_here();
+    own.share_of_cores = ranks->share_of_cpus();
     own.communicator = &ranks->communicator();
     own.plan.ranks = engine::rank_of(*own.communicator);
     own.communication_bytes = ranks->bytes();
+    own.communication_in_use = ranks->bytes_in_use();
     if (const int rank = own.communicator->rank(); rank > 0) {
       own.metrics = models::place_of_rank(settings.metrics, rank);
       own.profile = models::place_of_rank(settings.profile, rank);
@@ -176,15 +183,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
 
 void run_plan(const models::TrainSettings& given, const TrainOptions& options, std::FILE* out) {
   models::TrainSettings settings = given;
-  if (const int ranks = options.ranks.value_or(1); ranks > 1) {
-    const int hosts = options.hosts.value_or(1), here = ranks / std::max(1, hosts);
-    if (hosts < 1 || ranks % hosts != 0)
-      fail(ErrorCode::kInvalidArgument, "--hosts {}: {} ranks cannot be shared evenly by them", hosts, ranks);
-    if (options.machine.empty()) take_share(here, 1.0 / here, settings);
-    settings.plan.ranks = {0, ranks};
-    for (int rank = 0; rank < ranks && hosts > 1; ++rank) settings.plan.ranks.hosts.push_back(rank / here);
-    settings.communication_bytes = LocalRanks::bytes(ranks);
-  }
+  plan_for_ranks(options, settings);
   const models::PlanResult result =
       options.machine.empty() ? models::plan_training(settings)
                               : models::plan_for_machine(settings, engine::read_machine(options.machine));

@@ -5,6 +5,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/plan/largest_ranks.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/shortage.h"
 #include "engine/plan/stages.h"
@@ -71,12 +72,17 @@ class Planner {
     return best;
   }
 
-  [[noreturn]] void refuse() const {
-    Shortage shortage{profile_, request_, budget_, optimizer_.name(), placement_, least()};
-    PlanRequest of_rank = request_;
-    for (of_rank.ranks.rank = 0; of_rank.ranks.rank < of_rank.ranks.size; ++of_rank.ranks.rank)
-      shortage.count(Planner(profile_, optimizer_, budget_, of_rank, rates_).least());
-    engine::refuse(shortage);
+  // The plans of this group that take least memory: with all of it there, and with everything on disk that
+  // can be.
+  struct Least {
+    Plan in_memory, on_disk;
+  };
+  // REQUIRES: the group is given.
+  Least least() const {
+    const Shape shape{*request_.group, levels_.back(), lookaheads().back(), needs_.size() - 1,
+                      kLeastStagingSlots};
+    const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
+    return {describe(shape, {*this, groups, true}), describe(shape, {*this, groups, false})};
   }
 
  private:
@@ -354,13 +360,6 @@ class Planner {
     return plan.peak_memory <= budget_.memory && plan.disk_bytes <= budget_.disk;
   }
 
-  Least least() const {
-    const std::size_t group = request_.group.value_or(1);
-    const Shape shape{group, levels_.back(), lookaheads().back(), needs_.size() - 1, kLeastStagingSlots};
-    const std::size_t groups = divide_up(profile_.micro_batches, group);
-    return {describe(shape, {*this, groups, true}), describe(shape, {*this, groups, false})};
-  }
-
   const Profile& profile_;
   const optim::Optimizer& optimizer_;
   Budget budget_;
@@ -388,7 +387,27 @@ std::optional<Plan> find_plan(const Profile& profile, const optim::Optimizer& op
 
 void refuse_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                  const PlanRequest& request, const MachineRates& rates) {
-  Planner(profile, optimizer, budget, request, rates).refuse();
+  const std::vector<int> ranks = largest_ranks(profile, optimizer, request);
+  std::optional<LeastOfRanks> in_memory, on_disk;
+  // One micro-batch at a time takes least for activations. With all at a time gradients are final at once,
+  // and ranks need keep no more of them than their shards.
+  for (const std::size_t group : {request.group.value_or(1), request.group.value_or(profile.micro_batches)}) {
+    PlanRequest at = request;
+    at.group = group;
+    const Planner::Least own = Planner(profile, optimizer, budget, at, rates).least();
+    LeastOfRanks all_in_memory(own.in_memory), all_on_disk(own.on_disk);
+    for (const int rank : ranks) {
+      if (rank == request.ranks.rank) continue;
+      at.ranks.rank = rank;
+      const Planner::Least of_rank = Planner(profile, optimizer, budget, at, rates).least();
+      all_in_memory.count(of_rank.in_memory);
+      all_on_disk.count(of_rank.on_disk);
+    }
+    if (!in_memory || all_in_memory.memory < in_memory->memory) in_memory = all_in_memory;
+    if (!on_disk || all_on_disk.is_less(*on_disk, budget)) on_disk = all_on_disk;
+  }
+  const Placement placement(profile, optimizer, request);
+  refuse({profile, request, budget, optimizer.name(), placement, *in_memory, *on_disk});
 }
 
 }  // namespace sluice::engine

@@ -153,16 +153,21 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("micro-batches     {} of {} tokens, {} at a time through a unit\n",
                       profile.micro_batches, profile.tokens, plan.group);
   if (plan.uses_disk() || (on_gpu && plan.staging_slots > 0))
-    text += fmt::format("ahead  {} accesses, {} staging slots of {} elements\n", plan.prefetch,
+    text += fmt::format("ahead             {} accesses, {} staging slots of {} elements\n", plan.prefetch,
                         plan.staging_slots, plan.chunk_elements);
   if (!profile.native_products)
     text += fmt::format(
         "products          {}: operands are widened to f32 for each product\n",
         has_f16(profile) ? "the matrix library has none of f16" : "this CPU has no bf16 instructions");
-  if (on_gpu) text += "updated by        " + plan.updates_because + "\n";
-  if (on_gpu)
-    return text + fmt::format("moved per step    {} to the GPU, {} from it\n",
-                              format_size(plan.step_bytes_in), format_size(plan.step_bytes_out));
+  if (on_gpu) {
+    text += "updated by        " + plan.updates_because + "\n";
+    text += fmt::format("moved per step    {} to the GPU, {} from it\n", format_size(plan.step_bytes_in),
+                        format_size(plan.step_bytes_out));
+    if (plan.uses_disk())
+      text += fmt::format("                  {} read from the disk, {} written to it\n",
+                          format_size(plan.step_bytes_read), format_size(plan.step_bytes_written));
+    return text;
+  }
   const std::string apart =
       plan.step_bytes_read_apart == plan.step_bytes_read
           ? ""
@@ -254,7 +259,10 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   json["device"] = plan.device_bytes;
   json["updated_by"] = plan.updates_because;
   json["budget"]["device"] = budget.device;
-  json["step"] = {{"bytes_in", plan.step_bytes_in}, {"bytes_out", plan.step_bytes_out}};
+  json["step"] = {{"bytes_in", plan.step_bytes_in},
+                  {"bytes_out", plan.step_bytes_out},
+                  {"bytes_read", plan.step_bytes_read},
+                  {"bytes_written", plan.step_bytes_written}};
   return json;
 }
 

@@ -15,6 +15,7 @@ void Placement::find_routes(const optim::Optimizer& optimizer) {
   const auto from_others = [&](int from) { return from != ranks_.rank; };
   const comm::SumOrder order = sums_.order();
   for (const int rank : hosts_.with(ranks_.rank)) {
+    if (rank != ranks_.rank && hosts_.all_on_one()) continue;  // nothing comes from other hosts
     const comm::SumRoute route(order, hosts_, true, rank);
     from_hosts_.push_back(count(route.own_inputs(), [&](int from) { return !hosts_.on_one(from, rank); }));
     if (rank != ranks_.rank) continue;

@@ -15,19 +15,25 @@ std::string memory_argument(const Shortage& s, std::uint64_t bytes) {
 }
 
 std::string disk_argument(const Shortage& s) {
-  return (s.request.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(s.disk);
+  return (s.request.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(s.on_disk.disk);
 }
 
-std::string and_disk(const Shortage& s) { return s.budget.disk >= s.disk ? "" : " and " + disk_argument(s); }
+std::string and_disk(const Shortage& s) {
+  return s.budget.disk >= s.on_disk.disk ? "" : " and " + disk_argument(s);
+}
 
 std::string asked_of(const Shortage& s) {
   return fmt::format("this model does not fit in {} of memory", format_size(s.budget.memory));
 }
 
+std::string at_a_time(std::size_t group) {
+  return group == 1 ? "one micro-batch at a time" : fmt::format("{} micro-batches at a time", group);
+}
+
 // Refuses, where the plan would fit but for the memory in which the optimizer's rounds work.
 void refuse_rounds(const Shortage& s) {
   const RoundsNeed& need = s.placement.rounds();
-  const std::uint64_t least = s.least.on_disk.peak_memory;
+  const std::uint64_t least = s.on_disk.own.peak_memory;
   if (least - need.bytes > s.budget.memory) return;
   fail(
       ErrorCode::kBudget,
@@ -36,24 +42,21 @@ void refuse_rounds(const Shortage& s) {
       "elements",
       asked_of(s), s.optimizer, s.placement.largest_of_rounds(), format_size(need.bytes),
       format_size(need.scratch_bytes), format_size(need.bytes - need.scratch_bytes),
-      format_size(least - s.budget.memory), memory_argument(s, s.memory_on_disk), and_disk(s));
+      format_size(least - s.budget.memory), memory_argument(s, s.on_disk.memory), and_disk(s));
 }
 
 [[noreturn]] void refuse_memory(const Shortage& s) {
   refuse_rounds(s);
-  const Plan& least = s.least.on_disk;
+  const Plan& least = s.on_disk.own;
   const std::uint64_t computing = least.activation_bytes + least.workspace_bytes;
   fail(ErrorCode::kBudget,
        "{}: memory is short by {}; with everything on disk that can be{} it needs {} ({} activations and "
        "workspace, {} frames, staging and what stays, {} the process). Give {}{}{}",
        asked_of(s), format_size(least.peak_memory - s.budget.memory),
-       s.profile.any_order && s.placement.partitions_any_parameters()
-           ? " (a wrapped model's shards of parameters cannot)"
-       : s.profile.any_order || !s.request.trains ? ""
-                                                  : ", all recomputed, and one micro-batch at a time",
+       s.profile.any_order || !s.request.trains ? "" : ", all recomputed, and " + at_a_time(least.group),
        format_size(least.peak_memory), format_size(computing),
        format_size(least.peak_memory - computing - s.budget.base), format_size(s.budget.base),
-       memory_argument(s, s.memory_on_disk), and_disk(s),
+       memory_argument(s, s.on_disk.memory), and_disk(s),
        !s.request.trains ? ""
        : s.request.flags ? ", or a smaller --batch or --seq"
                          : ", or less that is reserved, or smaller units");
@@ -62,7 +65,7 @@ void refuse_rounds(const Shortage& s) {
 }  // namespace
 
 void refuse(const Shortage& s) {
-  const Plan &in_memory = s.least.in_memory, &on_disk = s.least.on_disk;
+  const Plan &in_memory = s.in_memory.own, &on_disk = s.on_disk.own;
   if (on_disk.peak_memory > s.budget.memory) refuse_memory(s);
   if (in_memory.peak_memory <= s.budget.memory)
     fail(ErrorCode::kBudget,
@@ -71,11 +74,11 @@ void refuse(const Shortage& s) {
   if (s.budget.disk == 0)
     fail(ErrorCode::kBudget, "{}: memory is short by {} and no disk is given. Add {}, or give {}",
          asked_of(s), format_size(in_memory.peak_memory - s.budget.memory), disk_argument(s),
-         memory_argument(s, s.memory));
+         memory_argument(s, s.in_memory.memory));
   fail(ErrorCode::kBudget, "{}: the disk's {} are short by {}. Give the disk folders {} in all, or {}",
        asked_of(s), format_size(s.budget.disk),
-       format_size(on_disk.disk_bytes - std::min(on_disk.disk_bytes, s.budget.disk)), format_argument(s.disk),
-       memory_argument(s, s.memory));
+       format_size(on_disk.disk_bytes - std::min(on_disk.disk_bytes, s.budget.disk)),
+       format_argument(s.on_disk.disk), memory_argument(s, s.in_memory.memory));
 }
 
 }  // namespace sluice::engine

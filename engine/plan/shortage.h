@@ -9,9 +9,22 @@
 // Private to the plan.
 namespace sluice::engine {
 
-// What the plans that take least need: with all of it in memory, and with everything on disk that can be.
-struct Least {
-  Plan in_memory, on_disk;
+// The plans of all ranks that take least memory, of some kind: this rank's, and the most that any rank needs,
+// since their shards differ.
+struct LeastOfRanks {
+  explicit LeastOfRanks(const Plan& plan) : own(plan) { count(plan); }
+  void count(const Plan& of_rank) {
+    memory = std::max(memory, of_rank.peak_memory);
+    disk = std::max(disk, of_rank.disk_bytes);
+  }
+  // Whether they are easier to come by: memory counts where it is short, and the disk otherwise.
+  bool is_less(const LeastOfRanks& than, const Budget& budget) const {
+    const std::uint64_t needed = std::max(memory, budget.memory),
+                        than_needed = std::max(than.memory, budget.memory);
+    return needed != than_needed ? needed < than_needed : disk < than.disk;
+  }
+  Plan own;
+  std::uint64_t memory = 0, disk = 0;
 };
 
 // Why a rank has no plan.
@@ -21,15 +34,7 @@ struct Shortage {
   const Budget& budget;
   std::string optimizer;  // its name
   const Placement& placement;
-  Least least;
-  // The most that any of the ranks needs for such plans: their shards differ. `disk` is beside
-  // memory_on_disk.
-  std::uint64_t memory = 0, memory_on_disk = 0, disk = 0;
-  void count(const Least& of_rank) {
-    memory = std::max(memory, of_rank.in_memory.peak_memory);
-    memory_on_disk = std::max(memory_on_disk, of_rank.on_disk.peak_memory);
-    disk = std::max(disk, of_rank.on_disk.disk_bytes);
-  }
+  LeastOfRanks in_memory, on_disk;  // all of it in memory; everything on disk that can be
 };
 
 // Throws Error(kBudget), which says which budget is short, by how much, and the cheapest change with which

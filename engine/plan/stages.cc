@@ -216,7 +216,6 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
     plan = StagesOfUnits(profile, optimizer, budget, request, rates).find();
   if (plan) return *plan;
   if (!is_given) at.stage = kMostStage;
-  if (at.reproducible && !at.group) at.group = 1;
   refuse_plan(profile, optimizer, budget, at, rates);
 }
 

@@ -58,8 +58,10 @@ const engine::Machine::Disk& disk_named(const std::string& name, const engine::M
        name, machine.source, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
 }
 
-// What resolve_disk() would take of the disk where no limit is stated.
-std::uint64_t lent_whole(const engine::Machine::Disk& disk) { return disk.free / 20 * 19; }
+// What resolve_disk() would take of the disk for each of so many ranks, where no limit is stated.
+std::uint64_t lent_whole(const engine::Machine::Disk& disk, int sharers) {
+  return disk.free / 20 * 19 / static_cast<std::uint64_t>(sharers);
+}
 
 std::vector<offload::DiskKnowledge> resolve_disks(const engine::Machine& machine, TrainSettings& s) {
   if (s.disk.empty())
@@ -68,7 +70,7 @@ std::vector<offload::DiskKnowledge> resolve_disks(const engine::Machine& machine
   std::vector<offload::DiskKnowledge> known;
   for (offload::DiskFolder& folder : s.disk) {
     const engine::Machine::Disk& disk = disk_named(folder.path, machine);
-    if (folder.limit == offload::kWholeDisk) folder.limit = lent_whole(disk);
+    if (folder.limit == offload::kWholeDisk) folder.limit = lent_whole(disk, s.ranks_here);
     known.push_back(disk.known);
   }
   return known;
@@ -106,6 +108,9 @@ engine::MachineRates rates_there(const engine::Machine& machine, const TrainSett
     not_known.push_back(
         fmt::format("updates of {} of {} with this state, which count by the bandwidth of memory",
                     s.optimizer.name, name_of(s.dtype)));
+  // What was measured is what a process with all cores reaches, while no other one computes.
+  engine::share_cores(s.ranks_here, machine.cores, machine.cores, rates);
+  count_transport(s, machine.cores, rates);
   engine::add_disk(disks, s.ranks_here, rates);
   rates.cores = s.threads;
   for (const offload::DiskFolder& folder : s.disk) {
@@ -127,8 +132,8 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
   TrainSettings s = settings;
   const ModelConfig config = resolve_training_model(s);
   if (s.length == 0) s.length = default_length(config);
-  if (s.memory == 0) s.memory = machine.memory.usable;
-  if (s.threads == 0) s.threads = machine.cores;
+  if (s.memory == 0) s.memory = share_of_memory(machine.memory.usable, s);
+  if (s.threads == 0) s.threads = share_of_cores(machine.cores, s);
   PlanResult plan;
   plan.machine = machine.source;
   const std::vector<offload::DiskKnowledge> disks = resolve_disks(machine, s);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 
@@ -86,17 +85,6 @@ nlohmann::ordered_json to_json(const StepReport& r, const std::string& run) {
   return row;
 }
 
-// The rank whose file that is beside `first`, rank 0's; nothing where it is none.
-std::optional<int> rank_of(const fs::path& file, const fs::path& first) {
-  const std::string name = file.filename(), begin = first.stem().string() + ".rank", end = first.extension();
-  if (!name.starts_with(begin) || !name.ends_with(end) || name.size() <= begin.size() + end.size()) return {};
-  const std::string number = name.substr(begin.size(), name.size() - begin.size() - end.size());
-  int rank = 0;
-  const auto [rest, error] = std::from_chars(number.data(), number.data() + number.size(), rank);
-  if (error != std::errc() || *rest != '\0' || path_of_rank(first, rank) != file) return {};
-  return rank;
-}
-
 void cut(const std::string& path, int rank, const std::string& run, std::uint64_t last_step) {
   const std::uint64_t length = length_up_to(path, run, last_step);
   if (length == fs::file_size(path)) return;
@@ -108,17 +96,11 @@ void cut(const std::string& path, int rank, const std::string& run, std::uint64_
 
 void cut_metrics_of_absent_ranks(const std::string& first, int ranks, const std::string& run,
                                  std::uint64_t resumed_step) {
-  const fs::path folder = fs::path(first).parent_path();
-  std::error_code unread;  // where the folder is none, there is nothing to cut
-  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, unread)) {
-    const fs::path file = folder / entry.path().filename();
-    const std::optional<int> rank = rank_of(file, first);
-    if (!rank || *rank < ranks) continue;
+  for (const auto& [rank, file] : files_of_absent_ranks(first, ranks)) {
     try {
-      cut(file, *rank, run, resumed_step);
+      cut(file, rank, run, resumed_step);
     } catch (const std::exception& error) {
-      log().warn("the metrics of rank {}, which takes no part now, stay as they are: {}", *rank,
-                 error.what());
+      log().warn("the metrics of rank {}, which takes no part now, stay as they are: {}", rank, error.what());
     }
   }
 }

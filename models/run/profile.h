@@ -4,6 +4,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "allocator/ledger.h"
@@ -12,6 +13,9 @@
 #include "models/run/trainer.h"
 
 namespace sluice::models {
+
+// How the file of a report begins.
+inline constexpr std::string_view kProfileBeginning = "<!DOCTYPE html>\n<!-- sluice profile -->";
 
 // What is kept of a run for its report, in memory of a fixed size however long the run is.
 inline constexpr std::size_t kProfileEvents = 20'000;  // of the trace

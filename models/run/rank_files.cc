@@ -2,14 +2,27 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <system_error>
 
 namespace sluice::models {
 namespace {
 
 namespace fs = std::filesystem;
+
+// The rank whose file that is beside `first`, rank 0's; nothing where it is none.
+std::optional<int> rank_of(const fs::path& file, const fs::path& first) {
+  const std::string name = file.filename(), begin = first.stem().string() + ".rank", end = first.extension();
+  if (!name.starts_with(begin) || !name.ends_with(end) || name.size() <= begin.size() + end.size()) return {};
+  const std::string number = name.substr(begin.size(), name.size() - begin.size() - end.size());
+  int rank = 0;
+  const auto [rest, error] = std::from_chars(number.data(), number.data() + number.size(), rank);
+  if (error != std::errc() || *rest != '\0' || path_of_rank(first, rank) != file) return {};
+  return rank;
+}
 
 }  // namespace
 
@@ -35,6 +48,24 @@ bool may_be_replaced(const std::string& path, std::string_view beginning) {
   std::string start(beginning.size(), '\0');
   file.read(start.data(), static_cast<std::streamsize>(start.size()));
   return file.gcount() == 0 || start == beginning;
+}
+
+std::map<int, std::string> files_of_absent_ranks(const std::string& first, int ranks) {
+  std::map<int, std::string> files;
+  if (path_of_rank(first, ranks).empty()) return files;
+  const fs::path folder = fs::path(first).parent_path();
+  std::error_code unread;  // where the folder is none, it has no files
+  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, unread)) {
+    const fs::path file = folder / entry.path().filename();
+    if (const std::optional<int> rank = rank_of(file, first); rank && *rank >= ranks) files[*rank] = file;
+  }
+  return files;
+}
+
+void remove_files_of_absent_ranks(const std::string& first, int ranks, std::string_view beginning) {
+  std::error_code ignored;  // what cannot be removed stays
+  for (const auto& [rank, file] : files_of_absent_ranks(first, ranks))
+    if (may_be_replaced(file, beginning)) fs::remove(file, ignored);
 }
 
 }  // namespace sluice::models

@@ -47,7 +47,11 @@ RankTraces::RankTraces(comm::Communicator* communicator, std::string path,
     : communicator_(communicator != nullptr && communicator->size() > 1 ? communicator : nullptr),
       path_(std::move(path)),
       clock_(std::move(clock)) {
-  if (communicator_ == nullptr || path_.empty()) return;
+  if (path_.empty()) return;
+  if (communicator_ == nullptr || communicator_->rank() == 0)
+    remove_files_of_absent_ranks(path_, communicator_ == nullptr ? 1 : communicator_->size(),
+                                 kTraceBeginning);
+  if (communicator_ == nullptr) return;
   first_ = last_ = engine::read_clocks(*communicator_, clock_);
   const std::string own = communicator_->rank() == 0 ? "" : path_of_rank(path_, communicator_->rank());
   std::error_code ignored;

@@ -22,9 +22,10 @@ inline constexpr std::string_view kTraceBeginning = "{\"otherData\":{\"dropped_e
 // the run fails. Calls are collective, and wait. Thread rule: one thread at a time.
 class RankTraces {
  public:
-  // Does nothing where `path` is empty, which it is on all ranks or on none. communicator: null for a run
-  // that trains alone; otherwise outlives this. `clock` is that of the traces. Throws the first failure of
-  // the run.
+  // Does nothing where `path` is empty, which it is on all ranks or on none. Otherwise removes what ranks
+  // wrote after the failure of an earlier run, those that take no part now included. communicator: null for a
+  // run that trains alone; otherwise outlives this. `clock` is that of the traces. Throws the first failure
+  // of the run.
   RankTraces(comm::Communicator* communicator, std::string path,
              std::function<std::int64_t()> clock = engine::steady_nanoseconds);
 

@@ -61,8 +61,12 @@ struct TrainSettings {
   // What joins the ranks. Nothing: it is measured where there are ranks, and in a plan of a run that has not
   // begun, what they send counts as no time.
   std::optional<engine::Link> link;
-  int ranks_here = 1;                     // how many of them share this machine's disks
-  std::uint64_t communication_bytes = 0;  // what the process holds for it
+  // How many of them share this rank's machine, and how much of the cores there is this one's own. It has its
+  // share of memory, threads and disk space that are left open.
+  int ranks_here = 1;
+  double share_of_cores = 1;
+  std::uint64_t communication_bytes = 0;   // what the process holds for the communicator
+  std::uint64_t communication_in_use = 0;  // those of them that it has in use before the run takes anything
 };
 
 // What is reported of each step. A skipped step's gradient norm is not finite, and its loss need not be.

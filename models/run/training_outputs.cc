@@ -3,10 +3,13 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <initializer_list>
+#include <string>
 #include <string_view>
 
 #include "core/error.h"
 #include "engine/checkpoint/descriptor.h"
+#include "models/run/profile.h"
 #include "models/run/rank_files.h"
 #include "models/run/rank_traces.h"
 #include "models/run/training_setup.h"
@@ -17,8 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Output {
-  const char* flag;
-  const std::string& path;
+  std::string flag, path;
 };
 
 fs::path plain(const std::string& path) {
@@ -77,6 +79,15 @@ void refuse_same(const Output& a, const Output& b) {
        a.path);
 }
 
+// Where rank 0 writes, no other rank may: neither what it writes in any case, nor its trace after a failure.
+void refuse_files_of_ranks(std::initializer_list<Output> outputs, int ranks) {
+  for (int rank = 1; rank < ranks; ++rank)
+    for (const Output& output : outputs)
+      for (const Output& first : outputs)
+        refuse_same({fmt::format("{} of rank {}", output.flag, rank), path_of_rank(output.path, rank)},
+                    first);
+}
+
 }  // namespace
 
 void check_outputs(const TrainSettings& settings) {
@@ -92,8 +103,10 @@ void check_outputs(const TrainSettings& settings) {
   refuse_same(trace, metrics);
   refuse_same(profile, metrics);
   refuse_same(profile, trace);
+  if (settings.plan.ranks.rank == 0)
+    refuse_files_of_ranks({metrics, trace, profile}, settings.plan.ranks.size);
   refuse_to_replace(trace, "trace", kTraceBeginning);
-  refuse_to_replace(profile, "profile", "<!DOCTYPE html>\n<!-- sluice profile -->");
+  refuse_to_replace(profile, "profile", kProfileBeginning);
 }
 
 }  // namespace sluice::models

@@ -14,6 +14,7 @@
 #include "engine/checkpoint_values.h"
 #include "models/families/initialize.h"
 #include "models/families/weights.h"
+#include "models/run/rank_files.h"
 #include "models/run/recipe.h"
 
 namespace sluice::models {
@@ -51,7 +52,9 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
   runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, engine_, setup.tools->threads,
                                      *setup.tools->library, assembly_.ledger(), assembly_.trace());
   ranks_.set_meanwhile([this] { engine_.serve_ranks(); });
-  if (ranks_.is_first()) check_room();
+  if (!ranks_.is_first()) return;
+  check_room();
+  remove_files_of_absent_ranks(settings_.profile, ranks_.size(), kProfileBeginning);
 }
 
 TrainingRun::~TrainingRun() { ranks_.set_meanwhile({}); }

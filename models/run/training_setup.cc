@@ -170,6 +170,21 @@ void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optim
   }
 }
 
+std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& s) {
+  return memory / static_cast<std::uint64_t>(s.ranks_here);
+}
+
+int share_of_cores(int cores, const TrainSettings& s) {
+  constexpr double kRounding = 1e-9;  // of shares whose sum is a whole core
+  return std::max(1, static_cast<int>(cores * s.share_of_cores + kRounding));
+}
+
+void count_transport(const TrainSettings& s, int cores, engine::MachineRates& rates) {
+  if (s.plan.ranks.size == 1) return;
+  rates.rank_processor_seconds = engine::rank_processor_seconds(
+      s.ranks_here, s.threads, cores, s.plan.ranks.on_hosts().all_on_one(), rates.memory_bandwidth);
+}
+
 Setup prepare(const TrainSettings& settings) {
   check_settings(settings);
   if (settings.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
@@ -180,8 +195,8 @@ Setup prepare(const TrainSettings& settings) {
   setup.config = resolve_training_model(s);
   setup.first_values = begins_with_first_values(s.model);
   if (s.length == 0) s.length = default_length(setup.config);
-  if (s.memory == 0) s.memory = engine::default_memory();
-  if (s.threads == 0) s.threads = usable_cpus();
+  if (s.memory == 0) s.memory = share_of_memory(engine::default_memory(), s);
+  if (s.threads == 0) s.threads = share_of_cores(usable_cpus(), s);
   setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
@@ -209,13 +224,11 @@ Setup prepare(const TrainSettings& settings) {
   // Ranks of a run measure at the same time, and find what the others leave them.
   if (s.communicator == nullptr)
     engine::share_cores(s.ranks_here, s.threads, usable_cpus(), setup.plan.rates);
-  if (s.plan.ranks.size > 1)
-    setup.plan.rates.rank_processor_seconds = engine::rank_processor_seconds(
-        s.ranks_here, s.threads, usable_cpus(), s.plan.ranks.on_hosts().all_on_one(),
-        setup.plan.rates.memory_bandwidth);
+  count_transport(s, usable_cpus(), setup.plan.rates);
+  const std::uint64_t held = setup.tools->base();
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
-                       engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +
-                           setup.plan.trace_bytes + s.communication_bytes};
+                       engine::process_bytes(held - std::min(held, s.communication_in_use), s.threads) +
+                           setup.plan.checkpoint_buffers + setup.plan.trace_bytes + s.communication_bytes};
   RunRanks ranks(s.communicator);
   ranks.compare(setup);
   const engine::Budget& budget = setup.plan.budget;

@@ -34,6 +34,13 @@ void check_outputs(const TrainSettings& settings);
 
 std::size_t default_length(const ModelConfig& config);
 
+// Settle what the settings leave open: this rank's share of the memory that one process of the machine may
+// use, and of the machine's cores.
+std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& settings);
+int share_of_cores(int cores, const TrainSettings& settings);
+// Counts in the rates what bytes from other ranks take of this one's cores, of which its machine has so many.
+void count_transport(const TrainSettings& settings, int cores, engine::MachineRates& rates);
+
 // Everything that is known of a run before its memory is taken.
 struct Setup {
   TrainSettings settings;  // nothing is left open but what plan.recipe says

@@ -3,7 +3,10 @@
 
 #include <fstream>
 
+#include "bindings/cli/ranks.h"
 #include "bindings/sluice_process.h"
+#include "comm/host_links.h"
+#include "comm/mpi_links.h"
 #include "core/bytes.h"
 #include "core/json.h"
 
@@ -41,6 +44,46 @@ TEST_F(MachinePlan, NeedsNothingOfThatMachineHere) {
   EXPECT_EQ(plan["machine"]["file"], machine_);
   EXPECT_EQ(plan["budget"]["memory"], 8 * kGiB);
   EXPECT_EQ(plan["budget"]["disk"], 70 * 1024 * kGiB);
+}
+
+// What ranks hold to talk to each other depends on which of them share memory.
+TEST_F(MachinePlan, CountsTheLinksOfRanksByTheirHosts) {
+  const auto plan = [&](int ranks, int hosts) {
+    const Outcome outcome =
+        run_sluice({"plan", "--model", "tiny", "--seq", "32", "--stage", "0", "--machine", machine_,
+                    "--threads", "1", "--accumulate", std::to_string(ranks), "--ranks", std::to_string(ranks),
+                    "--hosts", std::to_string(hosts), "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    return Json::parse(outcome.out);
+  };
+  const auto links = [&](int ranks, int hosts) {
+    return plan(ranks, hosts).at("bytes").at("host").at("base").get<std::uint64_t>();
+  };
+  for (const auto& [ranks, hosts] : {std::pair{4, 2}, {4, 4}, {64, 16}}) {
+    const int here = ranks / hosts;
+    // Beside them, what the MPI library itself holds.
+    const auto library =
+        static_cast<std::int64_t>(links(ranks, hosts) - links(ranks, 1)) -
+        static_cast<std::int64_t>(comm::host_links_bytes(here, kRing) + comm::mpi_links_bytes(ranks)) +
+        static_cast<std::int64_t>(comm::host_links_bytes(ranks, kRing));
+    EXPECT_EQ(library, 12 * kMiB) << ranks << " on " << hosts;
+  }
+  EXPECT_EQ(plan(4, 1).at("budget").at("memory"), 12 * kGiB);
+  EXPECT_EQ(plan(4, 2).at("budget").at("memory"), 24 * kGiB);
+}
+
+TEST_F(MachinePlan, HostsShareRanks) {
+  const auto refused = [&](const Words& more, const char* part) {
+    Words words = {"plan", "--model", "tiny", "--machine", machine_};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run_sluice(words);
+    EXPECT_EQ(outcome.status, 2) << outcome.out;
+    EXPECT_THAT(outcome.error, HasSubstr(part));
+  };
+  refused({"--hosts", "4"}, "--hosts 4: say with --ranks how many ranks they share");
+  refused({"--hosts", "4", "--ranks", "1"}, "--hosts 4: 1 ranks cannot be shared evenly");
+  refused({"--hosts", "3", "--ranks", "4", "--accumulate", "4"},
+          "--hosts 3: 4 ranks cannot be shared evenly");
 }
 
 // The matrix library of this machine cannot tell what such products would take there.

@@ -143,6 +143,19 @@ TEST_F(ProfileTest, OnlyAReportIsReplaced) {
   EXPECT_EQ(train({}).status, 0);
 }
 
+// Those of ranks that take no part would be taken for a part of this run.
+TEST_F(ProfileTest, OfAbsentRanksAreRemoved) {
+  const std::filesystem::path own = profile_;
+  const std::string stem = (own.parent_path() / own.stem()).string();
+  ASSERT_EQ(train({}).status, 0);
+  for (const char* rank : {"1", "3"}) std::filesystem::copy_file(own, stem + ".rank" + rank + ".html");
+  std::ofstream(stem + ".rank2.html") << "<!DOCTYPE html><p>mine</p>";
+  ASSERT_EQ(train({}).status, 0);
+  for (const char* rank : {"1", "3"})
+    EXPECT_FALSE(std::filesystem::exists(stem + ".rank" + rank + ".html")) << rank;
+  EXPECT_EQ(file_text(stem + ".rank2.html"), "<!DOCTYPE html><p>mine</p>");
+}
+
 TEST_F(ProfileTest, NothingInTheDataEndsItsElement) {
   write_profile(profile_, R"({"a":"</script><b>"})");
   EXPECT_EQ(data().at("a"), "</script><b>");

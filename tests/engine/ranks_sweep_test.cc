@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <random>
-#include <regex>
 #include <string>
 #include <vector>
 
+#include "engine/refused.h"
 #include "engine/scheduled_ranks.h"
 
 // Plans of ranks at random, each in the least memory and on the least disk with which the plan says that it
@@ -51,12 +51,6 @@ Where random_where(std::mt19937& random) {
   return where;
 }
 
-std::uint64_t mebibytes_after(const std::string& words, const std::string& text, std::uint64_t otherwise) {
-  std::smatch found;
-  if (!std::regex_search(text, found, std::regex(words + "([0-9]+)MiB"))) return otherwise;
-  return std::stoull(found[1]) * kMiB;
-}
-
 // The least that the refusal of a plan in hardly any memory names.
 void take_least(const Case& c, int ranks, Where& where) {
   const auto optimizer = optim::make_optimizer(c.optimizer);
@@ -65,8 +59,8 @@ void take_least(const Case& c, int ranks, Where& where) {
               scheduled::request_of(c, where, {0, ranks}), scheduled::rates());
     FAIL() << "there is a plan for 1 MiB of memory";
   } catch (const Error& error) {
-    where.memory = mebibytes_after("--memory ", error.what(), 0);
-    where.disk = mebibytes_after("--disk FOLDER:", error.what(), kGiB);
+    where.memory = mebibytes_after("--memory ", error.what()).value_or(0);
+    where.disk = mebibytes_after("--disk FOLDER:", error.what()).value_or(kGiB);
     ASSERT_GT(where.memory, 0u) << error.what();
   }
 }

@@ -87,8 +87,6 @@ TEST_F(DeviceInputTest, OptionsThatDoNotGoTogether) {
           [](sluice_engine_options& options) { options.serve_touches = 1; });
   refused({}, SLUICE_INVALID_ARGUMENT, {"reproducible"},
           [](sluice_engine_options& options) { options.reproducible = options.micro_batches = 1; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"adafactor", "adamw"},
-          [](sluice_engine_options& options) { options.optimizer = "adafactor"; });
   refused({}, SLUICE_INVALID_ARGUMENT, {"'elsewhere'", "device"},
           [](sluice_engine_options& options) { options.place_state = "elsewhere"; });
 }

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <optional>
 #include <random>
-#include <regex>
 #include <string>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/refused.h"
 #include "engine/toy.h"
 
 // What the plans of several ranks have to do with each other.
@@ -30,12 +30,6 @@ Plan plan_of(int rank, const Profile& profile, const optim::Optimizer& optimizer
   request.stage = kMostStage;
   request.flags = true;
   return make_plan(profile, optimizer, {memory, disk, 0}, request, {});
-}
-
-std::optional<std::uint64_t> mebibytes_after(const std::string& words, const std::string& text) {
-  std::smatch found;
-  if (!std::regex_search(text, found, std::regex(words + "([0-9]+)MiB"))) return std::nullopt;
-  return std::stoull(found[1]) * kMiB;
 }
 
 // Shards differ, so that the memory that one rank needs may be too little for another.

@@ -180,5 +180,23 @@ TEST_F(RankTracesTest, OfRanksThatFailAreFilesOfTheirOwn) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.rank3.json"));
 }
 
+// A run of fewer ranks leaves no file that would be taken for one of its own, and no file that is no trace is
+// touched.
+TEST_F(RankTracesTest, OfRanksThatTakeNoPartAreRemoved) {
+  const auto file = [&](const std::string& name) { return folder_ / name; };
+  for (const int ranks : {1, 2}) {
+    for (const char* name : {"trace.rank1.json", "trace.rank2.json", "trace.rank3.json", "trace.rank03.json",
+                             "trace.rank4.txt", "other.rank3.json"})
+      std::ofstream(file(name)) << kTraceBeginning << ":0},\"traceEvents\":[]}";
+    std::ofstream(file("trace.rank5.json")) << "somebody's";
+    comm::run_communicators(comm::World::kThreads, ranks,
+                            [&](comm::Communicator& communicator) { RankTraces(&communicator, path()); });
+    for (const char* name : {"trace.rank1.json", "trace.rank2.json", "trace.rank3.json"})
+      EXPECT_FALSE(std::filesystem::exists(file(name))) << name << ", " << ranks;
+    for (const char* name : {"trace.rank03.json", "trace.rank4.txt", "other.rank3.json", "trace.rank5.json"})
+      EXPECT_TRUE(std::filesystem::exists(file(name))) << name << ", " << ranks;
+  }
+}
+
 }  // namespace
 }  // namespace sluice::models
