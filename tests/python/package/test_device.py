@@ -111,7 +111,7 @@ from support import fake_gpu
 fake_gpu.share_memory()
 unit = sluice.Unit("unit", [sluice.Parameter("weight", (1000, 1000))])
 try:
-    sluice.DeviceEngine([unit], sluice.Options(memory="4GiB", optimizer=GROUPS, device_memory="128MiB"))
+    sluice.DeviceEngine([unit], sluice.Options(memory="4GiB", device_memory="128MiB"))
 except sluice.NotFoundError as error:
     print(error)
 """
