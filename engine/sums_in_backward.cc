@@ -140,7 +140,7 @@ std::vector<SumsInBackward::Brought> SumsInBackward::gather() {
   return all;
 }
 
-SumsInBackward::Brought SumsInBackward::parsed(const std::string& bytes, int rank) const {
+SumsInBackward::Brought SumsInBackward::parsed(const std::string& bytes, int rank) {
   const std::string source = fmt::format("what rank {} tells of {}", rank, kMeeting);
   const std::size_t end = bytes.find('\n');
   ensure(end != std::string::npos, "{} has no end", source);

@@ -78,7 +78,7 @@ class SumsInBackward {
   Brought brought() const;
   void meet();
   std::vector<Brought> gather();
-  Brought parsed(const std::string& bytes, int rank) const;
+  static Brought parsed(const std::string& bytes, int rank);
   void follow_turns(const std::vector<Brought>& all);
   void compare(const std::vector<Brought>& all) const;
   std::vector<Ready> choose(const std::vector<Brought>& all);
