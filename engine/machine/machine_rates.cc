@@ -75,9 +75,9 @@ void add_disk(const std::vector<offload::DiskKnowledge>& disks, int ranks, Machi
   for (double* rate : {&rates.disk_read, &rates.disk_write, &rates.disk_together}) *rate /= ranks;
 }
 
-void share_cores(int ranks, int threads, int cores, MachineRates& rates) {
-  const auto crowd_of = [&](int many) { return std::max(1.0, static_cast<double>(many) * threads / cores); };
-  const double crowd = crowd_of(ranks) / crowd_of(1);
+void share_cores(int ranks, int threads, int measured, int cores, MachineRates& rates) {
+  const double own = std::min<double>(threads, static_cast<double>(cores) / ranks);
+  const double crowd = std::min(measured, cores) / own;
   for (ProductRate& product : rates.products) product.flops /= crowd;
   rates.flops /= crowd;
   if (rates.attention) *rates.attention /= crowd;

@@ -20,9 +20,9 @@ MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, D
 // each. Striped folders work at once, at the pace of the slowest.
 void add_disk(const std::vector<offload::DiskKnowledge>& disks, int ranks, MachineRates& rates);
 
-// What remains for each of `ranks` ranks of so many threads of what one of them reached alone, where all of
-// them have more threads than the machine has cores: they take turns.
-void share_cores(int ranks, int threads, int cores, MachineRates& rates);
+// Makes rates that a process of `measured` threads reached alone those of each of `ranks` ranks of so many
+// threads: its cores are as many as its threads, and no more than its part of the machine's.
+void share_cores(int ranks, int threads, int measured, int cores, MachineRates& rates);
 
 // What a byte that a rank receives takes of its cores, as rank_processor_seconds: nothing where the machine
 // has a core more for each of its ranks, whose transport then runs beside computing.

@@ -108,8 +108,7 @@ engine::MachineRates rates_there(const engine::Machine& machine, const TrainSett
     not_known.push_back(
         fmt::format("updates of {} of {} with this state, which count by the bandwidth of memory",
                     s.optimizer.name, name_of(s.dtype)));
-  // What was measured is what a process with all cores reaches, while no other one computes.
-  engine::share_cores(s.ranks_here, machine.cores, machine.cores, rates);
+  engine::share_cores(s.ranks_here, s.threads, machine.cores, machine.cores, rates);
   count_transport(s, machine.cores, rates);
   engine::add_disk(disks, s.ranks_here, rates);
   rates.cores = s.threads;

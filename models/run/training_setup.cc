@@ -223,7 +223,7 @@ Setup prepare(const TrainSettings& settings) {
                             disks);
   // Ranks of a run measure at the same time, and find what the others leave them.
   if (s.communicator == nullptr)
-    engine::share_cores(s.ranks_here, s.threads, usable_cpus(), setup.plan.rates);
+    engine::share_cores(s.ranks_here, s.threads, s.threads, usable_cpus(), setup.plan.rates);
   count_transport(s, usable_cpus(), setup.plan.rates);
   const std::uint64_t held = setup.tools->base();
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),

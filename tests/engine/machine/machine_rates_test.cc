@@ -30,17 +30,19 @@ TEST(ShareCores, GivesEachOfTheRanksTheirPartWhereThreadsTakeTurns) {
   alone.attention = 2e9;
   alone.update_seconds = 1e-9;
   alone.products = {{{}, 6e9}};
-  MachineRates enough = alone, crowded = alone, crowded_alone = alone;
-  share_cores(2, 2, 4, enough);
+  MachineRates enough = alone, crowded = alone, crowded_alone = alone, few = alone;
+  share_cores(2, 2, 2, 4, enough);
   EXPECT_EQ(enough.flops, alone.flops);
-  share_cores(4, 2, 4, crowded);
+  share_cores(4, 2, 2, 4, crowded);
   EXPECT_EQ(crowded.flops, 4e9);
   EXPECT_EQ(crowded.memory_bandwidth, 2e9);
   EXPECT_EQ(crowded.attention, 1e9);
   EXPECT_EQ(crowded.update_seconds, 2e-9);
   EXPECT_EQ(crowded.products.front().flops, 3e9);
-  share_cores(2, 8, 4, crowded_alone);  // each was measured with eight threads on four cores
+  share_cores(2, 8, 8, 4, crowded_alone);  // one of eight threads had four cores, and now has two
   EXPECT_EQ(crowded_alone.flops, 4e9);
+  share_cores(1, 1, 4, 4, few);  // it does not use three of the four cores
+  EXPECT_EQ(few.flops, 2e9);
 }
 
 TEST(RankProcessorSeconds, AreNoneWhereEachRankHasACoreForThem) {
