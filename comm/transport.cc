@@ -264,9 +264,7 @@ void Transport::State::obey(Order& order) {
     return;
   }
   if (order.kind == Order::kFail) return fail(links->rank(), order.code, std::move(order.text));
-  if (failed || inbox->stopping()) {
-    return call_with(order.done, error_of_end());
-  }
+  if (failed || inbox->stopping()) return call_with(order.done, error_of_end());
   Peer& peer = *peers[static_cast<std::size_t>(order.peer)];
   guarded(order.peer, [&] {
     switch (order.kind) {
