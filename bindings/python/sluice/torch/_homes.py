@@ -114,8 +114,8 @@ class Home:
 
     @property
     def version(self) -> int:
-        """A number that changes when values do, by a step or by the user."""
-        return self.parameter._version
+        """A number that changes when values do, by a step or by the user; of a tensor of inference mode PyTorch has none."""
+        return 0 if self.parameter.is_inference() else self.parameter._version
 
     def changed(self) -> None:
         """Comes after values changed: backward through an older graph is then an error, as in PyTorch."""
