@@ -31,10 +31,10 @@ std::uint64_t sum(const auto& bytes) { return std::accumulate(bytes.begin(), byt
 
 PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
   if (request.ranks.size > 1 || request.reproducible)
-    fail(ErrorCode::kInvalidArgument,
-         "device memory is given to a run of several ranks, or to a reproducible one; leave it out, since a "
-         "GPU "
-         "is used by one rank alone");
+    fail(
+        ErrorCode::kInvalidArgument,
+        "device memory is given to a run of several ranks, or to a reproducible one; leave it out, since one "
+        "rank alone uses a GPU");
   if (!profile.any_order)
     fail(ErrorCode::kInvalidArgument,
          "device memory is given to a native model, which the CPU computes; leave it out");

@@ -24,16 +24,13 @@ TEST_F(CpuUpdatesTest, ItHasThemWhereTheCpuUpdates) {
 }
 
 TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
-  const auto with = [](const char* name, Dtype state, bool master) {
-    return optim::OptimizerSettings{name, Json::object(), {state, master, 11}};
-  };
   std::vector<Case> cases(9);
-  cases[0].optimizer = with("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
-  cases[1].optimizer = with("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
-  cases[2].optimizer = with("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
+  cases[0].optimizer = optimizer_of("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
+  cases[1].optimizer = optimizer_of("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
+  cases[2].optimizer = optimizer_of("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
   cases[3].optimizer = {"sgd", Json::object()};
   cases[4].optimizer.name = "adafactor";
-  cases[5].optimizer = with("muon", Dtype::kF32, true), cases[5].dtype = Dtype::kBf16;
+  cases[5].optimizer = optimizer_of("muon", Dtype::kF32, true), cases[5].dtype = Dtype::kBf16;
   cases[6].clip = false;
   cases[7].edits = true, cases[7].dtype = Dtype::kBf16;
   cases[8].edits = cases[8].keeps = true;

@@ -17,13 +17,17 @@
 // parameter itself and noise, so that any bytes that came too late, or left too early, show in what follows.
 namespace sluice::engine::twins {
 
+inline optim::OptimizerSettings optimizer_of(const char* name, Dtype state, bool master) {
+  return {name, Json::object(), {state, master, 11}};
+}
+
 struct Case {
   optim::OptimizerSettings optimizer;
   Dtype dtype = Dtype::kF32;
   bool clip = true;
   std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
   std::optional<allocator::Tier> updates = {};                // what updates where a GPU computes
-  kernels::F32Products* products = nullptr;  // null: the matrix library\'s, where they are needed
+  kernels::F32Products* products = nullptr;  // null: the matrix library's, where they are needed
   std::size_t memory = kGiB;
   std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;

@@ -96,15 +96,12 @@ TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
 }
 
 TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
-  const auto with = [](const char* name, Dtype state, bool master) {
-    return optim::OptimizerSettings{name, Json::object(), {state, master, 11}};
-  };
   std::vector<Case> cases(8);
-  cases[0].optimizer = with("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
-  cases[1].optimizer = with("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
-  cases[2].optimizer = with("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
+  cases[0].optimizer = optimizer_of("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
+  cases[1].optimizer = optimizer_of("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
+  cases[2].optimizer = optimizer_of("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
   cases[3].optimizer = {"sgd", {{"momentum", 0.9}}};
-  cases[4].optimizer = with("adam", Dtype::kU8, true), cases[4].dtype = Dtype::kBf16;
+  cases[4].optimizer = optimizer_of("adam", Dtype::kU8, true), cases[4].dtype = Dtype::kBf16;
   cases[5].clip = false;
   cases[6].edits = true, cases[6].dtype = Dtype::kBf16;
   cases[7].edits = cases[7].keeps = true;
