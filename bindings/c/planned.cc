@@ -130,9 +130,8 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
   if (request.reproducible) {
     if (!request.clip)
       fail(ErrorCode::kInvalidArgument,
-           "options.update_in_backward is given with options.reproducible, whose gradients are summed when "
-           "all "
-           "of them have come; leave one out");
+           "options.update_in_backward is given with options.reproducible, whose gradients are summed "
+           "when all of them have come; leave one out");
   }
   if (options.prefetch > 0) request.prefetch = options.prefetch;
   const char* const places[] = {options.place_parameters, options.place_gradients, options.place_state};
@@ -240,8 +239,7 @@ std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch&
       return fmt::format(
           "it is put together from what other ranks have, and the caller's functions that move packets have "
           "not returned for {:.3g} s: they wait for a lock that the thread which touches it holds, as "
-          "Python's; "
-          "acquire the unit before (in Python read it by PyTorch's operations, as p.clone())",
+          "Python's; acquire the unit before (in Python read it by PyTorch's operations, as p.clone())",
           std::chrono::duration<double>(functions->limit()).count());
   return found.get();
 }

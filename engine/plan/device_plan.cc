@@ -129,9 +129,8 @@ class DevicePlanner {
     }
     if (before - link <= kWorthwhile * before) {
       because_ = fmt::format(
-          "the GPU, since the CPU would save less than a tenth of {:.2g} s of copies a step (at {:.3g} GB/s "
-          "each "
-          "way, which is {})",
+          "the GPU, since the CPU would save less than a tenth of {:.2g} s of copies a step (at {:.3g} "
+          "GB/s each way, which is {})",
           before, link_rate() / 1e9, rates_.gpu_link ? "measured" : "assumed");
       return;
     }

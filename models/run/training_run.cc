@@ -132,8 +132,7 @@ void TrainingRun::resume(const std::string& folder) {
       engine::was_judged_otherwise(engine::list_checkpoints(settings_.out), judge()))
     log().warn(
         "checkpoints in '{}' were validated by other data or another number of batches: the best one is "
-        "found "
-        "anew, and --keep alone says how long those stay; copy what you want to keep",
+        "found anew, and --keep alone says how long those stay; copy what you want to keep",
         settings_.out);
   engine::CheckpointValues values(checkpoint, engine_.layout(), *setup_.optimizer);
   checkpoint_ = folder;
