@@ -58,8 +58,8 @@ class Pieces {
   bool none() const { return pieces_.empty(); }
   // Takes the memory; no piece has more than `bytes`.
   void start(allocator::Ledger& ledger, std::size_t bytes = kMostBytes);
-  // Another number of pieces of kMostBytes: the old memory is given back before the new is taken. REQUIRES: all
-  // that was asked for has come to who asked.
+  // Another number of pieces of kMostBytes: the old memory is given back before the new is taken. REQUIRES:
+  // all that was asked for has come to who asked.
   void resize(allocator::Ledger& ledger, std::size_t count);
   void read(const Key& key, std::size_t bytes, Use use);  // the first bytes of a part
   void forget(UnitId unit);                               // what was brought of it is out of date

@@ -46,11 +46,11 @@ struct Counts {
 // A wait that is left out: the driver says that it has done it, and has not. So tests can show that they
 // would find a wait that somebody forgot. Streams are counted from 0, in the order in which they were made.
 struct LeftOut {
-  // cuStreamWaitEvent, cuEventRecord, cuEventSynchronize or cuStreamSynchronize; or cuEventQuery, which then says
-  // that the event is done.
+  // cuStreamWaitEvent, cuEventRecord, cuEventSynchronize or cuStreamSynchronize; or cuEventQuery, which then
+  // says that the event is done.
   std::string function;
-  int stream = 0;        // that waits, that is waited for by the caller, or on which an event is recorded
-  int awaited = -1;      // of cuStreamWaitEvent: on which the event was recorded
+  int stream = 0;    // that waits, that is waited for by the caller, or on which an event is recorded
+  int awaited = -1;  // of cuStreamWaitEvent: on which the event was recorded
 };
 
 class Control {
