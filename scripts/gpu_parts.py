@@ -216,23 +216,58 @@ def read_step(done):
                     f"{(found['bytes_in'] + found['bytes_out']) / 1e9:.1f} GB on the link and {found['update_seconds']:.3f} s for updates"}
 
 
+# ---- beside PyTorch ----
+
+NO_PYTORCH = 4  # the exit status of bench/python/gpu_vs_pytorch.py where PyTorch sees no GPU
+PEERS = {"fused": "PyTorch's fused AdamW", "compute": "forward and backward alone", "fsdp2": "FSDP2 with CPU offload",
+         "deepspeed": "DeepSpeed ZeRO-3 with offload"}
+
+
+def peers_command(case, limit_s, is_fake):
+    return [sys.executable, str(ROOT / "bench" / "python" / "gpu_vs_pytorch.py"), "--json", "--case", case, "--limit", str(limit_s - 5),
+            *["--fake"] * is_fake]
+
+
+def read_peers(case, done):
+    if done.status == NO_PYTORCH:
+        raise Skip(done.output.strip().splitlines()[-1])
+    found = read_json(done)
+    sides = found["sides"]
+    texts = [f"{sides['sluice']['step']:.3f} s a step, {found['tokens'] / sides['sluice']['step']:.0f} tokens/s"]
+    for name, what in PEERS.items():
+        if name in found["ratios"]:
+            texts.append(f"{found['ratios'][name]:.2f} of the time of {what}")
+        elif name in sides:
+            texts.append(f"{what} was not measured ({sides[name]['failed'][:200]})")
+    return {case: "; ".join(texts)}
+
+
+def peers_part(case, limit_s, title):
+    return Part(case, limit_s, f"python3 bench/python/gpu_vs_pytorch.py --case {case}", {case: title},
+                lambda is_fake: peers_command(case, limit_s, is_fake), lambda done: read_peers(case, done))
+
+
 # On the fake driver all sizes are small: it computes on the CPU, and its times mean nothing.
 PARTS = [
-    Part("link", 45, "build/bin/sluice bench link --seconds 20", LINK,
+    Part("link", 40, "build/bin/sluice bench link --seconds 20", LINK,
          lambda is_fake: [program("sluice"), "bench", "link", "--json"] +
          (["--size", "32MiB", "--seconds", "0.1"] if is_fake else ["--seconds", "20"]), read_link),
-    test_part("conformance", 90, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
-    test_part("kernels", 45, KERNELS, "updates and sums of squares have the bits of the CPU's"),
-    test_part("twins", 60, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
-    Part("step", 105, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
+    test_part("conformance", 40, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
+    test_part("kernels", 30, KERNELS, "updates and sums of squares have the bits of the CPU's"),
+    test_part("twins", 40, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
+    Part("step", 45, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
          {"step": "a step of 3.0G parameters that only moves and updates, beside the larger of what its bytes and its updates take"},
          lambda is_fake: [program("gpu_step_bench"), "--json"] +
          (["--model", "tiny", "--device-memory", "52MiB"] if is_fake else
           ["--model", "llama-3b", "--device-memory", "16GiB", "--memory", "96GiB"]), read_step),
-    Part("wheel", 30, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
+    Part("wheel", 15, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
          read_wheel),
-    sanitizer_part("memcheck", 35, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
-    sanitizer_part("racecheck", 35, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
+    peers_part("on-device", 55, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),
+    peers_part("offload", 85, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, beside forward and backward "
+               "alone (goal: 1.15) and peers (goals: 0.59 of FSDP2's time, 0.71 of DeepSpeed's)"),
+    peers_part("8b", 50, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's"),
+    sanitizer_part("memcheck", 25, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
+    sanitizer_part("racecheck", 25, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
 ]
 
 

@@ -91,7 +91,7 @@ def test_a_wheel_for_newer_systems_is_refused(tmp_path):
 @needs_fake
 def test_it_runs_whole_on_the_fake_where_it_was_unpacked(bundled, tmp_path):
     folder, _ = bundled
-    told = run(folder / "scripts" / "gpu_check.sh", "--driver", folder / "build" / "lib" / FAKE.name, "--out", tmp_path, **FEW)
+    told = run(sys.executable, folder / "scripts" / "gpu_check.py", "--driver", folder / "build" / "lib" / FAKE.name, "--out", tmp_path, **FEW)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["is_fake"] and report["gpu"]["name"] == "fake GPU" and report["driver"] == "fake"
     assert gpu_check.FAKE in told and (tmp_path / "report.txt").read_text() in told
@@ -130,6 +130,19 @@ def test_json_is_found_between_warnings():
         gpu_parts.read_json(gpu_parts.Done(0, "nothing", ""))
     with pytest.raises(gpu_parts.Skip, match="memory"):
         gpu_parts.read_json(gpu_parts.Done(gpu_parts.LACKS_MEMORY, "sluice: this needs more memory\n", ""))
+
+
+def test_what_peers_took_is_told_and_what_was_not_measured():
+    (part,) = [part for part in gpu_parts.PARTS if part.name == "offload"]
+    sides = {"compute": {"step": 1.0}, "sluice": {"step": 1.1}, "fsdp2": {"step": 2.2}, "deepspeed": {"failed": "it is not installed"}}
+    told = {"sides": sides, "ratios": {"compute": 1.1, "fsdp2": 0.5}, "tokens": 2200}
+    assert part.read(gpu_parts.Done(0, json.dumps(told), "")) == {
+        "offload": "1.100 s a step, 2000 tokens/s; 1.10 of the time of forward and backward alone; 0.50 of the time of FSDP2 with CPU "
+        "offload; DeepSpeed ZeRO-3 with offload was not measured (it is not installed)"}
+    with pytest.raises(gpu_parts.Skip, match="sees no GPU"):
+        part.read(gpu_parts.Done(gpu_parts.NO_PYTORCH, "PyTorch sees no GPU\n", ""))
+    with pytest.raises(gpu_parts.Failure, match="Sluice's side failed"):
+        part.read(gpu_parts.Done(1, "{}\nSluice's side failed: no memory\n", ""))
 
 
 @pytest.mark.parametrize("gpu, says, is_fake", [("NVIDIA H100", "0", False), ("NVIDIA H100", "1", True), ("fake GPU", "0", True)])

@@ -1,0 +1,235 @@
+"""Runs one side of gpu_vs_pytorch.py in a process of its own, so that the memory is its own: a Llama in bf16 that PyTorch computes on a
+GPU, with an optimizer of PyTorch's, of FSDP2's, of DeepSpeed's, of Sluice's, or with none.
+
+    python gpu_sides.py SETTINGS      (JSON; gpu_vs_pytorch.py makes them)
+
+It prints a line of JSON: the seconds and losses of each step, and the most bytes of the GPU that PyTorch held. What libraries print
+goes to standard error.
+"""
+import ctypes
+import json
+import os
+import sys
+import time
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+LR, WEIGHT_DECAY = 1e-4, 0.01
+# Layers, width, heads, heads of keys and values, width of the feed-forward layers, words of the vocabulary.
+LLAMAS = {"llama-8b": (32, 4096, 32, 8, 14336, 32000), "llama-3b": (28, 3072, 24, 8, 8192, 32000), "tiny": (3, 64, 4, 2, 160, 300)}
+LOSS_ROWS = 2048  # of the logits, that are there at once where layers are computed again
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads, inner):
+        super().__init__()
+        self.heads, self.kv_heads, size = heads, kv_heads, width // heads
+        self.before, self.after = torch.nn.RMSNorm(width, eps=1e-5), torch.nn.RMSNorm(width, eps=1e-5)
+        self.queries = torch.nn.Linear(width, heads * size, bias=False)
+        self.keys = torch.nn.Linear(width, kv_heads * size, bias=False)
+        self.values = torch.nn.Linear(width, kv_heads * size, bias=False)
+        self.out = torch.nn.Linear(heads * size, width, bias=False)
+        self.gate, self.up = (torch.nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(inner, width, bias=False)
+
+    def forward(self, x, cos, sin):
+        def headed(t, heads):
+            return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+        def turned(t):
+            left, right = t.chunk(2, -1)
+            return t * cos + torch.cat((-right, left), -1) * sin
+
+        y = self.before(x)
+        q, k, v = headed(self.queries(y), self.heads), headed(self.keys(y), self.kv_heads), headed(self.values(y), self.kv_heads)
+        y = functional.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        y = self.after(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(torch.nn.Module):
+    """The shape of a Llama, whose call returns the loss. recompute: blocks and logits are computed again in backward."""
+
+    def __init__(self, layers, width, heads, kv_heads, inner, words, recompute):
+        super().__init__()
+        self.words = torch.nn.Embedding(words, width)
+        self.blocks = torch.nn.ModuleList(Block(width, heads, kv_heads, inner) for _ in range(layers))
+        self.norm = torch.nn.RMSNorm(width, eps=1e-5)
+        self.head = torch.nn.Linear(width, words, bias=False)
+        self.size, self.recompute = width // heads, recompute
+
+    def _init_weights(self, module):
+        """Sluice asks for first values here; fill() gives them to every side."""
+
+    def again(self, function, *given):
+        return checkpoint(function, *given, use_reentrant=False) if self.recompute else function(*given)
+
+    def angles(self, ids, like):
+        rates = 500000.0 ** -(torch.arange(0, self.size, 2, device=ids.device).float() / self.size)
+        angles = torch.outer(torch.arange(ids.shape[1], device=ids.device).float(), rates).repeat(1, 2)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+    def loss_of(self, x, targets):
+        return functional.cross_entropy(self.head(x).float(), targets, reduction="sum")
+
+    def forward(self, ids):
+        x = self.words(ids[:, :-1])
+        cos, sin = self.angles(ids[:, :-1], x)
+        for block in self.blocks:
+            x = self.again(block, x, cos, sin)
+        x, targets = self.norm(x).flatten(0, 1), ids[:, 1:].flatten()
+        rows = LOSS_ROWS if self.recompute else len(targets)
+        parts = [self.again(self.loss_of, *part) for part in zip(x.split(rows), targets.split(rows), strict=True)]
+        return torch.stack(parts).sum() / len(targets)
+
+
+def made(a, device, kind=torch.bfloat16):
+    with torch.device(device):
+        return Llama(*LLAMAS[a["model"]], recompute=a["recompute"]).to(kind)
+
+
+@torch.no_grad()
+def fill(model, device):
+    """Gives a model its first values, which are the same on every side: the GPU makes them, wherever they go."""
+    generator = torch.Generator(device).manual_seed(1)
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.copy_(torch.empty(p.shape, dtype=torch.bfloat16, device=device).normal_(std=0.02, generator=generator))
+        else:
+            p.fill_(1.0)
+    return model
+
+
+class Fused:
+    """Plain PyTorch with everything on the GPU and its fused AdamW, whose state has the parameters' type."""
+
+    def __init__(self, a):
+        self.model = fill(made(a, a["device"]), a["device"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
+
+    def step(self, ids):
+        loss = self.model(ids)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def told(self):
+        return {}
+
+
+class Compute(Fused):
+    """Forward and backward alone: what the GPU takes where nothing is moved or updated. A gradient ends where it is made."""
+
+    def __init__(self, a):
+        self.model = fill(made(a, a["device"]), a["device"])
+        for p in self.model.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+
+    def step(self, ids):
+        loss = self.model(ids)
+        loss.backward()
+        return loss.detach()
+
+
+class Fsdp(Fused):
+    """FSDP2 on one GPU, whose f32 masters and state are on the CPU, where fused AdamW updates them."""
+
+    def __init__(self, a):
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        on_gpu = a["device"] != "cpu"
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(a["port"])}
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=0, world_size=1)
+        mesh = torch.distributed.init_device_mesh("cuda" if on_gpu else "cpu", (1,))
+        offload = CPUOffloadPolicy() if on_gpu else OffloadPolicy()
+        settings = {"mesh": mesh, "offload_policy": offload, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)}
+        self.model = fill(made(a, "cpu", torch.float32), a["device"])
+        for block in self.model.blocks:
+            fully_shard(block, **settings)
+        fully_shard(self.model, **settings)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
+
+
+class DeepSpeed(Fused):
+    """ZeRO stage 3 on one GPU with f32 masters and state on the CPU, and parameters there, too."""
+
+    def __init__(self, a):
+        import deepspeed
+
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(a["port"]), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        config = {
+            "train_micro_batch_size_per_gpu": a["batch"],
+            "bf16": {"enabled": True},
+            "steps_per_print": 10**9,
+            "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": WEIGHT_DECAY}},
+            "zero_optimization": {"stage": 3, "overlap_comm": True, "contiguous_gradients": True,
+                                  "offload_param": {"device": "cpu", "pin_memory": True},
+                                  "offload_optimizer": {"device": "cpu", "pin_memory": True}},
+        }
+        self.model, *_ = deepspeed.initialize(model=fill(made(a, "cpu"), a["device"]), config=config)
+
+    def step(self, ids):
+        loss = self.model(ids)
+        self.model.backward(loss)
+        self.model.step()
+        return loss.detach()
+
+
+class Sluice(Fused):
+    """sluice.torch, which is given a model without values, since it may be larger than the GPU."""
+
+    def __init__(self, a):
+        import sluice.torch
+
+        ids = torch.zeros(a["batch"], a["seq"] + 1, dtype=torch.long, device=a["device"])
+        self.model, self.optimizer = sluice.torch.wrap(
+            made(a, "meta"), sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY), memory=a["memory"], device="cuda",
+            device_memory=a["device_memory"], sample_batch=(ids,), **a["options"])
+        with sluice.torch.edit(self.model):
+            fill(self.model, a["device"])
+
+    def told(self):
+        import sluice.torch
+
+        return {"plan": sluice.torch.engine_of(self.model).plan()["step"]}
+
+
+SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpeed, "sluice": Sluice}
+
+
+def find_sluice(a):
+    """Lets Sluice's package be imported."""
+    sys.path.insert(0, a["package"])
+    if a["fake"]:  # the driver of the tests, whose memory PyTorch's CPU shares
+        ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0))
+
+
+def main():
+    a = json.loads(sys.argv[1])
+    answer, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    find_sluice(a)
+    on_gpu = a["device"] != "cpu"
+    if on_gpu:
+        torch.cuda.set_device(a["device"])
+    side = SIDES[a["side"]](a)
+    generator = torch.Generator(a["device"]).manual_seed(2)
+    words, seconds, losses = LLAMAS[a["model"]][-1], [], []
+    for _ in range(a["warm"] + a["steps"]):
+        ids = torch.randint(words, (a["batch"], a["seq"] + 1), device=a["device"], generator=generator)
+        begin = time.perf_counter()
+        losses.append(side.step(ids).item())
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+        print(f"{a['side']}: step {len(losses)} of {a['warm'] + a['steps']}: {seconds[-1]:.3f} s, loss {losses[-1]:.4f}", file=sys.stderr)
+    told = {"seconds": seconds[a["warm"]:], "losses": losses, "pytorch_peak": torch.cuda.max_memory_reserved() if on_gpu else 0}
+    print(json.dumps(told | side.told()), file=answer, flush=True)
+    os._exit(0)  # what libraries do at their end takes time, and nothing is left to be saved
+
+
+if __name__ == "__main__":
+    main()

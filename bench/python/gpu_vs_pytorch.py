@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Compares steps of a Llama's shape in bf16 on one GPU, wrapped by Sluice, with those of its peers.
+
+    on-device   everything is on the GPU: beside PyTorch's fused AdamW (goal: 1.03 of its seconds)
+    offload     3.0G parameters, f32 masters and state, in 16 GiB of the GPU's memory, updated in backward: beside forward and backward
+                alone (goal: 1.15 of the longest of that, the link and the updates), FSDP2 with CPU offload (goal: 1.7x as fast), and
+                DeepSpeed ZeRO-3 with offload where it is installed (goal: 1.4x as fast)
+    8b          7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's: Sluice alone
+
+Each side is a process of its own, and they run one after the other. The model, its first values and the data are the same, and the
+losses of the first step must agree. Seconds are medians of --steps steps, after two that are not counted. --json prints JSON.
+
+    python3 bench/python/gpu_vs_pytorch.py --case offload
+
+It needs a PyTorch that sees a GPU (exit status 4 where there is none), and takes Sluice from a wheel in wheels/ or from the checkout.
+--fake runs a tiny model on the tests' fake driver, which $SLUICE_CUDA_DRIVER names: it shows that the bench works, and no time."""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+from side_by_side import ROOT
+
+NO_GPU = 4
+LOSS_TOLERANCE = 0.02  # of the first loss: sums of bf16 products in other orders, and of 8 bits each
+IN_BACKWARD = {"update_in_backward": True}
+CASES = {
+    "on-device": {"model": "llama-3b", "batch": 4, "recompute": False, "memory": "32GiB", "device_memory": "76GiB",
+                  "options": {"state": "bf16", "master": "none", "place": "device"}, "sides": ["fused", "sluice"]},
+    "offload": {"model": "llama-3b", "batch": 8, "recompute": True, "memory": "96GiB", "device_memory": "16GiB",
+                "options": IN_BACKWARD, "sides": ["compute", "sluice", "fsdp2", "deepspeed"]},
+    "8b": {"model": "llama-8b", "batch": 8, "recompute": True, "memory": "96GiB", "device_memory": "24GiB",
+           "options": IN_BACKWARD | {"state": "bf16"}, "sides": ["sluice"]},
+}
+FAKE = {"device": "cpu", "model": "tiny", "batch": 2, "seq": 16, "memory": "8GiB", "device_memory": "800MiB", "warm": 1, "steps": 1}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", required=True, choices=CASES)
+    parser.add_argument("--sides", nargs="+", metavar="SIDE", help="only these")
+    parser.add_argument("--seq", type=int, default=2048, help="tokens of a sample, by default 2048")
+    parser.add_argument("--steps", type=int, default=3, help="by default 3")
+    parser.add_argument("--device", default="cuda:0", help="PyTorch's name of the GPU, by default cuda:0")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for all sides, by default 3600; the last ones are left out")
+    parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true")
+    a = parser.parse_args()
+    unknown = set(a.sides or []) - set(CASES[a.case]["sides"])
+    if unknown:
+        parser.error(f"--sides: {', '.join(sorted(unknown))} is not of {a.case}, which has {', '.join(CASES[a.case]['sides'])}")
+    return a
+
+
+def refuse_without_gpu(a):
+    """Ends with a sentence where PyTorch can compute nothing on the GPU that was asked for."""
+    try:
+        import torch
+    except ImportError:
+        why = "this Python has no PyTorch"
+    else:
+        if a.fake or torch.cuda.is_available():
+            return
+        why = f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)"
+    print(f"{why}; run this bench by a Python whose PyTorch is for CUDA", file=sys.stderr)
+    sys.exit(NO_GPU)
+
+
+@contextlib.contextmanager
+def package():
+    """The folder of which Sluice's package is imported."""
+    wheels = sorted((ROOT / "wheels").glob("sluice_train-*.whl"))
+    if not wheels:
+        yield str(ROOT / "bindings" / "python")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(wheels[0]).extractall(folder)
+        yield folder
+
+
+def is_installed(name):
+    return subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True).returncode == 0
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def settings(a, where):
+    general = {"device": a.device, "seq": a.seq, "warm": 2, "steps": a.steps, "fake": a.fake, "package": where, "port": free_port()}
+    return CASES[a.case] | general | (FAKE if a.fake else {})
+
+
+def run(side, chosen, limit_s):
+    """Returns what a side tells; or {"failed": why, such as the last line of what it printed}."""
+    if limit_s <= 0:
+        return {"failed": "the sides before it took all of the time"}
+    script = pathlib.Path(__file__).with_name("gpu_sides.py")
+    with tempfile.TemporaryFile("w+") as log:
+        words = [sys.executable, str(script), json.dumps(chosen | {"side": side})]
+        try:
+            done = subprocess.run(words, stdout=subprocess.PIPE, stderr=log, text=True, timeout=limit_s,
+                                  env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+        except subprocess.TimeoutExpired:
+            return {"failed": f"it took more than the {limit_s:.0f} s that were left"}
+        log.seek(0)
+        printed = log.read()
+    sys.stderr.write(printed)
+    if done.returncode != 0 or not done.stdout:
+        return {"failed": (printed.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+    told = json.loads(done.stdout)
+    return told | {"step": statistics.median(told.pop("seconds"))}
+
+
+def measure(a):
+    end = time.monotonic() + a.limit
+    with package() as where:
+        chosen = settings(a, where)
+        sides = [side for side in chosen.pop("sides") if side in (a.sides or CASES[a.case]["sides"])]
+        found = {}
+        for side in sides:
+            if side == "deepspeed" and not is_installed("deepspeed"):
+                found[side] = {"failed": "DeepSpeed is not installed"}
+            else:
+                found[side] = run(side, chosen, end - time.monotonic())
+    ours = found.get("sluice", {})
+    ran = {side: told for side, told in found.items() if "step" in told}
+    for side, told in ran.items():
+        if ours.get("losses") and abs(told["losses"][0] / ours["losses"][0] - 1) > LOSS_TOLERANCE:
+            raise RuntimeError(f"{side} does not train the same model: its first loss is {told['losses'][0]}, Sluice's {ours['losses'][0]}")
+    return {"case": a.case, "tokens": chosen["batch"] * chosen["seq"], "sides": found,
+            "ratios": {side: ours["step"] / told["step"] for side, told in ran.items() if side != "sluice" and "step" in ours}}
+
+
+def line(side, told, tokens, ratio):
+    if "failed" in told:
+        return f"{side}: not measured: {told['failed']}"
+    text = f"{side}: {told['step']:.3f} s a step, {tokens / told['step']:.0f} tokens/s, PyTorch held {told['pytorch_peak'] / 2**30:.2f} GiB"
+    return text + (f"; Sluice takes {ratio:.3f} of its time" if ratio else "")
+
+
+def main():
+    a = arguments()
+    refuse_without_gpu(a)
+    result = measure(a)
+    if a.json:
+        print(json.dumps(result))
+    else:
+        for side, told in result["sides"].items():
+            print(line(side, told, result["tokens"], result["ratios"].get(side)))
+    failed = [told["failed"] for side, told in result["sides"].items() if side == "sluice" and "failed" in told]
+    sys.exit(f"Sluice's side failed: {failed[0]}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
