@@ -13,6 +13,7 @@ from support.wrapped_models import language_loss, same, small_gpt2, units_of_mod
 import sluice
 import sluice.torch
 from sluice.torch._gpu import gpu_of
+from sluice.torch._memory import FirstStepOnGpu
 
 GPU = {"device_memory": "1GiB", "reserve": "64MiB"}
 
@@ -237,12 +238,40 @@ def test_models_that_are_elsewhere_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     refused(["'a' is on cuda:0", "'c' on cuda:1", "model.to("], Placed(a="cuda:0", b="meta", c="cuda:1"), "1GiB", None)
-    refused(["'a' is on cpu", "model.to('cuda')", "train on the CPU"], Placed(a="cpu"), "1GiB", None)
+    refused(["'a' is on cpu", "device='cuda'", "train on the CPU"], Placed(a="cpu"), "1GiB", None)
+    refused(["'a' is on cpu", "device is 'cpu'"], Placed(a="cpu"), "1GiB", "cpu")
     refused(["'a' is on cuda:0", "device is 'cuda'"], Placed(a="cuda:0"), "1GiB", "cuda")
     refused(["device is 'gpu'", "'cuda:1'"], Placed(a="meta"), "1GiB", "gpu")
     assert gpu_of(Placed(a="cuda:0", b="meta"), "1GiB", None) == (0, torch.device("cuda:0"))
     assert gpu_of(Placed(b="meta"), "1GiB", "cuda") == (1, torch.device("cuda:1"))
+    assert gpu_of(Placed(a="cpu", b="meta"), "1GiB", "cuda:0") == (0, torch.device("cuda:0"))
     assert gpu_of(Placed(a="cpu", b="meta"), None, None) is None
+
+
+def test_what_pytorch_took_of_a_gpu_is_told_after_the_first_step():
+    class Card:
+        peaks = [5 << 20, 7 << 20]
+
+        def begin_peak(self):
+            self.peaks = self.peaks[-1:]
+
+        def peak(self):
+            return self.peaks[0]
+
+    step = FirstStepOnGpu(Card(), 9 << 20, 3 << 20)
+    assert step.as_dict() == {"peak": 3 << 20, "reserve": 9 << 20, "measured": None}
+    step.note(1 << 40)
+    step.end()
+    assert step.as_dict() == {"peak": 3 << 20, "reserve": 9 << 20, "measured": 7 << 20}
+    with fake_gpu.shared():
+        model, optimizer = wrap(torch.nn.Linear(8, 8), "memory", device="cuda", **GPU)
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        told = sluice.torch.engine_of(model).plan()["pytorch"]
+        assert told == {"peak": None, "reserve": 64 << 20, "measured": None}  # the CPU stands in for PyTorch's part
+        sluice.torch.close(model)
+        del optimizer
+        gc.collect()
 
 
 def test_states_outside_of_edits_are_refused():

@@ -57,11 +57,12 @@ class _Alive(TorchDispatchMode):
         return result
 
     @contextlib.contextmanager
-    def casts_made_again(self) -> Iterator[None]:
-        """Inside of the `with`, neither autocast's cache nor backward keeps casts of parameters, as in a wrapped model."""
+    def casts_made_again(self, kind: str) -> Iterator[None]:
+        """Inside of the `with`, neither autocast's cache nor backward keeps casts of parameters, as in a wrapped model.
+        kind: of the device that computes."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
         allowed = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
-        if not torch.is_autocast_enabled("cpu") or not allowed or top is not None:
+        if not torch.is_autocast_enabled(kind) or not allowed or top is not None:
             yield
             return
         cached = torch.is_autocast_cache_enabled()
@@ -168,18 +169,18 @@ def estimate_call(
     device: torch.device = CPU,
 ) -> Estimate:
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
-    of random numbers stay as they are. device: where what is on the meta device will be. Raises what the run with fakes
-    raises."""
+    of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises what
+    the run with fakes raises."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     call = tree_map(
-        lambda value: fake_of(fake, value, train) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
+        lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
     )
     with _random_states_kept(), faked(model, fake, train, call, device) as tensors:
         for tensor in tensors:
             if tensor.is_leaf and tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
         alive = _Alive({tensor.untyped_storage()._cdata for tensor in tensors})
-        with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again():
+        with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type):
             kept = _step(called, call[0], call[1], train, alive)
         return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 

@@ -22,13 +22,13 @@ def faked(
     """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
     and for tensors of objects among its arguments (caches), which are yielded. Afterwards modules, and the lists, dicts,
     sets and objects that they hold, have what they had, whatever forward and backward put there. device: where those on the
-    meta device will be."""
+    meta device will be; a GPU: where all will be."""
     with fake:
         made = {id(p): _like(p, device).requires_grad_(p.requires_grad and train) for p in model.parameters()}
         made |= {id(b): _like(b, device) for b in model.buffers() if id(b) not in made}
     gradients = [(p, p.grad) for p in model.parameters()]
     held = [(holder, _contents(holder)) for holder in _holders(call)]
-    made |= {id(t): fake_of(fake, t, train) for t in _plain_tensors(contents for _, contents in held)}
+    made |= {id(t): fake_of(fake, t, train, device) for t in _plain_tensors(contents for _, contents in held)}
     known = {id(holder) for holder, _ in held}
     held += [(holder, _contents(holder)) for holder in _holders([model]) if id(holder) not in known]
     try:
@@ -46,14 +46,18 @@ def faked(
                 p.grad = gradient
 
 
-def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool) -> torch.Tensor:
-    """A fake tensor that is like this one, and a leaf of backward."""
+def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool, device: torch.device = CPU) -> torch.Tensor:
+    """A fake tensor that is like this one, and a leaf of backward. device: a GPU where it is to be."""
     made = fake.from_tensor(tensor.detach())
+    if device.type != "cpu":
+        with fake:
+            made = made.to(device)
     return made.requires_grad_(train and tensor.requires_grad)
 
 
 def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device if tensor.is_meta else tensor.device)
+    is_moved = tensor.is_meta or device.type != "cpu"
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device if is_moved else tensor.device)
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:

@@ -25,11 +25,33 @@ class Gpu(NamedTuple):
         """The stream on which PyTorch queues this thread's work now; 0: the default one."""
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
-    def bound(self, size: int) -> None:
-        """Lets PyTorch's allocator take no more than so many bytes of the GPU's memory."""
+    def bound(self, size: int) -> float:
+        """Lets PyTorch's allocator take no more than so many bytes of the GPU's memory. Returns the bound before, as
+        set_bound() takes it."""
+        if self.device.type != "cuda":
+            return 1.0
+        before = torch.cuda.get_per_process_memory_fraction(self.device)
+        self.set_bound(min(1.0, size / torch.cuda.get_device_properties(self.device).total_memory))
+        return before
+
+    def set_bound(self, fraction: float) -> None:
+        """Lets PyTorch's allocator take no more than this part of the GPU's memory."""
         if self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), self.device)
+            torch.cuda.set_per_process_memory_fraction(fraction, self.device)
+
+    def give_back(self) -> None:
+        """Gives memory back to the GPU which PyTorch's allocator keeps, and no tensor has."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def begin_peak(self) -> None:
+        """Begins to measure how much of the GPU's memory PyTorch's allocator takes at most."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> Optional[int]:
+        """The most bytes that it has taken since; None where it cannot be measured."""
+        return torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else None
 
 
 def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any) -> Optional[Gpu]:
@@ -48,12 +70,11 @@ def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any) -
             "the model is on the meta device, and device_memory is given; say which GPU it is for (device='cuda', 'cuda:1')"
         )
     gpu = _gpu(wanted)
-    if found is not None and (gpu is None or _gpu(found) != gpu):
+    if found is not None and (gpu is None or (_gpu(found) != gpu and (device is None or found.type != "cpu"))):
         raise InvalidArgumentError(
             f"device_memory is given, and '{name}' is on {found}"
             + ("" if device is None else f", where device is {device!r}")
-            + "; move the model to the GPU before it is wrapped (model.to('cuda')), build it on the meta device and give "
-            "device='cuda', or leave device_memory out to train on the CPU"
+            + "; give the GPU to which it is to move (device='cuda'), or leave device_memory out to train on the CPU"
         )
     assert gpu is not None
     return gpu

@@ -7,6 +7,7 @@ import os
 import warnings
 
 from . import _state_files
+from ._gpu import Gpu
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
@@ -83,6 +84,23 @@ class FirstStep:
     def as_dict(self) -> dict[str, int | None]:
         """What plan() shows, in bytes; None for what is not known."""
         return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
+
+
+class FirstStepOnGpu(FirstStep):
+    """Measures what PyTorch takes of a GPU's memory in the first step. Its allocator is bound to the reserve, so no more is
+    taken than was planned."""
+
+    def __init__(self, gpu: Gpu, reserve: int, estimated: int | None) -> None:
+        self._gpu = gpu
+        super().__init__(reserve, reserve, estimated, True)
+
+    def begin(self) -> None:
+        super().begin()
+        self._gpu.begin_peak()
+
+    def end(self) -> None:
+        if self.measured is None:
+            self.measured = self._gpu.peak()
 
 
 class Keeper:

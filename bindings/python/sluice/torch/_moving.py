@@ -32,7 +32,7 @@ class Moving:
             (module, name, buffer)
             for module in model.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.is_meta
+            if buffer is not None and (buffer.is_meta or buffer.device.type != torch.device(self._device).type)
         ]
 
     def move_in(self, groups: Sequence[Group], roles: Roles, train: bool, source: Source | None) -> list[Home]:
@@ -54,10 +54,20 @@ class Moving:
                     self._on_meta[home.index] = given
                 self._homes.append(home)
                 spans = []
+            if self._engine.gpu is not None:
+                self._engine.gpu.give_back()
+        self._move_buffers()
         for p in self._empty:
             _meta.carry_over(p, _meta.replace(self._places, p, torch.empty(p.shape, dtype=p.dtype, device=self._device)))
         gc.collect()
         return self._homes
+
+    def _move_buffers(self) -> None:
+        """Moves buffers to the GPU with the parameters; one that several modules have stays one."""
+        moved: dict[int, torch.Tensor] = {}
+        for module, name, buffer in self._buffers:
+            if not buffer.is_meta:
+                module._buffers[name] = moved.setdefault(id(buffer), buffer.to(self._device))
 
     def _set_values(self, unit: Unit, group: Group, source: Source | None) -> None:
         declared = {p.key: (p, given) for p, (_, given) in zip(unit.parameters, group.parameters, strict=True)}

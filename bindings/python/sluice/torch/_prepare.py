@@ -18,6 +18,7 @@ from ._checks import check_ahead, check_model, check_optimizer
 from ._estimate import reserve_on_gpu, reserves_of
 from ._gpu import CONTEXT, HOST, Gpu, gpu_of
 from ._libraries import sgemm, team
+from ._memory import FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
 from ._roles import roles_of
 from ._together import Together
@@ -39,6 +40,17 @@ class Prepared(NamedTuple):
     stated: bool  # whether the user stated the reserve
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
+
+    @property
+    def of_pytorch(self) -> int:
+        """The bytes that PyTorch may take where it computes."""
+        return self.reserve if self.gpu is None else size_of(self.options.device_reserved, "device_reserved") - CONTEXT
+
+    def first_step(self) -> FirstStep:
+        """What measures the first step."""
+        if self.gpu is not None:
+            return FirstStepOnGpu(self.gpu, self.of_pytorch, self.estimated)
+        return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
 
     @property
     def alike(self) -> dict[str, Any]:
@@ -90,6 +102,8 @@ def prepare(
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
     gpu = gpu_of(model, device_memory, device)
     groups = find_units(model, units, spans=gpu is None)
+    if gpu is not None:
+        gpu.give_back()
     declared = units_of(groups, roles, optimizer is not None)
     held, given_back = held_at_least(model, groups), bytes_in_memory(groups)
     check_ahead(held_units, prefetch, len(groups))

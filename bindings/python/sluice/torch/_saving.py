@@ -64,9 +64,9 @@ def _without_same(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.
 
 
 def _check(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
         what = f"{tensor.layout} on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise InvalidArgumentError(f"'{name}' is {what}; a file of safetensors holds dense tensors, of the CPU")
+        raise InvalidArgumentError(f"'{name}' is {what}; a file of safetensors holds dense tensors, of the CPU or a GPU")
     if tensor.dtype not in _NAMES:
         raise InvalidArgumentError(f"'{name}' is of {tensor.dtype}; {', '.join(map(str, _NAMES))} can be saved")
 
@@ -107,7 +107,7 @@ def _runs(tensor: torch.Tensor) -> Iterator[memoryview]:
     flat = tensor.detach().contiguous().view(-1)
     count = _RUN // flat.element_size()
     for first in range(0, flat.numel(), count):
-        copy = flat[first : first + count].clone()
+        copy = flat[first : first + count].to("cpu", copy=True)
         yield memory_of(copy)
 
 

@@ -11,18 +11,16 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import StateError
-from ..model import size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _buffers, _closing, _homes, _looking
 from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
-from ._gpu import CONTEXT
 from ._gradients import Gradient, Gradients
 from ._guards import guard, outside_of_graphs, refuse_copy, unguard
 from ._homes import Home
-from ._memory import FirstStep, Keeper, resident_bytes
+from ._memory import Keeper, resident_bytes
 from ._moving import Moving, Source
 from ._prepare import Prepared
 from ._presence import Presence
@@ -50,11 +48,12 @@ class Session:
         # Whose beginnings and ends are told; None: nothing depends on them.
         self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
         self.engine = WrappedEngine(prepared.units, options, prepared.gpu)
+        self._of_pytorch = prepared.of_pytorch  # bytes, and the bound that PyTorch's allocator had on a GPU before
+        self._bound_before = 1.0
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
             homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
-            stated = prepared.stated and prepared.gpu is None  # on a GPU it is of the GPU's memory
-            self.engine.first_step = FirstStep(prepared.memory, prepared.reserve, prepared.estimated, stated)
+            self.engine.first_step = prepared.first_step()
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )
@@ -100,7 +99,8 @@ class Session:
         self._moving = None
         presence.keeper.give_back()
         if (gpu := self.engine.gpu) is not None:
-            gpu.bound(size_of(self.engine.options.device_reserved, "device_reserved") - CONTEXT)
+            gpu.give_back()
+            self._bound_before = gpu.bound(self._of_pytorch)
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan()["predicted_peak"])
         self.engine.presence = weakref.ref(presence)
@@ -120,6 +120,7 @@ class Session:
                 home.memory = torch.empty(0)  # only the parameter may keep the memory
             if self.engine.gpu is not None:
                 self.engine.end_on_gpu()
+                self.engine.gpu.set_bound(self._bound_before)
             for hook in self._hooks:
                 hook.remove()
             if (model := self.model()) is not None:

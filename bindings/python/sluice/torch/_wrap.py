@@ -102,7 +102,7 @@ def wrap(
         In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean.
         0: it is not known, and they are summed at their first use. `reproducible` needs it.
     device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
-        GPU, or on the meta device: then `device` says which ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
+        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
         `reserve` is then what PyTorch takes on the GPU; it or `sample_batch` is given, since the plan is made once. The README of
         bindings/python says more.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
@@ -203,7 +203,7 @@ def plan(
     if weights is not None:
         stored_of(model, weights)
     made = _plan(prepared.units, prepared.options)
-    made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.options.reserved, "measured": None}
+    made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.of_pytorch, "measured": None}
     return made
 
 
