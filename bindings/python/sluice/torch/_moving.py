@@ -26,6 +26,7 @@ class Moving:
         self._device = "cpu" if engine.gpu is None else engine.gpu.device
         self._places = _meta.places_of(model)
         self._homes: list[Home] = []
+        self._were: dict[int, torch.device] = {}  # where each home's parameter was
         self._on_meta: dict[int, torch.nn.Parameter] = {}  # the parameters that homes' parameters replaced, by home
         self._empty = [p for p in model.parameters() if p.is_meta and not p.numel()]
         self._buffers = [
@@ -46,6 +47,7 @@ class Moving:
                 index += 1
                 if not group.ends_parameters:
                     continue
+                self._were[len(self._homes)] = given.device
                 p = self._into_engine(given, spans)
                 trainable = train and p.requires_grad
                 role, position = roles.group.get(id(given), 0), roles.position[id(given)]
@@ -124,7 +126,12 @@ class Moving:
     def _values(self) -> dict[int, torch.Tensor]:
         """The values of parameters that had some before, by their homes' indices, as far as the engine still has them."""
         wanted = [home for home in self._homes if home.index not in self._on_meta]
-        values = {home.index: torch.empty_like(home.memory, memory_format=torch.contiguous_format) for home in wanted}
+        values = {
+            home.index: torch.empty_like(
+                home.memory, memory_format=torch.contiguous_format, device=self._were[home.index]
+            )
+            for home in wanted
+        }
         places = {span.key: (home.index, span) for home in wanted for span in home.spans}
 
         def take(key: str, first: int, part: memoryview) -> None:
