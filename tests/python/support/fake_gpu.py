@@ -4,8 +4,8 @@ compute is computed by the CPU where it lies. Sluice's own work on it is done as
 Nothing of it is installed, and no option of Sluice asks for it: a process has it when SLUICE_CUDA_DRIVER names that driver, and a
 test has called share_memory().
 
-With SLUICE_FAKE_GPU=late, early or random, the tests of sluice.torch that wrap models by support.wrapped_models do so on this GPU. What
-a GPU does not have fails then, with Sluice's error."""
+With SLUICE_FAKE_GPU=late, early or random, the tests of sluice.torch that wrap models by support.wrapped_models do so on this GPU;
+tests/python/torch/test_on_card.py runs files of them so. What a GPU does not have is marked by cpu_alone()."""
 
 import contextlib
 import ctypes
@@ -25,9 +25,20 @@ def asked():
     return os.environ.get("SLUICE_FAKE_GPU")
 
 
-def _driver():
+def cpu_alone(why):
+    """Marks a test, or one of its parameters, that the GPU cannot pass: why says what Sluice refuses there, or what is different.
+    On the GPU it is skipped with that reason."""
+    return pytest.mark.skipif(asked() is not None, reason=f"for the CPU alone: {why}")
+
+
+def require_built():
+    """Skips the test where there is no fake GPU."""
     if not DRIVER.exists() or not KERNELS.exists():
         pytest.skip(f"{DRIVER.name} or {KERNELS.name} is not built (they need CUDA's header and nvcc)")
+
+
+def _driver():
+    require_built()
     loaded = ctypes.CDLL(str(DRIVER))
     loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64]
     for name in ("sluice_fake_cuda_misuses", "sluice_fake_cuda_alive"):

@@ -6,7 +6,7 @@ import gc
 import accelerate
 import pytest
 import torch
-from support import rounding
+from support import fake_gpu, rounding
 from support.chain import WIDTH, Chain, drawn, loss_of, plain_loop
 from support.wrapped_models import TERMS, check_as_plain, outcome, same, units_of_modules, wrap
 from torch import nn
@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+KEPT_ITSELF = fake_gpu.cpu_alone(
+    "without hooks autograd keeps parameters themselves, which backward would not find on a GPU; such calls are a StateError there"
+)
 OF_USES = rounding.of_roundings(16)  # more uses than any parameter here has
 
 
@@ -255,6 +258,7 @@ def test_activations_go_where_save_on_cpu_puts_them():
     check_as_plain(Chain, loop)
 
 
+@KEPT_ITSELF
 def test_where_hooks_are_not_allowed():
     """In transforms, autograd keeps parameters themselves, which are brought in when they are touched."""
     x = drawn(0)
@@ -278,6 +282,7 @@ def test_where_hooks_are_not_allowed():
     check_as_plain(Chain, loop)
 
 
+@KEPT_ITSELF
 def test_a_step_is_noticed_also_where_hooks_are_not_allowed():
     model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
     loss_of(model, 0).backward()
