@@ -138,6 +138,7 @@ struct DeviceNan::State {
     const Device::Stream stream = gpu.make_stream(false);
     gpu.fill(stream.get(), addresses.get(), std::byte{0xFF}, piece);  // in every type of floats it is NaN
     gpu.synchronize(stream.get());
+    (void)gpu.make_read_only(addresses.get(), addresses.bytes());  // else a write there shows in all of it
   }
 };
 

@@ -34,7 +34,8 @@ class DeviceRegion {
 };
 
 // Addresses that show NaN, as whatever type of floats they are read: the same extent lies under each piece of
-// them. Nobody writes there. The constructor waits until they do.
+// them. Nobody writes there, which is an error of the device's where its driver can say so. The constructor
+// waits until they show it.
 class DeviceNan {
  public:
   DeviceNan() = default;

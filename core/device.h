@@ -59,6 +59,9 @@ class Device {
   virtual void free_addresses(DeviceAddress address, std::size_t bytes) = 0;  // nothing is mapped there
   // The bytes are those of the extent. The device may read and write there at once.
   virtual void map(DeviceAddress address, std::size_t bytes, Extent extent) = 0;
+  // From now on the device may only read there: work that writes is an error. Returns false, and changes
+  // nothing, where the driver cannot say so of the device's memory.
+  virtual bool make_read_only(DeviceAddress address, std::size_t bytes) = 0;
   // Ends the mapping of one extent. All work that was queued with these addresses must be done.
   virtual void unmap(DeviceAddress address, std::size_t bytes) = 0;
 

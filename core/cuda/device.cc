@@ -168,12 +168,22 @@ void CudaDevice::free_addresses(DeviceAddress address, std::size_t bytes) {
 void CudaDevice::map(DeviceAddress address, std::size_t bytes, Extent extent) {
   const InContext in(driver_, context_);
   driver_.check(driver_.cuMemMap(address, bytes, 0, extent, 0), "cuMemMap({:#x}, {} bytes)", address, bytes);
-  CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  const CUresult result = driver_.cuMemSetAccess(address, bytes, &access, 1);
+  const CUresult result = set_access(address, bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   if (result != CUDA_SUCCESS) (void)driver_.cuMemUnmap(address, bytes);
   driver_.check(result, "cuMemSetAccess({:#x}, {} bytes)", address, bytes);
+}
+bool CudaDevice::make_read_only(DeviceAddress address, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  const CUresult result = set_access(address, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ);
+  if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED) return false;
+  driver_.check(result, "cuMemSetAccess({:#x}, {} bytes) for reading", address, bytes);
+  return true;
+}
+CUresult CudaDevice::set_access(DeviceAddress address, std::size_t bytes, CUmemAccess_flags flags) {
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
+  access.flags = flags;
+  return driver_.cuMemSetAccess(address, bytes, &access, 1);
 }
 void CudaDevice::unmap(DeviceAddress address, std::size_t bytes) {
   const InContext in(driver_, context_);

@@ -22,6 +22,7 @@ class CudaDevice final : public Device {
   DeviceAddress reserve_addresses(std::size_t bytes) override;
   void free_addresses(DeviceAddress address, std::size_t bytes) override;
   void map(DeviceAddress address, std::size_t bytes, Extent extent) override;
+  bool make_read_only(DeviceAddress address, std::size_t bytes) override;
   void unmap(DeviceAddress address, std::size_t bytes) override;
   void register_host(std::byte* memory, std::size_t bytes) override;
   void unregister_host(std::byte* memory) override;
@@ -49,6 +50,8 @@ class CudaDevice final : public Device {
   void end(CUevent_st* event) noexcept override;
 
  private:
+  CUresult set_access(DeviceAddress address, std::size_t bytes, CUmemAccess_flags flags);
+
   const Driver driver_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;

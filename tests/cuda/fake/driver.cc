@@ -120,7 +120,10 @@ class FakeDriver final : public Control {
   // What work does when its turn comes. Where it was queued in order, and memory has gone since, the device
   // has a fault.
   void copy(CUstream stream, CUdeviceptr device, std::byte* host, std::size_t bytes, bool is_in) {
-    memory_->expect_mapped(device, bytes);
+    if (is_in)
+      memory_->expect_writable(device, bytes);
+    else
+      memory_->expect_mapped(device, bytes);
     memory_->expect_registered(host, bytes);
     const auto begin = reinterpret_cast<std::uint64_t>(host);
     work_->queue(stream, {{device, device + bytes, false}, {begin, begin + bytes, true}},
@@ -138,7 +141,7 @@ class FakeDriver final : public Control {
     (is_in ? counts_.bytes_in : counts_.bytes_out) += bytes;
   }
   void copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
-    memory_->expect_mapped(to, bytes);
+    memory_->expect_writable(to, bytes);
     memory_->expect_mapped(from, bytes);
     work_->queue(stream, {{to, to + bytes, false}, {from, from + bytes, false}}, [this, to, from, bytes] {
       std::vector<std::byte> values;
@@ -154,7 +157,7 @@ class FakeDriver final : public Control {
     counts_.bytes_within += bytes;
   }
   void fill(CUstream stream, CUdeviceptr to, unsigned char value, std::size_t bytes) {
-    memory_->expect_mapped(to, bytes);
+    memory_->expect_writable(to, bytes);
     work_->queue(stream, {{to, to + bytes, false}}, [this, to, value, bytes] {
       memory_->pieces(to, bytes, [&](std::byte* seen, std::size_t size) { std::memset(seen, value, size); });
     });
@@ -398,10 +401,12 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* access,
                         std::size_t count) {
   return fake().call_in_context("cuMemSetAccess", [&] {
-    if (count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-      throw Refusal{CUDA_ERROR_INVALID_VALUE, "access is given that is not one device's to read and write"};
+    const bool writes = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (count != 1 || (!writes && access->flags != CU_MEM_ACCESS_FLAGS_PROT_READ))
+      throw Refusal{CUDA_ERROR_INVALID_VALUE, "access is given that is not one device's to read"};
+    if (!writes && !fake().settings_.has_read_only) throw Refusal{CUDA_ERROR_NOT_SUPPORTED, {}};
     fake().expect_device(access->location.id);
-    fake().memory_->allow(address, bytes);
+    fake().memory_->allow(address, bytes, writes);
   });
 }
 CUresult cuMemHostRegister(void* memory, std::size_t bytes, unsigned) {

@@ -21,6 +21,8 @@ void expect_whole(const char* what, std::uint64_t value) {
 
 void* at(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
+int protection(bool writes) { return writes ? PROT_READ | PROT_WRITE : PROT_READ; }
+
 // Leaves the addresses reserved, with nothing under them.
 void empty(CUdeviceptr address, std::size_t bytes) {
   ::mmap(at(address), bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -103,7 +105,7 @@ void Memory::map(CUdeviceptr address, std::size_t bytes, std::uint64_t handle) {
     refuse(CUDA_ERROR_INVALID_VALUE, fmt::format("{:#x} is mapped, and was mapped before", address));
   if (::mmap(at(address), bytes, PROT_NONE, MAP_FIXED | MAP_SHARED, extent->second->file, 0) == MAP_FAILED)
     refuse(CUDA_ERROR_SYSTEM_NOT_READY, {});
-  mappings_.emplace(address, Mapping{address, extent->second, false});
+  mappings_.emplace(address, Mapping{address, extent->second, false, false});
 }
 void Memory::unmap(CUdeviceptr address, std::size_t bytes) {
   const auto found = mappings_.find(address);
@@ -113,13 +115,14 @@ void Memory::unmap(CUdeviceptr address, std::size_t bytes) {
   empty(address, bytes);
   mappings_.erase(found);
 }
-void Memory::allow(CUdeviceptr address, std::size_t bytes) {
+void Memory::allow(CUdeviceptr address, std::size_t bytes, bool writes) {
   for (CUdeviceptr now = address; now < address + bytes;) {
     const auto found = mappings_.find(now);
     if (found == mappings_.end())
       refuse(CUDA_ERROR_INVALID_VALUE, fmt::format("access is given to {:#x}, where nothing is mapped", now));
     found->second.is_allowed = true;
-    if (shares_) ::mprotect(at(now), found->second.extent->bytes, PROT_READ | PROT_WRITE);
+    found->second.is_writable = writes;
+    if (shares_) ::mprotect(at(now), found->second.extent->bytes, protection(writes));
     now += found->second.extent->bytes;
   }
 }
@@ -133,7 +136,7 @@ void Memory::protect(bool is_open) const {
   if (shares_) return;
   for (const auto& [address, mapping] : mappings_)
     if (mapping.is_allowed)
-      ::mprotect(at(address), mapping.extent->bytes, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
+      ::mprotect(at(address), mapping.extent->bytes, is_open ? protection(mapping.is_writable) : PROT_NONE);
 }
 
 const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
@@ -145,6 +148,16 @@ const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
   if (!mapping.is_allowed)
     refuse(CUDA_ERROR_ILLEGAL_ADDRESS, fmt::format("{:#x} is used, to which no access was given", address));
   return mapping;
+}
+
+void Memory::refuse_writes_to_read_only(CUdeviceptr address, std::size_t bytes) const {
+  for (CUdeviceptr now = address; now < address + bytes;) {
+    const Mapping& mapping = mapping_of(now);
+    if (!mapping.is_writable)
+      refuse(CUDA_ERROR_ILLEGAL_ADDRESS,
+             fmt::format("{:#x} is written, where the device may only read", now));
+    now = mapping.address + mapping.extent->bytes;
+  }
 }
 
 void Memory::register_host(void* memory, std::size_t bytes) {
