@@ -26,7 +26,8 @@
  * writes in it. The thread waits for the disk, in sluice_engine_step() and sluice_engine_gradient_norm() for
  * the gradients, and where values, state and checkpoints are loaded and saved. An address of a unit that is
  * not held must not be used by work: it shows anything, or nothing is there, which is an error of the GPU's.
- * So options.serve_touches is refused.
+ * So options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for callers that
+ * cannot know what uses a parameter.
  *
  * Not yet on a GPU, and refused: ranks, reproducible sums, parameters that span units, sluice_engine_replan()
  * and sluice_engine_leave().
@@ -43,6 +44,11 @@ extern "C" {
  * place before. NULL is CUDA's default stream, which is also the one at first. Where the caller uses several
  * streams for one unit, it orders them itself. SLUICE_STATE where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* stream);
+/* Gives another address of a parameter, at which all of its elements are NaN for the engine's whole life, in
+ * its type and order. It is this parameter's alone, so that an error can name it; work may read there at any
+ * time, and must not write. It takes addresses, and 2 MiB of memory for all units together. SLUICE_STATE
+ * where the CPU computes. */
+SLUICE_API sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, const void** data);
 /* Gives the caller a JSON object that says on which GPU the engine computes, and how much of its memory is
  * free; `json` gets NULL where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_device(const sluice_engine* engine, char** json);
