@@ -1,9 +1,12 @@
 """Models that are wrapped on a GPU: the fake one of the tests, whose memory the CPU shares, so that PyTorch's CPU is the GPU. The
 reference is the same model, wrapped on the CPU; nothing may differ by a bit."""
 
+import ctypes
 import gc
+import math
 import types
 
+import numpy
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -120,6 +123,58 @@ def test_parameters_that_no_hook_announces_are_found():
     check_twin(Layers, loss_of, places=["memory"], units=units, held_units=4, steps=3)
 
 
+class TakesAnotherWay(Layers):
+    """A model that uses its scale, which nothing announces, in one of two places, and a view of it that it made before."""
+
+    early = False
+
+    def forward(self, ids):
+        x, scale = self.words(ids), self.scale.view(-1)
+        if self.early:
+            x = x * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x if self.early else x * scale)
+
+
+def loss_of_another_way(model, step):
+    model.early = step % 2 == 1
+    return loss_of(model, step)
+
+
+def test_what_a_call_uses_that_the_first_one_did_not_is_brought_in():
+    units = {name: [name] for name, _ in TakesAnotherWay().named_parameters()}
+    check_twin(TakesAnotherWay, loss_of_another_way, places=["memory"], units=units, held_units=4, steps=5)
+
+
+class UsesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale  # and not save_for_backward()
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.scale, gradient.sum(0)
+
+
+def test_a_backward_pass_finds_parameters_that_autograd_does_not_know_of():
+    class Kept(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.scale = torch.nn.Parameter(torch.linspace(1, 2, 8))
+
+        def forward(self, x):
+            return self.last(UsesInBackward.apply(self.first(x), self.scale))
+
+    def loss(model, step):
+        return model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step))).square().mean()
+
+    units = {name: [name] for name, _ in Kept().named_parameters()}
+    check_twin(Kept, loss, places=["memory"], units=units, held_units=3, steps=3)
+
+
 class Fails(Layers):
     fails = False
 
@@ -180,7 +235,8 @@ def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():
 def test_views_that_outlive_a_closed_model_keep_the_memory():
     with fake_gpu.shared():
         model, _ = wrap(Layers(), "device", **GPU)
-        view = model.scale.detach()
+        with sluice.torch.edit(model):
+            view = model.scale.detach()
         sluice.torch.close(model)
         gc.collect()
         assert fake_gpu.alive() != []
@@ -317,28 +373,90 @@ def test_operations_on_more_units_than_may_be_held_are_refused():
         gc.collect()
 
 
-def write_by_copy(p):
-    p.copy_(torch.ones(8, 8))
+USES = {
+    "an operation": lambda p: p * 2,
+    "several": lambda p: torch.cat([p, p]),
+    "a function of modules": lambda p: torch.nn.functional.linear(torch.ones(2, 8), p),
+    "a view": lambda p: p.detach(),
+    "data": lambda p: p.data,
+    "values": lambda p: p.tolist(),
+    "NumPy": lambda p: numpy.asarray(p),
+    "DLPack": lambda p: torch.from_dlpack(p),
+    "a copy into it": lambda p: p.copy_(torch.ones(8, 8)),
+    "a rule": torch.nn.init.ones_,
+    "shared memory": lambda p: p.share_memory_(),
+}
 
 
-def write_by_rule(p):
-    torch.nn.init.ones_(p)
-
-
-@pytest.mark.parametrize("write", [write_by_copy, write_by_rule])
-def test_writes_outside_of_edits_are_found(write):
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_uses_outside_of_calls_are_refused(use):
     with fake_gpu.shared():
-        model, optimizer = wrap(torch.nn.Linear(8, 8), "device", **GPU)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        model, optimizer = wrap(model, "memory", units={"one": ["0"], "other": ["1"]}, **GPU)
+        x = torch.randn(2, 8)
+        for _ in range(2):
+            with torch.no_grad(), pytest.raises(sluice.StateError, match="'1.weight' is used by .*its unit 'other'.*edit"):
+                use(model[1].weight)
+            model(x).sum().backward()
+            optimizer.step()
+        with torch.no_grad(), sluice.torch.edit(model):
+            assert model[1].weight.isfinite().all()
+        sluice.torch.close(model)
+        assert type(model[1].weight) is torch.nn.Parameter
+        del optimizer
+        gc.collect()
+
+
+def test_what_asks_for_no_values_works_anywhere():
+    with fake_gpu.shared():
+        model, optimizer = wrap(torch.nn.Linear(8, 4), "memory", **GPU)
+        p = model.weight
+        assert (p.shape, p.dtype, p.numel(), p.stride(), p.device.type) == ((4, 8), torch.float32, 32, (8, 1), "cpu")
+        assert isinstance(p, torch.nn.Parameter) and p.is_leaf and p.requires_grad and not p.is_meta and p.grad is None
+        assert [torch.zeros_like(p).shape, p.new_ones(3).tolist(), "(4, 8)" in repr(p)] == [(4, 8), [1, 1, 1], True]
+        assert all(p is own for p, own in zip(model.parameters(), [model.weight, model.bias], strict=True))
+        assert torch.nn.utils.parameters_to_vector([torch.zeros(2)]).shape == (2,)
+        optimizer.zero_grad()
+        model.requires_grad_(False).requires_grad_(True)
+        sluice.torch.close(model)
+        del optimizer
+        gc.collect()
+
+
+def test_what_does_not_ask_pytorch_finds_nan():
+    with fake_gpu.shared():
+        model, _ = wrap(torch.nn.Linear(8, 8), "device", **GPU)
+        with torch.no_grad():
+            model(torch.randn(2, 8))
+        p = model.weight
+        found = (ctypes.c_float * 64).from_address(p.data_ptr())
+        assert all(math.isnan(x) for x in found)
+        sluice.torch.close(model, values=False)
+        gc.collect()
+
+
+class WritesLater(torch.nn.Linear):
+    writes = False
+
+    def forward(self, x):
+        if self.writes:
+            with torch.no_grad():
+                self.weight.copy_(torch.ones(8, 8))
+        return super().forward(x)
+
+
+def test_writes_in_later_calls_are_found():
+    with fake_gpu.shared():
+        model, optimizer = wrap(WritesLater(8, 8), "device", **GPU)
         model(torch.randn(2, 8)).sum().backward()
         optimizer.step()
-        with torch.no_grad():
-            write(model.weight)
-        with pytest.raises(sluice.StateError, match="'weight' was written outside of `with sluice.torch.edit"):
-            model(torch.randn(2, 8))
-        with pytest.raises(sluice.StateError, match="'weight' was written outside"):
-            optimizer.step()
+        model.writes = True
+        model(torch.randn(2, 8)).sum().backward()
+        for use in (lambda: model(torch.randn(2, 8)), optimizer.step):
+            with pytest.raises(sluice.StateError, match="'weight' was written outside of `with sluice.torch.edit"):
+                use()
         sluice.torch.close(model, values=False)
-        del optimizer
+        del optimizer, use
         gc.collect()
 
 

@@ -18,6 +18,7 @@ from .._library import library
 from ..engine import Engine
 from ..errors import StateError
 from ..model import Options, Parameter, Unit
+from . import _absent
 from ._dlpack import Lent
 from ._gpu import Gpu
 
@@ -100,6 +101,7 @@ class Home:
     memory: torch.Tensor
     trainable: bool
     by_elements: bool  # see sluice.Parameter
+    absent: torch.Tensor | None = None  # on a GPU: what it shows while its unit is not there
     address: int = dataclasses.field(init=False)  # in the engine
     arrivals: Arrivals = dataclasses.field(default_factory=Arrivals)
 
@@ -138,7 +140,8 @@ class Home:
     @property
     def replaced(self) -> bool:
         """Whether the parameter was given other memory."""
-        return self.parameter.data_ptr() != self.address
+        address = self.parameter.data_ptr()
+        return address != self.address and (self.absent is None or address != self.absent.data_ptr())
 
     @property
     def moved(self) -> bool:
@@ -158,6 +161,24 @@ class Home:
                 f"'{self.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
                 "copy_() into it instead"
             )
+
+    def conceal(self, missed: _absent.Missed) -> None:
+        """Lets the parameter show NaN, and operations on it call `missed`: its unit is leaving the GPU."""
+        if self.absent is not None and type(self.parameter) is not _absent.Absent and not self.moved and not self.replaced:
+            _absent.show(self.parameter, self.absent)
+            _absent.conceal(self.parameter, missed)
+
+    def reveal(self) -> None:
+        """Lets the parameter show its memory, where its unit is now."""
+        if self.absent is not None and (type(self.parameter) is _absent.Absent or self.parameter.data_ptr() != self.address):
+            self.check_memory()
+            _absent.reveal(self.parameter)
+            _absent.show(self.parameter, self.memory)
+
+    def let_go(self) -> None:
+        """Ends what the parameter has to do with the engine, which keeps its memory for views of it."""
+        _absent.reveal(self.parameter)
+        self.memory, self.absent = torch.empty(0), None
 
     def check_place(self, found: torch.Tensor | None) -> None:
         """Raises StateError where `found`, which a module has in this parameter's place, is none or another one."""
@@ -205,14 +226,25 @@ class ModelEngine(Engine):
         address = self._handle.ask("sluice_engine_parameter", spans[0].index, kind=ctypes.c_void_p) or 0
         units = [span.unit for span in spans]
         if self.gpu is not None:
-            lent = Lent(self)
-            self._seen.append((units, weakref.ref(lent)))
-            return lent.tensor(address, shape, dtype, self.gpu.device)
+            return self._of_gpu(address, units, shape, dtype)
         item = torch.empty((), dtype=dtype).element_size()
         raw = (ctypes.c_char * (math.prod(shape) * item)).from_address(address)
         raw.keeps = self  # type: ignore[attr-defined]
         self._seen.append((units, weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+    def absent(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """A tensor that shows NaN for a parameter whose unit is not on the GPU; None where the CPU computes."""
+        if self.gpu is None:
+            return None
+        address = self._handle.ask("sluice_engine_absent", spans[0].index, kind=ctypes.c_void_p) or 0
+        return self._of_gpu(address, [span.unit for span in spans], shape, dtype)
+
+    def _of_gpu(self, address: int, units: list[int], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        assert self.gpu is not None
+        lent = Lent(self)
+        self._seen.append((units, weakref.ref(lent)))
+        return lent.tensor(address, shape, dtype, self.gpu.device)
 
     def follow_stream(self) -> None:
         """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now."""
@@ -224,9 +256,13 @@ class ModelEngine(Engine):
         """Closes the engine of a GPU, without values. Where users have views of its memory, that is theirs until the last of
         them is gone, and has no values any more."""
         self.ended = True
-        gc.collect()
-        if all(reference() is None for _, reference in self._seen):
+        if self._is_seen():
+            gc.collect()
+        if not self._is_seen():
             super().close()
+
+    def _is_seen(self) -> bool:
+        return any(reference() is not None for _, reference in self._seen)
 
     @property
     def closed(self) -> bool:

@@ -30,6 +30,7 @@ class Looking(TorchDispatchMode):
         self.ended = False  # it does nothing any more, also where other modes kept it from being taken away
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Views count as uses: one that is made while its unit is absent would show NaN for ever.
         for home, written in () if self.ended else _homes_in(self._presence, func, args, kwargs or {}):
             if written:
                 raise StateError(
@@ -51,7 +52,7 @@ class Editing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         used: dict[int, int] = {}
-        for home, written in _homes_in(self._presence, func, args, kwargs or {}):
+        for home, written in () if _only_views(func) else _homes_in(self._presence, func, args, kwargs or {}):
             for unit in home.units:
                 used[unit] = max(used.get(unit, _abi.READ), _abi.EDIT if written else _abi.READ)
         self._presence.use_together(used, f"{func}")
@@ -65,7 +66,7 @@ def _homes_in(presence: Presence, func: Any, args: Any, kwargs: dict[str, Any]) 
             if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_meta:
                 continue
             home = presence.by_storage.get(storage_of(tensor))
-            if home is not None and not _only_views(func):
+            if home is not None:
                 yield home, _writes(func, index, len(args), list(kwargs))
 
 
@@ -109,6 +110,7 @@ class Announced:
         self._presence = presence
         self._known: set[_Kind] = set()  # the kinds of calls that were looked at from beginning to end
         self._thread = _Thread()
+        presence.serve = self._serve
 
     @property
     def outermost(self) -> bool:
@@ -155,6 +157,18 @@ class Announced:
         self._thread.latest = units
         self._presence.use_together(dict.fromkeys(units, _abi.READ), "what follows a module's call")
 
+    def _serve(self, home: Home) -> bool:
+        """Brings in what an operation finds absent, where this thread is in a call or in a backward pass."""
+        if not self.outermost:
+            for unit in home.units:
+                self.note(unit)
+            return True
+        if torch._C._current_graph_task_id() == -1:
+            return False
+        for unit in home.units:
+            self._presence.use(unit)
+        return True
+
     def note(self, unit: int) -> None:
         """An operation uses the unit now."""
         latest = self._thread.latest
@@ -171,10 +185,12 @@ def editing(presence: Presence) -> Iterator[None]:
     presence.check_unwritten(presence.homes)
     presence.edits += 1
     try:
+        presence.reveal_all()
         with Editing(presence):
             yield
     finally:
         presence.edits -= 1
+        presence.conceal_all()
         for home in presence.homes:
             home.note_values()
 

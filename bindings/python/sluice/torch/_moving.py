@@ -51,7 +51,8 @@ class Moving:
                 p = self._into_engine(given, spans)
                 trainable = train and p.requires_grad
                 role, position = roles.group.get(id(given), 0), roles.position[id(given)]
-                home = Home(name, len(self._homes), spans, role, position, p, p.data, trainable, declared.by_elements)
+                absent = self._engine.absent(spans, tuple(p.shape), p.dtype)
+                home = Home(name, len(self._homes), spans, role, position, p, p.data, trainable, declared.by_elements, absent)
                 if given.is_meta:
                     self._on_meta[home.index] = given
                 self._homes.append(home)
@@ -105,6 +106,7 @@ class Moving:
         lost = []
         for home in self._homes:
             home.parameter.__dict__.pop("_sluice", None)
+            home.let_go()
             if home.index in self._on_meta:
                 self._put(self._on_meta[home.index])
             elif home.index in values:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -85,12 +86,18 @@ class Presence:
         self.limit = engine.options.held_units
         self.by_id = {id(home.parameter): home for home in homes}
         self.by_storage = {_homes.storage_of(home.memory): home for home in homes}
+        self.by_storage |= {_homes.storage_of(home.absent): home for home in homes if home.absent is not None}
         self.lock = threading.RLock()
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
+        self.serve: Callable[[Home], bool] = lambda home: False  # brings an absent unit in where a thread is in the model's calls
         self.edits = 0  # how many sluice.torch.edit() there are now of parameters on a GPU
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
+        self._on_gpu: list[list[Home]] = [[] for _ in engine.units]  # by unit; empty where the CPU computes
+        for home in homes if engine.gpu is not None else ():
+            for unit in home.units:
+                self._on_gpu[unit].append(home)
 
     # ---- units come and go ----
 
@@ -103,6 +110,7 @@ class Presence:
             self._last_use[unit] = next(self._uses)
             held = self.engine._accesses(unit)
             if held & 1 << access:
+                self._reveal(unit, access)
                 return
             if access == _abi.GRADIENT_ONLY or (access == _abi.READ and torch.is_grad_enabled()):
                 self.begin_step()
@@ -112,6 +120,7 @@ class Presence:
                 self._make_room()
             self.engine.follow_stream()
             self.engine._handle.call("sluice_engine_acquire", unit, access)
+            self._reveal(unit, access)
 
     def use_together(self, units: Mapping[int, int], what: str) -> None:
         """Makes units present, each for its access, all of them at once. what: needs them, for messages."""
@@ -133,6 +142,7 @@ class Presence:
     def release(self, unit: int) -> None:
         """Releases the unit, however often it is held."""
         self.updates.release(unit)
+        self._conceal(unit)
         self.engine.follow_stream()
         for _ in range(self.engine._times_held(unit)):
             self.engine._handle.call("sluice_engine_release", unit)
@@ -143,6 +153,38 @@ class Presence:
             if not (self.engine.closed or self.engine._handle.inherited):
                 for unit in self.engine._held_units():
                     self.release(unit)
+
+    # ---- what parameters on a GPU show ----
+
+    def _reveal(self, unit: int, access: int) -> None:
+        if access != _abi.GRADIENT_ONLY:
+            for home in self._on_gpu[unit]:
+                home.reveal()
+
+    def _conceal(self, unit: int) -> None:
+        if not self.edits:
+            for home in self._on_gpu[unit]:
+                home.conceal(functools.partial(self._missed, home))
+
+    def reveal_all(self) -> None:
+        """Lets all parameters show their memory, also while it is another unit's: each operation is looked at."""
+        for unit in range(len(self._on_gpu)):
+            self._reveal(unit, _abi.READ)
+
+    def conceal_all(self) -> None:
+        """Ends reveal_all()."""
+        for unit in range(len(self._on_gpu)):
+            self._conceal(unit)
+
+    def _missed(self, home: Home, what: str) -> None:
+        """Comes before an operation uses a parameter whose unit is not on the GPU."""
+        if self.serve(home):
+            return
+        unit = self.engine.units[home.units[0]].name
+        raise StateError(
+            f"'{home.name}' is used by {what} outside of the model's calls and backward passes, and its unit '{unit}' is not on the "
+            "GPU then: use it in the model's forward, or, between steps, within `with sluice.torch.edit(model):`"
+        )
 
     def touches(self) -> int:
         """How often a parameter was touched while its unit was not held."""

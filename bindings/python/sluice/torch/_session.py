@@ -103,6 +103,7 @@ class Session:
             self._bound_before = gpu.bound(self._of_pytorch)
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan()["predicted_peak"])
+        presence.conceal_all()
         self.engine.presence = weakref.ref(presence)
 
     def close(self, values: bool) -> None:
@@ -117,7 +118,7 @@ class Session:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = gradients.get(home.index)
                 del home.parameter._sluice  # type: ignore[attr-defined]
-                home.memory = torch.empty(0)  # only the parameter may keep the memory
+                home.let_go()  # only the parameter may keep the memory
             if self.engine.gpu is not None:
                 self.engine.end_on_gpu()
                 self.engine.gpu.set_bound(self._bound_before)
