@@ -40,7 +40,7 @@ def wrap(model, place, optimizer=None, **options):
     """Wraps a model, with everything in memory or on disk."""
     given = {"memory": "6GiB", "disk": tempfile.gettempdir(), "place": place, "reserve": "256MiB"} | options
     if fake_gpu.asked():
-        on_meta = all(p.is_meta for p in model.parameters())
+        on_meta = isinstance(model, torch.nn.Module) and all(p.is_meta for p in model.parameters())
         given = {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | given
     return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
 
@@ -57,7 +57,7 @@ def units_of_modules(model):
 
 
 def readable(model):
-    """A `with` in which the model's parameters can be read."""
+    """A `with` in which the model's parameters can be read and written between steps: on a GPU an edit."""
     on_gpu = any(getattr(p, "_sluice", None) is not None for p in model.parameters()) and fake_gpu.asked()
     return sluice.torch.edit(model) if on_gpu else contextlib.nullcontext()
 

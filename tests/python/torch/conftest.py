@@ -9,6 +9,7 @@ from support import fake_gpu
 @pytest.fixture(scope="session")
 def gpu():
     fake_gpu.share_memory(memory=64 << 30, schedule=fake_gpu.asked(), seed=1)
+    gc.freeze()  # the collector runs at the end of each model and of each test, and must not look at all libraries then
 
 
 @pytest.fixture(autouse=True)

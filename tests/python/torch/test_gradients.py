@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 from support.chain import Chain, drawn, loss_of
-from support.wrapped_models import check_as_plain, units_of_modules, wrap
+from support.wrapped_models import check_as_plain, readable, units_of_modules, wrap
 
 import sluice.torch
 
@@ -65,12 +65,12 @@ def write(model, note):
 
 def with_parameters(model, note):
     """The gradient that is added lies in a parameter's memory, which may be absent."""
-    with torch.no_grad():
+    with torch.no_grad(), readable(model):
         model.first.weight.grad.add_(model.last.weight.detach())
         model.middle.weight.grad += model.middle.weight
-    model.last.bias.grad = model.first.bias.detach()
-    note(model.last.bias.grad.clone())
-    model.last.bias.grad = None  # it is first.bias, which plain PyTorch changes in the middle of the step
+        model.last.bias.grad = model.first.bias.detach()
+        note(model.last.bias.grad.clone())
+        model.last.bias.grad = None  # it is first.bias, which plain PyTorch changes in the middle of the step
 
 
 def take_away(model, note):

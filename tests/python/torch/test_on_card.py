@@ -9,9 +9,9 @@ import pytest
 from support import fake_gpu
 from support.sluice_process import SOURCE
 
-# Each line is one process, whose start takes longer than most files.
+# Each line is one process, whose start takes as long as a file.
 RUNS = [
-    ["test_saved.py"],
+    ["test_saved.py", "test_wrapping.py", "test_gradients.py", "test_types.py", "test_edits.py"],
 ]
 
 
