@@ -187,7 +187,8 @@ std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowle
 namespace {
 
 // Lets one process at a time measure: ranks that start together would each find a part of the disk's rate. It
-// waits for a minute at most, and does nothing where there is no folder to keep measurements in.
+// waits for a minute at most, and does nothing where there is no folder to keep measurements in, or one whose
+// file system has no locks.
 class Turn {
  public:
   Turn() {
@@ -208,7 +209,7 @@ class Turn {
     constexpr std::chrono::seconds kQuiet{1}, kMost{60};
     const auto begin = std::chrono::steady_clock::now();
     bool told = false;
-    while (::flock(folder_, LOCK_EX | LOCK_NB) != 0) {
+    while (::flock(folder_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
       const auto waited = std::chrono::steady_clock::now() - begin;
       if (waited >= kMost)
         return log().warn("another process has measured disks for a minute; measuring beside it");

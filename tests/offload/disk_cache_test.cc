@@ -1,9 +1,13 @@
 #include "offload/disk_cache.h"
 
 #include <gmock/gmock.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -11,6 +15,14 @@
 #include "core/json.h"
 #include "core/text_file.h"
 #include "offload/support.h"
+
+// Takes the system's place: with what flock() fails in these tests; 0: it does what it is asked.
+static std::atomic<int> flock_fails_with = 0;
+extern "C" int flock(int descriptor, int operation) noexcept {
+  if (flock_fails_with == 0) return static_cast<int>(::syscall(SYS_flock, descriptor, operation));
+  errno = flock_fails_with;
+  return -1;
+}
 
 namespace sluice::offload {
 namespace {
@@ -99,6 +111,17 @@ TEST_F(DiskCacheTest, OneMeasuresAndTheOthersWaitForIt) {
   }
   EXPECT_EQ(measured, 1);
   EXPECT_EQ(found, std::vector<double>(4, 2e9));
+}
+
+// As Lustre's that is mounted without -o flock. Only another one that measures is waited for.
+TEST_F(DiskCacheTest, NobodyWaitsWhereTheFileSystemHasNoLocks) {
+  for (const int error : {ENOSYS, ENOLCK}) {
+    flock_fails_with = error;
+    const auto begin = std::chrono::steady_clock::now();
+    know(4 * kMiB);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << error;
+    flock_fails_with = 0;
+  }
 }
 
 TEST_F(DiskCacheTest, ByDefaultTheDiskIsMeasured) {
