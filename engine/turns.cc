@@ -80,13 +80,20 @@ void Turns::end_step() {
 
 void Turns::learn() { order_ = merged(order_, ready_); }
 
+// What is not misled became ready in the order that was expected, whatever came in between.
 void Turns::find_misled(const std::vector<UnitId>& read, const std::vector<UnitId>& ready) {
   const std::vector<std::size_t> places = places_in(read, order_.size());
-  std::vector<UnitId> both;
-  for (const UnitId unit : ready)
-    if (places[unit] < read.size()) both.push_back(unit);
-  for (std::size_t i = 1; i < both.size(); ++i)
-    if (places[both[i - 1]] < places[both[i]]) misled_[both[i - 1]] = misled_[both[i]] = true;
+  std::vector<UnitId> as_expected;
+  for (const UnitId unit : ready) {
+    if (places[unit] == read.size()) continue;
+    bool is_misled = false;
+    for (; !as_expected.empty() && places[as_expected.back()] < places[unit]; as_expected.pop_back())
+      is_misled = misled_[as_expected.back()] = true;
+    if (is_misled)
+      misled_[unit] = true;
+    else
+      as_expected.push_back(unit);
+  }
 }
 
 }  // namespace sluice::engine

@@ -86,17 +86,21 @@ TEST(Turns, FollowForwardPassesFromTheFirstStepOn) {
   }
 }
 
-// Where gradients come in the order of the forward pass, or where there is none, one step tells.
+// Where gradients come in the order of the forward pass, or in any that has nothing to do with it, or where
+// there is none, one step tells.
 TEST(Turns, FollowTheOrderOfEarlierSteps) {
-  for (const bool reads : {false, true})
+  enum { kNothing, kTheSame, kAnyOrder };
+  for (const auto reads : {kNothing, kTheSame, kAnyOrder})
     for (unsigned seed = 0; seed < 50; ++seed) {
       std::mt19937 random(seed);
-      const Units common = shuffled(12, random);
+      const Units common = shuffled(12, random), any = shuffled(12, random);
       Turns turns(12);
       for (int step = 0; step < 6; ++step) {
         Turns::OfRanks ready;
         for (int rank = 0; rank < 3; ++rank) ready.push_back(step == 0 ? common : some_of(common, random));
-        turns.begin_step(reads ? ready : Turns::OfRanks(3));
+        turns.begin_step(reads == kNothing   ? Turns::OfRanks(3)
+                         : reads == kTheSame ? ready
+                                             : Turns::OfRanks(3, any));
         if (step > 0) {
           EXPECT_EQ(turns.order(), common) << seed << ", step " << step;
         }
@@ -112,6 +116,21 @@ TEST(Turns, FollowTheOrderOfEarlierSteps) {
         turns.end_step();
       }
     }
+}
+
+// A forward pass through two halves, and a backward pass through each before the next: within a half all
+// comes as expected, and still no unit of the second half comes before the first.
+TEST(Turns, NoticeAnotherOrderThatNoNeighboursShow) {
+  const Units ready = {2, 1, 0, 5, 4, 3};
+  Turns turns(6);
+  for (int step = 0; step < 3; ++step) {
+    turns.begin_step({{0, 1, 2, 3, 4, 5}});
+    if (step > 0) {
+      EXPECT_EQ(turns.order(), ready) << "step " << step;
+    }
+    for (const UnitId unit : ready) turns.follow({{unit}});
+    turns.end_step();
+  }
 }
 
 // In the first step of a client that reads nothing before.
