@@ -122,9 +122,10 @@ bool UpdatePipeline::idle() const {
 
 std::size_t UpdatePipeline::unapplied() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(updates_.begin(), updates_.end(), [](const auto& running) {
-    return running->decided && !running->applied();
-  }));
+  return static_cast<std::size_t>(
+      std::count_if(updates_.begin(), updates_.end(), [this](const auto& running) {
+        return running->decided && !running->applied() && !by_cpu(running->update.unit);
+      }));
 }
 
 ChunkWork UpdatePipeline::work_of(const Running& running, std::optional<std::size_t> chunk) const {

@@ -70,7 +70,8 @@ class UpdatePipeline {
   void add(const Update& update, std::function<void()> on_applied);
   bool under_way(UnitId unit) const;  // including its last transfers
   bool idle() const;                  // no update is under way
-  std::size_t unapplied() const;      // updates under way that still need parameters and gradient
+  // Updates under way that still need parameters and gradient, but for those of the CPU beside a GPU.
+  std::size_t unapplied() const;
 
   // Sets the memory that the client will lend. with_gradients: some updates in it also stream their gradient.
   // The memory stays valid until no transfer uses it. REQUIRES: it is idle.

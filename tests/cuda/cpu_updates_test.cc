@@ -1,4 +1,7 @@
+#include <atomic>
+#include <chrono>
 #include <future>
+#include <thread>
 
 #include "cuda/engine_fixture.h"
 
@@ -88,6 +91,51 @@ TEST_F(CpuUpdatesTest, NobodyWaitsForThemBeforeTheUnitIsAcquired) {
   made.engine->acquire(frozen, Hold::kRead);
   made.engine->release(frozen);
   products.open();
+  Outcome found = client.save();
+  found.norms = norms;
+  EXPECT_TRUE(found == expected);
+  made.engine.reset();  // it ends before the stream
+}
+
+// Threads of which those of the CPU's updates wait until somebody opens the gate.
+struct Gate {
+  static inline std::atomic<bool> is_open = false;
+  static inline std::thread::id caller;
+  static void team(void (*work)(void*), void* data, unsigned /*threads*/, unsigned /*flags*/) {
+    while (std::this_thread::get_id() != caller && !is_open)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    work(data);
+  }
+};
+
+// What the GPU updates does not wait behind what the CPU updates.
+TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.blocks = 6;
+  setup.steps = 1;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  setup.team = Gate::team;
+  Gate::is_open = true;
+  Gate::caller = std::this_thread::get_id();
+  const Device::Stream stream = device_->make_stream(false);
+  Made made(setup, device_.get());
+  const auto by_cpu = std::ranges::count_if(made.plan.units, &UnitPlan::updated_by_cpu);
+  ASSERT_GT(by_cpu, 2);  // more than may be under way where the model is computed
+  ASSERT_LT(by_cpu, 7);
+  HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
+  made.engine->use_stream(stream.get());
+  Client client(setup, *made.engine, hands);
+  client.load();
+  Gate::is_open = false;
+  const std::vector<double> norms = {client.step(0)};
+  const auto updates = [&] { return fake()->counts().calls["cuLaunchKernel"]; };
+  const std::uint64_t begun = updates();
+  Gate::is_open = true;
+  made.engine->settle();
+  EXPECT_EQ(updates(), begun) << "updates that the GPU was given late";
   Outcome found = client.save();
   found.norms = norms;
   EXPECT_TRUE(found == expected);

@@ -28,6 +28,7 @@ struct Case {
   std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
   std::optional<allocator::Tier> updates = {};                // what updates where a GPU computes
   kernels::F32Products* products = nullptr;  // null: the matrix library's, where they are needed
+  Threads::Team team = nullptr;              // of the engine's threads
   std::size_t memory = kGiB;
   std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
@@ -187,7 +188,8 @@ struct Made {
   Made(const Case& setup, Device* device)
       : profile(profile_of(setup)),
         optimizer(optim::make_optimizer(setup.optimizer)),
-        plan(make_plan(profile, *optimizer, budget_of(setup), request_of(setup), {})) {
+        plan(make_plan(profile, *optimizer, budget_of(setup), request_of(setup), {})),
+        threads(2, setup.team) {
     ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
     ledger.set_budget(allocator::Tier::kDevice, plan.device_bytes);
     Resources resources{threads, ledger};
@@ -203,7 +205,7 @@ struct Made {
   Profile profile;
   std::unique_ptr<optim::Optimizer> optimizer;
   Plan plan;
-  Threads threads{2};
+  Threads threads;
   allocator::Ledger ledger;
   std::optional<offload::RecordStore> disk;
   std::unique_ptr<kernels::F32Products> products;
