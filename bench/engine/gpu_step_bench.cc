@@ -1,8 +1,8 @@
 // Measures steps of an engine on a GPU in which nothing is computed: the client acquires the units of a model
 // forward and backward, as PyTorch would, and adds gradients that are there already, so that what is left is
 // to move and to update. A step is compared with what none could be quicker than: the time of its bytes on
-// the link (copies alone, in the same run), or that of its updates on the GPU (all in its memory), whichever
-// is more.
+// the link (copies alone, in the same run), or that of the updates which the plan has the GPU make (all in
+// its memory), whichever is more.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -295,18 +295,19 @@ Json measure(const Options& options) {
   PlanRequest request;
   request.clip = options.clips;
   const Plan plan = make_plan(profile, *optimizer, budget, request, {});
-  std::size_t elements = 0, largest = 0;
-  for (const UnitSpec& unit : profile.units) {
+  std::size_t elements = 0, by_gpu = 0, largest = 0;
+  for (std::size_t u = 0; u < profile.units.size(); ++u) {
     std::size_t of_unit = 0;
-    for (const ParameterSpec& parameter : unit.parameters) of_unit += parameter.elements();
+    for (const ParameterSpec& parameter : profile.units[u].parameters) of_unit += parameter.elements();
     elements += of_unit, largest = std::max(largest, of_unit);
+    if (!plan.units[u].updated_by_cpu()) by_gpu += of_unit;
   }
   const std::size_t copied = std::min(kMeasuredCopy, round_up(largest * size_of(dtype), kHugePage));
   require_memory(std::max<std::uint64_t>(plan.peak_memory, 2 * copied));
 
   const auto device = open_device(options.device);
   const LinkRates link = LinkMeasure(*device, copied).rates();
-  const double update = static_cast<double>(elements) *
+  const double update = static_cast<double>(by_gpu) *
                         update_seconds(*device, *optimizer, dtype, std::min(kMeasuredUpdate, largest));
   std::vector<double> steps = Steps(*device, profile, plan, *optimizer).seconds(options.steps);
   std::ranges::sort(steps);
@@ -318,6 +319,7 @@ Json measure(const Options& options) {
           {"cuda_of_driver", device->info().driver},
           {"model", options.model},
           {"parameters", elements},
+          {"updated_by_gpu", by_gpu},
           {"optimizer", optimizer->name()},
           {"dtype", options.dtype},
           {"state", options.state},
@@ -343,11 +345,12 @@ std::string text_of(const Json& found) {
   return fmt::format(
       "{} of {:.2f}G parameters on {}: {} on the GPU, {} in memory\n"
       "a step takes {} in and {} out, {:.4f} s at the link's {:.1f}, {:.1f} and both ways {:.1f} GB/s\n"
-      "its updates take {:.4f} s on the GPU\n"
+      "the updates of {:.2f}G parameters take {:.4f} s on the GPU, and the CPU makes the others\n"
       "a step took {:.4f} s, {:.2f} times the larger of both\n",
       found.at("model").get<std::string>(), number("parameters") / 1e9, found.at("gpu").get<std::string>(),
       size("device_bytes"), size("host_bytes"), size("bytes_in"), size("bytes_out"), number("link_seconds"),
-      rate("in"), rate("out"), rate("both"), number("update_seconds"), number("seconds"), number("ratio"));
+      rate("in"), rate("out"), rate("both"), number("updated_by_gpu") / 1e9, number("update_seconds"),
+      number("seconds"), number("ratio"));
 }
 
 void bind(CLI::App& app, Options& options) {

@@ -7,8 +7,7 @@
 namespace sluice::engine {
 
 // Where the CPU fills in, or sees, a chunk of a unit whose values and state a GPU has: registered memory of
-// the host. State that is not on the GPU passes through a slot there. Thread
-// rule: one thread.
+// the host. State that is not on the GPU passes through a slot there. Thread rule: one thread.
 class HostStaging {
  public:
   HostStaging(StateStore& states, DeviceWork& gpu);

@@ -99,8 +99,7 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
 }
 
 // What is in those frames that are mapped under the home already leaves first, where it is needed later: to
-// map others would hold up the GPU. A write to host memory has ended for
-// the caller as soon as it has begun.
+// map others would hold up the GPU. A write to host memory has ended for the caller as soon as it has begun.
 void Pager::make_room_where_mapped(const Holding& wanted, NextUses::Time limit) {
   for (const DeviceAddress address : device_pool_->in_the_way(wanted.device_home)) {
     Holding& victim = *holdings_[device_homes_.at(address)];
