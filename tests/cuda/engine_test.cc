@@ -276,6 +276,11 @@ TEST_F(DeviceEngineTest, AbsentParametersHaveAddressesThatShowNan) {
       const auto* const home = static_cast<const std::byte*>(made.engine->parameter(p).data);
       EXPECT_EQ(made.engine->unit_at(home), std::optional(unit));
       EXPECT_TRUE(seen.insert(begin).second);
+      if (fake() == nullptr) continue;
+      expect_error(ErrorCode::kIo, {"the GPU's driver"}, [&] {
+        device_->fill(stream.get(), reinterpret_cast<DeviceAddress>(begin), std::byte{0}, bytes);
+      });
+      EXPECT_EQ(fake()->take_misuses().size(), 1U) << "it may be written";
     }
   });
   setup.device = 0;

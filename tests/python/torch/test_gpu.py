@@ -124,17 +124,17 @@ def test_parameters_that_no_hook_announces_are_found():
 
 
 class TakesAnotherWay(Layers):
-    """A model that uses its scale, which nothing announces, in one of two places, and a view of it that it made before."""
+    """A model that uses its scale, which nothing announces, in one of two places, each time through a view that it makes before."""
 
     early = False
 
     def forward(self, ids):
-        x, scale = self.words(ids), self.scale.view(-1)
-        if self.early:
-            x = x * self.scale
-        for block in self.blocks:
+        x = self.words(ids)
+        for number, block in enumerate(self.blocks):
+            if number == (1 if self.early else 2):
+                scale = self.scale.view(-1)
             x = block(x)
-        return self.head(x if self.early else x * scale)
+        return self.head(x * scale)
 
 
 def loss_of_another_way(model, step):
@@ -401,6 +401,8 @@ def test_uses_outside_of_calls_are_refused(use):
             optimizer.step()
         with torch.no_grad(), sluice.torch.edit(model):
             assert model[1].weight.isfinite().all()
+        with torch.no_grad(), pytest.raises(sluice.StateError, match="'1.weight' is used by"):
+            use(model[1].weight)
         sluice.torch.close(model)
         assert type(model[1].weight) is torch.nn.Parameter
         del optimizer
