@@ -11,9 +11,10 @@
  * sluice_plan() needs no GPU.
  *
  * Budgets: options.device_memory bounds what the engine takes of the GPU's memory, together with
- * options.device_reserved, which it does not take: CUDA's own context (about half a GiB on large GPUs) and
- * what the caller allocates there. options.memory and options.reserved are the host's, as ever. SLUICE_BUDGET
- * where the GPU has less than device_memory, or less is free than the plan takes.
+ * options.device_reserved, what the caller allocates there, and with what CUDA's context and Sluice's kernels
+ * take (about half a GiB on large GPUs): sluice_device_facts.base. options.memory and options.reserved are
+ * the host's, as ever. SLUICE_BUDGET where the GPU has less than device_memory, or less is free than the plan
+ * takes.
  *
  * Addresses: sluice_engine_parameter() gives addresses in the GPU's memory, which never change. The arrays of
  * sluice_engine_add_gradient() and sluice_engine_get_gradient() are in the GPU's memory, too. Values, state,
@@ -39,12 +40,26 @@
 extern "C" {
 #endif
 
+/* What a plan for a GPU is made by: which parts of the model are where, and what the CPU updates. They change
+ * no bit of a result. sluice_engine_create() measures them, in about half a second and in memory within the
+ * budgets, unless they are stated here; then all of them are. sluice_plan(), which needs no GPU, assumes
+ * others where none are stated. What an engine has measured sluice_engine_device() says.
+ * SLUICE_INVALID_ARGUMENT for a rate that is not above 0 and finite. */
+struct sluice_device_facts {
+  size_t size;
+  /* Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count. */
+  double to_gpu, from_gpu, both_ways;
+  double gpu_updates; /* elements a second that the GPU updates in its memory */
+  double cpu_memory;  /* bytes a second that loops of the CPU read and write in memory */
+  uint64_t base;      /* the bytes of the GPU's memory that a context with Sluice's kernels takes */
+};
+
 /* Says on which CUstream the caller queues work from now on; it outlives the engine, or another one takes its
  * place before. NULL is CUDA's default stream, which is also the one at first. Where the caller uses several
  * streams for one unit, it orders them itself. SLUICE_STATE where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* stream);
-/* Gives the caller a JSON object that says on which GPU the engine computes, and how much of its memory is
- * free; `json` gets NULL where the CPU computes. */
+/* Gives the caller a JSON object that says on which GPU the engine computes, how much of its memory is free,
+ * and in "facts" by what its plan was made; `json` gets NULL where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_device(const sluice_engine* engine, char** json);
 
 #ifdef __cplusplus

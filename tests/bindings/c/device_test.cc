@@ -1,10 +1,14 @@
 #include <cuda.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/bindings/c/fake_gpu.h"
 
 // Tests that an engine on a GPU has the bits of the CPU's, as a caller of the C ABI sees them.
 namespace sluice_c_test {
 namespace {
+
+using Json = nlohmann::json;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
@@ -100,6 +104,59 @@ TEST_F(SharedDeviceTest, GradientsAreReadMeasuredAndDropped) {
   EXPECT_GT(norms[0], 0);
   EXPECT_EQ(norms[0], norms[1]);
   EXPECT_TRUE(seen[0] == seen[1]);
+}
+
+// What is stated is not measured, and what is measured can be stated.
+TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
+  fake_cuda::Settings settings;
+  settings.shares_memory = true;
+  settings.context_memory = 10 * kMiB, settings.module_memory = 2 * kMiB;
+  fake().begin(settings);
+  Choice setup = choice("memory", SLUICE_F32);
+  setup.device_memory = 128 * kMiB;
+  const ModelHandle model = make_model();
+  sluice_engine_options options = options_of(setup, nullptr);
+  options.device_reserved = 4 * kMiB;
+  const auto json_of = [](const auto& ask) {
+    char* text = nullptr;
+    EXPECT_OK(ask(&text));
+    const Json json = Json::parse(text);
+    sluice_text_destroy(text);
+    return json;
+  };
+  const auto made = [&] {
+    sluice_engine* engine = nullptr;
+    EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
+    const auto plan = json_of([&](char** text) { return sluice_engine_plan(engine, text); });
+    auto facts = json_of([&](char** text) { return sluice_engine_device(engine, text); }).at("facts");
+    EXPECT_EQ(plan.at("bytes").at("device").at("base"), 4 * kMiB + facts.at("base").get<uint64_t>());
+    facts.erase("base");
+    EXPECT_EQ(plan.at("rates"), facts);
+    sluice_engine_destroy(engine);
+    return plan;
+  };
+  const auto measured = made();
+  EXPECT_EQ(measured.at("rates").at("known"), "measured");
+  EXPECT_EQ(measured.at("bytes").at("device").at("base"), 16 * kMiB);
+  sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+  facts.to_gpu = 1e9, facts.from_gpu = 2e9, facts.both_ways = 3e9, facts.gpu_updates = 4e9,
+  facts.cpu_memory = 5e9;
+  facts.base = 20 * kMiB;
+  options.device_facts = &facts;
+  const uint64_t before = fake().counts().calls["cuCtxCreate"];
+  const auto stated = made();
+  EXPECT_EQ(fake().counts().calls["cuCtxCreate"], before);
+  const Json expected = {{"to_gpu", 1e9},      {"from_gpu", 2e9},   {"both_ways", 3e9},
+                                 {"gpu_updates", 4e9}, {"cpu_memory", 5e9}, {"known", "stated"}};
+  EXPECT_EQ(stated.at("rates"), expected);
+  EXPECT_EQ(stated.at("bytes").at("device").at("base"), 24 * kMiB);
+  const auto planned = json_of([&](char** text) { return sluice_plan(model.get(), &options, text); });
+  EXPECT_EQ(planned.at("rates"), expected);
+  options.device_facts = nullptr;
+  options.device_memory = 1024 * kMiB;
+  const auto assumed = json_of([&](char** text) { return sluice_plan(model.get(), &options, text); });
+  EXPECT_EQ(assumed.at("rates").at("known"), "assumed");
+  EXPECT_EQ(assumed.at("bytes").at("device").at("base"), 516 * kMiB);
 }
 
 TEST_F(SharedDeviceTest, ReportsHaveTheDevice) {

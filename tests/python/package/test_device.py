@@ -89,11 +89,36 @@ def test_an_engine_without_addresses_refuses_a_gpu():
         make_engine(device_memory="1GiB")
 
 
+FACTS = sluice.DeviceFacts(to_gpu=5e9, from_gpu=4e9, both_ways=6e9, gpu_updates=1e9, cpu_memory=20e9, base="16MiB")
+
+
+def planned(**options):
+    return sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, **options))
+
+
 def test_a_plan_for_a_gpu_needs_none():
-    plan = sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, device_memory="128MiB"))
+    plan = planned(device_memory="128MiB", device_facts=FACTS)
     assert 0 < plan["device"] <= 128 << 20
+    assert plan["bytes"]["device"]["base"] == 16 << 20
     with pytest.raises(sluice.BudgetError, match="device_memory="):
-        sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, device_memory="1MiB"))
+        planned(device_memory="1MiB")
+    assert planned(device_memory="1GiB")["rates"]["known"] == "assumed"
+
+
+def test_what_one_engine_measures_another_may_be_told(tmp_path):
+    with fake_gpu.shared():
+        with make_device_engine(tmp_path) as engine:
+            measured, plan = engine.facts(), engine.plan()
+            assert plan["rates"]["known"] == "measured" and plan["step"]["compute_seconds"] is None
+        with make_device_engine(tmp_path, device_facts=measured) as engine:
+            told = engine.plan()
+            assert engine.facts() == measured and told["rates"] == plan["rates"] | {"known": "stated"}
+            assert told["step"]["link_seconds"] == pytest.approx(plan["step"]["link_seconds"], rel=0.5)
+    for bad, words in ((5e9, "sluice.DeviceFacts"), (sluice.DeviceFacts("fast", 1, 1, 1, 1, 0), "'fast'")):
+        with pytest.raises(sluice.InvalidArgumentError, match=words):
+            planned(device_memory="1GiB", device_facts=bad)
+    with pytest.raises(sluice.InvalidArgumentError, match="from_gpu is 0"):
+        planned(device_memory="1GiB", device_facts=sluice.DeviceFacts(1, 0, 1, 1, 1, 0))
 
 
 def libraries_with(folder, kernels):

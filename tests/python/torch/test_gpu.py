@@ -206,7 +206,7 @@ def test_what_is_missing_is_said():
     with fake_gpu.shared():
         refused(sluice.InvalidArgumentError, ["reserve='6GiB'", "sample_batch="], reserve=None, device_memory="1GiB")
         refused(sluice.BudgetError, ["fake GPU", "state less"], device_memory="2GiB", reserve="1MiB")
-        refused(sluice.BudgetError, ["short by", "device_memory="], device_memory="513MiB", reserve="1KiB")
+        refused(sluice.BudgetError, ["short by", "device_memory="], device_memory="2MiB", reserve="1KiB")
 
         def on_meta():
             with torch.device("meta"):

@@ -16,7 +16,7 @@ from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
 from ._estimate import reserve_on_gpu, reserves_of
-from ._gpu import CONTEXT, HOST, Gpu, gpu_of
+from ._gpu import HOST, Gpu, gpu_of
 from ._libraries import sgemm, team
 from ._reproducible import check_reproducible, computing
 from ._roles import roles_of
@@ -117,7 +117,7 @@ def prepare(
         reproducible=bool(reproducible),
         micro_batches=whole(accumulate, "accumulate"),
         device_memory=0 if gpu is None else size_of(device_memory or 0, "device_memory"),
-        device_reserved=0 if gpu is None else on_gpu + CONTEXT,
+        device_reserved=0 if gpu is None else on_gpu,
         device=0 if gpu is None else gpu.index,
         **others,
     )

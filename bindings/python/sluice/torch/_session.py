@@ -18,7 +18,6 @@ from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
-from ._gpu import CONTEXT
 from ._gradients import Gradient, Gradients
 from ._guards import guard, outside_of_graphs, refuse_copy, unguard
 from ._homes import Home
@@ -100,7 +99,7 @@ class Session:
         self._moving = None
         presence.keeper.give_back()
         if (gpu := self.engine.gpu) is not None:
-            gpu.bound(size_of(self.engine.options.device_reserved, "device_reserved") - CONTEXT)
+            gpu.bound(size_of(self.engine.options.device_reserved, "device_reserved"))
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan()["predicted_peak"])
         self.engine.presence = weakref.ref(presence)
