@@ -102,6 +102,20 @@ void check_device(const sluice_engine_options& options) {
          "served; leave one out, and acquire units before they are used");
 }
 
+std::optional<allocator::Tier> updates_of(const sluice_engine_options& options) {
+  if (options.updates == nullptr) return std::nullopt;
+  const std::string_view by = options.updates;
+  if (by != "gpu" && by != "cpu")
+    fail(ErrorCode::kInvalidArgument,
+         "options.updates is '{}'; it may be 'gpu' or 'cpu', or NULL, with which the plan chooses", by);
+  if (options.device_memory == 0)
+    fail(ErrorCode::kInvalidArgument,
+         "options.updates is '{}', and options.device_memory is 0, with which the CPU computes and updates; "
+         "state how much of the GPU's memory may be taken, or leave options.updates out",
+         by);
+  return by == "cpu" ? allocator::Tier::kHost : allocator::Tier::kDevice;
+}
+
 void know_device(const sluice_engine_options& options, For purpose, Planned& made) {
   if (options.device_memory == 0) {
     if (options.device_facts != nullptr)

@@ -53,6 +53,8 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
 
 // Throws for what is said of a GPU, and cannot be.
 void check_device(const sluice_engine_options& options);
+// What is to update where a GPU computes: nothing where the plan chooses. Throws where that cannot be.
+std::optional<allocator::Tier> updates_of(const sluice_engine_options& options);
 // Where a GPU computes: opens it for an engine, and finds by what the plan is made. Throws what open_device()
 // throws, Error(kBudget) for a GPU that is too small, and Error(kInvalidArgument) for facts that cannot be.
 void know_device(const sluice_engine_options& options, For purpose, Planned& made);

@@ -141,6 +141,7 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
     fail(ErrorCode::kInvalidArgument,
          "a place is 'device', and options.device_memory is 0, with which the CPU computes; state it, or "
          "another place");
+  request.updates = updates_of(options);
   return request;
 }
 

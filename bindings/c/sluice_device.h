@@ -2,7 +2,9 @@
  *
  * An engine with options.device_memory computes on a GPU: what is used lies in the GPU's memory, and the rest
  * in the host's and on disk, from where it comes ahead of its use. Updates are made on the GPU, by adamw,
- * adam, lion and sgd. Nothing is ever computed on the CPU instead: what a GPU does not have is an error.
+ * adam, lion and sgd, and for units whose copies that saves on the CPU, while the GPU computes; adafactor and
+ * muon are the CPU's. The plan chooses by the machine's rates and says why, or options.updates says it. Bits
+ * are the same on both. What a GPU does not have is an error.
  *
  * It needs a GPU of compute capability 8.0 or later, NVIDIA's driver 580 or later, and libsluice_cuda.so with
  * its libsluice_kernels.fatbin beside libsluice_c.so. Where one of them is missing, or does not fit,

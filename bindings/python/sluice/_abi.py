@@ -84,6 +84,7 @@ class EngineOptions(ctypes.Structure):
         ("device_memory", c_uint64),
         ("device_reserved", c_uint64),
         ("device", c_uint32),
+        ("updates", c_char_p),
         ("device_facts", POINTER(DeviceFacts)),
     ]
 

@@ -178,6 +178,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         device_memory=size_of(given.device_memory, "device_memory"),
         device_reserved=size_of(given.device_reserved, "device_reserved"),
         device=whole(given.device, "device", 2**31),
+        updates=None if given.updates is None else text(given.updates, "updates"),
         device_facts=_facts(given.device_facts),
         optimizer=groups[0].name.encode(),
         settings=settings,

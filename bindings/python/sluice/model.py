@@ -173,6 +173,7 @@ class Options:
     device_reserved: what of device_memory the engine leaves to the caller's own memory there. What CUDA's context takes is counted
         besides.
     device: the index of the GPU among those that the process may use.
+    updates: what updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses, unit by unit, and says why. Bits are the same.
     device_facts: what is known of the GPU. None: an engine measures it (DeviceEngine.facts()), and plan() assumes it.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
@@ -204,6 +205,7 @@ class Options:
     device_memory: Size = 0
     device_reserved: Size = 0
     device: int = 0
+    updates: Optional[str] = None
     device_facts: Optional[DeviceFacts] = None
 
 

@@ -91,6 +91,17 @@ TEST_F(DeviceInputTest, OptionsThatDoNotGoTogether) {
           [](sluice_engine_options& options) { options.place_state = "elsewhere"; });
 }
 
+TEST_F(DeviceInputTest, UpdatesThatCannotBe) {
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.updates is 'tpu'", "'gpu' or 'cpu'"},
+          [](sluice_engine_options& options) { options.updates = "tpu"; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.updates is 'cpu'", "device_memory is 0"},
+          [](sluice_engine_options& options) { options.updates = "cpu", options.device_memory = 0; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"updates on the GPU", "adafactor", "let the CPU update"},
+          [](sluice_engine_options& options) { options.updates = "gpu", options.optimizer = "adafactor"; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"state on the GPU", "the CPU updates"},
+          [](sluice_engine_options& options) { options.updates = "cpu", options.place_state = "device"; });
+}
+
 TEST_F(DeviceInputTest, FactsThatCannotBe) {
   refused({}, SLUICE_INVALID_ARGUMENT, {"options.device_facts.both_ways is 0", "leave out"},
           [](sluice_engine_options& options) {

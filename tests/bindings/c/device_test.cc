@@ -39,12 +39,12 @@ class SharedDeviceTest : public DeviceTest {
     settings.shares_memory = true;
     fake().begin(settings);
   }
-  Values trained(const Choice& setup) {
-    const EngineHandle engine = make_engine(setup, folder_.path());
-    set_start_values(engine.get());
-    train(engine.get(), setup.dtype, 4);
-    return values_of(engine.get());
+  static Values trained(sluice_engine* engine, const Choice& setup) {
+    set_start_values(engine);
+    train(engine, setup.dtype, 4);
+    return values_of(engine);
   }
+  Values trained(const Choice& setup) { return trained(make_engine(setup, folder_.path()).get(), setup); }
 };
 
 TEST_F(SharedDeviceTest, TheSameBitsWhereverPartsAre) {
@@ -59,6 +59,31 @@ TEST_F(SharedDeviceTest, TheSameBitsWhereverPartsAre) {
       EXPECT_TRUE(trained(setup) == expected) << "dtype " << dtype;
     }
   }
+}
+
+TEST_F(SharedDeviceTest, TheSameBitsWhateverUpdates) {
+  for (const char* const optimizer : {"adamw", "lion"})
+    for (const bool at_once : {false, true}) {
+      Choice setup = choice("memory", SLUICE_BF16);
+      setup.optimizer = optimizer;
+      setup.at_once = at_once;
+      const Values expected = trained(setup);
+      uint64_t seed = 0;
+      for (const char* const updates : {"cpu", "gpu", static_cast<const char*>(nullptr)}) {
+        SCOPED_TRACE(updates == nullptr ? "as planned" : updates);
+        share(fake_cuda::Schedule::kRandom, ++seed);
+        setup.device_memory = 128 * kMiB;
+        setup.updates = updates;
+        const EngineHandle engine = make_engine(setup, folder_.path());
+        char* text = nullptr;
+        ASSERT_OK(sluice_engine_plan(engine.get(), &text));
+        const Json plan = Json::parse(text);
+        sluice_text_destroy(text);
+        for (const Json& unit : plan.at("units"))
+          if (updates != nullptr) EXPECT_EQ(unit.at("updated_by"), updates);
+        EXPECT_TRUE(trained(engine.get(), setup) == expected);
+      }
+    }
 }
 
 TEST_F(SharedDeviceTest, TheSameBitsAfterACheckpoint) {
@@ -147,7 +172,7 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   const auto stated = made();
   EXPECT_EQ(fake().counts().calls["cuCtxCreate"], before);
   const Json expected = {{"to_gpu", 1e9},      {"from_gpu", 2e9},   {"both_ways", 3e9},
-                                 {"gpu_updates", 4e9}, {"cpu_memory", 5e9}, {"known", "stated"}};
+                         {"gpu_updates", 4e9}, {"cpu_memory", 5e9}, {"known", "stated"}};
   EXPECT_EQ(stated.at("rates"), expected);
   EXPECT_EQ(stated.at("bytes").at("device").at("base"), 24 * kMiB);
   const auto planned = json_of([&](char** text) { return sluice_plan(model.get(), &options, text); });

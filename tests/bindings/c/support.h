@@ -117,7 +117,8 @@ struct Choice {
   bool no_master = false;
   sluice_state_type state = SLUICE_STATE_F32;
   sluice_team team = nullptr;
-  uint64_t device_memory = 0;  // of a GPU
+  uint64_t device_memory = 0;     // of a GPU
+  const char* updates = nullptr;  // what updates then
 };
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
@@ -136,6 +137,7 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.trace_events = setup.trace_events;
   options.team = setup.team;
   options.device_memory = setup.device_memory;
+  options.updates = setup.updates;
   options.place_parameters = options.place_gradients = options.place_state = setup.place;
   return options;
 }

@@ -55,6 +55,23 @@ def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path, place):
         assert values_of(engine) == expected
 
 
+@pytest.mark.parametrize("updates", ["cpu", "gpu"])
+def test_whatever_updates_gives_the_bits_of_the_cpu(tmp_path, updates):
+    with make_engine() as engine:
+        set_start(engine)
+        train(engine, 3, clip=0.5)
+        expected = values_of(engine)
+    with fake_gpu.shared(seed=3), make_device_engine(tmp_path, place="memory", updates=updates) as engine:
+        assert {unit["updated_by"] for unit in engine.plan()["units"]} == {updates}
+        set_start(engine)
+        train_on_device(engine, 3)
+        assert values_of(engine) == expected
+    with pytest.raises(sluice.InvalidArgumentError, match="updates is 'tpu'; it may be 'gpu' or 'cpu'"):
+        make_device_engine(updates="tpu")
+    with pytest.raises(sluice.InvalidArgumentError, match="device_memory is 0"):
+        make_engine(updates=updates)
+
+
 def test_what_an_engine_says_of_its_gpu(tmp_path):
     with fake_gpu.shared(), make_device_engine(tmp_path, place="device", device_reserved="16MiB") as engine:
         assert engine.device()["name"] == "fake GPU"

@@ -56,6 +56,7 @@ def wrap(
     accumulate: int = 0,
     device_memory: Optional[Size] = None,
     device: Any = None,
+    updates: Optional[str] = None,
     silence: float = 30.0,
     patience: float = 600.0,
 ) -> tuple[Model, Optional[Optimizer]]:
@@ -105,6 +106,8 @@ def wrap(
         GPU, or on the meta device: then `device` says which ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
         `reserve` is then what PyTorch takes on the GPU; it or `sample_batch` is given, since the plan is made once. The README of
         bindings/python says more.
+    updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
+        and says why. Bits are the same.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
 
@@ -139,6 +142,7 @@ def wrap(
         accumulate=accumulate,
         device_memory=device_memory,
         device=device,
+        updates=updates,
     )
 
 
