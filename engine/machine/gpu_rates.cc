@@ -11,6 +11,7 @@
 #include "engine/machine/update_sample.h"
 #include "engine/store/host_records.h"
 #include "optim/device_update.h"
+#include "optim/elementwise.h"
 
 namespace sluice::engine {
 namespace {

@@ -186,8 +186,8 @@ class FakeDriver final : public Control {
   }
   // Counts what the driver takes itself, after its contexts or modules have changed.
   void account() {
-    const std::size_t contexts = made_contexts_.size() + (retained_ > 0 ? 1 : 0);
-    memory_->take_besides(contexts * settings_.context_memory + modules_ * settings_.module_memory);
+    const std::size_t all = made_contexts_.size() + (retained_ > 0 ? 1 : 0);
+    memory_->take_besides(all * settings_.context_memory + modules_ * settings_.module_memory);
   }
   void unmap(CUdeviceptr address, std::size_t bytes) {
     if (work_->uses(address, address + bytes, false))
