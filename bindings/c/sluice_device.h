@@ -27,7 +27,10 @@
  * sluice_engine_release() has the unit until it ends: its thread waits for neither. A gradient is read by
  * work that is queued on that stream, and may be freed in the stream's order; sluice_engine_get_gradient()
  * writes in it. The thread waits for the disk, in sluice_engine_step() and sluice_engine_gradient_norm() for
- * the gradients, and where values, state and checkpoints are loaded and saved. An address of a unit that is
+ * the gradients, and where values, state and checkpoints are loaded and saved. With options.update_in_backward
+ * it waits in sluice_engine_release() for gradients of units that the CPU updates. For units that the GPU
+ * updates sluice_engine_step() returns SLUICE_NOT_FINITE where a gradient was not finite: its unit is as it was
+ * then, and the others are updated. An address of a unit that is
  * not held must not be used by work: it shows anything, or nothing is there, which is an error of the GPU's.
  * So options.serve_touches is refused.
  *
