@@ -32,7 +32,7 @@ class DoctorGpuTest : public GpuTest {
 };
 
 TEST_F(DoctorGpuTest, CardsAndKernelsAreNamed) {
-  const auto findings = found({.memory = 64 * kMiB, .devices = 2, .context_memory = 4 * kMiB});
+  const auto findings = found({.memory = 64 * kMiB, .context_memory = 4 * kMiB, .devices = 2});
   EXPECT_EQ(named(findings, "GPU").value.at("count"), 2);
   for (const int index : {0, 1}) {
     const Finding card = named(findings, fmt::format("GPU {}", index));

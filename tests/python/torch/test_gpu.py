@@ -103,6 +103,24 @@ def test_it_does_with_updates_in_backward():
     check_twin(Layers, loss_of, places=["memory"], update_in_backward=True)
 
 
+def test_a_gradient_that_is_not_finite_is_found_at_the_step():
+    """The GPU leaves out the updates of backward, and nobody waits to learn of it before optimizer.step()."""
+    with fake_gpu.shared(schedule="late"):
+        model, optimizer = wrap(Layers(), "memory", update_in_backward=True, updates="gpu", **GPU)
+        with sluice.torch.edit(model):
+            before = [p.detach().clone() for p in model.parameters()]
+        (loss_of(model, 0) * float("nan")).backward()
+        with pytest.raises(sluice.NotFiniteError, match="is not finite; its unit was not updated"):
+            optimizer.step()
+        with sluice.torch.edit(model):
+            assert same([p.detach().clone() for p in model.parameters()], before)
+        optimizer.zero_grad()
+        loss_of(model, 1).backward()
+        optimizer.step()
+        sluice.torch.close(model)
+        gc.collect()
+
+
 def test_it_does_with_masters():
     check_twin(lambda: Layers().bfloat16(), loss_of, places=["memory"], state="bf16")
 
