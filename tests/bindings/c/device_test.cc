@@ -141,6 +141,7 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   const ModelHandle model = make_model();
   sluice_engine_options options = options_of(setup, nullptr);
   options.device_reserved = 4 * kMiB;
+  options.device_facts = nullptr;
   const auto json_of = [](const auto& ask) {
     char* text = nullptr;
     EXPECT_OK(ask(&text));

@@ -1,6 +1,7 @@
 """The Python package on a GPU: the bits of the CPU's engine, and errors that say what to do."""
 
 import ctypes
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ def floats_at(address, shape):
 
 
 def make_device_engine(disk=None, **options):
-    given = {"memory": "4GiB", "reserved": "64MiB", "optimizer": GROUPS, "device_memory": "128MiB"} | options
+    given = {"memory": "4GiB", "reserved": "64MiB", "optimizer": GROUPS, "device_memory": "128MiB"}
+    given |= {"device_facts": fake_gpu.FACTS} | options
     return sluice.DeviceEngine(UNITS, sluice.Options(disk=disk, **given))
 
 
@@ -106,15 +108,12 @@ def test_an_engine_without_addresses_refuses_a_gpu():
         make_engine(device_memory="1GiB")
 
 
-FACTS = sluice.DeviceFacts(to_gpu=5e9, from_gpu=4e9, both_ways=6e9, gpu_updates=1e9, cpu_memory=20e9, base="16MiB")
-
-
 def planned(**options):
     return sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, **options))
 
 
 def test_a_plan_for_a_gpu_needs_none():
-    plan = planned(device_memory="128MiB", device_facts=FACTS)
+    plan = planned(device_memory="128MiB", device_facts=dataclasses.replace(fake_gpu.FACTS, base="16MiB"))
     assert 0 < plan["device"] <= 128 << 20
     assert plan["bytes"]["device"]["base"] == 16 << 20
     with pytest.raises(sluice.BudgetError, match="device_memory="):
@@ -124,7 +123,7 @@ def test_a_plan_for_a_gpu_needs_none():
 
 def test_what_one_engine_measures_another_may_be_told(tmp_path):
     with fake_gpu.shared():
-        with make_device_engine(tmp_path) as engine:
+        with make_device_engine(tmp_path, device_facts=None) as engine:
             measured, plan = engine.facts(), engine.plan()
             assert plan["rates"]["known"] == "measured" and plan["step"]["compute_seconds"] is None
         with make_device_engine(tmp_path, device_facts=measured) as engine:

@@ -12,7 +12,7 @@ import torch
 from ..engine import Engine
 from ..engine import plan as _plan
 from ..errors import StateError
-from ..model import Folder, Path, Size
+from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
 from ._group import Which
@@ -57,6 +57,7 @@ def wrap(
     device_memory: Optional[Size] = None,
     device: Any = None,
     updates: Optional[str] = None,
+    device_facts: Optional[DeviceFacts] = None,
     silence: float = 30.0,
     patience: float = 600.0,
 ) -> tuple[Model, Optional[Optimizer]]:
@@ -108,6 +109,8 @@ def wrap(
         bindings/python says more.
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
         and says why. Bits are the same.
+    device_facts: what is known of the GPU's rates and of CUDA's own memory (sluice.DeviceFacts); None: wrap() measures it, in half a
+        second.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
 
@@ -143,6 +146,7 @@ def wrap(
         device_memory=device_memory,
         device=device,
         updates=updates,
+        device_facts=device_facts,
     )
 
 
