@@ -26,8 +26,9 @@ inline CUstream_st* default_stream() { return reinterpret_cast<CUstream_st*>(std
 //
 // Each call throws Error(kIo) where the driver reports a failure, with the call's name, its arguments and the
 // driver's words, and Error(kBudget) where the device has too little memory. What the driver takes
-// itself (the context, modules, tables of pages) is in no ledger yet. After a fault of the device
-// itself (a kernel that touched what is not there) every later call fails, and only a new process helps.
+// itself is measure_context(), and for tables of pages some more, which is in no ledger. After a fault of the
+// device itself (a kernel that touched what is not there) every later call fails, and only a new process
+// helps.
 
 using DeviceAddress = std::uint64_t;
 
@@ -49,6 +50,10 @@ class Device {
   virtual const DeviceInfo& info() const = 0;
   // The bytes that nobody has taken, this process and all others counted.
   virtual std::size_t free_memory() const = 0;
+  // The bytes that a context with Sluice's kernels takes, as the one that this process has on the device: one
+  // more is made for the purpose, and ends. What others take or give back meanwhile counts, too. Throws as
+  // kernel().
+  virtual std::size_t measure_context() = 0;
 
   // Physical memory, and the addresses under which it is seen. All sizes and addresses are multiples of
   // info().extent_bytes. An extent is always mapped whole, and may be mapped at several addresses.
@@ -121,5 +126,8 @@ class Device {
 // what Sluice needs. Throws Error(kIo) where the device is busy or has failed. $SLUICE_CUDA_DRIVER names
 // another file than the driver's, which has its functions.
 std::unique_ptr<Device> open_device(int index);
+// How many devices this process may use, of which some may be unfit. Throws as open_device() where there is
+// no plug-in, no driver, or no device.
+int device_count();
 
 }  // namespace sluice

@@ -152,7 +152,9 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
       c.queue.settle();
     else
       c.queue.advance();
-    return c.measure();
+    const StepResult result = c.measure();
+    if (c.gpu) refuse_what_the_gpu_refused();
+    return result;
   });
 }
 

@@ -33,12 +33,13 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // abandon_step(). Gradients are final at step(), which takes the settings; a parameter without a gradient is
 // not updated. Where the plan does not clip, the gradients of a unit are final when it is no longer held, and
 // are then applied with the settings of begin_step(). Each parameter then gets one gradient in a step, and it
-// is release() that throws Error(kNotFinite), leaving the unit as it was. Where the optimizer has rounds for
-// a parameter that spans units, these are updated jointly, when all their gradients are final. In a step all
-// of them have a gradient or none has; otherwise step() refuses. Parameters are at their address only while
-// their unit is held, for reading unless it is held for editing; a touch at another time, or a write, is
-// noticed (see allocator::TouchServer). Values may be loaded and saved within a step, but a unit that is held
-// cannot be loaded.
+// is release() that throws Error(kNotFinite), leaving the unit as it was; where a GPU updates, nobody waits
+// for its gradients there, and step() throws it, when other units were updated. Where the optimizer has
+// rounds for a parameter that spans units, these are updated jointly, when all their gradients are final. In
+// a step all of them have a gradient or none has; otherwise step() refuses. Parameters are at their address
+// only while their unit is held, for reading unless it is held for editing; a touch at another time, or a
+// write, is noticed (see allocator::TouchServer). Values may be loaded and saved within a step, but a unit
+// that is held cannot be loaded.
 //
 // Where several ranks train the model, each adds gradients of its own. A gradient is the mean over all ranks
 // from its first use on: by step(), read_gradient(), multiply_gradient() or gradient_norm(), which then wait
@@ -177,6 +178,7 @@ class AnyOrderEngine final : public Engine {
   void update_at_once(UnitRange units);  // REQUIRES: their gradients are final
   void await_update(UnitId unit, bool from_record);
   [[noreturn]] void refuse_at_once(UnitRange units, ParameterId bad);
+  void refuse_what_the_gpu_refused();
   StepResult update_all(const std::vector<Access>& accesses, const StepSettings& settings);
   std::vector<UnitRange> units_to_update(const std::vector<Access>& accesses) const;
 

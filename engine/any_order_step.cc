@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "engine/any_order_engine.h"
 #include "engine/core.h"
@@ -142,7 +143,7 @@ void AnyOrderEngine::follow_final_gradients(UnitId unit) {
 
 void AnyOrderEngine::update_at_once(UnitRange units) {
   Core& c = core();
-  for (UnitId unit = units.first; unit < units.end; ++unit)
+  for (UnitId unit = units.first; unit < units.end && !c.checks_on_gpu(unit); ++unit)
     if (const auto bad = c.gradients.not_finite(unit)) refuse_at_once(units, *bad);
   for (UnitId unit = units.first; unit < units.end; ++unit)
     await_update(unit, units.size() > 1 && !has_parts());
@@ -169,6 +170,26 @@ void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
          "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came before "
          "were",
          layout().spec(bad).name);
+}
+
+// Units whose gradients a GPU has checked were updated there, unless these are not finite.
+void AnyOrderEngine::refuse_what_the_gpu_refused() {
+  Core& c = core();
+  const auto first = c.gradients.not_finite_of_step();
+  if (!first) return;
+  std::set<UnitId> units;
+  for (auto bad = first; bad; bad = c.gradients.not_finite_of_step()) {
+    const UnitId unit = layout().location(*bad).unit;
+    units.insert(unit);
+    c.gradients.drop_unit(unit);
+  }
+  for (const UnitId unit : units)
+    for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+      if (updated_[p]) --c.applied[p];
+  refuse(ErrorCode::kNotFinite,
+         "the gradient of '{}' is not finite; its unit was not updated, {}and the other units were",
+         layout().spec(*first).name,
+         units.size() == 1 ? "" : fmt::format("nor were {} others with such gradients, ", units.size() - 1));
 }
 
 // ---- the step ----

@@ -18,10 +18,13 @@ class DeviceSquares {
   // addresses are the GPU's, and multiples of the size of what is there. Throws Error(kIo) where the kernel
   // cannot be queued.
   void queue(CUstream_st* stream, std::size_t n, ConstArray values, DeviceAddress sums);
+  // Queues that 1 is written to `found`, a 32-bit number, where one of so many sums is not finite; else
+  // nothing is written. Throws as queue().
+  void check(CUstream_st* stream, std::size_t sum_count, DeviceAddress sums, DeviceAddress found);
 
  private:
   Device& device_;
-  CUfunc_st* kernel_;
+  CUfunc_st *kernel_, *check_;
 };
 
 }  // namespace sluice::kernels

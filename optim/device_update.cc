@@ -50,7 +50,8 @@ DeviceUpdate::DeviceUpdate(Device& device, const Optimizer& optimizer)
   rounded_ = device.kernel((name + "rounded").c_str());
 }
 
-void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span) {
+void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span,
+                         const std::uint32_t* refused) {
   check_span(optimizer_, hyperparameters, span);
   check_values(optimizer_, span);
   if (span.count == 0) return;
@@ -59,6 +60,7 @@ void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparame
   check_alignment(span.parameter);
   GpuUpdate update;
   update.count = span.count;
+  update.refused = refused;
   update.gradient = span.gradient.data;
   update.gradient_type = span.gradient.type;
   update.master = span.master;

@@ -13,8 +13,11 @@ class DeviceUpdate {
   // missing or cannot be loaded. The device and the optimizer outlive the object.
   DeviceUpdate(Device& device, const Optimizer& optimizer);
   // Queues the update of a span, all of whose pointers are addresses of the GPU's, and multiples of the
-  // size of what is there. Throws as Optimizer::apply(), and Error(kIo) where the kernel cannot be queued.
-  void apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span);
+  // size of what is there. Where `refused` is not null, it is an address of the GPU's, too, and nothing is
+  // changed unless 0 is there when the update's turn comes. Throws as Optimizer::apply(), and Error(kIo)
+  // where the kernel cannot be queued.
+  void apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span,
+             const std::uint32_t* refused = nullptr);
 
  private:
   Device& device_;

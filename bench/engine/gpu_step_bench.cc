@@ -8,17 +8,15 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <vector>
 
 #include "allocator/device_memory.h"
-#include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/system.h"
 #include "engine/any_order_engine.h"
-#include "optim/device_update.h"
+#include "engine/machine/gpu_rates.h"
 
 namespace sluice::engine {
 namespace {
@@ -26,9 +24,6 @@ namespace {
 using allocator::DeviceRegion;
 using allocator::Purpose;
 
-constexpr std::size_t kMeasuredUpdate = std::size_t{16} << 20;  // elements: far more than a GPU's caches hold
-constexpr std::size_t kMeasuredCopy = 512 * kMiB, kCopyPiece = 32 * kMiB;
-constexpr int kRounds = 5;
 constexpr int kWarmUp = 2;  // steps, after which a steady order maps nothing
 
 struct Options {
@@ -72,127 +67,6 @@ std::vector<UnitSpec> units_of(const Shape& shape, Dtype dtype) {
   units.push_back({"head", {{"norm", {shape.width}}, {"head", {shape.vocabulary, shape.width}}}});
   for (UnitSpec& unit : units) unit.dtype = dtype;
   return units;
-}
-
-double median_of(const std::function<double()>& round) {
-  std::vector<double> found;
-  (void)round();
-  for (int i = 0; i < kRounds; ++i) found.push_back(round());
-  std::ranges::sort(found);
-  return found[kRounds / 2];
-}
-
-// The GPU's seconds of what `queue` queues on the stream.
-double seconds_on(Device& device, CUstream_st* stream, const std::function<void()>& queue) {
-  const Device::Event begun = device.make_event(true), done = device.make_event(true);
-  device.record(begun.get(), stream);
-  queue();
-  device.record(done.get(), stream);
-  device.synchronize(done.get());
-  return device.seconds_between(begun.get(), done.get());
-}
-
-// Bytes a second of copies: each way alone, and both ways together.
-struct LinkRates {
-  double in = 0, out = 0, both = 0;
-  // The seconds of so many bytes, both ways as long as there are both.
-  double seconds(std::uint64_t bytes_in, std::uint64_t bytes_out) const {
-    const std::uint64_t shared = std::min(bytes_in, bytes_out);
-    return 2.0 * static_cast<double>(shared) / both + static_cast<double>(bytes_in - shared) / in +
-           static_cast<double>(bytes_out - shared) / out;
-  }
-};
-
-class LinkMeasure {
- public:
-  LinkMeasure(Device& device, std::size_t bytes)
-      : device_(device),
-        in_(ledger_, device, Purpose::kStaging, bytes),
-        out_(ledger_, device, Purpose::kStaging, bytes),
-        host_(ledger_, Purpose::kStaging, 2 * bytes),
-        bytes_(bytes) {
-    device.register_host(host_.data(), host_.size());
-  }
-  ~LinkMeasure() {
-    try {
-      device_.unregister_host(host_.data());
-    } catch (const Error&) {  // the device has had a fault, which the call that found it has reported
-    }
-  }
-  LinkMeasure(const LinkMeasure&) = delete;
-  LinkMeasure& operator=(const LinkMeasure&) = delete;
-
-  LinkRates rates() {
-    const auto bytes = static_cast<double>(bytes_);
-    return {bytes / median_of([&] { return copied(true, false); }),
-            bytes / median_of([&] { return copied(false, true); }),
-            2 * bytes / median_of([&] { return copied(true, true); })};
-  }
-
- private:
-  double copied(bool is_in, bool is_out) {
-    return seconds_on(device_, in_stream_.get(), [&] {
-      device_.record(joined_.get(), in_stream_.get());
-      device_.wait(out_stream_.get(), joined_.get());
-      for (std::size_t at = 0; at < bytes_; at += kCopyPiece) {
-        const std::size_t piece = std::min(kCopyPiece, bytes_ - at);
-        if (is_in) device_.copy_in(in_stream_.get(), in_.address() + at, host_.data() + at, piece);
-        if (is_out)
-          device_.copy_out(out_stream_.get(), host_.data() + bytes_ + at, out_.address() + at, piece);
-      }
-      device_.record(joined_.get(), out_stream_.get());
-      device_.wait(in_stream_.get(), joined_.get());
-    });
-  }
-
-  Device& device_;
-  allocator::Ledger ledger_;
-  DeviceRegion in_, out_;
-  allocator::Region host_;
-  std::size_t bytes_;
-  Device::Stream in_stream_ = device_.make_stream(true), out_stream_ = device_.make_stream(true);
-  Device::Event joined_ = device_.make_event(false);
-};
-
-// The seconds in which the GPU updates an element, where all that the update reads and writes is in its
-// memory.
-double update_seconds(Device& device, const optim::Optimizer& optimizer, Dtype dtype, std::size_t elements) {
-  allocator::Ledger ledger;
-  const bool has_master = dtype == Dtype::kF32 || optimizer.keeps_master();
-  std::vector<std::size_t> sizes = {4 * elements, has_master ? 4 * elements : 0,
-                                    dtype == Dtype::kF32 ? 0 : size_of(dtype) * elements};
-  for (const optim::StateArray& array : optimizer.state()) {
-    sizes.push_back(size_of(array.type) * elements);
-    sizes.push_back(array.type == Dtype::kU8 ? 4 * divide_up(elements, optim::kScaleBlock) : 0);
-  }
-  std::size_t all = 0;
-  for (std::size_t& size : sizes) all += size = round_up(size, 256);
-  const DeviceRegion region(ledger, device, Purpose::kWorkspace, all);
-  std::size_t end = 0, next = 0;
-  const auto take = [&]() -> void* {
-    const std::size_t at = end, size = sizes[next++];
-    end += size;
-    return size == 0 ? nullptr : reinterpret_cast<void*>(region.address() + at);
-  };
-  optim::Span span;
-  span.count = elements;
-  span.gradient = {take(), Dtype::kF32};
-  span.master = static_cast<float*>(take());
-  span.parameter = {take(), dtype};
-  for (const optim::StateArray& array : optimizer.state()) {
-    optim::StatePart part;
-    part.values = {take(), array.type};
-    part.scales = static_cast<float*>(take());
-    span.state.push_back(part);
-  }
-  const Device::Stream stream = device.make_stream(false);
-  device.fill(stream.get(), region.address(), std::byte{0}, all);
-  optim::DeviceUpdate update(device, optimizer);
-  const double seconds = median_of([&] {
-    return seconds_on(device, stream.get(),
-                      [&] { update.apply(stream.get(), {.learning_rate = 1e-3}, span); });
-  });
-  return seconds / static_cast<double>(elements);
 }
 
 // An engine, and a client that has gradients at hand.
@@ -294,25 +168,33 @@ Json measure(const Options& options) {
   budget.device = parse_size(options.device_memory);
   PlanRequest request;
   request.clip = options.clips;
-  const Plan plan = make_plan(profile, *optimizer, budget, request, {});
-  std::size_t elements = 0, by_gpu = 0, largest = 0;
-  for (std::size_t u = 0; u < profile.units.size(); ++u) {
-    std::size_t of_unit = 0;
-    for (const ParameterSpec& parameter : profile.units[u].parameters) of_unit += parameter.elements();
-    elements += of_unit, largest = std::max(largest, of_unit);
-    if (!plan.units[u].updated_by_cpu()) by_gpu += of_unit;
-  }
-  const std::size_t copied = std::min(kMeasuredCopy, round_up(largest * size_of(dtype), kHugePage));
-  require_memory(std::max<std::uint64_t>(plan.peak_memory, 2 * copied));
-
   const auto device = open_device(options.device);
-  const LinkRates link = LinkMeasure(*device, copied).rates();
-  const double update = static_cast<double>(by_gpu) *
-                        update_seconds(*device, *optimizer, dtype, std::min(kMeasuredUpdate, largest));
+  budget.device_base = device->measure_context();
+  MachineRates rates;
+  {
+    Threads threads(usable_cpus());
+    GpuWork work{*device, threads, *optimizer, dtype};
+    work.device_bytes = std::min<std::uint64_t>(budget.device, device->free_memory());
+    work.host_bytes = budget.memory;
+    if (!measure_gpu(work, rates))
+      fail(ErrorCode::kBudget,
+           "{} of the GPU's memory and {} of the host's are too few to measure anything; "
+           "give more --device-memory, or more --memory",
+           options.device_memory, options.memory);
+  }
+  const Plan plan = make_plan(profile, *optimizer, budget, request, rates);
+  require_memory(plan.peak_memory);
+  const double link_seconds = copy_seconds(plan.step_bytes_in, plan.step_bytes_out, rates.gpu);
+  std::size_t elements = 0, by_gpu = 0;
+  for (std::size_t u = 0; u < profile.units.size(); ++u)
+    for (const ParameterSpec& parameter : profile.units[u].parameters) {
+      elements += parameter.elements();
+      if (!plan.units[u].updated_by_cpu()) by_gpu += parameter.elements();
+    }
+  const double update = static_cast<double>(by_gpu) * rates.gpu.update_seconds;
   std::vector<double> steps = Steps(*device, profile, plan, *optimizer).seconds(options.steps);
   std::ranges::sort(steps);
   const double seconds = steps[steps.size() / 2];
-  const double link_seconds = link.seconds(plan.step_bytes_in, plan.step_bytes_out);
   const double limit = std::max(link_seconds, update);
   return {{"bench", "gpu_step"},
           {"gpu", device->info().name},
@@ -330,7 +212,8 @@ Json measure(const Options& options) {
           {"host_bytes", plan.peak_memory},
           {"bytes_in", plan.step_bytes_in},
           {"bytes_out", plan.step_bytes_out},
-          {"link", {{"in", link.in}, {"out", link.out}, {"both", link.both}}},
+          {"link", {{"in", rates.gpu.in}, {"out", rates.gpu.out}, {"both", rates.gpu.both}}},
+          {"updated_by", plan.updates_because},
           {"link_seconds", link_seconds},
           {"update_seconds", update},
           {"seconds", seconds},

@@ -1,14 +1,25 @@
 #include "core/device.h"
 
+#include <cmath>
+
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
 #include "core/bytes.h"
 #include "core/json.h"
+#include "engine/machine/gpu_rates.h"
 
 namespace sluice::c {
 namespace {
 
-Json to_json(const Device& device) {
+constexpr std::uint64_t kAssumedContext = 512 * kMiB;  // on large GPUs
+
+Json facts_of(const Planned& planned) {
+  Json facts = engine::to_json(planned.rates.gpu, planned.rates.memory_bandwidth);
+  facts["base"] = planned.context;
+  return facts;
+}
+
+Json to_json(const Device& device, const Planned& planned) {
   const DeviceInfo& info = device.info();
   return {{"index", info.index},
           {"name", info.name},
@@ -16,7 +27,56 @@ Json to_json(const Device& device) {
           {"compute_capability", fmt::format("{}.{}", info.major, info.minor)},
           {"driver", fmt::format("{}.{}", info.driver / 1000, info.driver % 1000 / 10)},
           {"memory", info.memory},
-          {"free", device.free_memory()}};
+          {"free", device.free_memory()},
+          {"facts", facts_of(planned)}};
+}
+
+std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
+  std::unique_ptr<Device> device = open_device(static_cast<int>(options.device));
+  if (options.device_memory > device->info().memory)
+    fail(ErrorCode::kBudget,
+         "options.device_memory is {}, and GPU {} ({}) has {}; state less, with room for CUDA itself",
+         format_size(options.device_memory), options.device, device->info().name,
+         format_size(device->info().memory));
+  return device;
+}
+
+void take_stated(const sluice_device_facts& facts, Planned& made) {
+  const auto checked = [](double rate, const char* name) {
+    if (!(rate > 0) || !std::isfinite(rate))
+      fail(ErrorCode::kInvalidArgument,
+           "options.device_facts.{} is {}; state all of them as numbers above 0, or leave out "
+           "options.device_facts, so that they are measured",
+           name, rate);
+    return rate;
+  };
+  engine::GpuRates& gpu = made.rates.gpu;
+  gpu.source = engine::Source::kStated;
+  gpu.in = checked(facts.to_gpu, "to_gpu");
+  gpu.out = checked(facts.from_gpu, "from_gpu");
+  gpu.both = checked(facts.both_ways, "both_ways");
+  gpu.update_seconds = 1 / checked(facts.gpu_updates, "gpu_updates");
+  made.rates.memory_bandwidth = checked(facts.cpu_memory, "cpu_memory");
+  made.context = facts.base;
+}
+
+Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {
+  const auto trained = std::ranges::find_if(units, &engine::UnitSpec::trainable);
+  return trained == units.end() ? Dtype::kF32 : trained->dtype;
+}
+
+// What remains of a budget.
+std::uint64_t left(std::uint64_t budget, std::uint64_t taken) { return budget - std::min(budget, taken); }
+
+void measure(const sluice_engine_options& options, Planned& made) {
+  made.context = made.gpu->measure_context();
+  Threads threads(made.threads, made.team);
+  engine::GpuWork work{*made.gpu, threads, *made.optimizer, type_of_trained(made.profile.units),
+                       made.products.get()};
+  work.device_bytes = std::min<std::uint64_t>(
+      left(options.device_memory, options.device_reserved + made.context), made.gpu->free_memory());
+  work.host_bytes = left(options.memory, allocator::resident_bytes() + options.reserved);
+  engine::measure_gpu(work, made.rates);
 }
 
 }  // namespace
@@ -42,15 +102,37 @@ void check_device(const sluice_engine_options& options) {
          "served; leave one out, and acquire units before they are used");
 }
 
-std::unique_ptr<Device> open_device_of(const Planned& planned) {
-  if (planned.budget.device == 0) return nullptr;
-  std::unique_ptr<Device> device = open_device(static_cast<int>(planned.device));
-  if (planned.budget.device > device->info().memory)
-    fail(ErrorCode::kBudget,
-         "options.device_memory is {}, and GPU {} ({}) has {}; state less, with room for CUDA itself",
-         format_size(planned.budget.device), planned.device, device->info().name,
-         format_size(device->info().memory));
-  return device;
+std::optional<allocator::Tier> updates_of(const sluice_engine_options& options) {
+  if (options.updates == nullptr) return std::nullopt;
+  const std::string_view by = options.updates;
+  if (by != "gpu" && by != "cpu")
+    fail(ErrorCode::kInvalidArgument,
+         "options.updates is '{}'; it may be 'gpu' or 'cpu', or NULL, with which the plan chooses", by);
+  if (options.device_memory == 0)
+    fail(ErrorCode::kInvalidArgument,
+         "options.updates is '{}', and options.device_memory is 0, with which the CPU computes and updates; "
+         "state how much of the GPU's memory may be taken, or leave options.updates out",
+         by);
+  return by == "cpu" ? allocator::Tier::kHost : allocator::Tier::kDevice;
+}
+
+void know_device(const sluice_engine_options& options, For purpose, Planned& made) {
+  if (options.device_memory == 0) {
+    if (options.device_facts != nullptr)
+      fail(ErrorCode::kInvalidArgument,
+           "options.device_facts are given, and options.device_memory is 0, with which the CPU computes; "
+           "state "
+           "how much of the GPU's memory may be taken, or leave them out");
+    return;
+  }
+  made.budget.device = options.device_memory;
+  if (purpose == For::kEngine) made.gpu = open_fitting(options);
+  made.context = kAssumedContext;
+  if (options.device_facts != nullptr)
+    take_stated(known_part(options.device_facts, "options.device_facts"), made);
+  else if (made.gpu)
+    measure(options, made);
+  made.budget.device_base = options.device_reserved + made.context;
 }
 
 }  // namespace sluice::c
@@ -72,6 +154,6 @@ sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, co
 sluice_status sluice_engine_device(const sluice_engine* engine, char** json) {
   return ask(engine, [&](const sluice_engine& e) {
     char*& out = required(json, "json");
-    out = e.device == nullptr ? nullptr : new_text(to_json(*e.device).dump());
+    out = e.device == nullptr ? nullptr : new_text(to_json(*e.device, e.planned).dump());
   });
 }

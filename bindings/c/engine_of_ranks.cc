@@ -91,14 +91,15 @@ void compare(comm::Communicator& communicator, const Planned& planned) {
 }  // namespace
 
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
-  if (options.ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options));
+  if (options.ranks == nullptr)
+    return std::make_unique<sluice_engine>(make_plan(model, options, For::kEngine));
   comm::Communicator& communicator = options.ranks->communicator;
   const std::uint64_t holds = allocator::resident_bytes() + engine::kReserve;
   const engine::Link link =
       engine::measure_link(communicator, options.memory - std::min(options.memory, holds));
   std::optional<Planned> planned;
   throw_together(communicator, "the plans of engines",
-                 failure_of([&] { planned = make_plan(model, options, link); }));
+                 failure_of([&] { planned = make_plan(model, options, For::kEngine, link); }));
   compare(communicator, *planned);
   const bool again = engine::agree_on_plan(communicator, planned->plan, planned->request);
   std::unique_ptr<sluice_engine> made;

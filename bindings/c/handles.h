@@ -39,21 +39,25 @@ struct Planned : engine::Planned {
   std::size_t trace_events = 0;
   bool serve_touches = false;
   sluice_ranks* ranks = nullptr;  // null: the engine trains alone
-  std::uint32_t device = 0;       // the index of the GPU, where budget.device is not 0
+  std::unique_ptr<Device> gpu;    // null: the CPU computes, or it is only planned
+  std::uint64_t context = 0;      // sluice_device_facts.base, which is counted in budget.device_base
 
   std::string to_text() const;  // JSON
 };
+enum class For : std::uint8_t { kPlan, kEngine };  // an engine's plan opens the GPU, and measures it
 // `link` is that between the ranks, where it is known.
-Planned make_plan(const sluice_model& model, const sluice_engine_options& options,
+Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
                   const std::optional<engine::Link>& link = std::nullopt);
 // Makes an engine. Where there are ranks, it is collective, and all of them get one or none does.
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options);
 
 // Throws for what is said of a GPU, and cannot be.
 void check_device(const sluice_engine_options& options);
-// Returns null where the CPU computes. Throws what open_device() throws, and Error(kBudget) for a GPU that is
-// too small.
-std::unique_ptr<Device> open_device_of(const Planned& planned);
+// What is to update where a GPU computes: nothing where the plan chooses. Throws where that cannot be.
+std::optional<allocator::Tier> updates_of(const sluice_engine_options& options);
+// Where a GPU computes: opens it for an engine, and finds by what the plan is made. Throws what open_device()
+// throws, Error(kBudget) for a GPU that is too small, and Error(kInvalidArgument) for facts that cannot be.
+void know_device(const sluice_engine_options& options, For purpose, Planned& made);
 
 }  // namespace sluice::c
 
@@ -66,7 +70,7 @@ struct sluice_engine {
 
   sluice::c::Planned planned;
   sluice::c::RanksOfEngine ranks;
-  const std::unique_ptr<sluice::Device> device;  // null: the CPU computes
+  sluice::Device* const device = planned.gpu.get();  // null: the CPU computes
   sluice::Threads threads;
   sluice::engine::Assembly<sluice::engine::AnyOrderEngine> assembly;
   sluice::allocator::Ledger& ledger = assembly.ledger();

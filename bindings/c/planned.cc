@@ -141,12 +141,13 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
     fail(ErrorCode::kInvalidArgument,
          "a place is 'device', and options.device_memory is 0, with which the CPU computes; state it, or "
          "another place");
+  request.updates = updates_of(options);
   return request;
 }
 
 }  // namespace
 
-Planned make_plan(const sluice_model& model, const sluice_engine_options& options,
+Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
                   const std::optional<engine::Link>& link) {
   Planned made;
   made.groups = std::max<std::uint32_t>(1, options.groups);
@@ -181,9 +182,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
                                 .buffer_bytes(made.request.ranks.size);
   made.budget.memory = options.memory;
   made.budget.disk = offload::usable_disk(made.disk);
-  made.budget.device = options.device_memory;
-  made.budget.device_base = options.device_reserved;
-  made.device = options.device;
+  know_device(options, purpose, made);
   const std::uint64_t holds = allocator::resident_bytes();
   made.budget.base = holds - std::min(holds, options.given_back) + engine::kReserve + options.reserved +
                      made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes +
@@ -203,12 +202,11 @@ using namespace sluice::c;  // NOLINT: what follows is of this room
 sluice_engine::sluice_engine(Planned made)
     : planned(std::move(made)),
       ranks(planned.ranks),
-      device(open_device_of(planned)),
       threads(planned.threads, planned.team),
-      assembly(planned,
-               {threads, *planned.io, *planned.optimizer, planned.products.get(), ranks.communicator(),
-                device.get()},
-               {.trace_events = planned.trace_events, .may_replan = true}) {
+      assembly(
+          planned,
+          {threads, *planned.io, *planned.optimizer, planned.products.get(), ranks.communicator(), device},
+          {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
   if (device) engine->use_stream(default_stream());
   allocator::install_touch_reporter();
@@ -256,7 +254,7 @@ std::string sluice_engine::bring_in_now(const sluice::allocator::TouchServer::To
 sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options, char** json) {
   return guarded([&] {
     char*& out = required(json, "json");
-    out = new_text(make_plan(required(model, "model"), known_part(options, "options")).to_text());
+    out = new_text(make_plan(required(model, "model"), known_part(options, "options"), For::kPlan).to_text());
   });
 }
 

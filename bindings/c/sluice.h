@@ -151,6 +151,8 @@ SLUICE_API sluice_status sluice_optimizer_check(const char* optimizer, const slu
 /* The ranks that train a model together; see sluice_ranks.h, which this header includes. */
 typedef struct sluice_ranks sluice_ranks;
 #define SLUICE_STAGE(number) ((number) + 1u)
+/* What is known of a GPU; see sluice_device.h, which this header includes. */
+typedef struct sluice_device_facts sluice_device_facts;
 typedef struct sluice_engine_options {
   size_t size;
   uint64_t memory;           /* for the whole process, including what the caller itself needs (`reserved`) */
@@ -192,9 +194,11 @@ typedef struct sluice_engine_options {
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
   uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */
   /* For an engine that computes on a GPU: see sluice_device.h. */
-  uint64_t device_memory;   /* the budget of the GPU's memory; 0: the CPU computes */
-  uint64_t device_reserved; /* what of it the engine leaves to CUDA and to the caller */
-  uint32_t device;          /* the GPU's index among those that this process may use */
+  uint64_t device_memory;                  /* the budget of the GPU's memory; 0: the CPU computes */
+  uint64_t device_reserved;                /* what of it the engine leaves to CUDA and to the caller */
+  uint32_t device;                         /* the GPU's index among those that this process may use */
+  const char* updates; /* what updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
+  const sluice_device_facts* device_facts; /* NULL: measured, and assumed by sluice_plan() */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan

@@ -2,7 +2,9 @@
  *
  * An engine with options.device_memory computes on a GPU: what is used lies in the GPU's memory, and the rest
  * in the host's and on disk, from where it comes ahead of its use. Updates are made on the GPU, by adamw,
- * adam, lion and sgd. Nothing is ever computed on the CPU instead: what a GPU does not have is an error.
+ * adam, lion and sgd, and for units whose copies that saves on the CPU, while the GPU computes; adafactor and
+ * muon are the CPU's. The plan chooses by the machine's rates and says why, or options.updates says it. Bits
+ * are the same on both. What a GPU does not have is an error.
  *
  * It needs a GPU of compute capability 8.0 or later, NVIDIA's driver 580 or later, and libsluice_cuda.so with
  * its libsluice_kernels.fatbin beside libsluice_c.so. Where one of them is missing, or does not fit,
@@ -11,9 +13,10 @@
  * sluice_plan() needs no GPU.
  *
  * Budgets: options.device_memory bounds what the engine takes of the GPU's memory, together with
- * options.device_reserved, which it does not take: CUDA's own context (about half a GiB on large GPUs) and
- * what the caller allocates there. options.memory and options.reserved are the host's, as ever. SLUICE_BUDGET
- * where the GPU has less than device_memory, or less is free than the plan takes.
+ * options.device_reserved, what the caller allocates there, and with what CUDA's context and Sluice's kernels
+ * take (about half a GiB on large GPUs): sluice_device_facts.base. options.memory and options.reserved are
+ * the host's, as ever. SLUICE_BUDGET where the GPU has less than device_memory, or less is free than the plan
+ * takes.
  *
  * Addresses: sluice_engine_parameter() gives addresses in the GPU's memory, which never change. The arrays of
  * sluice_engine_add_gradient() and sluice_engine_get_gradient() are in the GPU's memory, too. Values, state,
@@ -24,9 +27,12 @@
  * sluice_engine_release() has the unit until it ends: its thread waits for neither. A gradient is read by
  * work that is queued on that stream, and may be freed in the stream's order; sluice_engine_get_gradient()
  * writes in it. The thread waits for the disk, in sluice_engine_step() and sluice_engine_gradient_norm() for
- * the gradients, and where values, state and checkpoints are loaded and saved. An address of a unit that is
- * not held must not be used by work: it shows anything, or nothing is there, which is an error of the GPU's.
- * So options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for callers that
+ * the gradients, and where values, state and checkpoints are loaded and saved. With
+ * options.update_in_backward it waits in sluice_engine_release() for gradients of units that the CPU updates.
+ * For units that the GPU updates sluice_engine_step() returns SLUICE_NOT_FINITE where a gradient was not
+ * finite: its unit is as it was then, and the others are updated. An address of a unit that is not held must
+ * not be used by work: it shows anything, or nothing is there, which is an error of the GPU's. So
+ * options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for callers that
  * cannot know what uses a parameter.
  *
  * Not yet on a GPU, and refused: ranks, reproducible sums, parameters that span units, sluice_engine_replan()
@@ -40,6 +46,20 @@
 extern "C" {
 #endif
 
+/* What a plan for a GPU is made by: which parts of the model are where, and what the CPU updates. They change
+ * no bit of a result. sluice_engine_create() measures them, in about half a second and in memory within the
+ * budgets, unless they are stated here; then all of them are. sluice_plan(), which needs no GPU, assumes
+ * others where none are stated. What an engine has measured sluice_engine_device() says.
+ * SLUICE_INVALID_ARGUMENT for a rate that is not above 0 and finite. */
+struct sluice_device_facts {
+  size_t size;
+  /* Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count. */
+  double to_gpu, from_gpu, both_ways;
+  double gpu_updates; /* elements a second that the GPU updates in its memory */
+  double cpu_memory;  /* bytes a second that loops of the CPU read and write in memory */
+  uint64_t base;      /* the bytes of the GPU's memory that a context with Sluice's kernels takes */
+};
+
 /* Says on which CUstream the caller queues work from now on; it outlives the engine, or another one takes its
  * place before. NULL is CUDA's default stream, which is also the one at first. Where the caller uses several
  * streams for one unit, it orders them itself. SLUICE_STATE where the CPU computes. */
@@ -49,8 +69,8 @@ SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* s
  * time, and must not write. It takes addresses, and 2 MiB of memory for all units together. SLUICE_STATE
  * where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, const void** data);
-/* Gives the caller a JSON object that says on which GPU the engine computes, and how much of its memory is
- * free; `json` gets NULL where the CPU computes. */
+/* Gives the caller a JSON object that says on which GPU the engine computes, how much of its memory is free,
+ * and in "facts" by what its plan was made; `json` gets NULL where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_device(const sluice_engine* engine, char** json);
 
 #ifdef __cplusplus

@@ -22,6 +22,9 @@ struct Examination {
   std::optional<engine::Machine> machine;  // nothing where arithmetic cannot be measured
 };
 
+// Of the driver, of each card and of the kernels for it. What cannot be used is a finding; it does not throw.
+std::vector<Finding> gpu_findings();
+
 // Examines this machine, measures its arithmetic (for two seconds) and the folders of `disk`. It does not
 // throw where something is missing: that is a finding.
 Examination examine(const std::vector<std::string>& disk);

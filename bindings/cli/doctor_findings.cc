@@ -1,9 +1,8 @@
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <iterator>
 #include <thread>
 
 #include "allocator/ledger.h"
@@ -130,28 +129,6 @@ Finding matrix_library() {
   }
 }
 
-Finding gpu() {
-  std::vector<std::string> devices;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
-    const std::string name = entry.path().filename().string();
-    const bool numbered = name.size() > 6 && name.starts_with("nvidia") &&
-                          std::isdigit(static_cast<unsigned char>(name[6])) != 0;
-    if (numbered) devices.push_back(entry.path().string());
-  }
-  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  const bool has_driver = driver != nullptr;
-  if (has_driver) ::dlclose(driver);
-  const Json value = {{"devices", devices}, {"driver", has_driver}};
-  if (devices.empty()) return {"GPU", "none; Sluice computes on the CPU", "", value};
-  return {
-      "GPU",
-      fmt::format("{} ({}); this version computes on the CPU", fmt::join(devices, " "),
-                  has_driver ? "driver library found" : "its driver library libcuda.so.1 is missing"),
-      has_driver ? "" : "install the NVIDIA driver's user-space libraries, or give the container --gpus all",
-      value};
-}
-
 // Writes options as "16 x 512.0 KiB by an io_uring".
 std::string text_of(const offload::IoOptions& io) {
   const std::uint64_t count = in_flight(io) / io.block_bytes;
@@ -243,8 +220,9 @@ Finding arithmetic(const engine::Machine& machine) {
 Examination examine(const std::vector<std::string>& folders) {
   Examination result;
   std::vector<Finding>& findings = result.findings;
-  findings = {cores(),         simd(),        memory(),         huge_pages(), io_uring(),
-              locked_memory(), user_faults(), matrix_library(), gpu()};
+  findings = {cores(),    simd(),          memory(),      huge_pages(),
+              io_uring(), locked_memory(), user_faults(), matrix_library()};
+  std::ranges::move(gpu_findings(), std::back_inserter(findings));
   findings.push_back({"system", "Linux " + kernel_version(), "", {{"kernel", kernel_version()}}});
   if (const auto limit = mapping_limit())
     findings.push_back({"mappings", fmt::format("{} a process", *limit), "", {{"limit", *limit}}});

@@ -1,5 +1,6 @@
 #include "core/cuda/device.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 
@@ -31,6 +32,41 @@ class InContext {
   bool is_pushed_ = false;
 };
 
+// One more context, which is the current one for as long as this object lives, with a module in it.
+class OneMoreContext {
+ public:
+  OneMoreContext(const Driver& driver, CUdevice device, const std::string& image) : driver_(driver) {
+    driver.check(driver.cuCtxCreate(&context_, nullptr, 0, device), "cuCtxCreate");
+    const CUresult result = driver.cuModuleLoadData(&module_, image.data());
+    if (result == CUDA_SUCCESS) return;
+    (void)driver.cuCtxDestroy(context_);
+    driver.check(result, "cuModuleLoadData");
+  }
+  ~OneMoreContext() {
+    (void)driver_.cuModuleUnload(module_);
+    (void)driver_.cuCtxDestroy(context_);
+  }
+  OneMoreContext(const OneMoreContext&) = delete;
+  OneMoreContext& operator=(const OneMoreContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  CUcontext context_ = nullptr;
+  CUmodule module_ = nullptr;
+};
+
+std::size_t free_in_current(const Driver& driver) {
+  std::size_t free = 0, total = 0;
+  driver.check(driver.cuMemGetInfo(&free, &total), "cuMemGetInfo");
+  return free;
+}
+
+int count_devices(const Driver& driver) {
+  int count = 0;
+  driver.check(driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  return count;
+}
+
 CUmemAllocationProp memory_of(CUdevice device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -46,8 +82,7 @@ int attribute(const Driver& driver, CUdevice device, CUdevice_attribute what) {
 }
 
 CUdevice find_device(const Driver& driver, int index) {
-  int count = 0;
-  driver.check(driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  const int count = count_devices(driver);
   if (index < 0 || index >= count)
     fail(ErrorCode::kNotFound,
          "GPU {} was asked for, but this process may use {}; give an index from 0 on, or look at "
@@ -131,9 +166,14 @@ CudaDevice::~CudaDevice() {
 
 std::size_t CudaDevice::free_memory() const {
   const InContext in(driver_, context_);
-  std::size_t free = 0, total = 0;
-  driver_.check(driver_.cuMemGetInfo(&free, &total), "cuMemGetInfo");
-  return free;
+  return free_in_current(driver_);
+}
+
+std::size_t CudaDevice::measure_context() {
+  const std::string image = read_kernels();
+  const std::size_t before = free_memory();
+  const OneMoreContext more(driver_, device_, image);
+  return before - std::min(before, free_in_current(driver_));
 }
 
 Device::Extent CudaDevice::create_extent(std::size_t bytes) {
@@ -322,8 +362,9 @@ bool CudaDevice::is_capturing(CUstream_st* stream) {
 }  // namespace sluice::cuda
 
 extern "C" __attribute__((visibility("default"))) const sluice::cuda::Plugin* sluice_cuda_plugin() {
-  static const sluice::cuda::Plugin plugin{sluice::cuda::kPluginAbi, [](int index) -> sluice::Device* {
-                                             return new sluice::cuda::CudaDevice(index);
-                                           }};
+  static const sluice::cuda::Plugin plugin{
+      sluice::cuda::kPluginAbi,
+      [](int index) -> sluice::Device* { return new sluice::cuda::CudaDevice(index); },
+      [] { return sluice::cuda::count_devices(sluice::cuda::load_driver()); }};
   return &plugin;
 }

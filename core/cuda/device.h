@@ -16,6 +16,7 @@ class CudaDevice final : public Device {
 
   const DeviceInfo& info() const override { return info_; }
   std::size_t free_memory() const override;
+  std::size_t measure_context() override;
 
   Extent create_extent(std::size_t bytes) override;
   void release_extent(Extent extent) override;

@@ -20,6 +20,8 @@
   X(cuDeviceTotalMem)              \
   X(cuDevicePrimaryCtxRetain)      \
   X(cuDevicePrimaryCtxRelease)     \
+  X(cuCtxCreate)                   \
+  X(cuCtxDestroy)                  \
   X(cuCtxGetCurrent)               \
   X(cuCtxPushCurrent)              \
   X(cuCtxPopCurrent)               \

@@ -7,13 +7,14 @@
 // sides must be built from the same headers: `abi` counts the changes of these.
 namespace sluice::cuda {
 
-inline constexpr std::uint32_t kPluginAbi = 1;
+inline constexpr std::uint32_t kPluginAbi = 2;
 inline constexpr const char* kPluginFile = "libsluice_cuda.so";
 inline constexpr const char* kPluginSymbol = "sluice_cuda_plugin";
 
 struct Plugin {
   std::uint32_t abi;
   Device* (*open)(int index);  // the caller owns what it returns
+  int (*count)();
 };
 using PluginFunction = const Plugin* (*)();
 

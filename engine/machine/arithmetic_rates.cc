@@ -6,7 +6,7 @@
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "engine/machine/timing.h"
-#include "engine/store/state_format.h"
+#include "engine/machine/update_sample.h"
 #include "kernels/elementwise.h"
 #include "kernels/limits.h"
 
@@ -14,6 +14,7 @@ namespace sluice::engine {
 namespace {
 
 constexpr std::size_t kLine = 64;
+constexpr std::size_t kSquare = 768;
 constexpr double kMostFlops = 4.5e9;  // operations of one product
 // Takes about a twentieth of a second, in which cores that slept reach their speed.
 constexpr std::size_t kWakingWork = 5'000'000;
@@ -125,6 +126,16 @@ std::vector<ProductRate> measure_products(Threads& threads, kernels::MatrixLibra
   return rates;
 }
 
+double measure_square(Threads& threads, kernels::F32Products& products) {
+  kernels::Product square = kernels::dense(product_of(kSquare, kSquare, kSquare, Dtype::kF32));
+  Scratch scratch(bytes_of(square));
+  square.c = scratch.take(kSquare * kSquare, Dtype::kF32);
+  const Array operand = scratch.take(kSquare * kSquare, Dtype::kF32);
+  kernels::fill(threads, kSquare * kSquare, 0.5f, operand);
+  square.a = square.b = operand;
+  return flops_in(square) / middle_seconds([&] { products.multiply_f32(square); });
+}
+
 double measure_attention(Threads& threads, const kernels::AttentionShape& given, Dtype dtype) {
   const kernels::AttentionShape shape = part_of(given, dtype);
   const std::size_t rows = shape.batch * shape.length, packed = rows * shape.q_stride,
@@ -161,34 +172,18 @@ double measure_memory(Threads& threads, std::size_t bytes) {
 
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype) {
   if (optimizer.rounds() > 0) return std::nullopt;
-  constexpr std::size_t kElements = 2 * kChunkGrain;
-  const std::vector<std::size_t> shape = {kElements / 1024, 1024};
-  UnitSpec unit{"measured", {{"parameter", shape}}};
-  unit.dtype = dtype;
-  const Layout layout({unit});
-  const StateFormat format(layout, optimizer, kElements);
-  Scratch scratch(round_up(format.bytes(0), kLine) + 2 * kElements * size_of(dtype));
-  std::byte* const state = scratch.take(format.bytes(0));
-  const Array parameter = scratch.take(kElements, dtype), gradient = scratch.take(kElements, dtype);
-  kernels::fill(threads, kElements, 0.5f, parameter);
-  kernels::fill(threads, kElements, 0.25f, gradient);
-  optim::Span span;
-  span.whole.kind = optim::Kind{shape};
-  span.count = kElements;
-  span.gradient = gradient;
-  if (dtype != Dtype::kF32) span.parameter = parameter;
-  if (format.has_master(0))
-    span.master = format.part(state, 0, 0, 0).values.f32();
-  else if (dtype == Dtype::kF32)
-    span.master = parameter.f32();
-  for (std::size_t array = format.masters(); array < format.arrays(); ++array)
-    span.state.push_back(format.part(state, 0, 0, array));
+  const UpdateSample sample(optimizer, dtype, dtype, 2 * kChunkGrain);
+  Scratch scratch(sample.bytes());
+  std::byte* const memory = scratch.take(sample.bytes());
+  kernels::fill(threads, sample.elements(), 0.5f, sample.parameter(memory));
+  kernels::fill(threads, sample.elements(), 0.25f, sample.gradient(memory));
+  const optim::Span span = sample.span(memory);
   optim::Hyperparameters hyperparameters{1e-3, 0.1, 1, 0};
   const double seconds = middle_seconds([&] {
     ++hyperparameters.step;
     optimizer.apply(threads, hyperparameters, span);
   });
-  return seconds / static_cast<double>(kElements);
+  return seconds / static_cast<double>(sample.elements());
 }
 
 }  // namespace sluice::engine

@@ -28,6 +28,9 @@ std::vector<ProductRate> measure_products(Threads& threads, kernels::MatrixLibra
                                           std::span<const kernels::Product> products,
                                           std::size_t results_bytes = 0);
 
+// The same of a square product of f32 by another library.
+double measure_square(Threads& threads, kernels::F32Products& products);
+
 // Floating-point operations a second of attention, forward and backward, counted as the ops of models count
 // them. A part of a shape that takes more than kMeasuringBytes is measured.
 double measure_attention(Threads& threads, const kernels::AttentionShape& shape, Dtype dtype);

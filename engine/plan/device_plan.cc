@@ -22,7 +22,7 @@ using allocator::Tier;
 // One slot comes in, one is updated and one goes out; where there is room, one more waits.
 constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
 constexpr std::size_t kHostSlots = 3;
-// Of the copies, what the CPU's updates must save.
+// Of the time without them, what the CPU's updates must save.
 constexpr double kWorthwhile = 0.1;
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
@@ -95,57 +95,82 @@ class DevicePlanner {
     return std::nullopt;
   }
 
-  // What the copies of a unit take on the link, whose directions go on at once.
-  double link_seconds(UnitId unit, UnitPlan plan, Tier updated_on) const {
+  // What of a unit's step goes on beside everything else: the client's computing, and all other units.
+  struct Beside {
+    Placement::Traffic copied;
+    double gpu = 0, cpu = 0;  // seconds of updates
+    void add(const Beside& more) {
+      copied.read += more.copied.read;
+      copied.written += more.copied.written;
+      gpu += more.gpu;
+      cpu += more.cpu;
+    }
+    void remove(const Beside& less) {
+      copied.read -= less.copied.read;
+      copied.written -= less.copied.written;
+      gpu -= less.gpu;
+      cpu -= less.cpu;
+    }
+    double copying(const MachineRates& rates) const {
+      return copy_seconds(copied.read, copied.written, rates.gpu);
+    }
+    double seconds(const MachineRates& rates) const { return std::max({copying(rates), gpu, cpu}); }
+  };
+  Beside beside(UnitId unit, UnitPlan plan, Tier updated_on) const {
     plan.updated_on = updated_on;
-    const Placement::Traffic traffic = placement_.link_traffic(unit, plan);
-    return static_cast<double>(std::max(traffic.read, traffic.written)) / link_rate();
+    Beside result{placement_.link_traffic(unit, plan)};
+    if (plan.updated_by_cpu())
+      result.cpu = placement_.update_seconds(unit, rates_);
+    else
+      result.gpu = placement_.gpu_update_seconds(unit, rates_.gpu);
+    return result;
   }
-  double link_rate() const { return rates_.gpu_link.value_or(kAssumedGpuLink); }
 
   void share_updates(const Plan& by_gpu) {
     struct Choice {
       UnitId unit;
-      double saved, taken;  // seconds of the link, and of the CPU
+      Beside by_gpu, by_cpu;
+      double gain;  // seconds of copies that are saved for each of the CPU
     };
     std::vector<Choice> choices;
-    double link = 0, cpu = 0;
+    Beside alone;
     for (UnitId unit = 0; unit < by_gpu.units.size(); ++unit) {
       const UnitPlan& plan = by_gpu.units[unit];
-      const double now = link_seconds(unit, plan, Tier::kDevice);
-      link += now;
-      const double taken = placement_.update_seconds(unit, rates_);
-      const double saved = now - link_seconds(unit, plan, Tier::kHost);
-      if (taken > 0 && saved > 0 && !plan.resident(Part::kState)) choices.push_back({unit, saved, taken});
+      const Beside now = beside(unit, plan, Tier::kDevice), then = beside(unit, plan, Tier::kHost);
+      alone.add(now);
+      const double saved = now.copying(rates_) - then.copying(rates_);
+      if (then.cpu > 0 && saved > 0 && !plan.resident(Part::kState))
+        choices.push_back({unit, now, then, saved / then.cpu});
     }
-    std::ranges::stable_sort(choices, std::greater<>(), [](const Choice& c) { return c.saved / c.taken; });
-    const double before = link;
+    std::ranges::stable_sort(choices, std::greater<>(), &Choice::gain);
+    Beside shared = alone;
     std::vector<UnitId> by_cpu;
     for (const Choice& choice : choices) {
-      if (std::max(link - choice.saved, cpu + choice.taken) >= std::max(link, cpu)) break;
-      link -= choice.saved;
-      cpu += choice.taken;
+      Beside next = shared;
+      next.remove(choice.by_gpu);
+      next.add(choice.by_cpu);
+      if (next.seconds(rates_) >= shared.seconds(rates_)) break;
+      shared = next;
       by_cpu.push_back(choice.unit);
     }
-    if (before - link <= kWorthwhile * before) {
-      because_ = fmt::format(
-          "the GPU, since the CPU would save less than a tenth of {:.2g} s of copies a step (at {:.3g} "
-          "GB/s each way, which is {})",
-          before, link_rate() / 1e9, rates_.gpu_link ? "measured" : "assumed");
+    const double before = alone.seconds(rates_), after = shared.seconds(rates_);
+    if (before - after <= kWorthwhile * before) {
+      because_ =
+          fmt::format("the GPU, since the CPU would save less than a tenth of {:.2g} s a step", before);
       return;
     }
     for (const UnitId unit : by_cpu) updated_on_[unit] = Tier::kHost;
     because_ = fmt::format(
-        "the GPU, and the CPU {} of {} units: copies of {:.2g} s a step, beside {:.2g} s of the CPU, instead "
-        "of {:.2g} s by the GPU alone (at {:.3g} GB/s each way, which is {})",
-        by_cpu.size(), by_gpu.units.size(), link, cpu, before, link_rate() / 1e9,
-        rates_.gpu_link ? "measured" : "assumed");
+        "the GPU, and the CPU {} of {} units: a step's copies take {:.2g} s then, beside {:.2g} s of the "
+        "GPU's updates and {:.2g} s of the CPU's, instead of {:.2g} s and {:.2g} s by the GPU alone",
+        by_cpu.size(), by_gpu.units.size(), shared.copying(rates_), shared.gpu, shared.cpu,
+        alone.copying(rates_), alone.gpu);
   }
 
   struct Item {
     UnitId unit;
     Part part;
-    double gain;  // bytes of copies saved for each byte of the GPU's memory
+    double gain;  // seconds of copies and of the disk that are saved for each byte of memory
   };
 
   std::vector<Lookahead> lookaheads() const {
@@ -188,10 +213,11 @@ class DevicePlanner {
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         const bool is_fixed =
             request_.place(part) || (part == Part::kGradient && !units[unit].gradient_stored);
-        const std::uint64_t saved = units[unit].resident(part) || is_fixed ? 0 : traffic(unit, part).total();
-        if (saved > 0)
-          result.push_back(
-              {unit, part, static_cast<double>(saved) / static_cast<double>(bytes_of(unit, part))});
+        if (units[unit].resident(part) || is_fixed) continue;
+        const Placement::Traffic saved = traffic(unit, part);
+        const double seconds = copy_seconds(saved.read, saved.written, rates_.gpu) +
+                               disk_seconds(saved.read, saved.written, rates_);
+        if (seconds > 0) result.push_back({unit, part, seconds / static_cast<double>(bytes_of(unit, part))});
       }
     std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
     return result;
@@ -311,17 +337,28 @@ class DevicePlanner {
     plan.disk_bytes = sum(disk);
     plan.device_bytes = sum(plan.bytes[index(Tier::kDevice)]);
     plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
-    plan.step_bytes_in = plan.step_bytes_out = plan.step_bytes_read = plan.step_bytes_written = 0;
+    predict_step(plan);
+  }
+
+  void predict_step(Plan& plan) const {
+    plan.step_bytes_read = plan.step_bytes_written = 0;
+    Beside all;
     for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
-      const Placement::Traffic link = placement_.link_traffic(unit, plan.units[unit]);
-      plan.step_bytes_in += link.read;
-      plan.step_bytes_out += link.written;
+      all.add(beside(unit, plan.units[unit], plan.units[unit].updated_on));
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         if (plan.units[unit].tier(part) != Tier::kDisk) continue;
         plan.step_bytes_read += traffic(unit, part).read;
         plan.step_bytes_written += traffic(unit, part).written;
       }
     }
+    plan.step_bytes_in = all.copied.read;
+    plan.step_bytes_out = all.copied.written;
+    plan.device_time = {all.copying(rates_),
+                        all.gpu,
+                        all.cpu,
+                        disk_seconds(plan.step_bytes_read, plan.step_bytes_written, rates_),
+                        rates_.gpu,
+                        rates_.memory_bandwidth};
   }
 
   [[noreturn]] void refuse() const {

@@ -398,6 +398,10 @@ double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
   return std::max(arithmetic, bytes / rates.memory_bandwidth) + product_flops_[unit] / rates.flops;
 }
 
+double Placement::gpu_update_seconds(UnitId unit, const GpuRates& rates) const {
+  return updated(unit) ? static_cast<double>(layout_.unit_elements(unit)) * rates.update_seconds : 0;
+}
+
 std::size_t Placement::chunk_for(const MachineRates& rates) const {
   double moved = std::numeric_limits<double>::infinity();  // bytes moved for each element
   for (UnitId unit = 0; unit < buckets_.size(); ++unit)

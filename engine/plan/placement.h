@@ -83,6 +83,7 @@ class Placement {
   // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
   double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
+  double gpu_update_seconds(UnitId unit, const GpuRates& rates) const;
   // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
   // and for its update.
   std::uint64_t fetched_of_shard(UnitId unit, std::size_t groups) const {

@@ -107,6 +107,19 @@ struct UnitPlan {
   bool operator==(const UnitPlan&) const = default;
 };
 
+// What of a step a GPU's plan knows: seconds that each takes alone, all of them beside what the client
+// computes on the GPU, which is not known before a step was made.
+struct DeviceTime {
+  double link = 0;                          // for copies between the GPU and the host
+  double gpu_updates = 0, cpu_updates = 0;  // for updates by each
+  double disk = 0;
+  GpuRates rates;         // by which these seconds were found,
+  double cpu_memory = 0;  // and MachineRates::memory_bandwidth
+  // What a step takes at least, and what that is. What of it is more than the client computes is waited for.
+  double least() const { return std::max({link, gpu_updates, cpu_updates, disk}); }
+  const char* bound() const;
+};
+
 // Says where every byte lives. It is made before the first allocation, and nothing else is taken.
 struct Plan {
   RankOf ranks;  // the rank that the plan is for
@@ -141,7 +154,8 @@ struct Plan {
   std::uint64_t step_bytes_read_apart = 0;
   // Gradients and parameters: what this rank receives from others, and its host from other hosts.
   std::uint64_t step_bytes_received = 0, step_bytes_from_hosts = 0;
-  StepTime time;
+  StepTime time;           // where the CPU computes
+  DeviceTime device_time;  // where a GPU does
   // What a step takes its time from: the disk, the link to other ranks, or the cores.
   const char* bound() const {
     const double cores = time.compute + time.optimizer + time.transfers;

@@ -77,6 +77,44 @@ std::string ranks_text(const Plan& plan, bool any_order) {
   return text;
 }
 
+std::string device_step_text(const Plan& plan) {
+  const DeviceTime& time = plan.device_time;
+  const GpuRates& rates = time.rates;
+  std::string text = fmt::format(
+      "rates             copies of {:.3g} GB/s to the GPU, {:.3g} from it and {:.3g} both ways; the GPU "
+      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s; all of it is {}\n",
+      rates.in / 1e9, rates.out / 1e9, rates.both / 1e9, 1e-9 / rates.update_seconds, time.cpu_memory / 1e9,
+      name_of(rates.source));
+  text += fmt::format(
+      "step              at least {:.2f} s predicted, bound by {} (the link alone {:.2f} s, updates on the "
+      "GPU "
+      "{:.2f} s, updates on the CPU {:.2f} s",
+      time.least(), time.bound(), time.link, time.gpu_updates, time.cpu_updates);
+  if (plan.uses_disk()) text += fmt::format(", the disk alone {:.2f} s", time.disk);
+  return text +
+         ")\n                  computing is the client's, and not known: what takes longer than that is "
+         "waited "
+         "for\n";
+}
+
+// Null: not known before the client has computed.
+Json device_step_json(const Plan& plan) {
+  const DeviceTime& time = plan.device_time;
+  return {{"bytes_in", plan.step_bytes_in},
+          {"bytes_out", plan.step_bytes_out},
+          {"bytes_read", plan.step_bytes_read},
+          {"bytes_written", plan.step_bytes_written},
+          {"compute_seconds", nullptr},
+          {"gpu_update_seconds", time.gpu_updates},
+          {"cpu_update_seconds", time.cpu_updates},
+          {"wait_seconds", nullptr},
+          {"disk_seconds", time.disk},
+          {"link_seconds", time.link},
+          {"seconds", nullptr},
+          {"least_seconds", time.least()},
+          {"bound", time.bound()}};
+}
+
 double bytes_per_day(const Plan& plan) {
   return plan.time.step > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.time.step : 0;
 }
@@ -122,6 +160,11 @@ Tier tier_of_place(std::string_view place) {
 
 std::string_view place_of(Tier tier) { return tier == Tier::kHost ? "memory" : name_of(tier); }
 
+const char* DeviceTime::bound() const {
+  const double most = least();
+  return most == link ? "link" : most == disk ? "disk" : most == cpu_updates ? "cpu updates" : "gpu updates";
+}
+
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget) {
   const bool on_gpu = plan.compute() == Tier::kDevice;
   const auto row = [&](std::string_view name, std::string_view device, std::string_view memory,
@@ -166,7 +209,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
     if (plan.uses_disk())
       text += fmt::format("                  {} read from the disk, {} written to it\n",
                           format_size(plan.step_bytes_read), format_size(plan.step_bytes_written));
-    return text;
+    return text + device_step_text(plan);
   }
   const std::string apart =
       plan.step_bytes_read_apart == plan.step_bytes_read
@@ -259,10 +302,8 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   json["device"] = plan.device_bytes;
   json["updated_by"] = plan.updates_because;
   json["budget"]["device"] = budget.device;
-  json["step"] = {{"bytes_in", plan.step_bytes_in},
-                  {"bytes_out", plan.step_bytes_out},
-                  {"bytes_read", plan.step_bytes_read},
-                  {"bytes_written", plan.step_bytes_written}};
+  json["rates"] = to_json(plan.device_time.rates, plan.device_time.cpu_memory);
+  json["step"] = device_step_json(plan);
   return json;
 }
 

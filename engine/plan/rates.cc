@@ -75,6 +75,22 @@ double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRate
   return both > 0 ? 2 * both / rates.disk_together + alone : alone;
 }
 
+double copy_seconds(std::uint64_t in, std::uint64_t out, const GpuRates& rates) {
+  const auto both = static_cast<double>(std::min(in, out));
+  return 2 * both / rates.both + (static_cast<double>(in) - both) / rates.in +
+         (static_cast<double>(out) - both) / rates.out;
+}
+
+std::string_view name_of(Source source) {
+  return source == Source::kStated ? "stated" : source == Source::kMeasured ? "measured" : "assumed";
+}
+
+Json to_json(const GpuRates& rates, double cpu_memory) {
+  return {{"to_gpu", rates.in},       {"from_gpu", rates.out},
+          {"both_ways", rates.both},  {"gpu_updates", 1 / rates.update_seconds},
+          {"cpu_memory", cpu_memory}, {"known", name_of(rates.source)}};
+}
+
 Link parse_link(std::string_view text) {
   struct Suffix {
     std::string_view name;

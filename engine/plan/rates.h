@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/json.h"
 #include "kernels/matrix.h"
 
 namespace sluice::engine {
@@ -26,6 +27,20 @@ struct Link {
 // left out. Throws Error(kInvalidArgument).
 Link parse_link(std::string_view text);
 
+// From where it is known how fast something is.
+enum class Source : std::uint8_t { kAssumed, kMeasured, kStated };
+std::string_view name_of(Source source);  // as in "measured"
+
+// How fast a GPU is, and the link that joins it to the host. Unless somebody knows better: PCIe 4.0 with 16
+// lanes, and memory of 1.5 TB/s.
+struct GpuRates {
+  Source source = Source::kAssumed;
+  // Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count.
+  double in = 25e9, out = 25e9, both = 50e9;
+  double update_seconds = 2e-11;  // in which the GPU updates an element that is in its memory
+  bool operator==(const GpuRates&) const = default;
+};
+
 // How fast a machine is. Rates are measured. They serve to predict times and to choose how updates are
 // streamed, and never change a bit of a result.
 struct MachineRates {
@@ -44,11 +59,13 @@ struct MachineRates {
   double rank_processor_seconds = 0;  // the same for each byte from another rank
   int cores = 1;
   std::optional<Link> link;  // nothing: what is sent takes no time
-  // Bytes a second that are copied to a GPU, and as many from it at once; nothing: not known.
-  std::optional<double> gpu_link;
+  GpuRates gpu;
   // Bytes under way in one direction that reach these rates.
   std::size_t disk_in_flight = std::size_t{16} << 20;
 };
+
+// For programs; the names are those of the C ABI's sluice_device_facts.
+Json to_json(const GpuRates& rates, double cpu_memory);
 
 // The seconds of `flops` floating-point operations of such products in a step: at the rate that was measured,
 // and then at the memory's rate for what was in the caches then and comes from memory in a step: the weights
@@ -64,5 +81,7 @@ double flops_of(const kernels::Product& product, const MachineRates& rates);
 
 // The seconds of so many bytes, where reads and writes run together as long as there are both.
 double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRates& rates);
+// The same of bytes that are copied to a GPU and from it.
+double copy_seconds(std::uint64_t in, std::uint64_t out, const GpuRates& rates);
 
 }  // namespace sluice::engine

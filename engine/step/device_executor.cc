@@ -1,5 +1,6 @@
 #include "engine/step/device_executor.h"
 
+#include "engine/step/device_gradients.h"
 #include "engine/step/update_spans.h"
 #include "optim/device_update.h"
 
@@ -51,12 +52,16 @@ void DeviceExecutor::queue(const ChunkWork& work, std::size_t chunk) {
   std::vector<DeviceWork::Memory> written = {
       bytes_of(work.parameters.at(elements.begin - work.first_parameter).data, work.parameters.type)};
   if (format_.chunk_bytes(unit, chunk) > 0) written.push_back({work.state, format_.chunk_bytes(unit, chunk)});
-  gpu_.queue(gpu_.updates(), {&gradient, 1}, written, [&] {
+  std::vector<DeviceWork::Memory> read = {gradient};
+  const std::uint32_t* const refused = work.update.refused;
+  if (refused != nullptr) read.push_back(DeviceGradients::memory_of(refused));
+  gpu_.queue(gpu_.updates(), read, written, [&] {
     for (ParameterId p = work.bucket.first; p < work.bucket.end; ++p) {
       if (!spans_.is_updated(work.update, p)) continue;
       const Slice slice = format_.shards().slice(p, chunk);
       if (slice.count > 0)
-        update_.apply(gpu_.updates(), spans_.hyperparameters_of(work.update, p), spans_.span_of(work, slice));
+        update_.apply(gpu_.updates(), spans_.hyperparameters_of(work.update, p), spans_.span_of(work, slice),
+                      refused);
     }
   });
 }

@@ -9,20 +9,23 @@ DeviceGradients::DeviceGradients(const Layout& layout, DeviceWork& gpu)
     offsets_.push_back(end);
     end += kernels::DeviceSquares::sum_bytes(layout.location(p).elements);
   }
+  found_ = end;
 }
 
 std::size_t DeviceGradients::sum_bytes(const Layout& layout) {
   std::size_t bytes = 0;
   for (ParameterId p = 0; p < layout.parameters(); ++p)
     bytes += kernels::DeviceSquares::sum_bytes(layout.location(p).elements);
-  return bytes;
+  return bytes + layout.units().size() * sizeof(std::uint32_t);
 }
 
 void DeviceGradients::start(allocator::Ledger& ledger) {
   const std::size_t bytes = sum_bytes(layout_);
   on_gpu_ = ComputeRegion(ledger, &gpu_, allocator::Purpose::kWorkspace, bytes);
   on_host_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kWorkspace, bytes);
-  gpu_.add({on_gpu_.data(), bytes}, bytes);
+  // Each unit's number is a piece of its own: an update that reads it holds up nothing else.
+  if (found_ > 0) gpu_.add({on_gpu_.data(), found_}, found_);
+  gpu_.add({on_gpu_.data() + found_, bytes - found_}, sizeof(std::uint32_t));
   gpu_.add({on_host_.data(), bytes}, bytes);
 }
 
@@ -50,10 +53,28 @@ void DeviceGradients::read(ParameterId parameter, const float* sum, float factor
   gpu_.queue(stream, {&read, 1}, {}, [&] { sum_.copy(stream, n, sum, factor, out); });
 }
 
+const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<bool(ParameterId)>& has) {
+  std::byte* const found = on_gpu_.data() + found_ + unit * sizeof(std::uint32_t);
+  CUstream_st* const stream = gpu_.client();
+  const DeviceWork::Memory written{found, sizeof(std::uint32_t)};
+  const auto address = reinterpret_cast<DeviceAddress>(found);
+  const ParameterId first = layout_.first_parameter(unit), end = layout_.end_parameter(unit);
+  const std::size_t from = offsets_[first], to = end < offsets_.size() ? offsets_[end] : found_;
+  const DeviceWork::Memory sums{on_gpu_.data() + from, to - from};
+  gpu_.queue(stream, {&sums, 1}, {&written, 1}, [&] {
+    gpu_.device().fill(stream, address, std::byte{0}, sizeof(std::uint32_t));
+    for (ParameterId p = first; p < end; ++p)
+      if (has(p))
+        squares_.check(stream, sums_of(p).size() / sizeof(double),
+                       reinterpret_cast<DeviceAddress>(sums_of(p).data()), address);
+  });
+  return reinterpret_cast<const std::uint32_t*>(found);
+}
+
 void DeviceGradients::fetch_squares() {
-  const std::size_t bytes = sum_bytes(layout_);
-  gpu_.copy_out(on_host_.data(), {on_gpu_.data(), bytes});
-  gpu_.wait({on_host_.data(), bytes}, DeviceWork::Use::kRead);
+  if (found_ == 0) return;
+  gpu_.copy_out(on_host_.data(), {on_gpu_.data(), found_});
+  gpu_.wait({on_host_.data(), found_}, DeviceWork::Use::kRead);
 }
 
 kernels::SquareSum DeviceGradients::squares(ParameterId parameter) const {

@@ -196,6 +196,16 @@ std::optional<ParameterId> Gradients::not_finite() const {
   return std::nullopt;
 }
 
+const std::uint32_t* Gradients::check_on_gpu(UnitId unit) {
+  return on_gpu_->check(unit, [this](ParameterId p) { return has(p); });
+}
+
+std::optional<ParameterId> Gradients::not_finite_of_step() const {
+  for (ParameterId p = 0; p < known_.size(); ++p)
+    if (!known(p).squares.finite || !std::isfinite(known_[p].factor)) return p;
+  return std::nullopt;
+}
+
 bool Gradients::any(UnitId unit) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
     if (has(p)) return true;

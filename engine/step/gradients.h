@@ -80,6 +80,11 @@ class Gradients {
   void take_squares(std::span<const ParameterId> parameters, const std::vector<std::string>& of_ranks);
   std::optional<ParameterId> not_finite(UnitId unit) const;
   std::optional<ParameterId> not_finite() const;
+  // Of a unit whose update follows at once, where a GPU computes: has the GPU find out whether the gradients
+  // are finite, and returns where it says so (see DeviceGradients::check()).
+  const std::uint32_t* check_on_gpu(UnitId unit);
+  // A parameter of those that were handed over, or that have a gradient.
+  std::optional<ParameterId> not_finite_of_step() const;
   void drop(ParameterId parameter) { known_[parameter] = {}; }
   void drop_unit(UnitId unit);
   void drop_all();

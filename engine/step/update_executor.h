@@ -41,6 +41,8 @@ struct Update {
   Backing* gradient_backing = nullptr;
   std::size_t gradient_backing_bytes = 0;
   Dtype gradient_type = Dtype::kF32;
+  // Of a GPU's update: see DeviceGradients::check(). Null: the gradient is known to be finite.
+  const std::uint32_t* refused = nullptr;
 };
 
 // The unit of computing: what one chunk has of a bucket, in one round or in the application.

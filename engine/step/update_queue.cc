@@ -63,6 +63,7 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   update.pass = task.pass;
   update.groups = due_[unit].groups;
   update.parameter_updates = due_[unit].parameters;
+  update.refused = due_[unit].refused;
   update.parameters = {pins.parameters ? pager_.data(values) : nullptr, layout_.dtype(unit)};
   if (partitions_parameters(unit)) {
     update.first_parameter = parts_.ranks->own(unit).begin;

@@ -26,6 +26,7 @@ class UpdateQueue {
   struct Due {
     std::vector<optim::Hyperparameters> groups;
     std::vector<ParameterUpdate> parameters;
+    const std::uint32_t* refused = nullptr;                 // see Update
     bool holds_gradient = false, holds_parameters = false;  // until the update is applied
   };
 

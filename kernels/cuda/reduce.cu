@@ -40,4 +40,12 @@ SLUICE_KERNEL(sluice_square_sums, GpuSquares) {
   if (lane == 0 && begin < arguments.count) arguments.sums[block] = sum;
 }
 
+// All threads that find one write the same.
+SLUICE_KERNEL(sluice_finite_check, GpuFiniteCheck) {
+  const std::uint64_t i = std::uint64_t{blockIdx.x} * kCheckThreads + threadIdx.x;
+  if (i >= arguments.count) return;
+  const double sum = arguments.sums[i];
+  if (!(sum - sum == 0)) *arguments.found = 1;
+}
+
 }  // namespace sluice::kernels

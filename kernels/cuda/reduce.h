@@ -15,6 +15,14 @@ struct GpuSquares {
   Dtype type = Dtype::kF32;
 };
 
+// Writes to `found` where one of `count` sums is not finite.
+struct GpuFiniteCheck {
+  std::uint64_t count = 0;
+  const double* sums = nullptr;
+  std::uint32_t* found = nullptr;
+};
+inline constexpr unsigned kCheckThreads = 256;
+
 // The threads of a block, of which each is one lane of the written order, and the elements that they sum.
 inline constexpr unsigned kSquareThreads = 256, kSquareLanes = 16;
 inline constexpr std::size_t kSquareElements = kSquareThreads / kSquareLanes * kGridBlock;

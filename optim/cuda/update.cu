@@ -182,6 +182,7 @@ __device__ __forceinline__ void store_rounded(Own own, const GpuUpdate& update, 
 // kArrays is the number of the optimizer's arrays of state. change(element) is its arithmetic.
 template <int kArrays, bool kCoded, bool kMaster, class Change>
 __device__ __forceinline__ void update(const GpuUpdate& u, const GradientRule& rule, Change change) {
+  if (u.refused != nullptr && *u.refused != 0) return;  // all threads
   Place at;
   at.block = std::uint64_t{blockIdx.x} * (kGpuThreads / kWarp) + threadIdx.x / kWarp;
   at.begin = at.block * kScaleBlock + threadIdx.x % kWarp * kOwn;

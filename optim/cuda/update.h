@@ -20,6 +20,7 @@ struct GpuUpdate {
     Dtype type = Dtype::kF32;
   };
   std::uint64_t count = 0;
+  const std::uint32_t* refused = nullptr;  // where it is not null, and no 0 is there, nothing is changed
   const void* gradient = nullptr;
   float* master = nullptr;    // null where the parameter is rounded stochastically
   void* parameter = nullptr;  // null where the master alone is the parameter

@@ -174,7 +174,7 @@ TEST_F(CpuUpdatesTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
   });
 }
 
-// What the link saves, and what the CPU takes, says who updates.
+// What the link saves, and what both processors take, says who updates.
 TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   Case setup;
   setup.device = 128 * kMiB;
@@ -184,13 +184,14 @@ TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
     return make_plan(profile_of(setup), *optim::make_optimizer({}), budget_of(setup), request_of(setup),
                      rates);
   };
-  const auto by_cpu = [&](double link, double memory) {
+  const auto by_cpu = [&](double link, double memory, double gpu_update = 1e-15) {
     MachineRates rates;
-    rates.gpu_link = link;
+    rates.gpu = {Source::kMeasured, link, link, 2 * link, gpu_update};
     rates.memory_bandwidth = memory;
     const Plan plan = planned(rates);
-    EXPECT_THAT(plan.updates_because, testing::HasSubstr("measured"));
-    EXPECT_THAT(to_text(plan, profile_of(setup), budget_of(setup)), testing::HasSubstr(plan.updates_because));
+    const std::string text = to_text(plan, profile_of(setup), budget_of(setup));
+    EXPECT_THAT(text, testing::HasSubstr(plan.updates_because));
+    EXPECT_THAT(text, testing::HasSubstr("all of it is measured"));
     return std::ranges::count_if(plan.units, &UnitPlan::updated_by_cpu);
   };
   EXPECT_EQ(by_cpu(100e9, 1e9), 0);
@@ -200,13 +201,60 @@ TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   EXPECT_LT(some, 7);
   EXPECT_LE(by_cpu(10e9, 16e9), some);
   EXPECT_LE(some, by_cpu(10e9, 24e9));
-  EXPECT_THAT(planned({}).updates_because, testing::HasSubstr("25 GB/s each way, which is assumed"));
+  EXPECT_GT(by_cpu(100e9, 40e9, 1e-6), by_cpu(100e9, 40e9));  // a GPU that updates slowly has help
+  EXPECT_THAT(to_text(planned({}), profile_of(setup), budget_of(setup)),
+              testing::HasSubstr("copies of 25 GB/s to the GPU, 25 from it and 50 both ways"));
   for (const auto forced : {kDevice, kHost}) {
     setup.updates = forced;
     const Plan plan = planned({});
     EXPECT_THAT(plan.updates_because, testing::HasSubstr("as asked"));
     for (const UnitPlan& unit : plan.units) EXPECT_EQ(unit.updated_on, forced);
   }
+}
+
+// Each unit's bytes and elements at the rates, and nothing that nobody knows.
+TEST_F(CpuUpdatesTest, ThePlanSaysWhatAStepTakesBesideComputing) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.optimizer.name = "sgd";  // whose update of f32 parameters reads and writes these, and reads gradients
+  setup.places = {kHost, kDevice, {}};
+  const Profile profile = profile_of(setup);
+  double elements = 0;
+  for (const UnitSpec& unit : profile.units)
+    for (const ParameterSpec& parameter : unit.parameters)
+      if (unit.trainable) elements += static_cast<double>(parameter.elements());
+  MachineRates rates;
+  rates.gpu = {Source::kStated, 2e9, 3e9, 4e9, 1e-9};
+  rates.memory_bandwidth = 1e9;
+  for (const auto by : {kDevice, kHost}) {
+    setup.updates = by;
+    const Plan plan = make_plan(profile, *optim::make_optimizer(setup.optimizer), budget_of(setup),
+                                request_of(setup), rates);
+    const DeviceTime& time = plan.device_time;
+    const auto in = static_cast<double>(plan.step_bytes_in), out = static_cast<double>(plan.step_bytes_out);
+    const double both = std::min(in, out);
+    EXPECT_DOUBLE_EQ(time.link, 2 * both / 4e9 + (in - both) / 2e9 + (out - both) / 3e9);
+    EXPECT_GT(time.link, 0);
+    // The padding of units is updated, too.
+    EXPECT_NEAR(time.gpu_updates, by == kDevice ? 1e-9 * elements : 0, 2e-2 * 1e-9 * elements);
+    EXPECT_NEAR(time.cpu_updates, by == kHost ? 12 * elements / 1e9 : 0, 2e-2 * 12 * elements / 1e9);
+    EXPECT_EQ(time.disk, 0);
+    const Json json = to_json(plan, profile, budget_of(setup));
+    EXPECT_EQ(json.at("rates").at("known"), "stated");
+    const Json& step = json.at("step");
+    for (const char* not_known : {"compute_seconds", "wait_seconds", "seconds"})
+      EXPECT_TRUE(step.at(not_known).is_null()) << not_known;
+    EXPECT_EQ(step.at("least_seconds"), std::max({time.link, time.gpu_updates, time.cpu_updates}));
+    EXPECT_EQ(step.at("bound"), by == kHost ? "cpu updates" : "link");
+    const std::string text = to_text(plan, profile, budget_of(setup));
+    EXPECT_THAT(text, testing::HasSubstr("s predicted, bound by " + step.at("bound").get<std::string>()));
+    EXPECT_THAT(text, testing::HasSubstr("computing is the client's, and not known"));
+  }
+  setup.places = {kDisk, kDisk, kDisk};
+  const Plan plan =
+      make_plan(profile, *optim::make_optimizer({}), budget_of(setup), request_of(setup), rates);
+  EXPECT_EQ(plan.device_time.disk, disk_seconds(plan.step_bytes_read, plan.step_bytes_written, rates));
+  EXPECT_GT(plan.device_time.disk, 0);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #pragma once
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,6 +38,7 @@ struct Case {
   bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
   bool looks = false;   // the client also reads parameters between the last gradient and the step
   bool leaves = false;  // the engine ends in the middle of a step, and nothing is saved
+  std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
   int steps = 3;
   double norm = 0.5;
 };
@@ -86,6 +89,7 @@ class Hands {
   // A gradient that is a copy of the values.
   virtual ConstArray copy_of(ConstArray values, std::size_t bytes) = 0;
   virtual ConstArray noise_of(ParameterId parameter, std::size_t n) = 0;  // in f32
+  virtual ConstArray nan(std::size_t n) = 0;                              // in f32
   virtual void overwrite(ConstArray values, std::size_t bytes) = 0;       // where they lie
   virtual Array room(std::size_t bytes, Dtype type) = 0;
   virtual std::vector<std::byte> seen() = 0;
@@ -106,6 +110,10 @@ class HandsOnCpu final : public Hands {
     noise_.resize(n);
     for (std::size_t i = 0; i < n; ++i) noise_[i] = noise(parameter, i, round_);
     ++round_;
+    return {noise_.data(), Dtype::kF32};
+  }
+  ConstArray nan(std::size_t n) override {
+    noise_.assign(n, std::numeric_limits<float>::quiet_NaN());
     return {noise_.data(), Dtype::kF32};
   }
   void overwrite(ConstArray values, std::size_t bytes) override {
@@ -150,6 +158,11 @@ class HandsOnGpu final : public Hands {
     ++round_;
     const DeviceAddress to = memory_.address() + most_bytes_;
     device_.copy_in(stream_, to, noises_.back()->data(), n * sizeof(float));
+    return {reinterpret_cast<const void*>(to), Dtype::kF32};
+  }
+  ConstArray nan(std::size_t n) override {
+    const DeviceAddress to = memory_.address() + most_bytes_;
+    device_.fill(stream_, to, std::byte{0xff}, n * sizeof(float));
     return {reinterpret_cast<const void*>(to), Dtype::kF32};
   }
   void overwrite(ConstArray values, std::size_t bytes) override {
@@ -230,6 +243,8 @@ class Client {
     settings.groups = {{0.02 / (step + 1), 0.1}, {0.02, 0}};
     settings.clip = setup_.clip ? setup_.norm : 0;
     engine_.begin_step(settings);
+    spoils_ = step == 1;
+    refused_ = false;
     const std::size_t passes = setup_.clip ? setup_.micro_batches : 1;
     for (std::size_t pass = 0; pass < passes; ++pass) {
       forward();
@@ -238,9 +253,10 @@ class Client {
     if (setup_.looks) forward();
     settings.keep_gradients = setup_.keeps && step % 2 == 0;
     if (setup_.edits) look_at_gradients();
-    const double norm = engine_.step(settings).gradient_norm;
+    double norm = 0;
+    refusing([&] { norm = engine_.step(settings).gradient_norm; });
     if (setup_.edits) edit(step);
-    return norm;
+    return refused_ ? -1 : norm;
   }
 
   Outcome save() {
@@ -282,6 +298,18 @@ class Client {
   }
 
  private:
+  // A gradient that is not finite is refused, once.
+  void refusing(const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      if (!setup_.spoiled || refused_ || error.code() != ErrorCode::kNotFinite) throw;
+      EXPECT_NE(std::string(error.what()).find("'" + layout_.spec(*setup_.spoiled).name + "'"),
+                std::string::npos)
+          << error.what();
+      refused_ = true;
+    }
+  }
   void forward() {
     for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
       engine_.acquire(unit, Hold::kRead);
@@ -314,10 +342,12 @@ class Client {
     for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
       engine_.add_gradient(p, hands_.copy_of(engine_.parameter(p), bytes(p)));
       engine_.add_gradient(p, hands_.noise_of(p, layout_.location(p).elements));
+      if (spoils_ && setup_.spoiled == p) engine_.add_gradient(p, hands_.nan(layout_.location(p).elements));
     }
-    engine_.release(unit);
+    refusing([&] { engine_.release(unit); });
   }
 
+  bool spoils_ = false, refused_ = false;
   const Case& setup_;
   AnyOrderEngine& engine_;
   const Layout& layout_;

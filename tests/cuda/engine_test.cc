@@ -121,7 +121,6 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
 // Frames stay where they are mapped, and the caller waits for the norm alone.
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
-  begin(Schedule::kLate, 1);
   Case setup;
   setup.device = 128 * kMiB;
   setup.updates = kDevice;
@@ -136,31 +135,58 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     return count({"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate", "cuMemAddressReserve"});
   };
   const auto waits = [&] { return count({"cuEventSynchronize", "cuStreamSynchronize"}); };
-  train_on_gpu(setup, *device_, [&](Made& made) {
-    const Device::Stream stream = device_->make_stream(false);
-    made.engine->use_stream(stream.get());
-    HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
-    Client client(setup, *made.engine, hands);
-    for (int step = 0; step < 2; ++step) client.step(step);
-    std::set<std::uint64_t> moved;
-    for (int step = 2; step < 5; ++step) {
-      const std::uint64_t mapped = mapping(), waited = waits();
-      const auto before = fake()->counts();
-      client.step(step);
-      const auto after = fake()->counts();
-      moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
-      EXPECT_EQ(mapping(), mapped);
-      EXPECT_EQ(waits(), waited + 1);
-    }
-    EXPECT_GT(mapping(), 0u);
-    std::uint64_t own = 0;  // what the client copies
-    for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
-      own += 2 * made.engine->layout().unit_bytes(unit);
-    EXPECT_EQ(moved.size(), 1u);
-    EXPECT_LE(*moved.begin(), made.plan.step_bytes_in + made.plan.step_bytes_out + own);
-    EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
-    made.engine.reset();  // it ends before the stream
-  });
+  for (const bool clip : {true, false}) {
+    SCOPED_TRACE(clip);
+    setup.clip = clip;
+    begin(Schedule::kLate, 1);
+    train_on_gpu(setup, *device_, [&](Made& made) {
+      const Device::Stream stream = device_->make_stream(false);
+      made.engine->use_stream(stream.get());
+      HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
+      Client client(setup, *made.engine, hands);
+      for (int step = 0; step < 2; ++step) client.step(step);
+      std::set<std::uint64_t> moved;
+      for (int step = 2; step < 5; ++step) {
+        const std::uint64_t mapped = mapping(), waited = waits();
+        const auto before = fake()->counts();
+        client.step(step);
+        const auto after = fake()->counts();
+        moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
+        EXPECT_EQ(mapping(), mapped);
+        EXPECT_EQ(waits(), waited + 1);
+      }
+      EXPECT_GT(mapping(), 0u);
+      std::uint64_t own = 0;  // what the client copies
+      for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
+        own += 2 * made.engine->layout().unit_bytes(unit);
+      EXPECT_EQ(moved.size(), 1u);
+      EXPECT_LE(*moved.begin(), made.plan.step_bytes_in + made.plan.step_bytes_out + own);
+      EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
+      made.engine.reset();  // it ends before the stream
+    });
+  }
+}
+
+// Where updates follow gradients, the GPU itself leaves out that of a unit whose gradient is not finite, and
+// its caller learns of it at the step. On the CPU it is refused at once; what is left is the same.
+TEST_F(DeviceEngineTest, AGradientThatIsNotFiniteChangesNothingOfItsUnit) {
+  Case setup;
+  setup.clip = false;
+  setup.dtype = Dtype::kBf16;
+  const std::array<ParameterId, 4> spoiled = {0, 1, 4, 0};
+  for (std::size_t i = 0; i < spoiled.size(); ++i) {
+    SCOPED_TRACE(i);
+    setup.spoiled = spoiled[i];
+    const Outcome expected = train_on_cpu(setup);
+    EXPECT_EQ(std::ranges::count(expected.norms, -1.0), 1);
+    Case on_gpu = setup;
+    on_gpu.device = 128 * kMiB;
+    on_gpu.updates = i < 3 ? kDevice : kHost;
+    const auto place = i == 1 ? kDisk : kHost;
+    on_gpu.places = {place, kHost, place};
+    if (fake() != nullptr) begin(Schedule::kRandom, i);
+    expect_twin(on_gpu, expected);
+  }
 }
 
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.

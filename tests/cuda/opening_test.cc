@@ -50,6 +50,13 @@ TEST_F(OpeningTest, SaysWhatTheDeviceIs) {
   RecordProperty("is_fake", fake() != nullptr ? 1 : 0);
 }
 
+TEST_F(OpeningTest, DevicesAreCounted) {
+  EXPECT_GE(device_count(), 1);
+  SLUICE_NEEDS_THE_FAKE();
+  fake()->begin({.devices = 3, .major = 7});  // also those that are unfit
+  EXPECT_EQ(device_count(), 3);
+}
+
 TEST_F(OpeningTest, MissingDriversAreNamedWithTheRemedy) {
   (void)fake();
   const DriverAt elsewhere("/nowhere/libcuda.so.1");

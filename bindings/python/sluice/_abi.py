@@ -37,6 +37,18 @@ class Setting(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("number", c_double), ("text", c_char_p)]
 
 
+class DeviceFacts(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("to_gpu", c_double),
+        ("from_gpu", c_double),
+        ("both_ways", c_double),
+        ("gpu_updates", c_double),
+        ("cpu_memory", c_double),
+        ("base", c_uint64),
+    ]
+
+
 class EngineOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -72,6 +84,8 @@ class EngineOptions(ctypes.Structure):
         ("device_memory", c_uint64),
         ("device_reserved", c_uint64),
         ("device", c_uint32),
+        ("updates", c_char_p),
+        ("device_facts", POINTER(DeviceFacts)),
     ]
 
 

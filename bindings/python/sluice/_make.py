@@ -12,7 +12,7 @@ from . import _abi
 from ._handle import call
 from ._library import library
 from .errors import InvalidArgumentError
-from .model import Folder, Options, Path, Unit, size_of, whole
+from .model import DeviceFacts, Folder, Options, Path, Unit, size_of, whole
 from .optimizers import Optimizer
 
 _PLACED = ("parameters", "gradients", "state")
@@ -120,6 +120,20 @@ def _function(address: Any, what: str, where: str) -> int | None:
     return address
 
 
+def _facts(facts: DeviceFacts | None) -> Any:
+    """What is known of a GPU, for C."""
+    if facts is None:
+        return None
+    if not isinstance(facts, DeviceFacts):
+        raise InvalidArgumentError(f"device_facts is {facts!r}; sluice.DeviceFacts are needed, or None")
+    rates = (facts.to_gpu, facts.from_gpu, facts.both_ways, facts.gpu_updates, facts.cpu_memory)
+    for rate in rates:
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+            raise InvalidArgumentError(f"device_facts has {rate!r}, where a number of something a second is needed")
+    made = _abi.DeviceFacts(ctypes.sizeof(_abi.DeviceFacts), *rates, size_of(facts.base, "device_facts.base"))
+    return ctypes.pointer(made)
+
+
 def options_of(given: Options) -> _abi.EngineOptions:
     """The options as a C struct, which keeps alive what it points to."""
     if given.state not in _abi.STATE_TYPES:
@@ -164,6 +178,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
         device_memory=size_of(given.device_memory, "device_memory"),
         device_reserved=size_of(given.device_reserved, "device_reserved"),
         device=whole(given.device, "device", 2**31),
+        updates=None if given.updates is None else text(given.updates, "updates"),
+        device_facts=_facts(given.device_facts),
         optimizer=groups[0].name.encode(),
         settings=settings,
         setting_count=len(settings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 from typing import Any, ClassVar, NoReturn
 
@@ -10,6 +11,7 @@ from . import _abi
 from ._handle import text_of
 from .engine import Engine
 from .errors import InvalidArgumentError, StateError
+from .model import DeviceFacts
 
 
 class DeviceEngine(Engine):
@@ -26,10 +28,15 @@ class DeviceEngine(Engine):
         self._handle.call("sluice_engine_use_stream", stream)
 
     def device(self) -> dict[str, Any]:
-        """On which GPU the engine computes, and how much of its memory is free."""
+        """On which GPU the engine computes, how much of its memory is free, and by which "facts" its plan was made."""
         with self._handle.use() as address:
             made: dict[str, Any] = json.loads(text_of("sluice_engine_device", address) or "{}")
             return made
+
+    def facts(self) -> DeviceFacts:
+        """What the plan was made by: as it was measured, or stated. Options.device_facts takes it."""
+        facts = self.device()["facts"]
+        return DeviceFacts(**{field.name: facts[field.name] for field in dataclasses.fields(DeviceFacts)})
 
     def address(self, name: str) -> int:
         """The address of a parameter, which never changes. Its values are there while its unit is held."""

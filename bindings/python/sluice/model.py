@@ -119,6 +119,24 @@ class Folder:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeviceFacts:
+    """What is known of a GPU, by which a plan decides what is where, and what the CPU updates; no bit depends on it.
+
+    to_gpu, from_gpu, both_ways: bytes a second of copies to the GPU alone, from it alone, and both ways at once, where both count.
+    gpu_updates: elements a second that the GPU updates in its memory.
+    cpu_memory: bytes a second that loops of the CPU read and write in memory.
+    base: the memory of the GPU that CUDA's context and Sluice's kernels take.
+    """
+
+    to_gpu: float
+    from_gpu: float
+    both_ways: float
+    gpu_updates: float
+    cpu_memory: float
+    base: Size
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """How an engine is made. Only `memory` must be stated.
 
@@ -152,9 +170,11 @@ class Options:
     micro_batches: how many a step has over all ranks, a multiple of their number, where Engine.end_micro_batch() ends each;
         0: they are not counted. Without `reproducible` they say when sums over ranks may begin: Engine.end_gradients().
     device_memory: the budget of a GPU's memory, on which the engine computes then; 0: the CPU computes.
-    device_reserved: what of device_memory the engine leaves to CUDA itself (its context takes about half a GiB on large
-        GPUs) and to the caller's own memory there.
+    device_reserved: what of device_memory the engine leaves to the caller's own memory there. What CUDA's context takes is counted
+        besides.
     device: the index of the GPU among those that the process may use.
+    updates: what updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses, unit by unit, and says why. Bits are the same.
+    device_facts: what is known of the GPU. None: an engine measures it (DeviceEngine.facts()), and plan() assumes it.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
     """
@@ -185,6 +205,8 @@ class Options:
     device_memory: Size = 0
     device_reserved: Size = 0
     device: int = 0
+    updates: Optional[str] = None
+    device_facts: Optional[DeviceFacts] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,6 +91,39 @@ TEST_F(DeviceInputTest, OptionsThatDoNotGoTogether) {
           [](sluice_engine_options& options) { options.place_state = "elsewhere"; });
 }
 
+TEST_F(DeviceInputTest, UpdatesThatCannotBe) {
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.updates is 'tpu'", "'gpu' or 'cpu'"},
+          [](sluice_engine_options& options) { options.updates = "tpu"; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.updates is 'cpu'", "device_memory is 0"},
+          [](sluice_engine_options& options) { options.updates = "cpu", options.device_memory = 0; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"updates on the GPU", "adafactor", "let the CPU update"},
+          [](sluice_engine_options& options) { options.updates = "gpu", options.optimizer = "adafactor"; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"state on the GPU", "the CPU updates"},
+          [](sluice_engine_options& options) { options.updates = "cpu", options.place_state = "device"; });
+}
+
+TEST_F(DeviceInputTest, FactsThatCannotBe) {
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.device_facts.both_ways is 0", "leave out"},
+          [](sluice_engine_options& options) {
+            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+            facts.to_gpu = facts.from_gpu = 1;
+            options.device_facts = &facts;
+          });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"device_facts are given", "device_memory is 0"},
+          [](sluice_engine_options& options) {
+            static const sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+            options.device_facts = &facts;
+            options.device_memory = 0;
+          });
+  refused({}, SLUICE_BUDGET, {"short by", "1.00 GiB of it for CUDA and the client"},
+          [](sluice_engine_options& options) {
+            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+            facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
+            facts.base = 1024 * kMiB;
+            options.device_facts = &facts;
+          });
+}
+
 // A place on a GPU is not the host's memory where the CPU computes.
 TEST_F(DeviceInputTest, PlacesThatOnlyAGpuHas) {
   refused({}, SLUICE_INVALID_ARGUMENT, {"place is 'device'", "state it"}, [](sluice_engine_options& options) {

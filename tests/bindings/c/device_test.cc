@@ -1,6 +1,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tests/bindings/c/fake_gpu.h"
@@ -8,6 +9,8 @@
 // Tests that an engine on a GPU has the bits of the CPU's, as a caller of the C ABI sees them.
 namespace sluice_c_test {
 namespace {
+
+using Json = nlohmann::json;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
@@ -38,12 +41,12 @@ class SharedDeviceTest : public DeviceTest {
     settings.shares_memory = true;
     fake().begin(settings);
   }
-  Values trained(const Choice& setup) {
-    const EngineHandle engine = make_engine(setup, folder_.path());
-    set_start_values(engine.get());
-    train(engine.get(), setup.dtype, 4);
-    return values_of(engine.get());
+  static Values trained(sluice_engine* engine, const Choice& setup) {
+    set_start_values(engine);
+    train(engine, setup.dtype, 4);
+    return values_of(engine);
   }
+  Values trained(const Choice& setup) { return trained(make_engine(setup, folder_.path()).get(), setup); }
 };
 
 TEST_F(SharedDeviceTest, TheSameBitsWhereverPartsAre) {
@@ -56,6 +59,30 @@ TEST_F(SharedDeviceTest, TheSameBitsWhereverPartsAre) {
       Choice setup = choice(place, dtype);
       setup.device_memory = 128 * kMiB;
       EXPECT_TRUE(trained(setup) == expected) << "dtype " << dtype;
+    }
+  }
+}
+
+TEST_F(SharedDeviceTest, TheSameBitsWhateverUpdates) {
+  for (const char* const optimizer : {"adamw", "lion"}) {
+    Choice setup = choice("memory", SLUICE_BF16);
+    setup.optimizer = optimizer;
+    const Values expected = trained(setup);
+    uint64_t seed = 0;
+    for (const char* const updates : {"cpu", "gpu", static_cast<const char*>(nullptr)}) {
+      SCOPED_TRACE(updates == nullptr ? "as planned" : updates);
+      share(fake_cuda::Schedule::kRandom, ++seed);
+      setup.device_memory = 128 * kMiB;
+      setup.updates = updates;
+      const EngineHandle engine = make_engine(setup, folder_.path());
+      char* text = nullptr;
+      ASSERT_OK(sluice_engine_plan(engine.get(), &text));
+      const Json plan = Json::parse(text);
+      sluice_text_destroy(text);
+      for (const Json& unit : plan.at("units")) {
+        EXPECT_TRUE(updates == nullptr || unit.at("updated_by") == updates);
+      }
+      EXPECT_TRUE(trained(engine.get(), setup) == expected);
     }
   }
 }
@@ -132,6 +159,60 @@ TEST_F(SharedDeviceTest, AbsentParametersShowNanAtAddressesOfTheirOwn) {
   expect_error(sluice_engine_absent(engine.get(), 99, &data), SLUICE_INVALID_ARGUMENT, {"99"});
   const EngineHandle on_cpu = make_engine(choice("memory", SLUICE_F32), "");
   expect_error(sluice_engine_absent(on_cpu.get(), 0, &data), SLUICE_STATE, {"the CPU computes"});
+}
+
+// What is stated is not measured, and what is measured can be stated.
+TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
+  fake_cuda::Settings settings;
+  settings.shares_memory = true;
+  settings.context_memory = 10 * kMiB, settings.module_memory = 2 * kMiB;
+  fake().begin(settings);
+  Choice setup = choice("memory", SLUICE_F32);
+  setup.device_memory = 128 * kMiB;
+  const ModelHandle model = make_model();
+  sluice_engine_options options = options_of(setup, nullptr);
+  options.device_reserved = 4 * kMiB;
+  options.device_facts = nullptr;
+  const auto json_of = [](const auto& ask) {
+    char* text = nullptr;
+    EXPECT_OK(ask(&text));
+    const Json json = Json::parse(text);
+    sluice_text_destroy(text);
+    return json;
+  };
+  const auto made = [&] {
+    sluice_engine* engine = nullptr;
+    EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
+    const auto plan = json_of([&](char** text) { return sluice_engine_plan(engine, text); });
+    auto facts = json_of([&](char** text) { return sluice_engine_device(engine, text); }).at("facts");
+    EXPECT_EQ(plan.at("bytes").at("device").at("base"), 4 * kMiB + facts.at("base").get<uint64_t>());
+    facts.erase("base");
+    EXPECT_EQ(plan.at("rates"), facts);
+    sluice_engine_destroy(engine);
+    return plan;
+  };
+  const auto measured = made();
+  EXPECT_EQ(measured.at("rates").at("known"), "measured");
+  EXPECT_EQ(measured.at("bytes").at("device").at("base"), 16 * kMiB);
+  sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+  facts.to_gpu = 1e9, facts.from_gpu = 2e9, facts.both_ways = 3e9, facts.gpu_updates = 0x1p32,
+  facts.cpu_memory = 5e9;
+  facts.base = 20 * kMiB;
+  options.device_facts = &facts;
+  const uint64_t before = fake().counts().calls["cuCtxCreate"];
+  const auto stated = made();
+  EXPECT_EQ(fake().counts().calls["cuCtxCreate"], before);
+  const Json expected = {{"to_gpu", 1e9},         {"from_gpu", 2e9},   {"both_ways", 3e9},
+                         {"gpu_updates", 0x1p32}, {"cpu_memory", 5e9}, {"known", "stated"}};
+  EXPECT_EQ(stated.at("rates"), expected);
+  EXPECT_EQ(stated.at("bytes").at("device").at("base"), 24 * kMiB);
+  const auto planned = json_of([&](char** text) { return sluice_plan(model.get(), &options, text); });
+  EXPECT_EQ(planned.at("rates"), expected);
+  options.device_facts = nullptr;
+  options.device_memory = 1024 * kMiB;
+  const auto assumed = json_of([&](char** text) { return sluice_plan(model.get(), &options, text); });
+  EXPECT_EQ(assumed.at("rates").at("known"), "assumed");
+  EXPECT_EQ(assumed.at("bytes").at("device").at("base"), 516 * kMiB);
 }
 
 TEST_F(SharedDeviceTest, ReportsHaveTheDevice) {

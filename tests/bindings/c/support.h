@@ -117,8 +117,22 @@ struct Choice {
   bool no_master = false;
   sluice_state_type state = SLUICE_STATE_F32;
   sluice_team team = nullptr;
-  uint64_t device_memory = 0;  // of a GPU
+  uint64_t device_memory = 0;     // of a GPU
+  const char* updates = nullptr;  // what updates then
 };
+
+// What tests state of the fake GPU: measuring would take a second for each engine, and plans would depend on
+// the machine.
+inline const sluice_device_facts& facts() {
+  static const sluice_device_facts stated = [] {
+    sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+    facts.to_gpu = facts.from_gpu = facts.cpu_memory = 20e9;
+    facts.both_ways = 30e9;
+    facts.gpu_updates = 0x1p34;
+    return facts;
+  }();
+  return stated;
+}
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
   sluice_engine_options options = SLUICE_INIT(sluice_engine_options);
@@ -136,6 +150,8 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.trace_events = setup.trace_events;
   options.team = setup.team;
   options.device_memory = setup.device_memory;
+  options.updates = setup.updates;
+  if (setup.device_memory > 0) options.device_facts = &facts();
   options.place_parameters = options.place_gradients = options.place_state = setup.place;
   return options;
 }

@@ -38,6 +38,8 @@ class FakeDriver final : public Control {
     process_ = 0;
     retained_ = 0;
     modules_ = 0;
+    made_contexts_.clear();
+    account();
   }
   void fail(const std::string& function, std::uint64_t n, int result) override {
     const std::lock_guard lock(mutex_);
@@ -69,6 +71,7 @@ class FakeDriver final : public Control {
     add(work_->events(), "events");
     add(modules_, "modules");
     add(retained_, "uses of the context");
+    add(made_contexts_.size(), "contexts");
     return texts;
   }
   Counts counts() override {
@@ -184,6 +187,11 @@ class FakeDriver final : public Control {
                    run_kernel(kernel, blocks, threads, copy.data(), random_);
                  });
   }
+  // Counts what the driver takes itself, after its contexts or modules have changed.
+  void account() {
+    const std::size_t all = made_contexts_.size() + (retained_ > 0 ? 1 : 0);
+    memory_->take_besides(all * settings_.context_memory + modules_ * settings_.module_memory);
+  }
   void unmap(CUdeviceptr address, std::size_t bytes) {
     if (work_->uses(address, address + bytes, false))
       throw Refusal{CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -228,6 +236,7 @@ class FakeDriver final : public Control {
   std::unique_ptr<Work> work_;
   pid_t process_ = 0;
   std::size_t retained_ = 0, modules_ = 0;
+  std::vector<std::unique_ptr<int>> made_contexts_;  // beside the primary one
 
  private:
   std::mt19937_64 random_;
@@ -327,6 +336,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     if (fake().settings_.is_busy) throw Refusal{CUDA_ERROR_DEVICE_UNAVAILABLE, {}};
     *context = fake().context_of(device);
     ++fake().retained_;
+    fake().account();
   });
 }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
@@ -335,6 +345,25 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     if (fake().retained_ == 0)
       throw Refusal{CUDA_ERROR_INVALID_CONTEXT, "a context is released once too often"};
     --fake().retained_;
+    fake().account();
+  });
+}
+CUresult cuCtxCreate(CUcontext* context, CUctxCreateParams*, unsigned, CUdevice device) {
+  return fake().call("cuCtxCreate", false, [&] {
+    fake().expect_device(device);
+    fake().made_contexts_.push_back(std::make_unique<int>(device));
+    *context = reinterpret_cast<CUcontext>(fake().made_contexts_.back().get());
+    contexts.push_back(*context);
+    fake().account();
+  });
+}
+CUresult cuCtxDestroy(CUcontext context) {
+  return fake().call("cuCtxDestroy", false, [&] {
+    const auto is_it = [&](const auto& made) { return reinterpret_cast<CUcontext>(made.get()) == context; };
+    if (std::erase_if(fake().made_contexts_, is_it) == 0)
+      throw Refusal{CUDA_ERROR_INVALID_CONTEXT, "a context ends that nobody has made"};
+    if (!contexts.empty() && contexts.back() == context) contexts.pop_back();
+    fake().account();
   });
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {
@@ -483,11 +512,14 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {  // the kernels
   return fake().call_in_context("cuModuleLoadData", [&] {
     if (image == nullptr) throw Refusal{CUDA_ERROR_INVALID_IMAGE, "a module is made of nothing"};
     *module = reinterpret_cast<CUmodule>(++fake().modules_);
+    fake().account();
   });
 }
 CUresult cuModuleUnload(CUmodule) {
   return fake().call_in_context("cuModuleUnload", [&] {
-    if (fake().modules_-- == 0) throw Refusal{CUDA_ERROR_INVALID_HANDLE, "a module ends that there is not"};
+    if (fake().modules_ == 0) throw Refusal{CUDA_ERROR_INVALID_HANDLE, "a module ends that there is not"};
+    --fake().modules_;
+    fake().account();
   });
 }
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {

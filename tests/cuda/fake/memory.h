@@ -1,6 +1,7 @@
 #pragma once
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -73,7 +74,8 @@ class Memory {
   void expect_registered(const void* memory, std::size_t bytes) const;
 
   std::size_t taken() const { return taken_; }
-  std::size_t free_bytes() const { return bytes_ - taken_; }
+  std::size_t free_bytes() const { return bytes_ - std::min(bytes_, taken_ + besides_); }
+  void take_besides(std::size_t bytes) { besides_ = bytes; }  // by other means than extents
   std::size_t extents() const { return handles_.size(); }
   std::size_t reservations() const { return reservations_.size(); }
   std::size_t mappings() const { return mappings_.size(); }
@@ -102,7 +104,7 @@ class Memory {
   bool is_reserved(CUdeviceptr address) const;
   bool is_free(CUdeviceptr address, std::size_t bytes) const;
 
-  std::size_t bytes_, taken_ = 0;
+  std::size_t bytes_, taken_ = 0, besides_ = 0;
   const bool shares_;
   std::uint64_t next_handle_ = 1;
   std::map<std::uint64_t, std::shared_ptr<Extent>> handles_;

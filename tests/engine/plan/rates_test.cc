@@ -25,6 +25,13 @@ TEST(DiskSeconds, ReadsAndWritesRunTogetherAsFarAsThereAreBoth) {
   EXPECT_EQ(disk_seconds(0, 0, rates_of(100, 50, 80)), 0);
 }
 
+TEST(CopySeconds, BothWaysGoOnAtOnceAsFarAsThereAreBoth) {
+  const GpuRates rates = {Source::kStated, 100, 50, 80, 1};
+  EXPECT_EQ(copy_seconds(300, 100, rates), 200.0 / 80 + 2);
+  EXPECT_EQ(copy_seconds(100, 300, rates), 200.0 / 80 + 4);
+  EXPECT_EQ(copy_seconds(0, 0, rates), 0);
+}
+
 kernels::Product product_of(std::size_t m, Dtype type) {
   kernels::Product product;
   product.m = m;

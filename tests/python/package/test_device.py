@@ -1,6 +1,7 @@
 """The Python package on a GPU: the bits of the CPU's engine, and errors that say what to do."""
 
 import ctypes
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ def floats_at(address, shape):
 
 
 def make_device_engine(disk=None, **options):
-    given = {"memory": "4GiB", "reserved": "64MiB", "optimizer": GROUPS, "device_memory": "128MiB"} | options
+    given = {"memory": "4GiB", "reserved": "64MiB", "optimizer": GROUPS, "device_memory": "128MiB"}
+    given |= {"device_facts": fake_gpu.FACTS} | options
     return sluice.DeviceEngine(UNITS, sluice.Options(disk=disk, **given))
 
 
@@ -53,6 +55,23 @@ def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path, place):
         set_start(engine)
         train_on_device(engine, 3)
         assert values_of(engine) == expected
+
+
+@pytest.mark.parametrize("updates", ["cpu", "gpu"])
+def test_whatever_updates_gives_the_bits_of_the_cpu(tmp_path, updates):
+    with make_engine() as engine:
+        set_start(engine)
+        train(engine, 3, clip=0.5)
+        expected = values_of(engine)
+    with fake_gpu.shared(seed=3), make_device_engine(tmp_path, place="memory", updates=updates) as engine:
+        assert {unit["updated_by"] for unit in engine.plan()["units"]} == {updates}
+        set_start(engine)
+        train_on_device(engine, 3)
+        assert values_of(engine) == expected
+    with pytest.raises(sluice.InvalidArgumentError, match="updates is 'tpu'; it may be 'gpu' or 'cpu'"):
+        make_device_engine(updates="tpu")
+    with pytest.raises(sluice.InvalidArgumentError, match="device_memory is 0"):
+        make_engine(updates=updates)
 
 
 def test_what_an_engine_says_of_its_gpu(tmp_path):
@@ -89,11 +108,33 @@ def test_an_engine_without_addresses_refuses_a_gpu():
         make_engine(device_memory="1GiB")
 
 
+def planned(**options):
+    return sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, **options))
+
+
 def test_a_plan_for_a_gpu_needs_none():
-    plan = sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, device_memory="128MiB"))
+    plan = planned(device_memory="128MiB", device_facts=dataclasses.replace(fake_gpu.FACTS, base="16MiB"))
     assert 0 < plan["device"] <= 128 << 20
+    assert plan["bytes"]["device"]["base"] == 16 << 20
     with pytest.raises(sluice.BudgetError, match="device_memory="):
-        sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, device_memory="1MiB"))
+        planned(device_memory="1MiB")
+    assert planned(device_memory="1GiB")["rates"]["known"] == "assumed"
+
+
+def test_what_one_engine_measures_another_may_be_told(tmp_path):
+    with fake_gpu.shared():
+        with make_device_engine(tmp_path, device_facts=None) as engine:
+            measured, plan = engine.facts(), engine.plan()
+            assert plan["rates"]["known"] == "measured" and plan["step"]["compute_seconds"] is None
+        with make_device_engine(tmp_path, device_facts=measured) as engine:
+            told = engine.plan()
+            assert engine.facts() == measured and told["rates"] == plan["rates"] | {"known": "stated"}
+            assert told["step"]["link_seconds"] == pytest.approx(plan["step"]["link_seconds"], rel=0.5)
+    for bad, words in ((5e9, "sluice.DeviceFacts"), (sluice.DeviceFacts("fast", 1, 1, 1, 1, 0), "'fast'")):
+        with pytest.raises(sluice.InvalidArgumentError, match=words):
+            planned(device_memory="1GiB", device_facts=bad)
+    with pytest.raises(sluice.InvalidArgumentError, match="from_gpu is 0"):
+        planned(device_memory="1GiB", device_facts=sluice.DeviceFacts(1, 0, 1, 1, 1, 0))
 
 
 def libraries_with(folder, kernels):

@@ -42,6 +42,8 @@ def wrap(model, place, optimizer=None, **options):
     if fake_gpu.asked():
         on_meta = isinstance(model, torch.nn.Module) and all(p.is_meta for p in model.parameters())
         given = {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | given
+    if given.get("device_memory"):
+        given = {"device_facts": fake_gpu.FACTS} | given
     return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
 
 

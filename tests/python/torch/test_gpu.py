@@ -57,11 +57,11 @@ def loss_of(model, step):
     return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def trained(make, loss, place, on_gpu, steps=4, accumulate=1, clip=None, optimizer=None, **options):
+def trained(make, loss, place, on_gpu, steps=4, accumulate=1, clip=None, optimizer=None, on_gpu_only=None, **options):
     """The losses, norms and parameters of a run, wrapped on the CPU or on the GPU."""
     torch.manual_seed(5)
     model = make()
-    given = {"units": units_of_modules(model), "held_units": 3} | options | (GPU if on_gpu else {})
+    given = {"units": units_of_modules(model), "held_units": 3} | options | (GPU | (on_gpu_only or {}) if on_gpu else {})
     model, optimizer = wrap(model, place, optimizer, **given)
     seen = []
     for step in range(steps):
@@ -97,8 +97,32 @@ def test_it_does_with_blocks_computed_again():
     check_twin(lambda: Layers(recompute=True), loss_of, places=["disk"])
 
 
+@pytest.mark.parametrize("updates", ["cpu", "gpu"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_it_does_whatever_updates(updates, at_once):
+    check_twin(Layers, loss_of, places=["memory"], update_in_backward=at_once, on_gpu_only={"updates": updates})
+
+
 def test_it_does_with_updates_in_backward():
     check_twin(Layers, loss_of, places=["memory"], update_in_backward=True)
+
+
+def test_a_gradient_that_is_not_finite_is_found_at_the_step():
+    """The GPU leaves out the updates of backward, and nobody waits to learn of it before optimizer.step()."""
+    with fake_gpu.shared(schedule="late"):
+        model, optimizer = wrap(Layers(), "memory", update_in_backward=True, updates="gpu", **GPU)
+        with sluice.torch.edit(model):
+            before = [p.detach().clone() for p in model.parameters()]
+        (loss_of(model, 0) * float("nan")).backward()
+        with pytest.raises(sluice.NotFiniteError, match="is not finite; its unit was not updated"):
+            optimizer.step()
+        with sluice.torch.edit(model):
+            assert same([p.detach().clone() for p in model.parameters()], before)
+        optimizer.zero_grad()
+        loss_of(model, 1).backward()
+        optimizer.step()
+        sluice.torch.close(model)
+        gc.collect()
 
 
 def test_it_does_with_masters():
@@ -260,10 +284,12 @@ def refused(error, words, make=Layers, **options):
 def test_what_is_missing_is_said():
     refused(sluice.InvalidArgumentError, ["finds no GPU", "train on the CPU"], **GPU)
     refused(sluice.InvalidArgumentError, ["device is 'cuda'", "device_memory='24GiB'"], device="cuda")
+    refused(sluice.InvalidArgumentError, ["updates is 'cpu'", "device_memory"], updates="cpu")
     with fake_gpu.shared():
+        refused(sluice.InvalidArgumentError, ["updates is 'tpu'", "'gpu' or 'cpu'"], updates="tpu", **GPU)
         refused(sluice.InvalidArgumentError, ["reserve='6GiB'", "sample_batch="], reserve=None, device_memory="1GiB")
         refused(sluice.BudgetError, ["fake GPU", "state less"], device_memory="2GiB", reserve="1MiB")
-        refused(sluice.BudgetError, ["short by", "device_memory="], device_memory="513MiB", reserve="1KiB")
+        refused(sluice.BudgetError, ["short by", "device_memory="], device_memory="2MiB", reserve="1KiB")
 
         def on_meta():
             with torch.device("meta"):

@@ -12,7 +12,6 @@ from ..errors import InvalidArgumentError
 from ..model import Size, size_of
 
 HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's: code, thread stacks, small objects
-CONTEXT = 512 << 20  # bytes of a GPU's memory that CUDA takes for itself on large ones
 
 
 class Gpu(NamedTuple):

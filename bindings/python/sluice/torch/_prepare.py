@@ -16,7 +16,7 @@ from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
 from ._estimate import reserve_on_gpu, reserves_of
-from ._gpu import CONTEXT, HOST, Gpu, gpu_of
+from ._gpu import HOST, Gpu, gpu_of
 from ._libraries import sgemm, team
 from ._memory import FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     @property
     def of_pytorch(self) -> int:
         """The bytes that PyTorch may take where it computes."""
-        return self.reserve if self.gpu is None else size_of(self.options.device_reserved, "device_reserved") - CONTEXT
+        return self.reserve if self.gpu is None else size_of(self.options.device_reserved, "device_reserved")
 
     def first_step(self) -> FirstStep:
         """What measures the first step."""
@@ -131,7 +131,7 @@ def prepare(
         reproducible=bool(reproducible),
         micro_batches=whole(accumulate, "accumulate"),
         device_memory=0 if gpu is None else size_of(device_memory or 0, "device_memory"),
-        device_reserved=0 if gpu is None else on_gpu + CONTEXT,
+        device_reserved=0 if gpu is None else on_gpu,
         device=0 if gpu is None else gpu.index,
         **others,
     )

@@ -12,7 +12,7 @@ import torch
 from ..engine import Engine
 from ..engine import plan as _plan
 from ..errors import StateError
-from ..model import Folder, Path, Size
+from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
 from ._group import Which
@@ -56,6 +56,8 @@ def wrap(
     accumulate: int = 0,
     device_memory: Optional[Size] = None,
     device: Any = None,
+    updates: Optional[str] = None,
+    device_facts: Optional[DeviceFacts] = None,
     silence: float = 30.0,
     patience: float = 600.0,
 ) -> tuple[Model, Optional[Optimizer]]:
@@ -105,6 +107,10 @@ def wrap(
         GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
         `reserve` is then what PyTorch takes on the GPU; it or `sample_batch` is given, since the plan is made once. The README of
         bindings/python says more.
+    updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
+        and says why. Bits are the same.
+    device_facts: what is known of the GPU's rates and of CUDA's own memory (sluice.DeviceFacts); None: wrap() measures it, in half a
+        second.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
 
@@ -139,6 +145,8 @@ def wrap(
         accumulate=accumulate,
         device_memory=device_memory,
         device=device,
+        updates=updates,
+        device_facts=device_facts,
     )
 
 

@@ -1,0 +1,30 @@
+#pragma once
+#include <cstdint>
+
+#include "core/device.h"
+#include "core/threads.h"
+#include "engine/plan/rates.h"
+#include "kernels/matrix.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// What is measured, and the memory for it, which no ledger but one of its own counts: at most 256 MiB of the
+// GPU's and 128 MiB of the host's, and no more than so many bytes of each.
+struct GpuWork {
+  Device& device;
+  Threads& threads;
+  const optim::Optimizer& optimizer;
+  Dtype dtype;                               // of the parameters that are updated
+  kernels::F32Products* products = nullptr;  // of the optimizer; null: it has none
+  std::uint64_t device_bytes = 0, host_bytes = 0;
+};
+
+// Measures, in about half a second, by what a plan for a GPU is made: the link, by copies of registered
+// memory as the engine makes them; updates of what is in the GPU's memory; and those of the CPU, by its loops
+// and products. An optimizer that only the CPU can apply keeps the GPU's rate as it was. Returns false, with
+// nothing changed, where there are less than 4 MiB of the GPU's memory or 64 MiB of the host's for it. Throws
+// Error(kNotFound) where the GPU's kernels are missing, and Error(kBudget) or Error(kIo) as the device.
+bool measure_gpu(const GpuWork& work, MachineRates& rates);
+
+}  // namespace sluice::engine

@@ -1,0 +1,27 @@
+#pragma once
+#include "engine/layout.h"
+#include "engine/store/state_format.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// A matrix whose update is measured. REQUIRES: the optimizer has no rounds; elements is a multiple of 1,024.
+class UpdateSample {
+ public:
+  UpdateSample(const optim::Optimizer& optimizer, Dtype dtype, Dtype gradients, std::size_t elements);
+  std::size_t elements() const { return layout_.unit_elements(0); }
+  std::size_t bytes() const { return gradient_offset() + elements() * size_of(gradients_); }
+  // The update of what lies in `memory`, of which it touches nothing itself: it may be a GPU's.
+  optim::Span span(std::byte* memory) const;
+  Array parameter(std::byte* memory) const { return {memory + parameter_offset(), dtype_}; }
+  Array gradient(std::byte* memory) const { return {memory + gradient_offset(), gradients_}; }
+
+ private:
+  std::size_t parameter_offset() const;
+  std::size_t gradient_offset() const;
+  Dtype dtype_, gradients_;
+  Layout layout_;
+  StateFormat format_;
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,106 @@
+#include "engine/machine/gpu_rates.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "core/bytes.h"
+#include "cuda/kernel_test.h"
+#include "thrown.h"
+
+// What a plan for a GPU is made by is measured on that GPU, and nothing is left of the measurement. How fast
+// the fake is says nothing.
+namespace sluice::engine {
+namespace {
+
+class GpuRatesTest : public KernelTest {
+ protected:
+  MachineRates measured(std::uint64_t device_bytes, std::uint64_t host_bytes, bool wanted = true,
+                        const char* optimizer = "adamw") {
+    MachineRates rates;
+    const auto made = optim::make_optimizer({.name = optimizer});
+    GpuWork work{*device_, threads_, *made, Dtype::kBf16, nullptr, device_bytes, host_bytes};
+    EXPECT_EQ(measure_gpu(work, rates), wanted);
+    return rates;
+  }
+  Threads threads_{2};
+};
+
+TEST_F(GpuRatesTest, AreFoundAndLeaveNothing) {
+  const MachineRates rates = measured(32 * kMiB, kGiB);
+  EXPECT_EQ(rates.gpu.source, Source::kMeasured);
+  for (const double rate : {rates.gpu.in, rates.gpu.out, rates.gpu.both, rates.gpu.update_seconds}) {
+    EXPECT_GT(rate, 0);
+    EXPECT_TRUE(std::isfinite(rate));
+  }
+  const MachineRates assumed;
+  EXPECT_NE(rates.gpu.in, assumed.gpu.in);
+  EXPECT_NE(rates.gpu.update_seconds, assumed.gpu.update_seconds);
+  EXPECT_NE(rates.memory_bandwidth, assumed.memory_bandwidth);
+  EXPECT_GT(rates.update_seconds.value_or(0), 0);
+  if (fake() != nullptr) {
+    EXPECT_EQ(fake()->memory_taken(), 0u);
+  }
+}
+
+// The GPU has no more than was allowed for it, in which the measurement would else not fit.
+TEST_F(GpuRatesTest, TakeNoMoreMemoryThanTheyMay) {
+  SLUICE_NEEDS_THE_FAKE();
+  device_.reset();
+  fake()->begin({.memory = 20 * kMiB});
+  device_ = open_device(0);
+  EXPECT_EQ(measured(20 * kMiB, kGiB).gpu.source, Source::kMeasured);
+  expect_error(ErrorCode::kBudget, {"20.0 MiB are free"}, [&] { measured(24 * kMiB, kGiB); });
+}
+
+TEST_F(GpuRatesTest, WithoutMemoryNothingIsKnown) {
+  EXPECT_EQ(measured(4 * kMiB - 1, kGiB, false).gpu, GpuRates());
+  EXPECT_EQ(measured(kGiB, 64 * kMiB - 1, false).gpu, GpuRates());
+}
+
+// What a GPU does not update has no rate there.
+TEST_F(GpuRatesTest, AnOptimizerOfTheCpuAloneKeepsTheGpusRate) {
+  const MachineRates rates = measured(8 * kMiB, kGiB, true, "adafactor");
+  EXPECT_EQ(rates.gpu.source, Source::kMeasured);
+  EXPECT_EQ(rates.gpu.update_seconds, GpuRates().update_seconds);
+}
+
+TEST_F(GpuRatesTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const char* function : {"cuMemCreate", "cuMemMap", "cuMemHostRegister", "cuStreamCreateWithPriority",
+                               "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize",
+                               "cuMemsetD8Async", "cuModuleLoadData", "cuLaunchKernel"}) {
+    SCOPED_TRACE(function);
+    device_.reset();
+    fake()->begin({.schedule = Schedule::kLate});
+    device_ = open_device(0);
+    fake()->fail(function, 0, 719);
+    expect_error(ErrorCode::kIo, {function}, [&] { measured(8 * kMiB, kGiB); });
+    device_.reset();
+    EXPECT_EQ(fake()->alive(), std::vector<std::string>{});
+    EXPECT_EQ(fake()->take_misuses(), std::vector<std::string>{});
+  }
+}
+
+TEST_F(GpuRatesTest, AContextWithKernelsIsMeasuredByOneMore) {
+  if (fake() == nullptr) {
+    EXPECT_LT(device_->measure_context(), 2 * kGiB);
+    return;
+  }
+  device_.reset();
+  fake()->begin({.context_memory = 40 * kMiB, .module_memory = 3 * kMiB});
+  device_ = open_device(0);
+  const std::size_t free = device_->free_memory();
+  EXPECT_EQ(free, (256 - 40) * kMiB);
+  EXPECT_EQ(device_->measure_context(), 43 * kMiB);
+  EXPECT_EQ(device_->free_memory(), free);
+  for (const char* function : {"cuCtxCreate", "cuModuleLoadData"}) {
+    fake()->fail(function, 0, 719);
+    expect_error(ErrorCode::kIo, {function}, [&] { device_->measure_context(); });
+    EXPECT_EQ(fake()->alive(), std::vector<std::string>{"1 uses of the context"});
+    EXPECT_EQ(device_->free_memory(), free);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::engine
