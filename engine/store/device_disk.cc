@@ -9,12 +9,46 @@
 
 namespace sluice::engine {
 
+namespace {
+
+// The record for the CPU. What is read comes where the GPU may still be copying what was there before.
+class RecordForCpu final : public Backing {
+ public:
+  RecordForCpu(DeviceWork& work, Backing& record) : work_(work), record_(record) {}
+  void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    work_.wait(into, DeviceWork::Use::kWrite);
+    record_.fetch(offset, into, std::move(done));
+  }
+  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    work_.wait(into, DeviceWork::Use::kWrite);
+    record_.fetch_unchecked(offset, into, std::move(done));
+  }
+  void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) override {
+    record_.check(offset, found, threads);
+  }
+  void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    record_.store(offset, from, std::move(done));
+  }
+  void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done) override {
+    record_.store(offset, from, threads, std::move(done));
+  }
+
+ private:
+  DeviceWork& work_;
+  Backing& record_;
+};
+
+}  // namespace
+
 // Checksums are compared where the disk is read.
 class DeviceDisk::Record final : public CheckedBacking {
  public:
   using CheckedBacking::store;
   Record(DeviceDisk& owner, const BackingSpec& spec)
-      : owner_(owner), record_(make_disk_record(owner.disk_, spec)), block_(spec.block_bytes) {}
+      : owner_(owner),
+        record_(make_disk_record(owner.disk_, spec)),
+        for_cpu_(owner.work_, *record_),
+        block_(spec.block_bytes) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     owner_.add(owner_.in_, job(offset, into.data(), into.size(), std::move(done)));
   }
@@ -22,7 +56,7 @@ class DeviceDisk::Record final : public CheckedBacking {
     owner_.add(owner_.out_, job(offset, const_cast<std::byte*>(from.data()), from.size(), std::move(done)));
   }
 
-  ForCpu for_cpu() override { return {nullptr, record_.get()}; }
+  ForCpu for_cpu() override { return {nullptr, &for_cpu_}; }
 
  private:
   Job job(std::uint64_t offset, std::byte* data, std::size_t bytes, Done done) const {
@@ -30,6 +64,7 @@ class DeviceDisk::Record final : public CheckedBacking {
   }
   DeviceDisk& owner_;
   const std::unique_ptr<Backing> record_;
+  RecordForCpu for_cpu_;
   const std::size_t block_;
 };
 

@@ -11,6 +11,11 @@ namespace {
 
 using CpuUpdatesTest = DeviceEngineTest;
 
+Plan plan_of(const Case& setup) {
+  return make_plan(profile_of(setup), *optim::make_optimizer(setup.optimizer), budget_of(setup),
+                   request_of(setup), setup.rates);
+}
+
 // The CPU has what it updates in registered memory, in its own, or on disk.
 TEST_F(CpuUpdatesTest, ItHasThemWhereTheCpuUpdates) {
   Case setup;
@@ -50,6 +55,29 @@ TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
       expect_twin(setup, expected);
     }
   }
+}
+
+// What an update has written to the GPU may still be in a slot when the disk could bring the next chunk
+// there.
+TEST_F(CpuUpdatesTest, WhatTheDiskBringsWaitsForWhatStillGoesToTheGpu) {
+  Case setup;
+  setup.steps = 2, setup.blocks = 5, setup.rows = 528;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = 128 * kMiB;
+  setup.updates = kHost;
+  setup.places = {kDisk, kHost, kHost};
+  const Plan on_disk = plan_of(setup);
+  // The least memory beside which the smallest unit is on the GPU, and others are on disk.
+  setup.device = on_disk.device_bytes, setup.memory = on_disk.peak_memory;
+  setup.places = {std::nullopt, kHost, kHost};
+  const auto on_disk_now = [&] {
+    return std::ranges::count(plan_of(setup).units, kDisk,
+                              [](const UnitPlan& unit) { return unit.tier(Part::kParameters); });
+  };
+  while (on_disk_now() < 3) setup.memory -= kMiB;
+  ASSERT_EQ(plan_of(setup).units[0].tier(Part::kParameters), kDevice);
+  if (fake() != nullptr) begin(Schedule::kLate, 0);
+  expect_twin(setup, expected);
 }
 
 // Products that wait until somebody opens the gate.

@@ -41,6 +41,7 @@ struct Case {
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
   int steps = 3;
   double norm = 0.5;
+  MachineRates rates = {};  // for which the plan is made
 };
 
 inline constexpr std::size_t kWidth = 1000;
@@ -201,7 +202,7 @@ struct Made {
   Made(const Case& setup, Device* device)
       : profile(profile_of(setup)),
         optimizer(optim::make_optimizer(setup.optimizer)),
-        plan(make_plan(profile, *optimizer, budget_of(setup), request_of(setup), {})),
+        plan(make_plan(profile, *optimizer, budget_of(setup), request_of(setup), setup.rates)),
         threads(2, setup.team) {
     ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
     ledger.set_budget(allocator::Tier::kDevice, plan.device_bytes);
