@@ -67,6 +67,8 @@ void HostStaging::store_values(Array to, std::size_t n) {
 std::byte* HostStaging::bring_state(UnitId unit, std::size_t chunk) {
   if (states_.format().chunk_bytes(unit, chunk) == 0 || is_here(unit)) return state(unit, chunk);
   const DeviceWork::Memory from = place_of(unit, chunk);
+  // The GPU may still be copying another unit's state from there.
+  if (from.data() == memory_.data()) gpu_.wait(from, DeviceWork::Use::kWrite);
   transfer(unit, chunk, [&](Backing& backing, std::size_t offset, Done done) {
     backing.fetch(offset, {const_cast<std::byte*>(from.data()), from.size()}, std::move(done));
   });

@@ -80,6 +80,49 @@ TEST_F(CpuUpdatesTest, WhatTheDiskBringsWaitsForWhatStillGoesToTheGpu) {
   expect_twin(setup, expected);
 }
 
+// Host memory through which state passes to the GPU is also where what the CPU updates comes from the disk.
+TEST_F(CpuUpdatesTest, StateFromTheDiskWaitsForStateThatStillGoesToTheGpu) {
+  if (fake() != nullptr) begin(Schedule::kLate, 0);
+  Case setup;
+  setup.dtype = Dtype::kBf16;
+  setup.blocks = 6;
+  setup.rates.gpu = {Source::kMeasured, 1e9, 1e9, 2e9, 1e-15};
+  setup.rates.memory_bandwidth = 1000e9;
+  std::optional<UnitId> by_gpu, by_cpu;
+  for (setup.device = 8 * kMiB; (!by_gpu || !by_cpu) && setup.device < 128 * kMiB; setup.device += 2 * kMiB)
+    try {
+      setup.places = {kHost, kHost, kDisk};
+      setup.memory = kGiB;
+      setup.memory = plan_of(setup).peak_memory;
+      setup.places = {};
+      by_gpu = by_cpu = std::nullopt;
+      const Plan plan = plan_of(setup);
+      for (UnitId unit = 1; unit < setup.blocks; ++unit)
+        if (!plan.units[unit].updated_by_cpu() && plan.units[unit].tier(Part::kState) == kDevice)
+          by_gpu = unit;
+        else if (plan.units[unit].updated_by_cpu() && plan.units[unit].tier(Part::kState) == kDisk)
+          by_cpu = unit;
+    } catch (const Error&) {
+    }
+  setup.device -= 2 * kMiB;
+  ASSERT_TRUE(by_gpu && by_cpu);
+  Made made(setup, device_.get());
+  UnitSource source;
+  source.values = [](ParameterId p, std::size_t first, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = noise(p, first + i, 0);
+  };
+  for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
+    if (unit != *by_gpu && unit != *by_cpu) made.engine->load(unit, source);
+  for (const UnitId unit : {*by_cpu, *by_gpu}) made.engine->load(unit, source);
+  std::size_t wrong = 0;
+  UnitSink sink;
+  sink.master = [&](ParameterId p, std::size_t first, std::span<const float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) wrong += values[i] != noise(p, first + i, 0) ? 1 : 0;
+  };
+  for (const UnitId unit : {*by_cpu, *by_gpu}) made.engine->save(unit, sink);
+  EXPECT_EQ(wrong, 0u);
+}
+
 // Products that wait until somebody opens the gate.
 class GatedProducts final : public kernels::F32Products {
  public:
