@@ -87,8 +87,9 @@ class AnyOrderEngine final : public Engine {
   ConstArray absent(ParameterId parameter) const;
 
   // Where a GPU computes: the stream on which the client queues what it does with parameters and gradients
-  // from now on; it outlives the engine. The GPU begins that when a unit is there, and goes on with the unit
-  // when it has done what was queued before release(): the client's thread waits for neither.
+  // from now on; it outlives the engine, or another one takes its place before. The GPU begins that when a
+  // unit is there, and goes on with the unit when it has done what was queued before release(): the client's
+  // thread waits for neither.
   void use_stream(CUstream_st* stream);
 
   void begin_step(const StepSettings& settings);

@@ -14,9 +14,17 @@ DeviceWork::DeviceWork(Device& device)
       out_(device.make_stream(false)),
       updates_(device.make_stream(false)),
       own_client_(device.make_stream(false)),
-      client_(own_client_.get()) {}
+      client_(own_client_.get()),
+      before_client_(device.make_event(false)) {}
 
 DeviceWork::~DeviceWork() = default;
+
+void DeviceWork::set_client(CUstream_st* stream) {
+  if (stream == client_) return;
+  device_.record(before_client_.get(), client_);
+  device_.wait(stream, before_client_.get());
+  client_ = stream;
+}
 
 void DeviceWork::add(Memory memory, std::size_t piece_bytes) {
   const std::lock_guard lock(mutex_);
@@ -121,8 +129,10 @@ std::vector<CUstream_st*> DeviceWork::users(Memory memory) const {
   const std::lock_guard lock(mutex_);
   std::vector<CUstream_st*> streams;
   const auto note = [&](const Place& place) {
-    if (place.stream != nullptr && std::ranges::count(streams, place.stream) == 0)
-      streams.push_back(place.stream);
+    if (place.stream == nullptr) return;
+    const bool is_own = place.stream == in() || place.stream == out() || place.stream == updates();
+    CUstream_st* const stream = is_own ? place.stream : client();
+    if (std::ranges::count(streams, stream) == 0) streams.push_back(stream);
   };
   for_each(pieces_, memory, [&](const Piece& piece) {
     note(piece.written);

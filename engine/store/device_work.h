@@ -32,9 +32,10 @@ class DeviceWork {
   CUstream_st* in() const { return in_.get(); }
   CUstream_st* out() const { return out_.get(); }
   CUstream_st* updates() const { return updates_.get(); }
-  // The stream on which the client computes from now on: at first one that is made for it. REQUIRES: the
-  // client orders what it queues on several streams itself, and they outlive this object.
-  void set_client(CUstream_st* stream) { client_ = stream; }
+  // The stream on which the client computes from now on: at first one that is made for it. It goes on when
+  // all is done that the one before has, so that this stands for all that came before it, which may end.
+  // REQUIRES: the client orders what it queues on several streams itself.
+  void set_client(CUstream_st* stream);
   CUstream_st* client() const { return client_; }
 
   // Memory that work may use, from now on, in pieces of so many bytes, of which each has an order of its own.
@@ -59,7 +60,7 @@ class DeviceWork {
 
   // The caller waits until it may use the memory itself.
   void wait(Memory memory, Use use);
-  // The streams on which there is work with the memory.
+  // The streams whose work there is with the memory, or comes after it.
   std::vector<CUstream_st*> users(Memory memory) const;
   void wait_for_all();  // the caller waits for everything that is queued, by the client, too
   // The same at the end. What fails was reported where it was queued, or has no one left to be told.
@@ -87,6 +88,7 @@ class DeviceWork {
   Device& device_;
   Device::Stream in_, out_, updates_, own_client_;
   CUstream_st* client_;
+  Device::Event before_client_;               // what the client's streams before this one had
   mutable std::mutex mutex_;                  // guards what follows
   std::map<const std::byte*, Piece> pieces_;  // by their beginnings
   std::uint64_t waits_ = 0;

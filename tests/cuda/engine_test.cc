@@ -314,6 +314,33 @@ TEST_F(DeviceEngineTest, AbsentParametersHaveAddressesThatShowNan) {
   expect_error(ErrorCode::kState, {"the CPU computes"}, [&] { on_cpu.engine->absent(0); });
 }
 
+// The caller may end a stream as soon as it has named another one.
+TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  if (fake() != nullptr) begin(Schedule::kLate, 1);
+  std::array<Device::Stream, 2> streams = {device_->make_stream(false), device_->make_stream(false)};
+  Made made(setup, device_.get());
+  HostMemory seen(*device_, 16);
+  UnitSource source;
+  source.values = [](ParameterId, std::size_t, std::span<float> out) { std::ranges::fill(out, 1.0f); };
+  made.engine->load_all(source);
+  for (Device::Stream& stream : streams) {
+    made.engine->use_stream(stream.get());
+    if (&stream != &streams[0]) streams[0].reset();
+    for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit) {
+      made.engine->acquire(unit, Hold::kRead);
+      const void* const values = made.engine->parameter(made.engine->layout().first_parameter(unit)).data;
+      device_->copy_out(stream.get(), seen.data(), reinterpret_cast<DeviceAddress>(values), seen.size());
+      made.engine->release(unit);
+    }
+  }
+  made.engine.reset();
+  EXPECT_EQ(fake() == nullptr ? std::vector<std::string>{} : fake()->take_misuses(),
+            std::vector<std::string>{});
+}
+
 TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
