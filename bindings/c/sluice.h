@@ -183,8 +183,8 @@ typedef struct sluice_engine_options {
    * are not clipped by norm, and none is kept. With ranks: see sluice_engine_end_micro_batch(). */
   uint32_t update_in_backward;
   /* What multiplies matrices for muon: a BLAS of the caller. It takes its memory from `reserved`, and the
-   * threads that call the engine call it, one at a time. NULL: the matrix library that is installed beside
-   * this one is loaded; SLUICE_NOT_FOUND where that fails. */
+   * threads that call the engine call it, one at a time (with device_memory, a thread of the engine's). NULL:
+   * the matrix library that is installed beside this one is loaded; SLUICE_NOT_FOUND where that fails. */
   sluice_sgemm sgemm;
   /* What the engine's loops run on, on every thread that calls the engine, for a caller whose own loops run
    * on this team, and whose threads spin while they wait, as those of OpenMP do. NULL: threads of its own. */
