@@ -1,5 +1,8 @@
 #include <gtest/gtest-spi.h>
 
+#include <set>
+#include <utility>
+
 #include "cuda/engine_client.h"
 #include "engine/store/device_work.h"
 
@@ -105,14 +108,19 @@ TEST_F(LeftOutWaitsTest, EachIsFound) {
   for (const Stream stream : {kIn, kOut})
     for (const char* function : {"cuEventSynchronize", "cuEventQuery"}) mutants.push_back({function, stream});
   const std::vector<Scenario> all = scenarios();
-  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(is_right(all[i], 0, std::nullopt)) << i;
+  std::set<std::pair<std::uint64_t, std::size_t>> needed;  // the orders in which a mutant was found
+  for (std::size_t i = 0; i < all.size(); ++i) needed.emplace(0, i);
   for (const LeftOut& mutant : mutants) {
     times_ = 0;
     bool is_found = false;
     for (std::uint64_t seed = 0; seed < 3 && !is_found; ++seed)
-      for (std::size_t i = 0; i < all.size() && !is_found; ++i) is_found = !is_right(all[i], seed, mutant);
+      for (std::size_t i = 0; i < all.size() && !is_found; ++i) {
+        is_found = !is_right(all[i], seed, mutant);
+        if (is_found) needed.emplace(seed, i);
+      }
     EXPECT_TRUE(is_found) << text(mutant) << ", left out " << times_ << " times";
   }
+  for (const auto& [seed, i] : needed) EXPECT_TRUE(is_right(all[i], seed, std::nullopt)) << i << ' ' << seed;
 }
 
 // Before memory is unmapped, in the first steps and at the end.
