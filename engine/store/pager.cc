@@ -249,16 +249,16 @@ void Pager::arrange(Holding& holding) {
 
 void Pager::view(HoldingId id, bool writable) {
   Holding& holding = *holdings_[id];
-  if (gpu_ != nullptr) return gpu_->begin(gpu_->client(), holding.memory(), use_of(writable));
   ++(writable ? holding.writers : holding.readers);
+  if (gpu_ != nullptr) return gpu_->begin(gpu_->client(), holding.memory(), use_of(writable));
   if (holding.io != Holding::Io::kNone && (holding.is_hidden() || writable)) settle(holding);
   arrange(holding);
 }
 
 void Pager::conceal(HoldingId id, bool writable) {
   Holding& holding = *holdings_[id];
-  if (gpu_ != nullptr) return gpu_->end(gpu_->client(), holding.memory(), use_of(writable));
   --(writable ? holding.writers : holding.readers);
+  if (gpu_ != nullptr) return gpu_->end(gpu_->client(), holding.memory(), use_of(writable));
   arrange(holding);
 }
 
@@ -321,6 +321,9 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
   }
   ++holding.pins;
   list(holding);
+  // Who reads what a GPU's client is still writing gets what it has written so far.
+  if (gpu_ != nullptr && holding.writers > 0)
+    gpu_->end(gpu_->client(), holding.memory(), DeviceWork::Use::kWrite);
   return data(id);
 }
 

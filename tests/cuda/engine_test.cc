@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <bit>
 #include <set>
 
 #include "cuda/engine_fixture.h"
@@ -339,6 +340,31 @@ TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
   made.engine.reset();
   EXPECT_EQ(fake() == nullptr ? std::vector<std::string>{} : fake()->take_misuses(),
             std::vector<std::string>{});
+}
+
+// What the client has written where parameters lie is what is saved, also while it still holds them.
+TEST_F(DeviceEngineTest, WhatIsBeingEditedIsSavedAsItIs) {
+  if (fake() != nullptr) begin(Schedule::kLate, 1);
+  Case setup;
+  setup.device = 128 * kMiB;
+  const Device::Stream stream = device_->make_stream(false);
+  Made made(setup, device_.get());
+  made.engine->use_stream(stream.get());
+  UnitSource source;
+  source.values = [](ParameterId, std::size_t, std::span<float> out) { std::ranges::fill(out, 1.0f); };
+  made.engine->load_all(source);
+  made.engine->acquire(0, Hold::kEdit);
+  device_->fill(stream.get(), reinterpret_cast<DeviceAddress>(made.engine->parameter(0).data),
+                std::byte{0x3c}, 280);
+  float found = 0;
+  UnitSink sink;
+  sink.parameter = [&](ParameterId p, std::size_t, std::size_t, ConstArray values) {
+    if (p == 0) found = values.f32()[0];
+  };
+  made.engine->save(0, sink);
+  EXPECT_EQ(found, std::bit_cast<float>(0x3c3c3c3c));
+  made.engine->release(0);
+  made.engine.reset();
 }
 
 TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
