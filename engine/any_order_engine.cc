@@ -106,6 +106,16 @@ void AnyOrderEngine::require_none_held(const char* what) const {
            core().name_of(held_.front().unit));
 }
 
+void AnyOrderEngine::require_no_capture(const char* what, std::optional<UnitId> unit) {
+  std::optional<DeviceWork>& gpu = core().gpu;
+  if (gpu && gpu->device().is_capturing(gpu->client()))
+    refuse(ErrorCode::kState,
+           "{} while the stream on which the client computes is captured into a graph of CUDA's, which would "
+           "not do that when it is replayed; capture what is computed with units that are held, and nothing "
+           "else",
+           unit ? fmt::format("unit '{}' is {}", core().name_of(*unit), what) : std::string(what));
+}
+
 void AnyOrderEngine::use_stream(CUstream_st* stream) {
   core().guarded([&](Core& c) {
     if (!c.gpu)
@@ -135,6 +145,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     if (c.plan.clip) c.check_settings(settings);
     if (!in_step()) refuse(ErrorCode::kState, "step() is called without begin_step()");
     require_none_held("step() is called");
+    require_no_capture("step() is called", {});
     if (shared_) {
       // Shards are changed after all ranks have come here, and nobody may be reading them then.
       if (c.parameter_shards) c.settle();
@@ -204,6 +215,7 @@ void AnyOrderEngine::take(const Held& wanted) {
   Core& c = core();
   const UnitId unit = wanted.unit;
   check_acquire(unit, wanted.hold);
+  require_no_capture("acquired", unit);
   const Access access = {unit, with_parameters(wanted.hold), with_gradient(wanted.hold) ? 0 : -1, false};
   c.pager.set_position(recorder_.follow(access, in_step()));
   if (sums_) sums_->await(unit);
@@ -231,6 +243,7 @@ void AnyOrderEngine::release(UnitId unit) {
                                    [&](const Held& h) { return h.unit == unit && !h.touched; });
     if (last == held_.rend())
       refuse(ErrorCode::kState, "unit '{}' is released and was not acquired", c.name_of(unit));
+    require_no_capture("released", unit);
     let_go(std::prev(last.base()));
     c.queue.advance();
   });

@@ -89,7 +89,9 @@ class AnyOrderEngine final : public Engine {
   // Where a GPU computes: the stream on which the client queues what it does with parameters and gradients
   // from now on; it outlives the engine, or another one takes its place before. The GPU begins that when a
   // unit is there, and goes on with the unit when it has done what was queued before release(): the client's
-  // thread waits for neither.
+  // thread waits for neither. While the stream is captured into a graph of CUDA's, calls that would queue
+  // something there are an Error(kState): a graph does at each replay what was captured, and units move
+  // otherwise each time.
   void use_stream(CUstream_st* stream);
 
   void begin_step(const StepSettings& settings);
@@ -157,6 +159,7 @@ class AnyOrderEngine final : public Engine {
   void check_held_units(UnitId wanted) const;
   void check_replan(const Plan& next) const;
   void require_none_held(const char* what) const;
+  void require_no_capture(const char* what, std::optional<UnitId> unit);
   void require_gradient(ParameterId parameter) const;
   void require_micro_batches(const char* what) const;
   void require_all_or_none() const;  // of the gradients of a joint update

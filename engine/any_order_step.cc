@@ -26,6 +26,7 @@ void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
              "a second gradient of '{}' is added in one step, and the first was applied when its unit was "
              "released; updates in backward cannot accumulate",
              name);
+    require_no_capture("given a gradient", unit);
     if (shared_)
       shared_->add(parameter, gradient);
     else
@@ -79,6 +80,7 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
     require_gradient(parameter);
     if (shared_) shared_->make_whole(parameter);
     const UnitId unit = layout().location(parameter).unit;
+    require_no_capture("asked for a gradient", unit);
     c.queue.ensure_updated(unit);  // a pending update owns the gradient
     c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kRead);
     c.gradients.read(c.resources.threads, parameter, out);

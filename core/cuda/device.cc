@@ -355,7 +355,10 @@ void CudaDevice::launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks,
 bool CudaDevice::is_capturing(CUstream_st* stream) {
   const InContext in(driver_, context_);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  driver_.check(driver_.cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
+  const CUresult result = driver_.cuStreamIsCapturing(stream, &status);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    return true;  // it is the default one, for which others wait
+  driver_.check(result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 

@@ -367,6 +367,42 @@ TEST_F(DeviceEngineTest, WhatIsBeingEditedIsSavedAsItIs) {
   made.engine.reset();
 }
 
+// What a client captures is done again at each replay, and units move once.
+TEST_F(DeviceEngineTest, NothingMovesWhileTheClientCaptures) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  const Device::Stream stream = device_->make_stream(false);
+  train_on_gpu(setup, *device_, [&](Made& made) {
+    AnyOrderEngine& engine = *made.engine;
+    engine.use_stream(stream.get());
+    const auto refused = [&](const std::string& what, const auto& call) {
+      fake()->capture(stream.get(), true);
+      expect_error(ErrorCode::kState, {what, "captured into a graph"}, call);
+      fake()->capture(stream.get(), false);
+    };
+    const Layout& layout = engine.layout();
+    UnitId unit = 0;
+    while (!layout.trainable(unit)) ++unit;
+    const std::string name = "unit '" + layout.units()[unit].name + "' is ";
+    const ParameterId p = layout.first_parameter(unit);
+    StepSettings settings;
+    settings.groups = {{0, 0}, {0, 0}};
+    engine.begin_step(settings);
+    refused(name + "acquired", [&] { engine.acquire(unit, Hold::kGradient); });
+    engine.acquire(unit, Hold::kGradient);
+    const ConstArray gradient = engine.parameter(p);
+    refused(name + "given a gradient", [&] { engine.add_gradient(p, gradient); });
+    engine.add_gradient(p, gradient);
+    refused(name + "released", [&] { engine.release(unit); });
+    engine.release(unit);
+    refused(name + "asked for a gradient", [&] { engine.read_gradient(p, {nullptr, Dtype::kF32}); });
+    refused("step() is called", [&] { engine.step(settings); });
+    engine.step(settings);
+  });
+}
+
 TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;

@@ -64,7 +64,10 @@ class Control {
   // The n-th call of a function from now on (0 is the next one) returns this result, and does nothing.
   virtual void fail(const std::string& function, std::uint64_t n, int result) = 0;
   virtual void leave_out(const LeftOut& what) = 0;  // until begin()
-  virtual std::uint64_t left_out() = 0;             // how often something was, since begin()
+  // The client begins to capture a stream into a graph, or ends that. What is queued on it meanwhile is a
+  // misuse.
+  virtual void capture(void* stream, bool begins) = 0;
+  virtual std::uint64_t left_out() = 0;  // how often something was, since begin()
   virtual std::vector<std::string> take_misuses() = 0;
   virtual std::vector<std::string> alive() = 0;  // what was made and not ended, as in "2 streams"
   virtual Counts counts() = 0;
@@ -80,6 +83,8 @@ sluice::fake_cuda::Control* sluice_fake_cuda();
 // a Schedule by its number.
 void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed);
 int sluice_fake_cuda_shares_memory(void);  // 1 or 0
+// Whether the default stream, on which the CPU counts as a client's work, is captured into a graph.
+void sluice_fake_cuda_capture(int begins);
 // What was refused since the last call, and what is alive, a line each. Texts are valid until the next call.
 const char* sluice_fake_cuda_misuses(void);
 const char* sluice_fake_cuda_alive(void);

@@ -49,6 +49,10 @@ class FakeDriver final : public Control {
     const std::lock_guard lock(mutex_);
     work_->leave_out(what);
   }
+  void capture(void* stream, bool begins) override {
+    const std::lock_guard lock(mutex_);
+    work_->capture(static_cast<CUstream>(stream), begins);
+  }
   std::uint64_t left_out() override {
     const std::lock_guard lock(mutex_);
     return work_->left_out();
@@ -461,8 +465,11 @@ CUresult cuStreamSynchronize(CUstream stream) {
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
   return fake().call_in_context("cuStreamWaitEvent", [&] { fake().work_->wait(stream, event); });
 }
-CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
-  return fake().call_in_context("cuStreamIsCapturing", [&] { *status = CU_STREAM_CAPTURE_STATUS_NONE; });
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  return fake().call_in_context("cuStreamIsCapturing", [&] {
+    *status =
+        fake().work_->is_captured(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  });
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {

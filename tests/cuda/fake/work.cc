@@ -61,13 +61,21 @@ void Work::end(CUevent event) {
   events_.erase(number_of(event));
 }
 
-void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {
+// Sluice would queue for one step what a graph does at each replay.
+Work::Stream& Work::find_to_queue(CUstream stream) {
   Stream& s = find(stream);
+  if (s.is_captured)
+    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "work is queued on a stream that a client captures"};
+  return s;
+}
+
+void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {
+  Stream& s = find_to_queue(stream);
   s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr});
   ++s.queued;
 }
 void Work::record(CUevent event, CUstream stream) {
-  Stream& s = find(stream);
+  Stream& s = find_to_queue(stream);
   const auto e = find(event);
   if (leaves_out("cuEventRecord", s.index)) return;
   e->stream = s.index;
@@ -77,7 +85,7 @@ void Work::record(CUevent event, CUstream stream) {
   ++s.queued;
 }
 void Work::wait(CUstream stream, CUevent event) {
-  Stream& s = find(stream);
+  Stream& s = find_to_queue(stream);
   const auto e = find(event);
   if (leaves_out("cuStreamWaitEvent", s.index, e->stream)) return;
   s.queue.push_back({{}, nullptr, nullptr, e->last});

@@ -39,6 +39,9 @@ class Work {
   void finish(CUstream stream);
   double milliseconds_between(CUevent first, CUevent second);
 
+  void capture(CUstream stream, bool begins) { find(stream).is_captured = begins; }
+  bool is_captured(CUstream stream) { return find(stream).is_captured; }
+
   void leave_out(const LeftOut& what) { left_out_ = what; }
   std::uint64_t left_out() const { return times_left_out_; }
 
@@ -73,10 +76,11 @@ class Work {
     int index = 0;  // in the order of making
     std::deque<Operation> queue;
     std::uint64_t queued = 0, done = 0;
-    bool is_ended = false;
+    bool is_ended = false, is_captured = false;
     unsigned eagerness = 0;
   };
   Stream& find(CUstream stream);
+  Stream& find_to_queue(CUstream stream);
   std::shared_ptr<Event> find(CUevent event);
   bool can_run(const Stream& stream) const;
   void run_next(Stream& stream);
