@@ -356,14 +356,37 @@ def test_what_pytorch_took_of_a_gpu_is_told_after_the_first_step():
         gc.collect()
 
 
-def test_states_outside_of_edits_are_refused():
+@pytest.mark.parametrize("disk", [None, ""])
+def test_states_outside_of_edits_are_copies(disk, tmp_path):
     with fake_gpu.shared():
-        model, _ = wrap(Layers(), "memory", **GPU)
-        with pytest.raises(sluice.StateError, match="sluice.torch.edit"):
-            model.state_dict()
-        with pytest.raises(sluice.StateError, match="sluice.torch.edit"):
-            model.load_state_dict({})
+        torch.manual_seed(5)
+        plain, model = Layers(), Layers()
+        model.load_state_dict(plain.state_dict())
+        model, _ = wrap(model, None, units=units_of_modules(model), disk=None if disk is None else tmp_path, **GPU)
+        state = model.state_dict()
+        assert same(list(state.values()), list(plain.state_dict().values())) and list(state) == list(plain.state_dict())
+        assert state["head.weight"] is state["words.weight"], "a tied parameter has one copy"
+        assert [*model.blocks[1].state_dict(prefix="a.")] == [f"a.{name}" for name in plain.blocks[1].state_dict()]
+        model.load_state_dict({name: value + 1 for name, value in state.items()})
+        assert same(list(state.values()), list(plain.state_dict().values())), "it is a copy"
+        model.blocks[0].load_state_dict(plain.blocks[0].state_dict())
+        expected = {name: value if name.startswith("blocks.0.") else value + 1 for name, value in state.items()}
+        assert same(list(model.state_dict().values()), list(expected.values()))
         sluice.torch.close(model)
+        assert not {"state_dict", "load_state_dict"} & {name for module in model.modules() for name in vars(module)}
+        gc.collect()
+
+
+def test_a_state_without_room_is_refused():
+    with fake_gpu.shared(memory=2 << 30):
+        with torch.device("meta"):
+            model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(16)])
+        given = {"place": "device", "device": "cuda", **GPU, "device_memory": "2GiB"}
+        needed = sluice.torch.plan(model, sluice.SGD(lr=0.1), memory="6GiB", **given)["predicted_peak"]
+        model, _ = wrap(model, optimizer=sluice.SGD(lr=0.1), disk=None, memory=needed + (16 << 20), **given)
+        with pytest.raises(sluice.BudgetError, match=r"the model's state_dict takes 256 MiB more.*save\(folder\)"):
+            model.state_dict()
+        sluice.torch.close(model, values=False)
         gc.collect()
 
 

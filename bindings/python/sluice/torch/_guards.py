@@ -14,9 +14,9 @@ from . import _parallel, _saving
 Hook = Callable[..., None]
 
 
-def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device) -> None:
-    """Guards a model and its modules. dtypes, device: of its parameters."""
-    _saving.install(model)
+def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device, reading: _saving.Reading) -> None:
+    """Guards a model and its modules. dtypes, device: of its parameters; reading: a `with` in which these can be read."""
+    _saving.install(model, reading)
     _parallel.guard(model)
     for module in _with_parameters(model):
         module.__dict__["_apply"] = functools.partial(_apply, module, dtypes, device)

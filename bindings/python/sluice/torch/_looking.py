@@ -194,20 +194,25 @@ def editing(presence: Presence) -> Iterator[None]:
             home.note_values()
 
 
-def refuse_states(model: torch.nn.Module) -> list[Any]:
-    """Lets state_dict() and load_state_dict() raise outside of editing(), whose tensors would show, or get, anything. Returns what
-    removes the hooks."""
-    hooks: list[Any] = []
-    for module in model.modules():
-        hooks.append(module.register_state_dict_pre_hook(lambda *_: _require_editing("state_dict()")))
-        hooks.append(module.register_load_state_dict_pre_hook(lambda *_: _require_editing("load_state_dict()")))
-    return hooks
+def is_editing() -> bool:
+    """Whether this thread is within editing()."""
+    return isinstance(_get_current_dispatch_mode(), Editing)
 
 
-def _require_editing(call: str) -> None:
-    if not isinstance(_get_current_dispatch_mode(), Editing):
-        raise StateError(
-            f"{call} is called on a model that is wrapped on a GPU, whose parameters are there in its calls alone; call it within "
-            "`with sluice.torch.edit(model):`, and clone() there what is kept of parameters, or save and load with "
-            "sluice.torch.engine_of(model).save(folder)"
-        )
+@contextlib.contextmanager
+def reading(presence: Presence) -> Iterator[None]:
+    """Inside of the `with` parameters may be read, wherever they are."""
+    with torch.no_grad(), editing(presence):
+        yield
+
+
+@contextlib.contextmanager
+def edited(presence: Presence) -> Iterator[None]:
+    """Inside of the `with` parameters may be written; the optimizer's masters follow afterwards."""
+    presence.release_all()
+    try:
+        with editing(presence):
+            yield
+    finally:
+        presence.release_all()
+        presence.changed()

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Optional
 
 import torch
@@ -114,11 +114,15 @@ def _runs(tensor: torch.Tensor) -> Iterator[memoryview]:
 # ---- save_pretrained() ----
 
 
-def install(model: torch.nn.Module) -> None:
-    """Makes save_pretrained() of a model and its modules write by save_file()."""
+Reading = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def install(model: torch.nn.Module, reading: Reading) -> None:
+    """Makes save_pretrained() of a model and its modules write by save_file(). reading: a `with` in which parameters can be
+    read."""
     for module in model.modules():
         if callable(getattr(type(module), "save_pretrained", None)):
-            module.__dict__.setdefault("save_pretrained", functools.partial(_save_pretrained, module))
+            module.__dict__.setdefault("save_pretrained", functools.partial(_save_pretrained, module, reading))
 
 
 def uninstall(model: torch.nn.Module) -> None:
@@ -129,12 +133,12 @@ def uninstall(model: torch.nn.Module) -> None:
             del module.__dict__["save_pretrained"]
 
 
-def _save_pretrained(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _save_pretrained(module: torch.nn.Module, reading: Reading, *args: Any, **kwargs: Any) -> Any:
     """Runs the library's own save_pretrained(), which decides what to save in which files, and meanwhile replaces the name
     by which it calls safetensors' save_file(), which leaves reading to the system."""
     function = type(module).save_pretrained  # type: ignore[attr-defined]
     names = inspect.unwrap(function).__globals__
-    with _substituted(names):
+    with reading(), _substituted(names):
         try:
             return function(module, *args, **kwargs)
         except Exception as error:

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _buffers, _closing, _homes, _looking
+from . import _acquire, _buffers, _closing, _homes, _looking, _model_state
 from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._demand import Demand
@@ -64,7 +64,8 @@ class Session:
             self._arrived = Arrived(self.presence)
             self._norms = running_norms(model) if options.reproducible else []
             self._install(model)
-            guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
+            reading = functools.partial(_looking.reading, self.presence)
+            guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device, reading)
             self._saved.guard(model)
             if together.ranks is not None and not hasattr(model, "no_sync"):
                 model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
@@ -83,8 +84,7 @@ class Session:
         except BaseException as error:
             for hook in self._hooks:
                 hook.remove()
-            if (model := self.model()) is not None:
-                unguard(model)
+            self._unguard()
             if lost := self._moving.undo():
                 raise StateError(
                     f"wrapping the model failed ({error}), and the engine cannot give back the values of "
@@ -124,16 +124,20 @@ class Session:
                 self.engine.gpu.set_bound(self._bound_before)
             for hook in self._hooks:
                 hook.remove()
-            if (model := self.model()) is not None:
-                unguard(model)
+            self._unguard()
         self._together.close()
+
+    def _unguard(self) -> None:
+        if (model := self.model()) is not None:
+            _model_state.uninstall(model)
+            unguard(model)
 
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
         self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
         if self.engine.gpu is not None:
-            self._hooks += _looking.refuse_states(model)
+            _model_state.install(model, self.presence)
         if self.engine.options.reproducible:
             self._hooks += _buffers.watch(model, lambda: self._demand.estimating)
         self._hooks.append(model.register_forward_pre_hook(outside_of_graphs(self._enter)))

@@ -47,16 +47,10 @@ def _read(
     type_of = {name: _type_of(presence, name) for name in arrays}
     shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
     needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
-    folder = agreed(lambda: _room(presence, needed))
-
-    def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if folder is None:
-            return torch.empty(shape, dtype=dtype)
-        return _state_files.make(folder, shape, dtype)
-
+    folder = agreed(lambda: room(presence, needed, "the optimizer's state_dict"))
     state = {
         home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)), dtype=torch.float32)}
-        | {name: make(shape, type_of[name]) for name, shape in shapes[home.index].items()}
+        | {name: make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
         for home in updated
     }
     places = {span.key: (home.index, span) for home in updated for span in home.spans}
@@ -188,26 +182,32 @@ def _type_of(presence: Presence, array: str) -> torch.dtype:
     return torch.bfloat16 if narrow else torch.float32
 
 
-def _room(presence: Presence, needed: int) -> str | None:
-    """The disk folder that takes so many bytes; None where memory does. Raises BudgetError where neither has room."""
+def room(presence: Presence, needed: int, what: str) -> str | None:
+    """The disk folder that takes so many bytes; None where memory does. Raises BudgetError where neither has room. what: has the
+    bytes, for messages."""
     if presence.engine.options.disk is not None:
-        return _folder_with_room(presence, needed)
-    _require_memory(presence, needed)
+        return _folder_with_room(presence, needed, what)
+    _require_memory(presence, needed, what)
     return None
 
 
-def _require_memory(presence: Presence, needed: int) -> None:
+def make(folder: str | None, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on the CPU, in a file of the folder or, where that is None, in memory."""
+    return torch.empty(shape, dtype=dtype, device="cpu") if folder is None else _state_files.make(folder, shape, dtype)
+
+
+def _require_memory(presence: Presence, needed: int, what: str) -> None:
     total = next(line for line in presence.engine.ledger() if (line.tier, line.purpose) == ("host", "total"))
     budget = presence.engine.plan()["budget"]["memory"]
     if total.current + needed > budget:
         raise BudgetError(
-            f"the optimizer's state_dict takes {needed >> 20} MiB more, and {(budget - total.current) >> 20} MiB of the "
+            f"{what} takes {needed >> 20} MiB more, and {(budget - total.current) >> 20} MiB of the "
             f"{budget >> 20} MiB are free; save the state with sluice.torch.engine_of(model).save(folder), or wrap with "
             "more memory, or with a disk folder, where the state_dict then lies"
         )
 
 
-def _folder_with_room(presence: Presence, needed: int) -> str:
+def _folder_with_room(presence: Presence, needed: int, what: str) -> str:
     given = presence.engine.options.disk
     first = given if isinstance(given, (str, os.PathLike, Folder)) else next(iter(given or ()))
     folder = os.fspath(first.path if isinstance(first, Folder) else first)
@@ -215,7 +215,7 @@ def _folder_with_room(presence: Presence, needed: int) -> str:
     free = plan["budget"]["disk"] - plan["disk"]
     if needed > free:
         raise BudgetError(
-            f"the optimizer's state_dict takes {needed >> 20} MiB in '{folder}', and {free >> 20} MiB of the disk's budget "
+            f"{what} takes {needed >> 20} MiB in '{folder}', and {free >> 20} MiB of the disk's budget "
             "are free; give the folder a larger limit, or save the state with "
             "sluice.torch.engine_of(model).save(folder)"
         )

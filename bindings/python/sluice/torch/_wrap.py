@@ -16,7 +16,7 @@ from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
 from ._group import Which
-from ._looking import editing
+from ._looking import edited, editing
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import Stored
@@ -243,11 +243,5 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
 def edit(model: torch.nn.Module) -> Iterator[None]:
     """Lets parameters be written inside of the `with`, by any means; the optimizer's masters follow afterwards. On a GPU,
     where parameters are there in calls of the model alone, it lets PyTorch's operations read and write them."""
-    presence = _session(model).presence
-    presence.release_all()
-    try:
-        with editing(presence):
-            yield
-    finally:
-        presence.release_all()
-        presence.changed()
+    with edited(_session(model).presence):
+        yield
