@@ -28,6 +28,25 @@ def asked():
     return os.environ.get("SLUICE_FAKE_GPU")
 
 
+def begin_if_asked():
+    """Gives this process the fake GPU where tests are to run on it: once, since models may live until the collector runs."""
+    if asked() is not None:
+        share_memory(memory=64 << 30, schedule=asked(), seed=1)
+
+
+def placed(on_meta=False, /, **given):
+    """The arguments of wrap(), plan() or from_pretrained(), with those that a GPU needs where tests are to run on it. `memory` is
+    the budget of the host's memory there, too, and `place` says where what is not used lies; what is used lies on the GPU, for
+    which any model of the tests gets enough, with a reserve, since the plan is made once. on_meta: the model is there."""
+    if asked() is None and not given.get("device_memory"):
+        return given
+    given = {"device_facts": FACTS} | given
+    if asked() is None:
+        return given
+    sized = {} if "sample_batch" in given else {"reserve": "256MiB"}
+    return {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | sized | given
+
+
 def cpu_alone(why):
     """Marks a test, or one of its parameters, that the GPU cannot pass: why says what Sluice refuses there, or what is different.
     On the GPU it is skipped with that reason."""

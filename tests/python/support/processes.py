@@ -51,9 +51,11 @@ import os, sys, tempfile
 from collections import OrderedDict
 import torch
 import sluice.torch
+from support import fake_gpu
+fake_gpu.begin_if_asked()
 model = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(24, 24), last=torch.nn.Linear(24, 24)))
 units = {"first": ["first"], "last": ["last"]}
-given = {"memory": "4GiB", "disk": tempfile.gettempdir(), "place": "disk", "units": units}
+given = fake_gpu.placed(memory="4GiB", disk=tempfile.gettempdir(), place="disk", units=units)
 model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), **given)
 def loss_of(model, step):
     return model(torch.ones(3, 24)).square().mean()
@@ -69,6 +71,8 @@ BIG = """
 import tempfile
 import torch
 import sluice.torch
+from support import fake_gpu
+fake_gpu.begin_if_asked()
 torch.set_num_threads(2)
 def peak():
     with open("/proc/self/status") as status:
@@ -82,7 +86,7 @@ units = {str(i): [str(i)] for i in range(24)}
 begin = held()
 def wrapped(memory):
     given = {"disk": tempfile.gettempdir(), "reserve": "160MiB", "units": units}
-    return sluice.torch.wrap(model, sluice.AdamW(), memory=begin + memory, **given)
+    return sluice.torch.wrap(model, sluice.AdamW(), **fake_gpu.placed(True, memory=begin + memory, **given))
 def step():
     model(torch.ones(2, 2000)).square().mean().backward()
     optimizer.step()

@@ -39,12 +39,8 @@ def language_loss(model, step):
 def wrap(model, place, optimizer=None, **options):
     """Wraps a model, with everything in memory or on disk."""
     given = {"memory": "6GiB", "disk": tempfile.gettempdir(), "place": place, "reserve": "256MiB"} | options
-    if fake_gpu.asked():
-        on_meta = isinstance(model, torch.nn.Module) and all(p.is_meta for p in model.parameters())
-        given = {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | given
-    if given.get("device_memory"):
-        given = {"device_facts": fake_gpu.FACTS} | given
-    return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
+    on_meta = isinstance(model, torch.nn.Module) and all(p.is_meta for p in model.parameters())
+    return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **fake_gpu.placed(on_meta, **given))
 
 
 def units_of_modules(model):
