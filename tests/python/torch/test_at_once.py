@@ -168,13 +168,13 @@ def test_an_exception_in_backward_keeps_what_was_applied():
     model = small_gpt2()
     model, optimizer = at_once(model, "disk", units=units_of_modules(model), held_units=2)
     train(model, optimizer, language_loss, steps=2)
-    before = [p.detach().clone() for p in model.transformer.h[2].parameters()]
+    before = values_of(model.transformer.h[2])
     handle = model.transformer.h[1].register_full_backward_hook(lambda module, inputs, outputs: stop(outputs))
     with pytest.raises(Stop):
         language_loss(model, 2).backward()
     handle.remove()
-    after = [p.detach().clone() for p in model.transformer.h[2].parameters()]
-    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    after = values_of(model.transformer.h[2])
+    assert not any(torch.equal(before[name], after[name]) for name in after)
     optimizer.zero_grad()
     losses = train(model, optimizer, language_loss, steps=3).values
     assert all(loss == loss for loss in losses)
@@ -188,9 +188,9 @@ def test_backward_without_a_step_is_applied_too():
             if call_step:
                 optimizer.step()
             optimizer.zero_grad()
-        return [p.detach().clone() for p in model.parameters()]
+        return values_of(model)
 
-    assert same(run(False), run(True))
+    assert same_values(run(False), run(True))
 
 
 def test_a_gradient_that_is_not_finite_names_its_parameter():

@@ -9,6 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ..errors import StateError
+
 Missed = Callable[[str], None]
 """Brings the unit in, or raises StateError where nothing does; the text says what needs it."""
 
@@ -61,6 +63,11 @@ def _bring_in(arguments: Any, what: str) -> None:
     for tensor in tree_iter(arguments):
         if type(tensor) is Absent:
             tensor._missed(what)
+    if any(type(tensor) is Absent for tensor in tree_iter(arguments)):
+        raise StateError(
+            f"{what} needs parameters of more units at once than may be held; wrap the model with a larger held_units, or use fewer "
+            "at once"
+        )
 
 
 def show(parameter: torch.nn.Parameter, memory: torch.Tensor) -> None:

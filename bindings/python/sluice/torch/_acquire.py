@@ -103,10 +103,11 @@ def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> Non
                 each.covered = True
 
 
-def install(model: torch.nn.Module, presence: Presence, saved: SavedTensors, demand: Demand) -> list[Any]:
-    """Installs the hooks of all modules of a model. Returns what removes them."""
+def install(
+    model: torch.nn.Module, presence: Presence, saved: SavedTensors, demand: Demand, announced: Announced | None
+) -> list[Any]:
+    """Installs the hooks of all modules of a model. Returns what removes them. announced: where a GPU computes."""
     homes, made = presence.by_id, {}
-    announced = None if presence.engine.gpu is None else Announced(presence)
     for module in model.modules():
         own = {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes}
         made[module] = _Acquire(presence, saved, demand, announced, own)

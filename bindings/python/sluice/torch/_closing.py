@@ -53,7 +53,8 @@ def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
         gradients = {index: slot.values() for index, slot in _slots(presence).items()}
         values = []
         for home in presence.homes:
-            presence.use_together(dict.fromkeys(home.units, _abi.READ), f"'{home.name}'")
+            with torch.no_grad():  # it begins no step
+                presence.use_together(dict.fromkeys(home.units, _abi.READ), f"'{home.name}'")
             values.append(home.memory.clone())
     except torch.OutOfMemoryError as error:
         raise BudgetError(

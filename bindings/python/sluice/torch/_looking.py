@@ -21,7 +21,7 @@ Units = dict[int, None]  # units in the order of their uses
 
 
 class Looking(TorchDispatchMode):
-    """While it is active, each operation of its thread finds the parameters that it uses present. Each use is noted with the
+    """While it is active, each operation of its thread finds the parameters that it uses present. Uses are noted with the
     latest beginning or end of a module's call, which brings these units in from then on: see Announced."""
 
     def __init__(self, presence: Presence, announced: Announced) -> None:
@@ -30,14 +30,16 @@ class Looking(TorchDispatchMode):
         self.ended = False  # it does nothing any more, also where other modes kept it from being taken away
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        used: Units = {}
         for home, written in () if self.ended else _homes_in(self._presence, func, args, kwargs or {}):
             if written:
                 raise StateError(
                     f"'{home.name}' is written by {func} in a call of the model, whose parameters are on a GPU, where a write is "
                     "not seen; write it before or after, within `with sluice.torch.edit(model):`"
                 )
-            for unit in home.units:
-                self._announced.note(unit)
+            used.update(dict.fromkeys(home.units))
+        if used:
+            self._announced.note(used, f"{func}")
         return func(*args, **(kwargs or {}))
 
 
@@ -54,7 +56,8 @@ class Editing(TorchDispatchMode):
         for home, written in _homes_in(self._presence, func, args, kwargs or {}):
             for unit in home.units:
                 used[unit] = max(used.get(unit, _abi.READ), _abi.EDIT if written else _abi.READ)
-        self._presence.use_together(used, f"{func}")
+        with torch.no_grad():  # an edit begins no step
+            self._presence.use_together(used, f"{func}")
         return func(*args, **(kwargs or {}))
 
 
@@ -91,6 +94,7 @@ class _Thread(threading.local):
         self.open: list[object] = []  # the modules whose calls have not ended
         self.latest: Units = {}  # the units of the latest beginning or end of a call
         self.looking: Looking | None = None
+        self.has_more = False  # the call that is looked at uses more units between two beginnings or ends than may be held
         self.kind: _Kind | None = None  # of the call that is looked at
 
 
@@ -103,7 +107,8 @@ class _Kind(NamedTuple):
 
 class Announced:
     """Which units are used after each beginning and each end of a module's call, until the next one. The first call of each
-    kind finds it, by looking at every operation; then these units are brought in there, before anything uses them."""
+    kind finds it, by looking at every operation; then these units are brought in there, before anything uses them. Where they
+    are more than may be held, all calls of the kind are looked at, and what is too many comes in when it is used."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
@@ -131,13 +136,24 @@ class Announced:
         if not opened:
             self._stop(output is not None)
 
+    def depth(self) -> int:
+        """How many calls this thread is in."""
+        return len(self._thread.open)
+
+    def end_to(self, depth: int) -> None:
+        """Ends calls for which PyTorch has run no hook, as after a KeyboardInterrupt, until the thread is in so many."""
+        if len(self._thread.open) > depth:
+            del self._thread.open[depth:]
+            if depth == 0:
+                self._stop(False)
+
     def look(self, call: Any) -> None:
         """Begins looking in this thread, until its outermost call ends, unless a call of this kind was looked at. call: what
         calls of one kind have in common."""
         kind = _Kind(torch._C._current_graph_task_id() != -1, call)
         if kind in self._known or torch.compiler.is_compiling():
             return
-        self._thread.kind = kind
+        self._thread.kind, self._thread.has_more = kind, False
         self._thread.looking = Looking(self._presence, self)
         self._thread.looking.__enter__()
 
@@ -146,7 +162,7 @@ class Announced:
         kind, self._thread.kind = self._thread.kind, None
         if looking is None or kind is None:
             return
-        if whole or kind.in_backward:
+        if (whole or kind.in_backward) and not self._thread.has_more:
             self._known.add(kind)
         looking.ended = True
         if _get_current_dispatch_mode() is looking:
@@ -159,8 +175,7 @@ class Announced:
     def _serve(self, home: Home) -> bool:
         """Brings in what an operation finds absent, where this thread is in a call or in a backward pass."""
         if not self.outermost:
-            for unit in home.units:
-                self.note(unit)
+            self.note(dict.fromkeys(home.units), "an operation")
             return True
         if torch._C._current_graph_task_id() == -1:
             return False
@@ -168,11 +183,14 @@ class Announced:
             self._presence.use(unit)
         return True
 
-    def note(self, unit: int) -> None:
-        """An operation uses the unit now."""
-        latest = self._thread.latest
-        latest.setdefault(unit)
-        self._presence.use_together(dict.fromkeys(latest, _abi.READ), "what is computed between two calls of modules")
+    def note(self, units: Units, what: str) -> None:
+        """An operation uses these units now. what: the operation, for messages."""
+        together = {**self._thread.latest, **units}
+        if len(together) <= self._presence.limit:
+            self._thread.latest.update(units)
+        else:
+            self._thread.has_more, together = True, units
+        self._presence.use_together(dict.fromkeys(together, _abi.READ), what)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from ._demand import Demand
 from ._gpu import Gpu
 from ._guards import outside_of_graphs
 from ._homes import Home, View, storage_of
+from ._looking import Announced
 
 
 class _Saved(NamedTuple):
@@ -180,8 +181,10 @@ class SavedTensors:
         if scopes := self._calls.open:
             scopes[-1].end_module(module)
 
-    def guard(self, model: torch.nn.Module) -> None:
-        """Lets calls of the model end also where PyTorch runs no hook, as after a KeyboardInterrupt."""
+    def guard(self, model: torch.nn.Module, announced: Announced | None) -> None:
+        """Lets calls of the model end also where PyTorch runs no hook, as after a KeyboardInterrupt. announced: where a GPU
+        computes."""
+        self._announced = announced
         self._begin_call = outside_of_graphs(self._demand.begin)
         self._end_call = outside_of_graphs(self._demand.end)
         model.__dict__["_call_impl"] = functools.partial(self._call, model)
@@ -190,6 +193,9 @@ class SavedTensors:
         """Replaces Module._call_impl."""
         scopes = self._calls.open
         before = len(scopes)
+        if self._announced is not None and not scopes:
+            self._announced.end_to(0)  # a module that was called by itself may have been interrupted
+        depth = 0 if self._announced is None else self._announced.depth()
         self._begin_call(model, args, kwargs)
         output = None
         try:
@@ -198,6 +204,8 @@ class SavedTensors:
         finally:
             while len(scopes) > before:
                 self.end()
+            if self._announced is not None:
+                self._announced.end_to(depth)
             self._end_call(model, output)
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:

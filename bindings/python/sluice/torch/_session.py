@@ -66,7 +66,6 @@ class Session:
             self._install(model)
             reading = functools.partial(_looking.reading, self.presence)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device, reading)
-            self._saved.guard(model)
             if together.ranks is not None and not hasattr(model, "no_sync"):
                 model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
 
@@ -135,7 +134,9 @@ class Session:
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
+        announced = None if self.engine.gpu is None else _looking.Announced(self.presence)
+        self._saved.guard(model, announced)
+        self._hooks += _acquire.install(model, self.presence, self._saved, self._demand, announced)
         if self.engine.gpu is not None:
             _model_state.install(model, self.presence)
         if self.engine.options.reproducible:
