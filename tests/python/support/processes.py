@@ -7,7 +7,10 @@ import subprocess
 import sys
 import textwrap
 
+from support import fake_gpu
 from support.sluice_process import PACKAGE, TESTS
+
+measures_the_process = fake_gpu.cpu_alone("it measures the process, and the fake GPU's memory is the process's own")
 
 
 def pages_held():

@@ -56,8 +56,8 @@ def units_of_modules(model):
 
 def readable(model):
     """A `with` in which the model's parameters can be read and written between steps: on a GPU an edit."""
-    on_gpu = any(getattr(p, "_sluice", None) is not None for p in model.parameters()) and fake_gpu.asked()
-    return sluice.torch.edit(model) if on_gpu else contextlib.nullcontext()
+    sessions = [p._sluice for p in model.parameters() if hasattr(p, "_sluice")]
+    return sluice.torch.edit(sessions[0].model()) if sessions and fake_gpu.asked() else contextlib.nullcontext()
 
 
 def values_of(model):

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from support import fake_gpu
 from support.chain import WIDTH, Chain, drawn, loss_of, plain_loop
 from support.wrapped_models import check_as_plain, outcome, same, units_of_modules, wrap
 from torch import nn
@@ -123,6 +124,7 @@ def test_outputs_that_are_dataclasses_and_dicts():
     check_as_plain(Structured, lambda *given: plain_loop(*given, loss_of=loss))
 
 
+@fake_gpu.cpu_alone("outside of the model's calls operations on parameters are a StateError on a GPU")
 def test_parameters_in_the_loss():
     def loss(model, step):
         return loss_of(model, step) + 0.1 * sum(p.square().sum() for p in model.parameters())
@@ -130,6 +132,7 @@ def test_parameters_in_the_loss():
     check_as_plain(Chain, lambda *given: plain_loop(*given, loss_of=loss))
 
 
+@fake_gpu.cpu_alone("it counts touches, and a GPU serves none; test_gpu.py has what no hook announces")
 def test_children_that_are_used_but_not_called_are_brought_in_after_the_first_time():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
@@ -293,7 +296,11 @@ def test_a_graph_that_was_freed():
         loss.backward()
 
 
-@pytest.mark.parametrize("change", ["step", "edit", "data", "copy_", "outside of forward"])
+WRITTEN = pytest.param("copy_", marks=fake_gpu.cpu_alone("a write outside of edit() is a StateError on a GPU"))
+READ = pytest.param("outside of forward", marks=fake_gpu.cpu_alone("a use of parameters there is a StateError on a GPU"))
+
+
+@pytest.mark.parametrize("change", ["step", "edit", "data", WRITTEN, READ])
 def test_a_graph_whose_parameters_have_changed(change):
     model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
     loss_of(model, 0).backward()

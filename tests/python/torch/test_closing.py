@@ -5,10 +5,13 @@ import gc
 import pytest
 import torch
 from support.chain import Chain, loss_of, still_trains
-from support.processes import grown, run, run_big
+from support import fake_gpu
+from support.processes import grown, measures_the_process, run, run_big
 from support.wrapped_models import small_gpt2, train, units_of_modules, values_of, wrap, language_loss, same_values
 
 import sluice.torch
+
+VIEWS = fake_gpu.cpu_alone("views of a GPU's memory are made within edit(), have no values after close(), and are not told of")
 
 
 def wrapped_chain(place):
@@ -18,6 +21,7 @@ def wrapped_chain(place):
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
+@VIEWS
 def test_what_refers_to_parameters_goes_on_to_show_them(place):
     model, optimizer = wrapped_chain(place)
     weight = model.first.weight
@@ -41,6 +45,7 @@ def test_what_refers_to_parameters_goes_on_to_show_them(place):
     assert torch.equal(kept[0], torch.full((24,), 5.0))
 
 
+@VIEWS
 def test_a_view_keeps_a_model_that_was_dropped_without_a_close():
     model, optimizer = wrapped_chain("disk")
     view, expected = model.last.weight.detach()[2:4], model.last.weight[2:4].detach().clone()
@@ -49,6 +54,7 @@ def test_a_view_keeps_a_model_that_was_dropped_without_a_close():
     assert torch.equal(view, expected)
 
 
+@VIEWS
 def test_views_that_outlive_their_models_leave_nothing_behind():
     def action():
         model, _ = wrapped_chain("disk")
@@ -74,6 +80,7 @@ def test_a_closed_model_is_inherited_by_forked_children():
 
 
 @pytest.mark.parametrize("end", ["sluice.torch.close(model, values=False)", "sluice.torch.engine_of(model).close()"])
+@VIEWS
 def test_what_refers_to_parameters_without_values_is_told_so(end):
     finished = run(f"""
         view = model.first.weight.detach()
@@ -99,6 +106,7 @@ def test_without_values_the_model_is_on_the_meta_device(tmp_path):
     assert same_values(values_of(model), expected)
 
 
+@measures_the_process
 def test_closing_stays_within_the_budget():
     """The model has 384 MB of parameters, as much of gradients and twice of state, most of them on disk."""
     finished = run_big("""
@@ -113,6 +121,7 @@ def test_closing_stays_within_the_budget():
     assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
 
 
+@measures_the_process
 def test_closing_what_does_not_fit_is_refused_and_the_model_goes_on():
     finished = run_big("""
         model, optimizer = wrapped(390 << 20)

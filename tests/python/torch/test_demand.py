@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 import transformers
+from support import fake_gpu
 from support.chain import Chain, Keeping, loss_of
 from support.processes import run_python
 from support.wrapped_models import language_loss, same_values, small_gpt2, tokens, train, values_of
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import sluice
 import sluice.torch
 
+pytestmark = fake_gpu.cpu_alone("on a GPU the plan is made once, for a reserve that is stated or for a sample_batch")
 MIB = 1 << 20
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from support import fake_gpu
 from support.user_models import image_loss, small_bert, small_resnet, text_loss
 from support.wrapped_models import language_loss, same_values, small_gpt2, train, units_of_modules, values_of, wrap
 
@@ -38,9 +39,9 @@ def test_a_model_whose_tying_gives_a_bias_other_memory():
     torch.manual_seed(3)
     model, optimizer = wrap(model, "disk")
     head = model.cls.predictions
-    assert head.decoder.bias is head.bias and torch.equal(head.bias, torch.zeros(256))
+    assert head.decoder.bias is head.bias and not values_of(head)["bias"].any()
     train(model, optimizer, text_loss, steps=2)
-    assert head.bias.abs().sum() > 0
+    assert values_of(head)["bias"].any()
     sluice.torch.close(model)
 
 
@@ -83,7 +84,7 @@ def test_what_parents_do_after_their_children_counts():
     model = on_meta(lambda: torch.nn.Transformer(64, 4, 1, 1, 128))
     wrap(model, "memory")
     plain = torch.nn.Transformer(64, 4, 1, 1, 128)
-    for name, p in model.named_parameters():
+    for name, p in values_of(model).items():
         expected = plain.get_parameter(name)
         assert p.std(correction=0).item() == pytest.approx(expected.std(correction=0).item(), rel=0.2, abs=0.01), name
 
@@ -143,7 +144,7 @@ def test_a_model_of_transformers_inside_of_another():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrap(model, "disk")
-    assert 0.01 < model.body.h[0].mlp.c_fc.weight.std() < 0.03
+    assert 0.01 < values_of(model)["body.h.0.mlp.c_fc.weight"].std() < 0.03
     assert same_values(values_of(model.head), head)
 
 
@@ -167,13 +168,14 @@ def test_what_has_values_keeps_them(place, tmp_path):
     model = Parent(there, on_meta(lambda: torch.nn.Linear(8, 8)))
     wrap(model, place)
     assert same_values(values_of(there), expected)
-    assert all(bool((p == 7).all()) for p in model.inside[1].parameters())
+    assert all(bool((p == 7).all()) for p in values_of(model.inside[1]).values())
 
     save_file({"inside.0.weight": torch.full((8, 8), 3.0)}, tmp_path / "a.safetensors")
     model = on_meta(lambda: Parent(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)))
     wrap(model, place, weights=tmp_path)
-    assert [p.flatten()[0].item() for p in model.parameters()] == [3, 7, 7, 7]
-    assert bool((model.inside[0].weight == 3).all())
+    values = values_of(model)
+    assert [p.flatten()[0].item() for p in values.values()] == [3, 7, 7, 7]
+    assert bool((values["inside.0.weight"] == 3).all())
 
 
 class Marked(torch.nn.Parameter):
@@ -231,7 +233,7 @@ def test_a_folder_gives_the_buffers_that_transformers_gives(tmp_path):
     plain = small_resnet()
     image_loss(32)(plain, 0)
     plain.save_pretrained(tmp_path)
-    model, _ = sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+    model, _ = sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="6GiB"))
     assert same_values(model.state_dict(), plain.state_dict())
 
 

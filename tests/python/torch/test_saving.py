@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
-from support.processes import run_big
+from support.processes import measures_the_process, run_big
 from support.user_models import SHOWN
 from support.wrapped_models import (
     language_loss,
@@ -72,6 +72,7 @@ def test_save_pretrained_of_adapters(tmp_path):
     assert same_values(values_of(again), values_of(model))
 
 
+@measures_the_process
 def test_large_models_are_saved_within_the_budget(tmp_path):
     """The model has 384 MB of parameters, more than the buffer of a file could hide."""
     finished = run_big(f"""
@@ -91,6 +92,7 @@ def test_large_models_are_saved_within_the_budget(tmp_path):
     assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
 
 
+@measures_the_process
 def test_a_large_model_of_transformers_is_saved_within_the_budget(tmp_path):
     finished = run_big(f"""
         import transformers
@@ -353,6 +355,7 @@ def test_state_of_another_kind_is_refused_and_nothing_is_changed(trained):
         assert all(torch.equal(after["state"][index][name], value) for name, value in arrays.items())
 
 
+@measures_the_process
 def test_state_larger_than_memory_lies_on_disk():
     model, optimizer = wrap(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24))), "disk")
     model(torch.ones(1, 1024)).sum().backward()
@@ -364,6 +367,7 @@ def test_state_larger_than_memory_lies_on_disk():
     assert state[46]["exp_avg"].any()
 
 
+@measures_the_process
 def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
     """The state has 768 MB. What torch.save() reads of it is cache of files, which goes back to the system in later steps."""
     finished = run_big(f"""
@@ -383,6 +387,7 @@ def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
     assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
 
 
+@measures_the_process
 def test_state_without_room_is_refused():
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24)))  # 384 MiB with its state
     model, optimizer = wrap(model, None, memory=resident_bytes() + (560 << 20), disk=None, reserve="64MiB")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from support import rounding
+from support import fake_gpu, rounding
 from support.chain import Chain, loss_of
 from support.processes import run_python
 from support.wrapped_models import TERMS, units_of_modules, wrap
@@ -133,6 +133,7 @@ assert reads > 0 and engine.counters().touches > 0
 """
 
 
+@fake_gpu.cpu_alone("outside of the model's calls parameters are read within edit() on a GPU, by one thread")
 def test_parameters_are_read_by_one_thread_while_another_moves_state():
     """The test has a process of its own, since a failure is a hang of the whole interpreter."""
     finished = run_python(READS_WHILE_STATE_MOVES)
