@@ -266,9 +266,16 @@ bool UpdatePipeline::has_turn_to_read(const Running& running) const {
   return false;
 }
 
-// The chunk in which a bucket begins may still be written by the bucket before.
+// The chunk in which a bucket begins may still be written by the bucket before. And the CPU's executor beside
+// a GPU checks what was read of a chunk when the chunk's turn comes, up to when nothing else may use its
+// record.
 bool UpdatePipeline::may_read(const Running& running) const {
   if (running.given() || running.next_read == running.bucket().end_chunk) return false;
+  const auto is_unchecked = [&](const Slot& slot) {
+    return slot.of_cpu && (slot.stage == Stage::kReady || slot.stage == Stage::kWorking) &&
+           slot.update->update.unit == running.update.unit && slot.chunk == running.next_read;
+  };
+  if (std::ranges::any_of(slots_, is_unchecked)) return false;
   const bool begins = running.round == 0 && running.next_read == running.bucket().first_chunk;
   return !begins || running.writes == 0;
 }

@@ -47,11 +47,12 @@ TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
     setup.steps = 2 + (setup.edits ? 2 : 0);
     const Outcome expected = train_on_cpu(setup);
     setup.device = 128 * kMiB;
-    if (i != 4 && i != 5) setup.updates = kHost;  // those two are the CPU's in any case
+    const bool has_rounds = i == 4 || i == 5;  // it reads chunks several times, and is the CPU's in any case
+    if (!has_rounds) setup.updates = kHost;
     for (const auto place : {kHost, kDevice}) {
       SCOPED_TRACE(fmt::format("{} {}", i, name_of(place)));
       if (fake() != nullptr) begin(Schedule::kRandom, i);
-      setup.places = {place, place, kHost};
+      setup.places = {place, place, has_rounds && place == kHost ? kDisk : kHost};
       expect_twin(setup, expected);
     }
   }
