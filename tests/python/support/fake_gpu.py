@@ -86,6 +86,16 @@ def alive():
 
 
 @contextlib.contextmanager
+def capturing():
+    """Inside of the `with` what PyTorch queues on the GPU is captured into a graph."""
+    _driver().sluice_fake_cuda_capture(1)
+    try:
+        yield
+    finally:
+        _driver().sluice_fake_cuda_capture(0)
+
+
+@contextlib.contextmanager
 def shared(**options):
     """A fake GPU inside of the `with`, which is used as it may be, and on which nothing is left. options: of share_memory()."""
     share_memory(**options)

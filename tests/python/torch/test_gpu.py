@@ -390,6 +390,27 @@ def test_a_state_without_room_is_refused():
         gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore:module forward hook:UserWarning")
+def test_a_graph_of_cuda_may_be_captured_within_a_unit_alone():
+    with fake_gpu.shared():
+        torch.manual_seed(5)
+        model, optimizer = wrap(Layers(), "memory", units=units_of_modules(Layers()), held_units=3, **GPU)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            expected = loss_of(model, 1)
+        with fake_gpu.capturing(), pytest.raises(sluice.StateError, match=r"unit '\w+' is acquired while .* captured into a graph"):
+            loss_of(model, 1)
+        with torch.no_grad(), contextlib.ExitStack() as graph:
+            model.blocks[1].up.register_forward_pre_hook(lambda *_: graph.enter_context(fake_gpu.capturing()))
+            model.blocks[1].up.register_forward_hook(lambda *_: graph.close())
+            assert torch.equal(loss_of(model, 1), expected), "what is computed with units that are held may be captured"
+        sluice.torch.close(model)
+        del optimizer
+        gc.collect()
+
+
 def test_writes_in_a_call_of_the_model_are_refused():
     class Writes(torch.nn.Linear):
         def forward(self, x):

@@ -34,6 +34,7 @@ class _Acquire:
         self.announced = announced
         self.after_begin: Units = {}  # what is used from the beginning of its call to the next beginning or end of one
         self.after_end: Units = {}  # the same from its end
+        self.is_graph = False  # it is compiled, and brings in all of its units
         self.covered = False  # it is part of a graph of torch.compile(), whose hooks bring it in
 
     def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -55,6 +56,8 @@ class _Acquire:
             self.announced.begin(self, self.after_begin)
             if module is not self.presence.model():
                 self.saved.begin_inside(module)
+            if self.is_graph:
+                self.announced.pause()
         self.saved.begin_module(module)
 
     def ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -64,6 +67,8 @@ class _Acquire:
             self.demand.end(module, output)
             if self.announced is not None:
                 self.saved.end_inside(module)
+                if self.is_graph:
+                    self.announced.resume()
                 self.announced.end(self, self.after_end, output)
 
     def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -98,7 +103,7 @@ def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> Non
         homes = [home for each in inside for home in each.homes]
         units = sorted({unit for home in homes for unit in home.units})
         if len(units) <= limit:
-            acquire.homes, acquire.units = homes, units
+            acquire.homes, acquire.units, acquire.is_graph = homes, units, True
             for each in inside:
                 each.covered = True
 

@@ -160,8 +160,9 @@ def _take_back(homes: Iterable[Home]) -> None:
     """Copies the values of parameters that a rule gave other memory back into the engine's."""
     for home in homes:
         if home.replaced and home.parameter.shape == home.memory.shape:
-            home.memory.copy_(home.parameter)
+            values = home.parameter.detach()
             home.parameter.data = home.memory
+            home.memory.copy_(values)
 
 
 def _check_values(model: torch.nn.Module, unset: Iterable[Home]) -> None:

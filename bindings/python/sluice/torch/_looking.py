@@ -94,6 +94,7 @@ class _Thread(threading.local):
         self.open: list[object] = []  # the modules whose calls have not ended
         self.latest: Units = {}  # the units of the latest beginning or end of a call
         self.looking: Looking | None = None
+        self.paused = False
         self.has_more = False  # the call that is looked at uses more units between two beginnings or ends than may be held
         self.kind: _Kind | None = None  # of the call that is looked at
 
@@ -153,9 +154,22 @@ class Announced:
         kind = _Kind(torch._C._current_graph_task_id() != -1, call)
         if kind in self._known or torch.compiler.is_compiling():
             return
-        self._thread.kind, self._thread.has_more = kind, False
+        self._thread.kind, self._thread.has_more, self._thread.paused = kind, False, False
         self._thread.looking = Looking(self._presence, self)
         self._thread.looking.__enter__()
+
+    def pause(self) -> None:
+        """Stops looking until resume(): torch.compile() compiles nothing under a mode."""
+        looking = self._thread.looking
+        if looking is not None and _get_current_dispatch_mode() is looking:
+            looking.__exit__(None, None, None)
+            self._thread.paused = True
+
+    def resume(self) -> None:
+        """Looks on after pause()."""
+        if self._thread.paused and self._thread.looking is not None:
+            self._thread.looking.__enter__()
+        self._thread.paused = False
 
     def _stop(self, whole: bool) -> None:
         looking, self._thread.looking = self._thread.looking, None
