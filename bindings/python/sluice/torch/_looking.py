@@ -30,6 +30,7 @@ class Looking(TorchDispatchMode):
         self.ended = False  # it does nothing any more, also where other modes kept it from being taken away
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Views count as uses: one that is made while its unit is absent would show NaN for ever.
         used: Units = {}
         for home, written in () if self.ended else _homes_in(self._presence, func, args, kwargs or {}):
             if written:
@@ -53,7 +54,7 @@ class Editing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         used: dict[int, int] = {}
-        for home, written in _homes_in(self._presence, func, args, kwargs or {}):
+        for home, written in () if _only_views(func) else _homes_in(self._presence, func, args, kwargs or {}):
             for unit in home.units:
                 used[unit] = max(used.get(unit, _abi.READ), _abi.EDIT if written else _abi.READ)
         with torch.no_grad():  # an edit begins no step
@@ -68,7 +69,7 @@ def _homes_in(presence: Presence, func: Any, args: Any, kwargs: dict[str, Any]) 
             if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_meta:
                 continue
             home = presence.by_storage.get(storage_of(tensor))
-            if home is not None and not _only_views(func):
+            if home is not None:
                 yield home, _writes(func, index, len(args), list(kwargs))
 
 
