@@ -2,6 +2,7 @@
 reference is the same model, wrapped on the CPU; nothing may differ by a bit."""
 
 import ctypes
+import contextlib
 import gc
 import math
 import types
