@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from support.processes import run_big
+from support import fake_gpu
+from support.processes import measures_the_process, run_big
 from support.wrapped_models import (
     language_loss,
     plain_optimizer,
@@ -22,6 +23,9 @@ from support.wrapped_models import (
 
 import sluice
 import sluice.torch
+
+
+HOST = fake_gpu.cpu_alone("it plans for what PyTorch takes of the host's memory")
 
 
 def small_llama():
@@ -38,9 +42,8 @@ def small_llama():
 def test_a_folder_is_streamed_and_trains_as_the_plain_model(make, tmp_path):
     plain = make()
     plain.save_pretrained(tmp_path, max_shard_size="100KB")
-    model, optimizer = sluice.torch.from_pretrained(
-        tmp_path, sluice.AdamW(lr=1e-3), memory="6GiB", disk=tmp_path, place="disk", reserve="256MiB"
-    )
+    given = fake_gpu.placed(True, memory="6GiB", disk=tmp_path, place="disk", reserve="256MiB")
+    model, optimizer = sluice.torch.from_pretrained(tmp_path, sluice.AdamW(lr=1e-3), **given)
     assert type(model) is type(plain)
     assert same_values(values_of(model), values_of(plain))
     wrapped = train(model, optimizer, language_loss, steps=4)
@@ -63,7 +66,7 @@ def test_a_folder_gives_the_model_that_transformers_gives(own_file, tmp_path):
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = torch.arange(5)[None]
     for optimizer in (None, sluice.AdamW()):
-        model, _ = sluice.torch.from_pretrained(tmp_path, optimizer, memory="6GiB", sample_batch=ids)
+        model, _ = sluice.torch.from_pretrained(tmp_path, optimizer, **fake_gpu.placed(True, memory="6GiB", sample_batch=ids))
         assert not model.training and not any(module.training for module in model.modules())
         for name, value in expected.generation_config.to_dict().items():
             assert (getattr(model.generation_config, name) or None) == (value or None), name
@@ -73,19 +76,19 @@ def test_a_folder_gives_the_model_that_transformers_gives(own_file, tmp_path):
 def test_a_folder_without_what_the_model_needs(tmp_path):
     with pytest.raises(sluice.NotFoundError, match="save_pretrained"):
         small_gpt2().config.save_pretrained(tmp_path)
-        sluice.torch.from_pretrained(tmp_path, model_class=transformers.GPT2LMHeadModel, memory="6GiB")
+        sluice.torch.from_pretrained(tmp_path, model_class=transformers.GPT2LMHeadModel, **fake_gpu.placed(True, memory="6GiB"))
     small_gpt2().save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes().replace(b"transformer.h.1.ln_1.bias", b"transformer.h.1.ln_1.xxxx"))
     with pytest.raises(sluice.NotFoundError, match="transformer.h.1.ln_1.bias"):
-        sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+        sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="6GiB"))
     text = weights.read_bytes()
     weights.write_bytes(text.replace(b'"shape":[128]', b'"shape":[112]', 1))
     with pytest.raises(sluice.CorruptError, match=r"model.safetensors.*\[112\].* 512 bytes"):
-        sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+        sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="6GiB"))
     weights.write_bytes(b"\xff" * 64)
     with pytest.raises(sluice.CorruptError, match="model.safetensors"):
-        sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+        sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="6GiB"))
 
 
 def layers(**names):
@@ -103,7 +106,7 @@ def loaded(model, folder, **tensors):
         {name.replace("_", "."): torch.full((8, 8), value) for name, value in tensors.items()}, folder / "a.safetensors"
     )
     wrap(model, "memory", weights=folder)
-    return [p[0, 0].item() for p in model.parameters() if p.dim() == 2]
+    return [p[0, 0].item() for p in values_of(model).values() if p.dim() == 2]
 
 
 def test_a_tensor_is_of_one_parameter(tmp_path):
@@ -127,6 +130,7 @@ def test_a_tensor_is_of_one_parameter(tmp_path):
     assert three[:2] == [1, 2] and abs(three[2]) < 1, "a tensor that nobody has is not the next best parameter's"
 
 
+@HOST
 def test_the_plan_says_what_pytorch_takes_without_taking_it():
     with torch.device("meta"):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
@@ -167,6 +171,7 @@ def big_activations(taken):
     return model, batch, step
 
 
+@measures_the_process
 def test_what_pytorch_took_is_held_against_what_was_planned():
     """The test has a process of its own, which must not have been larger before."""
     finished = run_big("""
@@ -191,9 +196,10 @@ def test_what_pytorch_took_is_held_against_what_was_planned():
     assert "MiB in the first step, and 256 MiB were planned for it" in finished.stdout
 
 
+@fake_gpu.cpu_alone("what PyTorch takes of the fake GPU, where the CPU stands in for it, cannot be measured")
 def test_what_was_estimated_is_enough_for_the_first_step():
     model, batch, step = big_activations(300 << 20)
-    wrapped, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", sample_batch=batch)
+    wrapped, optimizer = sluice.torch.wrap(model, sluice.AdamW(), **fake_gpu.placed(memory="4GiB", sample_batch=batch))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         step(wrapped, optimizer)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import rounding
+from support import fake_gpu, rounding
 from support.torch_muon import MuonWithAdamW
 from support.wrapped_models import (
     language_loss,
@@ -165,9 +165,8 @@ def test_evaluation_in_between_changes_nothing():
 
 def test_without_an_optimizer_for_evaluation_and_generation(tmp_path):
     plain = small_gpt2().eval()
-    wrapped, optimizer = sluice.torch.wrap(
-        small_gpt2(), memory="6GiB", disk=tmp_path, place={"parameters": "disk"}, reserve="256MiB"
-    )
+    given = fake_gpu.placed(memory="6GiB", disk=tmp_path, place={"parameters": "disk"}, reserve="256MiB")
+    wrapped, optimizer = sluice.torch.wrap(small_gpt2(), **given)
     assert optimizer is None
     wrapped.eval()
     with torch.no_grad():

@@ -5,6 +5,7 @@ import tempfile
 import pytest
 import torch
 import transformers
+from support import fake_gpu
 from support.user_models import SHOWN, STEPS, text_loss
 from support.wrapped_models import plain_optimizer, same_values, train, units_of_modules, values_of, wrap
 
@@ -44,6 +45,7 @@ def test_twins_and_plain_pytorch(name):
         assert touches == 0, what
 
 
+@fake_gpu.cpu_alone("its budgets are of the memory in which the CPU computes; what is between on a GPU is in test_gpu.py")
 def test_a_budget_between_puts_some_units_on_disk():
     """The bits stay the same for a model that is much larger than the frames of its units."""
 

@@ -4,6 +4,7 @@ import tempfile
 
 import pytest
 import torch
+from support import fake_gpu
 from support.chain import Chain
 from support.wrapped_models import small_gpt2, tokens, units_of_modules
 
@@ -13,6 +14,7 @@ from sluice.torch import _prepare, _units
 from sluice.torch._together import Together
 
 MIB = 1 << 20
+OF_HOST = fake_gpu.cpu_alone("its budgets are of the memory in which the CPU computes; test_gpu.py has some of a GPU's")
 
 
 def wide():
@@ -23,7 +25,8 @@ def wide():
 def without_process(plan):
     """The plan without the process's own size, which differs at each call."""
     memory = {purpose: size for purpose, size in plan["bytes"]["host"].items() if purpose != "base"}
-    return memory, plan["bytes"]["disk"], plan["units"], plan["prefetch"], plan["state_bytes_per_parameter"]
+    others = [plan["bytes"].get(tier) for tier in ("device", "disk")]
+    return memory, others, plan["units"], plan["prefetch"], plan["state_bytes_per_parameter"]
 
 
 BATCH = {"input_ids": tokens(0), "labels": tokens(0)}
@@ -40,7 +43,7 @@ GIVEN = [
 
 @pytest.mark.parametrize("optimizer, options", GIVEN)
 def test_a_plan_is_that_of_the_wrapped_model(optimizer, options):
-    given = {"memory": "6GiB", "disk": tempfile.gettempdir()} | options
+    given = fake_gpu.placed(memory="6GiB", disk=tempfile.gettempdir(), **options)
     model = small_gpt2()
     planned = sluice.torch.plan(model, optimizer, **given)
     sluice.torch.wrap(model, optimizer, **given)
@@ -50,6 +53,7 @@ def test_a_plan_is_that_of_the_wrapped_model(optimizer, options):
     assert planned["pytorch"] == made["pytorch"]
 
 
+@OF_HOST
 def test_a_budget_that_is_enough_for_one_optimizer_is_none_for_another():
     model, batch = wide(), torch.zeros(2, 2048)
     least = {}
@@ -70,6 +74,7 @@ def test_a_budget_that_is_enough_for_one_optimizer_is_none_for_another():
     sluice.torch.close(wrapped)
 
 
+@OF_HOST
 def test_a_refusal_speaks_of_what_a_wrapped_model_has():
     with pytest.raises(sluice.BudgetError) as refused:
         sluice.torch.plan(wide(), sluice.AdamW(), memory="300MiB", reserve="64MiB", disk=tempfile.gettempdir())
@@ -94,7 +99,7 @@ def test_what_cannot_be_wrapped_cannot_be_planned(given, options, what):
     model = Chain()
     for function in (sluice.torch.plan, sluice.torch.wrap):
         with pytest.raises(sluice.InvalidArgumentError, match=what):
-            function(model, given, memory="6GiB", **options)
+            function(model, given, **fake_gpu.placed(memory="6GiB", **options))
     assert not any(hasattr(p, "_sluice") for p in model.parameters())
 
 
@@ -103,21 +108,22 @@ def test_scripted_modules_are_named():
     scripted = torch.jit.trace(torch.nn.Linear(4, 4), torch.ones(2, 4))
     for model, what in ((scripted, "the model is a TopLevelTracedModule"), (torch.nn.Sequential(scripted), "'0' is a")):
         with pytest.raises(sluice.InvalidArgumentError, match=f"{what}.*wrap what it was made of"):
-            sluice.torch.wrap(model, sluice.AdamW(), memory="6GiB")
+            sluice.torch.wrap(model, sluice.AdamW(), **fake_gpu.placed(memory="6GiB"))
 
 
 def test_a_model_of_inference_mode_is_not_trained():
     with torch.inference_mode():
         with pytest.raises(sluice.InvalidArgumentError, match=r"inside torch.inference_mode\(\).*without an optimizer"):
-            sluice.torch.wrap(Chain(), sluice.AdamW(), memory="6GiB")
+            sluice.torch.wrap(Chain(), sluice.AdamW(), **fake_gpu.placed(memory="6GiB"))
         made_inside = Chain()
-        model, _ = sluice.torch.wrap(Chain(), memory="6GiB")
+        model, _ = sluice.torch.wrap(Chain(), **fake_gpu.placed(memory="6GiB"))
         assert model(torch.ones(6, 24)).isfinite().all()
         sluice.torch.close(model)
     with pytest.raises(sluice.InvalidArgumentError, match=r"'first.weight' was made inside torch.inference_mode\(\)"):
-        sluice.torch.wrap(made_inside, sluice.AdamW(), memory="6GiB")
+        sluice.torch.wrap(made_inside, sluice.AdamW(), **fake_gpu.placed(memory="6GiB"))
 
 
+@fake_gpu.cpu_alone("a parameter is in one unit on a GPU")
 def test_a_parameter_of_several_units_is_given_back_once(monkeypatch):
     monkeypatch.setattr(_units, "_LARGEST_PARAMETER", 3 << 20)
     monkeypatch.setattr(_units, "_SPAN", 1 << 20)
@@ -127,6 +133,7 @@ def test_a_parameter_of_several_units_is_given_back_once(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [2, 64, 65, 1000])
+@fake_gpu.cpu_alone("several ranks are refused on a GPU")
 def test_any_number_of_ranks_can_be_planned_for(monkeypatch, size):
     for name, value in {"RANK": size - 1, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))

@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers as t
 from safetensors.torch import load_file, save_file
+from support import fake_gpu
+from support.wrapped_models import values_of
 
 import sluice
 import sluice.torch
@@ -63,7 +65,7 @@ def same_model(made, expected):
     ours, theirs = made.state_dict(), expected.state_dict()
     assert [*ours] == [*theirs]
     buffers = dict(expected.named_buffers())
-    for name, tensor in [*made.named_parameters(), *made.named_buffers()]:
+    for name, tensor in [*values_of(made).items(), *made.named_buffers()]:
         other = buffers[name] if name in buffers else expected.get_parameter(name)
         assert tensor.dtype == other.dtype, name
         assert torch.equal(tensor, other), name
@@ -100,9 +102,8 @@ def saved(request, tmp_path):
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_a_folder_gives_what_transformers_gives(saved, place, tmp_path_factory):
     folder, options, expected = saved
-    made, _ = sluice.torch.from_pretrained(
-        folder, memory="4GiB", reserve="256MiB", disk=tmp_path_factory.mktemp("disk"), place=place, **options
-    )
+    given = fake_gpu.placed(True, memory="4GiB", reserve="256MiB", disk=tmp_path_factory.mktemp("disk"), place=place)
+    made, _ = sluice.torch.from_pretrained(folder, **given, **options)
     same_model(made, expected)
     sluice.torch.close(made)
 
@@ -113,8 +114,8 @@ def test_weights_of_a_folder_are_those_that_transformers_reads(saved):
         model = type(expected)._from_config(expected.config, dtype=options.get("dtype", expected.dtype))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sluice.torch.wrap(model, memory="4GiB", reserve="256MiB", weights=folder)
-    for name, p in model.named_parameters():
+        sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", reserve="256MiB", weights=folder))
+    for name, p in values_of(model).items():
         assert torch.equal(p, expected.get_parameter(name).to(p.dtype)), name
 
 
@@ -127,15 +128,15 @@ def test_a_model_with_adapters_is_streamed_likewise(make, targets, tmp_path):
         model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=targets))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="256MiB", weights=tmp_path)
-    values = {name.replace(".base_layer", ""): p for name, p in model.get_base_model().named_parameters()}
+        sluice.torch.wrap(model, sluice.AdamW(), **fake_gpu.placed(True, memory="4GiB", reserve="256MiB", weights=tmp_path))
+    values = {name.replace(".base_layer", ""): p for name, p in values_of(model.get_base_model()).items()}
     for name, p in plain.named_parameters():
         assert torch.equal(values[name], p), name
 
 
 def test_a_class_that_finds_the_class(tmp_path):
     bert().save_pretrained(tmp_path)
-    made, _ = sluice.torch.from_pretrained(tmp_path, model_class=t.AutoModelForMaskedLM, memory="4GiB")
+    made, _ = sluice.torch.from_pretrained(tmp_path, model_class=t.AutoModelForMaskedLM, **fake_gpu.placed(True, memory="4GiB"))
     same_model(made, t.AutoModelForMaskedLM.from_pretrained(tmp_path))
 
 
@@ -143,13 +144,15 @@ def test_what_the_files_lack_is_told(tmp_path):
     plain = bert()
     plain.save_pretrained(tmp_path)
     with pytest.raises(sluice.NotFoundError, match=r"'bert.pooler.*and 3 more.*'cls.predictions.*give the folder to wrap"):
-        sluice.torch.from_pretrained(tmp_path, model_class=t.BertForSequenceClassification, memory="4GiB")
+        given = fake_gpu.placed(True, memory="4GiB")
+        sluice.torch.from_pretrained(tmp_path, model_class=t.BertForSequenceClassification, **given)
     with torch.device("meta"):
         model = t.BertForSequenceClassification(plain.config)
     with pytest.warns(UserWarning, match="'bert.pooler.*first values by the model's own rules; 'cls.predictions"):
-        sluice.torch.wrap(model, memory="4GiB", weights=tmp_path)
+        sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", weights=tmp_path))
+    found = values_of(model.bert)
     for name, p in plain.bert.named_parameters():
-        assert torch.equal(p, model.bert.get_parameter(name)), name
+        assert torch.equal(p, found[name]), name
 
 
 def test_what_would_have_to_be_computed_is_refused(tmp_path, monkeypatch):
@@ -159,7 +162,7 @@ def test_what_would_have_to_be_computed_is_refused(tmp_path, monkeypatch):
     chunks = core_model_loading.WeightConverter("query.weight", ["query.weight", "other.weight"], [core_model_loading.Chunk(0)])
     monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda model: [chunks])
     with pytest.raises(sluice.InvalidArgumentError, match=r"query.weight'.*Chunk.*save_original_format=False"):
-        sluice.torch.from_pretrained(tmp_path, memory="4GiB")
+        sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="4GiB"))
 
 
 def test_experts_whose_shapes_do_not_fit(tmp_path):
@@ -170,4 +173,4 @@ def test_experts_whose_shapes_do_not_fit(tmp_path):
     tensors[name] = tensors[name][:, :-1].contiguous()
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(sluice.InvalidArgumentError, match="experts.gate_up_proj' is put together.*do not fit"):
-        sluice.torch.from_pretrained(tmp_path, memory="4GiB")
+        sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="4GiB"))
