@@ -242,6 +242,32 @@ def test_edits_read_and_write_parameters():
         gc.collect()
 
 
+class Own(torch.nn.Parameter):
+    pass
+
+
+def with_parameters_of_a_class_of_their_own():
+    model = Layers()
+    model.scale = Own(torch.linspace(0.5, 1.5, 96))
+    return model
+
+
+def test_parameters_may_be_of_a_class_of_their_own():
+    units = {name: [name] for name, _ in Layers().named_parameters()}
+    check_twin(with_parameters_of_a_class_of_their_own, loss_of, places=["memory"], units=units, held_units=4, steps=3)
+    with fake_gpu.shared():
+        plain = with_parameters_of_a_class_of_their_own()
+        model, _ = wrap(with_parameters_of_a_class_of_their_own(), "memory", units=units, held_units=2, **GPU)
+        with sluice.torch.edit(model):
+            for p in model.parameters():
+                p.detach().sum()
+            assert torch.equal(model.scale.detach(), plain.scale.detach()) and type(model.scale) is Own
+            model.scale.detach().mul_(2)
+        sluice.torch.close(model)
+        assert torch.equal(model.scale, 2 * plain.scale)
+        gc.collect()
+
+
 def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():
     with fake_gpu.shared():
         with torch.device("meta"):

@@ -16,7 +16,6 @@ from ..errors import StateError
 from ._homes import Home, storage_of
 from ._presence import Presence
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 Units = dict[int, None]  # units in the order of their uses
 
 
@@ -66,11 +65,16 @@ def _homes_in(presence: Presence, func: Any, args: Any, kwargs: dict[str, Any]) 
     """The homes of the parameters among an operation's arguments, and whether it writes them."""
     for index, given in enumerate((*args, *kwargs.values())):
         for tensor in tree_iter(given) if isinstance(given, (list, tuple)) else (given,):
-            if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_meta:
+            if not _has_memory(tensor) or tensor.layout != torch.strided or tensor.is_meta:
                 continue
             home = presence.by_storage.get(storage_of(tensor))
             if home is not None:
                 yield home, _writes(func, index, len(args), list(kwargs))
+
+
+def _has_memory(given: Any) -> bool:
+    """Whether it is a tensor, and none of a class that only stands for others."""
+    return isinstance(given, torch.Tensor) and type(given).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 def _only_views(func: Any) -> bool:
