@@ -189,9 +189,9 @@ void AnyOrderEngine::refuse_what_the_gpu_refused() {
     for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
       if (updated_[p]) --c.applied[p];
   refuse(ErrorCode::kNotFinite,
-         "the gradient of '{}' is not finite; its unit was not updated, {}and the other units were",
+         "the gradient of '{}' is not finite; its unit was not updated{}, and the other units were",
          layout().spec(*first).name,
-         units.size() == 1 ? "" : fmt::format("nor were {} others with such gradients, ", units.size() - 1));
+         units.size() == 1 ? "" : fmt::format(" (nor {} more with such gradients)", units.size() - 1));
 }
 
 // ---- the step ----

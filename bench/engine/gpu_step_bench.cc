@@ -174,7 +174,7 @@ Json measure(const Options& options) {
   {
     Threads threads(usable_cpus());
     GpuWork work{*device, threads, *optimizer, dtype};
-    work.device_bytes = std::min<std::uint64_t>(budget.device, device->free_memory());
+    work.device_bytes = std::min<std::uint64_t>(budget.device, device->free_memory() / 2);
     work.host_bytes = budget.memory;
     if (!measure_gpu(work, rates))
       fail(ErrorCode::kBudget,

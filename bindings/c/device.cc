@@ -73,8 +73,9 @@ void measure(const sluice_engine_options& options, Planned& made) {
   Threads threads(made.threads, made.team);
   engine::GpuWork work{*made.gpu, threads, *made.optimizer, type_of_trained(made.profile.units),
                        made.products.get()};
+  // All that is free may not be given in one piece.
   work.device_bytes = std::min<std::uint64_t>(
-      left(options.device_memory, options.device_reserved + made.context), made.gpu->free_memory());
+      left(options.device_memory, options.device_reserved + made.context), made.gpu->free_memory() / 2);
   work.host_bytes = left(options.memory, allocator::resident_bytes() + options.reserved);
   engine::measure_gpu(work, made.rates);
 }
@@ -121,8 +122,7 @@ void know_device(const sluice_engine_options& options, For purpose, Planned& mad
     if (options.device_facts != nullptr)
       fail(ErrorCode::kInvalidArgument,
            "options.device_facts are given, and options.device_memory is 0, with which the CPU computes; "
-           "state "
-           "how much of the GPU's memory may be taken, or leave them out");
+           "state how much of the GPU's memory may be taken, or leave them out");
     return;
   }
   made.budget.device = options.device_memory;

@@ -50,8 +50,9 @@ extern "C" {
 /* What a plan for a GPU is made by: which parts of the model are where, and what the CPU updates. They change
  * no bit of a result. sluice_engine_create() measures them, in about half a second and in memory within the
  * budgets, unless they are stated here; then all of them are. sluice_plan(), which needs no GPU, assumes
- * others where none are stated. What an engine has measured sluice_engine_device() says.
- * SLUICE_INVALID_ARGUMENT for a rate that is not above 0 and finite. */
+ * others where none are stated. (Products of muon are counted at 50e9 operations a second unless measured.)
+ * What an engine has measured sluice_engine_device() says. SLUICE_INVALID_ARGUMENT for a rate that is not
+ * above 0 and finite. */
 struct sluice_device_facts {
   size_t size;
   /* Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count. */

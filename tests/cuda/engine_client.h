@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -36,8 +37,9 @@ struct Case {
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
   std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
   bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
-  bool looks = false;   // the client also reads parameters between the last gradient and the step
-  bool leaves = false;  // the engine ends in the middle of a step, and nothing is saved
+  bool measures = false;  // the client measures and multiplies gradients before the step, as clipping does
+  bool looks = false;     // the client also reads parameters between the last gradient and the step
+  bool leaves = false;    // the engine ends in the middle of a step, and nothing is saved
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
   int steps = 3;
   double norm = 0.5;
@@ -254,6 +256,7 @@ class Client {
     if (setup_.looks) forward();
     settings.keep_gradients = setup_.keeps && step % 2 == 0;
     if (setup_.edits) look_at_gradients();
+    if (setup_.measures) measure_gradients();
     double norm = 0;
     refusing([&] { norm = engine_.step(settings).gradient_norm; });
     if (setup_.edits) edit(step);
@@ -318,6 +321,13 @@ class Client {
         hands_.look(engine_.parameter(p), bytes(p));
       engine_.release(unit);
     }
+  }
+  void measure_gradients() {
+    double squares = 0;
+    for (ParameterId p = 0; p < layout_.parameters(); ++p)
+      if (engine_.has_gradient(p)) squares += std::pow(engine_.gradient_norm(p), 2);
+    for (ParameterId p = 0; p < layout_.parameters(); ++p)
+      if (engine_.has_gradient(p)) engine_.multiply_gradient(p, 1 / (1 + squares));
   }
   void look_at_gradients() {
     for (ParameterId p = 0; p < layout_.parameters(); ++p) {
