@@ -215,8 +215,8 @@ class DevicePlanner {
             request_.place(part) || (part == Part::kGradient && !units[unit].gradient_stored);
         if (units[unit].resident(part) || is_fixed) continue;
         const Placement::Traffic saved = traffic(unit, part);
-        const double seconds = copy_seconds(saved.read, saved.written, rates_.gpu) +
-                               disk_seconds(saved.read, saved.written, rates_);
+        double seconds = copy_seconds(saved.read, saved.written, rates_.gpu);
+        if (budget_.disk > 0) seconds += disk_seconds(saved.read, saved.written, rates_);
         if (seconds > 0) result.push_back({unit, part, seconds / static_cast<double>(bytes_of(unit, part))});
       }
     std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
