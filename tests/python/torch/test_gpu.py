@@ -58,11 +58,11 @@ def loss_of(model, step):
     return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def trained(make, loss, place, on_gpu, steps=4, accumulate=1, clip=None, optimizer=None, on_gpu_only=None, **options):
-    """The losses, norms and parameters of a run, wrapped on the CPU or on the GPU."""
+def trained(make, loss, place, gpu=None, steps=4, accumulate=1, clip=None, optimizer=None, **options):
+    """The losses, norms and parameters of a run, wrapped on the CPU, or on the GPU with the arguments `gpu`."""
     torch.manual_seed(5)
     model = make()
-    given = {"units": units_of_modules(model), "held_units": 3} | options | (GPU | (on_gpu_only or {}) if on_gpu else {})
+    given = {"units": units_of_modules(model), "held_units": 3} | options | (gpu or {})
     model, optimizer = wrap(model, place, optimizer, **given)
     seen = []
     for step in range(steps):
@@ -78,11 +78,11 @@ def trained(make, loss, place, on_gpu, steps=4, accumulate=1, clip=None, optimiz
     return seen + [p.detach().clone() for p in model.parameters()]
 
 
-def check_twin(make, loss, places=("device", "memory", "disk"), **options):
-    expected = trained(make, loss, "memory", False, **options)
+def check_twin(make, loss, places=("device", "memory", "disk"), on_gpu_only=None, **options):
+    expected = trained(make, loss, "memory", **options)
     for seed, place in enumerate(places):
         with fake_gpu.shared(seed=seed, schedule=("late", "random")[seed % 2]):
-            assert same(trained(make, loss, place, True, **options), expected), place
+            assert same(trained(make, loss, place, GPU | (on_gpu_only or {}), **options), expected), place
             gc.collect()
 
 
@@ -135,6 +135,45 @@ def test_it_does_with_masters():
 )
 def test_it_does_with_each_optimizer(optimizer):
     check_twin(Layers, loss_of, places=["memory"], optimizer=optimizer, steps=2)
+
+
+def least(plan_with, most):
+    """The least budget below `most`, in MiB, for which there is a plan."""
+    too_small, enough = 0, most
+    while enough - too_small > 1:
+        between = (enough + too_small) // 2
+        try:
+            plan_with(between << 20)
+            enough = between
+        except sluice.BudgetError:
+            too_small = between
+    return enough
+
+
+def test_it_does_with_budgets_for_a_part_on_each_tier(tmp_path):
+    def make():
+        return Layers(blocks=6, width=384)
+
+    def plan(device_memory=4 << 30, memory=6 << 30):
+        given = {"units": units_of_modules(make()), "held_units": 3, "disk": tmp_path, "reserve": "64MiB", "device_facts": fake_gpu.FACTS}
+        return sluice.torch.plan(make(), sluice.AdamW(lr=1e-3), device_memory=device_memory, memory=memory, **given)
+
+    expected = trained(make, loss_of, "memory", steps=2)
+    with fake_gpu.shared():
+        most = sum(plan()["bytes"]["device"].values()) >> 20
+        on_gpu = (least(plan, most) + most) // 2 << 20
+        peak = plan(on_gpu)["predicted_peak"] >> 20
+        on_host = (least(lambda memory: plan(on_gpu, memory), peak) + peak) // 2 << 20
+        units = plan(on_gpu, on_host)["units"]
+        assert {unit[part] for unit in units for part in ("parameters", "gradient", "state")} == {"device", "memory", "disk"}
+        gpu = GPU | {"device_memory": on_gpu, "memory": on_host, "disk": tmp_path}
+        assert same(trained(make, loss_of, None, gpu, steps=2), expected)
+        gc.collect()
+
+
+def test_muon_has_them_with_its_state_on_disk():
+    """It reads chunks of state several times, and the CPU computes with them on a thread of its own."""
+    check_twin(small_gpt2, language_loss, places=["disk"], optimizer=sluice.Muon(lr=1e-2), steps=4)
 
 
 def test_gpt2_of_transformers_has_the_bits_of_the_cpu():
