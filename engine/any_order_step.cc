@@ -103,6 +103,7 @@ double AnyOrderEngine::gradient_norm(ParameterId parameter) {
     refuse_own_gradient("measured");
     if (shared_) shared_->use();
     require_gradient(parameter);
+    require_no_capture("asked for a norm", layout().location(parameter).unit);
     return c.gradients.norm(parameter);
   });
 }

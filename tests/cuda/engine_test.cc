@@ -400,6 +400,7 @@ TEST_F(DeviceEngineTest, NothingMovesWhileTheClientCaptures) {
     refused(name + "released", [&] { engine.release(unit); });
     engine.release(unit);
     refused(name + "asked for a gradient", [&] { engine.read_gradient(p, {nullptr, Dtype::kF32}); });
+    refused(name + "asked for a norm", [&] { engine.gradient_norm(p); });
     refused("step() is called", [&] { engine.step(settings); });
     engine.step(settings);
   });
