@@ -194,10 +194,10 @@ typedef struct sluice_engine_options {
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
   uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */
   /* For an engine that computes on a GPU: see sluice_device.h. */
-  uint64_t device_memory;                  /* the budget of the GPU's memory; 0: the CPU computes */
-  uint64_t device_reserved;                /* what of it the engine leaves to CUDA and to the caller */
-  uint32_t device;                         /* the GPU's index among those that this process may use */
-  const char* updates; /* what updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
+  uint64_t device_memory;   /* the budget of the GPU's memory; 0: the CPU computes */
+  uint64_t device_reserved; /* what of it the engine leaves to CUDA and to the caller */
+  uint32_t device;          /* the GPU's index among those that this process may use */
+  const char* updates;      /* what updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
   const sluice_device_facts* device_facts; /* NULL: measured, and assumed by sluice_plan() */
 } sluice_engine_options;
 
