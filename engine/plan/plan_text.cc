@@ -87,8 +87,7 @@ std::string device_step_text(const Plan& plan) {
       name_of(rates.source));
   text += fmt::format(
       "step              at least {:.2f} s predicted, bound by {} (the link alone {:.2f} s, updates on the "
-      "GPU "
-      "{:.2f} s, updates on the CPU {:.2f} s",
+      "GPU {:.2f} s, updates on the CPU {:.2f} s",
       time.least(), time.bound(), time.link, time.gpu_updates, time.cpu_updates);
   if (plan.uses_disk()) text += fmt::format(", the disk alone {:.2f} s", time.disk);
   return text +
