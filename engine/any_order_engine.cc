@@ -174,6 +174,7 @@ void AnyOrderEngine::abandon_step() {
     if (!in_step()) refuse(ErrorCode::kState, "abandon_step() is called without begin_step()");
     if (shared_) shared_->abandon();
     if (sums_) sums_->abandon();
+    if (c.gpu && !c.plan.clip) take_back_refused();
     drop_all_gradients();
     while (!held_.empty()) let_go(std::prev(held_.end()));
     recorder_.begin_step();

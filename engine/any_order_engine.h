@@ -182,6 +182,7 @@ class AnyOrderEngine final : public Engine {
   void update_at_once(UnitRange units);  // REQUIRES: their gradients are final
   void await_update(UnitId unit, bool from_record);
   [[noreturn]] void refuse_at_once(UnitRange units, ParameterId bad);
+  std::vector<ParameterId> take_back_refused();
   void refuse_what_the_gpu_refused();
   StepResult update_all(const std::vector<Access>& accesses, const StepSettings& settings);
   std::vector<UnitRange> units_to_update(const std::vector<Access>& accesses) const;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <set>
 
 #include "engine/any_order_engine.h"
 #include "engine/core.h"
@@ -175,24 +174,28 @@ void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
          layout().spec(bad).name);
 }
 
-// Units whose gradients a GPU has checked were updated there, unless these are not finite.
-void AnyOrderEngine::refuse_what_the_gpu_refused() {
+// A unit whose gradients a GPU has checked was updated there, unless one is not finite: then no update of its
+// parameters counts. Returns the first such parameter of each unit.
+std::vector<ParameterId> AnyOrderEngine::take_back_refused() {
   Core& c = core();
-  const auto first = c.gradients.not_finite_of_step();
-  if (!first) return;
-  std::set<UnitId> units;
-  for (auto bad = first; bad; bad = c.gradients.not_finite_of_step()) {
+  std::vector<ParameterId> all;
+  while (const auto bad = c.gradients.not_finite_of_step()) {
     const UnitId unit = layout().location(*bad).unit;
-    units.insert(unit);
+    all.push_back(*bad);
     c.gradients.drop_unit(unit);
-  }
-  for (const UnitId unit : units)
     for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
       if (updated_[p]) --c.applied[p];
+  }
+  return all;
+}
+
+void AnyOrderEngine::refuse_what_the_gpu_refused() {
+  const std::vector<ParameterId> all = take_back_refused();
+  if (all.empty()) return;
   refuse(ErrorCode::kNotFinite,
          "the gradient of '{}' is not finite; its unit was not updated{}, and the other units were",
-         layout().spec(*first).name,
-         units.size() == 1 ? "" : fmt::format(" (nor {} more with such gradients)", units.size() - 1));
+         layout().spec(all.front()).name,
+         all.size() == 1 ? "" : fmt::format(" (nor {} more with such gradients)", all.size() - 1));
 }
 
 // ---- the step ----

@@ -41,6 +41,7 @@ struct Case {
   bool looks = false;     // the client also reads parameters between the last gradient and the step
   bool leaves = false;    // the engine ends in the middle of a step, and nothing is saved
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
+  bool abandons = false;                    // the client abandons that step
   int steps = 3;
   double norm = 0.5;
   MachineRates rates = {};  // for which the plan is made
@@ -257,6 +258,10 @@ class Client {
     settings.keep_gradients = setup_.keeps && step % 2 == 0;
     if (setup_.edits) look_at_gradients();
     if (setup_.measures) measure_gradients();
+    if (spoils_ && setup_.abandons) {
+      engine_.abandon_step();
+      return -1;
+    }
     double norm = 0;
     refusing([&] { norm = engine_.step(settings).gradient_norm; });
     if (setup_.edits) edit(step);
