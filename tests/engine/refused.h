@@ -1,8 +1,9 @@
 #pragma once
+#include <charconv>
 #include <cstdint>
 #include <optional>
-#include <regex>
 #include <string>
+#include <string_view>
 
 #include "core/bytes.h"
 
@@ -10,9 +11,13 @@ namespace sluice::engine {
 
 // The bytes that a refusal names behind these words, as in "--memory 12MiB".
 inline std::optional<std::uint64_t> mebibytes_after(const std::string& words, const std::string& text) {
-  std::smatch found;
-  if (!std::regex_search(text, found, std::regex(words + "([0-9]+)MiB"))) return std::nullopt;
-  return std::stoull(found[1]) * kMiB;
+  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) {
+    std::uint64_t found = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data() + at + words.size(), end, found);
+    if (error == std::errc{} && std::string_view(rest, end).starts_with("MiB")) return found * kMiB;
+  }
+  return std::nullopt;
 }
 
 }  // namespace sluice::engine
