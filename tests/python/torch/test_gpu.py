@@ -16,7 +16,7 @@ from support.wrapped_models import language_loss, same, small_gpt2, units_of_mod
 
 import sluice
 import sluice.torch
-from sluice.torch._gpu import gpu_of
+from sluice.torch._gpu import Gpu, gpu_of
 from sluice.torch._memory import FirstStepOnGpu
 
 GPU = {"device_memory": "1GiB", "reserve": "64MiB"}
@@ -374,6 +374,23 @@ class Placed:
     def named_parameters(self):
         for name, place in self.places.items():
             yield name, types.SimpleNamespace(device=torch.device(place), is_meta=place == "meta")
+
+
+def test_what_pytorch_may_take_is_for_all_models_of_a_gpu_and_ends_with_the_last(monkeypatch):
+    fractions = [0.9]
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append(fraction))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=64))
+    gpu = Gpu(1, torch.device("cuda:1"))
+    for begin in range(2):  # a second time after all have ended
+        gpu.bound(16)
+        gpu.bound(32)
+        gpu.unbound(16)
+        gpu.unbound(32)
+        assert fractions == [0.9, *([0.25, 0.75, 0.5, 0.9] * (begin + 1))]
+    gpu.bound(128)
+    assert fractions[-1] == 1.0
+    gpu.unbound(128)
 
 
 def test_models_that_are_elsewhere_are_refused(monkeypatch):

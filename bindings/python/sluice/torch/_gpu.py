@@ -14,6 +14,24 @@ from ..model import Size, size_of
 HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's: code, thread stacks, small objects
 
 
+class _Bounds:
+    """What PyTorch's allocator may take of one GPU for all models that are wrapped there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._size = device, 0
+        self._before = torch.cuda.get_per_process_memory_fraction(device)
+
+    def change(self, size: int) -> bool:
+        """Adds the bytes of a model, or takes them away. Returns whether that was the last one's."""
+        self._size += size
+        part = self._size / torch.cuda.get_device_properties(self._device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, part) if self._size else self._before, self._device)
+        return self._size == 0
+
+
+_bounds: dict[torch.device, _Bounds] = {}
+
+
 class Gpu(NamedTuple):
     """A GPU by its index, and as PyTorch knows it."""
 
@@ -24,19 +42,15 @@ class Gpu(NamedTuple):
         """The stream on which PyTorch queues this thread's work now; 0: the default one."""
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
-    def bound(self, size: int) -> float:
-        """Lets PyTorch's allocator take no more than so many bytes of the GPU's memory. Returns the bound before, as
-        set_bound() takes it."""
-        if self.device.type != "cuda":
-            return 1.0
-        before = torch.cuda.get_per_process_memory_fraction(self.device)
-        self.set_bound(min(1.0, size / torch.cuda.get_device_properties(self.device).total_memory))
-        return before
-
-    def set_bound(self, fraction: float) -> None:
-        """Lets PyTorch's allocator take no more than this part of the GPU's memory."""
+    def bound(self, size: int) -> None:
+        """Lets PyTorch's allocator take so many bytes of the GPU's memory, besides those of earlier calls, and no more."""
         if self.device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(fraction, self.device)
+            _bounds.setdefault(self.device, _Bounds(self.device)).change(size)
+
+    def unbound(self, size: int) -> None:
+        """Ends a bound(). Where it was the last, PyTorch may take what it could before the first."""
+        if self.device.type == "cuda" and _bounds[self.device].change(-size):
+            del _bounds[self.device]
 
     def give_back(self) -> None:
         """Gives memory back to the GPU which PyTorch's allocator keeps, and no tensor has."""

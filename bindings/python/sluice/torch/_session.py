@@ -48,8 +48,7 @@ class Session:
         # Whose beginnings and ends are told; None: nothing depends on them.
         self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
         self.engine = WrappedEngine(prepared.units, options, prepared.gpu)
-        self._of_pytorch = prepared.of_pytorch  # bytes, and the bound that PyTorch's allocator had on a GPU before
-        self._bound_before = 1.0
+        self._of_pytorch = prepared.of_pytorch
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
             homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
@@ -99,7 +98,9 @@ class Session:
         presence.keeper.give_back()
         if (gpu := self.engine.gpu) is not None:
             gpu.give_back()
-            self._bound_before = gpu.bound(self._of_pytorch)
+            gpu.bound(self._of_pytorch)
+            self._unbind = weakref.finalize(self, gpu.unbound, self._of_pytorch)
+            self._unbind.atexit = False
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan()["predicted_peak"])
         presence.conceal_all()
@@ -120,7 +121,7 @@ class Session:
                 home.let_go()  # only the parameter may keep the memory
             if self.engine.gpu is not None:
                 self.engine.end_on_gpu()
-                self.engine.gpu.set_bound(self._bound_before)
+                self._unbind()
             for hook in self._hooks:
                 hook.remove()
             self._unguard()
