@@ -52,7 +52,7 @@ class Device {
   virtual std::size_t free_memory() const = 0;
   // The bytes that a context with Sluice's kernels takes, as the one that this process has on the device: one
   // more is made for the purpose, and ends. What others take or give back meanwhile counts, too. Throws as
-  // kernel().
+  // kernel(), and Error(kBudget) where the GPU has no room for one more, or allows none.
   virtual std::size_t measure_context() = 0;
 
   // Physical memory, and the addresses under which it is seen. All sizes and addresses are multiples of

@@ -6,6 +6,7 @@
 #include "bindings/c/status.h"
 #include "core/bytes.h"
 #include "core/json.h"
+#include "core/log.h"
 #include "engine/machine/gpu_rates.h"
 
 namespace sluice::c {
@@ -68,8 +69,20 @@ Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {
 // What remains of a budget.
 std::uint64_t left(std::uint64_t budget, std::uint64_t taken) { return budget - std::min(budget, taken); }
 
+// What a context takes; or what is assumed, where the GPU allows no second one.
+std::uint64_t context_of(Device& gpu) {
+  try {
+    return gpu.measure_context();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kBudget) throw;
+    log().warn("{} is assumed for what CUDA's context takes, which cannot be measured: {}",
+               format_size(kAssumedContext), error.what());
+    return kAssumedContext;
+  }
+}
+
 void measure(const sluice_engine_options& options, Planned& made) {
-  made.context = made.gpu->measure_context();
+  made.context = context_of(*made.gpu);
   Threads threads(made.threads, made.team);
   engine::GpuWork work{*made.gpu, threads, *made.optimizer, type_of_trained(made.profile.units),
                        made.products.get()};

@@ -36,11 +36,14 @@ class InContext {
 class OneMoreContext {
  public:
   OneMoreContext(const Driver& driver, CUdevice device, const std::string& image) : driver_(driver) {
-    driver.check(driver.cuCtxCreate(&context_, nullptr, 0, device), "cuCtxCreate");
-    const CUresult result = driver.cuModuleLoadData(&module_, image.data());
-    if (result == CUDA_SUCCESS) return;
+    const CUresult made = driver.cuCtxCreate(&context_, nullptr, 0, device);
+    require_room(made);
+    driver.check(made, "cuCtxCreate");
+    const CUresult loaded = driver.cuModuleLoadData(&module_, image.data());
+    if (loaded == CUDA_SUCCESS) return;
     (void)driver.cuCtxDestroy(context_);
-    driver.check(result, "cuModuleLoadData");
+    require_room(loaded);
+    driver.check(loaded, "cuModuleLoadData");
   }
   ~OneMoreContext() {
     (void)driver_.cuModuleUnload(module_);
@@ -50,6 +53,11 @@ class OneMoreContext {
   OneMoreContext& operator=(const OneMoreContext&) = delete;
 
  private:
+  static void require_room(CUresult result) {
+    if (result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_DEVICE_UNAVAILABLE)
+      fail(ErrorCode::kBudget,
+           "the GPU has no room for one more context, or allows none (compute mode \"exclusive process\")");
+  }
   const Driver& driver_;
   CUcontext context_ = nullptr;
   CUmodule module_ = nullptr;
@@ -122,15 +130,13 @@ void refuse_unfit(const Driver& driver, CUdevice device, const DeviceInfo& info)
          info.index, info.name, info.major, info.minor, kLeastMajor);
   if (attribute(driver, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0)
     fail(ErrorCode::kNotFound,
-         "GPU {} ({}) cannot map memory at addresses of the caller's choice (it may be a share of a GPU, a "
-         "vGPU), "
-         "which Sluice needs; use a whole GPU, or train on the CPU",
+         "GPU {} ({}) cannot map memory at addresses of the caller's choice, which Sluice needs (it may be a "
+         "share of a GPU, a vGPU); use a whole GPU, or train on the CPU",
          info.index, info.name);
   if (attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) == CU_COMPUTEMODE_PROHIBITED)
     fail(ErrorCode::kNotFound,
          "GPU {} ({}) is set to accept no process (compute mode \"prohibited\"); `nvidia-smi -c DEFAULT` "
-         "changes "
-         "that",
+         "changes that",
          info.index, info.name);
 }
 
@@ -144,8 +150,7 @@ CudaDevice::CudaDevice(int index) : driver_(load_driver()) {
   if (result == CUDA_ERROR_DEVICE_UNAVAILABLE)
     fail(ErrorCode::kIo,
          "GPU {} ({}) is busy: another process has it for itself (compute mode \"exclusive process\"); end "
-         "that "
-         "process, or use another GPU",
+         "that process, or use another GPU",
          index, info_.name);
   driver_.check(result, "cuDevicePrimaryCtxRetain(GPU {})", index);
   const CUmemAllocationProp properties = memory_of(device_);

@@ -94,11 +94,17 @@ TEST_F(GpuRatesTest, AContextWithKernelsIsMeasuredByOneMore) {
   EXPECT_EQ(free, (256 - 40) * kMiB);
   EXPECT_EQ(device_->measure_context(), 43 * kMiB);
   EXPECT_EQ(device_->free_memory(), free);
+  constexpr int kOutOfMemory = 2, kUnavailable = 46;  // as CUresult
   for (const char* function : {"cuCtxCreate", "cuModuleLoadData"}) {
     fake()->fail(function, 0, 719);
     expect_error(ErrorCode::kIo, {function}, [&] { device_->measure_context(); });
     EXPECT_EQ(fake()->alive(), std::vector<std::string>{"1 uses of the context"});
     EXPECT_EQ(device_->free_memory(), free);
+    for (const int refused : {kOutOfMemory, kUnavailable}) {
+      fake()->fail(function, 0, refused);
+      expect_error(ErrorCode::kBudget, {"one more context"}, [&] { device_->measure_context(); });
+      EXPECT_EQ(fake()->alive(), std::vector<std::string>{"1 uses of the context"});
+    }
   }
 }
 

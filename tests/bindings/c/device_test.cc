@@ -166,6 +166,7 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   fake_cuda::Settings settings;
   settings.shares_memory = true;
   settings.context_memory = 10 * kMiB, settings.module_memory = 2 * kMiB;
+  settings.memory = 1024 * kMiB;
   fake().begin(settings);
   Choice setup = choice("memory", SLUICE_F32);
   setup.device_memory = 128 * kMiB;
@@ -194,6 +195,11 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   const auto measured = made();
   EXPECT_EQ(measured.at("rates").at("known"), "measured");
   EXPECT_EQ(measured.at("bytes").at("device").at("base"), 16 * kMiB);
+  // Where the GPU allows no second context, as much as on large ones is assumed.
+  fake().fail("cuCtxCreate", 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
+  options.device_memory = 700 * kMiB;
+  EXPECT_EQ(made().at("bytes").at("device").at("base"), 516 * kMiB);
+  options.device_memory = 128 * kMiB;
   sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
   facts.to_gpu = 1e9, facts.from_gpu = 2e9, facts.both_ways = 3e9, facts.gpu_updates = 0x1p32,
   facts.cpu_memory = 5e9;
