@@ -106,9 +106,10 @@ void AnyOrderEngine::require_none_held(const char* what) const {
            core().name_of(held_.front().unit));
 }
 
-void AnyOrderEngine::require_no_capture(const char* what, std::optional<UnitId> unit) {
+void AnyOrderEngine::require_no_capture(const char* what, std::optional<UnitId> unit,
+                                        std::optional<CUstream_st*> stream) {
   std::optional<DeviceWork>& gpu = core().gpu;
-  if (gpu && gpu->device().is_capturing(gpu->client()))
+  if (gpu && gpu->device().is_capturing(stream.value_or(gpu->client())))
     refuse(ErrorCode::kState,
            "{} while the stream on which the client computes is captured into a graph of CUDA's, which would "
            "not do that when it is replayed; capture what is computed with units that are held, and nothing "
@@ -120,6 +121,9 @@ void AnyOrderEngine::use_stream(CUstream_st* stream) {
   core().guarded([&](Core& c) {
     if (!c.gpu)
       refuse(ErrorCode::kState, "a stream is given to an engine that computes on the CPU; leave it out");
+    // A stream that is captured must not wait for one that is not, nor this for that.
+    for (CUstream_st* const either : {stream, c.gpu->client()})
+      require_no_capture("another stream is named", {}, either);
     c.gpu->set_client(stream);
   });
 }
@@ -172,6 +176,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
 void AnyOrderEngine::abandon_step() {
   core().guarded([&](Core& c) {
     if (!in_step()) refuse(ErrorCode::kState, "abandon_step() is called without begin_step()");
+    require_no_capture("abandon_step() is called", {});
     if (shared_) shared_->abandon();
     if (sums_) sums_->abandon();
     if (c.gpu && !c.plan.clip) take_back_refused();

@@ -159,7 +159,9 @@ class AnyOrderEngine final : public Engine {
   void check_held_units(UnitId wanted) const;
   void check_replan(const Plan& next) const;
   void require_none_held(const char* what) const;
-  void require_no_capture(const char* what, std::optional<UnitId> unit);
+  // stream: that is captured or not; by default the client's.
+  void require_no_capture(const char* what, std::optional<UnitId> unit,
+                          std::optional<CUstream_st*> stream = {});
   void require_gradient(ParameterId parameter) const;
   void require_micro_batches(const char* what) const;
   void require_all_or_none() const;  // of the gradients of a joint update

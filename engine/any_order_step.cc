@@ -145,8 +145,10 @@ void AnyOrderEngine::follow_final_gradients(UnitId unit) {
 
 void AnyOrderEngine::update_at_once(UnitRange units) {
   Core& c = core();
-  for (UnitId unit = units.first; unit < units.end && !c.checks_on_gpu(unit); ++unit)
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    if (c.checks_on_gpu(unit)) continue;
     if (const auto bad = c.gradients.not_finite(unit)) refuse_at_once(units, *bad);
+  }
   for (UnitId unit = units.first; unit < units.end; ++unit)
     await_update(unit, units.size() > 1 && !has_parts());
   c.enqueue(units, true);

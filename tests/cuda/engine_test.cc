@@ -403,6 +403,13 @@ TEST_F(DeviceEngineTest, NothingMovesWhileTheClientCaptures) {
     refused(name + "asked for a gradient", [&] { engine.read_gradient(p, {nullptr, Dtype::kF32}); });
     refused(name + "asked for a norm", [&] { engine.gradient_norm(p); });
     refused("step() is called", [&] { engine.step(settings); });
+    refused("abandon_step() is called", [&] { engine.abandon_step(); });
+    // Clients capture on a stream of their own, which is named first.
+    const Device::Stream captured = device_->make_stream(false);
+    fake()->capture(captured.get(), true);
+    expect_error(ErrorCode::kState, {"another stream is named", "captured into a graph"},
+                 [&] { engine.use_stream(captured.get()); });
+    fake()->capture(captured.get(), false);
     engine.step(settings);
   });
 }

@@ -246,9 +246,12 @@ class ModelEngine(Engine):
         self._seen.append((units, weakref.ref(lent)))
         return lent.tensor(address, shape, dtype, self.gpu.device)
 
-    def follow_stream(self) -> None:
-        """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now."""
-        if self.gpu is not None and (stream := self.gpu.stream()) != self._queues_on:
+    def follow_stream(self, moves: bool = True) -> None:
+        """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now. moves:
+        units may move, which is refused while a graph is captured there."""
+        if self.gpu is None or (not moves and self.gpu.captures):
+            return
+        if (stream := self.gpu.stream()) != self._queues_on:
             self._handle.call("sluice_engine_use_stream", stream)
             self._queues_on = stream
 

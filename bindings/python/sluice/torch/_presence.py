@@ -110,6 +110,7 @@ class Presence:
             self._last_use[unit] = next(self._uses)
             held = self.engine._accesses(unit)
             if held & 1 << access:
+                self.engine.follow_stream(moves=False)
                 self._reveal(unit, access)
                 return
             if access == _abi.GRADIENT_ONLY or (access == _abi.READ and torch.is_grad_enabled()):
