@@ -380,6 +380,7 @@ def test_what_pytorch_may_take_is_for_all_models_of_a_gpu_and_ends_with_the_last
     fractions = [0.9]
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append(fraction))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=64))
     gpu = Gpu(1, torch.device("cuda:1"))
     for begin in range(2):  # a second time after all have ended
@@ -387,7 +388,7 @@ def test_what_pytorch_may_take_is_for_all_models_of_a_gpu_and_ends_with_the_last
         gpu.bound(32)
         gpu.unbound(16)
         gpu.unbound(32)
-        assert fractions == [0.9, *([0.25, 0.75, 0.5, 0.9] * (begin + 1))]
+        assert fractions == [0.9, *([20 / 64, 52 / 64, 36 / 64, 0.9] * (begin + 1))]
     gpu.bound(128)
     assert fractions[-1] == 1.0
     gpu.unbound(128)

@@ -42,12 +42,13 @@ class UpdatesInBackward(Updates):
     def before_use(self, presence: Presence) -> None:
         """Comes before a use of parameters. Outside of backward passes, one of this thread that has not ended has failed:
         its gradients are applied now, before graphs are made of the parameters that they change."""
-        if self._has_failed():
+        if self._has_failed(presence.engine.gpu is not None):
             self._end(presence)
 
-    def _has_failed(self) -> bool:
-        """Whether a backward pass of this thread has not ended, and none runs."""
-        return threading.get_ident() in self._passes.values() and _current_pass() is None
+    def _has_failed(self, on_gpu: bool) -> bool:
+        """Whether a backward pass of this thread has not ended, and none runs. For a GPU PyTorch runs it in a thread of its own."""
+        mine = bool(self._passes) if on_gpu else threading.get_ident() in self._passes.values()
+        return mine and _current_pass() is None
 
     def _note_pass(self) -> None:
         now = _current_pass()
@@ -94,7 +95,7 @@ class UpdatesInBackward(Updates):
 
     def _end(self, presence: Presence) -> bool:
         several = presence.engine.options.ranks is not None
-        if several and self._has_failed():
+        if several and self._has_failed(presence.engine.gpu is not None):
             return self._abandon(presence)
         self._passes.clear()
         presence.release_all()

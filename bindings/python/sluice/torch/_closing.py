@@ -58,7 +58,7 @@ def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
             values.append(home.memory.clone())
     except torch.OutOfMemoryError as error:
         raise BudgetError(
-            f"the values of the model do not fit in the GPU's memory as plain tensors beside the engine's ({error}). Save the "
+            f"the values of the model do not fit as plain tensors in what is left to PyTorch of device_memory ({error}). Save the "
             "model (sluice.torch.engine_of(model).save(folder)), and end with sluice.torch.close(model, values=False), which "
             "leaves its parameters on the meta device"
         ) from error

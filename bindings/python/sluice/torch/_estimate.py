@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
 from ._fakes import CPU, fake_of, faked
-from ._gpu import HOST, Gpu
+from ._gpu import HOST, WORKSPACES, Gpu
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
@@ -135,7 +135,7 @@ def reserve_on_gpu(
             "PyTorch itself takes there (reserve='6GiB'), or give what the model is called with (sample_batch=)"
         )
     found = estimate(model, batch, train, gpu.device)
-    return with_margin(found.peak), found.peak
+    return with_margin(found.peak) + WORKSPACES, found.peak
 
 
 def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.device = CPU) -> Estimate:

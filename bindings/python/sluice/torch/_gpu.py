@@ -11,6 +11,7 @@ import torch
 from ..errors import InvalidArgumentError
 from ..model import Size, size_of
 
+WORKSPACES = 128 << 20  # bytes of a GPU's that matrix products take for themselves, and that segments of the allocator waste
 HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's: code, thread stacks, small objects
 
 
@@ -19,12 +20,13 @@ class _Bounds:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._size = device, 0
+        self._held = torch.cuda.memory_reserved(device)  # by what is not wrapped
         self._before = torch.cuda.get_per_process_memory_fraction(device)
 
     def change(self, size: int) -> bool:
         """Adds the bytes of a model, or takes them away. Returns whether that was the last one's."""
         self._size += size
-        part = self._size / torch.cuda.get_device_properties(self._device).total_memory
+        part = (self._held + self._size) / torch.cuda.get_device_properties(self._device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, part) if self._size else self._before, self._device)
         return self._size == 0
 
@@ -43,14 +45,20 @@ class Gpu(NamedTuple):
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
     def bound(self, size: int) -> None:
-        """Lets PyTorch's allocator take so many bytes of the GPU's memory, besides those of earlier calls, and no more."""
+        """Lets PyTorch's allocator take so many bytes of the GPU's memory, besides what it has now and those of earlier
+        calls, and no more."""
         if self.device.type == "cuda":
             _bounds.setdefault(self.device, _Bounds(self.device)).change(size)
 
     def unbound(self, size: int) -> None:
         """Ends a bound(). Where it was the last, PyTorch may take what it could before the first."""
-        if self.device.type == "cuda" and _bounds[self.device].change(-size):
+        if self.device in _bounds and _bounds[self.device].change(-size):
             del _bounds[self.device]
+
+    @property
+    def captures(self) -> bool:
+        """Whether PyTorch captures a graph of CUDA's on this thread's stream."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def give_back(self) -> None:
         """Gives memory back to the GPU which PyTorch's allocator keeps, and no tensor has."""
