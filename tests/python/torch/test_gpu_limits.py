@@ -1,0 +1,307 @@
+"""What a model that is wrapped on a GPU does not do, and says so; and what PyTorch may take there. The GPU is the fake one of the
+tests."""
+
+import contextlib
+import ctypes
+import gc
+import math
+import types
+
+import numpy
+import pytest
+import torch
+from support import fake_gpu
+from support.gpu_models import GPU, Layers, loss_of
+from support.wrapped_models import same, units_of_modules, wrap
+
+import sluice
+import sluice.torch
+from sluice.torch._gpu import Gpu, gpu_of
+from sluice.torch._memory import FirstStepOnGpu
+
+
+def refused(error, words, make=Layers, **options):
+    model = make()
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    with pytest.raises(error) as caught:
+        wrap(model, "memory", **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+
+
+def test_what_is_missing_is_said():
+    refused(sluice.InvalidArgumentError, ["finds no GPU", "train on the CPU"], **GPU)
+    refused(sluice.InvalidArgumentError, ["device is 'cuda'", "device_memory='24GiB'"], device="cuda")
+    refused(sluice.InvalidArgumentError, ["updates is 'cpu'", "device_memory"], updates="cpu")
+    with fake_gpu.shared():
+        refused(sluice.InvalidArgumentError, ["updates is 'tpu'", "'gpu' or 'cpu'"], updates="tpu", **GPU)
+        refused(sluice.InvalidArgumentError, ["reserve='6GiB'", "sample_batch="], reserve=None, device_memory="1GiB")
+        refused(sluice.BudgetError, ["fake GPU", "state less"], device_memory="2GiB", reserve="1MiB")
+        refused(sluice.BudgetError, ["short by", "device_memory="], device_memory="2MiB", reserve="1KiB")
+
+        def on_meta():
+            with torch.device("meta"):
+                return torch.nn.Linear(4, 4)
+
+        with pytest.raises(sluice.InvalidArgumentError, match="say which GPU"):
+            wrap(on_meta(), "memory", **GPU)
+
+
+class Placed:
+    """Stands in for a model whose parameters are on GPUs, which PyTorch has none of here."""
+
+    def __init__(self, **places):
+        self.places = places
+
+    def named_parameters(self):
+        for name, place in self.places.items():
+            yield name, types.SimpleNamespace(device=torch.device(place), is_meta=place == "meta")
+
+
+def test_what_pytorch_may_take_is_for_all_models_of_a_gpu_and_ends_with_the_last(monkeypatch):
+    fractions = [0.9]
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append(fraction))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=64))
+    gpu = Gpu(1, torch.device("cuda:1"))
+    for begin in range(2):  # a second time after all have ended
+        gpu.bound(16)
+        gpu.bound(32)
+        gpu.unbound(16)
+        gpu.unbound(32)
+        assert fractions == [0.9, *([20 / 64, 52 / 64, 36 / 64, 0.9] * (begin + 1))]
+    gpu.bound(128)
+    assert fractions[-1] == 1.0
+    gpu.unbound(128)
+
+
+def test_models_that_are_elsewhere_are_refused(monkeypatch):
+    def refused(words, model, *given):
+        with pytest.raises(sluice.InvalidArgumentError) as caught:
+            gpu_of(model, *given)
+        assert all(word in str(caught.value) for word in words), caught.value
+
+    refused(["'b' is on cuda:1", "device_memory='24GiB'", "model.cpu()"], Placed(a="cpu", b="cuda:1"), None, None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    refused(["'a' is on cuda:0", "'c' on cuda:1", "model.to("], Placed(a="cuda:0", b="meta", c="cuda:1"), "1GiB", None)
+    refused(["'a' is on cpu", "device='cuda'", "train on the CPU"], Placed(a="cpu"), "1GiB", None)
+    refused(["'a' is on cpu", "device is 'cpu'"], Placed(a="cpu"), "1GiB", "cpu")
+    refused(["'a' is on cuda:0", "device is 'cuda'"], Placed(a="cuda:0"), "1GiB", "cuda")
+    refused(["device is 'gpu'", "'cuda:1'"], Placed(a="meta"), "1GiB", "gpu")
+    assert gpu_of(Placed(a="cuda:0", b="meta"), "1GiB", None) == (0, torch.device("cuda:0"))
+    assert gpu_of(Placed(b="meta"), "1GiB", "cuda") == (1, torch.device("cuda:1"))
+    assert gpu_of(Placed(a="cpu", b="meta"), "1GiB", "cuda:0") == (0, torch.device("cuda:0"))
+    assert gpu_of(Placed(a="cpu", b="meta"), None, None) is None
+
+
+def test_what_pytorch_took_of_a_gpu_is_told_after_the_first_step():
+    class Card:
+        peaks = [5 << 20, 7 << 20]
+
+        def begin_peak(self):
+            self.peaks = self.peaks[-1:]
+
+        def peak(self):
+            return self.peaks[0]
+
+    step = FirstStepOnGpu(Card(), 9 << 20, 3 << 20)
+    assert step.as_dict() == {"peak": 3 << 20, "reserve": 9 << 20, "measured": None}
+    step.note(1 << 40)
+    step.end()
+    assert step.as_dict() == {"peak": 3 << 20, "reserve": 9 << 20, "measured": 7 << 20}
+    with fake_gpu.shared():
+        model, optimizer = wrap(torch.nn.Linear(8, 8), "memory", device="cuda", **GPU)
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        told = sluice.torch.engine_of(model).plan()["pytorch"]
+        assert told == {"peak": None, "reserve": 64 << 20, "measured": None}  # the CPU stands in for PyTorch's part
+        sluice.torch.close(model)
+        del optimizer
+        gc.collect()
+
+
+@pytest.mark.parametrize("disk", [None, ""])
+def test_states_outside_of_edits_are_copies(disk, tmp_path):
+    with fake_gpu.shared():
+        torch.manual_seed(5)
+        plain, model = Layers(), Layers()
+        model.load_state_dict(plain.state_dict())
+        model, _ = wrap(model, None, units=units_of_modules(model), disk=None if disk is None else tmp_path, **GPU)
+        state = model.state_dict()
+        assert same(list(state.values()), list(plain.state_dict().values())) and list(state) == list(plain.state_dict())
+        assert state["head.weight"] is state["words.weight"], "a tied parameter has one copy"
+        assert [*model.blocks[1].state_dict(prefix="a.")] == [f"a.{name}" for name in plain.blocks[1].state_dict()]
+        model.load_state_dict({name: value + 1 for name, value in state.items()})
+        assert same(list(state.values()), list(plain.state_dict().values())), "it is a copy"
+        model.blocks[0].load_state_dict(plain.blocks[0].state_dict())
+        expected = {name: value if name.startswith("blocks.0.") else value + 1 for name, value in state.items()}
+        assert same(list(model.state_dict().values()), list(expected.values()))
+        sluice.torch.close(model)
+        assert not {"state_dict", "load_state_dict"} & {name for module in model.modules() for name in vars(module)}
+        gc.collect()
+
+
+def test_a_state_without_room_is_refused():
+    with fake_gpu.shared(memory=2 << 30):
+        with torch.device("meta"):
+            model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(16)])
+        given = {"place": "device", "device": "cuda", **GPU, "device_memory": "2GiB"}
+        needed = sluice.torch.plan(model, sluice.SGD(lr=0.1), memory="6GiB", **given)["predicted_peak"]
+        model, _ = wrap(model, optimizer=sluice.SGD(lr=0.1), disk=None, memory=needed + (16 << 20), **given)
+        with pytest.raises(sluice.BudgetError, match=r"the model's state_dict takes 256 MiB more.*save\(folder\)"):
+            model.state_dict()
+        sluice.torch.close(model, values=False)
+        gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore:module forward hook:UserWarning")
+def test_a_graph_of_cuda_may_be_captured_within_a_unit_alone():
+    with fake_gpu.shared():
+        torch.manual_seed(5)
+        model, optimizer = wrap(Layers(), "memory", units=units_of_modules(Layers()), held_units=3, **GPU)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            expected = loss_of(model, 1)
+        with fake_gpu.capturing(), pytest.raises(sluice.StateError, match=r"unit '\w+' is acquired while .* captured into a graph"):
+            loss_of(model, 1)
+        with torch.no_grad(), contextlib.ExitStack() as graph:
+            model.blocks[1].up.register_forward_pre_hook(lambda *_: graph.enter_context(fake_gpu.capturing()))
+            model.blocks[1].up.register_forward_hook(lambda *_: graph.close())
+            assert torch.equal(loss_of(model, 1), expected), "what is computed with units that are held may be captured"
+        sluice.torch.close(model)
+        del optimizer
+        gc.collect()
+
+
+def test_writes_in_a_call_of_the_model_are_refused():
+    class Writes(torch.nn.Linear):
+        def forward(self, x):
+            self.weight.data.clamp_(-1, 1)
+            return super().forward(x)
+
+    with fake_gpu.shared():
+        model, _ = wrap(Writes(8, 8), "memory", **GPU)
+        with pytest.raises(sluice.StateError, match="'weight' is written by aten.clamp_"):
+            model(torch.randn(2, 8))
+        sluice.torch.close(model)
+        gc.collect()
+
+
+def test_operations_on_more_units_than_may_be_held_are_refused():
+    class All(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+
+        def forward(self):
+            return torch.cat([part.weight for part in self.parts]).sum()
+
+    with fake_gpu.shared():
+        model = All()
+        model, _ = wrap(model, "memory", units=units_of_modules(model), **GPU)
+        with pytest.raises(sluice.StateError, match="aten.cat.default needs parameters of more units at once.*larger held_units"):
+            model()
+        sluice.torch.close(model)
+        gc.collect()
+
+
+USES = {
+    "an operation": lambda p: p * 2,
+    "several": lambda p: torch.cat([p, p]),
+    "a function of modules": lambda p: torch.nn.functional.linear(torch.ones(2, 8), p),
+    "a view": lambda p: p.detach(),
+    "data": lambda p: p.data,
+    "values": lambda p: p.tolist(),
+    "NumPy": lambda p: numpy.asarray(p),
+    "DLPack": lambda p: torch.from_dlpack(p),
+    "a copy into it": lambda p: p.copy_(torch.ones(8, 8)),
+    "a rule": torch.nn.init.ones_,
+    "shared memory": lambda p: p.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_uses_outside_of_calls_are_refused(use):
+    with fake_gpu.shared():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        model, optimizer = wrap(model, "memory", units={"one": ["0"], "other": ["1"]}, **GPU)
+        x = torch.randn(2, 8)
+        for _ in range(2):
+            with torch.no_grad(), pytest.raises(sluice.StateError, match="'1.weight' is used by .*its unit 'other'.*edit"):
+                use(model[1].weight)
+            model(x).sum().backward()
+            optimizer.step()
+        with torch.no_grad(), sluice.torch.edit(model):
+            assert model[0].weight.isfinite().all()
+        with torch.no_grad(), pytest.raises(sluice.StateError, match="'1.weight' is used by"):
+            use(model[1].weight)
+        sluice.torch.close(model)
+        assert type(model[1].weight) is torch.nn.Parameter
+        del optimizer
+        gc.collect()
+
+
+def test_what_asks_for_no_values_works_anywhere():
+    with fake_gpu.shared():
+        model, optimizer = wrap(torch.nn.Linear(8, 4), "memory", **GPU)
+        p = model.weight
+        assert (p.shape, p.dtype, p.numel(), p.stride(), p.device.type) == ((4, 8), torch.float32, 32, (8, 1), "cpu")
+        assert isinstance(p, torch.nn.Parameter) and p.is_leaf and p.requires_grad and not p.is_meta and p.grad is None
+        assert [torch.zeros_like(p).shape, p.new_ones(3).tolist(), "(4, 8)" in repr(p)] == [(4, 8), [1, 1, 1], True]
+        assert all(p is own for p, own in zip(model.parameters(), [model.weight, model.bias], strict=True))
+        assert torch.nn.utils.parameters_to_vector([torch.zeros(2)]).shape == (2,)
+        optimizer.zero_grad()
+        model.requires_grad_(False).requires_grad_(True)
+        sluice.torch.close(model)
+        del optimizer
+        gc.collect()
+
+
+def test_what_does_not_ask_pytorch_finds_nan():
+    with fake_gpu.shared():
+        model, _ = wrap(torch.nn.Linear(8, 8), "device", **GPU)
+        with torch.no_grad():
+            model(torch.randn(2, 8))
+        p = model.weight
+        found = (ctypes.c_float * 64).from_address(p.data_ptr())
+        assert all(math.isnan(x) for x in found)
+        sluice.torch.close(model, values=False)
+        gc.collect()
+
+
+class WritesLater(torch.nn.Linear):
+    writes = False
+
+    def forward(self, x):
+        if self.writes:
+            with torch.no_grad():
+                self.weight.copy_(torch.ones(8, 8))
+        return super().forward(x)
+
+
+def test_writes_in_later_calls_are_found():
+    with fake_gpu.shared():
+        model, optimizer = wrap(WritesLater(8, 8), "device", **GPU)
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        model.writes = True
+        model(torch.randn(2, 8)).sum().backward()
+        for use in (lambda: model(torch.randn(2, 8)), optimizer.step):
+            with pytest.raises(sluice.StateError, match="'weight' was written outside of `with sluice.torch.edit"):
+                use()
+        sluice.torch.close(model, values=False)
+        del optimizer, use
+        gc.collect()
+
+
+def test_transforms_of_functions_are_refused():
+    with fake_gpu.shared():
+        model, _ = wrap(torch.nn.Linear(4, 1), "memory", **GPU)
+        with pytest.raises(sluice.StateError, match="torch.autograd.grad"):
+            torch.func.grad(lambda x: model(x).sum())(torch.randn(4))
+        sluice.torch.close(model)
+        gc.collect()
