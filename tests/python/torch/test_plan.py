@@ -111,7 +111,7 @@ def test_scripted_modules_are_named():
             sluice.torch.wrap(model, sluice.AdamW(), **fake_gpu.placed(memory="6GiB"))
 
 
-def test_a_model_of_inference_mode_is_not_trained():
+def test_a_model_of_inference_mode_is_not_trained_nor_used_elsewhere():
     with torch.inference_mode():
         with pytest.raises(sluice.InvalidArgumentError, match=r"inside torch.inference_mode\(\).*without an optimizer"):
             sluice.torch.wrap(Chain(), sluice.AdamW(), **fake_gpu.placed(memory="6GiB"))
@@ -119,8 +119,9 @@ def test_a_model_of_inference_mode_is_not_trained():
         model, _ = sluice.torch.wrap(Chain(), **fake_gpu.placed(memory="6GiB"))
         assert model(torch.ones(6, 24)).isfinite().all()
         sluice.torch.close(model)
-    with pytest.raises(sluice.InvalidArgumentError, match=r"'first.weight' was made inside torch.inference_mode\(\)"):
-        sluice.torch.wrap(made_inside, sluice.AdamW(), **fake_gpu.placed(memory="6GiB"))
+    for optimizer in (sluice.AdamW(), None):
+        with pytest.raises(sluice.InvalidArgumentError, match=r"'first.weight' was made inside torch.inference_mode\(\)"):
+            sluice.torch.wrap(made_inside, optimizer, **fake_gpu.placed(memory="6GiB"))
 
 
 @fake_gpu.cpu_alone("a parameter is in one unit on a GPU")

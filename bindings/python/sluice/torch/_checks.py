@@ -56,8 +56,7 @@ def check_model(model: Any, train: bool) -> None:
             )
     _check_sharing(model)
     _refuse_wrapped(model)
-    if train:
-        _check_trainable(model)
+    _check_inference(model, train)
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:
@@ -76,18 +75,20 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
         raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
 
 
-def _check_trainable(model: torch.nn.Module) -> None:
-    """Raises InvalidArgumentError for tensors of torch.inference_mode(), which take no part in backward."""
+def _check_inference(model: torch.nn.Module, train: bool) -> None:
+    """Raises InvalidArgumentError for tensors of torch.inference_mode() where they would be trained, or used outside of it."""
     if torch.is_inference_mode_enabled():
-        raise InvalidArgumentError(
-            "the model is wrapped inside torch.inference_mode(), whose tensors cannot be trained; wrap it outside of that, or "
-            "without an optimizer"
-        )
+        if train:
+            raise InvalidArgumentError(
+                "the model is wrapped inside torch.inference_mode(), whose tensors cannot be trained; wrap it outside of that, or "
+                "without an optimizer"
+            )
+        return
     for name, p in model.named_parameters():
         if p.is_inference():
             raise InvalidArgumentError(
-                f"'{name}' was made inside torch.inference_mode(), and cannot be trained; make the model outside of that, or "
-                "wrap it without an optimizer"
+                f"'{name}' was made inside torch.inference_mode(), and PyTorch uses such a tensor nowhere else; make the model "
+                "outside of that, or, where it is not trained, wrap it and call it inside"
             )
 
 
