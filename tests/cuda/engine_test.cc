@@ -126,6 +126,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   setup.device = 128 * kMiB;
   setup.updates = kDevice;
   setup.places = {kHost, kHost, kHost};
+  setup.steps = 8;
   const auto count = [](const std::vector<const char*>& functions) {
     auto calls = fake()->counts().calls;
     std::uint64_t sum = 0;
@@ -142,31 +143,23 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     setup.clip = clip;
     setup.measures = measures;
     begin(Schedule::kLate, 1);
-    train_on_gpu(setup, *device_, [&](Made& made) {
-      const Device::Stream stream = device_->make_stream(false);
-      made.engine->use_stream(stream.get());
-      HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
-      Client client(setup, *made.engine, hands);
-      for (int step = 0; step < 2; ++step) client.step(step);
-      std::set<std::uint64_t> moved;
-      for (int step = 2; step < 5; ++step) {
-        const std::uint64_t mapped = mapping(), waited = waits();
-        const auto before = fake()->counts();
-        client.step(step);
-        const auto after = fake()->counts();
-        moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
-        EXPECT_EQ(mapping(), mapped);
-        EXPECT_EQ(waits(), waited + 1);
-      }
-      EXPECT_GT(mapping(), 0u);
-      std::uint64_t own = 0;  // what the client copies
-      for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
-        own += 2 * made.engine->layout().unit_bytes(unit);
-      EXPECT_EQ(moved.size(), 1u);
-      EXPECT_LE(*moved.begin(), made.plan.step_bytes_in + made.plan.step_bytes_out + own);
-      EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
-      made.engine.reset();  // it ends before the stream
-    });
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    for (int step = 0; step < 5; ++step) gpu.client.step(step);
+    std::set<std::uint64_t> moved;
+    for (int step = 5; step < 8; ++step) {
+      const std::uint64_t mapped = mapping(), waited = waits();
+      const auto before = fake()->counts();
+      gpu.client.step(step);
+      const auto after = fake()->counts();
+      moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
+      EXPECT_EQ(mapping(), mapped);
+      EXPECT_EQ(waits(), waited + 1);
+    }
+    EXPECT_GT(mapping(), 0u);
+    EXPECT_EQ(moved.size(), 1u);
+    EXPECT_LE(*moved.begin(), gpu.made.plan.step_bytes_in + gpu.made.plan.step_bytes_out + gpu.own_bytes());
+    EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
   }
 }
 
