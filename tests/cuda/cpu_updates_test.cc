@@ -3,6 +3,7 @@
 #include <mutex>
 #include <thread>
 
+#include "cuda/capture.h"
 #include "cuda/engine_fixture.h"
 
 // A GPU computes, and the CPU updates.
@@ -245,6 +246,50 @@ TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
   Outcome found = gpu.client.save();
   found.norms = norms;
   EXPECT_TRUE(found == expected);
+}
+
+// The engine's threads ask and wait for the GPU while the client captures a graph, which goes on.
+TEST_F(CpuUpdatesTest, TheyGoOnWhileTheClientCaptures) {
+  Case setup;
+  setup.steps = 1;
+  setup.updates = kHost;
+  setup.device = 128 * kMiB;
+  setup.team = GatedThreads::team;
+  Gate gate;
+  const GatedThreads threads(gate);
+  // Returns whether the capture goes on until all updates are computed. passes: how often threads then have
+  // passed the gate; 0: it is not known, and they are computed without a capture.
+  const auto captures = [&](std::uint64_t& passes) {
+    if (fake() != nullptr) begin(Schedule::kLate, 0);
+    gate.set_open(true);
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    gate.set_open(false);
+    const std::uint64_t before = gate.passing();
+    gpu.client.step(0);
+    if (passes == 0) {
+      gate.set_open(true);
+      gpu.engine.settle();
+      passes = gate.passing() - before;
+      return true;
+    }
+    Capture capture(gpu.stream.get());
+    gate.set_open(true);
+    for (int i = 0; gate.passing() - before < passes && i < 1000; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(gate.passing() - before, passes);
+    const bool is_whole = capture.end() == std::optional<std::size_t>(0);
+    gpu.engine.settle();
+    return is_whole;
+  };
+  for (const auto place : {kHost, kDisk}) {
+    SCOPED_TRACE(name_of(place));
+    setup.places = {place, kHost, place};
+    std::uint64_t passes = 0;
+    EXPECT_TRUE(captures(passes));
+    EXPECT_GT(passes, 1U);  // more than come before the gate is opened
+    EXPECT_TRUE(captures(passes));
+  }
 }
 
 // The same where the CPU updates, but for its waits, which its own thread does.

@@ -3,6 +3,7 @@
 #include <bit>
 #include <set>
 
+#include "cuda/capture.h"
 #include "cuda/engine_fixture.h"
 #include "thrown.h"
 
@@ -374,9 +375,9 @@ TEST_F(DeviceEngineTest, NothingMovesWhileTheClientCaptures) {
     AnyOrderEngine& engine = *made.engine;
     engine.use_stream(stream.get());
     const auto refused = [&](const std::string& what, const auto& call) {
-      fake()->capture(stream.get(), true);
+      Capture capture(stream.get());
       expect_error(ErrorCode::kState, {what, "captured into a graph"}, call);
-      fake()->capture(stream.get(), false);
+      EXPECT_EQ(capture.end(), std::optional<std::size_t>(0));
     };
     const Layout& layout = engine.layout();
     UnitId unit = 0;
@@ -399,10 +400,10 @@ TEST_F(DeviceEngineTest, NothingMovesWhileTheClientCaptures) {
     refused("abandon_step() is called", [&] { engine.abandon_step(); });
     // Clients capture on a stream of their own, which is named first.
     const Device::Stream captured = device_->make_stream(false);
-    fake()->capture(captured.get(), true);
+    Capture capture(captured.get());
     expect_error(ErrorCode::kState, {"another stream is named", "captured into a graph"},
                  [&] { engine.use_stream(captured.get()); });
-    fake()->capture(captured.get(), false);
+    EXPECT_EQ(capture.end(), std::optional<std::size_t>(0));
     engine.step(settings);
   });
 }
