@@ -33,8 +33,9 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // abandon_step(). Gradients are final at step(), which takes the settings; a parameter without a gradient is
 // not updated. Where the plan does not clip, the gradients of a unit are final when it is no longer held, and
 // are then applied with the settings of begin_step(). Each parameter then gets one gradient in a step, and it
-// is release() that throws Error(kNotFinite), leaving the unit as it was; where a GPU updates, nobody waits
-// for its gradients there, and step() throws it, when other units were updated. Where the optimizer has
+// is release() that throws Error(kNotFinite), leaving the unit as it was; where a GPU computes, nobody waits
+// for gradients there, and it is step(), when other units were updated (but a factor that is not finite is
+// known at once). Where the optimizer has
 // rounds for a parameter that spans units, these are updated jointly, when all their gradients are final. In
 // a step all of them have a gradient or none has; otherwise step() refuses. Parameters are at their address
 // only while their unit is held, for reading unless it is held for editing; a touch at another time, or a

@@ -31,9 +31,9 @@
  * sluice_engine_step() are SLUICE_STATE, and do nothing: replays would not do it again. The thread waits for
  * the disk, for an update by the CPU where it acquires the unit, in sluice_engine_step() and
  * sluice_engine_gradient_norm() for the gradients, and where values, state and checkpoints are loaded and
- * saved. With options.update_in_backward it waits in sluice_engine_release() for gradients of units that the
- * CPU updates. For units that the GPU updates sluice_engine_step() returns SLUICE_NOT_FINITE where a gradient
- * was not finite: its unit is as it was then, and the others are updated. An address of a unit that is not
+ * saved. With options.update_in_backward it is sluice_engine_step() that returns SLUICE_NOT_FINITE where a
+ * gradient was not finite: its unit is as it was then, and the others are updated. An address of a unit that
+ * is not
  * held must not be used by work: it shows anything, or nothing is there, which is an error of the GPU's. So
  * options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for callers that
  * cannot know what uses a parameter.

@@ -317,6 +317,32 @@ TEST_F(CpuUpdatesTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
   EXPECT_GT(gpu.engine.counters().optimizer_seconds, 0);
 }
 
+// With updates at the step, and in backward.
+TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.updates = kHost;
+  setup.places = {kHost, kHost, kHost};
+  setup.steps = 6;
+  for (const bool clip : {true, false}) {
+    SCOPED_TRACE(clip);
+    setup.clip = clip;
+    begin(Schedule::kLate, 0);
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    const auto waits = [] { return fake()->counts().waits[std::this_thread::get_id()]; };
+    for (int step = 0; step < setup.steps; ++step) {
+      const std::uint64_t before = waits();
+      gpu.client.step(step);
+      // In the first steps memory is mapped.
+      if (step >= 3) {
+        EXPECT_EQ(waits(), before + 1) << step;
+      }
+    }
+  }
+}
+
 // What the link saves, and what both processors take, says who updates.
 TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   Case setup;

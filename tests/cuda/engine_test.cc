@@ -164,26 +164,79 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   }
 }
 
-// Where updates follow gradients, the GPU itself leaves out that of a unit whose gradient is not finite, and
-// its caller learns of it at the step. On the CPU it is refused at once; what is left is the same.
+// Where updates follow gradients, nobody waits to learn whether these are finite: who updates leaves out the
+// unit whose gradient is not, and the caller learns of it at the step. Without a GPU it is refused at once;
+// what is left is the same.
 TEST_F(DeviceEngineTest, AGradientThatIsNotFiniteChangesNothingOfItsUnit) {
-  Case setup;
-  setup.clip = false;
-  setup.dtype = Dtype::kBf16;
-  const std::array<ParameterId, 4> spoiled = {0, 1, 4, 0};
-  for (std::size_t i = 0; i < spoiled.size(); ++i) {
+  struct Spoiled {
+    ParameterId parameter;
+    std::optional<allocator::Tier> updates;
+    std::array<std::optional<allocator::Tier>, kParts> places;
+    const char* optimizer = "adamw";
+    bool abandons = false;
+  };
+  const std::vector<Spoiled> all = {
+      {0, kDevice, {kHost, kHost, kHost}},
+      {1, kDevice, {kDisk, kHost, kDisk}},
+      {4, kDevice, {kHost, kHost, kHost}, "adamw", true},
+      {0, kHost, {kHost, kHost, kHost}},
+      {4, kHost, {kDisk, kHost, kDisk}},  // parameters are only written, from a slot
+      {4, kHost, {kDevice, kDevice, kHost}},
+      {4, kHost, {kDevice, kHost, kDisk}, "adamw", true},
+      {4, std::nullopt, {kHost, kHost, kDisk}, "adafactor"},
+      {4, std::nullopt, {kDisk, kHost, kHost}, "muon"},
+  };
+  for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
-    setup.spoiled = spoiled[i];
-    setup.abandons = i == 2;
+    Case setup;
+    setup.clip = false;
+    setup.dtype = Dtype::kBf16;
+    setup.spoiled = all[i].parameter;
+    setup.abandons = all[i].abandons;
+    setup.optimizer.name = all[i].optimizer;
     const Outcome expected = train_on_cpu(setup);
     EXPECT_EQ(std::ranges::count(expected.norms, -1.0), 1);
-    Case on_gpu = setup;
-    on_gpu.device = 128 * kMiB;
-    on_gpu.updates = i < 3 ? kDevice : kHost;
-    const auto place = i == 1 ? kDisk : kHost;
-    on_gpu.places = {place, kHost, place};
+    setup.device = 128 * kMiB;
+    setup.updates = all[i].updates;
+    setup.places = all[i].places;
     if (fake() != nullptr) begin(Schedule::kRandom, i);
-    expect_twin(on_gpu, expected);
+    expect_twin(setup, expected);
+  }
+}
+
+// A factor is known at once.
+TEST_F(DeviceEngineTest, AFactorThatIsNotFiniteIsRefusedWhereTheUnitIsReleased) {
+  Case setup;
+  setup.clip = false;
+  const auto trained_with_one = [](AnyOrderEngine& engine, Client& client, Hands& hands) {
+    const Layout& layout = engine.layout();
+    StepSettings settings;
+    settings.groups = {{0.02, 0.1}, {0.02, 0}};
+    client.load();
+    engine.begin_step(settings);
+    for (const UnitId unit : {1U, 2U}) {
+      const ParameterId p = layout.first_parameter(unit);
+      engine.acquire(unit, Hold::kGradient);
+      engine.add_gradient(p, hands.noise_of(p, layout.location(p).elements));
+      if (unit == 2) engine.multiply_gradient(p, std::numeric_limits<double>::infinity());
+      if (unit == 2)
+        expect_error(ErrorCode::kNotFinite, {"'" + layout.spec(p).name + "'"}, [&] { engine.release(unit); });
+      else
+        engine.release(unit);
+    }
+    engine.step(settings);
+    return client.save();
+  };
+  Made on_cpu(setup, nullptr);
+  HandsOnCpu hands;
+  Client client(setup, *on_cpu.engine, hands);
+  const Outcome expected = trained_with_one(*on_cpu.engine, client, hands);
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  for (const auto by : {kDevice, kHost}) {
+    setup.updates = by;
+    OnGpu gpu(setup, *device_);
+    EXPECT_TRUE(trained_with_one(gpu.engine, gpu.client, gpu.hands) == expected) << name_of(by);
   }
 }
 
