@@ -111,6 +111,8 @@ void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
     if (shared_) shared_->end_sum_to_drop(layout().location(parameter).unit);
     if (sums_) sums_->await(layout().location(parameter).unit);
+    if (has_gradient(parameter))
+      require_no_capture("asked to drop a gradient", layout().location(parameter).unit);
     c.gradients.drop(parameter);
     if (shared_) shared_->dropped(parameter);
     discard_unless_needed(layout().location(parameter).unit);

@@ -137,16 +137,32 @@ std::vector<CUstream_st*> DeviceWork::users(Memory memory) const {
   return streams;
 }
 
+// A stream that is captured cannot be waited for. What it used before has events.
+void DeviceWork::wait_for_client() {
+  if (!device_.is_capturing(client_)) return device_.synchronize(client_);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [begin, piece] : pieces_) {
+    if (piece.written.stream == client_) device_.synchronize(piece.written.event.get());
+    for (const Place& place : piece.read)
+      if (place.stream == client_) device_.synchronize(place.event.get());
+  }
+}
+
 void DeviceWork::wait_for_all() {
-  for (CUstream_st* const stream : {in(), out(), updates(), client()}) device_.synchronize(stream);
+  for (CUstream_st* const stream : {in(), out(), updates()}) device_.synchronize(stream);
+  wait_for_client();
 }
 
 void DeviceWork::finish() noexcept {
-  for (CUstream_st* const stream : {in(), out(), updates(), client()}) try {
-      device_.synchronize(stream);
+  const auto quietly = [](const auto& wait) {
+    try {
+      wait();
     } catch (const Error& error) {
       log().debug("{}", error.what());
     }
+  };
+  for (CUstream_st* const stream : {in(), out(), updates()}) quietly([&] { device_.synchronize(stream); });
+  quietly([&] { wait_for_client(); });
 }
 
 }  // namespace sluice::engine

@@ -28,7 +28,7 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  Device& device() { return device_; }
+  Device& device() const { return device_; }
   CUstream_st* in() const { return in_.get(); }
   CUstream_st* out() const { return out_.get(); }
   CUstream_st* updates() const { return updates_.get(); }
@@ -63,7 +63,9 @@ class DeviceWork {
   bool is_done(Memory memory, Use use) const { return unfinished(memory, use).empty(); }
   // The streams whose work there is with the memory, or comes after it.
   std::vector<CUstream_st*> users(Memory memory) const;
-  void wait_for_all();  // the caller waits for everything that is queued, by the client, too
+  // The caller waits for everything that is queued, by the client, too; or, while its stream is captured, for
+  // what it has queued with memory that was added.
+  void wait_for_all();
   // The same at the end. What fails was reported where it was queued, or has no one left to be told.
   void finish() noexcept;
 
@@ -82,6 +84,7 @@ class DeviceWork {
   static void for_each(Pieces& pieces, Memory memory, const Body& body);
   // What the caller would have to wait for.
   std::vector<CUevent_st*> unfinished(Memory memory, Use use) const;
+  void wait_for_client();
   void begin_use(CUstream_st* stream, Memory memory, Use use);
   void end_use(CUstream_st* stream, Memory memory, Use use);
   void wait_for(CUstream_st* stream, const Place& place);

@@ -3,7 +3,6 @@
 #include <bit>
 #include <set>
 
-#include "cuda/capture.h"
 #include "cuda/engine_fixture.h"
 #include "thrown.h"
 
@@ -415,50 +414,6 @@ TEST_F(DeviceEngineTest, WhatIsBeingEditedIsSavedAsItIs) {
   EXPECT_EQ(found, std::bit_cast<float>(0x3c3c3c3c));
   made.engine->release(0);
   made.engine.reset();
-}
-
-// What a client captures is done again at each replay, and units move once.
-TEST_F(DeviceEngineTest, NothingMovesWhileTheClientCaptures) {
-  SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.places = {kHost, kHost, kHost};
-  const Device::Stream stream = device_->make_stream(false);
-  train_on_gpu(setup, *device_, [&](Made& made) {
-    AnyOrderEngine& engine = *made.engine;
-    engine.use_stream(stream.get());
-    const auto refused = [&](const std::string& what, const auto& call) {
-      Capture capture(stream.get());
-      expect_error(ErrorCode::kState, {what, "captured into a graph"}, call);
-      EXPECT_EQ(capture.end(), std::optional<std::size_t>(0));
-    };
-    const Layout& layout = engine.layout();
-    UnitId unit = 0;
-    while (!layout.trainable(unit)) ++unit;
-    const std::string name = "unit '" + layout.units()[unit].name + "' is ";
-    const ParameterId p = layout.first_parameter(unit);
-    StepSettings settings;
-    settings.groups = {{0, 0}, {0, 0}};
-    engine.begin_step(settings);
-    refused(name + "acquired", [&] { engine.acquire(unit, Hold::kGradient); });
-    engine.acquire(unit, Hold::kGradient);
-    const ConstArray gradient = engine.parameter(p);
-    refused(name + "given a gradient", [&] { engine.add_gradient(p, gradient); });
-    engine.add_gradient(p, gradient);
-    refused(name + "released", [&] { engine.release(unit); });
-    engine.release(unit);
-    refused(name + "asked for a gradient", [&] { engine.read_gradient(p, {nullptr, Dtype::kF32}); });
-    refused(name + "asked for a norm", [&] { engine.gradient_norm(p); });
-    refused("step() is called", [&] { engine.step(settings); });
-    refused("abandon_step() is called", [&] { engine.abandon_step(); });
-    // Clients capture on a stream of their own, which is named first.
-    const Device::Stream captured = device_->make_stream(false);
-    Capture capture(captured.get());
-    expect_error(ErrorCode::kState, {"another stream is named", "captured into a graph"},
-                 [&] { engine.use_stream(captured.get()); });
-    EXPECT_EQ(capture.end(), std::optional<std::size_t>(0));
-    engine.step(settings);
-  });
 }
 
 TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
