@@ -58,6 +58,26 @@ class Addresses {
   DeviceAddress address_;
 };
 
+// An extent under as many addresses as were added, until it ends.
+class Mappings {
+ public:
+  explicit Mappings(Device& device) : device_(device) {}
+  ~Mappings() {
+    for (const DeviceAddress address : addresses_)
+      quietly([&] { device_.unmap(address, device_.info().extent_bytes); });
+  }
+  Mappings(const Mappings&) = delete;
+  Mappings& operator=(const Mappings&) = delete;
+  void add(DeviceAddress address, Device::Extent extent) {
+    device_.map(address, device_.info().extent_bytes, extent);
+    addresses_.push_back(address);
+  }
+
+ private:
+  Device& device_;
+  std::vector<DeviceAddress> addresses_;
+};
+
 // The places that streams have reached. Who gets the memory next waits for them.
 using Uses = std::shared_ptr<const std::vector<Device::Event>>;
 
@@ -100,26 +120,6 @@ DeviceRegion::DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std:
 }
 DeviceAddress DeviceRegion::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
 std::size_t DeviceRegion::size() const { return state_ == nullptr ? 0 : state_->addresses.bytes(); }
-
-// An extent under as many addresses as were added, until it ends.
-class Mappings {
- public:
-  explicit Mappings(Device& device) : device_(device) {}
-  ~Mappings() {
-    for (const DeviceAddress address : addresses_)
-      quietly([&] { device_.unmap(address, device_.info().extent_bytes); });
-  }
-  Mappings(const Mappings&) = delete;
-  Mappings& operator=(const Mappings&) = delete;
-  void add(DeviceAddress address, Device::Extent extent) {
-    device_.map(address, device_.info().extent_bytes, extent);
-    addresses_.push_back(address);
-  }
-
- private:
-  Device& device_;
-  std::vector<DeviceAddress> addresses_;
-};
 
 struct DeviceNan::State {
   Charge charge;

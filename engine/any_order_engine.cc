@@ -98,7 +98,12 @@ bool AnyOrderEngine::is_held_for_gradients(UnitId unit) const {
 void AnyOrderEngine::check_load(UnitId unit) const {
   if (is_held(unit))
     refuse(ErrorCode::kState, "unit '{}' is loaded while it is held; release it", core().name_of(unit));
+  require_no_capture("loaded", unit);
 }
+
+void AnyOrderEngine::check_save(UnitId unit) const { require_no_capture("saved", unit); }
+
+void AnyOrderEngine::check_queuing(const char* what) const { require_no_capture(what, {}); }
 
 void AnyOrderEngine::require_none_held(const char* what) const {
   if (!held_.empty())
@@ -107,8 +112,8 @@ void AnyOrderEngine::require_none_held(const char* what) const {
 }
 
 void AnyOrderEngine::require_no_capture(const char* what, std::optional<UnitId> unit,
-                                        std::optional<CUstream_st*> stream) {
-  std::optional<DeviceWork>& gpu = core().gpu;
+                                        std::optional<CUstream_st*> stream) const {
+  const std::optional<DeviceWork>& gpu = core().gpu;
   if (gpu && gpu->device().is_capturing(stream.value_or(gpu->client())))
     refuse(ErrorCode::kState,
            "{} while the stream on which the client computes is captured into a graph of CUDA's, which would "
@@ -339,6 +344,7 @@ void AnyOrderEngine::touch(UnitId unit, bool write) {
       return h.touched && h.unit == unit && (h.hold == Hold::kEdit || !write);
     });
     if (there) return;
+    require_no_capture("touched", unit);
     while (true) {
       try {
         return take({unit, write ? Hold::kEdit : Hold::kRead, true});
@@ -352,7 +358,10 @@ void AnyOrderEngine::touch(UnitId unit, bool write) {
 
 void AnyOrderEngine::release_touched() {
   core().guarded([&](Core&) {
-    for (auto at = oldest_touched(); at != held_.end(); at = oldest_touched()) let_go(at);
+    for (auto at = oldest_touched(); at != held_.end(); at = oldest_touched()) {
+      require_no_capture("released", at->unit);
+      let_go(at);
+    }
   });
 }
 

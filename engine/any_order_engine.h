@@ -33,8 +33,9 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // abandon_step(). Gradients are final at step(), which takes the settings; a parameter without a gradient is
 // not updated. Where the plan does not clip, the gradients of a unit are final when it is no longer held, and
 // are then applied with the settings of begin_step(). Each parameter then gets one gradient in a step, and it
-// is release() that throws Error(kNotFinite), leaving the unit as it was; where a GPU updates, nobody waits
-// for its gradients there, and step() throws it, when other units were updated. Where the optimizer has
+// is release() that throws Error(kNotFinite), leaving the unit as it was; where a GPU computes, nobody waits
+// for gradients there, and it is step(), when other units were updated (but a factor that is not finite is
+// known at once). Where the optimizer has
 // rounds for a parameter that spans units, these are updated jointly, when all their gradients are final. In
 // a step all of them have a gradient or none has; otherwise step() refuses. Parameters are at their address
 // only while their unit is held, for reading unless it is held for editing; a touch at another time, or a
@@ -89,9 +90,11 @@ class AnyOrderEngine final : public Engine {
   // Where a GPU computes: the stream on which the client queues what it does with parameters and gradients
   // from now on; it outlives the engine, or another one takes its place before. The GPU begins that when a
   // unit is there, and goes on with the unit when it has done what was queued before release(): the client's
-  // thread waits for neither. While the stream is captured into a graph of CUDA's, calls that would queue
-  // something there are an Error(kState): a graph does at each replay what was captured, and units move
-  // otherwise each time.
+  // thread waits for neither. While the stream is captured into a graph of CUDA's, calls that may queue
+  // something, or wait, are an Error(kState), and change nothing: a graph does at each replay what was
+  // captured, and units move otherwise each time. Only begin_step(), multiply_gradient() and end_gradients(),
+  // which do neither, and questions are answered then; other streams may be captured at any time. The engine
+  // may also end then, if no unit is held.
   void use_stream(CUstream_st* stream);
 
   void begin_step(const StepSettings& settings);
@@ -154,14 +157,15 @@ class AnyOrderEngine final : public Engine {
   };
   using HeldIterator = std::vector<Held>::const_iterator;
   void check_load(UnitId unit) const override;
-  void check_save(UnitId /*unit*/) const override {}
+  void check_save(UnitId unit) const override;
+  void check_queuing(const char* what) const override;
   void check_acquire(UnitId unit, Hold hold) const;
   void check_held_units(UnitId wanted) const;
   void check_replan(const Plan& next) const;
   void require_none_held(const char* what) const;
   // stream: that is captured or not; by default the client's.
   void require_no_capture(const char* what, std::optional<UnitId> unit,
-                          std::optional<CUstream_st*> stream = {});
+                          std::optional<CUstream_st*> stream = {}) const;
   void require_gradient(ParameterId parameter) const;
   void require_micro_batches(const char* what) const;
   void require_all_or_none() const;  // of the gradients of a joint update

@@ -111,6 +111,8 @@ void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
     if (shared_) shared_->end_sum_to_drop(layout().location(parameter).unit);
     if (sums_) sums_->await(layout().location(parameter).unit);
+    if (has_gradient(parameter))
+      require_no_capture("asked to drop a gradient", layout().location(parameter).unit);
     c.gradients.drop(parameter);
     if (shared_) shared_->dropped(parameter);
     discard_unless_needed(layout().location(parameter).unit);
@@ -146,8 +148,8 @@ void AnyOrderEngine::follow_final_gradients(UnitId unit) {
 void AnyOrderEngine::update_at_once(UnitRange units) {
   Core& c = core();
   for (UnitId unit = units.first; unit < units.end; ++unit) {
-    if (c.checks_on_gpu(unit)) continue;
-    if (const auto bad = c.gradients.not_finite(unit)) refuse_at_once(units, *bad);
+    const auto bad = c.checks_on_gpu() ? c.gradients.not_finite_factor(unit) : c.gradients.not_finite(unit);
+    if (bad) refuse_at_once(units, *bad);
   }
   for (UnitId unit = units.first; unit < units.end; ++unit)
     await_update(unit, units.size() > 1 && !has_parts());
@@ -176,8 +178,8 @@ void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
          layout().spec(bad).name);
 }
 
-// A unit whose gradients a GPU has checked was updated there, unless one is not finite: then no update of its
-// parameters counts. Returns the first such parameter of each unit.
+// A unit whose gradients a GPU has checked was updated, there or by the CPU, unless one is not finite: then
+// no update of its parameters counts. Returns the first such parameter of each unit.
 std::vector<ParameterId> AnyOrderEngine::take_back_refused() {
   Core& c = core();
   std::vector<ParameterId> all;

@@ -90,7 +90,7 @@ struct Core {
   bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
   // The elements of the unit that this engine updates.
   ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }
-  bool checks_on_gpu(UnitId unit) const;  // whether a GPU finds out if a gradient of the unit is finite
+  bool checks_on_gpu() const { return gpu && !plan.clip; }  // whether a GPU finds out if gradients are finite
   // Waits for other ranks, and goes on with updates meanwhile.
   void wait_for_ranks(const std::string& what, TransferGroup& group);
   void clip(StepResult& result);

@@ -38,15 +38,13 @@ void Core::enqueue(UnitRange units, bool with_parameters) {
   std::vector<UpdateQueue::Due> all;
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     all.push_back(due_of(unit));
-    if (checks_on_gpu(unit)) all.back().refused = gradients.check_on_gpu(unit);
+    // Nobody waits in backward to learn whether a gradient is finite: who updates the unit looks.
+    if (checks_on_gpu()) all.back().refused = gradients.check_on_gpu(unit, states.by_cpu(unit));
     entrust(unit);
     if (keeps) keep_until_applied(unit, with_parameters, all.back());
   }
   queue.add(units, std::move(all));
 }
-
-// Where a GPU updates in backward, nobody waits to learn whether a gradient is finite.
-bool Core::checks_on_gpu(UnitId unit) const { return gpu && !plan.clip && !states.by_cpu(unit); }
 
 // What the CPU updates, and a GPU computes with, leaves the GPU's frames for host memory or the disk.
 void Core::entrust(UnitId unit) {

@@ -91,15 +91,24 @@ ConstArray Engine::parameter(ParameterId parameter) const {
 }
 
 void Engine::progress() {
-  core_->guarded([&](Core& c) { c.queue.advance(); });
+  core_->guarded([&](Core& c) {
+    check_queuing("progress() is called");
+    c.queue.advance();
+  });
 }
 
 void Engine::serve_ranks() {
-  core().guarded([](Core& c) { c.serve_ranks(); });
+  core().guarded([&](Core& c) {
+    check_queuing("serve_ranks() is called");
+    c.serve_ranks();
+  });
 }
 
 void Engine::settle() {
-  core_->guarded([&](Core& c) { c.settle(); });
+  core_->guarded([&](Core& c) {
+    check_queuing("settle() is called");
+    c.settle();
+  });
 }
 
 }  // namespace sluice::engine

@@ -157,6 +157,8 @@ class Engine {
   // Throws a Refusal where the unit's values must not be replaced, or read, now.
   virtual void check_load(UnitId unit) const = 0;
   virtual void check_save(UnitId unit) const = 0;
+  // Throws a Refusal where nothing may be queued on a GPU now. what: the call, for its text.
+  virtual void check_queuing(const char* /*what*/) const {}
 
   std::unique_ptr<Core> core_;
 };

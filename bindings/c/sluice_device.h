@@ -27,16 +27,17 @@
  * queues there after sluice_engine_acquire() begins when the unit is there, and what it has queued before
  * sluice_engine_release() has the unit until it ends: its thread waits for neither. A gradient is read by
  * work that is queued on that stream, and may be freed in the stream's order; sluice_engine_get_gradient()
- * writes in it. While the caller captures that stream into a graph of CUDA's, these calls and
- * sluice_engine_step() are SLUICE_STATE, and do nothing: replays would not do it again. The thread waits for
- * the disk, for an update by the CPU where it acquires the unit, in sluice_engine_step() and
+ * writes in it. While the caller captures that stream into a graph of CUDA's, calls that may queue something
+ * or wait are SLUICE_STATE, and do nothing, since replays would not do it again: all but questions,
+ * sluice_engine_begin_step(), sluice_engine_multiply_gradient() and sluice_engine_set_updates(). The engine
+ * may end then, if it holds no unit. Other streams may be captured at any time, in any of CUDA's modes. The
+ * thread waits for the disk, for an update by the CPU where it acquires the unit, in sluice_engine_step() and
  * sluice_engine_gradient_norm() for the gradients, and where values, state and checkpoints are loaded and
- * saved. With options.update_in_backward it waits in sluice_engine_release() for gradients of units that the
- * CPU updates. For units that the GPU updates sluice_engine_step() returns SLUICE_NOT_FINITE where a gradient
- * was not finite: its unit is as it was then, and the others are updated. An address of a unit that is not
- * held must not be used by work: it shows anything, or nothing is there, which is an error of the GPU's. So
- * options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for callers that
- * cannot know what uses a parameter.
+ * saved. With options.update_in_backward it is sluice_engine_step() that returns SLUICE_NOT_FINITE where a
+ * gradient was not finite: its unit is as it was then, and the others are updated. An address of a unit that
+ * is not held must not be used by work: it shows anything, or nothing is there, which is an error of the
+ * GPU's. So options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for
+ * callers that cannot know what uses a parameter.
  *
  * Not yet on a GPU, and refused: ranks, reproducible sums, parameters that span units, sluice_engine_replan()
  * and sluice_engine_leave().

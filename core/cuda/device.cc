@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <new>
 
 #include "core/bytes.h"
 #include "core/cuda/kernel_file.h"
@@ -10,16 +11,41 @@
 namespace sluice::cuda {
 namespace {
 
+// CUDA's relaxed mode of the calling thread, for as long as this object lives. In another mode each call that
+// CUDA calls unsafe, such as asking whether an event is done, fails while a client captures a graph, on
+// whichever thread it does so, and ends that capture. Nothing that is done here belongs into a client's
+// graph.
+class Relaxed {
+ public:
+  explicit Relaxed(const Driver& driver) noexcept
+      : driver_(driver), result_(driver.cuThreadExchangeStreamCaptureMode(&mode_)) {}
+  ~Relaxed() {
+    if (result_ == CUDA_SUCCESS) (void)driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+  void check() const { driver_.check(result_, "cuThreadExchangeStreamCaptureMode"); }
+
+ private:
+  const Driver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // from then on the mode before
+  const CUresult result_;
+};
+
 // What an operation acts in, for as long as this object lives.
 class InContext {
  public:
-  InContext(const Driver& driver, CUcontext context) : driver_(driver) {
+  InContext(const Driver& driver, CUcontext context) : driver_(driver), relaxed_(driver) {
+    relaxed_.check();
     CUcontext current = nullptr;
     driver_.check(driver_.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
     if (current == context) return;
     driver_.check(driver_.cuCtxPushCurrent(context), "cuCtxPushCurrent");
     is_pushed_ = true;
   }
+  // For what ends something, which is tried in any case.
+  InContext(const Driver& driver, CUcontext context, std::nothrow_t /*unused*/) noexcept
+      : driver_(driver), relaxed_(driver), is_pushed_(driver.cuCtxPushCurrent(context) == CUDA_SUCCESS) {}
   ~InContext() {
     CUcontext popped = nullptr;
     if (is_pushed_) (void)driver_.cuCtxPopCurrent(&popped);
@@ -29,6 +55,7 @@ class InContext {
 
  private:
   const Driver& driver_;
+  const Relaxed relaxed_;
   bool is_pushed_ = false;
 };
 
@@ -143,6 +170,8 @@ void refuse_unfit(const Driver& driver, CUdevice device, const DeviceInfo& info)
 }  // namespace
 
 CudaDevice::CudaDevice(int index) : driver_(load_driver()) {
+  const Relaxed relaxed(driver_);
+  relaxed.check();
   device_ = find_device(driver_, index);
   info_ = describe(driver_, device_, index);
   refuse_unfit(driver_, device_, info_);
@@ -161,10 +190,10 @@ CudaDevice::CudaDevice(int index) : driver_(load_driver()) {
 }
 
 CudaDevice::~CudaDevice() {
-  CUcontext before = nullptr;
-  if (kernels_ != nullptr && driver_.cuCtxPushCurrent(context_) == CUDA_SUCCESS) {
+  const Relaxed relaxed(driver_);
+  if (kernels_ != nullptr) {
+    const InContext in(driver_, context_, std::nothrow);
     (void)driver_.cuModuleUnload(kernels_);
-    (void)driver_.cuCtxPopCurrent(&before);
   }
   (void)driver_.cuDevicePrimaryCtxRelease(device_);
 }
@@ -176,6 +205,8 @@ std::size_t CudaDevice::free_memory() const {
 
 std::size_t CudaDevice::measure_context() {
   const std::string image = read_kernels();
+  const Relaxed relaxed(driver_);
+  relaxed.check();
   const std::size_t before = free_memory();
   const OneMoreContext more(driver_, device_, image);
   return before - std::min(before, free_in_current(driver_));
@@ -271,16 +302,12 @@ Device::Event CudaDevice::make_event(bool timed) {
 }
 // What fails here is earlier work, which its event has reported, or the driver, which is at its end.
 void CudaDevice::end(CUstream_st* stream) noexcept {
-  CUcontext popped = nullptr;
-  const bool is_pushed = driver_.cuCtxPushCurrent(context_) == CUDA_SUCCESS;
+  const InContext in(driver_, context_, std::nothrow);
   (void)driver_.cuStreamDestroy(stream);
-  if (is_pushed) (void)driver_.cuCtxPopCurrent(&popped);
 }
 void CudaDevice::end(CUevent_st* event) noexcept {
-  CUcontext popped = nullptr;
-  const bool is_pushed = driver_.cuCtxPushCurrent(context_) == CUDA_SUCCESS;
+  const InContext in(driver_, context_, std::nothrow);
   (void)driver_.cuEventDestroy(event);
-  if (is_pushed) (void)driver_.cuCtxPopCurrent(&popped);
 }
 
 void CudaDevice::record(CUevent_st* event, CUstream_st* stream) {

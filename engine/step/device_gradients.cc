@@ -24,9 +24,10 @@ void DeviceGradients::start(allocator::Ledger& ledger) {
   on_gpu_ = ComputeRegion(ledger, &gpu_, allocator::Purpose::kWorkspace, bytes);
   on_host_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kWorkspace, bytes);
   // Each unit's number is a piece of its own: an update that reads it holds up nothing else.
-  if (found_ > 0) gpu_.add({on_gpu_.data(), found_}, found_);
-  gpu_.add({on_gpu_.data() + found_, bytes - found_}, sizeof(std::uint32_t));
-  gpu_.add({on_host_.data(), bytes}, bytes);
+  for (std::byte* const data : {on_gpu_.data(), on_host_.data()}) {
+    if (found_ > 0) gpu_.add({data, found_}, found_);
+    gpu_.add({data + found_, bytes - found_}, sizeof(std::uint32_t));
+  }
 }
 
 DeviceWork::Memory DeviceGradients::sums_of(ParameterId parameter) const {
@@ -53,7 +54,8 @@ void DeviceGradients::read(ParameterId parameter, const float* sum, float factor
   gpu_.queue(stream, {&read, 1}, {}, [&] { sum_.copy(stream, n, sum, factor, out); });
 }
 
-const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<bool(ParameterId)>& has) {
+const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<bool(ParameterId)>& has,
+                                            bool for_cpu) {
   std::byte* const found = on_gpu_.data() + found_ + unit * sizeof(std::uint32_t);
   CUstream_st* const stream = gpu_.client();
   const DeviceWork::Memory written{found, sizeof(std::uint32_t)};
@@ -68,7 +70,10 @@ const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<boo
         squares_.check(stream, sums_of(p).size() / sizeof(double),
                        reinterpret_cast<DeviceAddress>(sums_of(p).data()), address);
   });
-  return reinterpret_cast<const std::uint32_t*>(found);
+  if (!for_cpu) return reinterpret_cast<const std::uint32_t*>(found);
+  std::byte* const on_host = on_host_.data() + (found - on_gpu_.data());
+  gpu_.copy_out(on_host, written);
+  return reinterpret_cast<const std::uint32_t*>(on_host);
 }
 
 void DeviceGradients::fetch_squares() {

@@ -27,9 +27,9 @@ class DeviceGradients {
   void add(ParameterId parameter, float* sum, ConstArray gradient, bool accumulate, float factor);
   void read(ParameterId parameter, const float* sum, float factor, Array out);
   // Queues that a number of the GPU's becomes 1 where one of these parameters' gradients is not finite, and
-  // else 0. Returns where it is, as work that reads it has to state. `has` says which parameters have a
-  // gradient.
-  const std::uint32_t* check(UnitId unit, const std::function<bool(ParameterId)>& has);
+  // else 0. Returns where it is, as work that reads it has to state: in the GPU's memory, or, for_cpu, in the
+  // host's, to where it is copied. `has` says which parameters have a gradient.
+  const std::uint32_t* check(UnitId unit, const std::function<bool(ParameterId)>& has, bool for_cpu);
   static DeviceWork::Memory memory_of(const std::uint32_t* found) {
     return {reinterpret_cast<const std::byte*>(found), sizeof *found};
   }

@@ -196,8 +196,15 @@ std::optional<ParameterId> Gradients::not_finite() const {
   return std::nullopt;
 }
 
-const std::uint32_t* Gradients::check_on_gpu(UnitId unit) {
-  return on_gpu_->check(unit, [this](ParameterId p) { return has(p); });
+const std::uint32_t* Gradients::check_on_gpu(UnitId unit, bool for_cpu) {
+  return on_gpu_->check(
+      unit, [this](ParameterId p) { return has(p); }, for_cpu);
+}
+
+std::optional<ParameterId> Gradients::not_finite_factor(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (has(p) && !std::isfinite(known_[p].factor)) return p;
+  return std::nullopt;
 }
 
 std::optional<ParameterId> Gradients::not_finite_of_step() const {

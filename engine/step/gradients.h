@@ -81,8 +81,10 @@ class Gradients {
   std::optional<ParameterId> not_finite(UnitId unit) const;
   std::optional<ParameterId> not_finite() const;
   // Of a unit whose update follows at once, where a GPU computes: has the GPU find out whether the gradients
-  // are finite, and returns where it says so (see DeviceGradients::check()).
-  const std::uint32_t* check_on_gpu(UnitId unit);
+  // are finite, and returns where it says so (see DeviceGradients::check()). Factors, which are here, are not
+  // looked at: not_finite_factor() does that.
+  const std::uint32_t* check_on_gpu(UnitId unit, bool for_cpu);
+  std::optional<ParameterId> not_finite_factor(UnitId unit) const;
   // A parameter of those that were handed over, or that have a gradient.
   std::optional<ParameterId> not_finite_of_step() const;
   void drop(ParameterId parameter) { known_[parameter] = {}; }

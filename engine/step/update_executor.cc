@@ -30,7 +30,7 @@ class TurnExecutor final : public UpdateExecutor {
     const auto begin = Trace::Clock::now();
     try {
       if (work.prepare) work.prepare();
-      compute(work);
+      if (!work.update.is_refused()) compute(work);
     } catch (...) {
       error = std::current_exception();
     }

@@ -41,8 +41,11 @@ struct Update {
   Backing* gradient_backing = nullptr;
   std::size_t gradient_backing_bytes = 0;
   Dtype gradient_type = Dtype::kF32;
-  // Of a GPU's update: see DeviceGradients::check(). Null: the gradient is known to be finite.
+  // Where a GPU says that nothing is to be changed: see DeviceGradients::check(). Null: the gradient is known
+  // to be finite.
   const std::uint32_t* refused = nullptr;
+  // REQUIRES: the CPU updates, and has waited for what the GPU says.
+  bool is_refused() const { return refused != nullptr && *refused != 0; }
 };
 
 // The unit of computing: what one chunk has of a bucket, in one round or in the application.
@@ -58,7 +61,7 @@ struct ChunkWork {
   std::size_t first_parameter = 0;                // the element of the unit with which they begin
   bool begins_round = false, ends_round = false;  // after the end of a round its results are combined
   // What the CPU's executors call first, where they compute: it waits for what a GPU still does with the
-  // parts.
+  // parts, and finds.
   std::function<void()> prepare = {};
   bool applies() const { return round == bucket.rounds; }
 };

@@ -8,6 +8,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/kind.h"
+#include "engine/step/device_gradients.h"
 #include "engine/step/running_update.h"
 
 namespace sluice::engine {
@@ -242,7 +243,9 @@ void UpdatePipeline::go_on(Running& running) {
 
 void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot, bool writes,
                                std::exception_ptr error) {
-  const bool goes_on = !error && writes;
+  // Where an update was left out, a slot may lack what only that writes.
+  const bool goes_on =
+      !error && writes && !(states_.by_cpu(running.update.unit) && running.update.is_refused());
   {
     const std::lock_guard lock(mutex_);
     if (error && !error_) error_ = std::move(error);
@@ -280,8 +283,11 @@ void UpdatePipeline::write(std::size_t index) {
   }
 }
 
-// Until the CPU may read the chunk's gradient, and write its parameters.
+// Until the CPU may read what the GPU has found of the gradient, and the chunk's gradient, and may write its
+// parameters.
 void UpdatePipeline::wait_for_gpu(const ChunkWork& work) const {
+  if (work.update.refused != nullptr)
+    gpu_.work->wait(DeviceGradients::memory_of(work.update.refused), DeviceWork::Use::kRead);
   if (!work.chunk) return;
   const std::size_t elements = states_.format().shards().chunk(work.update.unit, *work.chunk).size();
   const auto wait = [&](const void* data, Dtype type, DeviceWork::Use use) {

@@ -9,19 +9,17 @@
 
 namespace sluice::engine {
 
-namespace {
-
-// The record for the CPU. What is read comes where the GPU may still be copying what was there before.
-class RecordForCpu final : public Backing {
+// The record for the CPU.
+class DeviceDisk::RecordForCpu final : public Backing {
  public:
-  RecordForCpu(DeviceWork& work, Backing& record) : work_(work), record_(record) {}
+  RecordForCpu(DeviceDisk& owner, Backing& record) : owner_(owner), record_(record) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    work_.wait(into, DeviceWork::Use::kWrite);
-    record_.fetch(offset, into, std::move(done));
+    if (is_free(into)) return record_.fetch(offset, into, std::move(done));
+    owner_.add(owner_.for_cpu_, {&record_, offset, 0, into.data(), into.size(), std::move(done), true});
   }
   void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    work_.wait(into, DeviceWork::Use::kWrite);
-    record_.fetch_unchecked(offset, into, std::move(done));
+    if (is_free(into)) return record_.fetch_unchecked(offset, into, std::move(done));
+    owner_.add(owner_.for_cpu_, {&record_, offset, 0, into.data(), into.size(), std::move(done), false});
   }
   void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) override {
     record_.check(offset, found, threads);
@@ -34,11 +32,13 @@ class RecordForCpu final : public Backing {
   }
 
  private:
-  DeviceWork& work_;
+  // Whether the GPU has copied all that was there.
+  bool is_free(std::span<std::byte> into) const {
+    return owner_.work_.is_done(into, DeviceWork::Use::kWrite);
+  }
+  DeviceDisk& owner_;
   Backing& record_;
 };
-
-}  // namespace
 
 // Checksums are compared where the disk is read.
 class DeviceDisk::Record final : public CheckedBacking {
@@ -47,7 +47,7 @@ class DeviceDisk::Record final : public CheckedBacking {
   Record(DeviceDisk& owner, const BackingSpec& spec)
       : owner_(owner),
         record_(make_disk_record(owner.disk_, spec)),
-        for_cpu_(owner.work_, *record_),
+        for_cpu_(owner, *record_),
         block_(spec.block_bytes) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     owner_.add(owner_.in_, job(offset, into.data(), into.size(), std::move(done)));
@@ -87,10 +87,11 @@ void DeviceDisk::allocate() {
   out_.first_piece = kPieces;
   in_.thread = std::thread([this] { work_on(in_, &DeviceDisk::fetch); });
   out_.thread = std::thread([this] { work_on(out_, &DeviceDisk::store); });
+  for_cpu_.thread = std::thread([this] { work_on(for_cpu_, &DeviceDisk::wait_and_read); });
 }
 
 DeviceDisk::~DeviceDisk() {
-  for (Lane* const lane : {&in_, &out_}) {
+  for (Lane* const lane : {&in_, &out_, &for_cpu_}) {
     {
       const std::lock_guard lock(mutex_);
       lane->ends = true;
@@ -108,7 +109,7 @@ void DeviceDisk::add(Lane& lane, Job job) {
   lane.changed.notify_all();
 }
 
-void DeviceDisk::work_on(Lane& lane, void (DeviceDisk::*transfer)(const Job&)) {
+void DeviceDisk::work_on(Lane& lane, void (DeviceDisk::*transfer)(Job&)) {
   while (true) {
     Job job;
     {
@@ -124,7 +125,7 @@ void DeviceDisk::work_on(Lane& lane, void (DeviceDisk::*transfer)(const Job&)) {
     } catch (...) {
       error = std::current_exception();
     }
-    job.done(error);
+    if (job.done) job.done(error);
   }
 }
 
@@ -137,7 +138,7 @@ DeviceDisk::Piece DeviceDisk::piece_of(const Lane& lane, const Job& job, std::si
 }
 
 // Errors leave no read under way: a group waits for its transfers when it ends.
-void DeviceDisk::fetch(const Job& job) {
+void DeviceDisk::fetch(Job& job) {
   const std::size_t count = divide_up(job.bytes, job.step);
   std::array<TransferGroup, kPieces> reads;
   const auto begin = [&](std::size_t i) {
@@ -155,7 +156,7 @@ void DeviceDisk::fetch(const Job& job) {
   }
 }
 
-void DeviceDisk::store(const Job& job) {
+void DeviceDisk::store(Job& job) {
   const std::size_t count = divide_up(job.bytes, job.step);
   std::array<TransferGroup, kPieces> writes;
   const auto begin = [&](std::size_t i) {
@@ -172,6 +173,17 @@ void DeviceDisk::store(const Job& job) {
     job.record->store(piece.offset, piece.host, writes[i % kPieces].add());
   }
   for (TransferGroup& group : writes) group.wait();
+}
+
+// The disk goes on with the read while the next job waits for the GPU.
+void DeviceDisk::wait_and_read(Job& job) {
+  const std::span into{job.data, job.bytes};
+  work_.wait(into, DeviceWork::Use::kWrite);
+  if (job.is_checked)
+    job.record->fetch(job.offset, into, job.done);
+  else
+    job.record->fetch_unchecked(job.offset, into, job.done);
+  job.done = nullptr;
 }
 
 }  // namespace sluice::engine

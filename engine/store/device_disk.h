@@ -18,8 +18,9 @@ namespace sluice::engine {
 // Records on disk of what a GPU computes with. A transfer passes through registered host memory, piece by
 // piece: while one piece is copied, the disk has the next one. Two threads do that, one for each direction,
 // since they wait for the disk and for the GPU. A fetch has ended for the caller when its last copy is
-// queued, a store when the disk has all of it. Thread rule: make() and allocate() from one thread, before any
-// transfer; the rest as Backing.
+// queued, a store when the disk has all of it. What the CPU reads for itself may come where the GPU still
+// copies what was there before, for which a third thread waits. Thread rule: make() and allocate() from one
+// thread, before any transfer; the rest as Backing.
 class DeviceDisk {
  public:
   DeviceDisk(allocator::Ledger& ledger, DeviceWork& work, offload::RecordStore& disk)
@@ -39,12 +40,14 @@ class DeviceDisk {
  private:
   static constexpr std::size_t kPieces = 2;  // of each direction
   class Record;
+  class RecordForCpu;
   struct Job {
     Backing* record = nullptr;
     std::size_t offset = 0, step = 0;  // step: the bytes of a piece of this record
-    std::byte* data = nullptr;         // of the GPU's
+    std::byte* data = nullptr;         // of the GPU's, or where the CPU reads for itself
     std::size_t bytes = 0;
-    Done done = {};
+    Done done = {};  // is called when the job has ended, unless the job hands it on
+    bool is_checked = true;
   };
   // The i-th piece of a job: where it is in the record, on the GPU, and in the host's memory.
   struct Piece {
@@ -61,10 +64,11 @@ class DeviceDisk {
     std::thread thread;
   };
   void add(Lane& lane, Job job);
-  void work_on(Lane& lane, void (DeviceDisk::*transfer)(const Job&));
+  void work_on(Lane& lane, void (DeviceDisk::*transfer)(Job&));
   Piece piece_of(const Lane& lane, const Job& job, std::size_t i) const;
-  void fetch(const Job& job);
-  void store(const Job& job);
+  void fetch(Job& job);
+  void store(Job& job);
+  void wait_and_read(Job& job);
 
   allocator::Ledger& ledger_;
   DeviceWork& work_;
@@ -72,8 +76,8 @@ class DeviceDisk {
   std::size_t piece_bytes_ = 0;
   bool has_records_ = false;
   RegisteredRegion memory_;
-  std::mutex mutex_;  // guards the jobs of both lanes
-  Lane in_, out_;
+  std::mutex mutex_;  // guards the jobs of all lanes
+  Lane in_, out_, for_cpu_;
 };
 
 }  // namespace sluice::engine

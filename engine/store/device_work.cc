@@ -91,11 +91,6 @@ void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
   end_use(stream, memory, use);
 }
 
-std::uint64_t DeviceWork::waits() const {
-  const std::lock_guard lock(mutex_);
-  return waits_;
-}
-
 void DeviceWork::copy_in(std::byte* to, Memory from) {
   const Memory written = {to, from.size()};
   queue(in(), {&from, 1}, {&written, 1},
@@ -108,21 +103,22 @@ void DeviceWork::copy_out(std::byte* to, Memory from) {
         [&] { device_.copy_out(out(), to, reinterpret_cast<DeviceAddress>(from.data()), from.size()); });
 }
 
-void DeviceWork::wait(Memory memory, Use use) {
+std::vector<CUevent_st*> DeviceWork::unfinished(Memory memory, Use use) const {
+  const std::lock_guard lock(mutex_);
   std::vector<CUevent_st*> events;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto note = [&](const Place& place) {
-      if (place.stream != nullptr && !device_.is_done(place.event.get())) events.push_back(place.event.get());
-    };
-    for_each(pieces_, memory, [&](Piece& piece) {
-      note(piece.written);
-      for (const Place& place : piece.read)
-        if (use == Use::kWrite) note(place);
-    });
-    waits_ += events.size();
-  }
-  for (CUevent_st* const event : events) device_.synchronize(event);
+  const auto note = [&](const Place& place) {
+    if (place.stream != nullptr && !device_.is_done(place.event.get())) events.push_back(place.event.get());
+  };
+  for_each(pieces_, memory, [&](const Piece& piece) {
+    note(piece.written);
+    for (const Place& place : piece.read)
+      if (use == Use::kWrite) note(place);
+  });
+  return events;
+}
+
+void DeviceWork::wait(Memory memory, Use use) {
+  for (CUevent_st* const event : unfinished(memory, use)) device_.synchronize(event);
 }
 
 std::vector<CUstream_st*> DeviceWork::users(Memory memory) const {
@@ -141,16 +137,32 @@ std::vector<CUstream_st*> DeviceWork::users(Memory memory) const {
   return streams;
 }
 
+// A stream that is captured cannot be waited for. What it used before has events.
+void DeviceWork::wait_for_client() {
+  if (!device_.is_capturing(client_)) return device_.synchronize(client_);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [begin, piece] : pieces_) {
+    if (piece.written.stream == client_) device_.synchronize(piece.written.event.get());
+    for (const Place& place : piece.read)
+      if (place.stream == client_) device_.synchronize(place.event.get());
+  }
+}
+
 void DeviceWork::wait_for_all() {
-  for (CUstream_st* const stream : {in(), out(), updates(), client()}) device_.synchronize(stream);
+  for (CUstream_st* const stream : {in(), out(), updates()}) device_.synchronize(stream);
+  wait_for_client();
 }
 
 void DeviceWork::finish() noexcept {
-  for (CUstream_st* const stream : {in(), out(), updates(), client()}) try {
-      device_.synchronize(stream);
+  const auto quietly = [](const auto& wait) {
+    try {
+      wait();
     } catch (const Error& error) {
       log().debug("{}", error.what());
     }
+  };
+  for (CUstream_st* const stream : {in(), out(), updates()}) quietly([&] { device_.synchronize(stream); });
+  quietly([&] { wait_for_client(); });
 }
 
 }  // namespace sluice::engine

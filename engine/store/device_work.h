@@ -28,7 +28,7 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  Device& device() { return device_; }
+  Device& device() const { return device_; }
   CUstream_st* in() const { return in_.get(); }
   CUstream_st* out() const { return out_.get(); }
   CUstream_st* updates() const { return updates_.get(); }
@@ -58,14 +58,16 @@ class DeviceWork {
   void copy_in(std::byte* to, Memory from);   // on in()
   void copy_out(std::byte* to, Memory from);  // on out()
 
-  // The caller waits until it may use the memory itself.
+  // The caller waits until it may use the memory itself; or asks whether it may.
   void wait(Memory memory, Use use);
+  bool is_done(Memory memory, Use use) const { return unfinished(memory, use).empty(); }
   // The streams whose work there is with the memory, or comes after it.
   std::vector<CUstream_st*> users(Memory memory) const;
-  void wait_for_all();  // the caller waits for everything that is queued, by the client, too
+  // The caller waits for everything that is queued, by the client, too; or, while its stream is captured, for
+  // what it has queued with memory that was added.
+  void wait_for_all();
   // The same at the end. What fails was reported where it was queued, or has no one left to be told.
   void finish() noexcept;
-  std::uint64_t waits() const;  // how often the caller has waited for some memory
 
  private:
   // The last place of a stream that used a piece.
@@ -80,6 +82,9 @@ class DeviceWork {
   };
   template <class Pieces, class Body>
   static void for_each(Pieces& pieces, Memory memory, const Body& body);
+  // What the caller would have to wait for.
+  std::vector<CUevent_st*> unfinished(Memory memory, Use use) const;
+  void wait_for_client();
   void begin_use(CUstream_st* stream, Memory memory, Use use);
   void end_use(CUstream_st* stream, Memory memory, Use use);
   void wait_for(CUstream_st* stream, const Place& place);
@@ -91,7 +96,6 @@ class DeviceWork {
   Device::Event before_client_;               // what the client's streams before this one had
   mutable std::mutex mutex_;                  // guards what follows
   std::map<const std::byte*, Piece> pieces_;  // by their beginnings
-  std::uint64_t waits_ = 0;
 };
 
 // The tier that is computed on. gpu: null where the CPU computes.

@@ -1,8 +1,9 @@
-#include <atomic>
 #include <chrono>
-#include <future>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
+#include "cuda/capture.h"
 #include "cuda/engine_fixture.h"
 
 // A GPU computes, and the CPU updates.
@@ -58,17 +59,15 @@ TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
   }
 }
 
-// What an update has written to the GPU may still be in a slot when the disk could bring the next chunk
-// there.
-TEST_F(CpuUpdatesTest, WhatTheDiskBringsWaitsForWhatStillGoesToTheGpu) {
+// The CPU updates, with the least memory beside which the smallest unit is on the GPU, and others are on
+// disk.
+Case with_parameters_on_the_gpu_and_on_disk() {
   Case setup;
-  setup.steps = 2, setup.blocks = 5, setup.rows = 528;
-  const Outcome expected = train_on_cpu(setup);
+  setup.blocks = 5, setup.rows = 528;
   setup.device = 128 * kMiB;
   setup.updates = kHost;
   setup.places = {kDisk, kHost, kHost};
   const Plan on_disk = plan_of(setup);
-  // The least memory beside which the smallest unit is on the GPU, and others are on disk.
   setup.device = on_disk.device_bytes, setup.memory = on_disk.peak_memory;
   setup.places = {std::nullopt, kHost, kHost};
   const auto on_disk_now = [&] {
@@ -76,7 +75,16 @@ TEST_F(CpuUpdatesTest, WhatTheDiskBringsWaitsForWhatStillGoesToTheGpu) {
                               [](const UnitPlan& unit) { return unit.tier(Part::kParameters); });
   };
   while (on_disk_now() < 3) setup.memory -= kMiB;
-  ASSERT_EQ(plan_of(setup).units[0].tier(Part::kParameters), kDevice);
+  EXPECT_EQ(plan_of(setup).units[0].tier(Part::kParameters), kDevice);
+  return setup;
+}
+
+// What an update has written to the GPU may still be in a slot when the disk could bring the next chunk
+// there.
+TEST_F(CpuUpdatesTest, WhatTheDiskBringsWaitsForWhatStillGoesToTheGpu) {
+  Case setup = with_parameters_on_the_gpu_and_on_disk();
+  setup.steps = 2;
+  const Outcome expected = train_on_cpu(setup);
   if (fake() != nullptr) begin(Schedule::kLate, 0);
   expect_twin(setup, expected);
 }
@@ -124,21 +132,50 @@ TEST_F(CpuUpdatesTest, StateFromTheDiskWaitsForStateThatStillGoesToTheGpu) {
   EXPECT_EQ(wrong, 0u);
 }
 
-// Products that wait until somebody opens the gate.
+// Holds up the CPU's updates until somebody opens it. Where nobody does so for a minute, somebody waits for
+// who waits here: then it opens, and the test has failed.
+class Gate {
+ public:
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++passing_;
+    if (!changed_.wait_for(lock, std::chrono::minutes(1), [&] { return is_open_; })) is_forced_ = true;
+    is_open_ |= is_forced_;
+  }
+  void set_open(bool open) {
+    const std::lock_guard lock(mutex_);
+    is_open_ = open;
+    changed_.notify_all();
+  }
+  bool is_forced() const {
+    const std::lock_guard lock(mutex_);
+    return is_forced_;
+  }
+  std::uint64_t passing() const {  // how often somebody came here
+    const std::lock_guard lock(mutex_);
+    return passing_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t passing_ = 0;
+  bool is_open_ = false, is_forced_ = false;
+};
+
 class GatedProducts final : public kernels::F32Products {
  public:
+  explicit GatedProducts(Gate& gate) : gate_(gate) {}
   void multiply_f32(const kernels::Product& product) override {
-    opened_.wait();
+    gate_.pass();
     library_->multiply_f32(product);
   }
   std::size_t hidden_bytes(const kernels::Product& product) const override {
     return library_->hidden_bytes(product);
   }
-  void open() { gate_.set_value(); }
 
  private:
-  std::promise<void> gate_;
-  std::shared_future<void> opened_ = gate_.get_future().share();
+  Gate& gate_;
   const std::unique_ptr<kernels::F32Products> library_ = kernels::load_matrix_library(2);
 };
 
@@ -148,35 +185,35 @@ TEST_F(CpuUpdatesTest, NobodyWaitsForThemBeforeTheUnitIsAcquired) {
   setup.optimizer.name = "muon";
   setup.steps = 1;
   const Outcome expected = train_on_cpu(setup);
-  GatedProducts products;
+  Gate gate;
+  GatedProducts products(gate);
   setup.device = 128 * kMiB;
   setup.products = &products;
   setup.places = {kHost, kHost, kHost};
-  const Device::Stream stream = device_->make_stream(false);
-  Made made(setup, device_.get());
-  HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
-  made.engine->use_stream(stream.get());
-  Client client(setup, *made.engine, hands);
-  client.load();
-  const std::vector<double> norms = {client.step(0)};  // no update can end until the gate is open
-  const auto frozen = static_cast<UnitId>(made.engine->layout().units().size() - 1);
-  made.engine->acquire(frozen, Hold::kRead);
-  made.engine->release(frozen);
-  products.open();
-  Outcome found = client.save();
+  OnGpu gpu(setup, *device_);
+  gpu.client.load();
+  const std::vector<double> norms = {gpu.client.step(0)};  // no update can end until the gate is open
+  const auto frozen = static_cast<UnitId>(gpu.engine.layout().units().size() - 1);
+  gpu.engine.acquire(frozen, Hold::kRead);
+  gpu.engine.release(frozen);
+  EXPECT_FALSE(gate.is_forced());
+  gate.set_open(true);
+  Outcome found = gpu.client.save();
   found.norms = norms;
   EXPECT_TRUE(found == expected);
-  made.engine.reset();  // it ends before the stream
 }
 
-// Threads of which those of the CPU's updates wait until somebody opens the gate.
-struct Gate {
-  static inline std::atomic<bool> is_open = false;
+// Threads of which those of the CPU's updates pass the gate.
+struct GatedThreads {
+  static inline Gate* gate = nullptr;
   static inline std::thread::id caller;
   static void team(void (*work)(void*), void* data, unsigned /*threads*/, unsigned /*flags*/) {
-    while (std::this_thread::get_id() != caller && !is_open)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (std::this_thread::get_id() != caller) gate->pass();
     work(data);
+  }
+  explicit GatedThreads(Gate& of) {
+    gate = &of;
+    caller = std::this_thread::get_id();
   }
 };
 
@@ -189,29 +226,70 @@ TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
   const Outcome expected = train_on_cpu(setup);
   setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
-  setup.team = Gate::team;
-  Gate::is_open = true;
-  Gate::caller = std::this_thread::get_id();
-  const Device::Stream stream = device_->make_stream(false);
-  Made made(setup, device_.get());
-  const auto by_cpu = std::ranges::count_if(made.plan.units, &UnitPlan::updated_by_cpu);
+  setup.team = GatedThreads::team;
+  Gate gate;
+  const GatedThreads threads(gate);
+  gate.set_open(true);
+  OnGpu gpu(setup, *device_);
+  const auto by_cpu = std::ranges::count_if(gpu.made.plan.units, &UnitPlan::updated_by_cpu);
   ASSERT_GT(by_cpu, 2);  // more than may be under way where the model is computed
   ASSERT_LT(by_cpu, 7);
-  HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
-  made.engine->use_stream(stream.get());
-  Client client(setup, *made.engine, hands);
-  client.load();
-  Gate::is_open = false;
-  const std::vector<double> norms = {client.step(0)};
+  gpu.client.load();
+  gate.set_open(false);
+  const std::vector<double> norms = {gpu.client.step(0)};
+  EXPECT_FALSE(gate.is_forced());
   const auto updates = [&] { return fake()->counts().calls["cuLaunchKernel"]; };
   const std::uint64_t begun = updates();
-  Gate::is_open = true;
-  made.engine->settle();
+  gate.set_open(true);
+  gpu.engine.settle();
   EXPECT_EQ(updates(), begun) << "updates that the GPU was given late";
-  Outcome found = client.save();
+  Outcome found = gpu.client.save();
   found.norms = norms;
   EXPECT_TRUE(found == expected);
-  made.engine.reset();  // it ends before the stream
+}
+
+// The engine's threads ask and wait for the GPU while the client captures a graph, which goes on.
+TEST_F(CpuUpdatesTest, TheyGoOnWhileTheClientCaptures) {
+  Case setup;
+  setup.steps = 1;
+  setup.updates = kHost;
+  setup.device = 128 * kMiB;
+  setup.team = GatedThreads::team;
+  Gate gate;
+  const GatedThreads threads(gate);
+  // Returns whether the capture goes on until all updates are computed. passes: how often threads then have
+  // passed the gate; 0: it is not known, and they are computed without a capture.
+  const auto captures = [&](std::uint64_t& passes) {
+    if (fake() != nullptr) begin(Schedule::kLate, 0);
+    gate.set_open(true);
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    gate.set_open(false);
+    const std::uint64_t before = gate.passing();
+    gpu.client.step(0);
+    if (passes == 0) {
+      gate.set_open(true);
+      gpu.engine.settle();
+      passes = gate.passing() - before;
+      return true;
+    }
+    Capture capture(gpu.stream.get());
+    gate.set_open(true);
+    for (int i = 0; gate.passing() - before < passes && i < 1000; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(gate.passing() - before, passes);
+    const bool is_whole = capture.end() == std::optional<std::size_t>(0);
+    gpu.engine.settle();
+    return is_whole;
+  };
+  for (const auto place : {kHost, kDisk}) {
+    SCOPED_TRACE(name_of(place));
+    setup.places = {place, kHost, place};
+    std::uint64_t passes = 0;
+    EXPECT_TRUE(captures(passes));
+    EXPECT_GT(passes, 1U);  // more than come before the gate is opened
+    EXPECT_TRUE(captures(passes));
+  }
 }
 
 // The same where the CPU updates, but for its waits, which its own thread does.
@@ -223,27 +301,46 @@ TEST_F(CpuUpdatesTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
   setup.places = {kHost, kHost, kHost};
   setup.updates = kHost;
   setup.blocks = 5;
-  train_on_gpu(setup, *device_, [&](Made& made) {
-    const Device::Stream stream = device_->make_stream(false);
-    made.engine->use_stream(stream.get());
-    HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
-    Client client(setup, *made.engine, hands);
-    for (int step = 0; step < 2; ++step) client.step(step);
-    made.engine->settle();
-    auto before = fake()->counts();
-    client.step(2);
-    made.engine->settle();
-    auto after = fake()->counts();
-    for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate"})
-      EXPECT_EQ(after.calls[function], before.calls[function]) << function;
-    std::uint64_t own = 0;  // what the client copies
-    for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
-      own += 2 * made.engine->layout().unit_bytes(unit);
-    EXPECT_LE(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out,
-              made.plan.step_bytes_in + made.plan.step_bytes_out + own);
-    EXPECT_GT(made.engine->counters().optimizer_seconds, 0);
-    made.engine.reset();
-  });
+  setup.steps = 6;
+  OnGpu gpu(setup, *device_);
+  gpu.client.load();
+  for (int step = 0; step < 5; ++step) gpu.client.step(step);
+  gpu.engine.settle();
+  auto before = fake()->counts();
+  gpu.client.step(5);
+  gpu.engine.settle();
+  auto after = fake()->counts();
+  for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate"})
+    EXPECT_EQ(after.calls[function], before.calls[function]) << function;
+  EXPECT_LE(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out,
+            gpu.made.plan.step_bytes_in + gpu.made.plan.step_bytes_out + gpu.own_bytes());
+  EXPECT_GT(gpu.engine.counters().optimizer_seconds, 0);
+}
+
+// With updates at the step, and in backward.
+TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.updates = kHost;
+  setup.places = {kHost, kHost, kHost};
+  setup.steps = 6;
+  for (const bool clip : {true, false}) {
+    SCOPED_TRACE(clip);
+    setup.clip = clip;
+    begin(Schedule::kLate, 0);
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    const auto waits = [] { return fake()->counts().waits[std::this_thread::get_id()]; };
+    for (int step = 0; step < setup.steps; ++step) {
+      const std::uint64_t before = waits();
+      gpu.client.step(step);
+      // In the first steps memory is mapped.
+      if (step >= 3) {
+        EXPECT_EQ(waits(), before + 1) << step;
+      }
+    }
+  }
 }
 
 // What the link saves, and what both processors take, says who updates.

@@ -370,8 +370,7 @@ class Client {
   Hands& hands_;
 };
 
-inline Outcome trained(const Case& setup, Made& made, Hands& hands) {
-  Client client(setup, *made.engine, hands);
+inline Outcome trained(const Case& setup, Client& client) {
   client.load();
   std::vector<double> norms;
   for (int step = 0; step < setup.steps; ++step) norms.push_back(client.step(step));
@@ -389,27 +388,59 @@ inline Outcome train_on_cpu(Case setup) {
   setup.places = {};
   Made made(setup, nullptr);
   HandsOnCpu hands;
-  return trained(setup, made, hands);
+  Client client(setup, *made.engine, hands);
+  return trained(setup, client);
 }
+
+// An engine on a GPU, and a client with a stream of its own, which makes at most setup.steps steps. The
+// engine ends before the client's memory, with which it might still have work, and before the stream.
+struct OnGpu {
+  OnGpu(const Case& setup, Device& device)
+      : stream(device.make_stream(false)),
+        hands(device, stream.get(), bytes_seen(setup), most_bytes(setup)),
+        made(setup, &device),
+        engine(*made.engine),
+        client(setup, engine, hands) {
+    engine.use_stream(stream.get());
+  }
+  const Device::Stream stream;
+  HandsOnGpu hands;
+  Made made;
+  AnyOrderEngine& engine;
+  Client client;
+
+  // What the client copies in a step of one micro-batch.
+  std::uint64_t own_bytes() const {
+    std::uint64_t bytes = 0;
+    for (UnitId unit = 0; unit < engine.layout().units().size(); ++unit)
+      bytes += 2 * engine.layout().unit_bytes(unit);
+    return bytes;
+  }
+
+ private:
+  template <class Each>
+  static void for_each_size(const Case& setup, const Each& each) {
+    const Layout layout(profile_of(setup).units);
+    for (ParameterId p = 0; p < layout.parameters(); ++p) each(layout.location(p).elements * sizeof(float));
+  }
+  static std::size_t bytes_seen(const Case& setup) {
+    std::size_t all = 0;
+    for_each_size(setup, [&](std::size_t bytes) { all += bytes; });
+    return 2 * all * (setup.micro_batches + 1) * static_cast<std::size_t>(setup.steps);
+  }
+  static std::size_t most_bytes(const Case& setup) {
+    std::size_t most = 0;
+    for_each_size(setup, [&](std::size_t bytes) { most = std::max(most, bytes); });
+    return round_up(most, kHugePage);
+  }
+};
 
 // Calls look(made) with the engine when the training has ended.
 template <class Look>
 Outcome train_on_gpu(const Case& setup, Device& device, const Look& look) {
-  const Device::Stream stream = device.make_stream(false);
-  Made made(setup, &device);
-  std::size_t all = 0, most = 0;
-  const Layout& layout = made.engine->layout();
-  for (ParameterId p = 0; p < layout.parameters(); ++p) {
-    all += layout.location(p).elements * sizeof(float);
-    most = std::max(most, layout.location(p).elements * sizeof(float));
-  }
-  HandsOnGpu hands(device, stream.get(),
-                   2 * all * (setup.micro_batches + 1) * static_cast<std::size_t>(setup.steps),
-                   round_up(most, kHugePage));
-  made.engine->use_stream(stream.get());
-  const Outcome outcome = trained(setup, made, hands);
-  look(made);
-  made.engine.reset();  // before the memory of the client, which it might still have work with
+  OnGpu gpu(setup, device);
+  const Outcome outcome = trained(setup, gpu.client);
+  look(gpu.made);
   return outcome;
 }
 

@@ -126,6 +126,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   setup.device = 128 * kMiB;
   setup.updates = kDevice;
   setup.places = {kHost, kHost, kHost};
+  setup.steps = 8;
   const auto count = [](const std::vector<const char*>& functions) {
     auto calls = fake()->counts().calls;
     std::uint64_t sum = 0;
@@ -142,54 +143,99 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     setup.clip = clip;
     setup.measures = measures;
     begin(Schedule::kLate, 1);
-    train_on_gpu(setup, *device_, [&](Made& made) {
-      const Device::Stream stream = device_->make_stream(false);
-      made.engine->use_stream(stream.get());
-      HandsOnGpu hands(*device_, stream.get(), kGiB / 8, 4 * kMiB);
-      Client client(setup, *made.engine, hands);
-      for (int step = 0; step < 2; ++step) client.step(step);
-      std::set<std::uint64_t> moved;
-      for (int step = 2; step < 5; ++step) {
-        const std::uint64_t mapped = mapping(), waited = waits();
-        const auto before = fake()->counts();
-        client.step(step);
-        const auto after = fake()->counts();
-        moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
-        EXPECT_EQ(mapping(), mapped);
-        EXPECT_EQ(waits(), waited + 1);
-      }
-      EXPECT_GT(mapping(), 0u);
-      std::uint64_t own = 0;  // what the client copies
-      for (UnitId unit = 0; unit < made.engine->layout().units().size(); ++unit)
-        own += 2 * made.engine->layout().unit_bytes(unit);
-      EXPECT_EQ(moved.size(), 1u);
-      EXPECT_LE(*moved.begin(), made.plan.step_bytes_in + made.plan.step_bytes_out + own);
-      EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
-      made.engine.reset();  // it ends before the stream
-    });
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    for (int step = 0; step < 5; ++step) gpu.client.step(step);
+    std::set<std::uint64_t> moved;
+    for (int step = 5; step < 8; ++step) {
+      const std::uint64_t mapped = mapping(), waited = waits();
+      const auto before = fake()->counts();
+      gpu.client.step(step);
+      const auto after = fake()->counts();
+      moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
+      EXPECT_EQ(mapping(), mapped);
+      EXPECT_EQ(waits(), waited + 1);
+    }
+    EXPECT_GT(mapping(), 0u);
+    EXPECT_EQ(moved.size(), 1u);
+    EXPECT_LE(*moved.begin(), gpu.made.plan.step_bytes_in + gpu.made.plan.step_bytes_out + gpu.own_bytes());
+    EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
   }
 }
 
-// Where updates follow gradients, the GPU itself leaves out that of a unit whose gradient is not finite, and
-// its caller learns of it at the step. On the CPU it is refused at once; what is left is the same.
+// Where updates follow gradients, nobody waits to learn whether these are finite: who updates leaves out the
+// unit whose gradient is not, and the caller learns of it at the step. Without a GPU it is refused at once;
+// what is left is the same.
 TEST_F(DeviceEngineTest, AGradientThatIsNotFiniteChangesNothingOfItsUnit) {
-  Case setup;
-  setup.clip = false;
-  setup.dtype = Dtype::kBf16;
-  const std::array<ParameterId, 4> spoiled = {0, 1, 4, 0};
-  for (std::size_t i = 0; i < spoiled.size(); ++i) {
+  struct Spoiled {
+    ParameterId parameter;
+    std::optional<allocator::Tier> updates;
+    std::array<std::optional<allocator::Tier>, kParts> places;
+    const char* optimizer = "adamw";
+    bool abandons = false;
+  };
+  const std::vector<Spoiled> all = {
+      {0, kDevice, {kHost, kHost, kHost}},
+      {1, kDevice, {kDisk, kHost, kDisk}},
+      {4, kDevice, {kHost, kHost, kHost}, "adamw", true},
+      {0, kHost, {kHost, kHost, kHost}},
+      {4, kHost, {kDisk, kHost, kDisk}},  // parameters are only written, from a slot
+      {4, kHost, {kDevice, kDevice, kHost}},
+      {4, kHost, {kDevice, kHost, kDisk}, "adamw", true},
+      {4, std::nullopt, {kHost, kHost, kDisk}, "adafactor"},
+      {4, std::nullopt, {kDisk, kHost, kHost}, "muon"},
+  };
+  for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
-    setup.spoiled = spoiled[i];
-    setup.abandons = i == 2;
+    Case setup;
+    setup.clip = false;
+    setup.dtype = Dtype::kBf16;
+    setup.spoiled = all[i].parameter;
+    setup.abandons = all[i].abandons;
+    setup.optimizer.name = all[i].optimizer;
     const Outcome expected = train_on_cpu(setup);
     EXPECT_EQ(std::ranges::count(expected.norms, -1.0), 1);
-    Case on_gpu = setup;
-    on_gpu.device = 128 * kMiB;
-    on_gpu.updates = i < 3 ? kDevice : kHost;
-    const auto place = i == 1 ? kDisk : kHost;
-    on_gpu.places = {place, kHost, place};
+    setup.device = 128 * kMiB;
+    setup.updates = all[i].updates;
+    setup.places = all[i].places;
     if (fake() != nullptr) begin(Schedule::kRandom, i);
-    expect_twin(on_gpu, expected);
+    expect_twin(setup, expected);
+  }
+}
+
+// A factor is known at once.
+TEST_F(DeviceEngineTest, AFactorThatIsNotFiniteIsRefusedWhereTheUnitIsReleased) {
+  Case setup;
+  setup.clip = false;
+  const auto trained_with_one = [](AnyOrderEngine& engine, Client& client, Hands& hands) {
+    const Layout& layout = engine.layout();
+    StepSettings settings;
+    settings.groups = {{0.02, 0.1}, {0.02, 0}};
+    client.load();
+    engine.begin_step(settings);
+    for (const UnitId unit : {1U, 2U}) {
+      const ParameterId p = layout.first_parameter(unit);
+      engine.acquire(unit, Hold::kGradient);
+      engine.add_gradient(p, hands.noise_of(p, layout.location(p).elements));
+      if (unit == 2) engine.multiply_gradient(p, std::numeric_limits<double>::infinity());
+      if (unit == 2)
+        expect_error(ErrorCode::kNotFinite, {"'" + layout.spec(p).name + "'"}, [&] { engine.release(unit); });
+      else
+        engine.release(unit);
+    }
+    engine.step(settings);
+    return client.save();
+  };
+  Made on_cpu(setup, nullptr);
+  HandsOnCpu hands;
+  Client client(setup, *on_cpu.engine, hands);
+  const Outcome expected = trained_with_one(*on_cpu.engine, client, hands);
+  setup.device = 128 * kMiB;
+  setup.places = {kHost, kHost, kHost};
+  for (const auto by : {kDevice, kHost}) {
+    setup.updates = by;
+    OnGpu gpu(setup, *device_);
+    EXPECT_TRUE(trained_with_one(gpu.engine, gpu.client, gpu.hands) == expected) << name_of(by);
   }
 }
 
@@ -368,50 +414,6 @@ TEST_F(DeviceEngineTest, WhatIsBeingEditedIsSavedAsItIs) {
   EXPECT_EQ(found, std::bit_cast<float>(0x3c3c3c3c));
   made.engine->release(0);
   made.engine.reset();
-}
-
-// What a client captures is done again at each replay, and units move once.
-TEST_F(DeviceEngineTest, NothingMovesWhileTheClientCaptures) {
-  SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.places = {kHost, kHost, kHost};
-  const Device::Stream stream = device_->make_stream(false);
-  train_on_gpu(setup, *device_, [&](Made& made) {
-    AnyOrderEngine& engine = *made.engine;
-    engine.use_stream(stream.get());
-    const auto refused = [&](const std::string& what, const auto& call) {
-      fake()->capture(stream.get(), true);
-      expect_error(ErrorCode::kState, {what, "captured into a graph"}, call);
-      fake()->capture(stream.get(), false);
-    };
-    const Layout& layout = engine.layout();
-    UnitId unit = 0;
-    while (!layout.trainable(unit)) ++unit;
-    const std::string name = "unit '" + layout.units()[unit].name + "' is ";
-    const ParameterId p = layout.first_parameter(unit);
-    StepSettings settings;
-    settings.groups = {{0, 0}, {0, 0}};
-    engine.begin_step(settings);
-    refused(name + "acquired", [&] { engine.acquire(unit, Hold::kGradient); });
-    engine.acquire(unit, Hold::kGradient);
-    const ConstArray gradient = engine.parameter(p);
-    refused(name + "given a gradient", [&] { engine.add_gradient(p, gradient); });
-    engine.add_gradient(p, gradient);
-    refused(name + "released", [&] { engine.release(unit); });
-    engine.release(unit);
-    refused(name + "asked for a gradient", [&] { engine.read_gradient(p, {nullptr, Dtype::kF32}); });
-    refused(name + "asked for a norm", [&] { engine.gradient_norm(p); });
-    refused("step() is called", [&] { engine.step(settings); });
-    refused("abandon_step() is called", [&] { engine.abandon_step(); });
-    // Clients capture on a stream of their own, which is named first.
-    const Device::Stream captured = device_->make_stream(false);
-    fake()->capture(captured.get(), true);
-    expect_error(ErrorCode::kState, {"another stream is named", "captured into a graph"},
-                 [&] { engine.use_stream(captured.get()); });
-    fake()->capture(captured.get(), false);
-    engine.step(settings);
-  });
 }
 
 TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {

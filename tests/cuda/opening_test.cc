@@ -90,9 +90,10 @@ TEST_F(OpeningTest, UnfitDevicesAreRefused) {
 
 TEST_F(OpeningTest, FailuresOfTheDriverAreReportedAndNothingIsLeft) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const char* function : {"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
-                               "cuDeviceGetPCIBusId", "cuDeviceGetAttribute", "cuDeviceTotalMem",
-                               "cuDevicePrimaryCtxRetain", "cuMemGetAllocationGranularity"}) {
+  for (const char* function :
+       {"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetPCIBusId",
+        "cuDeviceGetAttribute", "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain",
+        "cuMemGetAllocationGranularity", "cuThreadExchangeStreamCaptureMode"}) {
     fake()->begin({});
     fake()->fail(function, 0, 999);
     expect_error(ErrorCode::kIo, {"the GPU's driver", function, "CUDA_ERROR_UNKNOWN"},

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 // What tests ask of the fake driver (libsluice_fake_cuda.so): a driver without a GPU, strict and adversarial.
@@ -43,14 +44,16 @@ struct Settings {
 
 struct Counts {
   std::map<std::string, std::uint64_t> calls;  // by function
+  // Calls with which a thread waits for the device: cuEventSynchronize and cuStreamSynchronize.
+  std::map<std::thread::id, std::uint64_t> waits;
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_within = 0;
 };
 
 // A wait that is left out: the driver says that it has done it, and has not. So tests can show that they
 // would find a wait that somebody forgot. Streams are counted from 0, in the order in which they were made.
 struct LeftOut {
-  // cuStreamWaitEvent, cuEventRecord, cuEventSynchronize or cuStreamSynchronize; or cuEventQuery, which then
-  // says that the event is done.
+  // cuStreamWaitEvent, cuEventRecord, cuEventSynchronize or cuStreamSynchronize; cuEventQuery, which then
+  // says that the event is done; or cuThreadExchangeStreamCaptureMode, which has no stream.
   std::string function;
   int stream = 0;    // that waits, that is waited for by the caller, or on which an event is recorded
   int awaited = -1;  // of cuStreamWaitEvent: on which the event was recorded
@@ -64,9 +67,11 @@ class Control {
   // The n-th call of a function from now on (0 is the next one) returns this result, and does nothing.
   virtual void fail(const std::string& function, std::uint64_t n, int result) = 0;
   virtual void leave_out(const LeftOut& what) = 0;  // until begin()
-  // The client begins to capture a stream into a graph, or ends that. What is queued on it meanwhile is a
-  // misuse.
-  virtual void capture(void* stream, bool begins) = 0;
+  // Begins or ends to capture the default stream, which stands for what a client's CPU does where memory is
+  // shared, in CUDA's global mode. Other streams are captured by CUDA's own functions. What is queued on a
+  // captured stream is a misuse, as is a call that may be unsafe: NVIDIA says by examples which are, so here
+  // all are that neither queue work nor ask for what is known without a look at the device.
+  virtual void capture_default(bool begins) = 0;
   virtual std::uint64_t left_out() = 0;  // how often something was, since begin()
   virtual std::vector<std::string> take_misuses() = 0;
   virtual std::vector<std::string> alive() = 0;  // what was made and not ended, as in "2 streams"

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "core/cuda/driver.h"
 #include "cuda/fake/control.h"
@@ -21,6 +22,27 @@ namespace {
 
 thread_local std::vector<CUcontext> contexts;  // of this thread, the current one last
 thread_local bool is_in_host_function = false;
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;  // of this thread
+
+// What is safe while a client captures. The first launch of a kernel may load it, so that launches are not.
+bool is_safe(std::string_view function) {
+  static constexpr std::string_view kSafe[] = {"cuInit",
+                                               "cuCtxGetCurrent",
+                                               "cuCtxPushCurrent",
+                                               "cuCtxPopCurrent",
+                                               "cuCtxGetStreamPriorityRange",
+                                               "cuMemGetAllocationGranularity",
+                                               "cuStreamIsCapturing",
+                                               "cuStreamWaitEvent",
+                                               "cuEventRecord",
+                                               "cuMemsetD8Async",
+                                               "cuLaunchHostFunc",
+                                               "cuThreadExchangeStreamCaptureMode"};
+  const auto begins = [&](std::string_view with) { return function.starts_with(with); };
+  return begins("cuDeviceGet") || begins("cuDeviceTotal") || begins("cuMemcpy") ||
+         begins("cuStreamBeginCapture") || begins("cuStreamEndCapture") || begins("cuGraph") ||
+         std::ranges::count(kSafe, function) > 0;
+}
 
 class FakeDriver final : public Control {
  public:
@@ -49,9 +71,17 @@ class FakeDriver final : public Control {
     const std::lock_guard lock(mutex_);
     work_->leave_out(what);
   }
-  void capture(void* stream, bool begins) override {
+  void capture_default(bool begins) override {
     const std::lock_guard lock(mutex_);
-    work_->capture(static_cast<CUstream>(stream), begins);
+    try {
+      if (begins)
+        work_->begin_capture(CU_STREAM_LEGACY, CU_STREAM_CAPTURE_MODE_GLOBAL);
+      else
+        work_->end_capture(CU_STREAM_LEGACY);
+    } catch (const Refusal& refusal) {
+      misuses_.push_back(refusal.misuse.empty() ? "a capture was ended by what is not part of it"
+                                                : refusal.misuse);
+    }
   }
   std::uint64_t left_out() override {
     const std::lock_guard lock(mutex_);
@@ -101,6 +131,7 @@ class FakeDriver final : public Control {
     const std::lock_guard lock(mutex_);
     try {
       const std::uint64_t before = counts_.calls[function]++;
+      if (std::string_view(function).ends_with("Synchronize")) ++counts_.waits[std::this_thread::get_id()];
       const auto failure = failures_.find(function);
       if (failure != failures_.end() && failure->second.first == before)
         throw Refusal{failure->second.second, {}};
@@ -110,6 +141,7 @@ class FakeDriver final : public Control {
       }
       if (needs_context && (contexts.empty() || retained_ == 0))
         throw Refusal{CUDA_ERROR_INVALID_CONTEXT, "no context is current"};
+      if (!is_safe(function)) work_->refuse_unsafe(capture_mode);
       work_->turn();
       body();
       work_->turn();
@@ -466,10 +498,31 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
   return fake().call_in_context("cuStreamWaitEvent", [&] { fake().work_->wait(stream, event); });
 }
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  return fake().call_in_context("cuStreamIsCapturing", [&] {
-    *status =
-        fake().work_->is_captured(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return fake().call_in_context("cuStreamIsCapturing",
+                                [&] { *status = fake().work_->capture_status(stream); });
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  return fake().call("cuThreadExchangeStreamCaptureMode", false, [&] {
+    if (!fake().work_->leaves_out("cuThreadExchangeStreamCaptureMode", 0))
+      std::swap(*mode, sluice::fake_cuda::capture_mode);
   });
+}
+// What tests call, who stand for clients. Nothing of a client's is captured, so that each graph is empty.
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
+  return fake().call_in_context("cuStreamBeginCapture", [&] { fake().work_->begin_capture(stream, mode); });
+}
+CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  return fake().call_in_context("cuStreamEndCapture", [&] {
+    *graph = nullptr;
+    fake().work_->end_capture(stream);
+    *graph = reinterpret_cast<CUgraph>(std::uint64_t{1});
+  });
+}
+CUresult cuGraphGetNodes(CUgraph, CUgraphNode*, std::size_t* count) {
+  return fake().call("cuGraphGetNodes", false, [&] { *count = 0; });
+}
+CUresult cuGraphDestroy(CUgraph) {
+  return fake().call("cuGraphDestroy", false, [] {});
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {

@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
-#include "core/device.h"
 #include "cuda/fake/control.h"
 
 // The fake driver for callers in C or Python: see control.h.
@@ -23,9 +22,7 @@ void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint
   settings.shares_memory = true;
   sluice_fake_cuda()->begin(settings);
 }
-void sluice_fake_cuda_capture(int begins) {
-  sluice_fake_cuda()->capture(sluice::default_stream(), begins != 0);
-}
+void sluice_fake_cuda_capture(int begins) { sluice_fake_cuda()->capture_default(begins != 0); }
 int sluice_fake_cuda_shares_memory(void) { return sluice_fake_cuda()->shares_memory() ? 1 : 0; }
 const char* sluice_fake_cuda_misuses(void) { return kept(sluice_fake_cuda()->take_misuses()); }
 const char* sluice_fake_cuda_alive(void) { return kept(sluice_fake_cuda()->alive()); }

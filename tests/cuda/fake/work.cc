@@ -1,7 +1,10 @@
 #include "cuda/fake/work.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "cuda/fake/memory.h"
 
@@ -61,21 +64,58 @@ void Work::end(CUevent event) {
   events_.erase(number_of(event));
 }
 
-// Sluice would queue for one step what a graph does at each replay.
-Work::Stream& Work::find_to_queue(CUstream stream) {
+// CUDA would take into the graph what is queued, for each replay. Sluice queues it for once.
+Work::Stream& Work::find_uncaptured(CUstream stream, const char* use) {
   Stream& s = find(stream);
-  if (s.is_captured)
-    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "work is queued on a stream that a client captures"};
-  return s;
+  if (!s.capture) return s;
+  s.capture->is_valid = false;
+  throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, fmt::format("{} that a client captures", use)};
+}
+
+void Work::begin_capture(CUstream stream, CUstreamCaptureMode mode) {
+  Stream& s = find_uncaptured(stream, "a capture begins of a stream");
+  if (number_of(stream) == kDefault && !shares_memory_)
+    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the default stream is captured"};
+  s.capture = {mode, std::this_thread::get_id(), true};
+}
+void Work::end_capture(CUstream stream) {
+  Stream& s = find(stream);
+  if (!s.capture) throw Refusal{CUDA_ERROR_ILLEGAL_STATE, "a capture ends that has not begun"};
+  const Capture capture = *std::exchange(s.capture, std::nullopt);
+  if (capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture.thread != std::this_thread::get_id())
+    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "another thread ends a capture"};
+  if (!capture.is_valid) throw Refusal{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, {}};
+}
+CUstreamCaptureStatus Work::capture_status(CUstream stream) {
+  const std::optional<Capture>& capture = find(stream).capture;
+  if (!capture) return CU_STREAM_CAPTURE_STATUS_NONE;
+  return capture->is_valid ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+}
+void Work::refuse_unsafe(CUstreamCaptureMode mode) {
+  if (mode == CU_STREAM_CAPTURE_MODE_RELAXED) return;
+  bool is_refused = false;
+  for (auto& [number, stream] : streams_) {
+    if (!stream.capture) continue;
+    const bool is_own = stream.capture->thread == std::this_thread::get_id();
+    const CUstreamCaptureMode of = stream.capture->mode;
+    if (is_own ? of == CU_STREAM_CAPTURE_MODE_RELAXED
+               : of != CU_STREAM_CAPTURE_MODE_GLOBAL || mode != CU_STREAM_CAPTURE_MODE_GLOBAL)
+      continue;
+    stream.capture->is_valid = false;
+    is_refused = true;
+  }
+  if (is_refused)
+    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                  "a call that may be unsafe comes while a client captures"};
 }
 
 void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {
-  Stream& s = find_to_queue(stream);
+  Stream& s = find_uncaptured(stream, "work is queued on a stream");
   s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr});
   ++s.queued;
 }
 void Work::record(CUevent event, CUstream stream) {
-  Stream& s = find_to_queue(stream);
+  Stream& s = find_uncaptured(stream, "work is queued on a stream");
   const auto e = find(event);
   if (leaves_out("cuEventRecord", s.index)) return;
   e->stream = s.index;
@@ -85,7 +125,7 @@ void Work::record(CUevent event, CUstream stream) {
   ++s.queued;
 }
 void Work::wait(CUstream stream, CUevent event) {
-  Stream& s = find_to_queue(stream);
+  Stream& s = find_uncaptured(stream, "work is queued on a stream");
   const auto e = find(event);
   if (leaves_out("cuStreamWaitEvent", s.index, e->stream)) return;
   s.queue.push_back({{}, nullptr, nullptr, e->last});
@@ -165,7 +205,7 @@ void Work::finish(CUevent event) {
   if (e->last && !leaves_out("cuEventSynchronize", e->stream)) run_until(*e->last);
 }
 void Work::finish(CUstream stream) {
-  Stream& s = find(stream);
+  Stream& s = find_uncaptured(stream, "a stream is waited for");
   if (!leaves_out("cuStreamSynchronize", s.index)) run_until(s, s.queued);
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <random>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "cuda/fake/control.h"
@@ -39,14 +40,19 @@ class Work {
   void finish(CUstream stream);
   double milliseconds_between(CUevent first, CUevent second);
 
-  void capture(CUstream stream, bool begins) { find(stream).is_captured = begins; }
-  bool is_captured(CUstream stream) { return find(stream).is_captured; }
+  void begin_capture(CUstream stream, CUstreamCaptureMode mode);
+  void end_capture(CUstream stream);
+  CUstreamCaptureStatus capture_status(CUstream stream);
+  // Refuses a potentially unsafe call of this thread, which has that mode, where a capture is in its way.
+  void refuse_unsafe(CUstreamCaptureMode mode);
 
   void leave_out(const LeftOut& what) { left_out_ = what; }
   std::uint64_t left_out() const { return times_left_out_; }
 
   // Does what the schedule wants done at a call.
   void turn();
+  // Whether a call is left out now.
+  bool leaves_out(std::string_view function, int stream, int awaited = -1);
   // Whether queued work has to do with these bytes.
   bool uses(std::uint64_t begin, std::uint64_t end, bool is_host) const;
 
@@ -72,22 +78,27 @@ class Work {
     std::function<void()> run;
     std::shared_ptr<Recording> recorded, awaited;
   };
+  struct Capture {
+    CUstreamCaptureMode mode;
+    std::thread::id thread;
+    bool is_valid;
+  };
   struct Stream {
     int index = 0;  // in the order of making
     std::deque<Operation> queue;
     std::uint64_t queued = 0, done = 0;
-    bool is_ended = false, is_captured = false;
+    bool is_ended = false;
+    std::optional<Capture> capture;
     unsigned eagerness = 0;
   };
   Stream& find(CUstream stream);
-  Stream& find_to_queue(CUstream stream);
+  Stream& find_uncaptured(CUstream stream, const char* use);
   std::shared_ptr<Event> find(CUevent event);
   bool can_run(const Stream& stream) const;
   void run_next(Stream& stream);
   void run_until(Stream& stream, std::uint64_t done);
   void run_until(const Recording& recording);
   bool run_some();
-  bool leaves_out(std::string_view function, int stream, int awaited = -1);
 
   Schedule schedule_;
   const bool shares_memory_;

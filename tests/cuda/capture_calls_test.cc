@@ -1,0 +1,191 @@
+#include "cuda/capture.h"
+#include "cuda/engine_fixture.h"
+#include "thrown.h"
+
+// Each public call of an engine while its client captures the stream on which it computes: refused, or
+// harmless. In both cases the capture goes on, and has nothing of the engine's.
+namespace sluice::engine::twins {
+namespace {
+
+constexpr const char* kHarmless = nullptr;
+constexpr const char* kCaptured = "captured into a graph";
+
+// A step of a client that calls everything while it captures, or never captures, and then makes the calls
+// that would have been refused.
+class CallsTest : public DeviceEngineTest {
+ protected:
+  struct Caller {
+    OnGpu& gpu;
+    bool captures;
+
+    // refusal: what it says; kHarmless: the call does what it does without a capture.
+    void call(const char* refusal, const std::string& what, const std::function<void()>& body) const {
+      if (!captures) {
+        if (refusal == kHarmless) body();
+        return;
+      }
+      SCOPED_TRACE(what);
+      Capture capture(gpu.stream.get());
+      if (refusal == kHarmless)
+        body();
+      else
+        expect_error(ErrorCode::kState, {what, refusal}, body);
+      EXPECT_EQ(capture.end(), std::optional<std::size_t>(0));
+    }
+    void harmless(const std::string& what, const std::function<void()>& body) const {
+      call(kHarmless, what, body);
+    }
+    void refused(const std::string& what, const std::function<void()>& body) const {
+      call(kCaptured, what, body);
+    }
+  };
+
+  static void call_outside_of_a_step(const Caller& client) {
+    AnyOrderEngine& engine = client.gpu.engine;
+    const std::string first = "unit '" + engine.layout().units()[0].name + "' is ";
+    UnitSource source;
+    source.values = [](ParameterId, std::size_t, std::span<float> out) { std::ranges::fill(out, 9.0f); };
+    client.refused(first + "loaded", [&] { engine.load(0, source); });
+    client.refused(first + "loaded", [&] { engine.load_all(source); });
+    client.refused(first + "saved", [&] { engine.save(0, {}); });
+    const auto all = [](ElementRange) { return true; };
+    client.refused(first + "saved", [&] { engine.save_own(0, {}, {all, all}); });
+    client.refused("progress() is called", [&] { engine.progress(); });
+    client.refused("serve_ranks() is called", [&] { engine.serve_ranks(); });
+    client.refused("settle() is called", [&] { engine.settle(); });
+    client.refused(first + "acquired", [&] { engine.acquire(0, Hold::kRead); });
+    client.refused(first + "touched", [&] { engine.touch(0, false); });
+    client.harmless("release_touched", [&] { engine.release_touched(); });  // none is
+    client.refused("another stream is named", [&] { engine.use_stream(default_stream()); });
+    client.harmless("set_steps", [&] { engine.set_steps(4); });
+    client.harmless("set_steps", [&] { engine.set_steps(ParameterId{1}, 5); });
+    // Refused on a GPU in any case.
+    client.call("keeps its plan", "an engine", [&] { engine.replan(client.gpu.made.plan); });
+    client.call("cannot leave", "parameters",
+                [&] { engine.leave(true, [](UnitId, allocator::FormerHome) {}); });
+    client.harmless("growth_of_leaving", [&] { (void)engine.growth_of_leaving(); });
+    ask(client);
+  }
+
+  static void ask(const Caller& client) {
+    AnyOrderEngine& engine = client.gpu.engine;
+    client.harmless("questions", [&] {
+      (void)engine.in_step();
+      (void)engine.steps();
+      (void)engine.steps(ParameterId{0});
+      (void)engine.failure();
+      (void)engine.counters();
+      (void)engine.partition(0);
+      (void)engine.holds(0);
+      (void)engine.held_units();
+      (void)engine.has_gradient(0);
+      (void)engine.left();
+      const ConstArray home = engine.parameter(0), absent = engine.absent(0);
+      EXPECT_EQ(engine.unit_at(static_cast<const std::byte*>(home.data)), std::optional<UnitId>(0));
+      EXPECT_EQ(engine.unit_at(static_cast<const std::byte*>(absent.data)), std::optional<UnitId>(0));
+    });
+  }
+
+  static void call_in_a_step(const Caller& client, const StepSettings& settings) {
+    AnyOrderEngine& engine = client.gpu.engine;
+    const bool clips = client.gpu.made.plan.clip;
+    client.harmless("begin_step", [&] { engine.begin_step(clips ? StepSettings{} : settings); });
+    for (UnitId unit = 0; unit + 1 < engine.layout().units().size(); ++unit) {
+      const std::string name = "unit '" + engine.layout().units()[unit].name + "' is ";
+      const ParameterId p = engine.layout().first_parameter(unit);
+      client.refused(name + "acquired", [&] { engine.acquire(unit, Hold::kGradient); });
+      engine.acquire(unit, Hold::kGradient);
+      const ConstArray gradient = engine.parameter(p);
+      client.harmless("drop_gradient", [&] { engine.drop_gradient(p); });  // there is none
+      client.refused(name + "given a gradient", [&] { engine.add_gradient(p, gradient); });
+      engine.add_gradient(p, gradient);
+      ask(client);
+      client.harmless("multiply_gradient", [&] { engine.multiply_gradient(p, 0.5); });
+      client.refused(name + "asked to drop a gradient", [&] { engine.drop_gradient(p); });
+      client.refused(name + "released", [&] { engine.release(unit); });
+      engine.release(unit);
+      if (!clips) continue;
+      client.refused(name + "asked for a gradient", [&] { engine.read_gradient(p, {nullptr, Dtype::kF32}); });
+      client.refused(name + "asked for a norm", [&] { (void)engine.gradient_norm(p); });
+    }
+    // Where ranks train together these sum gradients; ranks and GPUs do not go together yet.
+    client.call("without a number of micro-batches", "gradients end", [&] { engine.end_gradients(0); });
+    client.call("without a number of micro-batches", "a micro-batch ends", [&] { engine.end_micro_batch(); });
+    client.refused("abandon_step() is called", [&] { engine.abandon_step(); });
+    client.refused("step() is called", [&] { engine.step(settings); });
+    engine.step(settings);
+  }
+
+  // What the engine has when all was called.
+  Outcome called(const Case& setup, bool captures) {
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    const Caller client{gpu, captures};
+    StepSettings settings;
+    settings.groups = {{0.1, 0.1}, {0.02, 0}};
+    for (int step = 0; step < 2; ++step) {
+      call_in_a_step(client, settings);
+      call_outside_of_a_step(client);
+    }
+    return gpu.client.save();
+  }
+};
+
+TEST_F(CallsTest, EachIsRefusedOrHarmlessWhileTheClientCaptures) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  for (const auto by : {kDevice, kHost})
+    for (const auto place : {kDevice, kHost, kDisk})
+      for (const bool clip : {true, false}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name_of(by), name_of(place), clip));
+        setup.updates = by;
+        setup.places = {place, place, by == kHost && place == kDevice ? kHost : place};
+        setup.clip = clip;
+        if (fake() != nullptr) begin(Schedule::kLate, 0);
+        EXPECT_TRUE(called(setup, true) == called(setup, false));
+      }
+}
+
+// Clients capture on a stream of their own, which they name first.
+TEST_F(CallsTest, AStreamThatIsCapturedCannotBeNamed) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  OnGpu gpu(setup, *device_);
+  const Device::Stream captured = device_->make_stream(false);
+  Capture capture(captured.get());
+  expect_error(ErrorCode::kState, {"another stream is named", kCaptured},
+               [&] { gpu.engine.use_stream(captured.get()); });
+  EXPECT_EQ(capture.end(), std::optional<std::size_t>(0));
+}
+
+// An engine may end at any time, as when a garbage collector finds it. What the client has queued with it
+// before is waited for, and the capture goes on.
+TEST_F(CallsTest, AnEngineMayEndWhileTheClientCaptures) {
+  Case setup;
+  setup.device = 128 * kMiB;
+  for (const auto place : {kDevice, kHost, kDisk}) {
+    SCOPED_TRACE(name_of(place));
+    setup.places = {place, place, place};
+    if (fake() != nullptr) begin(Schedule::kLate, 0);
+    const Device::Stream stream = device_->make_stream(false);
+    std::optional<Capture> capture;
+    {
+      OnGpu gpu(setup, *device_);
+      gpu.client.load();
+      gpu.engine.use_stream(stream.get());
+      HostMemory seen(*device_, 4096);
+      for (UnitId unit = 0; unit < gpu.engine.layout().units().size(); ++unit) {
+        gpu.engine.acquire(unit, Hold::kRead);
+        const void* const values = gpu.engine.parameter(gpu.engine.layout().first_parameter(unit)).data;
+        device_->copy_out(stream.get(), seen.data(), reinterpret_cast<DeviceAddress>(values), 16);
+        gpu.engine.release(unit);
+      }
+      capture.emplace(stream.get());
+      gpu.made.engine.reset();
+    }
+    EXPECT_EQ(capture->end(), std::optional<std::size_t>(0));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::engine::twins

@@ -1,0 +1,66 @@
+#include "engine/store/device_disk.h"
+
+#include <cstring>
+#include <thread>
+
+#include "core/bytes.h"
+#include "cuda/gpu.h"
+#include "offload/test_files.h"
+
+// What is on disk, and a GPU computes with.
+namespace sluice::engine {
+namespace {
+
+class DeviceDiskTest : public GpuTest {
+ protected:
+  static constexpr std::size_t kBytes = kHugePage;
+};
+
+// What the CPU reads for itself comes where the GPU still copies what was there: somebody waits for that, and
+// not the caller.
+TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {
+  if (fake() != nullptr) fake()->begin({.schedule = Schedule::kLate});
+  const auto device = open_device(0);
+  allocator::Ledger ledger;
+  std::vector<std::unique_ptr<offload::File>> files;
+  files.push_back(offload::make_memory_file("disk"));
+  offload::RecordStore store(std::move(files), ledger);
+  DeviceWork work(*device);
+  DeviceDisk disk(ledger, work, store);
+  const std::unique_ptr<Backing> record = disk.make({.name = "record", .bytes = kBytes});
+  disk.set_piece(kBytes);
+  store.allocate();
+  disk.allocate();
+  MappedMemory gpu(*device, 1);
+  HostMemory slot(*device, kBytes), copied(*device, kBytes);
+  auto* const on_gpu = reinterpret_cast<std::byte*>(gpu.address());
+  work.add({on_gpu, kBytes}, kBytes);
+  for (HostMemory* const host : {&slot, &copied}) work.add({host->data(), kBytes}, kBytes);
+  Backing& for_cpu = *record->for_cpu().backing;
+  for (const bool is_checked : {true, false}) {
+    std::memset(slot.data(), 1, kBytes);
+    TransferGroup group;
+    for_cpu.store(0, {slot.data(), kBytes}, group.add());
+    group.wait();
+    std::memset(slot.data(), 2, kBytes);
+    work.copy_in(on_gpu, {slot.data(), kBytes});
+    const auto waits = [&] {
+      return fake() == nullptr ? 0 : fake()->counts().waits[std::this_thread::get_id()];
+    };
+    const std::uint64_t before = waits();
+    if (is_checked)
+      for_cpu.fetch(0, {slot.data(), kBytes}, group.add());
+    else
+      for_cpu.fetch_unchecked(0, {slot.data(), kBytes}, group.add());
+    EXPECT_EQ(waits(), before);
+    group.wait();
+    EXPECT_EQ(slot.values(), std::vector<std::byte>(kBytes, std::byte{1}));
+    work.copy_out(copied.data(), {on_gpu, kBytes});
+    work.wait({copied.data(), kBytes}, DeviceWork::Use::kRead);
+    EXPECT_EQ(copied.values(), std::vector<std::byte>(kBytes, std::byte{2}));
+  }
+  work.finish();
+}
+
+}  // namespace
+}  // namespace sluice::engine
