@@ -232,6 +232,19 @@ def peers_command(case, limit_s, is_fake):
             "--limit", f"{limit_s - ENDING_S:.0f}", *["--fake"] * is_fake]
 
 
+def taken_text(took):
+    """What Sluice's plan says of PyTorch after some steps, in bytes and seconds; None for what was not measured."""
+    texts = []
+    if took["seconds"]:
+        texts.append(f"{took['seconds']['waiting']:.3f} s of a step of {took['seconds']['step']:.3f} s waited for units")
+    if took["measured"] is not None:
+        texts.append(f"PyTorch took {took['measured'] / 2**30:.2f} GiB of the {took['reserve'] / 2**30:.2f} GiB that were planned for it")
+    if took["beside"] is not None:
+        texts.append(f"{took['beside'] >> 20} MiB were taken beside that, and {took['host'] >> 20} MiB of the host's "
+                     f"({took['host_reserve'] >> 20} MiB are assumed)")
+    return texts
+
+
 def read_peers(case, done):
     if done.status == NO_PYTORCH:
         raise Skip(done.output.strip().splitlines()[-1])
@@ -243,6 +256,7 @@ def read_peers(case, done):
             texts.append(f"{found['ratios'][name]:.2f} of the time of {what}")
         elif name in sides:
             texts.append(f"{what} was not measured ({sides[name]['failed'][:200]})")
+    texts += taken_text(sides["sluice"]["pytorch"])
     return {case: "; ".join(texts)}
 
 

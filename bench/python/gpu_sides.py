@@ -208,7 +208,8 @@ class Sluice(Fused):
     def told(self):
         import sluice.torch
 
-        return {"plan": sluice.torch.engine_of(self.model).plan()["step"]}
+        plan = sluice.torch.engine_of(self.model).plan()
+        return {"plan": plan["step"], "pytorch": plan["pytorch"]}
 
 
 SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpeed, "sluice": Sluice}
