@@ -4,10 +4,11 @@ does, whether kernels and engine have the bits of the CPU's, how long a step tak
 
     scripts/gpu_check.sh [--driver PATH] [--only PART...] [--out FOLDER]
 
-Each part is a process with a time limit of its own, and all are tried whatever becomes of the others. FOLDER (build/gpu_check) gets
-report.json, report.txt and log.txt, which are written anew after each part. scripts/gpu_report.py makes the table of docs/gpu.md
-of such reports. Where no GPU can be opened, each part says why it was skipped. With --driver build/lib/libsluice_fake_cuda.so it
-runs on the tests' fake driver, with small sizes, and the report says that it proves nothing about a GPU.
+Each part is a process with a time limit of its own, to which comes what those before it have left over, and all are tried whatever
+becomes of the others. FOLDER (build/gpu_check) gets report.json, report.txt and log.txt, which are written anew after each part.
+scripts/gpu_report.py makes the table of docs/gpu.md of such reports. Where no GPU can be opened, each part says why it was skipped.
+With --driver build/lib/libsluice_fake_cuda.so it runs on the tests' fake driver, with small sizes, and the report says that it
+proves nothing about a GPU.
 
 The exit status is 0 where every part that ran has passed, 1 where one has failed, and 3 where nothing was seen."""
 import argparse
@@ -72,7 +73,7 @@ def look(part, unusable, is_fake, limit_s, environment, log):
     try:
         if limit_s <= 0:
             raise Skip(f"the parts before it took all of the {WHOLE_LIMIT_S} s")
-        command = part.command(is_fake)
+        command = part.command(is_fake, limit_s)
         done, output = run(command, limit_s, environment)
         log.write(f"==== {part.name}: {' '.join(command)}\n{output}\n")
         if done is None:
@@ -161,10 +162,12 @@ def check(parts, driver, folder):
         gpu, is_fake, unusable = probe(environment, log)
         report = {"version": 1, "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(),
                   "gpu": gpu, "driver": "fake" if is_fake else driver_version(), "is_fake": is_fake, "machine": machine(), "parts": []}
+        later = sum(part.limit_s for part in parts)
         for part in parts:
-            left = WHOLE_LIMIT_S - (time.monotonic() - begin)
+            later -= part.limit_s
+            limit_s = WHOLE_LIMIT_S - (time.monotonic() - begin) - later
             print(f"{part.name} ...", file=sys.stderr, flush=True)
-            report["parts"].append(look(part, unusable, is_fake, min(part.limit_s, left), environment, log))
+            report["parts"].append(look(part, unusable, is_fake, limit_s, environment, log))
             write(report, folder)
     return report
 

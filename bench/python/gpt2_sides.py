@@ -10,11 +10,10 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import sys
 import time
 
-from side_by_side import ROOT, forget_peak, gpt2_config, peak_bytes
+from side_by_side import ROOT, forget_peak, free_port, gpt2_config, peak_bytes
 
 LR, WEIGHT_DECAY, CLIP = 3e-4, 0.01, 1.0
 
@@ -182,11 +181,8 @@ class DeepSpeed:
 
 def one_process():
     """Sets what DeepSpeed needs for a job of one process on the CPU. Its kernels are built with the environment's ninja."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
                    "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]}
 
 

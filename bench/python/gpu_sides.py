@@ -13,9 +13,11 @@ import sys
 import time
 
 import torch
+from side_by_side import free_port
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+NO_GPU = 4  # the exit status, as in gpu_vs_pytorch.py
 LR, WEIGHT_DECAY = 1e-4, 0.01
 # Layers, width, heads, heads of keys and values, width of the feed-forward layers, words of the vocabulary.
 LLAMAS = {"llama-8b": (32, 4096, 32, 8, 14336, 32000), "llama-3b": (28, 3072, 24, 8, 8192, 32000), "tiny": (3, 64, 4, 2, 160, 300)}
@@ -87,8 +89,10 @@ class Llama(torch.nn.Module):
 
 
 def made(a, device, kind=torch.bfloat16):
-    with torch.device(device):
-        return Llama(*LLAMAS[a["model"]], recompute=a["recompute"]).to(kind)
+    """A model without values, which fill() gives: random ones of 3.0G parameters take the CPU half a minute."""
+    with torch.device("meta"):
+        model = Llama(*LLAMAS[a["model"]], recompute=a["recompute"]).to(kind)
+    return model if device == "meta" else model.to_empty(device=device)
 
 
 @torch.no_grad()
@@ -135,6 +139,11 @@ class Compute(Fused):
         return loss.detach()
 
 
+def alone(**others):
+    """Sets what a job of one process needs, which reaches no other machine."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} | others
+
+
 class Fsdp(Fused):
     """FSDP2 on one GPU, whose f32 masters and state are on the CPU, where fused AdamW updates them."""
 
@@ -142,7 +151,7 @@ class Fsdp(Fused):
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         on_gpu = a["device"] != "cpu"
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(a["port"])}
+        alone()
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=0, world_size=1)
         mesh = torch.distributed.init_device_mesh("cuda" if on_gpu else "cpu", (1,))
         offload = CPUOffloadPolicy() if on_gpu else OffloadPolicy()
@@ -160,7 +169,7 @@ class DeepSpeed(Fused):
     def __init__(self, a):
         import deepspeed
 
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(a["port"]), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        alone(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
         config = {
             "train_micro_batch_size_per_gpu": a["batch"],
             "bf16": {"enabled": True},
@@ -179,23 +188,28 @@ class DeepSpeed(Fused):
         return loss.detach()
 
 
+def sluice_options(a):
+    """The arguments of sluice.torch.wrap() and plan()."""
+    ids = torch.zeros(a["batch"], a["seq"] + 1, dtype=torch.long, device=a["device"])
+    return {"memory": a["memory"], "device": "cuda", "device_memory": a["device_memory"], "sample_batch": (ids,)} | a["options"]
+
+
 class Sluice(Fused):
     """sluice.torch, which is given a model without values, since it may be larger than the GPU."""
 
     def __init__(self, a):
         import sluice.torch
 
-        ids = torch.zeros(a["batch"], a["seq"] + 1, dtype=torch.long, device=a["device"])
-        self.model, self.optimizer = sluice.torch.wrap(
-            made(a, "meta"), sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY), memory=a["memory"], device="cuda",
-            device_memory=a["device_memory"], sample_batch=(ids,), **a["options"])
+        optimizer = sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY)
+        self.model, self.optimizer = sluice.torch.wrap(made(a, "meta"), optimizer, **sluice_options(a))
         with sluice.torch.edit(self.model):
             fill(self.model, a["device"])
 
     def told(self):
         import sluice.torch
 
-        return {"plan": sluice.torch.engine_of(self.model).plan()["step"]}
+        plan = sluice.torch.engine_of(self.model).plan()
+        return {"plan": plan["step"], "pytorch": plan["pytorch"]}
 
 
 SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpeed, "sluice": Sluice}
@@ -210,15 +224,21 @@ def find_sluice(a):
 
 def main():
     a = json.loads(sys.argv[1])
-    answer, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print
     find_sluice(a)
     on_gpu = a["device"] != "cpu"
+    if on_gpu and not torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)", file=sys.stderr)
+        sys.exit(NO_GPU)
     if on_gpu:
         torch.cuda.set_device(a["device"])
     side = SIDES[a["side"]](a)
     generator = torch.Generator(a["device"]).manual_seed(2)
     words, seconds, losses = LLAMAS[a["model"]][-1], [], []
-    for _ in range(a["warm"] + a["steps"]):
+    while len(seconds) < a["warm"] + a["steps"]:
+        if len(seconds) > a["warm"] and time.time() + seconds[-1] > a["until"]:
+            break  # what was measured counts
         ids = torch.randint(words, (a["batch"], a["seq"] + 1), device=a["device"], generator=generator)
         begin = time.perf_counter()
         losses.append(side.step(ids).item())

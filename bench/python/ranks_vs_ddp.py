@@ -13,14 +13,13 @@ is a host of its own, whose wire has this bandwidth (scripts/hosts.sh, which nee
 """
 import contextlib
 import json
-import socket
 import statistics
 import sys
 import tempfile
 
 from bare_wire import ADDRESS, hosts
 from gpt2_sides import CLIP, LR, WEIGHT_DECAY
-from side_by_side import CORES, ROOT, make_tokens, parser_of, sluice_steps, temporary_folder
+from side_by_side import CORES, ROOT, free_port, make_tokens, parser_of, sluice_steps, temporary_folder
 from turns import CHECKED_STEPS, Side, take_turns, turns_of
 
 NAMES = {"ddp": "DDP", "fsdp": "FSDP2", "wrapped": "sluice.torch", "native": "sluice train"}
@@ -41,10 +40,7 @@ class Ranks:
     def __init__(self, a, kind, folder, on=None):
         """`on` is the program that runs commands on hosts; None: there are none."""
         self.name = kind
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        common = {"WORLD_SIZE": str(a.ranks), "MASTER_ADDR": "127.0.0.1" if on is None else ADDRESS.format(1), "MASTER_PORT": port}
+        common = {"WORLD_SIZE": str(a.ranks), "MASTER_ADDR": "127.0.0.1" if on is None else ADDRESS.format(1), "MASTER_PORT": free_port()}
         if on is not None:
             common["GLOO_SOCKET_IFNAME"] = "wire"
         self.ranks = [

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,13 @@ def temporary_folder(disk):
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(dir=disk) as name:
         yield pathlib.Path(name)
+
+
+def free_port():
+    """Returns a port of this machine, as text, on which nobody listens now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def make_tokens(path, count):

@@ -14,6 +14,14 @@ from .errors import InvalidArgumentError, StateError
 from .model import DeviceFacts
 
 
+def device_of(engine: Engine) -> dict[str, Any]:
+    """On which GPU an engine computes, how much of its memory is free, and by which "facts" its plan was made; empty where the CPU
+    computes."""
+    with engine._handle.use() as address:
+        made: dict[str, Any] = json.loads(text_of("sluice_engine_device", address) or "{}")
+        return made
+
+
 class DeviceEngine(Engine):
     """An Engine that computes on a GPU, with Options.device_memory. Values and state are the host's, as ever; parameters
     and gradients are addresses in the GPU's memory, of arrays whose elements lie one after another.
@@ -29,9 +37,7 @@ class DeviceEngine(Engine):
 
     def device(self) -> dict[str, Any]:
         """On which GPU the engine computes, how much of its memory is free, and by which "facts" its plan was made."""
-        with self._handle.use() as address:
-            made: dict[str, Any] = json.loads(text_of("sluice_engine_device", address) or "{}")
-            return made
+        return device_of(self)
 
     def facts(self) -> DeviceFacts:
         """What the plan was made by: as it was measured, or stated. Options.device_facts takes it."""

@@ -120,11 +120,11 @@ def test_where_there_is_no_gpu_each_part_says_why(tmp_path):
 
 
 def part_of(name, script, limit_s=20, read=lambda done: {"line": done.output.strip()}):
-    return gpu_parts.Part(name, limit_s, name, {"line": name}, lambda is_fake: ["sh", "-c", script], read)
+    return gpu_parts.Part(name, limit_s, name, {"line": name}, lambda is_fake, limit_s: ["sh", "-c", script], read)
 
 
 def test_json_is_found_between_warnings():
-    done = gpu_parts.Done(0, 'a {word} of a warning\n{"reached":\n {"a": 1}}\nanother {one}\n', "")
+    done = gpu_parts.Done(0, 'a {word} of a warning\n{a line of one}\n{"reached":\n {"a": 1}}\nanother {one}\n', "")
     assert gpu_parts.read_json(done) == {"reached": {"a": 1}}
     with pytest.raises(gpu_parts.Failure, match="no JSON"):
         gpu_parts.read_json(gpu_parts.Done(0, "nothing", ""))
@@ -134,11 +134,16 @@ def test_json_is_found_between_warnings():
 
 def test_what_peers_took_is_told_and_what_was_not_measured():
     (part,) = [part for part in gpu_parts.PARTS if part.name == "offload"]
-    sides = {"compute": {"step": 1.0}, "sluice": {"step": 1.1}, "fsdp2": {"step": 2.2}, "deepspeed": {"failed": "it is not installed"}}
+    took = {"peak": 1, "reserve": 3 << 30, "measured": 1 << 30, "beside": 5 << 20, "host": 7 << 20, "host_reserve": 160 << 20,
+            "seconds": {"step": 1.05, "waiting": 0.25}}
+    sides = {"compute": {"step": 1.0}, "sluice": {"step": 1.1, "pytorch": took}, "fsdp2": {"step": 2.2}, "deepspeed": {"failed": "it is not installed"}}
     told = {"sides": sides, "ratios": {"compute": 1.1, "fsdp2": 0.5}, "tokens": 2200}
     assert part.read(gpu_parts.Done(0, json.dumps(told), "")) == {
         "offload": "1.100 s a step, 2000 tokens/s; 1.10 of the time of forward and backward alone; 0.50 of the time of FSDP2 with CPU "
-        "offload; DeepSpeed ZeRO-3 with offload was not measured (it is not installed)"}
+        "offload; DeepSpeed ZeRO-3 with offload was not measured (it is not installed); 0.250 s of a step of 1.050 s waited for units; "
+        "PyTorch took 1.00 GiB of the 3.00 GiB that were planned for it; 5 MiB were taken beside that, and 7 MiB of the host's (160 MiB are "
+        "assumed)"}
+    assert gpu_parts.taken_text(took | {"measured": None, "beside": None, "seconds": None}) == []
     with pytest.raises(gpu_parts.Skip, match="sees no GPU"):
         part.read(gpu_parts.Done(gpu_parts.NO_PYTORCH, "PyTorch sees no GPU\n", ""))
     with pytest.raises(gpu_parts.Failure, match="Sluice's side failed"):
@@ -158,10 +163,11 @@ def refuse(done):
 
 
 def test_no_part_stops_another_one(tmp_path, monkeypatch):
-    missing = gpu_parts.Part("missing", 20, "missing", {"line": "missing"}, lambda is_fake: [gpu_parts.program("nothing")], refuse)
+    missing = gpu_parts.Part("missing", 20, "missing", {"line": "missing"}, lambda is_fake, limit_s: [gpu_parts.program("nothing")], refuse)
     parts = [part_of("hangs", "echo begun; sleep 300 & echo $!; wait", 0.3), part_of("wrong", "true", read=refuse), missing,
              part_of("unreadable", "true", read=lambda done: json.loads(done.output)), part_of("right", "echo seen")]
     monkeypatch.setattr(gpu_check, "PARTS", parts)
+    monkeypatch.setattr(gpu_check, "WHOLE_LIMIT_S", sum(part.limit_s for part in parts))
     monkeypatch.setattr(gpu_check, "probe", lambda *_: ({"name": "a", "memory": 0, "capability": "9.0", "cuda_of_driver": 13000}, False, None))
     report = gpu_check.check(parts, "libcuda.so.1", tmp_path)
     found = [(part["outcome"], part["figures"]) for part in report["parts"]]
@@ -179,6 +185,22 @@ def test_time_is_enough_for_all_parts(tmp_path, monkeypatch):
     with (tmp_path / "log").open("w") as log:
         late = gpu_check.look(part, None, False, -1.0, dict(os.environ), log)
     assert late["outcome"] == "skipped" and "480 s" in late["why"]
+
+
+def test_a_part_gets_what_those_before_it_have_left_over(tmp_path, monkeypatch):
+    limits = []
+
+    def part(name, limit_s):
+        made = part_of(name, "echo seen", limit_s)
+        made.command = lambda is_fake, limit_s: limits.append(limit_s) or ["echo", "seen"]
+        return made
+
+    gpu = {"name": "a", "memory": 0, "capability": "9.0", "cuda_of_driver": 13000}
+    monkeypatch.setattr(gpu_check, "probe", lambda *_: (gpu, False, None))
+    parts = [part("first", 40), part("second", 100), part("third", 300)]
+    monkeypatch.setattr(gpu_check, "PARTS", parts)
+    gpu_check.check(parts, "libcuda.so.1", tmp_path)
+    assert limits == [pytest.approx(most, abs=20) for most in (480 - 400, 480 - 300, 480)]
 
 
 @needs_fake

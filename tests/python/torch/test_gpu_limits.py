@@ -17,7 +17,6 @@ from support.wrapped_models import same, units_of_modules, wrap
 import sluice
 import sluice.torch
 from sluice.torch._gpu import Gpu, gpu_of
-from sluice.torch._memory import FirstStepOnGpu
 
 
 def refused(error, words, make=Layers, **options):
@@ -94,32 +93,6 @@ def test_models_that_are_elsewhere_are_refused(monkeypatch):
     assert gpu_of(Placed(b="meta"), "1GiB", "cuda") == (1, torch.device("cuda:1"))
     assert gpu_of(Placed(a="cpu", b="meta"), "1GiB", "cuda:0") == (0, torch.device("cuda:0"))
     assert gpu_of(Placed(a="cpu", b="meta"), None, None) is None
-
-
-def test_what_pytorch_took_of_a_gpu_is_told_after_the_first_step():
-    class Card:
-        peaks = [5 << 20, 7 << 20]
-
-        def begin_peak(self):
-            self.peaks = self.peaks[-1:]
-
-        def peak(self):
-            return self.peaks[0]
-
-    step = FirstStepOnGpu(Card(), 9 << 20, 3 << 20)
-    assert step.as_dict() == {"peak": 3 << 20, "reserve": 9 << 20, "measured": None}
-    step.note(1 << 40)
-    step.end()
-    assert step.as_dict() == {"peak": 3 << 20, "reserve": 9 << 20, "measured": 7 << 20}
-    with fake_gpu.shared():
-        model, optimizer = wrap(torch.nn.Linear(8, 8), "memory", device="cuda", **GPU)
-        model(torch.randn(2, 8)).sum().backward()
-        optimizer.step()
-        told = sluice.torch.engine_of(model).plan()["pytorch"]
-        assert told == {"peak": None, "reserve": 64 << 20, "measured": None}  # the CPU stands in for PyTorch's part
-        sluice.torch.close(model)
-        del optimizer
-        gc.collect()
 
 
 @pytest.mark.parametrize("disk", [None, ""])

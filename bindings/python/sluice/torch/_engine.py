@@ -62,7 +62,8 @@ class WrappedEngine(ModelEngine):
 
     def plan(self) -> dict[str, Any]:
         """Engine's plan, with "pytorch": the bytes that PyTorch was estimated to take at once ("peak"), those that were
-        planned for it ("reserve"), and those that the first step took ("measured"); None for what is not known."""
+        planned for it ("reserve"), and those that the first step took ("measured"); None for what is not known. On a GPU
+        also what was taken "beside" that and of the "host", and "seconds": the README of bindings/python says what they are."""
         made = super().plan()
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, NamedTuple, Optional
+import time
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
@@ -13,6 +14,9 @@ from ..model import Size, size_of
 
 WORKSPACES = 128 << 20  # bytes of a GPU's that matrix products take for themselves, and that segments of the allocator waste
 HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's: code, thread stacks, small objects
+
+
+Mark = Union[torch.cuda.Event, float]  # a place in what is queued on a GPU: an event, or the clock's time where the CPU stands in for it
 
 
 class _Bounds:
@@ -65,13 +69,34 @@ class Gpu(NamedTuple):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def held(self) -> int:
+        """The bytes of the GPU's memory that PyTorch's allocator has now."""
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
+
+    def mark(self) -> Optional[Mark]:
+        """This place in what PyTorch queues on this thread's stream; None in a graph, which is no place in time."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        if self.captures:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds_between(self, first: Mark, second: Mark) -> float:
+        """The seconds that the GPU took from one place to another, for which it waits."""
+        if isinstance(first, float) or isinstance(second, float):
+            return float(second) - float(first)  # type: ignore[arg-type]
+        second.synchronize()
+        return first.elapsed_time(second) / 1e3
+
     def begin_peak(self) -> None:
-        """Begins to measure how much of the GPU's memory PyTorch's allocator takes at most."""
+        """Begins to measure how much of the GPU's memory PyTorch's allocator has at most."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> Optional[int]:
-        """The most bytes that it has taken since; None where it cannot be measured."""
+        """The most bytes that it has had since, with those of before; None where it cannot be measured."""
         return torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else None
 
 

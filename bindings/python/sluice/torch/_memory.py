@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 from . import _state_files
-from ._gpu import Gpu
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
@@ -35,17 +36,17 @@ class FirstStep:
         self.memory, self.reserve, self._estimated, self._stated = memory, reserve, estimated, stated
         self.room = reserve  # the reserve, and what the plan leaves free
         self.begin()
-        self._seen = 0
         self.measured: int | None = None
         self.lacking = 0  # the bytes by which the reserve was too small
 
     def begin(self) -> None:
         """Comes before the step."""
         self.held, self._peak_before = resident_bytes(), _peak_bytes()
+        self._seen = 0
 
-    def planned(self, predicted: int) -> None:
-        """Comes when the engine has a plan. predicted: its peak, the reserve included."""
-        self.room = self.reserve + max(0, self.memory - predicted)
+    def planned(self, plan: Mapping[str, Any]) -> None:
+        """Comes when the engine has a plan."""
+        self.room = self.reserve + max(0, self.memory - plan["predicted_peak"])
 
     def replanned(self, reserve: int, estimated: int, grown: int) -> None:
         """Comes when the engine has another plan, which takes `grown` bytes more."""
@@ -58,8 +59,14 @@ class FirstStep:
         """Comes now and then in the step, with the bytes of the process."""
         self._seen = max(self._seen, resident)
 
+    def mark(self) -> Any:
+        """Comes before a unit is acquired; what it returns waited() gets afterwards."""
+
+    def waited(self, since: Any) -> None:
+        """Comes when the unit is acquired."""
+
     def end(self) -> None:
-        """Comes after the step, and warns where it took more than was stated. Later calls do nothing."""
+        """Comes after each step, and warns where the first took more than was stated."""
         if self.measured is not None:
             return
         peak = _peak_bytes()  # where it has changed, it was reached in this step
@@ -73,34 +80,22 @@ class FirstStep:
             warnings.warn(
                 f"PyTorch took {self.measured >> 20} MiB in the first step, and {self.reserve >> 20} MiB were planned for "
                 f"it{self._of_estimate()}; the process has {highest >> 20} MiB at most, and the memory that was stated is "
-                f"{self.memory >> 20} MiB. Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'",
+                f"{self.memory >> 20} MiB. {self._advice(highest)}",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
+    def _advice(self, highest: int) -> str:
+        """What to state instead. highest: the most bytes that the process had."""
+        assert self.measured is not None, "the step was measured"
+        return f"Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'"
+
     def _of_estimate(self) -> str:
         return "" if self._estimated is None else f" ({self._estimated >> 20} MiB were estimated)"
 
-    def as_dict(self) -> dict[str, int | None]:
-        """What plan() shows, in bytes; None for what is not known."""
+    def as_dict(self) -> dict[str, Any]:
+        """What plan() shows, mostly in bytes; None for what is not known."""
         return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
-
-
-class FirstStepOnGpu(FirstStep):
-    """Measures what PyTorch takes of a GPU's memory in the first step. Its allocator is bound to the reserve, so no more is
-    taken than was planned."""
-
-    def __init__(self, gpu: Gpu, reserve: int, estimated: int | None) -> None:
-        self._gpu = gpu
-        super().__init__(reserve, reserve, estimated, True)
-
-    def begin(self) -> None:
-        super().begin()
-        self._gpu.begin_peak()
-
-    def end(self) -> None:
-        if self.measured is None:
-            self.measured = self._gpu.peak()
 
 
 class Keeper:

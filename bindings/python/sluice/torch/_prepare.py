@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -17,8 +17,9 @@ from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
 from ._estimate import reserve_on_gpu, reserves_of
 from ._gpu import HOST, Gpu, gpu_of
+from ._gpu_step import UNMEASURED, Account, FirstStepOnGpu
 from ._libraries import sgemm, team
-from ._memory import FirstStep, FirstStepOnGpu
+from ._memory import FirstStep
 from ._reproducible import check_reproducible, computing
 from ._roles import roles_of
 from ._together import Together
@@ -46,11 +47,16 @@ class Prepared(NamedTuple):
         """The bytes that PyTorch may take where it computes."""
         return self.reserve if self.gpu is None else size_of(self.options.device_reserved, "device_reserved")
 
-    def first_step(self) -> FirstStep:
-        """What measures the first step."""
+    def first_step(self, account: Callable[[], Account]) -> FirstStep:
+        """What measures the first step. account: tells how much of the GPU's memory is free, and the engine's."""
         if self.gpu is not None:
-            return FirstStepOnGpu(self.gpu, self.of_pytorch, self.estimated)
+            return FirstStepOnGpu(self.gpu, self.memory, self.of_pytorch, self.estimated, account)
         return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
+
+    def told(self) -> dict[str, Any]:
+        """What a plan says of PyTorch before anything is measured."""
+        told = {"peak": self.estimated, "reserve": self.of_pytorch, "measured": None}
+        return told if self.gpu is None else {**told, **UNMEASURED}
 
     @property
     def alike(self) -> dict[str, Any]:

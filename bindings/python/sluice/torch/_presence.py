@@ -120,7 +120,9 @@ class Presence:
             if not held:
                 self._make_room()
             self.engine.follow_stream()
+            before = self.first_step.mark()
             self.engine._handle.call("sluice_engine_acquire", unit, access)
+            self.first_step.waited(before)
             self._reveal(unit, access)
 
     def use_together(self, units: Mapping[int, int], what: str) -> None:
@@ -275,4 +277,4 @@ class Presence:
             before = self.keeper.give_back()
             self.engine._handle.call("sluice_engine_replan", reserve)
             self.first_step.replanned(reserve, estimated, resident_bytes() - before)
-            self.first_step.planned(self.engine.plan()["predicted_peak"])
+            self.first_step.planned(self.engine.plan())

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..device import device_of
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _buffers, _closing, _homes, _looking, _model_state
@@ -17,6 +18,7 @@ from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
+from ._gpu_step import Account
 from ._gradients import Gradient, Gradients
 from ._guards import guard, outside_of_graphs, refuse_copy, unguard
 from ._homes import Home
@@ -51,8 +53,8 @@ class Session:
         self._of_pytorch = prepared.of_pytorch
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
+            self.engine.first_step = prepared.first_step(functools.partial(_account, weakref.ref(self.engine)))
             homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
-            self.engine.first_step = prepared.first_step()
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )
@@ -102,7 +104,7 @@ class Session:
             self._unbind = weakref.finalize(self, gpu.unbound, self._of_pytorch)
             self._unbind.atexit = False
         presence.first_step.begin()
-        presence.first_step.planned(self.engine.plan()["predicted_peak"])
+        presence.first_step.planned(self.engine.plan())
         presence.conceal_all()
         self.engine.presence = weakref.ref(presence)
 
@@ -271,6 +273,14 @@ class Session:
             home.parameter.grad = self._gradients.put(home, gradient)
         home.check_memory()
         return True
+
+
+def _account(engine: weakref.ref[WrappedEngine]) -> Account:
+    """What of the GPU's memory is free, and what the engine has there."""
+    alive = engine()
+    assert alive is not None, "a model that is in use has its engine"
+    taken = sum(line.current for line in alive.ledger() if (line.tier, line.purpose) == ("device", "total"))
+    return Account(device_of(alive)["free"], taken)
 
 
 def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:

@@ -211,7 +211,7 @@ def plan(
     if weights is not None:
         stored_of(model, weights)
     made = _plan(prepared.units, prepared.options)
-    made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.of_pytorch, "measured": None}
+    made["pytorch"] = prepared.told()
     return made
 
 

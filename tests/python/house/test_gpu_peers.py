@@ -1,0 +1,121 @@
+"""bench/python/gpu_vs_pytorch.py, whose cases are parts of scripts/gpu_check.sh, without a GPU: what its sides do is done on the tests'
+fake driver, with a tiny model, and its cases are planned in their own sizes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import gpu_parts
+import pytest
+from support import fake_gpu
+from support.sluice_process import BUILD, PACKAGE, SOURCE
+
+import sluice
+import sluice.torch
+
+BENCH = SOURCE / "bench" / "python"
+sys.path.append(str(BENCH))
+import gpu_sides  # noqa: E402
+import gpu_vs_pytorch  # noqa: E402
+
+
+def variables(**more):
+    return os.environ | {"SLUICE_CUDA_DRIVER": str(fake_gpu.DRIVER), "SLUICE_LIBRARY_PATH": str(BUILD / "lib")} | more
+
+
+def bench(*words, **more):
+    """Runs the bench. Returns its exit status and what it printed."""
+    done = subprocess.run([sys.executable, str(BENCH / "gpu_vs_pytorch.py"), *words], capture_output=True, text=True, timeout=300,
+                          env=variables(**more))
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("case", gpu_vs_pytorch.CASES)
+def test_each_case_has_a_plan_in_its_own_size(case):
+    chosen = gpu_vs_pytorch.CASES[case]
+    with fake_gpu.shared(memory=78 << 30):
+        model = gpu_sides.made(chosen, "meta")
+        made = sluice.torch.plan(model, sluice.AdamW(), **gpu_sides.sluice_options(chosen | {"device": "cpu", "seq": 2048}))
+    assert made["budget"]["device"] < 78 << 30 and made["pytorch"]["reserve"] > 4 << 30
+    assert made["predicted_peak"] < 100 << 30, "the host has other memory, too"
+
+
+def test_each_side_is_one_of_the_bench():
+    sides = {side for case in gpu_vs_pytorch.CASES.values() for side in case["sides"]}
+    assert sides == gpu_sides.SIDES.keys() and all(case["sides"][0] == "sluice" for case in gpu_vs_pytorch.CASES.values())
+    assert set(gpu_parts.PEERS) == {*sides, "limit"} - {"sluice"}
+    assert gpu_vs_pytorch.NO_GPU == gpu_sides.NO_GPU == gpu_parts.NO_PYTORCH
+
+
+# What the bench uses of DeepSpeed, by PyTorch alone: it shows that the script of that side runs, and nothing of DeepSpeed.
+DEEPSPEED = """
+    import torch
+
+    class Engine:
+        def __init__(self, model, config):
+            assert config["zero_optimization"]["stage"] == 3 and config["optimizer"]["type"] == "AdamW"
+            self.model, self.optimizer = model, torch.optim.AdamW(model.parameters(), **config["optimizer"]["params"])
+
+        def __call__(self, ids):
+            return self.model(ids)
+
+        def backward(self, loss):
+            loss.backward()
+
+        def step(self):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def initialize(model, config):
+        return Engine(model, config), None, None, None
+"""
+
+
+def test_all_sides_are_told_for_people(tmp_path):
+    fake_gpu.require_built()
+    (tmp_path / "deepspeed.py").write_text(textwrap.dedent(DEEPSPEED))
+    status, told, errors = bench("--fake", "--case", "offload", PYTHONPATH=str(tmp_path))
+    assert status == 0, errors
+    lines = told.splitlines()
+    assert [line.split(":")[0] for line in lines[:4]] == ["sluice", "compute", "fsdp2", "deepspeed"], told
+    assert all("s a step (of 1)" in line and "not measured" not in line for line in lines[:4]), told
+    assert len(lines) == 5 and "of the longest of computing, copies and updates" in lines[4]
+
+
+def test_what_a_peer_lacks_is_a_line(tmp_path):
+    fake_gpu.require_built()
+    (tmp_path / "deepspeed.py").write_text("raise ImportError('it was built for another PyTorch')")
+    status, told, errors = bench("--fake", "--case", "offload", "--sides", "sluice", "deepspeed", "--json", PYTHONPATH=str(tmp_path))
+    assert status == 0, errors
+    found = json.loads(told)
+    assert found["sides"]["sluice"]["steps"] == 1 and found["ratios"] == {}
+    assert found["sides"]["deepspeed"] == {"failed": "status 1: ImportError: it was built for another PyTorch"}
+    figure = gpu_parts.read_peers("offload", gpu_parts.Done(0, told, ""))["offload"]
+    assert "DeepSpeed ZeRO-3 with offload was not measured (status 1: ImportError: it was built for another PyTorch)" in figure
+
+
+def test_without_a_gpu_it_says_so():
+    status, told, errors = bench("--case", "8b", "--json")
+    assert status == gpu_vs_pytorch.NO_GPU and told == "" and "sees no GPU" in errors.splitlines()[-1]
+
+
+def test_a_side_measures_as_many_steps_as_there_is_time_for():
+    fake_gpu.require_built()
+    chosen = gpu_vs_pytorch.CASES["8b"] | gpu_vs_pytorch.FAKE | {"steps": 3, "fake": True, "package": str(PACKAGE), "side": "compute"}
+    for until, steps in ((0, 1), (2**40, 3)):
+        done = subprocess.run([sys.executable, str(BENCH / "gpu_sides.py"), json.dumps(chosen | {"until": until})], capture_output=True,
+                              text=True, timeout=300, env=variables())
+        assert len(json.loads(done.stdout)["seconds"]) == steps, done.stderr
+
+
+def test_a_peer_that_trains_another_model_does_not_count(monkeypatch):
+    sides = {"sluice": {"step": 1.0, "losses": [2.0], "plan": {"least_seconds": 0.5}}, "compute": {"step": 1.0, "losses": [2.01]},
+             "fsdp2": {"step": 1.0, "losses": [float("nan")]}, "deepspeed": {"failed": "status 1"}}
+    monkeypatch.setattr(gpu_vs_pytorch, "run", lambda side, chosen, limit_s: dict(sides[side]))
+    monkeypatch.setattr(gpu_vs_pytorch, "is_installed", lambda name: True)
+    monkeypatch.setattr(sys, "argv", ["gpu_vs_pytorch.py", "--case", "offload"])
+    found = gpu_vs_pytorch.measure(gpu_vs_pytorch.arguments())
+    assert found["ratios"] == {"compute": 1.0, "limit": 1.0}
+    assert found["sides"]["fsdp2"] == {"failed": "it trains another model: its first loss is nan, Sluice's 2.0"}

@@ -1,0 +1,212 @@
+"""What the first steps of a model on a GPU take, as its plan tells it. The GPU is the fake one of the tests, which PyTorch's allocator
+takes nothing of; or a card of this file's own, which PyTorch has."""
+
+import gc
+import re
+import warnings
+
+import pytest
+import torch
+from support import fake_gpu
+from support.gpu_models import GPU, Layers, loss_of
+from support.wrapped_models import wrap
+
+import sluice
+import sluice.torch
+from sluice.torch import _memory
+from sluice.torch._gpu import HOST, Gpu
+from sluice.torch._gpu_step import Account, FirstStepOnGpu
+
+MIB = 1 << 20
+PLAN = {
+    "predicted_peak": 900 * MIB, "budget": {"device": 1000 * MIB}, "device": 940 * MIB, "bytes": {"device": {"base": 500 * MIB}},
+    "rates": {"to_gpu": 2e10, "from_gpu": 2.5e10, "both_ways": 4e10, "gpu_updates": 5e10, "cpu_memory": 1e11, "known": "measured"},
+}  # fmt: skip
+
+
+class Card:
+    """A GPU of 2000 MiB, as PyTorch sees it, and what a process does to it; the clock goes on when a test says so."""
+
+    def __init__(self):
+        self.others = self.engine = self.libraries = self.reserved = self.highest = 0
+        self.clock, self.captures = 0.0, False
+
+    def account(self):
+        return Account(2000 * MIB - self.others - self.engine - self.libraries - self.reserved, self.engine)
+
+    def take(self, **grown):
+        for name, mib in grown.items():
+            setattr(self, name, getattr(self, name) + mib * MIB)
+        self.highest = max(self.highest, self.reserved)
+
+    def held(self):
+        return self.reserved
+
+    def begin_peak(self):
+        self.highest = self.reserved
+
+    def peak(self):
+        return self.highest
+
+    def mark(self):
+        return None if self.captures else self.clock
+
+    def seconds_between(self, first, second):
+        return second - first
+
+
+def first_step(card):
+    made = FirstStepOnGpu(card, 1024 * MIB, 400 * MIB, 300 * MIB, card.account)
+    made.planned(PLAN)
+    return made
+
+
+def test_what_pytorch_held_before_wrap_is_not_of_the_step():
+    card = Card()
+    card.take(reserved=700, libraries=100, engine=500, others=50)
+    step = first_step(card)
+    assert step.as_dict() == {"peak": 300 * MIB, "reserve": 400 * MIB, "measured": None, "beside": None, "host": None,
+                              "host_reserve": HOST, "seconds": None}  # fmt: skip
+    card.take(reserved=-600)  # the values, which have moved into the engine
+    step.begin()
+    card.take(reserved=250, engine=30, libraries=60)
+    card.take(reserved=-50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step.end()
+    told = step.as_dict()
+    assert (told["measured"], told["beside"]) == (250 * MIB, 60 * MIB)
+    card.take(reserved=100, libraries=100)
+    step.end()
+    assert step.as_dict()["measured"] == 250 * MIB and step.as_dict()["beside"] == 60 * MIB, "it was the first step"
+
+
+def test_more_beside_pytorch_than_the_plan_leaves_is_warned_of():
+    card = Card()
+    step = first_step(card)
+    card.take(libraries=61, reserved=10)
+    with pytest.warns(RuntimeWarning) as caught:
+        step.end()
+    text = str(caught[0].message)
+    assert "61 MiB of the GPU's memory" in text and "leaves 60 MiB of the 1000 MiB" in text and "by other processes" in text
+    facts = re.search(r"device_facts=(sluice\.DeviceFacts\(.*?\))", text)[1]
+    assert eval(facts, {"sluice": sluice}) == sluice.DeviceFacts(2e10, 2.5e10, 4e10, 5e10, 1e11, "162MiB")
+
+
+def test_memory_that_others_give_back_does_not_count_as_less():
+    card = Card()
+    card.take(others=500)
+    step = first_step(card)
+    card.take(others=-400, libraries=50)
+    step.end()
+    assert step.as_dict()["beside"] == 0
+
+
+@pytest.mark.parametrize("grown, warned", [(280, False), (290, True)])
+def test_what_is_taken_of_the_host_is_told(grown, warned, monkeypatch):
+    """The plan for 1024 MiB leaves 124 MiB beside the 160 MiB that are assumed for CUDA's libraries."""
+    resident = 740 * MIB
+    monkeypatch.setattr(_memory, "resident_bytes", lambda: resident)
+    monkeypatch.setattr(_memory, "_peak_bytes", lambda: resident)
+    step = first_step(Card())
+    step.note(2000 * MIB)  # while the model moves in
+    step.begin()
+    resident += grown * MIB
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step.end()
+    assert step.as_dict()["host"] == grown * MIB
+    assert [bool(re.search(r"took 290 MiB .* and 160 MiB were planned.*memory='1018MiB'", str(each.message))) for each in caught] == (
+        [True] if warned else []
+    )
+
+
+def test_the_shortest_of_the_steps_that_count_is_told(monkeypatch):
+    card = Card()
+    monkeypatch.setattr("time.perf_counter", lambda: card.clock)
+    step = first_step(card)
+    for computing, waiting, captured in ((50, 9, 0), (1, 1, 0), (6, 2, 0), (3, 1, 1), (4, 3, 0), (1, 1, 0)):
+        for part, card.captures in ((waiting, False), (captured, True)):
+            before = step.mark()
+            card.clock += part
+            step.waited(before)
+        card.captures = False
+        card.clock += computing
+        step.end()
+    assert step.as_dict()["seconds"] == {"step": 5.0, "waiting": 1.0}
+
+
+def test_an_event_is_recorded_on_the_stream_of_the_thread(monkeypatch):
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.done = []
+
+        def record(self, stream):
+            self.stream = stream
+
+        def synchronize(self):
+            self.done.append("waited")
+
+        def elapsed_time(self, end):
+            assert end.done == ["waited"] and self.stream == end.stream == "stream of cuda:1"
+            return 1500.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    gpu = Gpu(1, torch.device("cuda:1"))
+    assert gpu.seconds_between(gpu.mark(), gpu.mark()) == 1.5
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert gpu.mark() is None
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_wrapped_model_tells_what_its_steps_took(in_backward):
+    with fake_gpu.shared():
+        model, optimizer = wrap(Layers(), "memory", update_in_backward=in_backward, **GPU)
+        told = sluice.torch.engine_of(model).plan
+        assert told()["pytorch"]["beside"] is None
+        train(model, optimizer, range(2))
+        made = told()["pytorch"]
+        assert made["measured"] is None, "the CPU stands in for PyTorch's part"
+        assert made["beside"] == 0 and made["host"] >= 0 and made["seconds"] is None
+        train(model, optimizer, range(2, 5))
+        seconds = told()["pytorch"]["seconds"]
+        assert 0 < seconds["waiting"] < seconds["step"]
+        sluice.torch.close(model)
+        del optimizer, told
+        gc.collect()
+
+
+def test_what_others_take_of_the_gpu_meanwhile_is_told_with_cudas_own():
+    with fake_gpu.shared():
+        model, optimizer = wrap(Layers(), "memory", **GPU)
+        free = sluice.device.device_of(sluice.torch.engine_of(model))["free"]
+        other, _ = wrap(Layers(), "memory", **GPU)
+        taken = free - sluice.device.device_of(sluice.torch.engine_of(model))["free"]
+        train(model, optimizer, range(1))
+        assert sluice.torch.engine_of(model).plan()["pytorch"]["beside"] == taken > 0
+        sluice.torch.close(model)  # comes first, since the fake takes each kernel that is queued for a user of all memory
+        sluice.torch.close(other)
+        del optimizer, other
+        gc.collect()
+
+
+def test_a_plan_without_an_engine_has_the_same_lines():
+    model = Layers()
+    plan = sluice.torch.plan(model, sluice.AdamW(), memory="4GiB")["pytorch"]
+    assert plan.keys() == {"peak", "reserve", "measured"}
+    with fake_gpu.shared():
+        wrapped, _ = wrap(Layers(), "memory", **GPU)
+        planned = sluice.torch.plan(model, sluice.AdamW(), memory="4GiB", device_facts=fake_gpu.FACTS, **GPU)["pytorch"]
+        assert planned == sluice.torch.engine_of(wrapped).plan()["pytorch"]
+        sluice.torch.close(wrapped)
+        gc.collect()
