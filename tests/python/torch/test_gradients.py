@@ -9,6 +9,7 @@ from support.chain import Chain, drawn, loss_of
 from support.wrapped_models import check_as_plain, readable, units_of_modules, wrap
 
 import sluice.torch
+from sluice.torch import _gradients
 
 
 def with_gradients(edit, steps=3, zero=None):
@@ -132,6 +133,22 @@ def clip_with_gradients_of_the_users_own(model, note):
 )  # fmt: skip
 def test_gradients_between_backward_and_step(edit):
     check_as_plain(Chain, with_gradients(edit))
+
+
+def test_clipping_asks_for_all_norms_at_once_and_for_its_factor_once(monkeypatch):
+    model, _ = wrap(Chain(), "memory", units=units_of_modules(Chain()))
+    loss_of(model, 0).backward()
+    asked = []
+
+    def counted(value, scalar=_gradients._scalar):
+        asked.append(value)
+        return scalar(value)
+
+    monkeypatch.setattr(_gradients, "_scalar", counted)
+    norms = torch._foreach_norm([p.grad for p in model.parameters()])
+    assert len({norm.untyped_storage().data_ptr() for norm in norms}) == 1
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    assert sum(isinstance(value, torch.Tensor) for value in asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -337,31 +337,48 @@ def _zero(target: Gradient) -> Gradient:
 
 
 def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if not isinstance(value, Gradient) or ord != 2 or dim is not None or keepdim:
-        return NotImplemented
+    norm = _norm_of(value) if ord == 2 and dim is None and not keepdim else None
+    return NotImplemented if norm is None else torch.tensor(norm, dtype=dtype or value.dtype, device=value.device)
+
+
+def _norm_of(value: Any) -> float | None:
+    """The norm of a gradient in the engine; None for what is none."""
+    if not isinstance(value, Gradient):
+        return None
     value._slot.check()
-    if value._slot.applied:
-        return NotImplemented
-    norm = value._slot.presence.stored.norm(value._slot.home)
-    return torch.tensor(norm, dtype=dtype or value.dtype, device=value.device)
+    return None if value._slot.applied else value._slot.presence.stored.norm(value._slot.home)
 
 
 def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
-    if ord != 2:
-        return NotImplemented
-    return [torch.linalg.vector_norm(value, dtype=dtype) for value in values]
+    """The norms, in one tensor where they are those of gradients in the engine. Others are taken one by one, since copies of all
+    gradients may not fit."""
+    alone = [_norm_of(value) if ord == 2 else None for value in values]
+    kinds = {(dtype or value.dtype, value.device) for value in values}
+    if None in alone or len(kinds) > 1:
+        return [torch.linalg.vector_norm(value, ord, dtype=dtype) for value in values]
+    kind, device = kinds.pop()
+    return list(torch.tensor(alone, dtype=kind, device=device).unbind())
 
 
 def _foreach(each: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def apply(values: Any, other: Any) -> Any:
-        others = other if isinstance(other, (list, tuple)) else [other] * len(values)
-        if any(not isinstance(v, Gradient) or _scalar(o) is None for v, o in zip(values, others, strict=True)):
+        factors = _scalars(other if isinstance(other, (list, tuple)) else [other] * len(values))
+        if None in factors or not all(isinstance(value, Gradient) for value in values):
             return NotImplemented
-        for value, factor in zip(values, others, strict=True):
+        for value, factor in zip(values, factors, strict=True):
             each(value, factor)
         return None
 
     return apply
+
+
+def _scalars(values: Any) -> list[float | None]:
+    """The numbers, each tensor's asked once: for one on a GPU that is a wait."""
+    known: dict[int, float | None] = {}
+    for value in values:
+        if id(value) not in known:
+            known[id(value)] = _scalar(value)
+    return [known[id(value)] for value in values]
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
@@ -419,3 +436,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._foreach_clamp_max_.Scalar: _foreach_clamp(torch.Tensor.clamp_max_),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
+
+# clip_grad_norm_() then asks for all norms at once, and multiplies all by one number. Otherwise each norm would go to a GPU by itself,
+# and each factor come back.
+torch.utils._foreach_utils._foreach_supported_types.append(Gradient)
