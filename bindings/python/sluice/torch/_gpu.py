@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 from typing import Any, NamedTuple, Optional, Union
@@ -31,6 +32,7 @@ class _Bounds:
         """Adds the bytes of a model, or takes them away. Returns whether that was the last one's."""
         self._size += size
         part = (self._held + self._size) / torch.cuda.get_device_properties(self._device).total_memory
+        part = math.nextafter(part, 1.0)  # PyTorch cuts off what is less than a byte
         torch.cuda.set_per_process_memory_fraction(min(1.0, part) if self._size else self._before, self._device)
         return self._size == 0
 
@@ -46,7 +48,9 @@ class Gpu(NamedTuple):
 
     def stream(self) -> int:
         """The stream on which PyTorch queues this thread's work now; 0: the default one."""
-        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        if self.device.type != "cuda":
+            return 0
+        return int(torch._C._cuda_getCurrentRawStream(self.index))  # asked at each use: this makes no object
 
     def bound(self, size: int) -> None:
         """Lets PyTorch's allocator take so many bytes of the GPU's memory, besides what it has now and those of earlier
