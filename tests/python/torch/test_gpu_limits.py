@@ -58,21 +58,23 @@ class Placed:
 
 
 def test_what_pytorch_may_take_is_for_all_models_of_a_gpu_and_ends_with_the_last(monkeypatch):
+    total = 85899345920 - 3
     fractions = [0.9]
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append(fraction))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=64))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=total))
     gpu = Gpu(1, torch.device("cuda:1"))
     for begin in range(2):  # a second time after all have ended
         gpu.bound(16)
         gpu.bound(32)
         gpu.unbound(16)
         gpu.unbound(32)
-        assert fractions == [0.9, *([20 / 64, 52 / 64, 36 / 64, 0.9] * (begin + 1))]
-    gpu.bound(128)
+        assert [int(total * fraction) for fraction in fractions[1 + 4 * begin : 4 + 4 * begin]] == [20, 52, 36]  # as PyTorch does
+        assert fractions[4 + 4 * begin] == 0.9
+    gpu.bound(total)
     assert fractions[-1] == 1.0
-    gpu.unbound(128)
+    gpu.unbound(total)
 
 
 def test_models_that_are_elsewhere_are_refused(monkeypatch):

@@ -95,6 +95,7 @@ class Presence:
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
         self._on_gpu: list[list[Home]] = [[] for _ in engine.units]  # by unit; empty where the CPU computes
+        self._revealed: set[int] = set()  # units whose parameters show their memory
         for home in homes if engine.gpu is not None else ():
             for unit in home.units:
                 self._on_gpu[unit].append(home)
@@ -160,12 +161,14 @@ class Presence:
     # ---- what parameters on a GPU show ----
 
     def _reveal(self, unit: int, access: int) -> None:
-        if access != _abi.GRADIENT_ONLY:
+        if access != _abi.GRADIENT_ONLY and unit not in self._revealed:
             for home in self._on_gpu[unit]:
                 home.reveal()
+            self._revealed.add(unit)
 
     def _conceal(self, unit: int) -> None:
         if not self.edits:
+            self._revealed.discard(unit)
             for home in self._on_gpu[unit]:
                 home.conceal(functools.partial(self._missed, home))
 
