@@ -35,12 +35,11 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // are then applied with the settings of begin_step(). Each parameter then gets one gradient in a step, and it
 // is release() that throws Error(kNotFinite), leaving the unit as it was; where a GPU computes, nobody waits
 // for gradients there, and it is step(), when other units were updated (but a factor that is not finite is
-// known at once). Where the optimizer has
-// rounds for a parameter that spans units, these are updated jointly, when all their gradients are final. In
-// a step all of them have a gradient or none has; otherwise step() refuses. Parameters are at their address
-// only while their unit is held, for reading unless it is held for editing; a touch at another time, or a
-// write, is noticed (see allocator::TouchServer). Values may be loaded and saved within a step, but a unit
-// that is held cannot be loaded.
+// known at once). Where the optimizer has rounds for a parameter that spans units, these are updated jointly,
+// when all their gradients are final. In a step all of them have a gradient or none has; otherwise step()
+// refuses. Parameters are at their address only while their unit is held, for reading unless it is held for
+// editing; a touch at another time, or a write, is noticed (see allocator::TouchServer). Values may be loaded
+// and saved within a step, but a unit that is held cannot be loaded.
 //
 // Where several ranks train the model, each adds gradients of its own. A gradient is the mean over all ranks
 // from its first use on: by step(), read_gradient(), multiply_gradient() or gradient_norm(), which then wait
