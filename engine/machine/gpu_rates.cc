@@ -1,6 +1,7 @@
 #include "engine/machine/gpu_rates.h"
 
 #include <algorithm>
+#include <span>
 
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
@@ -9,6 +10,7 @@
 #include "engine/machine/arithmetic_rates.h"
 #include "engine/machine/timing.h"
 #include "engine/machine/update_sample.h"
+#include "engine/store/device_work.h"
 #include "engine/store/host_records.h"
 #include "optim/device_update.h"
 #include "optim/elementwise.h"
@@ -21,8 +23,8 @@ using allocator::Purpose;
 
 constexpr std::uint64_t kMostEachWay = 64 * kMiB, kMostUpdated = 256 * kMiB, kLeast = 4 * kMiB;
 constexpr std::size_t kPiece = 32 * kMiB;  // about a unit
-// Updates are measured with more and more elements, until they take long enough. A GPU's caches hold as many
-// as a MiB of elements, so that what counts is the last one.
+// Updates are measured with more and more elements, until they take long enough: those of a chunk, and then
+// several chunks, which are more than a GPU's caches hold.
 constexpr std::size_t kFewestElements = 16 << 10, kGrowth = 8;
 constexpr double kLongEnough = 1e-3;  // seconds
 
@@ -73,44 +75,74 @@ class Copies {
 
 class Updates {
  public:
-  Updates(Device& device, const optim::Optimizer& optimizer, Dtype dtype, std::size_t bytes)
-      : device_(device),
-        optimizer_(optimizer),
-        dtype_(dtype),
+  Updates(Device& device, const optim::Optimizer& optimizer, Dtype dtype, std::size_t bytes,
+          double memory_bandwidth)
+      : sample_(fitting(optimizer, dtype, bytes, memory_bandwidth)),
+        stride_(round_up(sample_.bytes(), kAligned)),
         memory_(ledger_, device, Purpose::kWorkspace, bytes),
+        gpu_(device),
         update_(device, optimizer) {
-    device.fill(stream_.get(), memory_.address(), std::byte{0}, memory_.size());
+    device.fill(gpu_.updates(), memory_.address(), std::byte{0}, memory_.size());
+    for (std::size_t place = 0; place < places(); ++place)
+      for (const DeviceWork::Memory& memory : {gradient(place), parameter(place), state(place)})
+        gpu_.add(memory, memory.size());
   }
-  ~Updates() { finish(device_, stream_); }
+  ~Updates() { gpu_.finish(); }
   Updates(const Updates&) = delete;
   Updates& operator=(const Updates&) = delete;
 
   double seconds_an_element() {
-    double found = 0;
     for (std::size_t elements = kFewestElements;; elements *= kGrowth) {
-      const UpdateSample sample(optimizer_, dtype_, Dtype::kF32, elements);
-      if (sample.bytes() > memory_.size()) return found;
-      const double seconds = seconds_of(sample);
-      found = seconds / static_cast<double>(elements);
-      if (seconds >= kLongEnough) return found;
+      const double seconds = seconds_of(elements);
+      if (seconds >= kLongEnough) return seconds / static_cast<double>(elements);
     }
   }
 
  private:
-  double seconds_of(const UpdateSample& sample) {
-    const optim::Span span = sample.span(reinterpret_cast<std::byte*>(memory_.address()));
-    return middle_seconds([&] {
-      update_.apply(stream_.get(), {.learning_rate = 1e-3}, span);
-      device_.synchronize(stream_.get());
-    });
+  static constexpr std::size_t kAligned = 256;
+
+  // A chunk as large as the engine's, or as fits.
+  static UpdateSample fitting(const optim::Optimizer& optimizer, Dtype dtype, std::size_t bytes,
+                              double memory_bandwidth) {
+    const UpdateSample any(optimizer, dtype, Dtype::kF32, kFewestElements);
+    std::size_t elements = chunk_elements(any.bytes_an_element(), memory_bandwidth);
+    while (elements > kFewestElements &&
+           UpdateSample(optimizer, dtype, Dtype::kF32, elements).bytes() > bytes)
+      elements /= 2;
+    return UpdateSample(optimizer, dtype, Dtype::kF32, elements);
   }
 
-  Device& device_;
-  const optim::Optimizer& optimizer_;
-  Dtype dtype_;
+  std::size_t places() const { return std::max<std::size_t>(1, memory_.size() / stride_); }
+  std::byte* at(std::size_t place) const {
+    return reinterpret_cast<std::byte*>(memory_.address()) + place * stride_;
+  }
+  DeviceWork::Memory bytes_of(const Array& array) const {
+    return {static_cast<const std::byte*>(array.data), sample_.elements() * size_of(array.type)};
+  }
+  DeviceWork::Memory gradient(std::size_t place) const { return bytes_of(sample_.gradient(at(place))); }
+  DeviceWork::Memory parameter(std::size_t place) const { return bytes_of(sample_.parameter(at(place))); }
+  DeviceWork::Memory state(std::size_t place) const { return {at(place), sample_.state_bytes()}; }
+
+  double seconds_of(std::size_t elements) {
+    return middle_seconds([&] {
+      for (std::size_t done = 0, place = 0; done < elements; done += sample_.elements(), ++place)
+        queue(place % places(), std::min(sample_.elements(), elements - done));
+      gpu_.device().synchronize(gpu_.updates());
+    });
+  }
+  void queue(std::size_t place, std::size_t elements) {
+    optim::Span span = sample_.span(at(place));
+    span.count = elements;
+    const DeviceWork::Memory read[] = {gradient(place)}, written[] = {parameter(place), state(place)};
+    gpu_.queue(gpu_.updates(), read, std::span(written).first(sample_.state_bytes() > 0 ? 2 : 1),
+               [&] { update_.apply(gpu_.updates(), {.learning_rate = 1e-3}, span); });
+  }
+
+  const UpdateSample sample_;
+  const std::size_t stride_;
   allocator::Ledger ledger_;
   DeviceRegion memory_;
-  Device::Stream stream_ = device_.make_stream(false);
+  DeviceWork gpu_;
   optim::DeviceUpdate update_;
 };
 
@@ -130,12 +162,13 @@ bool measure_gpu(const GpuWork& work, MachineRates& rates) {
     gpu.out = copies.bytes_a_second(false, true);
     gpu.both = copies.bytes_a_second(true, true);
   }
+  const double bandwidth = measure_memory(work.threads, kMostMeasuringBytes);
   if (work.optimizer.elementwise({}))
     gpu.update_seconds =
-        Updates(work.device, work.optimizer, work.dtype, room(work.device_bytes, kMostUpdated))
+        Updates(work.device, work.optimizer, work.dtype, room(work.device_bytes, kMostUpdated), bandwidth)
             .seconds_an_element();
   rates.gpu = gpu;
-  rates.memory_bandwidth = measure_memory(work.threads, kMostMeasuringBytes);
+  rates.memory_bandwidth = bandwidth;
   rates.update_seconds = measure_update(work.threads, work.optimizer, work.dtype);
   if (work.products != nullptr) rates.flops = measure_square(work.threads, *work.products);
   return true;

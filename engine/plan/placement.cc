@@ -18,12 +18,6 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kMostGrains = 16;  // in a chunk
-// Seconds for a chunk: waking the threads costs too much of a shorter one.
-constexpr double kShortestUpdate = 0.0005;
-// Bytes a second; chunks grow no further with faster memory, since staging takes memory.
-constexpr double kMostBandwidth = 50e9;
-
 std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
   if (request.chunk_elements && (*request.chunk_elements == 0 || *request.chunk_elements % kChunkGrain != 0))
     fail(ErrorCode::kInvalidArgument, "a chunk of {} elements is asked for; it must be a multiple of {}",
@@ -351,17 +345,11 @@ double Placement::element_bytes() const {
 
 // Each round reads gradient and values. The application reads gradient, master and state, and writes master,
 // state and, beside a master, the parameter.
-double Placement::update_bytes(ParameterId parameter, int rounds) const {
-  const UnitId unit = layout_.location(parameter).unit;
-  const std::size_t passes = (format_.has_master(unit) ? 2 : 3) + 2 * static_cast<std::size_t>(rounds);
-  return 2 * format_.element_bytes(parameter) + static_cast<double>(passes * size_of(layout_.dtype(unit)));
-}
-
 template <class Body>
 void Placement::for_each_updated(UnitId unit, const Body& body) const {
   for (const Bucket& bucket : buckets_[unit])
     for (ParameterId p = bucket.first; p < bucket.end && updated(unit); ++p)
-      body(p, update_bytes(p, bucket.rounds));
+      body(p, format_.update_bytes(p, bucket.rounds));
 }
 
 Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) const {
@@ -406,12 +394,7 @@ std::size_t Placement::chunk_for(const MachineRates& rates) const {
   double moved = std::numeric_limits<double>::infinity();  // bytes moved for each element
   for (UnitId unit = 0; unit < buckets_.size(); ++unit)
     for_each_updated(unit, [&](ParameterId, double each) { moved = std::min(moved, each); });
-  const double bandwidth = std::min(rates.memory_bandwidth, kMostBandwidth);
-  std::size_t grains = 1;
-  while (grains < kMostGrains &&
-         static_cast<double>(grains * kChunkGrain) * moved / bandwidth < kShortestUpdate)
-    grains *= 2;
-  return grains * kChunkGrain;
+  return chunk_elements(moved, rates.memory_bandwidth);
 }
 
 }  // namespace sluice::engine

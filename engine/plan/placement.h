@@ -193,10 +193,9 @@ class Placement {
     return !plan.resident(Part::kState) || (plan.shard_on_disk && updated(unit)) ||
            (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
-  double update_bytes(ParameterId parameter, int rounds) const;  // bytes moved for each element
   void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
                      std::vector<Visit>& visits) const;
-  // Calls body(parameter, update_bytes()) for each parameter that is updated.
+  // Calls body(parameter, StateFormat::update_bytes()) for each parameter that is updated.
   template <class Body>
   void for_each_updated(UnitId unit, const Body& body) const;
   // Bytes of one part of a unit: in memory, on disk, and in memory to describe what is on disk.

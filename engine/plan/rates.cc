@@ -7,9 +7,16 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/layout.h"
 
 namespace sluice::engine {
 namespace {
+
+constexpr std::size_t kMostGrains = 16;  // in a chunk
+// Seconds for a chunk: waking the threads costs too much of a shorter one.
+constexpr double kShortestUpdate = 0.0005;
+// Bytes a second; chunks grow no further with faster memory, since staging takes memory.
+constexpr double kMostBandwidth = 50e9;
 
 double ratio_distance(std::size_t a, std::size_t b) {
   return std::abs(std::log(static_cast<double>(std::max<std::size_t>(a, 1)) /
@@ -79,6 +86,15 @@ double copy_seconds(std::uint64_t in, std::uint64_t out, const GpuRates& rates) 
   const auto both = static_cast<double>(std::min(in, out));
   return 2 * both / rates.both + (static_cast<double>(in) - both) / rates.in +
          (static_cast<double>(out) - both) / rates.out;
+}
+
+std::size_t chunk_elements(double bytes_an_element, double memory_bandwidth) {
+  const double bandwidth = std::min(memory_bandwidth, kMostBandwidth);
+  std::size_t grains = 1;
+  while (grains < kMostGrains &&
+         static_cast<double>(grains * kChunkGrain) * bytes_an_element / bandwidth < kShortestUpdate)
+    grains *= 2;
+  return grains * kChunkGrain;
 }
 
 std::string_view name_of(Source source) {

@@ -79,6 +79,10 @@ double product_seconds_each(const kernels::Product& product, const MachineRates&
 // and of equal ones with the same transposes and accumulation.
 double flops_of(const kernels::Product& product, const MachineRates& rates);
 
+// The smallest chunk of which an update takes long enough that moves so many bytes for each element, in
+// memory of so many bytes a second.
+std::size_t chunk_elements(double bytes_an_element, double memory_bandwidth);
+
 // The seconds of so many bytes, where reads and writes run together as long as there are both.
 double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRates& rates);
 // The same of bytes that are copied to a GPU and from it.

@@ -53,6 +53,12 @@ bool StateFormat::has_master(UnitId unit) const {
   return masters_ > 0 && has_[0][layout_.first_parameter(unit)];
 }
 
+double StateFormat::update_bytes(ParameterId parameter, int rounds) const {
+  const UnitId unit = layout_.location(parameter).unit;
+  const std::size_t passes = (has_master(unit) ? 2 : 3) + 2 * static_cast<std::size_t>(rounds);
+  return 2 * element_bytes(parameter) + static_cast<double>(passes * size_of(layout_.dtype(unit)));
+}
+
 double StateFormat::element_bytes(ParameterId parameter) const {
   double bytes = 0;
   for (std::size_t array = 0; array < arrays_.size(); ++array) {

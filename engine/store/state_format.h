@@ -39,6 +39,9 @@ class StateFormat {
   // Of all ranks, since rank 0 saves what the others have.
   std::size_t most_chunk_bytes() const { return most_chunk_bytes_; }
   double element_bytes(ParameterId parameter) const;  // of a parameter that is trained
+  // The bytes that its update reads and writes for an element, with a gradient of the parameter's type, where
+  // the optimizer looks at it in so many rounds first.
+  double update_bytes(ParameterId parameter, int rounds) const;
 
   // How many elements the array has among the first `first` elements of a chunk, which is the index of the
   // next one in the array.

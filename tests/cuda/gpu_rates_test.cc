@@ -40,6 +40,10 @@ TEST_F(GpuRatesTest, AreFoundAndLeaveNothing) {
   EXPECT_GT(rates.update_seconds.value_or(0), 0);
   if (fake() != nullptr) {
     EXPECT_EQ(fake()->memory_taken(), 0u);
+    // Each chunk is queued as the engine does it, so that others can wait for its gradient, parameters and
+    // state.
+    auto calls = fake()->counts().calls;
+    EXPECT_GE(calls["cuEventRecord"], 3 * calls["cuLaunchKernel"]);
   }
 }
 
@@ -58,6 +62,10 @@ TEST_F(GpuRatesTest, WithoutMemoryNothingIsKnown) {
   EXPECT_EQ(measured(kGiB, 64 * kMiB - 1, false).gpu, GpuRates());
 }
 
+TEST_F(GpuRatesTest, AnOptimizerWithoutStateHasARateToo) {
+  EXPECT_NE(measured(8 * kMiB, kGiB, true, "sgd").gpu.update_seconds, GpuRates().update_seconds);
+}
+
 // What a GPU does not update has no rate there.
 TEST_F(GpuRatesTest, AnOptimizerOfTheCpuAloneKeepsTheGpusRate) {
   const MachineRates rates = measured(8 * kMiB, kGiB, true, "adafactor");
@@ -67,9 +75,10 @@ TEST_F(GpuRatesTest, AnOptimizerOfTheCpuAloneKeepsTheGpusRate) {
 
 TEST_F(GpuRatesTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const char* function : {"cuMemCreate", "cuMemMap", "cuMemHostRegister", "cuStreamCreateWithPriority",
-                               "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize",
-                               "cuMemsetD8Async", "cuModuleLoadData", "cuLaunchKernel"}) {
+  for (const char* function :
+       {"cuMemCreate", "cuMemMap", "cuMemHostRegister", "cuStreamCreateWithPriority", "cuMemcpyHtoDAsync",
+        "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuMemsetD8Async", "cuModuleLoadData", "cuLaunchKernel",
+        "cuEventCreate", "cuEventRecord"}) {
     SCOPED_TRACE(function);
     device_.reset();
     fake()->begin({.schedule = Schedule::kLate});
