@@ -2,16 +2,18 @@
 and go; one graph of a whole model is refused, with what to do instead."""
 
 import functools
+import gc
 
 import pytest
 import torch
 from support import rounding
-from support.wrapped_models import same_values, train, values_of, wrap
+from support.wrapped_models import same, same_values, train, values_of, wrap
 from torch import nn
 
 import sluice.torch
 
 BLOCKS = 3
+MANY = 12  # more blocks than torch.compile() makes graphs of one function (torch._dynamo.config.recompile_limit)
 
 
 class Block(nn.Module):
@@ -24,9 +26,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, blocks=BLOCKS):
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.head = nn.Linear(24, 24)
 
     def forward(self, x):
@@ -37,6 +39,17 @@ class Model(nn.Module):
 
 def loss_of(model, step):
     return model(torch.randn(5, 24, generator=torch.Generator().manual_seed(step))).square().mean()
+
+
+class Counted:
+    """A backend with the bits of uncompiled operations, which counts its graphs."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
 def blocks_into(model, backend, **options):
@@ -122,3 +135,35 @@ def test_evaluation_between_steps_of_compiled_blocks():
         saved = {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}
         plain.load_state_dict(saved)
     sluice.torch.close(model)
+
+
+def losses_of(compiled, place, blocks=BLOCKS, autocast=False, steps=3, **options):
+    """The losses and values of a run of wrapped blocks. compiled: None, or what compiles them, with which backend, and when: "before" they
+    are wrapped, or "after"."""
+    torch._dynamo.reset()
+    torch.manual_seed(4)
+    model = Model(blocks)
+    if compiled is not None and compiled[2] == "before":
+        compiled[0](model, compiled[1])
+    _, optimizer = wrap(model, place, sluice.AdamW(lr=1e-2), **options)
+    if compiled is not None and compiled[2] == "after":
+        compiled[0](model, compiled[1])
+    losses = []
+    for step in range(steps):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = loss_of(model, step)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    values = list(values_of(model).values())
+    sluice.torch.close(model)
+    return losses + values
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_blocks_that_are_alike_share_one_graph(autocast):
+    counted = Counted()
+    found = losses_of((blocks_into, counted, "before"), "memory", MANY, autocast, held_units=2)
+    assert same(found, losses_of(None, "memory", MANY, autocast, held_units=2))
+    assert counted.graphs == 2  # the first block's input needs no gradient
