@@ -167,3 +167,27 @@ def test_blocks_that_are_alike_share_one_graph(autocast):
     found = losses_of((blocks_into, counted, "before"), "memory", MANY, autocast, held_units=2)
     assert same(found, losses_of(None, "memory", MANY, autocast, held_units=2))
     assert counted.graphs == 2  # the first block's input needs no gradient
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", [blocks_into, blocks_in_place])
+def test_blocks_are_compiled_under_autocast(how, when):
+    plainly, counted = Counted(), Counted()
+    losses_of((how, plainly, when), "disk")
+    assert same(losses_of((how, counted, when), "disk", autocast=True), losses_of(None, "disk", autocast=True))
+    assert counted.graphs == plainly.graphs > 0
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_blocks_keep_no_casts_of_parameters(backend):
+    torch._dynamo.reset()
+    model = Model()
+    blocks_into(model, backend)
+    model, _ = wrap(model, "disk")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model, 0)
+    gc.collect()
+    kept = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.dtype == torch.bfloat16]
+    assert loss.requires_grad and [tuple(t.shape) for t in kept if {*t.shape} == {24, 48}] == []
+    loss.backward()
+    sluice.torch.close(model, values=False)
