@@ -191,3 +191,23 @@ def test_compiled_blocks_keep_no_casts_of_parameters(backend):
     assert loss.requires_grad and [tuple(t.shape) for t in kept if {*t.shape} == {24, 48}] == []
     loss.backward()
     sluice.torch.close(model, values=False)
+
+
+def test_a_model_that_is_compiled_before_it_is_wrapped():
+    torch._dynamo.reset()
+    torch.manual_seed(4)
+    model, counted = Model(), Counted()
+    model.compile(backend=counted)
+    compiled = model._compiled_call_impl
+    model, optimizer = wrap(model, "disk", sluice.AdamW(lr=1e-2))
+    losses = []
+    for step in range(3):
+        losses.append(loss_of(model, step))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [loss.detach() for loss in losses] + list(values_of(model).values())
+    assert same(found, losses_of(None, "disk")) and counted.graphs > 0
+    sluice.torch.close(model)
+    assert model._compiled_call_impl is compiled
+    loss_of(model, 4).backward()

@@ -9,12 +9,12 @@ import torch
 import torch._dynamo
 from torch.utils.hooks import RemovableHandle
 
-from ._demand import Demand, kind_of
-from ._guards import Hook, outside_of_graphs
+from ._demand import Demand
 from ._homes import Home
 from ._looking import Announced, Units
 from ._presence import Presence
 from ._saved import SavedTensors
+from ._stances import Hook, outside_of_graphs
 from ._units import has_children
 
 
@@ -42,8 +42,8 @@ class _Acquire:
         if self.demand.estimating:
             return
         self.demand.begin(module, args, kwargs)
-        if self.announced is not None and self.announced.outermost:
-            self.announced.look(kind_of(module, args, kwargs, torch.is_grad_enabled())[0])
+        if self.announced is not None and module is not self.presence.model():  # of the model itself SavedTensors sees all calls
+            self.announced.look(module, args, kwargs)
         if not self.called:
             self.called, self.touched = True, self.presence.touches()
         for name, home in self.own.items():
