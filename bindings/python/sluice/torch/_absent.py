@@ -49,7 +49,7 @@ class Absent(torch.nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _ASKS or (_graphs_are_seen and torch.compiler.is_compiling()):
                 return func(*args, **(kwargs or {}))
-            if func in _TAKES:
+            if func in _TAKES or isinstance(func, torch._ops.HigherOrderOperator):  # whose bodies may see no modes
                 _bring_in(args, f"{func.__name__}()")
             with _Operations():
                 return func(*args, **(kwargs or {}))
@@ -57,6 +57,8 @@ class Absent(torch.nn.Parameter):
 
 class _Operations(TorchDispatchMode):
     """Brings in what each operation finds absent."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _needs_shapes_alone(func):

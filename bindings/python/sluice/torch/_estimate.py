@@ -40,6 +40,8 @@ class Estimate:
 class _Alive(TorchDispatchMode):
     """Adds up the memory of the tensors that are made while it is active, as long as they live."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, ignored: set[int]) -> None:
         super().__init__()
         self._ignored = ignored  # storages of parameters
@@ -107,8 +109,6 @@ def _in_groups(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = N
     return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype or a.dtype)
 
 
-def with_margin(alive: int) -> int:
-    """The bytes to plan for where so many are alive at once, without those that are the same at any size."""
 def kind_of(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
 ) -> tuple[Any, tuple[int, ...]]:
@@ -133,6 +133,8 @@ def kind_of(
     return (id(module), module.training, train, autocast, spec, tuple(kinds)), tuple(sizes)
 
 
+def with_margin(alive: int) -> int:
+    """The bytes to plan for where so many are alive at once, without those that are the same at any size."""
     return alive + int(alive * _SHARE)
 
 

@@ -25,6 +25,8 @@ class Looking(TorchDispatchMode):
     """While it is active, each operation of its thread finds the parameters that it uses present. Uses are noted with the
     latest beginning or end of a module's call, which brings these units in from then on: see Announced."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, presence: Presence, announced: Announced) -> None:
         super().__init__()
         self._presence, self._announced = presence, announced
@@ -54,6 +56,8 @@ class Editing(TorchDispatchMode):
     """While it is active, each operation of its thread finds the parameters that it uses present, and what it writes becomes
     their values."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, presence: Presence) -> None:
         super().__init__()
         self._presence = presence
@@ -81,11 +85,16 @@ def _homes_in(presence: Presence, func: Any, args: Any, kwargs: dict[str, Any]) 
 
 def _only_views(func: Any) -> bool:
     """Whether the operation makes a view, and reads nothing."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
     returned = func._schema.returns
     return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
 
 
 def _writes(func: Any, index: int, positional: int, names: list[str]) -> bool:
+    """Whether the operation writes this argument. Operators with bodies (torch.cond, flex_attention) write none."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
     arguments = func._schema.arguments
     if index < positional:
         info = arguments[index].alias_info

@@ -223,7 +223,7 @@ class SavedTensors:
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
         """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or not has_memory(tensor):
             return None
         home, cast = self.by_storage.get(storage_of(tensor)), None
         if home is None and (cast := casts.find(tensor)) is not None:
