@@ -211,3 +211,29 @@ def test_a_model_that_is_compiled_before_it_is_wrapped():
     sluice.torch.close(model)
     assert model._compiled_call_impl is compiled
     loss_of(model, 4).backward()
+
+
+def test_steps_may_be_compiled_too():
+    """Graphs break where the engine has the gradients, and updates."""
+
+    def trained_by(compiled):
+        torch._dynamo.reset()
+        torch.manual_seed(4)
+        model, optimizer = wrap(Model(), "disk", sluice.AdamW(lr=1e-2), held_units=2)
+        update = torch.compile(optimizer.step, backend="aot_eager") if compiled == "update" else optimizer.step
+
+        def step(number):
+            loss = loss_of(model, number)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            update()
+            optimizer.zero_grad()
+            return loss.detach().clone()
+
+        run = torch.compile(step, backend="aot_eager") if compiled == "step" else step
+        found = [run(number) for number in range(3)] + list(values_of(model).values())
+        sluice.torch.close(model)
+        return found
+
+    expected = trained_by(None)
+    assert same(trained_by("update"), expected) and same(trained_by("step"), expected)

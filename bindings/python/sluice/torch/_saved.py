@@ -100,6 +100,7 @@ class _Scope:
         if self.is_on(torch._C._autograd._top_saved_tensors_default_hooks(True)):
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
+    @outside_of_graphs  # also where the function that calls backward() is compiled
     def _pack(self, tensor: torch.Tensor) -> Any:
         reference = self._saved.reference(tensor, self._casts)
         if reference is not None:
@@ -133,8 +134,8 @@ class SavedTensors:
         self.by_storage, self._use, self._demand = by_storage, use, demand
         self._note = note
         self.made_again = MadeAgain(by_storage)
-        self._calls = _Calls()
         self.gpu = gpu  # where the parameters are; None: in the memory of the CPU
+        self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
 
     def begin(self, model: torch.nn.Module) -> None:
@@ -230,6 +231,7 @@ class SavedTensors:
             home = cast.home
         return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
 
+    @outside_of_graphs
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for what was kept of it."""
         if self._note is not None:
