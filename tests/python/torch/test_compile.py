@@ -2,16 +2,18 @@
 and go; one graph of a whole model is refused, with what to do instead."""
 
 import functools
+import gc
 
 import pytest
 import torch
 from support import rounding
-from support.wrapped_models import same_values, train, values_of, wrap
+from support.wrapped_models import same, same_values, train, values_of, wrap
 from torch import nn
 
 import sluice.torch
 
 BLOCKS = 3
+MANY = 12  # more blocks than torch.compile() makes graphs of one function (torch._dynamo.config.recompile_limit)
 
 
 class Block(nn.Module):
@@ -24,9 +26,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, blocks=BLOCKS):
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.head = nn.Linear(24, 24)
 
     def forward(self, x):
@@ -37,6 +39,17 @@ class Model(nn.Module):
 
 def loss_of(model, step):
     return model(torch.randn(5, 24, generator=torch.Generator().manual_seed(step))).square().mean()
+
+
+class Counted:
+    """A backend with the bits of uncompiled operations, which counts its graphs."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
 def blocks_into(model, backend, **options):
@@ -122,3 +135,105 @@ def test_evaluation_between_steps_of_compiled_blocks():
         saved = {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}
         plain.load_state_dict(saved)
     sluice.torch.close(model)
+
+
+def losses_of(compiled, place, blocks=BLOCKS, autocast=False, steps=3, **options):
+    """The losses and values of a run of wrapped blocks. compiled: None, or what compiles them, with which backend, and when: "before" they
+    are wrapped, or "after"."""
+    torch._dynamo.reset()
+    torch.manual_seed(4)
+    model = Model(blocks)
+    if compiled is not None and compiled[2] == "before":
+        compiled[0](model, compiled[1])
+    _, optimizer = wrap(model, place, sluice.AdamW(lr=1e-2), **options)
+    if compiled is not None and compiled[2] == "after":
+        compiled[0](model, compiled[1])
+    losses = []
+    for step in range(steps):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = loss_of(model, step)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    values = list(values_of(model).values())
+    sluice.torch.close(model)
+    return losses + values
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_blocks_that_are_alike_share_one_graph(autocast):
+    counted = Counted()
+    found = losses_of((blocks_into, counted, "before"), "memory", MANY, autocast, held_units=2)
+    assert same(found, losses_of(None, "memory", MANY, autocast, held_units=2))
+    assert counted.graphs == 2  # the first block's input needs no gradient
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", [blocks_into, blocks_in_place])
+def test_blocks_are_compiled_under_autocast(how, when):
+    plainly, counted = Counted(), Counted()
+    losses_of((how, plainly, when), "disk")
+    assert same(losses_of((how, counted, when), "disk", autocast=True), losses_of(None, "disk", autocast=True))
+    assert counted.graphs == plainly.graphs > 0
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_blocks_keep_no_casts_of_parameters(backend):
+    torch._dynamo.reset()
+    model = Model()
+    blocks_into(model, backend)
+    model, _ = wrap(model, "disk")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model, 0)
+    gc.collect()
+    kept = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.dtype == torch.bfloat16]
+    assert loss.requires_grad and [tuple(t.shape) for t in kept if {*t.shape} == {24, 48}] == []
+    loss.backward()
+    sluice.torch.close(model, values=False)
+
+
+def test_a_model_that_is_compiled_before_it_is_wrapped():
+    torch._dynamo.reset()
+    torch.manual_seed(4)
+    model, counted = Model(), Counted()
+    model.compile(backend=counted)
+    compiled = model._compiled_call_impl
+    model, optimizer = wrap(model, "disk", sluice.AdamW(lr=1e-2))
+    losses = []
+    for step in range(3):
+        losses.append(loss_of(model, step))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [loss.detach() for loss in losses] + list(values_of(model).values())
+    assert same(found, losses_of(None, "disk")) and counted.graphs > 0
+    sluice.torch.close(model)
+    assert model._compiled_call_impl is compiled
+    loss_of(model, 4).backward()
+
+
+def test_steps_may_be_compiled_too():
+    """Graphs break where the engine has the gradients, and updates."""
+
+    def trained_by(compiled):
+        torch._dynamo.reset()
+        torch.manual_seed(4)
+        model, optimizer = wrap(Model(), "disk", sluice.AdamW(lr=1e-2), held_units=2)
+        update = torch.compile(optimizer.step, backend="aot_eager") if compiled == "update" else optimizer.step
+
+        def step(number):
+            loss = loss_of(model, number)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            update()
+            optimizer.zero_grad()
+            return loss.detach().clone()
+
+        run = torch.compile(step, backend="aot_eager") if compiled == "step" else step
+        found = [run(number) for number in range(3)] + list(values_of(model).values())
+        sluice.torch.close(model)
+        return found
+
+    expected = trained_by(None)
+    assert same(trained_by("update"), expected) and same(trained_by("step"), expected)

@@ -26,6 +26,16 @@ _ASKS = frozenset(
 _TAKES = frozenset({torch.Tensor.tolist, torch.Tensor.share_memory_})
 
 
+_graphs_are_seen = False
+
+
+def see_graphs(seen: bool) -> None:
+    """Says whether each operation in graphs of torch.compile() that are made from now on is done by PyTorch itself, and so asks for
+    absent parameters. Else no graph contains one."""
+    global _graphs_are_seen
+    _graphs_are_seen = seen
+
+
 class Absent(torch.nn.Parameter):
     """The class that a parameter has while its unit is not on the GPU, where it shows NaN."""
 
@@ -37,9 +47,9 @@ class Absent(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _ASKS:
+            if func in _ASKS or (_graphs_are_seen and torch.compiler.is_compiling()):
                 return func(*args, **(kwargs or {}))
-            if func in _TAKES:
+            if func in _TAKES or isinstance(func, torch._ops.HigherOrderOperator):  # whose bodies may see no modes
                 _bring_in(args, f"{func.__name__}()")
             with _Operations():
                 return func(*args, **(kwargs or {}))
@@ -47,6 +57,8 @@ class Absent(torch.nn.Parameter):
 
 class _Operations(TorchDispatchMode):
     """Brings in what each operation finds absent."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _needs_shapes_alone(func):

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch.utils.hooks import RemovableHandle
 
-from ._demand import Demand, kind_of
-from ._guards import Hook, outside_of_graphs
+from ._demand import Demand
 from ._homes import Home
 from ._looking import Announced, Units
 from ._presence import Presence
 from ._saved import SavedTensors
+from ._stances import Hook, outside_of_graphs
 from ._units import has_children
 
 
@@ -41,8 +42,8 @@ class _Acquire:
         if self.demand.estimating:
             return
         self.demand.begin(module, args, kwargs)
-        if self.announced is not None and self.announced.outermost:
-            self.announced.look(kind_of(module, args, kwargs, torch.is_grad_enabled())[0])
+        if self.announced is not None and module is not self.presence.model():  # of the model itself SavedTensors sees all calls
+            self.announced.look(module, args, kwargs)
         if not self.called:
             self.called, self.touched = True, self.presence.touches()
         for name, home in self.own.items():
@@ -94,6 +95,16 @@ def _hook(acquire: _Acquire, hook: Hook) -> Hook:
     return run
 
 
+def _key_alike(handle: RemovableHandle, key: int) -> None:
+    """Gives a hook a key that is the same in all modules, and no number of PyTorch's. These differ from module to module, so that no
+    block could use the graph of another, and after eight graphs of one function torch.compile() makes no more."""
+    for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+        hooks = reference()
+        if hooks is not None and handle.id in hooks:
+            hooks[key] = hooks.pop(handle.id)
+    handle.id = key
+
+
 def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> None:
     """Lets a compiled block bring in all of its units, where they can be held at once."""
     for module, acquire in made.items():
@@ -118,13 +129,18 @@ def install(
         made[module] = _Acquire(presence, saved, demand, announced, own)
     _cover_compiled(made, presence.limit)
     hooks: list[Any] = []
+
+    def keep(handle: RemovableHandle, number: int) -> None:
+        _key_alike(handle, -1 - number)
+        hooks.append(handle)
+
     for module, acquire in made.items():
         children = [made[child] for child in module.children() if not has_children(child)]
         acquire.children = [child for child in children if child.homes]
         has_any = next(module.parameters(), None) is not None
         if acquire.homes or acquire.children or (announced is not None and has_any):
-            hooks.append(module.register_forward_pre_hook(_hook(acquire, acquire.before), with_kwargs=True))
-            hooks.append(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True))
+            keep(module.register_forward_pre_hook(_hook(acquire, acquire.before), with_kwargs=True), 0)
+            keep(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True), 1)
         if acquire.children:
-            hooks.append(module.register_forward_hook(_hook(acquire, acquire.after)))
+            keep(module.register_forward_hook(_hook(acquire, acquire.after)), 2)
     return hooks

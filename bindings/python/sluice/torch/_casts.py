@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch._inductor.config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
-from ._homes import Home, View, storage_of
+from ._homes import Home, View, has_memory, storage_of
 
 
 class Cast(NamedTuple):
@@ -25,40 +28,83 @@ class Cast(NamedTuple):
         return made.copy_(self.source.over(self.home.memory))
 
 
+class MadeAgain(CustomGraphPass):
+    """Lets graphs of torch.compile() that are made by its backend "inductor" keep parameters for backward, and make their casts
+    again there. By itself it keeps the casts, which are tensors of the graph's own: nobody else sees what they are casts of."""
+
+    def __init__(self, by_storage: Mapping[int, Home]) -> None:
+        self._shapes = sorted({tuple(home.parameter.shape) for home in by_storage.values()})
+        self._others: Any = None  # the user's own pass, which comes first
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        if self._others is not None:
+            self._others(graph)
+        parameters = set()  # and views of them
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                # Not told from other arguments of the same shape, of which these may keep more than their casts.
+                if tuple(getattr(node.meta.get("val"), "shape", ())) in self._shapes:
+                    parameters.add(node)
+            elif node.args and node.args[0] in parameters:
+                if node.target in (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default):
+                    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+                elif getattr(node.target, "is_view", False):
+                    parameters.add(node)
+
+    def uuid(self) -> Any:
+        """What tells graphs on disk that this has changed from others."""
+        if self._others is None:
+            return "sluice.torch: casts made again", self._shapes
+        theirs = self._others.uuid() if isinstance(self._others, CustomGraphPass) else None
+        return None if theirs is None else ("sluice.torch: casts made again", self._shapes, theirs)
+
+    def patch(self) -> Any:
+        """A `with` in which graphs are made so."""
+        before = torch._inductor.config.joint_custom_post_pass
+        self._others = None if isinstance(before, MadeAgain) else before
+        return torch._inductor.config.patch(joint_custom_post_pass=self)
+
+
 class Casts(TorchDispatchMode):
     """Notes, while it is active, which tensors are casts of parameters or of views of them. Autocast's own cache, which
     would hold a copy of every parameter until its end, is off meanwhile."""
 
-    def __init__(self, by_storage: Mapping[int, Home]) -> None:
+    supports_higher_order_operators = True  # it only looks at what casts return
+
+    def __init__(self, by_storage: Mapping[int, Home], made_again: MadeAgain) -> None:
         super().__init__()
-        self._homes = by_storage
-        self._casts: dict[int, tuple[weakref.ref[torch.Tensor], int, Cast]] = {}  # each with the version that it had
+        self._homes, self._made_again = by_storage, made_again
+        self._casts: dict[int, tuple[StorageWeakRef, int, Cast]] = {}  # each with the version that it had
         self._cached = False
+        self._patch: Any = None
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Without this nothing is compiled while it is active, and PyTorch never tries again."""
+        return True
 
     def __enter__(self) -> Any:
         self._cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
+        self._patch = self._made_again.patch()
+        self._patch.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        self._patch.__exit__(*error)
         torch.set_autocast_cache_enabled(self._cached)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and result.layout == torch.strided:
+        if func is torch.ops.aten._to_copy.default and has_memory(args[0]) and result.layout == torch.strided:
             home = self._homes.get(storage_of(args[0]))
             if home is not None and result.storage_offset() == 0:
                 cast = Cast(home, View.of(args[0]), View.of(result))
-                self._casts[storage_of(result)] = (weakref.ref(result), result._version, cast)
+                self._casts[storage_of(result)] = (StorageWeakRef(result.untyped_storage()), result._version, cast)
         return result
 
     def find(self, tensor: torch.Tensor) -> Cast | None:
         """The cast that the tensor is, or is a view of. A tensor that was written to since is no cast."""
-        found = self._casts.get(storage_of(tensor))
-        if found is None:
-            return None
-        reference, version, cast = found
-        made = reference()
-        is_it = made is not None and made._version == version and storage_of(made) == storage_of(tensor)
-        return cast if is_it else None
+        made, version, cast = self._casts.get(storage_of(tensor), (None, 0, None))
+        return cast if made is not None and not made.expired() and tensor._version == version else None

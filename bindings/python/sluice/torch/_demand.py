@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from ..errors import BudgetError, Error, StateError
-from ._estimate import Estimate, estimate_call, refusal_of, with_margin
+from ._estimate import Estimate, estimate_call, kind_of, refusal_of, with_margin
 from ._fakes import tensors_in
 from ._presence import Presence
+from ._stances import nothing_compiled
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
 _MOST = 32  # the most estimates that are kept for one kind of calls
@@ -134,7 +134,7 @@ class Demand:
             self._changed.wait(1.0)
         self._estimating = threading.get_ident()
         try:
-            with torch.compiler.set_stance("force_eager"):  # compiled blocks run uncompiled
+            with nothing_compiled():
                 yield
         finally:
             self._estimating = None
@@ -184,28 +184,3 @@ def _is_no_call() -> bool:
     """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
     transforms of torch.func, where no model runs with fakes."""
     return torch._C._current_graph_task_id() != -1 or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def kind_of(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
-) -> tuple[Any, tuple[int, ...]]:
-    """What this call has in common with calls that its estimate can be compared with, and its sizes."""
-    leaves, spec = tree_flatten((args, kwargs))
-    kinds: list[Any] = []
-    sizes: list[int] = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            kinds.append((leaf.dtype, leaf.dim(), leaf.requires_grad))
-            sizes += leaf.shape
-        elif leaf is None or isinstance(leaf, (bool, str)) or (isinstance(leaf, int) and leaf < 2):
-            kinds.append(leaf)
-        elif isinstance(leaf, int):
-            kinds.append(int)
-            sizes.append(leaf)
-        else:
-            held = [] if isinstance(leaf, float) else tensors_in([leaf])
-            kinds.append((type(leaf), *((t.dtype, t.dim()) for t in held)))
-            sizes += (size for t in held for size in t.shape)
-    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return (id(module), module.training, train, autocast, spec, tuple(kinds)), tuple(sizes)
-

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
-from ._fakes import CPU, fake_of, faked
+from ._fakes import CPU, fake_of, faked, tensors_in
 from ._gpu import HOST, WORKSPACES, Gpu
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -39,6 +39,8 @@ class Estimate:
 
 class _Alive(TorchDispatchMode):
     """Adds up the memory of the tensors that are made while it is active, as long as they live."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, ignored: set[int]) -> None:
         super().__init__()
@@ -105,6 +107,30 @@ def _in_groups(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = N
     """_grouped_mm for fakes, also in f32, which PyTorch's own rule for fakes refuses though the CPU takes it."""
     groups = [len(offs)] if a.dim() == b.dim() == 2 else [len(a)] if a.dim() == b.dim() else []
     return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype or a.dtype)
+
+
+def kind_of(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+) -> tuple[Any, tuple[int, ...]]:
+    """What this call has in common with calls that its estimate can be compared with, and its sizes."""
+    leaves, spec = tree_flatten((args, kwargs))
+    kinds: list[Any] = []
+    sizes: list[int] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            kinds.append((leaf.dtype, leaf.dim(), leaf.requires_grad))
+            sizes += leaf.shape
+        elif leaf is None or isinstance(leaf, (bool, str)) or (isinstance(leaf, int) and leaf < 2):
+            kinds.append(leaf)
+        elif isinstance(leaf, int):
+            kinds.append(int)
+            sizes.append(leaf)
+        else:
+            held = [] if isinstance(leaf, float) else tensors_in([leaf])
+            kinds.append((type(leaf), *((t.dtype, t.dim()) for t in held)))
+            sizes += (size for t in held for size in t.shape)
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return (id(module), module.training, train, autocast, spec, tuple(kinds)), tuple(sizes)
 
 
 def with_margin(alive: int) -> int:

@@ -14,6 +14,7 @@ from ..errors import InvalidArgumentError, StateError
 from ._at_once import refuse_use
 from ._homes import Home
 from ._presence import Presence
+from ._stances import outside_of_graphs
 from ._stored import Entry
 
 _aten = torch.ops.aten
@@ -178,6 +179,7 @@ class Gradient(torch.Tensor):
         return self._slot.values().__reduce_ex__(protocol)
 
     @classmethod
+    @outside_of_graphs
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":  # collectives do not say what they write, nor when
             next(value for value in _gradients_in([args, kwargs or {}]))._refuse_memory()

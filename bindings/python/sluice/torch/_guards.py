@@ -11,8 +11,6 @@ import torch
 from ..errors import StateError
 from . import _parallel, _saving
 
-Hook = Callable[..., None]
-
 
 def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device, reading: _saving.Reading) -> None:
     """Guards a model and its modules. dtypes, device: of its parameters; reading: a `with` in which these can be read."""
@@ -28,6 +26,8 @@ def unguard(model: torch.nn.Module) -> None:
     """Removes the guards."""
     _saving.uninstall(model)
     _parallel.unguard(model)
+    if isinstance(compiled := model._compiled_call_impl, functools.partial):
+        model._compiled_call_impl = compiled.args[1]  # see SavedTensors.guard()
     for module in model.modules():
         for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__", "no_sync"):
             module.__dict__.pop(name, None)
@@ -72,14 +72,3 @@ def refuse_copy(what: str, *_: Any) -> NoReturn:
         f"a wrapped model is to be {what}, and its parameters are the engine's; save its state_dict(), or copy it after "
         "sluice.torch.close()"
     )
-
-
-def outside_of_graphs(hook: Hook) -> Hook:
-    """The same hook, at which graphs of torch.compile() break."""
-    made: Hook = torch.compiler.disable(
-        hook,
-        reason="the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its "
-        "blocks instead, before sluice.torch.wrap() (model.blocks[i] = torch.compile(model.blocks[i])), or the model "
-        "without fullgraph=True",
-    )
-    return made

@@ -320,6 +320,11 @@ def floats_of(tensor: torch.Tensor, declared: Parameter) -> torch.Tensor:
     return flat.to(device="cpu", dtype=torch.float32).contiguous()
 
 
+def has_memory(given: Any) -> bool:
+    """Whether it is a tensor with memory, and none of a class that only stands for others, as while PyTorch traces."""
+    return isinstance(given, torch.Tensor) and type(given).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+
+
 def storage_of(tensor: Any) -> int:
     """The address of the storage that a tensor is a view of."""
     return int(tensor.untyped_storage().data_ptr())

@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_iter
 
 from .. import _abi
 from ..errors import StateError
-from ._homes import Home, storage_of
+from ._estimate import kind_of
+from ._homes import Home, has_memory, storage_of
 from ._presence import Presence
+from ._stances import end_seeing, see
 
 Units = dict[int, None]  # units in the order of their uses
 
@@ -23,15 +25,22 @@ class Looking(TorchDispatchMode):
     """While it is active, each operation of its thread finds the parameters that it uses present. Uses are noted with the
     latest beginning or end of a module's call, which brings these units in from then on: see Announced."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, presence: Presence, announced: Announced) -> None:
         super().__init__()
         self._presence, self._announced = presence, announced
-        self.ended = False  # it does nothing any more, also where other modes kept it from being taken away
+        self.idle = False  # it does nothing: within a graph, and after its end where other modes kept it from being taken away
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Otherwise PyTorch would compile nothing that it meets first while this is active, also afterwards."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Views count as uses: one that is made while its unit is absent would show NaN for ever.
         used: Units = {}
-        for home, written in () if self.ended else _homes_in(self._presence, func, args, kwargs or {}):
+        for home, written in () if self.idle else _homes_in(self._presence, func, args, kwargs or {}):
             if written:
                 raise StateError(
                     f"'{home.name}' is written by {func} in a call of the model, whose parameters are on a GPU, where a write is "
@@ -46,6 +55,8 @@ class Looking(TorchDispatchMode):
 class Editing(TorchDispatchMode):
     """While it is active, each operation of its thread finds the parameters that it uses present, and what it writes becomes
     their values."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, presence: Presence) -> None:
         super().__init__()
@@ -64,26 +75,26 @@ class Editing(TorchDispatchMode):
 def _homes_in(presence: Presence, func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Home, bool]]:
     """The homes of the parameters among an operation's arguments, and whether it writes them."""
     for index, given in enumerate((*args, *kwargs.values())):
-        for tensor in tree_iter(given) if isinstance(given, (list, tuple)) else (given,):
-            if not _has_memory(tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        for tensor in tree_iter(given) if isinstance(given, (list, tuple, dict)) else (given,):
+            if not has_memory(tensor) or tensor.layout != torch.strided or tensor.is_meta:
                 continue
             home = presence.by_storage.get(storage_of(tensor))
             if home is not None:
                 yield home, _writes(func, index, len(args), list(kwargs))
 
 
-def _has_memory(given: Any) -> bool:
-    """Whether it is a tensor, and none of a class that only stands for others."""
-    return isinstance(given, torch.Tensor) and type(given).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
-
-
 def _only_views(func: Any) -> bool:
     """Whether the operation makes a view, and reads nothing."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
     returned = func._schema.returns
     return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
 
 
 def _writes(func: Any, index: int, positional: int, names: list[str]) -> bool:
+    """Whether the operation writes this argument. Operators with bodies (torch.cond, flex_attention) write none."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
     arguments = func._schema.arguments
     if index < positional:
         info = arguments[index].alias_info
@@ -99,7 +110,6 @@ class _Thread(threading.local):
         self.open: list[object] = []  # the modules whose calls have not ended
         self.latest: Units = {}  # the units of the latest beginning or end of a call
         self.looking: Looking | None = None
-        self.paused = False
         self.has_more = False  # the call that is looked at uses more units between two beginnings or ends than may be held
         self.kind: _Kind | None = None  # of the call that is looked at
 
@@ -148,33 +158,35 @@ class Announced:
 
     def end_to(self, depth: int) -> None:
         """Ends calls for which PyTorch has run no hook, as after a KeyboardInterrupt, until the thread is in so many."""
-        if len(self._thread.open) > depth:
-            del self._thread.open[depth:]
-            if depth == 0:
-                self._stop(False)
+        del self._thread.open[depth:]
+        if depth == 0:
+            self._stop(False)
 
-    def look(self, call: Any) -> None:
-        """Begins looking in this thread, until its outermost call ends, unless a call of this kind was looked at. call: what
-        calls of one kind have in common."""
-        kind = _Kind(torch._C._current_graph_task_id() != -1, call)
+    def look(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Comes before a module's call. Begins looking in this thread, until the call ends, where it is the outermost one, unless
+        one of its kind was looked at. Returns whether it is looked at."""
+        if not self.outermost or self._thread.looking is not None:
+            return self._thread.looking is not None
+        kind = _Kind(torch._C._current_graph_task_id() != -1, kind_of(module, args, kwargs, torch.is_grad_enabled())[0])
         if kind in self._known or torch.compiler.is_compiling():
-            return
-        self._thread.kind, self._thread.has_more, self._thread.paused = kind, False, False
-        self._thread.looking = Looking(self._presence, self)
-        self._thread.looking.__enter__()
+            return False
+        self._thread.kind, self._thread.has_more = kind, False
+        self._thread.looking = looking = Looking(self._presence, self)
+        see(looking)
+        looking.__enter__()
+        return True
 
     def pause(self) -> None:
-        """Stops looking until resume(): torch.compile() compiles nothing under a mode."""
-        looking = self._thread.looking
-        if looking is not None and _get_current_dispatch_mode() is looking:
-            looking.__exit__(None, None, None)
-            self._thread.paused = True
+        """Stops looking until resume(): what follows is a graph of torch.compile(), of which one operation may be many."""
+        if (looking := self._thread.looking) is not None:
+            looking.idle = True
+            end_seeing(looking)
 
     def resume(self) -> None:
         """Looks on after pause()."""
-        if self._thread.paused and self._thread.looking is not None:
-            self._thread.looking.__enter__()
-        self._thread.paused = False
+        if (looking := self._thread.looking) is not None and looking.idle:
+            see(looking)
+            looking.idle = False
 
     def _stop(self, whole: bool) -> None:
         looking, self._thread.looking = self._thread.looking, None
@@ -183,7 +195,8 @@ class Announced:
             return
         if (whole or kind.in_backward) and not self._thread.has_more:
             self._known.add(kind)
-        looking.ended = True
+        looking.idle = True
+        end_seeing(looking)
         if _get_current_dispatch_mode() is looking:
             looking.__exit__(None, None, None)
 

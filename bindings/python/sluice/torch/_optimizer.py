@@ -15,6 +15,7 @@ from . import _state
 from ._at_once import UpdatesInBackward
 from ._roles import changed
 from ._session import Session
+from ._stances import outside_of_graphs
 
 
 _NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # refused unless a setting has that name
@@ -145,6 +146,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         return [_settings_of_group(group, self._first) for group in self.param_groups]
 
+    @outside_of_graphs
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Updates every parameter that has a gradient. Updates may go on after the call; a use of a parameter waits for
@@ -156,6 +158,11 @@ class Optimizer(torch.optim.Optimizer):
         if float(getattr(self, "found_inf", 0.0)) == 0:
             self._session.step(self._settings(), 1.0 / float(getattr(self, "grad_scale", None) or 1.0))
         return loss
+
+    @outside_of_graphs
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of each torch.optim.Optimizer."""
+        super().zero_grad(set_to_none)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

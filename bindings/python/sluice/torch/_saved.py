@@ -11,12 +11,12 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import StateError
-from ._casts import Cast, Casts
+from ._casts import Cast, Casts, MadeAgain
 from ._demand import Demand
 from ._gpu import Gpu
-from ._guards import outside_of_graphs
-from ._homes import Home, View, storage_of
+from ._homes import Home, View, has_memory, storage_of
 from ._looking import Announced
+from ._stances import outside_of_graphs
 
 
 class _Saved(NamedTuple):
@@ -54,7 +54,7 @@ class _Scope:
         self._saved, self.inside = saved, inside
         self._hooks: _Hooks = (self._pack, saved.unpack)
         self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        self._casts = Casts(saved.by_storage)
+        self._casts = Casts(saved.by_storage, saved.made_again)
         self._casting: list[torch.nn.Module] = []  # modules whose calls began under autocast, and have not ended
 
     def open(self, model: torch.nn.Module) -> None:
@@ -100,6 +100,7 @@ class _Scope:
         if self.is_on(torch._C._autograd._top_saved_tensors_default_hooks(True)):
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
+    @outside_of_graphs  # also where the function that calls backward() is compiled
     def _pack(self, tensor: torch.Tensor) -> Any:
         reference = self._saved.reference(tensor, self._casts)
         if reference is not None:
@@ -132,6 +133,7 @@ class SavedTensors:
         called before a backward pass gives its first gradient, wherever it has saved tensors or calls modules."""
         self.by_storage, self._use, self._demand = by_storage, use, demand
         self._note = note
+        self.made_again = MadeAgain(by_storage)
         self.gpu = gpu  # where the parameters are; None: in the memory of the CPU
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
@@ -185,38 +187,51 @@ class SavedTensors:
         """Lets calls of the model end also where PyTorch runs no hook, as after a KeyboardInterrupt. announced: where a GPU
         computes."""
         self._announced = announced
-        self._begin_call = outside_of_graphs(self._demand.begin)
-        self._end_call = outside_of_graphs(self._demand.end)
-        model.__dict__["_call_impl"] = functools.partial(self._call, model)
+        self._begin_call = outside_of_graphs(self._begin)
+        self._end_call = outside_of_graphs(self._end)
+        own = functools.partial(type(model)._call_impl, model)
+        self._run_seen = outside_of_graphs(own)
+        model.__dict__["_call_impl"] = functools.partial(self._call, model, own)
+        if model._compiled_call_impl is not None:  # by model.compile(), before it was wrapped
+            model._compiled_call_impl = functools.partial(self._call, model, model._compiled_call_impl)
 
-    def _call(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Replaces Module._call_impl."""
-        scopes = self._calls.open
-        before = len(scopes)
-        if self._announced is not None and not scopes:
-            self._announced.end_to(0)  # a module that was called by itself may have been interrupted
-        depth = 0 if self._announced is None else self._announced.depth()
-        self._begin_call(model, args, kwargs)
+    def _call(self, model: torch.nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`."""
+        before = len(self._calls.open)
+        depth, is_seen = self._begin_call(model, args, kwargs)
         output = None
         try:
-            output = type(model)._call_impl(model, *args, **kwargs)
+            output = (self._run_seen if is_seen else run)(*args, **kwargs)
             return output
         finally:
-            while len(scopes) > before:
-                self.end()
-            if self._announced is not None:
-                self._announced.end_to(depth)
-            self._end_call(model, output)
+            self._end_call(model, output, before, depth)
+
+    def _begin(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+        """Begins a call of the model. Returns how many calls of modules the thread is in, and whether its operations are looked at,
+        for which nothing that the call is in may compile it."""
+        announced = self._announced
+        if announced is not None and not self._calls.open:
+            announced.end_to(0)  # a module that was called by itself may have been interrupted
+        self._demand.begin(model, args, kwargs)
+        return (0, False) if announced is None else (announced.depth(), announced.look(model, args, kwargs))
+
+    def _end(self, model: torch.nn.Module, output: Any, before: int, depth: int) -> None:
+        while len(self._calls.open) > before:
+            self.end()
+        if self._announced is not None:
+            self._announced.end_to(depth)
+        self._demand.end(model, output)
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
         """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or not has_memory(tensor):
             return None
         home, cast = self.by_storage.get(storage_of(tensor)), None
         if home is None and (cast := casts.find(tensor)) is not None:
             home = cast.home
         return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
 
+    @outside_of_graphs
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for what was kept of it."""
         if self._note is not None:

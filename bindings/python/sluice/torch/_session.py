@@ -20,7 +20,7 @@ from ._demand import Demand
 from ._engine import WrappedEngine
 from ._gpu_step import Account
 from ._gradients import Gradient, Gradients
-from ._guards import guard, outside_of_graphs, refuse_copy, unguard
+from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import Keeper, resident_bytes
 from ._moving import Moving, Source
@@ -28,6 +28,7 @@ from ._prepare import Prepared
 from ._presence import Presence
 from ._reproducible import refuse_running_statistics, running_norms
 from ._saved import SavedTensors
+from ._stances import outside_of_graphs
 from ._together import Together
 
 

@@ -1,0 +1,194 @@
+"""torch.compile of models that are wrapped on a GPU: what PyTorch meets while the first call is looked at is compiled from the next
+call on. The reference is the same model, wrapped on the CPU, where nothing is compiled; nothing may differ by a bit."""
+
+import gc
+import threading
+
+import pytest
+import torch
+import transformers
+from support import fake_gpu
+from support.gpu_models import GPU, Layers, loss_of
+from support.wrapped_models import same, units_of_modules, wrap
+
+import sluice.torch
+from sluice.torch import _stances
+
+STEPS = 3
+
+
+class Counted:
+    """A backend with the bits of uncompiled operations, which counts its graphs."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+class CompilesInside(Layers):
+    """A model that compiles a function of its own, which uses a parameter that no module's call brings in."""
+
+    def __init__(self, backend=None):
+        super().__init__()
+        self.end = self.scaled if backend is None else torch.compile(self.scaled, backend=backend)
+
+    def scaled(self, x):
+        return torch.nn.functional.gelu(x * self.scale) + 1
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.end(x))
+
+
+def trained(model, before=None, after=None, autocast=False, note=lambda: None, **options):
+    """The losses and parameters of a run. before, after: compile the model before and after it is wrapped; after may return what to
+    call. note: comes after each step."""
+    torch._dynamo.reset()
+    if before is not None:
+        before(model)
+    model, optimizer = wrap(model, "memory", sluice.SGD(lr=1e-2), **({"units": units_of_modules(model), "held_units": 3} | options))
+    called = after(model) if after is not None else None
+    seen = []
+    for step in range(STEPS):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = loss_of(model if called is None else called, step)
+        loss.backward()
+        seen.append(loss.detach().clone())
+        optimizer.step()
+        optimizer.zero_grad()
+        note()
+    sluice.torch.close(model)
+    return seen + [p.detach().clone() for p in model.parameters()]
+
+
+def seeded(make, *given):
+    torch.manual_seed(5)
+    return make(*given)
+
+
+def check(make, counted, in_first, autocast=False, **how):
+    """Checks the bits, and in which steps graphs are made: in_first: in the first one, too."""
+    expected = trained(seeded(make), autocast=autocast)
+    made = []
+    with fake_gpu.shared():
+        model = seeded(make, counted) if make is CompilesInside else seeded(make)
+        assert same(trained(model, autocast=autocast, note=lambda: made.append(counted.graphs), **(GPU | how)), expected)
+        del model
+        gc.collect()
+    assert (made[0] > 0) == in_first and made[1] == made[-1] > 0
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_functions_that_a_model_compiles_are_compiled_after_its_first_call(autocast):
+    check(CompilesInside, Counted(), in_first=False, autocast=autocast)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_blocks_that_were_compiled_before_are_compiled_in_the_first_call(autocast):
+    counted = Counted()
+
+    def compile_blocks(model):
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = torch.compile(block, backend=counted)
+
+    check(Layers, counted, in_first=True, autocast=autocast, before=compile_blocks)
+
+
+@pytest.mark.parametrize("held_units", [2, 3])
+def test_blocks_that_are_compiled_otherwise_are_compiled_after_it(held_units):
+    counted = Counted()
+
+    def compile_blocks(model):
+        for block in model.blocks:
+            block.compile(backend=counted)
+
+    check(Layers, counted, in_first=False, after=compile_blocks, held_units=held_units)
+
+
+def compile_in_place(model, backend):
+    model.compile(backend=backend)
+
+
+@pytest.mark.parametrize(
+    "when, how",
+    [
+        ("after", lambda model, backend: torch.compile(model, backend=backend)),
+        ("after", compile_in_place),
+        ("before", compile_in_place),
+    ],
+)
+def test_whole_models_are_compiled_after_it(when, how):
+    counted = Counted()
+    check(Layers, counted, in_first=False, **{when: lambda model: how(model, counted)})
+
+
+def test_a_call_that_fails_leaves_the_users_stance():
+    class Fails(Layers):
+        def forward(self, ids):
+            self.words(ids)
+            raise ValueError("not now")
+
+    def stance():
+        return torch._dynamo.eval_frame._stance.stance
+
+    with fake_gpu.shared():
+        model, _ = wrap(Fails(), "memory", **GPU)
+        with torch.compiler.set_stance("eager_on_recompile"):
+            with pytest.raises(ValueError):
+                loss_of(model, 0)
+            assert stance() == "eager_on_recompile"
+        assert stance() == "default"
+        sluice.torch.close(model, values=False)
+        del model, _
+        gc.collect()
+
+
+def test_the_users_stance_comes_back_when_the_last_thread_has_ended():
+    inside, leave = threading.Event(), threading.Event()
+
+    def estimate():
+        with _stances.nothing_compiled():
+            inside.set()
+            leave.wait()
+
+    looking = object()
+    thread = threading.Thread(target=estimate)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        _stances.see(looking)
+        thread.start()
+        inside.wait()
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+        _stances.end_seeing(looking)
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+        leave.set()
+        thread.join()
+        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+
+
+def test_compiled_attention_of_transformers_is_compiled_in_the_first_call_too():
+    """Uncompiled it would take memory for all scores. PyTorch's CPU has no backward of it."""
+
+    def logits(wrapped):
+        torch._dynamo.reset()
+        config = transformers.LlamaConfig(
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=64, intermediate_size=128, vocab_size=256
+        )
+        config._attn_implementation = "flex_attention"
+        model = seeded(transformers.LlamaForCausalLM, config).eval()
+        if wrapped:
+            model, _ = wrap(model, "memory", units=units_of_modules(model), **GPU)
+        with torch.no_grad():
+            found = [model(torch.arange(64).view(2, 32)).logits.clone() for _ in range(2)]
+        if wrapped:
+            sluice.torch.close(model, values=False)
+        return found
+
+    expected = logits(wrapped=False)
+    with fake_gpu.shared():
+        assert same(logits(wrapped=True), expected)
+        gc.collect()
