@@ -11,7 +11,7 @@ from support.sluice_process import SOURCE
 
 # Each line is one process, whose start takes as long as a file.
 RUNS = [
-    ["test_saved.py", "test_wrapping.py", "test_gradients.py", "test_types.py", "test_edits.py"],
+    ["test_saved.py", "test_wrapping.py", "test_gradients.py", "test_types.py", "test_edits.py", "test_threads.py"],
     ["test_meta.py", "test_pretrained.py", "test_trainer.py", "test_interrupts.py", "test_plan.py", "test_compile.py", "test_operators.py"],
 ]
 

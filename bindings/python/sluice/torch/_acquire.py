@@ -43,6 +43,8 @@ class _Acquire:
             return
         self.demand.begin(module, args, kwargs)
         if self.announced is not None and module is not self.presence.model():  # of the model itself SavedTensors sees all calls
+            if not self.saved.in_model:
+                self.announced.begin_turn()
             self.announced.look(module, args, kwargs)
         if not self.called:
             self.called, self.touched = True, self.presence.touches()

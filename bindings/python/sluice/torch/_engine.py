@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from ..engine import Values
@@ -69,37 +71,45 @@ class WrappedEngine(ModelEngine):
 
     def save(self, out: Path, keep: int = 0) -> str:
         """Saves as Engine does, also after forward passes. Raises StateError where a step has gradients."""
-        if (presence := self._wrapped()) is not None:
-            presence.end_begun_step("saved")
-        return super().save(out, keep)
+        with self._turn() as presence:
+            if presence is not None:
+                presence.end_begun_step("saved")
+            return super().save(out, keep)
 
     def load(self, path: Path) -> None:
         """Loads as Engine does, also after forward passes, whose graphs backward then refuses. Raises StateError where a
         step has gradients."""
-        if (presence := self._wrapped()) is not None:
-            presence.end_begun_step("loaded")
-        super().load(path)
-        if presence is not None:
-            presence.changed()
+        with self._turn() as presence:
+            if presence is not None:
+                presence.end_begun_step("loaded")
+            super().load(path)
+            if presence is not None:
+                presence.changed()
 
     def set_values(self, unit: str, values: Values) -> None:
         """Sets values as Engine does, also after forward passes, whose graphs backward then refuses."""
-        if (presence := self._wrapped()) is not None:
-            presence.release_all()
-        super().set_values(unit, values)
-        if presence is not None:
-            presence.changed()
+        with self._turn() as presence:
+            if presence is not None:
+                presence.release_all()
+            super().set_values(unit, values)
+            if presence is not None:
+                presence.changed()
 
     def load_values(self, path: Path) -> None:
         """Loads values as Engine does, also after forward passes, whose graphs backward then refuses."""
-        if (presence := self._wrapped()) is not None:
-            presence.release_all()
-        super().load_values(path)
-        if presence is not None:
-            presence.changed()
+        with self._turn() as presence:
+            if presence is not None:
+                presence.release_all()
+            super().load_values(path)
+            if presence is not None:
+                presence.changed()
 
-    def _wrapped(self) -> Presence | None:
-        return None if self.presence is None or self.closed else self.presence()
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[Presence | None]:
+        """A `with` in which no other thread uses the model where a GPU computes. Yields None where it is not wrapped."""
+        presence = None if self.presence is None or self.closed else self.presence()
+        with contextlib.nullcontext() if presence is None else presence.turns:
+            yield presence
 
 
 def _refuse(call: str, remedy: str) -> NoReturn:

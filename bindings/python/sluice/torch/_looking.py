@@ -110,6 +110,7 @@ class _Thread(threading.local):
         self.open: list[object] = []  # the modules whose calls have not ended
         self.latest: Units = {}  # the units of the latest beginning or end of a call
         self.looking: Looking | None = None
+        self.turn: int | None = None  # what the outermost call of a module by itself has of Turns.begin()
         self.has_more = False  # the call that is looked at uses more units between two beginnings or ends than may be held
         self.kind: _Kind | None = None  # of the call that is looked at
 
@@ -124,10 +125,12 @@ class _Kind(NamedTuple):
 class Announced:
     """Which units are used after each beginning and each end of a module's call, until the next one. The first call of each
     kind finds it, by looking at every operation; then these units are brought in there, before anything uses them. Where they
-    are more than may be held, all calls of the kind are looked at, and what is too many comes in when it is used."""
+    are more than may be held, all calls of the kind are looked at, and what is too many comes in when it is used. A thread has
+    the turn during its outermost call."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
+        self.turns = presence.turns
         self._known: set[_Kind] = set()  # the kinds of calls that were looked at from beginning to end
         self._thread = _Thread()
         presence.serve = self._serve
@@ -148,9 +151,11 @@ class Announced:
         if module in opened:
             while opened.pop() is not module:
                 pass
-        self._next(units)
-        if not opened:
-            self._stop(output is not None)
+        try:
+            self._next(units)
+        finally:
+            if not opened:
+                self._stop(output is not None)
 
     def depth(self) -> int:
         """How many calls this thread is in."""
@@ -161,6 +166,14 @@ class Announced:
         del self._thread.open[depth:]
         if depth == 0:
             self._stop(False)
+
+    def begin_turn(self) -> None:
+        """Comes before a module's call that is not within one of the model. Where it is the outermost one this thread has the turn until
+        it ends. Ends one that was interrupted before, where PyTorch has run no hook."""
+        if self._thread.turn is not None and not self.turns.is_on(self._thread.turn):
+            self.end_to(0)
+        if self.outermost and self._thread.turn is None:
+            self._thread.turn = self.turns.begin()
 
     def look(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Comes before a module's call. Begins looking in this thread, until the call ends, where it is the outermost one, unless
@@ -189,6 +202,14 @@ class Announced:
             looking.idle = False
 
     def _stop(self, whole: bool) -> None:
+        turn, self._thread.turn = self._thread.turn, None
+        try:
+            self._stop_looking(whole)
+        finally:
+            if turn is not None:
+                self.turns.end(turn)
+
+    def _stop_looking(self, whole: bool) -> None:
         looking, self._thread.looking = self._thread.looking, None
         kind, self._thread.kind = self._thread.kind, None
         if looking is None or kind is None:
@@ -231,17 +252,18 @@ def editing(presence: Presence) -> Iterator[None]:
     if presence.engine.gpu is None:
         yield
         return
-    presence.check_unwritten(presence.homes)
-    presence.edits += 1
-    try:
-        presence.reveal_all()
-        with Editing(presence):
-            yield
-    finally:
-        presence.edits -= 1
-        presence.conceal_all()
-        for home in presence.homes:
-            home.note_values()
+    with presence.turns:
+        presence.check_unwritten(presence.homes)
+        presence.edits += 1
+        try:
+            presence.reveal_all()
+            with Editing(presence):
+                yield
+        finally:
+            presence.edits -= 1
+            presence.conceal_all()
+            for home in presence.homes:
+                home.note_values()
 
 
 def is_editing() -> bool:
@@ -259,10 +281,11 @@ def reading(presence: Presence) -> Iterator[None]:
 @contextlib.contextmanager
 def edited(presence: Presence) -> Iterator[None]:
     """Inside of the `with` parameters may be written; the optimizer's masters follow afterwards."""
-    presence.release_all()
-    try:
-        with editing(presence):
-            yield
-    finally:
+    with presence.turns:
         presence.release_all()
-        presence.changed()
+        try:
+            with editing(presence):
+                yield
+        finally:
+            presence.release_all()
+            presence.changed()

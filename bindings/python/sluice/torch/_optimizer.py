@@ -99,7 +99,8 @@ class Optimizer(torch.optim.Optimizer):
         they have no room."""
         self._check_open()
         made = super().state_dict()
-        state = _state.read(self._session.presence)
+        with self._session.presence.turns:
+            state = _state.read(self._session.presence)
         made["state"] = {i: state[index] for i, index in enumerate(self._indices()) if index in state}
         return made
 
@@ -118,7 +119,8 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})  # checks the groups first
         try:
             self._settings()
-            _state.write(self._session.presence, {indices[i]: given for i, given in state_dict.get("state", {}).items()})
+            with self._session.presence.turns:
+                _state.write(self._session.presence, {indices[i]: given for i, given in state_dict.get("state", {}).items()})
         except InvalidArgumentError:
             super().load_state_dict(before)
             raise

@@ -7,6 +7,8 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ from ._homes import Home, ModelEngine
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._stances import outside_of_graphs
 from ._stored import Stored
+from ._turns import NoTurns, Turns
 
 _OLD_GRAPH = (
     "backward goes through a graph that was made before the model was closed (sluice.torch.close()); run forward again"
@@ -69,7 +72,8 @@ class Updates:
 class Presence:
     """Holds the units of one wrapped model that are in use, and begins its engine's steps. The engine is asked what is held,
     and whether there is a step, so that a KeyboardInterrupt may come between any two lines. All modules here share one
-    presence of a model. Calls may come from any thread."""
+    presence of a model. Calls may come from any thread. Where a GPU computes, what makes units present has the turn until it
+    has used them: see Turns."""
 
     def __init__(
         self,
@@ -88,7 +92,8 @@ class Presence:
         self.by_id = {id(home.parameter): home for home in homes}
         self.by_storage = {_homes.storage_of(home.memory): home for home in homes}
         self.by_storage |= {_homes.storage_of(home.absent): home for home in homes if home.absent is not None}
-        self.lock = threading.RLock()
+        self.turns = NoTurns() if engine.gpu is None else Turns()
+        self.lock: AbstractContextManager[Any] = threading.RLock() if engine.gpu is None else self.turns
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
         self.serve: Callable[[Home], bool] = lambda home: False  # brings an absent unit in where a thread is in the model's calls
@@ -107,8 +112,9 @@ class Presence:
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """Makes the unit's parameters present (or, with GRADIENT_ONLY, lets its gradients be added) until other units need
         its room among those that may be held."""
-        self.check_open()
+        self.turns.begin_pass()
         with self.lock:
+            self.check_open()
             self.updates.before_use(self)
             self._last_use[unit] = next(self._uses)
             held = self.engine._accesses(unit)

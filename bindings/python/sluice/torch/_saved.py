@@ -171,6 +171,12 @@ class SavedTensors:
         """Whether no thread is in a call of the model."""
         return not self._open
 
+    @property
+    def in_model(self) -> bool:
+        """Whether this thread is in a call of the model itself, which ends in any case."""
+        scopes = self._calls.open
+        return bool(scopes) and scopes[0].inside is None
+
     def begin_module(self, module: torch.nn.Module) -> None:
         """Begins a call of one of the model's modules that have parameters, in this thread."""
         if self._note is not None:
@@ -196,31 +202,44 @@ class SavedTensors:
             model._compiled_call_impl = functools.partial(self._call, model, model._compiled_call_impl)
 
     def _call(self, model: torch.nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`."""
+        """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`. This thread has the turn until all that
+        belongs to the call has ended."""
         before = len(self._calls.open)
-        depth, is_seen = self._begin_call(model, args, kwargs)
+        turn, depth, is_seen = self._begin_call(model, args, kwargs)
         output = None
         try:
             output = (self._run_seen if is_seen else run)(*args, **kwargs)
             return output
         finally:
-            self._end_call(model, output, before, depth)
+            self._end_call(model, output, before, depth, turn)
 
-    def _begin(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Begins a call of the model. Returns how many calls of modules the thread is in, and whether its operations are looked at,
-        for which nothing that the call is in may compile it."""
+    def _begin(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, bool]:
+        """Begins a call of the model. Returns what it has of Turns.begin(), how many calls of modules the thread is in, and whether
+        its operations are looked at, for which nothing that the call is in may compile it."""
         announced = self._announced
-        if announced is not None and not self._calls.open:
+        if announced is None:
+            self._demand.begin(model, args, kwargs)
+            return 0, 0, False
+        if not self._calls.open:
             announced.end_to(0)  # a module that was called by itself may have been interrupted
-        self._demand.begin(model, args, kwargs)
-        return (0, False) if announced is None else (announced.depth(), announced.look(model, args, kwargs))
+        turn = announced.turns.begin()
+        try:
+            self._demand.begin(model, args, kwargs)
+            return turn, announced.depth(), announced.look(model, args, kwargs)
+        except BaseException:
+            announced.turns.end(turn)
+            raise
 
-    def _end(self, model: torch.nn.Module, output: Any, before: int, depth: int) -> None:
-        while len(self._calls.open) > before:
-            self.end()
-        if self._announced is not None:
-            self._announced.end_to(depth)
-        self._demand.end(model, output)
+    def _end(self, model: torch.nn.Module, output: Any, before: int, depth: int, turn: int) -> None:
+        try:
+            while len(self._calls.open) > before:
+                self.end()
+            if self._announced is not None:
+                self._announced.end_to(depth)
+            self._demand.end(model, output)
+        finally:
+            if self._announced is not None:
+                self._announced.turns.end(turn)
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
         """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""

@@ -30,6 +30,7 @@ from ._reproducible import refuse_running_statistics, running_norms
 from ._saved import SavedTensors
 from ._stances import outside_of_graphs
 from ._together import Together
+from ._turns import NoTurns
 
 
 class Session:
@@ -151,7 +152,7 @@ class Session:
             home.parameter._sluice = self  # type: ignore[attr-defined]
             if home.trainable:
                 # Python's collector does not see such hooks: with a reference in one the session would never end.
-                before = outside_of_graphs(functools.partial(_before_gradient, weakref.ref(home.arrivals)))
+                before = outside_of_graphs(functools.partial(_before_gradient, self.presence.turns, weakref.ref(home.arrivals)))
                 hook = outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
                 self._hooks.append(home.parameter.register_hook(before))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
@@ -284,7 +285,8 @@ def _account(engine: weakref.ref[WrappedEngine]) -> Account:
     return Account(device_of(alive)["free"], taken)
 
 
-def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:
+def _before_gradient(turns: NoTurns, arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:
+    turns.begin_pass()  # comes first: PyTorch has a lock while it adds, and while it calls what comes after that
     if (alive := arrivals()) is not None:
         alive.begin()
 

@@ -163,8 +163,9 @@ class Stored:
             return torch.zeros_like(home.memory, memory_format=torch.contiguous_format)
         copy = torch.empty_like(home.memory, memory_format=torch.contiguous_format)
         kind = _abi.DTYPES[DTYPES[copy.dtype]]
-        self._engine.follow_stream()
-        for span in home.spans:
-            to = span.of(copy.view(-1)).data_ptr()
-            self._engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)
+        with self._lock:
+            self._engine.follow_stream()
+            for span in home.spans:
+                to = span.of(copy.view(-1)).data_ptr()
+                self._engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)
         return copy

@@ -1,0 +1,245 @@
+"""Turns of the threads that use one model which is wrapped on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import inspect
+import itertools
+import sys
+import threading
+import weakref
+from types import CodeType, FrameType
+
+import torch
+
+from ..errors import StateError
+
+_LOOKS_EVERY = 0.02  # seconds after which a thread that waits looks again at who has the turn
+_PACKAGE = __name__.rpartition(".")[0]
+# Of generators and the like, which may be suspended within a `with`: that they do not run does not tell that it has ended.
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_WAITS_FOR_PASS = torch.autograd.graph._engine_run_backward.__code__  # in which a thread waits for its backward pass
+
+_waiting: dict[int, Turns] = {}  # by thread: what it waits for
+_tops_lock = threading.Lock()
+
+
+class NoTurns:
+    """Stands in for turns where the CPU computes, which serves touches: no thread waits."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def begin(self) -> int:
+        """Does nothing."""
+        return 0
+
+    def end(self, begun: int) -> None:
+        """Does nothing."""
+
+    def is_on(self, begun: int) -> bool:
+        """Whether that can be going on."""
+        return True
+
+    def begin_pass(self) -> None:
+        """Does nothing."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Holder:
+    """A thread that has the turn, and what for."""
+
+    thread: int
+    begun: dict[int, FrameType | None] = dataclasses.field(default_factory=dict)  # each has ended when its frame has; None: unknown
+    passes: set[int] = dataclasses.field(default_factory=set)  # the numbers of backward passes
+
+
+class Turns(NoTurns):
+    """Lets one thread at a time use a wrapped model: between the hook that brings a unit in and the operation that uses it, no
+    other thread may take the unit's room. A thread has the turn inside of a `with`, from begin() to end(), and from
+    begin_pass() until that backward pass ends or fails; also for several of these, within one another. Other threads get it in
+    the order in which they have come. Calls may come from any thread.
+
+    On a GPU PyTorch runs backward passes in a thread of its own. It must not wait for a thread that itself waits for a backward
+    pass, so it goes before that one, and has the turn until its passes have ended. Where a KeyboardInterrupt ends a module's call
+    PyTorch runs no hook, so who waits looks whether the function still runs in which a call has begun."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # guards what follows, and is held for moments only
+        self._changed = threading.Condition(self._lock)
+        self._holders: list[_Holder] = []  # the last one has the turn, and those before it wait until it ends
+        self._queue: list[int] = []  # the threads that wait, in the order in which they have come
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> None:
+        frame = sys._getframe(1)
+        self._begin(None if frame.f_code.co_flags & _SUSPENDS else frame)
+
+    def __exit__(self, *_: object) -> None:
+        frame = sys._getframe(1)
+        begun = None if frame.f_code.co_flags & _SUSPENDS else frame
+        with self._lock:
+            if (holder := self._mine()) is not None:
+                for number in reversed(holder.begun):
+                    if holder.begun[number] is begun:
+                        self._end(holder, number)
+                        return
+
+    def begin(self) -> int:
+        """Begins a call that comes from outside of this package. Returns what end() gets."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith((f"{_PACKAGE}.", "torch._dynamo")):
+            frame = frame.f_back
+        return self._begin(None if frame.f_code.co_flags & _SUSPENDS else frame)
+
+    def end(self, begun: int) -> None:
+        """Ends what begin() has begun in this thread."""
+        with self._lock:
+            if (holder := self._mine()) is not None:
+                self._end(holder, begun)
+
+    def is_on(self, begun: int) -> bool:
+        """Whether this thread is in the call that begin() has begun."""
+        with self._lock:
+            holder = self._mine()
+            return holder is not None and begun in holder.begun and _runs(holder.begun[begun])
+
+    def begin_pass(self) -> None:
+        """Comes in a backward pass, which has the turn from then on. Elsewhere it does nothing."""
+        number: int = torch._C._current_graph_task_id()
+        if number == -1 or any(number in holder.passes for holder in self._holders):
+            return
+        told = _Told()
+        weakref.finalize(told, self._end_pass, number).atexit = False
+        torch.autograd.Variable._execution_engine.queue_callback(told)  # keeps it until the pass ends, in whichever way
+        with self._lock:
+            self._take().passes.add(number)
+
+    def _end_pass(self, number: int) -> None:
+        """That pass has ended. Comes in any thread."""
+        with self._lock:
+            for holder in self._holders:
+                holder.passes.discard(number)
+            self._pass_on()
+
+    def _mine(self) -> _Holder | None:
+        """This thread's latest holder, which has the turn or had it before others."""
+        me = threading.get_ident()
+        for holder in reversed(self._holders):
+            if holder.thread == me:
+                return holder
+        return None
+
+    # ---- what follows, but for _begin(), comes with the lock held ----
+
+    def _begin(self, frame: FrameType | None) -> int:
+        number = next(self._numbers)
+        with self._lock:
+            self._take().begun[number] = frame
+        return number
+
+    def _take(self) -> _Holder:
+        """Waits until this thread has the turn. Raises StateError where that would never be."""
+        me = threading.get_ident()
+        if self._holders and self._holders[-1].thread == me:
+            return self._holders[-1]
+        if self._holders or self._queue:
+            self._wait(me)
+        if self._has_turn() != me:
+            self._holders.append(_Holder(me))
+        return self._holders[-1]
+
+    def _has_turn(self) -> int | None:
+        return next((holder.thread for holder in self._holders[-1:]), None)
+
+    def _end(self, holder: _Holder, number: int) -> None:
+        holder.begun.pop(number, None)
+        if not (holder.begun or holder.passes):
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Ends holders for which nothing is left."""
+        self._holders = [holder for holder in self._holders if holder.begun or holder.passes]
+        self._changed.notify_all()
+
+    def _wait(self, me: int) -> None:
+        of_pytorch = isinstance(threading.current_thread(), threading._DummyThread)  # Python has not started it
+        self._queue.append(me)
+        _waiting[me] = self
+        try:
+            while not self._may_go_on(me, of_pytorch):
+                self._refuse_circle(me)
+                self._changed.wait(_LOOKS_EVERY)
+        finally:
+            self._queue.remove(me)
+            _waiting.pop(me, None)
+
+    def _may_go_on(self, me: int, of_pytorch: bool) -> bool:
+        self._drop_gone()
+        if not self._holders:
+            return self._queue[0] == me
+        last, number = self._holders[-1], torch._C._current_graph_task_id()
+        if last.thread == me or number == -1:
+            return last.thread == me
+        if number in last.passes:  # a part of the same pass that another thread runs
+            return _runs_now(last.thread) is None
+        return of_pytorch and _runs_now(last.thread) is _WAITS_FOR_PASS
+
+    def _drop_gone(self) -> None:
+        """Ends holders of which nothing goes on any more, and forgets threads that have ended."""
+        threads = {thread.ident for thread in threading.enumerate()}
+        self._queue = [thread for thread in self._queue if thread in threads]
+        while self._holders:
+            holder = self._holders[-1]
+            for number, frame in list(holder.begun.items()):
+                if not _runs(frame) or (frame is None and holder.thread not in threads):
+                    del holder.begun[number]
+            if holder.begun or holder.passes:
+                return
+            self._holders.pop()
+
+    def _refuse_circle(self, me: int) -> None:
+        """Raises StateError in one of several threads that wait for each other's turns, of several models."""
+        circle: list[int] = [me]
+        while (turns := _waiting.get(circle[-1])) is not None:
+            if (thread := turns._has_turn()) is None or thread in circle:
+                break
+            circle.append(thread)
+        if turns is not None and turns._has_turn() == me == max(circle):
+            raise StateError(
+                f"{len(circle)} threads wait for each other: each is in a call or in a backward pass of a wrapped model, which another "
+                "one needs to go on with its own. On a GPU one thread at a time uses a wrapped model: let all threads use several "
+                "models in the same order, or one after another"
+            )
+
+
+class _Told:
+    """What a backward pass keeps until it ends."""
+
+    def __call__(self) -> None: ...
+
+
+def _runs(frame: FrameType | None) -> bool:
+    """Whether a function still runs. One that does not gives up what it still has of tensors."""
+    try:
+        if frame is not None:
+            frame.clear()
+    except RuntimeError:  # it runs
+        return True
+    return frame is None
+
+
+def _runs_now(thread: int) -> CodeType | None:
+    """The innermost function of Python's that runs in a thread, if any does."""
+    # The collector may run in the middle of it in CPython 3.11, and let other threads go on, whose frames are then no longer there.
+    with _tops_lock:
+        collects = gc.isenabled()
+        try:
+            gc.disable()
+            frame = sys._current_frames().get(thread)
+            return None if frame is None else frame.f_code
+        finally:
+            if collects:
+                gc.enable()
