@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -58,24 +59,25 @@ class Addresses {
   DeviceAddress address_;
 };
 
-// An extent under as many addresses as were added, until it ends.
-class Mappings {
+// An extent of so many bytes that lies under each piece of the addresses.
+class Repeated {
  public:
-  explicit Mappings(Device& device) : device_(device) {}
-  ~Mappings() {
-    for (const DeviceAddress address : addresses_)
-      quietly([&] { device_.unmap(address, device_.info().extent_bytes); });
+  Repeated(Device& device, const Addresses& addresses, const Extent& extent, std::size_t bytes)
+      : device_(device), bytes_(bytes) {
+    for (std::size_t at = 0; at < addresses.bytes(); at += bytes)
+      mappings_.push_back({addresses.get() + at, extent.id()});
+    device_.map(bytes_, mappings_);
   }
-  Mappings(const Mappings&) = delete;
-  Mappings& operator=(const Mappings&) = delete;
-  void add(DeviceAddress address, Device::Extent extent) {
-    device_.map(address, device_.info().extent_bytes, extent);
-    addresses_.push_back(address);
+  ~Repeated() {
+    for (const Device::Mapping& mapping : mappings_) quietly([&] { device_.unmap(mapping.address, bytes_); });
   }
+  Repeated(const Repeated&) = delete;
+  Repeated& operator=(const Repeated&) = delete;
 
  private:
   Device& device_;
-  std::vector<DeviceAddress> addresses_;
+  std::size_t bytes_;
+  std::vector<Device::Mapping> mappings_;
 };
 
 // The places that streams have reached. Who gets the memory next waits for them.
@@ -125,16 +127,13 @@ struct DeviceNan::State {
   Charge charge;
   Extent extent;
   Addresses addresses;
-  Mappings mappings;
+  Repeated mappings;
 
-  State(Ledger& ledger, Device& gpu, Purpose purpose, std::size_t bytes)
-      : charge(ledger, Tier::kDevice, purpose, taken(gpu.info())),
-        extent(gpu, taken(gpu.info())),
-        addresses(gpu, round_up(bytes, taken(gpu.info()))),
-        mappings(gpu) {
-    const std::size_t piece = taken(gpu.info());
-    for (std::size_t at = 0; at < addresses.bytes(); at += piece)
-      mappings.add(addresses.get() + at, extent.id());
+  State(Ledger& ledger, Device& gpu, Purpose purpose, std::size_t bytes, std::size_t piece)
+      : charge(ledger, Tier::kDevice, purpose, piece),
+        extent(gpu, piece),
+        addresses(gpu, round_up(bytes, piece)),
+        mappings(gpu, addresses, extent, piece) {
     const Device::Stream stream = gpu.make_stream(false);
     gpu.fill(stream.get(), addresses.get(), std::byte{0xFF}, piece);  // in every type of floats it is NaN
     gpu.synchronize(stream.get());
@@ -143,8 +142,10 @@ struct DeviceNan::State {
 };
 
 void DeviceNan::End::operator()(State* state) const { delete state; }
-DeviceNan::DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes) {
-  if (bytes > 0) state_.reset(new State(ledger, device, purpose, bytes));
+DeviceNan::DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes,
+                     std::size_t extent_bytes) {
+  const std::size_t piece = round_up(extent_bytes, device.info().extent_bytes);
+  if (bytes > 0) state_.reset(new State(ledger, device, purpose, bytes, piece));
 }
 DeviceAddress DeviceNan::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
 
@@ -198,8 +199,8 @@ struct DeviceFramePool::State {
     return home.addresses.get() + place * extent_bytes;
   }
   std::vector<std::size_t> choose(DeviceHome::State& home, std::size_t count);
-  void map(DeviceHome::State& home, std::size_t place, std::size_t frame);
-  void unmap(DeviceHome::State& home, std::size_t place);
+  void map(DeviceHome::State& home, const std::vector<std::size_t>& chosen);
+  void unmap(DeviceHome::State& home, const std::vector<std::size_t>& places);
   Uses record(const DeviceHome::State& home, std::span<CUstream_st* const> users);
   void free_frames(DeviceHome::State& home, const Uses& uses);
 };
@@ -216,7 +217,9 @@ DeviceHome::State::~State() {
   Uses uses;
   if (placed > 0) quietly([&] { uses = pool.record(*this, {}); });
   if (placed > 0) pool.free_frames(*this, uses);
-  for (std::size_t place = 0; place < mapped.size(); ++place) quietly([&] { pool.unmap(*this, place); });
+  std::vector<std::size_t> places(mapped.size());
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  quietly([&] { pool.unmap(*this, places); });
 }
 
 DeviceHome::DeviceHome() = default;
@@ -295,22 +298,36 @@ std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home,
   return chosen;
 }
 
-void DeviceFramePool::State::map(DeviceHome::State& home, std::size_t place, std::size_t frame) {
-  if (home.mapped[place] == frame) return;
-  unmap(home, place);
-  device.map(address(home, place), extent_bytes, frames[frame].extent.id());
-  home.mapped[place] = frame;
-  ++frames[frame].mappings;
-  ++maps;
+// Puts the frames under the first places of the home.
+void DeviceFramePool::State::map(DeviceHome::State& home, const std::vector<std::size_t>& chosen) {
+  std::vector<std::size_t> places;
+  std::vector<Device::Mapping> mappings;
+  for (std::size_t place = 0; place < chosen.size(); ++place) {
+    if (home.mapped[place] == chosen[place]) continue;
+    places.push_back(place);
+    mappings.push_back({address(home, place), frames[chosen[place]].extent.id()});
+  }
+  if (places.empty()) return;
+  unmap(home, places);
+  device.map(extent_bytes, mappings);
+  for (const std::size_t place : places) {
+    home.mapped[place] = chosen[place];
+    ++frames[chosen[place]].mappings;
+  }
+  maps += places.size();
 }
 
-void DeviceFramePool::State::unmap(DeviceHome::State& home, std::size_t place) {
-  if (home.mapped[place] == kNone) return;
-  synchronize(device, home.last);
-  if (before_unmapping) before_unmapping();
-  device.unmap(address(home, place), extent_bytes);
-  --frames[home.mapped[place]].mappings;
-  home.mapped[place] = kNone;
+void DeviceFramePool::State::unmap(DeviceHome::State& home, const std::vector<std::size_t>& places) {
+  bool waits = true;  // once, for all of them
+  for (const std::size_t place : places) {
+    if (home.mapped[place] == kNone) continue;
+    if (waits) synchronize(device, home.last);
+    if (waits && before_unmapping) before_unmapping();
+    waits = false;
+    device.unmap(address(home, place), extent_bytes);
+    --frames[home.mapped[place]].mappings;
+    home.mapped[place] = kNone;
+  }
 }
 
 bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user) {
@@ -325,7 +342,7 @@ bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose
   const std::size_t count = extents_for(bytes);
   if (count > state_->free) return false;
   const std::vector<std::size_t> chosen = state_->choose(target, count);
-  for (std::size_t place = 0; place < count; ++place) state_->map(target, place, chosen[place]);
+  state_->map(target, chosen);
   std::set<Uses> before;
   for (const std::size_t frame : chosen) before.insert(state_->frames[frame].last);
   for (const Uses& uses : before) wait_for(state_->device, user, uses);

@@ -33,15 +33,14 @@ class DeviceRegion {
   std::unique_ptr<State, End> state_;
 };
 
-// Addresses that show NaN, as whatever type of floats they are read: the same extent lies under each piece of
-// them. Nobody writes there, which is an error of the device's where its driver can say so. The constructor
-// waits until they show it.
+// Addresses that show NaN, as whatever type of floats they are read: one extent of extent_bytes, which is
+// rounded up to what the device maps, lies under each piece of them. Nobody writes there, which is an error
+// of the device's where its driver can say so. The constructor waits until they show it.
 class DeviceNan {
  public:
   DeviceNan() = default;
-  DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes);
-  DeviceAddress address() const;                                                      // 0 where it is empty
-  static std::size_t taken(const DeviceInfo& device) { return device.extent_bytes; }  // of memory
+  DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes, std::size_t extent_bytes);
+  DeviceAddress address() const;  // 0 where it is empty
 
  private:
   struct State;
@@ -110,8 +109,8 @@ class DeviceFramePool {
   std::vector<DeviceAddress> in_the_way(const DeviceHome& home) const;
 
   std::uint64_t maps() const;  // how many extents were mapped so far
-  // Is called before an extent is unmapped, and waits for whatever else must not go on meanwhile: kernels, of
-  // which nobody can tell from outside which addresses they use.
+  // Is called before extents are unmapped, once for a home that gets others or ends, and waits for whatever
+  // else must not go on meanwhile: kernels, of which nobody can tell from outside which addresses they use.
   void before_unmapping(std::function<void()> wait);
 
  private:

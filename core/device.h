@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 // CUDA's own names of what its calls return: a stream of this type is also one of PyTorch's.
@@ -64,8 +65,17 @@ class Device {
   virtual void release_extent(Extent extent) = 0;  // its memory is free when its last mapping ends, too
   virtual DeviceAddress reserve_addresses(std::size_t bytes) = 0;
   virtual void free_addresses(DeviceAddress address, std::size_t bytes) = 0;  // nothing is mapped there
-  // The bytes are those of the extent. The device may read and write there at once.
-  virtual void map(DeviceAddress address, std::size_t bytes, Extent extent) = 0;
+  struct Mapping {
+    DeviceAddress address;
+    Extent extent;
+  };
+  // Maps extents of so many bytes each, all or none of them, at ascending addresses of one reservation. What
+  // lies between them is mapped already. The device may then read and write there.
+  virtual void map(std::size_t bytes, std::span<const Mapping> mappings) = 0;
+  void map(DeviceAddress address, std::size_t bytes, Extent extent) {
+    const Mapping one{address, extent};
+    map(bytes, {&one, 1});
+  }
   // From now on the device may only read there: work that writes is an error. Returns false, and changes
   // nothing, where the driver cannot say so of the device's memory.
   virtual bool make_read_only(DeviceAddress address, std::size_t bytes) = 0;

@@ -97,7 +97,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
   if (plan.uses_disk() || gpu) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
-  if (absent) absent->start(resources.ledger, gpu->device());
+  if (absent) absent->start(resources.ledger, gpu->device(), plan.extent_bytes);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
   if (parameter_shards) parameter_shards->start(resources.ledger);

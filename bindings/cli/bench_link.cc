@@ -10,6 +10,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/plan/device_plan.h"
 
 // `bench link` measures what joins a GPU to the host's memory, as the engine uses it: copies unit by unit,
 // beside one copy of everything; what mapping and registering memory cost; and what they cost copies that are
@@ -19,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kPiece = 32 * kMiB;  // an extent of frames, and about a unit
+constexpr std::size_t kPiece = engine::kLargestExtentBytes;  // about a unit, too
 
 double seconds_of(const std::function<void()>& call) {
   const Clock::time_point begin = Clock::now();

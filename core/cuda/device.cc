@@ -241,12 +241,25 @@ void CudaDevice::free_addresses(DeviceAddress address, std::size_t bytes) {
                 bytes);
 }
 
-void CudaDevice::map(DeviceAddress address, std::size_t bytes, Extent extent) {
+// One call gives access to all of them, since each may hold up the whole GPU.
+void CudaDevice::map(std::size_t bytes, std::span<const Mapping> mappings) {
+  if (mappings.empty()) return;
   const InContext in(driver_, context_);
-  driver_.check(driver_.cuMemMap(address, bytes, 0, extent, 0), "cuMemMap({:#x}, {} bytes)", address, bytes);
-  const CUresult result = set_access(address, bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-  if (result != CUDA_SUCCESS) (void)driver_.cuMemUnmap(address, bytes);
-  driver_.check(result, "cuMemSetAccess({:#x}, {} bytes)", address, bytes);
+  const DeviceAddress begin = mappings.front().address;
+  const std::size_t all = mappings.back().address + bytes - begin;
+  std::size_t mapped = 0;
+  try {
+    for (const auto& [address, extent] : mappings) {
+      driver_.check(driver_.cuMemMap(address, bytes, 0, extent, 0), "cuMemMap({:#x}, {} bytes)", address,
+                    bytes);
+      ++mapped;
+    }
+    driver_.check(set_access(begin, all, CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
+                  "cuMemSetAccess({:#x}, {} bytes)", begin, all);
+  } catch (...) {
+    for (const auto& [address, extent] : mappings.first(mapped)) (void)driver_.cuMemUnmap(address, bytes);
+    throw;
+  }
 }
 bool CudaDevice::make_read_only(DeviceAddress address, std::size_t bytes) {
   const InContext in(driver_, context_);

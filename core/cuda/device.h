@@ -22,7 +22,7 @@ class CudaDevice final : public Device {
   void release_extent(Extent extent) override;
   DeviceAddress reserve_addresses(std::size_t bytes) override;
   void free_addresses(DeviceAddress address, std::size_t bytes) override;
-  void map(DeviceAddress address, std::size_t bytes, Extent extent) override;
+  void map(std::size_t bytes, std::span<const Mapping> mappings) override;
   bool make_read_only(DeviceAddress address, std::size_t bytes) override;
   void unmap(DeviceAddress address, std::size_t bytes) override;
   void register_host(std::byte* memory, std::size_t bytes) override;

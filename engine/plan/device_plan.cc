@@ -22,6 +22,9 @@ using allocator::Tier;
 // One slot comes in, one is updated and one goes out; where there is room, one more waits.
 constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
 constexpr std::size_t kHostSlots = 3;
+// Beyond what they take with the smallest extents, what is on the GPU and what is elsewhere take no more than
+// this part of it with larger ones.
+constexpr std::uint64_t kExtentWaste = 16;
 // Of the time without them, what the CPU's updates must save.
 constexpr double kWorthwhile = 0.1;
 
@@ -242,10 +245,41 @@ class DevicePlanner {
       plan.units[item.unit] = larger;
       footprint = then;
     }
-    const std::size_t extents = frames.most();
+    const std::size_t extents = enlarge_extents(plan, lookahead, slots, footprint, frames.most());
     predict(plan, slots, footprint, extents);
     fill_host(plan, slots, extents);
     return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
+  }
+
+  // Takes the largest extents with which all that is on the GPU still fits there, and neither that nor what
+  // is elsewhere takes much more. Returns how many are needed.
+  std::size_t enlarge_extents(Plan& plan, const Lookahead& lookahead, std::size_t slots,
+                              const Footprint& footprint, std::size_t smallest) const {
+    const auto taken_by_all = [&](const FrameNeeds& needs, std::size_t extent_bytes) {
+      std::uint64_t extents = 0;
+      for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+        for (const Part part : {Part::kParameters, Part::kGradient})
+          if (!plan.units[unit].resident(part)) extents += needs.extents[engine::index(part)][unit];
+      return extents * extent_bytes;
+    };
+    const auto most = [](std::uint64_t smallest_take) {
+      return smallest_take + smallest_take / kExtentWaste;
+    };
+    const std::uint64_t elsewhere = most(taken_by_all(placement_.frame_needs(lookahead), kHugePage));
+    const std::uint64_t here =
+        std::min(budget_.device, most(sum(device_bytes(plan, slots, footprint, smallest))));
+    for (std::size_t bytes = kLargestExtentBytes; bytes > kHugePage; bytes /= 2) {
+      const FrameNeeds needs = placement_.frame_needs(lookahead, bytes);
+      const std::size_t extents = Frames(needs, plan.units).most();
+      Plan larger = plan;
+      larger.extent_bytes = bytes;
+      if (taken_by_all(needs, bytes) > elsewhere ||
+          sum(device_bytes(larger, slots, footprint, extents)) > here)
+        continue;
+      plan.extent_bytes = bytes;
+      return extents;
+    }
+    return smallest;
   }
 
   // Puts what is on disk into host memory while it fits, first what saves most traffic for its bytes.
@@ -290,7 +324,7 @@ class DevicePlanner {
                      std::size_t extents) const {
     Bytes bytes = {};
     bytes[index(Purpose::kParameter)] =
-        footprint.memory(Part::kParameters) + extents * plan.extent_bytes + kHugePage;  // that of AbsentUnits
+        footprint.memory(Part::kParameters) + (extents + 1) * plan.extent_bytes;  // one for AbsentUnits
     bytes[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = footprint.memory(Part::kState);
     bytes[index(Purpose::kStaging)] =

@@ -1,7 +1,12 @@
 #pragma once
+#include "core/bytes.h"
 #include "engine/plan/plan.h"
 
 namespace sluice::engine {
+
+// The largest extents of frames that a plan for a GPU has. Mapping may hold up the whole GPU, and the larger
+// they are, the fewer calls map them.
+inline constexpr std::size_t kLargestExtentBytes = 32 * kMiB;
 
 // make_plan() for a GPU, whose memory is budget.device: as much as fits is there, first what saves most
 // seconds for its bytes, and of the rest as much as fits in host memory. What the client computes is not
@@ -11,6 +16,9 @@ namespace sluice::engine {
 // must be copied, so many are updated by the CPU that copies, the GPU's updates and the CPU's, which go on
 // side by side, take least: those first that save most copies for the CPU's time, and none where that saves
 // less than a tenth. What a GPU cannot update at all (Adafactor, Muon) is the CPU's.
+//
+// Extents of frames are the largest up to kLargestExtentBytes with which everything that is on the GPU with
+// the smallest ones still fits in the budget, and which waste little.
 Plan make_device_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                       const PlanRequest& request, const MachineRates& rates);
 

@@ -13,13 +13,13 @@ constexpr std::size_t kGradient = index(Part::kGradient), kParameters = index(Pa
 
 // What an access needs: for parameters, for the gradient of use 0, and for that of the last further use.
 std::array<std::uint64_t, 3> extents_of(const Access& access, const Layout& layout, int uses,
-                                        std::size_t buffers) {
+                                        std::size_t buffers, std::size_t extent_bytes) {
   std::array<std::uint64_t, 3> extents = {};
-  if (access.parameters) extents[0] = divide_up(layout.unit_bytes(access.unit), kHugePage);
+  if (access.parameters) extents[0] = divide_up(layout.unit_bytes(access.unit), extent_bytes);
   for (int use = 0; use < uses; ++use)
     if (use == access.gradient_use || access.final)
       extents[use == 0 ? 1 : 2] =
-          buffers * divide_up(use_elements(layout, access.unit, use) * sizeof(float), kHugePage);
+          buffers * divide_up(use_elements(layout, access.unit, use) * sizeof(float), extent_bytes);
   return extents;
 }
 
@@ -127,14 +127,14 @@ std::uint64_t LargestFew::sum() const {
 
 FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::vector<int>& uses,
                        const std::vector<std::size_t>& buffers, const std::vector<bool>& together,
-                       const Lookahead& lookahead)
+                       const Lookahead& lookahead, std::size_t extent_bytes)
     : any_order(profile.any_order) {
   const std::size_t units = profile.units.size();
   if (any_order) {
     // Beside a unit that is being summed, others are ready that some rank does not have yet.
     window = profile.held_units + lookahead.ahead() + (lookahead.sums ? kUnitsThatWait : 0);
     for (UnitId unit = 0; unit < units; ++unit) {
-      const auto all = extents_of({unit, true, 0, true}, layout, uses[unit], buffers[unit]);
+      const auto all = extents_of({unit, true, 0, true}, layout, uses[unit], buffers[unit], extent_bytes);
       extents[kParameters].push_back(all[0]);
       extents[kGradient].push_back(all[1] + all[2]);
     }
@@ -158,7 +158,7 @@ FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::
   };
   for (std::size_t i = 0; i < windows; ++i) {
     const Access& access = profile.schedule[i];
-    const auto needed = extents_of(access, layout, uses[access.unit], buffers[access.unit]);
+    const auto needed = extents_of(access, layout, uses[access.unit], buffers[access.unit], extent_bytes);
     for (std::size_t need = 0; need < needed.size(); ++need) {
       if (needed[need] == 0) continue;
       Seen& before = seen[access.unit][need];
@@ -171,7 +171,7 @@ FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::
     for (std::size_t need = 0; need < seen[unit].size(); ++need)
       if (seen[unit][need].last >= 0)
         end_with(unit, need, seen[unit][need].first + static_cast<std::ptrdiff_t>(windows));
-    if (together[unit]) in_passes[unit] = {{unit, 1, divide_up(layout.unit_bytes(unit), kHugePage)}};
+    if (together[unit]) in_passes[unit] = {{unit, 1, divide_up(layout.unit_bytes(unit), extent_bytes)}};
   }
 }
 

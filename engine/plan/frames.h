@@ -68,7 +68,7 @@ struct FrameNeeds {
   // others.
   FrameNeeds(const Profile& profile, const Layout& layout, const std::vector<int>& uses,
              const std::vector<std::size_t>& buffers, const std::vector<bool>& together,
-             const Lookahead& lookahead);
+             const Lookahead& lookahead, std::size_t extent_bytes);
 
   std::size_t window = 0;  // how many accesses (in any order: units) have frames at once
   // By a schedule: windows, each named by the access that it begins with; and passes of joint updates, each

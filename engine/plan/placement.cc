@@ -177,8 +177,8 @@ std::size_t Placement::chunks_of_typical_unit() const {
   return *median;
 }
 
-FrameNeeds Placement::frame_needs(const Lookahead& lookahead) const {
-  return {profile_, layout_, uses_, buffers_, together_, lookahead};
+FrameNeeds Placement::frame_needs(const Lookahead& lookahead, std::size_t extent_bytes) const {
+  return {profile_, layout_, uses_, buffers_, together_, lookahead, extent_bytes};
 }
 
 void Placement::measure(UnitId unit) {

@@ -115,7 +115,7 @@ class Placement {
   std::uint64_t received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const;  // by this rank
 
   std::size_t chunks_of_typical_unit() const;  // of those that have state; 0: none has
-  FrameNeeds frame_needs(const Lookahead& lookahead) const;
+  FrameNeeds frame_needs(const Lookahead& lookahead, std::size_t extent_bytes = kHugePage) const;
   Footprint footprint(const std::vector<UnitPlan>& units) const;
   // Puts a part that is on disk into memory; what is kept in shards, to the tier kRanks.
   void to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const;

@@ -186,10 +186,7 @@ void UpdatePipeline::give_slot(std::size_t index) {
 std::optional<std::size_t> UpdatePipeline::workable_slot(bool of_cpu) const {
   const std::lock_guard lock(mutex_);
   if (error_) return std::nullopt;
-  const auto ready = std::find_if(slots_.begin(), slots_.end(),
-                                  [&](const Slot& slot) { return slot.of_cpu == of_cpu && workable(slot); });
-  return ready == slots_.end() ? std::nullopt
-                               : std::optional(static_cast<std::size_t>(ready - slots_.begin()));
+  return next_slot([&](const Slot& slot) { return slot.of_cpu == of_cpu && workable(slot); });
 }
 
 // The CPU goes on with what arrives while nobody calls, so this runs on the threads of transfers and works,

@@ -115,6 +115,7 @@ class UpdatePipeline {
     Running* update = nullptr;
     std::size_t chunk = 0;
     int reads = 0, writes = 0;  // under way
+    std::uint64_t turn = 0;     // where a GPU computes: how many chunks slots had got when it got its last
     bool is_foreseen() const;
   };
   // Which parts of a chunk are read into a slot, or written from it.
@@ -150,6 +151,16 @@ class UpdatePipeline {
   Running* foreseen(UnitId unit) const;
   void on_read(std::size_t slot_index, std::exception_ptr error);
   void on_written(std::size_t slot_index, std::exception_ptr error);
+  // Of the slots that are wanted, the one that got its chunk first, where a GPU computes: as soon as work is
+  // queued there, a slot is ready or free for the caller, so that the first one would get every chunk, and
+  // each would come in only after the one before went out. On the CPU it is the first, which is seldom lent.
+  template <class IsWanted>
+  std::optional<std::size_t> next_slot(const IsWanted& is_wanted) const {
+    std::optional<std::size_t> next;
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      if (is_wanted(slots_[i]) && (!next || slots_[i].turn < slots_[*next].turn)) next = i;
+    return next;
+  }
   std::optional<std::size_t> workable_slot(bool of_cpu) const;
   void give_slot(std::size_t slot_index);
   bool give_to_cpu();
@@ -193,6 +204,7 @@ class UpdatePipeline {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Slot> slots_;
+  std::uint64_t turns_ = 0;       // see Slot::turn
   std::size_t lent_from_ = kOwn;  // slots from this position on may be used
   std::deque<std::unique_ptr<Running>> updates_;
   std::exception_ptr error_;

@@ -100,14 +100,14 @@ std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
   if (error_) return std::nullopt;
   for (const bool decided : {true, false}) {
     const auto slot_for = [&](const Running& running) {
-      return std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+      return next_slot([&](const Slot& slot) {
         return slot.stage == Stage::kFree && slot.position >= lent_from_ &&
                (decided || slot.position != kOwn) && slot.of_cpu == states_.by_cpu(running.update.unit);
       });
     };
     const auto waiting = std::find_if(updates_.begin(), updates_.end(), [&](const auto& u) {
       return u->decided == decided && u->streamed && has_turn_to_read(*u) && may_read(*u) &&
-             slot_for(*u) != slots_.end();
+             slot_for(*u).has_value();
     });
     if (waiting == updates_.end()) continue;
     const auto ahead = std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) {
@@ -115,10 +115,11 @@ std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
     });
     if (!decided && static_cast<std::size_t>(ahead) >= divide_up(own_slots_, 2)) return std::nullopt;
     Running& running = **waiting;
-    const auto free = slot_for(running);
-    free->update = &running;
-    free->chunk = running.next_read++;
-    return begin_reading(*free, read_parts(running));
+    Slot& free = slots_[*slot_for(running)];
+    free.update = &running;
+    free.chunk = running.next_read++;
+    if (gpu_.work != nullptr) free.turn = ++turns_;
+    return begin_reading(free, read_parts(running));
   }
   return std::nullopt;
 }

@@ -11,8 +11,8 @@ AbsentUnits::AbsentUnits(const Layout& layout) : offsets_(1) {
     offsets_.push_back(offsets_.back() + round_up(layout.unit_bytes(unit), kDiskBlock));
 }
 
-void AbsentUnits::start(allocator::Ledger& ledger, Device& device) {
-  nan_ = {ledger, device, allocator::Purpose::kParameter, offsets_.back()};
+void AbsentUnits::start(allocator::Ledger& ledger, Device& device, std::size_t extent_bytes) {
+  nan_ = {ledger, device, allocator::Purpose::kParameter, offsets_.back(), extent_bytes};
 }
 
 std::optional<UnitId> AbsentUnits::unit_at(const std::byte* address) const {

@@ -15,7 +15,7 @@ namespace sluice::engine {
 class AbsentUnits {
  public:
   explicit AbsentUnits(const Layout& layout);
-  void start(allocator::Ledger& ledger, Device& device);
+  void start(allocator::Ledger& ledger, Device& device, std::size_t extent_bytes);  // of the memory it takes
   const std::byte* address(UnitId unit) const { return begin() + offsets_[unit]; }
   std::optional<UnitId> unit_at(const std::byte* address) const;
 

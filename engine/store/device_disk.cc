@@ -131,10 +131,10 @@ void DeviceDisk::work_on(Lane& lane, void (DeviceDisk::*transfer)(Job&)) {
 
 DeviceDisk::Piece DeviceDisk::piece_of(const Lane& lane, const Job& job, std::size_t i) const {
   const std::size_t at = i * job.step;
-  return {
-      job.offset + at,
-      job.data + at,
-      {memory_.data() + (lane.first_piece + i % kPieces) * piece_bytes_, std::min(job.step, job.bytes - at)}};
+  const std::size_t piece = lane.first_piece + (lane.pieces_before + i) % kPieces;
+  return {job.offset + at,
+          job.data + at,
+          {memory_.data() + piece * piece_bytes_, std::min(job.step, job.bytes - at)}};
 }
 
 // Errors leave no read under way: a group waits for its transfers when it ends.
@@ -154,6 +154,7 @@ void DeviceDisk::fetch(Job& job) {
     const Piece piece = piece_of(in_, job, i);
     work_.copy_in(piece.data, piece.host);
   }
+  in_.pieces_before += count;
 }
 
 void DeviceDisk::store(Job& job) {

@@ -58,6 +58,7 @@ class DeviceDisk {
   // A thread, and the jobs that wait for it.
   struct Lane {
     std::size_t first_piece = 0;
+    std::size_t pieces_before = 0;  // of fetches before, of whose last one the GPU may still copy
     std::deque<Job> jobs;
     bool ends = false;
     std::condition_variable changed;

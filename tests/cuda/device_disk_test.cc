@@ -16,6 +16,39 @@ class DeviceDiskTest : public GpuTest {
   static constexpr std::size_t kBytes = kHugePage;
 };
 
+// The disk reads one piece while the GPU copies another, also where each transfer has only one.
+TEST_F(DeviceDiskTest, PiecesTakeTurnsOverAllFetches) {
+  SLUICE_NEEDS_THE_FAKE();
+  fake()->begin({.schedule = Schedule::kLate});
+  const auto device = open_device(0);
+  allocator::Ledger ledger;
+  std::vector<std::unique_ptr<offload::File>> files;
+  files.push_back(offload::make_memory_file("disk"));
+  offload::RecordStore store(std::move(files), ledger);
+  DeviceWork work(*device);
+  DeviceDisk disk(ledger, work, store);
+  const std::unique_ptr<Backing> record = disk.make({.name = "record", .bytes = kBytes});
+  disk.set_piece(kBytes);
+  store.allocate();
+  disk.allocate();
+  MappedMemory gpu(*device, 1);
+  auto* const on_gpu = reinterpret_cast<std::byte*>(gpu.address());
+  work.add({on_gpu, kBytes}, kBytes);
+  device->fill(work.in(), gpu.address(), std::byte{1}, kBytes);
+  work.end(work.in(), {on_gpu, kBytes}, DeviceWork::Use::kWrite);
+  TransferGroup group;
+  record->store(0, {on_gpu, kBytes}, group.add());
+  group.wait();
+  for (int i = 0; i < 4; ++i) {
+    record->fetch(0, {on_gpu, kBytes}, group.add());
+    group.wait();
+  }
+  std::vector<std::uint64_t> copies;  // from each piece
+  for (const auto& [address, count] : fake()->counts().copied_from) copies.push_back(count);
+  EXPECT_EQ(copies, (std::vector<std::uint64_t>{2, 2}));
+  work.finish();
+}
+
 // What the CPU reads for itself comes where the GPU still copies what was there: somebody waits for that, and
 // not the caller.
 TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {

@@ -1,6 +1,7 @@
 #include "allocator/device_memory.h"
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <random>
 #include <set>
@@ -221,6 +222,46 @@ TEST_F(DeviceMemoryTest, ASteadyOrderMapsNothingAfterTwoSteps) {
     EXPECT_EQ(several.maps(), maps) << units.size();
     EXPECT_EQ(several.wrong(), 0);
   }
+}
+
+// Each call that maps, unmaps or gives access may hold up the GPU, and so does a wait for all that it does.
+TEST_F(DeviceMemoryTest, AHomeNeedsOneCallForAccessAndOneWait) {
+  SLUICE_NEEDS_THE_FAKE();
+  constexpr std::size_t kExtent = 4 * kMiB;
+  const auto device = open_device(0);
+  Ledger ledger;
+  DeviceFramePool pool(ledger, *device, kExtent, 4);
+  std::uint64_t waits = 0;
+  pool.before_unmapping([&] { ++waits; });
+  const auto stream = device->make_stream(false);
+  // What was mapped, unmapped, given access to and waited for in a call.
+  const auto counted = [&](const std::function<void()>& call) {
+    auto before = fake()->counts().calls;
+    const std::uint64_t waited = waits;
+    call();
+    auto after = fake()->counts().calls;
+    std::vector<std::uint64_t> counts;
+    for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess"})
+      counts.push_back(after[function] - before[function]);
+    counts.push_back(waits - waited);
+    return counts;
+  };
+  using Counts = std::vector<std::uint64_t>;
+  std::vector<DeviceHome> homes;
+  for (int i = 0; i < 3; ++i) homes.emplace_back(pool, "unit", 2 * kExtent);
+  const auto place = [&](std::size_t i) {
+    return counted(
+        [&] { ASSERT_TRUE(pool.place(homes[i], 2 * kExtent, Purpose::kParameter, stream.get())); });
+  };
+  EXPECT_EQ(place(0), (Counts{2, 0, 1, 0}));
+  pool.take_away(homes[0], {});
+  EXPECT_EQ(place(1), (Counts{2, 0, 1, 0}));
+  EXPECT_EQ(place(2), (Counts{2, 0, 1, 0}));  // has the frames of the first now
+  pool.take_away(homes[1], {});
+  EXPECT_EQ(place(0), (Counts{2, 2, 1, 1}));
+  pool.take_away(homes[0], {});
+  EXPECT_EQ(place(0), (Counts{0, 0, 0, 0}));
+  for (DeviceHome& home : homes) EXPECT_EQ(counted([&] { home = DeviceHome(); }), (Counts{0, 2, 0, 1}));
 }
 
 // Homes that get more and less memory by turns have each extent once.

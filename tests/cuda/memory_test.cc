@@ -77,6 +77,26 @@ TEST_F(MemoryTest, ContentsMoveWithTheExtentToOtherAddresses) {
   device_->free_addresses(homes, 2 * piece_);
 }
 
+TEST_F(MemoryTest, SeveralExtentsAreMappedAllOrNone) {
+  HostMemory host(*device_, piece_);
+  MappedMemory memory(*device_, 2);
+  const DeviceAddress home = device_->reserve_addresses(2 * piece_);
+  const std::vector<Device::Mapping> wrong = {{home, memory.extent(0)}, {home, memory.extent(1)}};
+  expect_refused("was mapped before", [&] { device_->map(piece_, wrong); });
+  const std::vector<Device::Mapping> both = {{home, memory.extent(1)}, {home + piece_, memory.extent(0)}};
+  if (fake() != nullptr) {
+    fake()->fail("cuMemSetAccess", 0, 999);
+    expect_error(ErrorCode::kIo, {"cuMemSetAccess"}, [&] { device_->map(piece_, both); });
+  }
+  device_->map(piece_, both);
+  write(home, host, std::byte{5});
+  write(home + piece_, host, std::byte{6});
+  EXPECT_EQ(read(memory.address(), host), std::vector<std::byte>(piece_, std::byte{6}));
+  EXPECT_EQ(read(memory.address() + piece_, host), std::vector<std::byte>(piece_, std::byte{5}));
+  for (const Device::Mapping& mapping : both) device_->unmap(mapping.address, piece_);
+  device_->free_addresses(home, 2 * piece_);
+}
+
 TEST_F(MemoryTest, AMappedExtentOutlivesItsHandle) {
   HostMemory host(*device_, piece_);
   const DeviceAddress home = device_->reserve_addresses(piece_);

@@ -47,6 +47,8 @@ struct Counts {
   // Calls with which a thread waits for the device: cuEventSynchronize and cuStreamSynchronize.
   std::map<std::thread::id, std::uint64_t> waits;
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_within = 0;
+  // Copies to the device, by the addresses on the device and on the host with which they begin.
+  std::map<std::uint64_t, std::uint64_t> copied_to, copied_from;
 };
 
 // A wait that is left out: the driver says that it has done it, and has not. So tests can show that they

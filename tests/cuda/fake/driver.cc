@@ -178,6 +178,7 @@ class FakeDriver final : public Control {
                    });
                  });
     (is_in ? counts_.bytes_in : counts_.bytes_out) += bytes;
+    if (is_in) ++counts_.copied_to[device], ++counts_.copied_from[begin];
   }
   void copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
     memory_->expect_writable(to, bytes);

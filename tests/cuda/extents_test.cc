@@ -1,0 +1,69 @@
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "cuda/engine_fixture.h"
+#include "engine/plan/device_plan.h"
+
+// The size of the extents of frames, which a plan chooses.
+namespace sluice::engine::twins {
+namespace {
+
+using ExtentsTest = DeviceEngineTest;
+
+Plan plan_of(const Case& setup) {
+  return make_plan(profile_of(setup), *optim::make_optimizer(setup.optimizer), budget_of(setup),
+                   request_of(setup), {});
+}
+
+// Of all budgets from the least on, some have room for larger extents. The units have a little less than 4
+// MiB.
+TEST_F(ExtentsTest, TheyGrowWithinTheBudgetAndKeepTheBits) {
+  Case setup;
+  setup.blocks = 4, setup.rows = 1040, setup.steps = 2;
+  std::set<std::size_t> seen;
+  std::size_t trained = 0;
+  for (setup.device = kMiB; setup.device <= 256 * kMiB; setup.device += kMiB) {
+    std::optional<Plan> plan;
+    try {
+      plan = plan_of(setup);
+    } catch (const Error&) {
+      EXPECT_TRUE(seen.empty());
+      continue;
+    }
+    EXPECT_LE(plan->device_bytes, setup.device);
+    if (seen.empty()) {
+      EXPECT_EQ(plan->extent_bytes, kHugePage) << "the least budget is that with the smallest";
+    }
+    seen.insert(plan->extent_bytes);
+    if (trained == 0 && plan->extent_bytes == 4 * kMiB && plan->extents > 0) trained = setup.device;
+  }
+  ASSERT_GT(trained, 0U);
+  setup.device = 0;
+  const Outcome expected = train_on_cpu(setup);
+  setup.device = trained;
+  if (fake() != nullptr) begin(Schedule::kRandom, 1);
+  expect_twin(setup, expected);
+}
+
+// Units of a large model have extents of which one call maps much; many small ones would waste them.
+TEST_F(ExtentsTest, TheyFollowTheUnits) {
+  const auto extents = [](std::size_t count, std::size_t rows) {
+    std::vector<UnitSpec> units;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::string name = "unit." + std::to_string(i);
+      units.push_back({name, {{name, {rows, 1024}}}});
+    }
+    Budget budget{64 * kGiB, 0, 0};
+    budget.device = 8 * kGiB;
+    const Profile profile = any_order_profile(std::move(units), 1);
+    const Plan plan = make_plan(profile, *optim::make_optimizer({}), budget, {}, {});
+    EXPECT_GT(plan.extents, 0U);
+    return plan.extent_bytes;
+  };
+  EXPECT_EQ(extents(16, 100000), kLargestExtentBytes);
+  EXPECT_EQ(extents(4000, 250), kHugePage);
+}
+
+}  // namespace
+}  // namespace sluice::engine::twins
