@@ -49,7 +49,7 @@ class Absent(torch.nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _ASKS or (_graphs_are_seen and torch.compiler.is_compiling()):
                 return func(*args, **(kwargs or {}))
-            if func in _TAKES or isinstance(func, torch._ops.HigherOrderOperator):  # whose bodies may see no modes
+            if func in _TAKES:
                 _bring_in(args, f"{func.__name__}()")
             with _Operations():
                 return func(*args, **(kwargs or {}))

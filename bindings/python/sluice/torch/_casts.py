@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch._inductor.config
-from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
@@ -52,11 +52,12 @@ class MadeAgain(CustomGraphPass):
                     parameters.add(node)
 
     def uuid(self) -> Any:
-        """What tells graphs on disk that this has changed from others."""
+        """What tells graphs on disk that this has made from others; None: they are not kept there."""
+        own = get_hash_for_files((__file__,)), self._shapes
         if self._others is None:
-            return "sluice.torch: casts made again", self._shapes
+            return own
         theirs = self._others.uuid() if isinstance(self._others, CustomGraphPass) else None
-        return None if theirs is None else ("sluice.torch: casts made again", self._shapes, theirs)
+        return None if theirs is None else (*own, theirs)
 
     def patch(self) -> Any:
         """A `with` in which graphs are made so."""

@@ -18,7 +18,6 @@ from ..optimizers import Optimizer as Settings
 from . import _homes
 from ._homes import Home, ModelEngine
 from ._memory import FirstStep, Keeper, resident_bytes
-from ._stances import outside_of_graphs
 from ._stored import Stored
 from ._turns import NoTurns, Turns
 
@@ -108,7 +107,6 @@ class Presence:
 
     # ---- units come and go ----
 
-    @outside_of_graphs
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """Makes the unit's parameters present (or, with GRADIENT_ONLY, lets its gradients be added) until other units need
         its room among those that may be held."""
