@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <string_view>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -7,10 +8,12 @@
 namespace sluice {
 
 // A GPU has a fault where an address is no multiple of the size of what is there.
+inline void check_alignment(const void* address, std::size_t element_bytes, std::string_view type) {
+  ensure(reinterpret_cast<std::uintptr_t>(address) % element_bytes == 0,
+         "an array of {} for a GPU begins at an address that is no multiple of {}", type, element_bytes);
+}
 inline void check_alignment(const ConstArray& array) {
-  ensure(reinterpret_cast<std::uintptr_t>(array.data) % size_of(array.type) == 0,
-         "an array of {} for a GPU begins at an address that is no multiple of {}", name_of(array.type),
-         size_of(array.type));
+  check_alignment(array.data, size_of(array.type), name_of(array.type));
 }
 
 }  // namespace sluice

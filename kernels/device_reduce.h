@@ -1,30 +1,32 @@
 #pragma once
 #include "core/device.h"
 #include "core/dtype.h"
+#include "kernels/grid.h"
 
 namespace sluice::kernels {
 
-// Sums of squares of what is in a GPU's memory, on the GPU. They are sums of the grid's blocks: what makes a
-// SquareSum of them, with the bits of sum_of_squares(), is square_sum() in reduce.h, on the CPU. Thread rule:
-// one thread at a time.
+// Puts sums of squares together on a GPU, in whose memory they are, an f64 for each block of the grid
+// (DeviceSum::add()): the nodes of the written order's tree have the bits that PartialSum gives them, but for
+// those of NaN. Thread rule: one thread at a time.
 class DeviceSquares {
  public:
-  // Throws Error(kNotFound), Error(kBudget) or Error(kIo) where the kernel is missing or cannot be loaded.
-  // The device outlives the object.
+  // A node has up to 2^kMostLevel blocks, and so 2^20 elements.
+  static constexpr std::uint8_t kMostLevel = 10;
+
+  // Throws Error(kNotFound), Error(kBudget) or Error(kIo) where a kernel is missing or cannot be loaded. The
+  // device outlives the object.
   explicit DeviceSquares(Device& device);
-  // The memory that the sums of n elements take: an f64 for each block of the grid.
-  static std::size_t sum_bytes(std::size_t n);
-  // Queues the sums of n elements of any f32, bf16 or f16 array, which begin on the grid, into `sums`. Both
-  // addresses are the GPU's, and multiples of the size of what is there. Throws Error(kIo) where the kernel
-  // cannot be queued.
-  void queue(CUstream_st* stream, std::size_t n, ConstArray values, DeviceAddress sums);
-  // Queues that 1 is written to `found`, a 32-bit number, where one of so many sums is not finite; else
-  // nothing is written. Throws as queue().
-  void check(CUstream_st* stream, std::size_t sum_count, DeviceAddress sums, DeviceAddress found);
+  // For both: all addresses are the GPU's, and multiples of the size of what is there. They throw Error(kIo)
+  // where the kernel cannot be queued. sums[i] becomes the sum of node i, or NaN where that does not lie
+  // within so many leaves or has more than 2^kMostLevel of them.
+  void add_up(CUstream_st* stream, std::size_t count, const SumNode* nodes, std::size_t leaf_count,
+              const double* leaves, double* sums);
+  // 1 is written to `found` where one of so many sums is not finite; else nothing is written.
+  void check(CUstream_st* stream, std::size_t count, const double* sums, std::uint32_t* found);
 
  private:
   Device& device_;
-  CUfunc_st *kernel_, *check_;
+  CUfunc_st *nodes_, *check_;
 };
 
 }  // namespace sluice::kernels

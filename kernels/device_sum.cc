@@ -6,32 +6,37 @@
 #include "kernels/simd.h"
 
 namespace sluice::kernels {
+namespace {
+
+unsigned blocks_of(std::size_t n, std::size_t elements) {
+  const std::size_t blocks = divide_up(n, elements);
+  ensure(blocks <= INT32_MAX, "{} elements in one call are more than a GPU takes", n);
+  return static_cast<unsigned>(blocks);
+}
+
+}  // namespace
 
 DeviceSum::DeviceSum(Device& device)
     : device_(device), add_(device.kernel("sluice_add")), copy_(device.kernel("sluice_scaled_copy")) {}
 
-void DeviceSum::launch(CUstream_st* stream, CUfunc_st* kernel, std::size_t n, const void* arguments) {
-  if (n == 0) return;
-  const std::size_t blocks = divide_up(n, kSumElements);
-  ensure(blocks <= INT32_MAX, "{} elements in one call are more than a GPU takes", n);
-  device_.launch(stream, kernel, static_cast<unsigned>(blocks), kSumThreads, arguments);
-}
-
 void DeviceSum::add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor,
-                    float* to) {
+                    float* to, double* squares) {
   require_float({x});
   check_alignment(x);
   check_alignment({to, Dtype::kF32});
-  const GpuAddition arguments{n, x.data, to, x.type, accumulate, factor};
-  launch(stream, add_, n, &arguments);
+  check_alignment(squares, sizeof(double), "f64");
+  if (n == 0) return;
+  const GpuAddition arguments{n, x.data, to, squares, x.type, accumulate, factor};
+  device_.launch(stream, add_, blocks_of(n, kAddElements), kAddThreads, &arguments);
 }
 
 void DeviceSum::copy(CUstream_st* stream, std::size_t n, const float* x, float factor, Array to) {
   require_float({to});
   check_alignment(to);
   check_alignment({x, Dtype::kF32});
+  if (n == 0) return;
   const GpuScaledCopy arguments{n, x, to.data, to.type, factor};
-  launch(stream, copy_, n, &arguments);
+  device_.launch(stream, copy_, blocks_of(n, kCopyElements), kCopyThreads, &arguments);
 }
 
 }  // namespace sluice::kernels

@@ -13,13 +13,14 @@ class DeviceSum {
   explicit DeviceSum(Device& device);
   // For both: n elements of f32, bf16 or f16 arrays; all addresses are the GPU's, and multiples of the size
   // of what is there. They throw Error(kIo) where the kernel cannot be queued. to = x; or to = to * factor,
-  // and then to += x.
-  void add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor, float* to);
+  // and then to += x. `squares` becomes the sums of the squares that `to` then has, an f64 for each block of
+  // the grid, on which the elements begin.
+  void add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor, float* to,
+           double* squares);
   // to = x, and then to *= factor.
   void copy(CUstream_st* stream, std::size_t n, const float* x, float factor, Array to);
 
  private:
-  void launch(CUstream_st* stream, CUfunc_st* kernel, std::size_t n, const void* arguments);
   Device& device_;
   CUfunc_st *add_, *copy_;
 };

@@ -1,5 +1,8 @@
 #include "kernels/partial_sum.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "core/error.h"
 
 namespace sluice::kernels {
@@ -32,6 +35,15 @@ double PartialSum::total() const {
   for (std::size_t i = values_.size(); i-- > 0;)
     total = i + 1 == values_.size() ? values_[i] : values_[i] + total;
   return total;
+}
+
+std::vector<std::uint8_t> node_levels(std::size_t first, std::size_t leaves, std::uint8_t most) {
+  std::vector<std::uint8_t> levels;
+  for (const std::size_t end = first + leaves; first < end; first += std::size_t{1} << levels.back()) {
+    const int fitting = std::bit_width(end - first) - 1, aligned = std::countr_zero(first);
+    levels.push_back(static_cast<std::uint8_t>(std::min({fitting, aligned, int{most}})));
+  }
+  return levels;
 }
 
 }  // namespace sluice::kernels

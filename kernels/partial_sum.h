@@ -37,4 +37,8 @@ class PartialSum {
   std::vector<double> values_;  // by node
 };
 
+// The levels of the largest nodes of that tree, of up to 2^most leaves each, that lie within so many leaves
+// from the first one on, in the order of the leaves.
+std::vector<std::uint8_t> node_levels(std::size_t first, std::size_t leaves, std::uint8_t most);
+
 }  // namespace sluice::kernels

@@ -117,10 +117,10 @@ SquareSum sum_of_squares(Threads& threads, std::size_t first, std::size_t n, Con
   });
 }
 
-SquareSum square_sum(std::size_t first, std::span<const double> sums) {
+SquareSum square_sum(std::size_t first, std::span<const PartialSum::Node> nodes) {
   require_grid(first);
   PartialSum sum(first / kGridBlock);
-  for (const double block : sums) sum.add(block);
+  for (const PartialSum::Node& node : nodes) sum.add(node);
   return square_sum_of(std::move(sum));
 }
 

@@ -18,8 +18,8 @@ struct SquareSum {
   bool finite = true;
 };
 SquareSum sum_of_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x);
-// The same, of the sums of consecutive blocks, which a GPU computed (device_reduce.h).
-SquareSum square_sum(std::size_t first, std::span<const double> sums);
+// The same, of nodes that follow each other, which a GPU computed (device_reduce.h).
+SquareSum square_sum(std::size_t first, std::span<const PartialSum::Node> nodes);
 // to = x, or to += x, and the sum of squares of what `to` then holds: one pass over memory.
 SquareSum store_summing_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x,
                                 bool accumulate, float* to);

@@ -10,7 +10,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 sources=(kernels/cuda/reduce.cu kernels/cuda/sum.cu optim/cuda/update.cu)
 headers=(optim/cuda/update.h optim/arithmetic-inl.h optim/factors.h optim/code_table.h optim/eight_bit.h kernels/cuda/reduce.h kernels/cuda/sum.h kernels/grid.h
-  core/dtype.h core/random.h core/cuda/kernel.h scripts/kernels.sh)
+  core/dtype.h core/random.h core/cuda/kernel.h core/cuda/packed.h scripts/kernels.sh)
 if [[ "${1:-}" == --list ]]; then
   printf '%s\n' "${sources[@]}" "${headers[@]}"
   exit

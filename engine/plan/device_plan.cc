@@ -318,7 +318,6 @@ class DevicePlanner {
   static std::size_t host_slots_of(const Footprint& footprint) {
     return footprint.cpu_streamed > 0 ? kHostSlots : 0;
   }
-  std::size_t sums() const { return round_up(DeviceGradients::sum_bytes(placement_.layout()), kHugePage); }
 
   Bytes device_bytes(const Plan& plan, std::size_t slots, const Footprint& footprint,
                      std::size_t extents) const {
@@ -331,7 +330,8 @@ class DevicePlanner {
         round_up(slots_of(slots, footprint) *
                      UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false),
                  kHugePage);
-    bytes[index(Purpose::kWorkspace)] = sums();
+    bytes[index(Purpose::kWorkspace)] =
+        round_up(DeviceGradients::device_bytes(placement_.layout()), kHugePage);
     bytes[index(Purpose::kBase)] = budget_.device_base;
     return bytes;
   }
@@ -352,7 +352,8 @@ class DevicePlanner {
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);
     bytes[index(Purpose::kWorkspace)] =
-        sums() + profile_.hidden_bytes + round_up(placement_.rounds().bytes, kHugePage);
+        round_up(DeviceGradients::host_bytes(placement_.layout()), kHugePage) + profile_.hidden_bytes +
+        round_up(placement_.rounds().bytes, kHugePage);
     bytes[index(Purpose::kBase)] = budget_.base + footprint.metadata;
     return bytes;
   }

@@ -1,50 +1,67 @@
 #include "engine/step/device_gradients.h"
 
+#include "core/bytes.h"
+
 namespace sluice::engine {
 
-DeviceGradients::DeviceGradients(const Layout& layout, DeviceWork& gpu)
-    : layout_(layout), gpu_(gpu), sum_(gpu.device()), squares_(gpu.device()) {
-  std::size_t end = 0;
+DeviceGradients::Places::Places(const Layout& layout) : blocks{0}, nodes{0}, units(layout.units().size()) {
   for (ParameterId p = 0; p < layout.parameters(); ++p) {
-    offsets_.push_back(end);
-    end += kernels::DeviceSquares::sum_bytes(layout.location(p).elements);
+    const std::size_t count = divide_up(layout.location(p).elements, kernels::kGridBlock);
+    const auto of_parameter = kernels::node_levels(layout.spec(p).span_first / kernels::kGridBlock, count,
+                                                   kernels::DeviceSquares::kMostLevel);
+    levels.insert(levels.end(), of_parameter.begin(), of_parameter.end());
+    blocks.push_back(blocks.back() + count);
+    nodes.push_back(levels.size());
   }
-  found_ = end;
 }
 
-std::size_t DeviceGradients::sum_bytes(const Layout& layout) {
-  std::size_t bytes = 0;
-  for (ParameterId p = 0; p < layout.parameters(); ++p)
-    bytes += kernels::DeviceSquares::sum_bytes(layout.location(p).elements);
-  return bytes + layout.units().size() * sizeof(std::uint32_t);
+DeviceGradients::DeviceGradients(const Layout& layout, DeviceWork& gpu)
+    : layout_(layout), places_(layout), gpu_(gpu), sum_(gpu.device()), squares_(gpu.device()) {}
+
+std::size_t DeviceGradients::device_bytes(const Layout& layout) {
+  const Places places(layout);
+  return places.block_bytes() + places.host_bytes();
 }
+
+std::size_t DeviceGradients::host_bytes(const Layout& layout) { return Places(layout).host_bytes(); }
 
 void DeviceGradients::start(allocator::Ledger& ledger) {
-  const std::size_t bytes = sum_bytes(layout_);
-  on_gpu_ = ComputeRegion(ledger, &gpu_, allocator::Purpose::kWorkspace, bytes);
-  on_host_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kWorkspace, bytes);
-  // Each unit's number is a piece of its own: an update that reads it holds up nothing else.
-  for (std::byte* const data : {on_gpu_.data(), on_host_.data()}) {
-    if (found_ > 0) gpu_.add({data, found_}, found_);
-    gpu_.add({data + found_, bytes - found_}, sizeof(std::uint32_t));
+  on_gpu_ = ComputeRegion(ledger, &gpu_, allocator::Purpose::kWorkspace,
+                          places_.block_bytes() + places_.host_bytes());
+  on_host_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kWorkspace, places_.host_bytes());
+  if (places_.block_bytes() > 0) gpu_.add({on_gpu_.data(), places_.block_bytes()}, places_.block_bytes());
+  for (std::byte* const data : {shared_on_gpu(), on_host_.data()}) {
+    if (places_.sum_bytes() > 0) gpu_.add({data, places_.sum_bytes()}, places_.sum_bytes());
+    if (places_.node_bytes() > 0)
+      gpu_.add({data + places_.sum_bytes(), places_.node_bytes()}, places_.node_bytes());
+    // Each unit's number is a piece of its own: an update that reads it holds up nothing else.
+    gpu_.add({data + places_.found(), places_.units * sizeof(std::uint32_t)}, sizeof(std::uint32_t));
   }
+  if (places_.node_bytes() == 0) return;
+  auto* const nodes = reinterpret_cast<kernels::SumNode*>(on_host_.data() + places_.sum_bytes());
+  std::size_t block = 0;
+  for (std::size_t i = 0; i < places_.levels.size(); ++i) {
+    nodes[i] = {block, places_.levels[i]};
+    block += std::size_t{1} << places_.levels[i];
+  }
+  gpu_.copy_in(shared_on_gpu() + places_.sum_bytes(),
+               {on_host_.data() + places_.sum_bytes(), places_.node_bytes()});
 }
 
-DeviceWork::Memory DeviceGradients::sums_of(ParameterId parameter) const {
-  return {on_gpu_.data() + offsets_[parameter],
-          kernels::DeviceSquares::sum_bytes(layout_.location(parameter).elements)};
+DeviceWork::Memory DeviceGradients::blocks_of(ParameterId first, ParameterId end) const {
+  const std::size_t from = places_.blocks[first], to = places_.blocks[end];
+  return {on_gpu_.data() + from * sizeof(double), (to - from) * sizeof(double)};
 }
 
 void DeviceGradients::add(ParameterId parameter, float* sum, ConstArray gradient, bool accumulate,
                           float factor) {
   const std::size_t n = layout_.location(parameter).elements;
+  const DeviceWork::Memory blocks = blocks_of(parameter, parameter + 1);
   const std::array written = {DeviceWork::Memory{reinterpret_cast<std::byte*>(sum), n * sizeof(float)},
-                              sums_of(parameter)};
+                              blocks};
   CUstream_st* const stream = gpu_.client();
-  gpu_.queue(stream, {}, written, [&] {
-    sum_.add(stream, n, gradient, accumulate, factor, sum);
-    squares_.queue(stream, n, {sum, Dtype::kF32}, reinterpret_cast<DeviceAddress>(written[1].data()));
-  });
+  auto* const squares = reinterpret_cast<double*>(const_cast<std::byte*>(blocks.data()));
+  gpu_.queue(stream, {}, written, [&] { sum_.add(stream, n, gradient, accumulate, factor, sum, squares); });
 }
 
 void DeviceGradients::read(ParameterId parameter, const float* sum, float factor, Array out) {
@@ -56,37 +73,48 @@ void DeviceGradients::read(ParameterId parameter, const float* sum, float factor
 
 const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<bool(ParameterId)>& has,
                                             bool for_cpu) {
-  std::byte* const found = on_gpu_.data() + found_ + unit * sizeof(std::uint32_t);
+  std::byte* const found = shared_on_gpu() + places_.found() + unit * sizeof(std::uint32_t);
+  auto* const number = reinterpret_cast<std::uint32_t*>(found);
   CUstream_st* const stream = gpu_.client();
-  const DeviceWork::Memory written{found, sizeof(std::uint32_t)};
-  const auto address = reinterpret_cast<DeviceAddress>(found);
+  const DeviceWork::Memory written{found, sizeof *number};
   const ParameterId first = layout_.first_parameter(unit), end = layout_.end_parameter(unit);
-  const std::size_t from = offsets_[first], to = end < offsets_.size() ? offsets_[end] : found_;
-  const DeviceWork::Memory sums{on_gpu_.data() + from, to - from};
-  gpu_.queue(stream, {&sums, 1}, {&written, 1}, [&] {
-    gpu_.device().fill(stream, address, std::byte{0}, sizeof(std::uint32_t));
-    for (ParameterId p = first; p < end; ++p)
+  const DeviceWork::Memory blocks = blocks_of(first, end);
+  gpu_.queue(stream, {&blocks, 1}, {&written, 1}, [&] {
+    gpu_.device().fill(stream, reinterpret_cast<DeviceAddress>(found), std::byte{0}, sizeof *number);
+    for (ParameterId p = first; p < end; ++p) {
+      const DeviceWork::Memory sums = blocks_of(p, p + 1);
       if (has(p))
-        squares_.check(stream, sums_of(p).size() / sizeof(double),
-                       reinterpret_cast<DeviceAddress>(sums_of(p).data()), address);
+        squares_.check(stream, sums.size() / sizeof(double), reinterpret_cast<const double*>(sums.data()),
+                       number);
+    }
   });
-  if (!for_cpu) return reinterpret_cast<const std::uint32_t*>(found);
-  std::byte* const on_host = on_host_.data() + (found - on_gpu_.data());
+  if (!for_cpu) return number;
+  std::byte* const on_host = on_host_.data() + (found - shared_on_gpu());
   gpu_.copy_out(on_host, written);
   return reinterpret_cast<const std::uint32_t*>(on_host);
 }
 
+// It is queued with the copy, so that it waits for the gradients, and not for what the client does since.
 void DeviceGradients::fetch_squares() {
-  if (found_ == 0) return;
-  gpu_.copy_out(on_host_.data(), {on_gpu_.data(), found_});
-  gpu_.wait({on_host_.data(), found_}, DeviceWork::Use::kRead);
+  if (places_.sum_bytes() == 0) return;
+  std::byte* const at = shared_on_gpu();
+  const DeviceWork::Memory blocks{on_gpu_.data(), places_.block_bytes()}, sums{at, places_.sum_bytes()};
+  const DeviceWork::Memory nodes{at + sums.size(), places_.node_bytes()};
+  gpu_.queue(gpu_.out(), std::array{blocks, nodes}, {&sums, 1}, [&] {
+    squares_.add_up(gpu_.out(), places_.nodes.back(), reinterpret_cast<const kernels::SumNode*>(nodes.data()),
+                    places_.blocks.back(), reinterpret_cast<const double*>(blocks.data()),
+                    reinterpret_cast<double*>(at));
+  });
+  gpu_.copy_out(on_host_.data(), sums);
+  gpu_.wait({on_host_.data(), sums.size()}, DeviceWork::Use::kRead);
 }
 
 kernels::SquareSum DeviceGradients::squares(ParameterId parameter) const {
-  const std::size_t n = layout_.location(parameter).elements;
-  const auto* const sums = reinterpret_cast<const double*>(on_host_.data() + offsets_[parameter]);
-  return kernels::square_sum(layout_.spec(parameter).span_first,
-                             {sums, kernels::DeviceSquares::sum_bytes(n) / sizeof(double)});
+  const auto* const sums = reinterpret_cast<const double*>(on_host_.data());
+  std::vector<kernels::PartialSum::Node> nodes;
+  for (std::size_t i = places_.nodes[parameter]; i < places_.nodes[parameter + 1]; ++i)
+    nodes.push_back({sums[i], places_.levels[i]});
+  return kernels::square_sum(layout_.spec(parameter).span_first, nodes);
 }
 
 }  // namespace sluice::engine

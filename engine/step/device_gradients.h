@@ -14,13 +14,14 @@
 namespace sluice::engine {
 
 // The arithmetic of Gradients, where these are in a GPU's memory. It is queued on the client's stream. Sums
-// of squares stay on the GPU until somebody asks for them. Thread rule: one thread.
+// of squares stay on the GPU until somebody asks for them: one of each block of the grid, of which the GPU
+// then puts together the nodes of the written order that are brought to the host. Thread rule: one thread.
 class DeviceGradients {
  public:
   DeviceGradients(const Layout& layout, DeviceWork& gpu);
-  // In bytes: the room for sums of squares, and for what is found of each unit's, which there is once on the
-  // GPU and once in the host's memory.
-  static std::size_t sum_bytes(const Layout& layout);
+  // In bytes, what there is for all parameters: on the GPU, and in the host's memory.
+  static std::size_t device_bytes(const Layout& layout);
+  static std::size_t host_bytes(const Layout& layout);
   void start(allocator::Ledger& ledger);
 
   // Queues sum = gradient, or sum = sum * factor + gradient; and the squares of the sum.
@@ -38,13 +39,26 @@ class DeviceGradients {
   kernels::SquareSum squares(ParameterId parameter) const;
 
  private:
-  DeviceWork::Memory sums_of(ParameterId parameter) const;
+  // What of each kind begins where, by parameter, and last of all the end. The host has all but the sums of
+  // blocks, in the same order: the sums of nodes, the nodes, and a number for each unit.
+  struct Places {
+    explicit Places(const Layout& layout);
+    std::vector<std::size_t> blocks, nodes;
+    std::vector<std::uint8_t> levels;  // by node
+    std::size_t units;
+    std::size_t block_bytes() const { return blocks.back() * sizeof(double); }
+    std::size_t sum_bytes() const { return nodes.back() * sizeof(double); }
+    std::size_t node_bytes() const { return nodes.back() * sizeof(kernels::SumNode); }
+    std::size_t found() const { return sum_bytes() + node_bytes(); }  // where it begins for the host
+    std::size_t host_bytes() const { return found() + units * sizeof(std::uint32_t); }
+  };
+  std::byte* shared_on_gpu() const { return on_gpu_.data() + places_.block_bytes(); }
+  DeviceWork::Memory blocks_of(ParameterId first, ParameterId end) const;
   const Layout& layout_;
+  const Places places_;
   DeviceWork& gpu_;
   kernels::DeviceSum sum_;
   kernels::DeviceSquares squares_;
-  std::vector<std::size_t> offsets_;  // by parameter: its sums, in bytes
-  std::size_t found_ = 0;             // where the numbers of units begin, behind all sums
   ComputeRegion on_gpu_;
   RegisteredRegion on_host_;
 };

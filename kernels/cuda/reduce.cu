@@ -1,43 +1,43 @@
 #include "kernels/cuda/reduce.h"
 
+#include <limits>
+
 #include "core/cuda/kernel.h"
 
-// Sums of squares with the bits of kernels/reduce.cc. A thread is one lane of a block of the grid, so that a
-// warp has two of these blocks.
+// Sums in the order of kernels/partial_sum.h, and what is found of them.
 namespace sluice::kernels {
 namespace gpu {
 
-// A square of an f32 value is exact in f64, so that a multiplication and an addition give the bits of the
-// CPU's fused ones.
-template <class T, class Widen>
-__device__ __forceinline__ double sum_of_lane(const T* values, std::uint64_t begin, std::uint64_t end, Widen widen) {
-  double sum = 0;
-  for (std::uint64_t i = begin; i < end; i += kSquareLanes) {
-    const double value = widen(values[i]);
-    sum += value * value;
-  }
-  return sum;
-}
-
-__device__ __forceinline__ double sum_of_lane(const GpuSquares& of, std::uint64_t begin, std::uint64_t end) {
-  if (of.type == Dtype::kF32)
-    return sum_of_lane(static_cast<const float*>(of.values), begin, end, [](float value) { return value; });
-  if (of.type == Dtype::kBf16)
-    return sum_of_lane(static_cast<const Bf16*>(of.values), begin, end, [](Bf16 value) { return to_f32(value); });
-  return sum_of_lane(static_cast<const F16*>(of.values), begin, end, [](F16 value) { return to_f32(value); });
+// Of what each thread of a warp has, which all of them get: neighbours first. Both of two threads add the
+// same two numbers, and all threads of a warp take part.
+__device__ __forceinline__ double sum_of_warp(double value) {
+  for (unsigned threads = 1; threads < kWarpThreads; threads *= 2) value += __shfl_xor_sync(0xffffffffu, value, threads);
+  return value;
 }
 
 }  // namespace gpu
 
-SLUICE_KERNEL(sluice_square_sums, GpuSquares) {
-  constexpr std::uint64_t kBlocks = kSquareThreads / kSquareLanes;
-  const std::uint64_t block = blockIdx.x * kBlocks + threadIdx.x / kSquareLanes, lane = threadIdx.x % kSquareLanes;
-  const std::uint64_t begin = block * kGridBlock, next = begin + kGridBlock;
-  const std::uint64_t end = next < arguments.count ? next : arguments.count;
-  double sum = gpu::sum_of_lane(arguments, begin + lane, end);
-  // Neighbours first. Both of two lanes add the same two numbers, and all threads of a warp take part.
-  for (unsigned lanes = 1; lanes < kSquareLanes; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-  if (lane == 0 && begin < arguments.count) arguments.sums[block] = sum;
+// Zeros take the places of leaves that a warp would have beyond its node: added to sums of squares, which have
+// no negative zeros, they change no bit. Of each 32 leaves, thread 0, 1, ... keeps the sum; these are added next.
+// A node that is none, as one that has not arrived yet, is NaN, which is found, where a fault would end the GPU's
+// context.
+SLUICE_KERNEL(sluice_node_sums, GpuNodeSums) {
+  const std::uint64_t i = blockIdx.x * std::uint64_t{kNodeThreads / kWarpThreads} + threadIdx.x / kWarpThreads;
+  if (i >= arguments.count) return;  // the whole warp
+  const SumNode node = arguments.nodes[i];
+  const std::uint64_t thread = threadIdx.x % kWarpThreads, end = node.level < 64 ? std::uint64_t{1} << node.level : 0;
+  const bool is_node = end > 0 && end <= kMostLeaves && end <= arguments.leaf_count && node.first <= arguments.leaf_count - end;
+  double sum = std::numeric_limits<double>::quiet_NaN();
+  if (is_node) {
+    const double* const leaves = arguments.leaves + node.first;
+    sum = 0;
+    for (std::uint64_t begin = 0; begin < end; begin += kWarpThreads) {
+      const double of_warp = gpu::sum_of_warp(begin + thread < end ? leaves[begin + thread] : 0);
+      if (thread == begin / kWarpThreads) sum = of_warp;
+    }
+    sum = gpu::sum_of_warp(sum);
+  }
+  if (thread == 0) arguments.sums[i] = sum;
 }
 
 // All threads that find one write the same.

@@ -1,19 +1,21 @@
 #pragma once
 #include <cstdint>
 
-#include "core/dtype.h"
 #include "kernels/grid.h"
 
 // What host and GPU agree on for sums of squares. Private to this room.
 namespace sluice::kernels {
 
-// Of `count` elements that begin on the grid. Pointers are addresses of the GPU's.
-struct GpuSquares {
-  std::uint64_t count = 0;
-  const void* values = nullptr;
-  double* sums = nullptr;  // of the grid's blocks
-  Dtype type = Dtype::kF32;
+// Pointers are addresses of the GPU's.
+struct GpuNodeSums {
+  std::uint64_t count = 0, leaf_count = 0;
+  const SumNode* nodes = nullptr;
+  const double* leaves = nullptr;
+  double* sums = nullptr;
 };
+
+inline constexpr unsigned kNodeThreads = 128, kWarpThreads = 32;
+inline constexpr std::uint64_t kMostLeaves = kWarpThreads * kWarpThreads;  // of a node, which a warp sums
 
 // Writes to `found` where one of `count` sums is not finite.
 struct GpuFiniteCheck {
@@ -21,10 +23,7 @@ struct GpuFiniteCheck {
   const double* sums = nullptr;
   std::uint32_t* found = nullptr;
 };
-inline constexpr unsigned kCheckThreads = 256;
 
-// The threads of a block, of which each is one lane of the written order, and the elements that they sum.
-inline constexpr unsigned kSquareThreads = 256, kSquareLanes = 16;
-inline constexpr std::size_t kSquareElements = kSquareThreads / kSquareLanes * kGridBlock;
+inline constexpr unsigned kCheckThreads = 256;
 
 }  // namespace sluice::kernels

@@ -2,16 +2,18 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "kernels/grid.h"
 
 // What host and GPU agree on for gradients that are added and read. Private to this room.
 namespace sluice::kernels {
 
-// Of `count` elements. Pointers are addresses of the GPU's. Each result of a multiplication or an addition is
-// rounded to the type that it has in memory.
+// Of `count` elements, which begin on the grid. Pointers are addresses of the GPU's. Each result of a
+// multiplication or an addition is rounded to the type that it has in memory.
 struct GpuAddition {
   std::uint64_t count = 0;
   const void* from = nullptr;
-  float* to = nullptr;  // becomes from, or to * factor + from
+  float* to = nullptr;        // becomes from, or to * factor + from
+  double* squares = nullptr;  // become the sums of the squares of `to`, of each of the grid's blocks
   Dtype type = Dtype::kF32;
   bool accumulate = false;
   float factor = 1;
@@ -24,7 +26,11 @@ struct GpuScaledCopy {
   float factor = 1;  // multiplies what `to` then has
 };
 
-inline constexpr unsigned kSumThreads = 256;
-inline constexpr std::size_t kSumElements = kSumThreads * 8;  // that a block works on
+// The consecutive elements of a thread, of which each is in another of the lanes in which a block of the grid
+// is summed; and the threads and elements of a GPU's block of threads.
+inline constexpr int kSumOwn = 4;
+inline constexpr unsigned kSumLanes = 16, kAddThreads = 128, kCopyThreads = 256;
+inline constexpr std::size_t kAddElements = kAddThreads * kSumOwn / kSumLanes * kGridBlock;
+inline constexpr std::size_t kCopyElements = kCopyThreads * kSumOwn * std::size_t{2};
 
 }  // namespace sluice::kernels

@@ -1,6 +1,7 @@
 #include "optim/cuda/update.h"
 
 #include "core/cuda/kernel.h"
+#include "core/cuda/packed.h"
 #include "core/random.h"
 
 // Elementwise updates, with the bits of optim/update-inl.h: the arithmetic is the same header, and types,
@@ -56,21 +57,15 @@ struct Place {
 };
 
 template <class T>
-inline constexpr std::size_t kPackedBytes = kOwn * sizeof(T) < 16 ? kOwn * sizeof(T) : 16;
-template <class T>
-struct alignas(kPackedBytes<T>) Packed {  // what one or two accesses of memory move
-  T values[kOwn];
-};
-template <class T>
 __device__ __forceinline__ bool is_packed(const T* from, const Place& at) {
-  return at.count == kOwn && reinterpret_cast<std::uintptr_t>(from + at.begin) % kPackedBytes<T> == 0;
+  return at.count == kOwn && sluice::is_packed<kOwn>(from + at.begin);
 }
 
 template <class T, class Widen>
 __device__ __forceinline__ Own load(const T* from, const Place& at, Widen widen) {
   Own own{};
   if (is_packed(from, at)) {
-    const auto all = *reinterpret_cast<const Packed<T>*>(from + at.begin);
+    const auto all = *reinterpret_cast<const Packed<T, kOwn>*>(from + at.begin);
     for (int i = 0; i < kOwn; ++i) own[i] = widen(all.values[i]);
   } else {
     for (int i = 0; i < at.count; ++i) own[i] = widen(from[at.begin + static_cast<std::uint64_t>(i)]);
@@ -80,9 +75,9 @@ __device__ __forceinline__ Own load(const T* from, const Place& at, Widen widen)
 template <class T, class Narrow>
 __device__ __forceinline__ void store(Own own, T* to, const Place& at, Narrow narrow) {
   if (is_packed(to, at)) {
-    Packed<T> all;
+    Packed<T, kOwn> all;
     for (int i = 0; i < kOwn; ++i) all.values[i] = narrow(own[i], i);
-    *reinterpret_cast<Packed<T>*>(to + at.begin) = all;
+    *reinterpret_cast<Packed<T, kOwn>*>(to + at.begin) = all;
   } else {
     for (int i = 0; i < at.count; ++i) to[at.begin + static_cast<std::uint64_t>(i)] = narrow(own[i], i);
   }

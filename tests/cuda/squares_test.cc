@@ -2,73 +2,227 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <stdexcept>
 
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
 #include "cuda/kernel_test.h"
 #include "kernels/device_reduce.h"
+#include "kernels/device_sum.h"
+#include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 #include "thrown.h"
 
-// Sums of squares on a GPU have the bits of those on the CPU.
+// Gradients that are added on a GPU, and the sums of their squares, have the bits of those on the CPU.
 namespace sluice::kernels {
 namespace {
 
-// Values over many powers of ten, so that sums in another order have other bits.
+// Values over many powers of ten, so that sums in another order have other bits; some are subnormal or -0.
 std::vector<std::byte> make_values(std::size_t count, Dtype type, std::uint64_t seed) {
   std::mt19937_64 words(seed);
   std::normal_distribution<float> normal;
   std::vector<std::byte> bytes(count * size_of(type));
   for (std::size_t i = 0; i < count; ++i) {
-    const float value = i % 61 == 0 ? 0x1p-140f : normal(words) * std::pow(10.0f, normal(words));
+    const float number = normal(words) * std::pow(10.0f, normal(words));
+    const float value = i % 61 == 0 ? 0x1p-140f : i % 67 == 1 ? -0.0f : number;
     put(bytes, i, type, value);
   }
   return bytes;
 }
 
+// What is left of an addition of arrays on the grid of a parameter, from its element `first` on.
+struct Sums {
+  std::vector<float> to;
+  SquareSum squares;
+};
+
 class SquaresTest : public KernelTest {
  protected:
-  // The sum that the GPU computes of the bytes, which begin `shift` bytes beyond a multiple of 256.
-  SquareSum on_gpu(const std::vector<std::byte>& bytes, Dtype type, std::size_t first, std::size_t shift) {
-    const std::size_t n = bytes.size() / size_of(type), sums = DeviceSquares::sum_bytes(n);
-    const std::size_t sums_at = round_up(shift + bytes.size(), sizeof(double));
-    const std::size_t end = sums_at + sums;
-    allocator::Ledger ledger;
-    allocator::DeviceRegion memory(ledger, *device_, allocator::Purpose::kGradient, end + sizeof(double));
-    HostMemory host(*device_, end + sizeof(double));
-    const Device::Stream stream = device_->make_stream(false);
-    DeviceSquares squares(*device_);
-    std::copy(bytes.begin(), bytes.end(), host.data() + shift);
-    std::fill(host.data() + sums_at, host.data() + host.size(), kUntouched);
-    device_->copy_in(stream.get(), memory.address(), host.data(), host.size());
-    squares.queue(stream.get(), n, {reinterpret_cast<void*>(memory.address() + shift), type},
-                  memory.address() + sums_at);
-    device_->copy_out(stream.get(), host.data(), memory.address(), host.size());
-    device_->synchronize(stream.get());
-    for (std::size_t i = end; i < host.size(); ++i) EXPECT_EQ(host[i], kUntouched) << "beyond the last sum";
-    std::vector<double> blocks(sums / sizeof(double));
-    std::memcpy(blocks.data(), host.data() + sums_at, sums);
-    return square_sum(first, blocks);
+  struct Addition {
+    std::vector<std::byte> from;
+    Dtype type = Dtype::kF32;
+    bool accumulate = false;
+    float factor = 1;
+    std::size_t first = 0;
+    std::size_t shift = 0, to_shift = 0;  // by which arrays begin beyond multiples of 256 bytes
+
+    std::size_t count() const { return from.size() / size_of(type); }
+    // Of the sum before: where nothing is accumulated, it must not be read.
+    std::vector<float> before() const {
+      if (!accumulate) return std::vector<float>(count(), std::numeric_limits<float>::quiet_NaN());
+      const std::vector<std::byte> values = make_values(count(), Dtype::kF32, 77);
+      std::vector<float> floats(count());
+      std::memcpy(floats.data(), values.data(), values.size());
+      return floats;
+    }
+  };
+
+  Sums on_cpu(const Addition& addition) {
+    Sums sums{addition.before(), {}};
+    if (addition.factor != 1) scale(threads_, sums.to.size(), addition.factor, {sums.to.data(), Dtype::kF32});
+    sums.squares =
+        store_summing_squares(threads_, addition.first, sums.to.size(), {addition.from.data(), addition.type},
+                              addition.accumulate, sums.to.data());
+    return sums;
   }
-  void expect_same_bits(const std::vector<std::byte>& bytes, Dtype type, std::size_t first,
-                        std::size_t shift) {
-    const std::size_t n = bytes.size() / size_of(type);
-    const SquareSum expected = sum_of_squares(threads_, first, n, {bytes.data(), type});
-    const SquareSum found = on_gpu(bytes, type, first, shift);
+  Sums on_gpu(const Addition& a) {
+    const std::size_t n = a.count(), blocks = divide_up(n, kGridBlock);
+    Memory memory(*device_, a.from.size() + 4 * n + 8 * blocks);
+    std::byte* const from = memory.take(a.from.size(), a.shift);
+    std::ranges::copy(a.from, from);
+    auto* const to = reinterpret_cast<float*>(memory.take(4 * n, a.to_shift));
+    std::ranges::copy(a.before(), to);
+    auto* const leaves = reinterpret_cast<double*>(memory.take(8 * blocks, 0));
+    memory.copy_in();
+    DeviceSum(*device_).add(memory.stream(), n, {memory.on_gpu(from), a.type}, a.accumulate, a.factor,
+                            memory.on_gpu(to), memory.on_gpu(leaves));
+    memory.copy_out();
+    Sums sums{{to, to + n}, {}};
+    sums.squares = added_up(a.first, {leaves, leaves + blocks});
+    return sums;
+  }
+  // Leaves of a parameter's tree, which the GPU puts together.
+  SquareSum added_up(std::size_t first, const std::vector<double>& leaves) {
+    const auto levels = node_levels(first / kGridBlock, leaves.size(), DeviceSquares::kMostLevel);
+    Memory memory(*device_, 8 * leaves.size() + 24 * levels.size());
+    auto* const nodes = reinterpret_cast<SumNode*>(memory.take(levels.size() * sizeof(SumNode), 0));
+    auto* const from = reinterpret_cast<double*>(memory.take(8 * leaves.size(), 0));
+    auto* const to = reinterpret_cast<double*>(memory.take(8 * levels.size(), 0));
+    std::ranges::copy(leaves, from);
+    std::size_t leaf = 0;
+    for (std::size_t i = 0; i < levels.size(); leaf += std::size_t{1} << levels[i++])
+      nodes[i] = {leaf, levels[i]};
+    memory.copy_in();
+    DeviceSquares(*device_).add_up(memory.stream(), levels.size(), memory.on_gpu(nodes), leaves.size(),
+                                   memory.on_gpu(from), memory.on_gpu(to));
+    memory.copy_out();
+    std::vector<PartialSum::Node> found;
+    for (std::size_t i = 0; i < levels.size(); ++i) found.push_back({to[i], levels[i]});
+    return square_sum(first, found);
+  }
+  void expect_same_bits(const Addition& addition) {
+    SCOPED_TRACE(fmt::format("{} of {} from {}, accumulates {}, factor {}, shifts {} and {}",
+                             addition.count(), name_of(addition.type), addition.first, addition.accumulate,
+                             addition.factor, addition.shift, addition.to_shift));
+    const Sums expected = on_cpu(addition), found = on_gpu(addition);
+    EXPECT_EQ(std::memcmp(found.to.data(), expected.to.data(), 4 * found.to.size()), 0);
+    expect_same(found.squares, expected.squares);
+  }
+  static void expect_same(const SquareSum& found, const SquareSum& expected) {
     EXPECT_EQ(found.finite, expected.finite);
     EXPECT_EQ(found.sum.first(), expected.sum.first());
     EXPECT_EQ(found.sum.end(), expected.sum.end());
-    EXPECT_EQ(found.sum.nodes(), expected.sum.nodes()) << n << " of " << name_of(type) << " from " << first;
+    EXPECT_EQ(found.sum.nodes(), expected.sum.nodes());
   }
-  static constexpr std::byte kUntouched{0xa5};
+  // The GPU's memory, and the host's of the same places. What is beyond each array stays as it was.
+  class Memory {
+   public:
+    // For a few arrays that have so many bytes together.
+    Memory(Device& device, std::size_t bytes)
+        : device_(device),
+          bytes_(round_up(bytes + 4096, kMiB)),
+          gpu_(ledger_, device, allocator::Purpose::kGradient, bytes_),
+          host_(device, bytes_),
+          stream_(device.make_stream(false)) {
+      std::fill_n(host_.data(), bytes_, kUntouched);
+    }
+    ~Memory() {
+      at_the_end([&] { device_.synchronize(stream_.get()); });
+    }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    CUstream_st* stream() const { return stream_.get(); }
+    // An array in the host's memory that begins so many bytes beyond a multiple of 256.
+    std::byte* take(std::size_t bytes, std::size_t shift) {
+      std::byte* const at = host_.data() + end_ + shift;
+      ends_.push_back(end_ + shift + bytes);
+      end_ = round_up(ends_.back() + 1, 256);
+      if (end_ > bytes_) throw std::length_error("this test's memory is too small");
+      return at;
+    }
+    template <class T>
+    T* on_gpu(T* at) {
+      return reinterpret_cast<T*>(
+          gpu_.address() + static_cast<DeviceAddress>(reinterpret_cast<std::byte*>(at) - host_.data()));
+    }
+    void copy_in() { device_.copy_in(stream_.get(), gpu_.address(), host_.data(), end_); }
+    void copy_out() {
+      device_.copy_out(stream_.get(), host_.data(), gpu_.address(), end_);
+      device_.synchronize(stream_.get());
+      for (const std::size_t end : ends_) EXPECT_EQ(host_.data()[end], kUntouched) << "beyond an array";
+    }
+
+   private:
+    static constexpr std::byte kUntouched{0xa5};
+    Device& device_;
+    std::size_t bytes_;
+    allocator::Ledger ledger_;
+    allocator::DeviceRegion gpu_;
+    HostMemory host_;
+    Device::Stream stream_;
+    std::vector<std::size_t> ends_;
+    std::size_t end_ = 0;
+  };
   Threads threads_{2};
 };
 
-TEST_F(SquaresTest, EachTypeHasTheBitsOfTheCpu) {
+TEST_F(SquaresTest, EachTypeAndLengthHasTheBitsOfTheCpu) {
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
-    for (const std::size_t n : {1, 15, 16, 17, 1023, 1024, 1025, 2048, 16383, 16384, 16385, 70001})
-      for (const std::size_t first : {0, 5 * 1024})
-        expect_same_bits(make_values(n, type, n + first), type, first, first == 0 ? 0 : 4);
+    for (const std::size_t n : {1, 3, 15, 16, 17, 127, 129, 1023, 1024, 1025, 2048, 32769, 70001})
+      for (const bool accumulate : {false, true})
+        expect_same_bits({make_values(n, type, n), type, accumulate, accumulate ? 0.75f : 1});
+}
+
+TEST_F(SquaresTest, ArraysThatBeginAnywhereHaveThem) {
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    for (const std::size_t elements : {0, 1, 2, 3, 4})
+      for (const std::size_t to_elements : {0, 1, 2, 4})
+        for (const bool accumulate : {false, true})
+          expect_same_bits({make_values(3333, type, elements), type, accumulate, 1, 5 * kGridBlock,
+                            elements * size_of(type), to_elements * sizeof(float)});
+}
+
+// The nodes of the tree that a GPU puts together have these blocks, and more.
+TEST_F(SquaresTest, LongSpansHaveThemWhereverTheyBegin) {
+  constexpr std::size_t kMost = kGridBlock << DeviceSquares::kMostLevel;
+  for (const std::size_t first : {std::size_t{0}, 1021 * kGridBlock, kMost})
+    expect_same_bits(
+        {make_values(kMost + 5 * kGridBlock + 3, Dtype::kBf16, first), Dtype::kBf16, false, 1, first});
+}
+
+TEST_F(SquaresTest, SumsOfAnyBlocksHaveTheBitsOfTheWrittenOrder) {
+  for (const std::size_t first : {0, 1, 7, 512, 1000, 1023, 1024, 3071})
+    for (const std::size_t count : {1, 2, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 2049, 5000}) {
+      SCOPED_TRACE(fmt::format("{} from {}", count, first));
+      const std::vector<std::byte> values = make_values(count, Dtype::kF32, first);
+      PartialSum expected(first);
+      std::vector<double> leaves;
+      for (std::size_t i = 0; i < count; ++i) {
+        float value = 0;
+        std::memcpy(&value, values.data() + 4 * i, sizeof value);
+        leaves.push_back(static_cast<double>(value) * static_cast<double>(value) / 3);
+        expected.add(leaves.back());
+      }
+      expect_same(added_up(first * kGridBlock, leaves), {expected, true});
+    }
+}
+
+TEST_F(SquaresTest, NodesBeyondTheLeavesAreNoNumbers) {
+  constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+  const std::vector<SumNode> all = {{0, 2}, {4, 0},  {5, 0},     {1, 2},  {2, 2},
+                                    {0, 3}, {0, 11}, {kNone, 0}, {0, 64}, {0, kNone}};
+  Memory memory(*device_, 24 * all.size() + 5 * sizeof(double));
+  auto* const nodes = reinterpret_cast<SumNode*>(memory.take(all.size() * sizeof(SumNode), 0));
+  auto* const leaves = reinterpret_cast<double*>(memory.take(5 * sizeof(double), 0));
+  auto* const sums = reinterpret_cast<double*>(memory.take(all.size() * sizeof(double), 0));
+  std::ranges::copy(all, nodes);
+  std::fill_n(leaves, 5, 1.0);
+  memory.copy_in();
+  DeviceSquares(*device_).add_up(memory.stream(), all.size(), memory.on_gpu(nodes), 5, memory.on_gpu(leaves),
+                                 memory.on_gpu(sums));
+  memory.copy_out();
+  for (std::size_t i = 0; i < all.size(); ++i)
+    EXPECT_EQ(std::isnan(sums[i]), i != 0 && i != 1 && i != 3) << "node " << i;
 }
 
 TEST_F(SquaresTest, EverySeedOfTheFakesOrderHasThem) {
@@ -78,7 +232,7 @@ TEST_F(SquaresTest, EverySeedOfTheFakesOrderHasThem) {
     device_.reset();
     fake()->begin({.schedule = Schedule::kRandom, .seed = seed});
     device_ = open_device(0);
-    expect_same_bits(bytes, Dtype::kF32, 3072, 0);
+    expect_same_bits({bytes, Dtype::kF32, true, 0.5f, 3072});
   }
 }
 
@@ -89,7 +243,7 @@ TEST_F(SquaresTest, OneElementThatIsNotFiniteIsFound) {
     for (const std::size_t at : {std::size_t{0}, std::size_t{1024}, std::size_t{3333}, kCount - 1}) {
       auto bytes = make_values(kCount, Dtype::kF32, at);
       std::memcpy(bytes.data() + 4 * at, &special, sizeof special);
-      EXPECT_FALSE(on_gpu(bytes, Dtype::kF32, 0, 0).finite) << special << " at " << at;
+      EXPECT_FALSE(on_gpu({bytes}).squares.finite) << special << " at " << at;
     }
 }
 
@@ -98,8 +252,8 @@ TEST_F(SquaresTest, TheGreatestValuesAreFinite) {
   std::vector<std::byte> bytes(4 * 3000);
   const float greatest = std::numeric_limits<float>::max();
   for (std::size_t i = 0; i < 3000; ++i) std::memcpy(bytes.data() + 4 * i, &greatest, sizeof greatest);
-  expect_same_bits(bytes, Dtype::kF32, 0, 0);
-  EXPECT_TRUE(on_gpu(bytes, Dtype::kF32, 0, 0).finite);
+  expect_same_bits({bytes});
+  EXPECT_TRUE(on_gpu({bytes}).squares.finite);
 }
 
 TEST_F(SquaresTest, EachDriverCallThatFailsIsAnErrorAndLeavesNothing) {
@@ -107,7 +261,7 @@ TEST_F(SquaresTest, EachDriverCallThatFailsIsAnErrorAndLeavesNothing) {
   const auto bytes = make_values(3000, Dtype::kBf16, 1);
   const auto scenario = [&] {
     device_ = open_device(0);
-    on_gpu(bytes, Dtype::kBf16, 0, 0);
+    on_gpu({bytes, Dtype::kBf16});
     device_.reset();
   };
   device_.reset();
@@ -127,23 +281,59 @@ TEST_F(SquaresTest, EachDriverCallThatFailsIsAnErrorAndLeavesNothing) {
   EXPECT_GE(failures, 3);
 }
 
+// What is handed out is stored in its type before it is multiplied, as on the CPU.
+TEST_F(SquaresTest, CopiesHaveTheBitsOfTheCpu) {
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    for (const std::size_t n : {1, 4, 5, 1023, 2048, 5001})
+      for (const std::size_t shift : {0, 1, 4})
+        for (const float factor : {1.0f, 0.3f}) {
+          SCOPED_TRACE(fmt::format("{} of {}, shift {}, factor {}", n, name_of(type), shift, factor));
+          const std::vector<std::byte> values = make_values(n, Dtype::kF32, n);
+          Memory memory(*device_, 4 * n + n * size_of(type));
+          std::byte* const from = memory.take(4 * n, shift * 4);
+          std::ranges::copy(values, from);
+          std::byte* const to = memory.take(n * size_of(type), shift * size_of(type));
+          memory.copy_in();
+          DeviceSum(*device_).copy(memory.stream(), n, reinterpret_cast<const float*>(memory.on_gpu(from)),
+                                   factor, {memory.on_gpu(to), type});
+          memory.copy_out();
+          std::vector<std::byte> expected(n * size_of(type));
+          convert(threads_, n, {values.data(), Dtype::kF32}, {expected.data(), type});
+          if (factor != 1) scale(threads_, n, factor, {expected.data(), type});
+          EXPECT_EQ(std::memcmp(to, expected.data(), expected.size()), 0);
+        }
+}
+
 TEST_F(SquaresTest, NothingIsQueuedForNoElements) {
-  DeviceSquares(*device_).queue(nullptr, 0, {nullptr, Dtype::kF32}, 0);
-  EXPECT_EQ(DeviceSquares::sum_bytes(0), 0u);
+  DeviceSum(*device_).add(nullptr, 0, {nullptr, Dtype::kF32}, false, 1, nullptr, nullptr);
+  DeviceSum(*device_).copy(nullptr, 0, nullptr, 1, {nullptr, Dtype::kF32});
+  DeviceSquares(*device_).add_up(nullptr, 0, nullptr, 0, nullptr, nullptr);
+  DeviceSquares(*device_).check(nullptr, 0, nullptr, nullptr);
 }
 
 TEST_F(SquaresTest, WhatIsNotAlignedOrNoFloatIsRefused) {
+  DeviceSum sum(*device_);
   DeviceSquares squares(*device_);
   const auto at = [](std::uintptr_t address) { return reinterpret_cast<const void*>(address); };
+  const auto floats = [](std::uintptr_t address) { return reinterpret_cast<float*>(address); };
+  const auto doubles = [](std::uintptr_t address) { return reinterpret_cast<double*>(address); };
   expect_error(ErrorCode::kInternal, {"f32", "no multiple of 4"}, [&] {
-    squares.queue(nullptr, 1, {at(258), Dtype::kF32}, 256);
+    sum.add(nullptr, 1, {at(258), Dtype::kF32}, false, 1, floats(256), doubles(256));
   });
-  expect_error(ErrorCode::kInternal, {"no multiple of 8"}, [&] {
-    squares.queue(nullptr, 1, {at(256), Dtype::kF32}, 260);
+  expect_error(ErrorCode::kInternal, {"f32", "no multiple of 4"}, [&] {
+    sum.add(nullptr, 1, {at(256), Dtype::kF32}, false, 1, floats(258), doubles(256));
+  });
+  expect_error(ErrorCode::kInternal, {"f64", "no multiple of 8"}, [&] {
+    sum.add(nullptr, 1, {at(256), Dtype::kF32}, false, 1, floats(256), doubles(260));
   });
   expect_error(ErrorCode::kInternal, {"f32, bf16 or f16", "u8"}, [&] {
-    squares.queue(nullptr, 1, {at(256), Dtype::kU8}, 256);
+    sum.add(nullptr, 1, {at(256), Dtype::kU8}, false, 1, floats(256), doubles(256));
   });
+  expect_error(ErrorCode::kInternal, {"f64", "no multiple of 8"}, [&] {
+    squares.add_up(nullptr, 1, reinterpret_cast<const SumNode*>(at(256)), 1, doubles(256), doubles(260));
+  });
+  expect_error(ErrorCode::kInternal, {"u32", "no multiple of 4"},
+               [&] { squares.check(nullptr, 1, doubles(256), reinterpret_cast<std::uint32_t*>(258)); });
 }
 
 }  // namespace

@@ -113,6 +113,21 @@ TEST(PartialSum, KeepsNoMoreNodesThanTheTreeHasLevelsOnEachSide) {
   EXPECT_EQ(part.end(), 1000u);
 }
 
+TEST(PartialSum, ItsNodesAreThoseOfNodeLevelsPutTogether) {
+  for (const std::size_t first : {0, 1, 6, 64, 1000})
+    for (const std::size_t count : {0, 1, 2, 5, 64, 65, 1000, 1024})
+      for (const std::uint8_t most : {0, 3, 10}) {
+        PartialSum of_leaves(first), of_nodes(first);
+        for (std::size_t i = 0; i < count; ++i) of_leaves.add(1);
+        for (const std::uint8_t level : node_levels(first, count, most)) {
+          EXPECT_LE(level, most);
+          of_nodes.add({static_cast<double>(1 << level), level});
+        }
+        EXPECT_EQ(of_nodes.nodes(), of_leaves.nodes()) << count << " from " << first << ", up to " << +most;
+        EXPECT_EQ(of_nodes.end(), of_leaves.end());
+      }
+}
+
 TEST(PartialSum, RefusesPartsThatDoNotFollowEachOther) {
   PartialSum first, second(4);
   first.add(1);

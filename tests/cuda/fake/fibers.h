@@ -69,3 +69,4 @@ inline float __fmul_rn(float a, float b) { return result_of_gpu(a * b); }
 inline float __fdiv_rn(float a, float b) { return result_of_gpu(a / b); }
 inline float __fsqrt_rn(float a) { return result_of_gpu(std::sqrt(a)); }
 inline float __fmaf_rn(float a, float b, float c) { return result_of_gpu(std::fma(a, b, c)); }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
