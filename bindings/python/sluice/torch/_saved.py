@@ -189,9 +189,9 @@ class SavedTensors:
         self._announced = announced
         self._begin_call = outside_of_graphs(self._begin)
         self._end_call = outside_of_graphs(self._end)
-        own = functools.partial(type(model)._call_impl, model)
-        self._run_seen = outside_of_graphs(own)
-        model.__dict__["_call_impl"] = functools.partial(self._call, model, own)
+        # This must not refer to the model: its parameters refer to this, and Python's collector does not look into all of them.
+        self._run_seen = outside_of_graphs(type(model)._call_impl)
+        model.__dict__["_call_impl"] = functools.partial(self._call, model, functools.partial(type(model)._call_impl, model))
         if model._compiled_call_impl is not None:  # by model.compile(), before it was wrapped
             model._compiled_call_impl = functools.partial(self._call, model, model._compiled_call_impl)
 
@@ -201,7 +201,7 @@ class SavedTensors:
         depth, is_seen = self._begin_call(model, args, kwargs)
         output = None
         try:
-            output = (self._run_seen if is_seen else run)(*args, **kwargs)
+            output = self._run_seen(model, *args, **kwargs) if is_seen else run(*args, **kwargs)
             return output
         finally:
             self._end_call(model, output, before, depth)
