@@ -1,6 +1,7 @@
 """close() leaves plain tensors where parameters were, or none, and a touch of any old address is served or explained."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -142,3 +143,17 @@ def test_closing_what_does_not_fit_is_refused_and_the_model_goes_on():
     assert len(lines) == 3 and lines[-1] == "done"
     assert "more, and the process holds" in lines[0] and "of its budget of" in lines[0]
     assert "close(model, values=False)" in lines[0] and "with more memory" in lines[0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_that_nobody_has_any_more_ends_with_its_engine(compiled):
+    model = small_gpt2()
+    if compiled:
+        model.compile(backend="eager")
+    model, optimizer = wrap(model, "memory")
+    train(model, optimizer, language_loss, steps=1)
+    ends = [weakref.ref(model), weakref.ref(sluice.torch.engine_of(model))]
+    del model, optimizer
+    gc.collect()
+    gc.collect()  # the tensors over the engine's memory, which keep it, end after the model
+    assert [end() for end in ends] == [None, None]
