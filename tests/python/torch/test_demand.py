@@ -431,3 +431,17 @@ def test_a_first_step_that_takes_more_than_was_estimated_mends_the_plan():
     assert taken["measured"] > taken["reserve"]
     step(model, optimizer, 16)
     assert plan_of(model)["pytorch"]["reserve"] >= taken["measured"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_calls_with_and_without_autocast_are_of_different_kinds(device):
+    from sluice.torch._estimate import kind_of
+
+    model, given = torch.nn.Linear(2, 2), (torch.ones(1, 2),)
+    plain = kind_of(model, given, {}, True)
+    torch.set_autocast_enabled(device, True)
+    try:
+        assert kind_of(model, given, {}, True) != plain
+    finally:
+        torch.set_autocast_enabled(device, False)
+    assert kind_of(model, given, {}, True) == plain

@@ -129,8 +129,8 @@ def kind_of(
             held = [] if isinstance(leaf, float) else tensors_in([leaf])
             kinds.append((type(leaf), *((t.dtype, t.dim()) for t in held)))
             sizes += (size for t in held for size in t.shape)
-    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return (id(module), module.training, train, autocast, spec, tuple(kinds)), tuple(sizes)
+    autocast = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
+    return (id(module), module.training, train, *autocast, spec, tuple(kinds)), tuple(sizes)
 
 
 def with_margin(alive: int) -> int:
