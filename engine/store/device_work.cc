@@ -140,6 +140,7 @@ std::vector<CUstream_st*> DeviceWork::users(Memory memory) const {
 // A stream that is captured cannot be waited for. What it used before has events.
 void DeviceWork::wait_for_client() {
   if (!device_.is_capturing(client_)) return device_.synchronize(client_);
+  device_.synchronize(before_client_.get());
   const std::lock_guard lock(mutex_);
   for (const auto& [begin, piece] : pieces_) {
     if (piece.written.stream == client_) device_.synchronize(piece.written.event.get());

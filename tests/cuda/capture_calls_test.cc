@@ -163,23 +163,26 @@ TEST_F(CallsTest, AStreamThatIsCapturedCannotBeNamed) {
 TEST_F(CallsTest, AnEngineMayEndWhileTheClientCaptures) {
   Case setup;
   setup.device = 128 * kMiB;
-  for (const auto place : {kDevice, kHost, kDisk}) {
+  for (const auto& [place, switches] :
+       {std::pair{kDevice, false}, {kHost, false}, {kDisk, false}, {kDevice, true}}) {
     SCOPED_TRACE(name_of(place));
     setup.places = {place, place, place};
     if (fake() != nullptr) begin(Schedule::kLate, 0);
-    const Device::Stream stream = device_->make_stream(false);
+    const Device::Stream stream = device_->make_stream(false), other = device_->make_stream(false);
+    const Device::Stream& used = switches ? other : stream;
     std::optional<Capture> capture;
     {
       OnGpu gpu(setup, *device_);
       gpu.client.load();
-      gpu.engine.use_stream(stream.get());
+      gpu.engine.use_stream(used.get());
       HostMemory seen(*device_, 4096);
       for (UnitId unit = 0; unit < gpu.engine.layout().units().size(); ++unit) {
         gpu.engine.acquire(unit, Hold::kRead);
         const void* const values = gpu.engine.parameter(gpu.engine.layout().first_parameter(unit)).data;
-        device_->copy_out(stream.get(), seen.data(), reinterpret_cast<DeviceAddress>(values), 16);
+        device_->copy_out(used.get(), seen.data(), reinterpret_cast<DeviceAddress>(values), 16);
         gpu.engine.release(unit);
       }
+      gpu.engine.use_stream(stream.get());
       capture.emplace(stream.get());
       gpu.made.engine.reset();
     }
