@@ -400,12 +400,12 @@ std::int64_t AnyOrderEngine::growth_of_leaving() const {
 
 void AnyOrderEngine::check_replan(const Plan& next) const {
   const Core& c = core();
+  if (c.gpu)
+    refuse(ErrorCode::kState, "an engine that computes on a GPU keeps its plan; make another engine");
   ensure(next.chunk_elements == c.plan.chunk_elements && next.clip == c.plan.clip &&
              next.extent_bytes == c.plan.extent_bytes && next.stages() == c.plan.stages() &&
              next.units.size() == c.plan.units.size(),
          "the plan was made for another engine");
-  if (c.gpu)
-    refuse(ErrorCode::kState, "an engine that computes on a GPU keeps its plan; make another engine");
   if (in_step())
     refuse(ErrorCode::kState, "the plan is changed in the middle of a step; finish or abandon the step");
   require_none_held("the plan is changed");

@@ -320,7 +320,11 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   setup.places = {};
   setup.optimizer = {};
   Made made(setup, device_.get());
-  expect_error(ErrorCode::kState, {"keeps its plan"}, [&] { made.engine->replan(made.plan); });
+  Plan other = made.plan;
+  other.extent_bytes *= 2;
+  for (const Plan* const plan : {&made.plan, &other})
+    expect_error(ErrorCode::kState, {"keeps its plan"}, [&] { made.engine->replan(*plan); });
+  EXPECT_EQ(made.engine->failure(), "");
   expect_error(ErrorCode::kState, {"save them"},
                [&] { made.engine->leave(false, [](UnitId, allocator::FormerHome) {}); });
   setup.device = 0;
