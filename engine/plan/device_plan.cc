@@ -22,8 +22,8 @@ using allocator::Tier;
 // One slot comes in, one is updated and one goes out; where there is room, one more waits.
 constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
 constexpr std::size_t kHostSlots = 3;
-// Beyond what they take with the smallest extents, what is on the GPU and what is elsewhere take no more than
-// this part of it with larger ones.
+// What is on the GPU may take this part more with larger extents than with the smallest, and so may the
+// frames that all that is elsewhere would take together.
 constexpr std::uint64_t kExtentWaste = 16;
 // Of the time without them, what the CPU's updates must save.
 constexpr double kWorthwhile = 0.1;
@@ -57,7 +57,9 @@ class DevicePlanner {
         request_(request),
         rates_(rates),
         placement_(profile, optimizer, request),
-        updated_on_(profile.units.size(), Tier::kDevice) {}
+        updated_on_(profile.units.size(), Tier::kDevice),
+        gradients_on_gpu_(round_up(DeviceGradients::device_bytes(placement_.layout()), kHugePage)),
+        gradients_on_host_(round_up(DeviceGradients::host_bytes(placement_.layout()), kHugePage)) {}
 
   Plan best() {
     const bool by_gpu = optimizer_.elementwise({}).has_value();
@@ -251,11 +253,11 @@ class DevicePlanner {
     return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
   }
 
-  // Takes the largest extents with which all that is on the GPU still fits there, and neither that nor what
-  // is elsewhere takes much more. Returns how many are needed.
+  // Takes the largest extents with which all that is on the GPU still fits there, and with which neither that
+  // nor the frames of all that is elsewhere are much larger. Returns how many are needed.
   std::size_t enlarge_extents(Plan& plan, const Lookahead& lookahead, std::size_t slots,
                               const Footprint& footprint, std::size_t smallest) const {
-    const auto taken_by_all = [&](const FrameNeeds& needs, std::size_t extent_bytes) {
+    const auto frames_of_all = [&](const FrameNeeds& needs, std::size_t extent_bytes) {
       std::uint64_t extents = 0;
       for (UnitId unit = 0; unit < plan.units.size(); ++unit)
         for (const Part part : {Part::kParameters, Part::kGradient})
@@ -265,7 +267,7 @@ class DevicePlanner {
     const auto most = [](std::uint64_t smallest_take) {
       return smallest_take + smallest_take / kExtentWaste;
     };
-    const std::uint64_t elsewhere = most(taken_by_all(placement_.frame_needs(lookahead), kHugePage));
+    const std::uint64_t elsewhere = most(frames_of_all(placement_.frame_needs(lookahead), kHugePage));
     const std::uint64_t here =
         std::min(budget_.device, most(sum(device_bytes(plan, slots, footprint, smallest))));
     for (std::size_t bytes = kLargestExtentBytes; bytes > kHugePage; bytes /= 2) {
@@ -273,7 +275,7 @@ class DevicePlanner {
       const std::size_t extents = Frames(needs, plan.units).most();
       Plan larger = plan;
       larger.extent_bytes = bytes;
-      if (taken_by_all(needs, bytes) > elsewhere ||
+      if (frames_of_all(needs, bytes) > elsewhere ||
           sum(device_bytes(larger, slots, footprint, extents)) > here)
         continue;
       plan.extent_bytes = bytes;
@@ -330,8 +332,7 @@ class DevicePlanner {
         round_up(slots_of(slots, footprint) *
                      UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false),
                  kHugePage);
-    bytes[index(Purpose::kWorkspace)] =
-        round_up(DeviceGradients::device_bytes(placement_.layout()), kHugePage);
+    bytes[index(Purpose::kWorkspace)] = gradients_on_gpu_;
     bytes[index(Purpose::kBase)] = budget_.device_base;
     return bytes;
   }
@@ -352,8 +353,7 @@ class DevicePlanner {
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);
     bytes[index(Purpose::kWorkspace)] =
-        round_up(DeviceGradients::host_bytes(placement_.layout()), kHugePage) + profile_.hidden_bytes +
-        round_up(placement_.rounds().bytes, kHugePage);
+        gradients_on_host_ + profile_.hidden_bytes + round_up(placement_.rounds().bytes, kHugePage);
     bytes[index(Purpose::kBase)] = budget_.base + footprint.metadata;
     return bytes;
   }
@@ -427,7 +427,8 @@ class DevicePlanner {
   PlanRequest request_;
   MachineRates rates_;
   Placement placement_;
-  std::vector<Tier> updated_on_;  // by unit
+  std::vector<Tier> updated_on_;                              // by unit
+  const std::uint64_t gradients_on_gpu_, gradients_on_host_;  // the bytes that DeviceGradients take
   std::string because_ = "the GPU";
 };
 
