@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -200,7 +199,8 @@ struct DeviceFramePool::State {
   }
   std::vector<std::size_t> choose(DeviceHome::State& home, std::size_t count);
   void map(DeviceHome::State& home, const std::vector<std::size_t>& chosen);
-  void unmap(DeviceHome::State& home, const std::vector<std::size_t>& places);
+  bool wait_until_unused(const DeviceHome::State& home);
+  void unmap(DeviceHome::State& home, std::size_t place);
   Uses record(const DeviceHome::State& home, std::span<CUstream_st* const> users);
   void free_frames(DeviceHome::State& home, const Uses& uses);
 };
@@ -217,9 +217,10 @@ DeviceHome::State::~State() {
   Uses uses;
   if (placed > 0) quietly([&] { uses = pool.record(*this, {}); });
   if (placed > 0) pool.free_frames(*this, uses);
-  std::vector<std::size_t> places(mapped.size());
-  std::iota(places.begin(), places.end(), std::size_t{0});
-  quietly([&] { pool.unmap(*this, places); });
+  bool unused = false;
+  quietly([&] { unused = pool.wait_until_unused(*this); });
+  for (std::size_t place = 0; place < mapped.size() && unused; ++place)
+    quietly([&] { pool.unmap(*this, place); });
 }
 
 DeviceHome::DeviceHome() = default;
@@ -308,7 +309,9 @@ void DeviceFramePool::State::map(DeviceHome::State& home, const std::vector<std:
     mappings.push_back({address(home, place), frames[chosen[place]].extent.id()});
   }
   if (places.empty()) return;
-  unmap(home, places);
+  if (std::ranges::any_of(places, [&](std::size_t place) { return home.mapped[place] != kNone; }))
+    wait_until_unused(home);
+  for (const std::size_t place : places) unmap(home, place);
   device.map(extent_bytes, mappings);
   for (const std::size_t place : places) {
     home.mapped[place] = chosen[place];
@@ -317,17 +320,19 @@ void DeviceFramePool::State::map(DeviceHome::State& home, const std::vector<std:
   maps += places.size();
 }
 
-void DeviceFramePool::State::unmap(DeviceHome::State& home, const std::vector<std::size_t>& places) {
-  bool waits = true;  // once, for all of them
-  for (const std::size_t place : places) {
-    if (home.mapped[place] == kNone) continue;
-    if (waits) synchronize(device, home.last);
-    if (waits && before_unmapping) before_unmapping();
-    waits = false;
-    device.unmap(address(home, place), extent_bytes);
-    --frames[home.mapped[place]].mappings;
-    home.mapped[place] = kNone;
-  }
+// Waits for all that uses what is mapped for the home. Returns whether anything is.
+bool DeviceFramePool::State::wait_until_unused(const DeviceHome::State& home) {
+  if (std::ranges::all_of(home.mapped, [](std::size_t frame) { return frame == kNone; })) return false;
+  synchronize(device, home.last);
+  if (before_unmapping) before_unmapping();
+  return true;
+}
+
+void DeviceFramePool::State::unmap(DeviceHome::State& home, std::size_t place) {
+  if (home.mapped[place] == kNone) return;
+  device.unmap(address(home, place), extent_bytes);
+  --frames[home.mapped[place]].mappings;
+  home.mapped[place] = kNone;
 }
 
 bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user) {
