@@ -25,7 +25,8 @@ inline CUstream_st* default_stream() { return reinterpret_cast<CUstream_st*>(std
 // Thread rule: any thread may call, several at once. Calls act in the device's primary context, which PyTorch
 // also uses, and leave the calling thread's current context as it was. A client may capture its streams into
 // graphs meanwhile, in any of CUDA's modes and on any thread: calls with other streams do not end the
-// capture, and are not part of it.
+// capture, and are not part of it. CUDA's default stream counts as captured while a stream that was not made
+// non-blocking is.
 //
 // Each call throws Error(kIo) where the driver reports a failure, with the call's name, its arguments and the
 // driver's words, and Error(kBudget) where the device has too little memory. What the driver takes

@@ -91,9 +91,11 @@ class AnyOrderEngine final : public Engine {
   // unit is there, and goes on with the unit when it has done what was queued before release(): the client's
   // thread waits for neither. While the stream is captured into a graph of CUDA's, calls that may queue
   // something, or wait, are an Error(kState), and change nothing: a graph does at each replay what was
-  // captured, and units move otherwise each time. Only begin_step(), multiply_gradient() and end_gradients(),
-  // which do neither, and questions are answered then; other streams may be captured at any time. The engine
-  // may also end then, if no unit is held.
+  // captured, and units move otherwise each time. Calls that do neither go on then: begin_step(),
+  // set_steps(), multiply_gradient(), end_gradients(), end_micro_batch(), drop_gradient() and
+  // release_touched() where there is nothing to drop or to release, and questions. Other streams may be
+  // captured at any time, but where the client's is CUDA's default one, only those that were made
+  // non-blocking. The engine may also end then, if no unit is held.
   void use_stream(CUstream_st* stream);
 
   void begin_step(const StepSettings& settings);

@@ -29,13 +29,15 @@
  * work that is queued on that stream, and may be freed in the stream's order; sluice_engine_get_gradient()
  * writes in it. While the caller captures that stream into a graph of CUDA's, calls that may queue something
  * or wait are SLUICE_STATE, and do nothing, since replays would not do it again: all but questions,
- * sluice_engine_begin_step(), sluice_engine_multiply_gradient() and sluice_engine_set_updates(). The engine
- * may end then, if it holds no unit. Other streams may be captured at any time, in any of CUDA's modes. The
- * thread waits for the disk, for an update by the CPU where it acquires the unit, in sluice_engine_step() and
- * sluice_engine_gradient_norm() for the gradients, and where values, state and checkpoints are loaded and
- * saved. With options.update_in_backward it is sluice_engine_step() that returns SLUICE_NOT_FINITE where a
- * gradient was not finite: its unit is as it was then, and the others are updated. An address of a unit that
- * is not held must not be used by work: it shows anything, or nothing is there, which is an error of the
+ * sluice_engine_begin_step(), sluice_engine_multiply_gradient(), sluice_engine_set_updates(), and
+ * sluice_engine_save_trace(). The engine may end then, if it holds no unit. Other streams may be captured at
+ * any time, in any of CUDA's modes; where the caller's is CUDA's default stream, only those that were made
+ * non-blocking, as PyTorch's are. The thread waits for the disk, for an update by the CPU where it acquires
+ * the unit, in sluice_engine_step() and sluice_engine_gradient_norm() for the gradients, and where values,
+ * state and checkpoints are loaded and saved. With options.update_in_backward it is sluice_engine_step() that
+ * returns SLUICE_NOT_FINITE where a gradient was not finite: its unit is as it was then, and the others are
+ * updated. A factor that is not finite is SLUICE_NOT_FINITE in sluice_engine_release(). An address of a unit
+ * that is not held must not be used by work: it shows anything, or nothing is there, which is an error of the
  * GPU's. So options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for
  * callers that cannot know what uses a parameter.
  *
@@ -71,8 +73,8 @@ struct sluice_device_facts {
 SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* stream);
 /* Gives another address of a parameter, at which all of its elements are NaN for the engine's whole life, in
  * its type and order. It is this parameter's alone, so that an error can name it; work may read there at any
- * time, and must not write. It takes addresses, and 2 MiB of memory for all units together. SLUICE_STATE
- * where the CPU computes. */
+ * time, and must not write. It takes addresses, and one extent of memory for all units together, of 2 to
+ * 32 MiB by the plan. SLUICE_STATE where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, const void** data);
 /* Gives the caller a JSON object that says on which GPU the engine computes, how much of its memory is free,
  * and in "facts" by what its plan was made; `json` gets NULL where the CPU computes. */

@@ -7,7 +7,7 @@
 namespace sluice {
 
 // Consecutive elements that a thread of a GPU reads or writes in accesses of up to 16 bytes, the largest that
-// there are.
+// all GPUs have for which the kernels are made.
 template <class T, int kCount>
 inline constexpr std::size_t kPackedBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
 template <class T, int kCount>

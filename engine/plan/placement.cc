@@ -343,8 +343,6 @@ double Placement::element_bytes() const {
   return elements == 0 ? 0 : bytes / elements;
 }
 
-// Each round reads gradient and values. The application reads gradient, master and state, and writes master,
-// state and, beside a master, the parameter.
 template <class Body>
 void Placement::for_each_updated(UnitId unit, const Body& body) const {
   for (const Bucket& bucket : buckets_[unit])

@@ -53,6 +53,8 @@ bool StateFormat::has_master(UnitId unit) const {
   return masters_ > 0 && has_[0][layout_.first_parameter(unit)];
 }
 
+// Each round reads gradient and values. The application reads gradient, master and state, and writes master,
+// state and, beside a master, the parameter.
 double StateFormat::update_bytes(ParameterId parameter, int rounds) const {
   const UnitId unit = layout_.location(parameter).unit;
   const std::size_t passes = (has_master(unit) ? 2 : 3) + 2 * static_cast<std::size_t>(rounds);

@@ -104,8 +104,8 @@ TEST_P(CaptureTest, AnUnsafeCallOfItsOwnThreadEndsItUnlessOneIsRelaxed) {
   }
 }
 
-// A mutant: a Device that leaves the mode of its threads as it is. Each thing that it does, and that may be
-// unsafe, is found by itself.
+// A mutant: a Device that leaves the mode of its threads as it is. Each kind of what it does, and
+// what may be unsafe, is found by itself.
 TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
   SLUICE_NEEDS_THE_FAKE();
   const auto device = open_device(0);
