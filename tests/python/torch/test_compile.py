@@ -193,6 +193,54 @@ def test_compiled_blocks_keep_no_casts_of_parameters(backend):
     sluice.torch.close(model, values=False)
 
 
+class Decays(nn.Module):
+    """A block that writes a buffer of its weight's shape after it has used it."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(24, 24)
+        self.register_buffer("scale", torch.eye(24) * 2)
+
+    def forward(self, x):
+        y = self.up(x) @ self.scale
+        with torch.no_grad():
+            self.scale.mul_(0.5)
+        return y
+
+
+def test_what_a_compiled_block_writes_is_not_cast_again_under_autocast():
+    def gradient(compiled, wrapped):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        block = Decays()
+        model = nn.Sequential(nn.Linear(24, 24), torch.compile(block) if compiled else block)
+        if wrapped:
+            model, _ = wrap(model, "memory")
+        x = torch.ones(3, 24, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16), torch._inductor.config.patch(force_disable_caches=True):
+            y = model(x)
+        (found,) = torch.autograd.grad(y.float().sum(), x)
+        if wrapped:
+            sluice.torch.close(model, values=False)
+        return found
+
+    assert same([gradient(True, True)], [gradient(True, False)])
+
+
+def test_compiled_blocks_have_the_users_passes_and_dynamic_shapes_under_autocast():
+    torch._dynamo.reset()
+    ran = []
+    model, _ = wrap(nn.Sequential(nn.Linear(64, 64), torch.compile(nn.Linear(64, 64))), "memory")
+    passes = [lambda graph: ran.append(graph)] if torch.__version__ >= "2.13" else lambda graph: ran.append(graph)
+    x = torch.ones(64, 64)
+    torch._dynamo.mark_dynamic(x, 0)
+    config = torch._inductor.config.patch(joint_custom_post_pass=passes, force_disable_caches=True)
+    with config, torch.autocast("cpu", torch.bfloat16):
+        model(x).float().sum().backward()
+    assert ran != []
+    sluice.torch.close(model, values=False)
+
+
 def test_a_model_that_is_compiled_before_it_is_wrapped():
     torch._dynamo.reset()
     torch.manual_seed(4)

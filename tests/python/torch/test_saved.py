@@ -48,6 +48,18 @@ class WrittenCasts(nn.Module):
         return nn.functional.linear(nn.functional.linear(x, halved), cut).tanh()
 
 
+class CastsWrittenByData(WrittenCasts):
+    """A model that changes casts and uses them without autograd, by .data, which counts versions anew."""
+
+    def forward(self, x):
+        halved, third = self.first.to(torch.bfloat16), self.second.to(torch.bfloat16)
+        with torch.no_grad():
+            halved.mul_(0.5)
+            third.data.mul_(0.3)
+        x = nn.functional.linear(nn.functional.linear(x, halved.data), third.data)
+        return nn.functional.linear(nn.functional.linear(x, self.first), self.second).tanh()
+
+
 class CrossAttention(nn.Module):
     """nn.MultiheadAttention cuts its weight in two where keys are not the queries."""
 
@@ -59,7 +71,7 @@ class CrossAttention(nn.Module):
         return self.layer(x[None, :2], x[None, 2:])
 
 
-@pytest.mark.parametrize("make", [Parts, CrossAttention, WrittenCasts])
+@pytest.mark.parametrize("make", [Parts, CrossAttention, WrittenCasts, CastsWrittenByData])
 def test_autocast_of_parts_of_parameters(make):
     def loop(model, optimizer, note):
         x = drawn(0).requires_grad_()

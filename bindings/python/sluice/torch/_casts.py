@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ._homes import Home, View, has_memory, storage_of
+from ._homes import Home, View, has_memory, storage_of, written_by
 
 
 class Cast(NamedTuple):
@@ -34,16 +34,17 @@ class MadeAgain(CustomGraphPass):
 
     def __init__(self, by_storage: Mapping[int, Home]) -> None:
         self._shapes = sorted({tuple(home.parameter.shape) for home in by_storage.values()})
-        self._others: Any = None  # the user's own pass, which comes first
+        self._others: tuple[Any, ...] = ()  # the user's own passes, which come first
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        if self._others is not None:
-            self._others(graph)
+        for other in self._others:
+            other(graph)
+        written = {node.args[0] for node in graph.nodes if node.args and _writes(node.target)}
         parameters = set()  # and views of them
         for node in graph.nodes:
             if node.op == "placeholder":
-                # Not told from other arguments of the same shape, of which these may keep more than their casts.
-                if tuple(getattr(node.meta.get("val"), "shape", ())) in self._shapes:
+                # An argument that is no parameter, but of the shape of one, is treated alike. What is written has no cast to make again.
+                if node not in written and self._is_shaped(node.meta.get("val")):
                     parameters.add(node)
             elif node.args and node.args[0] in parameters:
                 if node.target in (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default):
@@ -51,26 +52,37 @@ class MadeAgain(CustomGraphPass):
                 elif getattr(node.target, "is_view", False):
                     parameters.add(node)
 
+    def _is_shaped(self, value: Any) -> bool:
+        """Whether it has the shape of a parameter. Shapes that are symbols are not compared, which would make numbers of them."""
+        shape = tuple(getattr(value, "shape", ()))
+        return all(type(size) is int for size in shape) and shape in self._shapes
+
     def uuid(self) -> Any:
         """What tells graphs on disk that this has made from others; None: they are not kept there."""
-        own = get_hash_for_files((__file__,)), self._shapes
-        if self._others is None:
-            return own
-        theirs = self._others.uuid() if isinstance(self._others, CustomGraphPass) else None
-        return None if theirs is None else (*own, theirs)
+        theirs = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self._others]
+        return None if None in theirs else (get_hash_for_files((__file__,)), self._shapes, *theirs)
 
     def patch(self) -> Any:
         """A `with` in which graphs are made so."""
         before = torch._inductor.config.joint_custom_post_pass
-        self._others = None if isinstance(before, MadeAgain) else before
+        if isinstance(before, MadeAgain):
+            self._others = before._others
+        elif isinstance(before, (list, tuple)):
+            self._others = tuple(before)
+        else:
+            self._others = () if before is None else (before,)
         return torch._inductor.config.patch(joint_custom_post_pass=self)
+
+
+def _writes(target: Any) -> bool:
+    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
 
 
 class Casts(TorchDispatchMode):
     """Notes, while it is active, which tensors are casts of parameters or of views of them. Autocast's own cache, which
     would hold a copy of every parameter until its end, is off meanwhile."""
 
-    supports_higher_order_operators = True  # it only looks at what casts return
+    supports_higher_order_operators = True  # it only looks at what casts return, and at what is written
 
     def __init__(self, by_storage: Mapping[int, Home], made_again: MadeAgain) -> None:
         super().__init__()
@@ -103,6 +115,10 @@ class Casts(TorchDispatchMode):
             if home is not None and result.storage_offset() == 0:
                 cast = Cast(home, View.of(args[0]), View.of(result))
                 self._casts[storage_of(result)] = (StorageWeakRef(result.untyped_storage()), result._version, cast)
+        if self._casts and _writes(func):
+            for tensor in written_by(func, args, kwargs or {}):
+                if has_memory(tensor) and tensor.layout == torch.strided:
+                    self._casts.pop(storage_of(tensor), None)
         return result
 
     def find(self, tensor: torch.Tensor) -> Cast | None:

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import InvalidArgumentError, StateError
 from ._at_once import refuse_use
-from ._homes import Home
+from ._homes import Home, written_by
 from ._presence import Presence
 from ._stances import outside_of_graphs
 from ._stored import Entry
@@ -260,7 +260,9 @@ def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     copies: _Copies = {}
     given = [_plain(value, copies, makes_views) for value in args]
     result = func(*given, **{key: _plain(value, copies, makes_views) for key, value in kwargs.items()})
-    for gradient in _written(func, args, kwargs):
+    for gradient in written_by(func, args, kwargs):
+        if not isinstance(gradient, Gradient):
+            continue
         copy = copies[id(gradient._slot)][1]
         gradient._slot.replace(copy)
         if result is copy:
@@ -274,17 +276,6 @@ def _gradients_in(value: Any) -> Iterator[Gradient]:
     elif isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _gradients_in(item)
-
-
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Gradient]:
-    """The gradients that the operation writes to."""
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = args[index] if index < len(args) else kwargs.get(argument.name)
-        for item in given if isinstance(given, (list, tuple)) else [given]:
-            if isinstance(item, Gradient):
-                yield item
 
 
 def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:

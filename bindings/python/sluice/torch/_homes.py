@@ -325,6 +325,17 @@ def has_memory(given: Any) -> bool:
     return isinstance(given, torch.Tensor) and type(given).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
+def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that an operation writes to."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[index] if index < len(args) else kwargs.get(argument.name)
+        for item in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(item, torch.Tensor):
+                yield item
+
+
 def storage_of(tensor: Any) -> int:
     """The address of the storage that a tensor is a view of."""
     return int(tensor.untyped_storage().data_ptr())
