@@ -1,6 +1,7 @@
 """Which threads wait for which, where several use models which are wrapped on a GPU, the fake one of the tests: none for ever, also
 where one that is waited for is gone."""
 
+import _thread
 import threading
 import time
 import types
@@ -197,6 +198,17 @@ def test_others_go_on_after_a_call_was_interrupted(whole, stays):
         del kept[:]
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_the_model_may_be_called_after_a_call_of_a_module_was_interrupted(before):
+    with wrapped() as (model, _):
+        if before:
+            called(model, 1)
+        interrupted(model, lambda: model.layers[3](data(1)))
+        found = called(model, 1)
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert same(found, called(model, 1))
+
+
 def test_a_thread_goes_on_after_its_call_was_interrupted():
     with wrapped() as (model, _):
         expected = [one_module_called(model, seed) for seed in range(6)]
@@ -213,6 +225,30 @@ def test_a_thread_goes_on_after_its_call_was_interrupted():
 
 
 # ---- who waits for whom ----
+
+
+def test_a_thread_that_python_has_not_started_keeps_its_turn():
+    with wrapped() as (model, _):
+        called(model, 1)
+        began, may_end, ended, order = threading.Event(), threading.Event(), threading.Event(), []
+
+        def edit():
+            with sluice.torch.edit(model):
+                began.set()
+                may_end.wait()
+                order.append("edit")
+            ended.set()
+
+        def call():
+            began.wait()
+            threading.Timer(0.2, may_end.set).start()  # time to look at who has the turn, which takes it from no edit
+            called(model, 1)
+            order.append("call")
+
+        _thread.start_new_thread(edit, ())
+        in_threads(call)
+        ended.wait()
+        assert order == ["edit", "call"]
 
 
 def passes_back(model, inside):
@@ -324,17 +360,18 @@ def test_threads_of_different_models_do_not_wait_for_each_other():
         del one.stop, _
 
 
-def test_threads_that_would_wait_for_each_other_for_ever_are_told():
+@pytest.mark.parametrize("how", [lambda action: action(), elsewhere], ids=["in a call", "in a pass that another thread runs"])
+def test_threads_that_would_wait_for_each_other_for_ever_are_told(how):
     with wrapped(2, Stops) as ((one, _), (other, _)):
         expected = called(one, 1)
         both = threading.Barrier(2)
         told = []
 
-        def call(model, within):
+        def call(model, within, how):
             def stop():
                 both.wait()
                 one.stop = other.stop = lambda: None
-                called(within, 1)
+                how(lambda: called(within, 1))
 
             model.stop = stop
             try:
@@ -342,6 +379,6 @@ def test_threads_that_would_wait_for_each_other_for_ever_are_told():
             except sluice.StateError as error:
                 told.append(str(error))
 
-        in_threads(lambda: call(one, other), lambda: call(other, one))
-        assert len(told) == 1 and "2 threads wait for each other" in told[0]
+        in_threads(lambda: call(one, other, how), lambda: call(other, one, lambda action: action()))
+        assert len(told) == 1 and "threads wait for each other" in told[0]
         del one.stop, other.stop, _

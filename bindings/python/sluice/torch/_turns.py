@@ -22,6 +22,7 @@ _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 _WAITS_FOR_PASS = torch.autograd.graph._engine_run_backward.__code__  # in which a thread waits for its backward pass
 
 _waiting: dict[int, Turns] = {}  # by thread: what it waits for
+_of_pytorch: set[int] = set()  # of these threads, those that Python has not started
 _tops_lock = threading.Lock()
 
 
@@ -64,7 +65,10 @@ class Turns(NoTurns):
 
     On a GPU PyTorch runs backward passes in a thread of its own. It must not wait for a thread that itself waits for a backward
     pass, so it goes before that one, and has the turn until its passes have ended. Where a KeyboardInterrupt ends a module's call
-    PyTorch runs no hook, so who waits looks whether the function still runs in which a call has begun."""
+    PyTorch runs no hook, so who waits looks whether the function still runs in which a call has begun.
+
+    What PyTorch does of a pass outside of Python is not seen: where one pass uses a CPU and a GPU, or a call on the CPU begins a pass of
+    its own, parts of it that run in two threads at once may take each other's units."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # guards what follows, and is held for moments only
@@ -148,6 +152,7 @@ class Turns(NoTurns):
         if self._holders or self._queue:
             self._wait(me)
         if self._has_turn() != me:
+            threading.current_thread()  # from now on Python lists a thread, too, that something else has started
             self._holders.append(_Holder(me))
         return self._holders[-1]
 
@@ -168,6 +173,8 @@ class Turns(NoTurns):
         of_pytorch = isinstance(threading.current_thread(), threading._DummyThread)  # Python has not started it
         self._queue.append(me)
         _waiting[me] = self
+        if of_pytorch:
+            _of_pytorch.add(me)
         try:
             while not self._may_go_on(me, of_pytorch):
                 self._refuse_circle(me)
@@ -175,6 +182,7 @@ class Turns(NoTurns):
         finally:
             self._queue.remove(me)
             _waiting.pop(me, None)
+            _of_pytorch.discard(me)
 
     def _may_go_on(self, me: int, of_pytorch: bool) -> bool:
         self._drop_gone()
@@ -203,16 +211,21 @@ class Turns(NoTurns):
     def _refuse_circle(self, me: int) -> None:
         """Raises StateError in one of several threads that wait for each other's turns, of several models."""
         circle: list[int] = [me]
-        while (turns := _waiting.get(circle[-1])) is not None:
-            if (thread := turns._has_turn()) is None or thread in circle:
-                break
+        while (thread := _waits_for(circle[-1])) is not None and thread not in circle:
             circle.append(thread)
-        if turns is not None and turns._has_turn() == me == max(circle):
+        if thread == me == max(each for each in circle if each in _waiting):
             raise StateError(
                 f"{len(circle)} threads wait for each other: each is in a call or in a backward pass of a wrapped model, which another "
                 "one needs to go on with its own. On a GPU one thread at a time uses a wrapped model: let all threads use several "
                 "models in the same order, or one after another"
             )
+
+
+def _waits_for(thread: int) -> int | None:
+    """The thread without which this one does not go on; None: nothing is known of one."""
+    if (turns := _waiting.get(thread)) is not None:
+        return turns._has_turn()
+    return next(iter(_of_pytorch), None) if _runs_now(thread) is _WAITS_FOR_PASS else None
 
 
 class _Told:
