@@ -44,6 +44,8 @@ class _Acquire:
         self.demand.begin(module, args, kwargs)
         if self.announced is not None and module is not self.presence.model():  # of the model itself SavedTensors sees all calls
             if not self.saved.in_model:
+                if self.announced.is_interrupted:
+                    self.saved.end_interrupted()
                 self.announced.begin_turn()
             self.announced.look(module, args, kwargs)
         if not self.called:

@@ -167,11 +167,14 @@ class Announced:
         if depth == 0:
             self._stop(False)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a module's call by itself has ended in this thread, for which PyTorch has run no hook."""
+        return self._thread.turn is not None and not self.turns.is_on(self._thread.turn)
+
     def begin_turn(self) -> None:
         """Comes before a module's call that is not within one of the model. Where it is the outermost one this thread has the turn until
-        it ends. Ends one that was interrupted before, where PyTorch has run no hook."""
-        if self._thread.turn is not None and not self.turns.is_on(self._thread.turn):
-            self.end_to(0)
+        it ends."""
         if self.outermost and self._thread.turn is None:
             self._thread.turn = self.turns.begin()
 

@@ -171,6 +171,13 @@ class SavedTensors:
         """Whether no thread is in a call of the model."""
         return not self._open
 
+    def end_interrupted(self) -> None:
+        """Comes before a call. Ends one of a module by itself that was interrupted in this thread, where PyTorch has run no hook."""
+        if self._announced is not None and not self.in_model and (not self._calls.open or self._announced.is_interrupted):
+            while self._calls.open:
+                self.end()
+            self._announced.end_to(0)
+
     @property
     def in_model(self) -> bool:
         """Whether this thread is in a call of the model itself, which ends in any case."""
@@ -220,8 +227,7 @@ class SavedTensors:
         if announced is None:
             self._demand.begin(model, args, kwargs)
             return 0, 0, False
-        if not self._calls.open:
-            announced.end_to(0)  # a module that was called by itself may have been interrupted
+        self.end_interrupted()
         turn = announced.turns.begin()
         try:
             self._demand.begin(model, args, kwargs)
