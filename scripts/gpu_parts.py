@@ -271,7 +271,8 @@ def peers_part(case, limit_s, title):
 # makes a context takes 10; host memory that a GPU copies is taken and registered at 2 to 4 GB/s, and Sluice has 45 GB of it for
 # `offload`, 57 for `step`, and 75 for `8b`; a step of `offload` takes 1.5 of Sluice and 1.1 of computing alone (390 TFLOP), 4 of FSDP2,
 # whose 3.0G updates take the CPU 1.5, and one of `8b` takes 3. That makes 25 + 15 for `on-device`, 45 + 20 + 45 for `offload`, and 55
-# for `8b`, with five steps of each side.
+# for `8b`, with five steps of each side. Of a part's limit the last ten are for its end: where earlier parts leave nothing over, the last
+# sides of `offload` and `8b` measure fewer steps.
 PARTS = [
     Part("link", 20, "build/bin/sluice bench link --seconds 8", LINK,
          lambda is_fake, limit_s: [program("sluice"), "bench", "link", "--json"] +

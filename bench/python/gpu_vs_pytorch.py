@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -125,6 +126,8 @@ def measure(a):
             else:
                 found[side] = run(side, chosen, end - time.monotonic())
     ours = found.get("sluice", {})
+    if ours.get("losses") and not math.isfinite(ours["losses"][0]):
+        ours = found["sluice"] = {"failed": f"its first loss is {ours['losses'][0]}"}
     ran = {side: told for side, told in found.items() if "step" in told}
     for side, told in list(ran.items()):
         if ours.get("losses") and not abs(told["losses"][0] / ours["losses"][0] - 1) <= LOSS_TOLERANCE:

@@ -119,3 +119,6 @@ def test_a_peer_that_trains_another_model_does_not_count(monkeypatch):
     found = gpu_vs_pytorch.measure(gpu_vs_pytorch.arguments())
     assert found["ratios"] == {"compute": 1.0, "limit": 1.0}
     assert found["sides"]["fsdp2"] == {"failed": "it trains another model: its first loss is nan, Sluice's 2.0"}
+    sides["sluice"]["losses"] = [float("nan")]
+    found = gpu_vs_pytorch.measure(gpu_vs_pytorch.arguments())
+    assert found["sides"]["sluice"] == {"failed": "its first loss is nan"} and found["sides"]["compute"] == sides["compute"]
