@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
@@ -59,18 +60,19 @@ _EAGER: dict[str, Any] = {"stance": "force_eager"}
 # not know all that its bodies use.
 _SEEN: dict[str, Any] = {"stance": "default", "force_backend": _one_by_one}
 
-# The stance is the whole process's. So it is noted who asks for what, and the last one brings the user's back.
-_lock = threading.Lock()
-_asked: dict[Any, dict[str, Any]] = {}
+# The stance is the whole process's. So it is noted who asks for what, as long as they live, and the last one brings the user's back.
+_lock = threading.RLock()  # the collector may end who asks at any time
+_asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _users: Any = None  # what brings the user's stance back
 
 
 def see(asks: object) -> None:
-    """From now on graphs of torch.compile() consist of operations that modes see, until end_seeing() with the same object. Not
-    inside of a graph."""
+    """From now on graphs of torch.compile() consist of operations that modes see, until end_seeing() with the same object, or its
+    end. Not inside of a graph."""
     with _lock:
         _asked[asks] = _SEEN
         _follow()
+    weakref.finalize(asks, _follow).atexit = False
 
 
 def end_seeing(asks: object) -> None:
@@ -80,10 +82,14 @@ def end_seeing(asks: object) -> None:
             _follow()
 
 
+class _Asks:
+    """Who asks that nothing is compiled."""
+
+
 @contextlib.contextmanager
 def nothing_compiled() -> Iterator[None]:
     """Inside of the `with` nothing is compiled, in no thread."""
-    asks = object()
+    asks = _Asks()
     with _lock:
         _asked[asks] = _EAGER
         _follow()
@@ -97,10 +103,12 @@ def nothing_compiled() -> Iterator[None]:
 
 def _follow() -> None:
     global _users
-    _absent.see_graphs(_SEEN in _asked.values())
-    if _asked:
-        set_now = torch.compiler.set_stance(**(_EAGER if _EAGER in _asked.values() else _SEEN))
-        _users = _users or set_now
-    elif _users is not None:
-        users, _users = _users, None
-        users.__exit__(None, None, None)
+    with _lock:
+        asked = list(_asked.values())
+        _absent.see_graphs(_SEEN in asked)
+        if asked:
+            set_now = torch.compiler.set_stance(**(_EAGER if _EAGER in asked else _SEEN))
+            _users = _users or set_now
+        elif _users is not None:
+            users, _users = _users, None
+            users.__exit__(None, None, None)
