@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_iter
 
 from ..errors import StateError
@@ -55,10 +55,27 @@ class Absent(torch.nn.Parameter):
                 return func(*args, **(kwargs or {}))
 
 
-class _Operations(TorchDispatchMode):
-    """Brings in what each operation finds absent."""
+class Mode(TorchDispatchMode):
+    """A mode of its thread under which functions are compiled. PyTorch's own __enter__() also sets flags of the whole process, which stay
+    set for ever where two threads enter and leave modes by turns; then compiled functions are compiled anew at each call."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Without this nothing is compiled while it is active, and PyTorch never tries again."""
+        return True
+
+    def __enter__(self) -> Any:
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _pop_mode()
+
+
+class _Operations(Mode):
+    """Brings in what each operation finds absent."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _needs_shapes_alone(func):

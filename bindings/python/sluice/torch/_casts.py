@@ -9,9 +9,9 @@ import torch
 import torch._inductor.config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ._absent import Mode
 from ._homes import Home, View, has_memory, storage_of, written_by
 
 
@@ -78,11 +78,9 @@ def _writes(target: Any) -> bool:
     return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
 
 
-class Casts(TorchDispatchMode):
+class Casts(Mode):
     """Notes, while it is active, which tensors are casts of parameters or of views of them. Autocast's own cache, which
     would hold a copy of every parameter until its end, is off meanwhile."""
-
-    supports_higher_order_operators = True  # it only looks at what casts return, and at what is written
 
     def __init__(self, by_storage: Mapping[int, Home], made_again: MadeAgain) -> None:
         super().__init__()
@@ -90,11 +88,6 @@ class Casts(TorchDispatchMode):
         self._casts: dict[int, tuple[StorageWeakRef, int, Cast]] = {}  # each with the version that it had
         self._cached = False
         self._patch: Any = None
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Without this nothing is compiled while it is active, and PyTorch never tries again."""
-        return True
 
     def __enter__(self) -> Any:
         self._cached = torch.is_autocast_cache_enabled()

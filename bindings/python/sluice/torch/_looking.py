@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_iter
 
 from .. import _abi
 from ..errors import StateError
+from ._absent import Mode
 from ._estimate import kind_of
 from ._homes import Home, has_memory, storage_of
 from ._presence import Presence
@@ -21,21 +22,14 @@ from ._stances import end_seeing, see
 Units = dict[int, None]  # units in the order of their uses
 
 
-class Looking(TorchDispatchMode):
+class Looking(Mode):
     """While it is active, each operation of its thread finds the parameters that it uses present. Uses are noted with the
     latest beginning or end of a module's call, which brings these units in from then on: see Announced."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, presence: Presence, announced: Announced) -> None:
         super().__init__()
         self._presence, self._announced = presence, announced
         self.idle = False  # it does nothing: within a graph, and after its end where other modes kept it from being taken away
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Otherwise PyTorch would compile nothing that it meets first while this is active, also afterwards."""
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Views count as uses: one that is made while its unit is absent would show NaN for ever.
