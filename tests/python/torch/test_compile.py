@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 from support import rounding
+from support.graphs import Counted
 from support.wrapped_models import same, same_values, train, values_of, wrap
 from torch import nn
 
@@ -39,17 +40,6 @@ class Model(nn.Module):
 
 def loss_of(model, step):
     return model(torch.randn(5, 24, generator=torch.Generator().manual_seed(step))).square().mean()
-
-
-class Counted:
-    """A backend with the bits of uncompiled operations, which counts its graphs."""
-
-    def __init__(self):
-        self.graphs = 0
-
-    def __call__(self, graph, inputs):
-        self.graphs += 1
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
 def blocks_into(model, backend, **options):

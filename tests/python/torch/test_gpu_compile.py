@@ -9,23 +9,13 @@ import torch
 import transformers
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
+from support.graphs import Counted
 from support.wrapped_models import same, units_of_modules, wrap
 
 import sluice.torch
 from sluice.torch import _stances
 
 STEPS = 3
-
-
-class Counted:
-    """A backend with the bits of uncompiled operations, which counts its graphs."""
-
-    def __init__(self):
-        self.graphs = 0
-
-    def __call__(self, graph, inputs):
-        self.graphs += 1
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
 class CompilesInside(Layers):
