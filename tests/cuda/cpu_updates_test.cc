@@ -12,11 +12,6 @@ namespace {
 
 using CpuUpdatesTest = DeviceEngineTest;
 
-Plan plan_of(const Case& setup) {
-  return make_plan(profile_of(setup), *optim::make_optimizer(setup.optimizer), budget_of(setup),
-                   request_of(setup), setup.rates);
-}
-
 // The CPU has what it updates in registered memory, in its own, or on disk.
 TEST_F(CpuUpdatesTest, ItHasThemWhereTheCpuUpdates) {
   Case setup;
@@ -349,15 +344,10 @@ TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   setup.device = 128 * kMiB;
   setup.blocks = 6;
   setup.places = {kHost, kHost, kHost};
-  const auto planned = [&](const MachineRates& rates) {
-    return make_plan(profile_of(setup), *optim::make_optimizer({}), budget_of(setup), request_of(setup),
-                     rates);
-  };
   const auto by_cpu = [&](double link, double memory, double gpu_update = 1e-15) {
-    MachineRates rates;
-    rates.gpu = {Source::kMeasured, link, link, 2 * link, gpu_update};
-    rates.memory_bandwidth = memory;
-    const Plan plan = planned(rates);
+    setup.rates.gpu = {Source::kMeasured, link, link, 2 * link, gpu_update};
+    setup.rates.memory_bandwidth = memory;
+    const Plan plan = plan_of(setup);
     const std::string text = to_text(plan, profile_of(setup), budget_of(setup));
     EXPECT_THAT(text, testing::HasSubstr(plan.updates_because));
     EXPECT_THAT(text, testing::HasSubstr("all of it is measured"));
@@ -371,11 +361,12 @@ TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   EXPECT_LE(by_cpu(10e9, 16e9), some);
   EXPECT_LE(some, by_cpu(10e9, 24e9));
   EXPECT_GT(by_cpu(100e9, 40e9, 1e-6), by_cpu(100e9, 40e9));  // a GPU that updates slowly has help
-  EXPECT_THAT(to_text(planned({}), profile_of(setup), budget_of(setup)),
+  setup.rates = {};
+  EXPECT_THAT(to_text(plan_of(setup), profile_of(setup), budget_of(setup)),
               testing::HasSubstr("copies of 25 GB/s to the GPU, 25 from it and 50 both ways"));
   for (const auto forced : {kDevice, kHost}) {
     setup.updates = forced;
-    const Plan plan = planned({});
+    const Plan plan = plan_of(setup);
     EXPECT_THAT(plan.updates_because, testing::HasSubstr("as asked"));
     for (const UnitPlan& unit : plan.units) EXPECT_EQ(unit.updated_on, forced);
   }
@@ -392,13 +383,11 @@ TEST_F(CpuUpdatesTest, ThePlanSaysWhatAStepTakesBesideComputing) {
   for (const UnitSpec& unit : profile.units)
     for (const ParameterSpec& parameter : unit.parameters)
       if (unit.trainable) elements += static_cast<double>(parameter.elements());
-  MachineRates rates;
-  rates.gpu = {Source::kStated, 2e9, 3e9, 4e9, 1e-9};
-  rates.memory_bandwidth = 1e9;
+  setup.rates.gpu = {Source::kStated, 2e9, 3e9, 4e9, 1e-9};
+  setup.rates.memory_bandwidth = 1e9;
   for (const auto by : {kDevice, kHost}) {
     setup.updates = by;
-    const Plan plan = make_plan(profile, *optim::make_optimizer(setup.optimizer), budget_of(setup),
-                                request_of(setup), rates);
+    const Plan plan = plan_of(setup);
     const DeviceTime& time = plan.device_time;
     const auto in = static_cast<double>(plan.step_bytes_in), out = static_cast<double>(plan.step_bytes_out);
     const double both = std::min(in, out);
@@ -419,10 +408,10 @@ TEST_F(CpuUpdatesTest, ThePlanSaysWhatAStepTakesBesideComputing) {
     EXPECT_THAT(text, testing::HasSubstr("s predicted, bound by " + step.at("bound").get<std::string>()));
     EXPECT_THAT(text, testing::HasSubstr("computing is the client's, and not known"));
   }
+  setup.optimizer = {};
   setup.places = {kDisk, kDisk, kDisk};
-  const Plan plan =
-      make_plan(profile, *optim::make_optimizer({}), budget_of(setup), request_of(setup), rates);
-  EXPECT_EQ(plan.device_time.disk, disk_seconds(plan.step_bytes_read, plan.step_bytes_written, rates));
+  const Plan plan = plan_of(setup);
+  EXPECT_EQ(plan.device_time.disk, disk_seconds(plan.step_bytes_read, plan.step_bytes_written, setup.rates));
   EXPECT_GT(plan.device_time.disk, 0);
 }
 

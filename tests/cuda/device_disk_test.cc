@@ -1,7 +1,9 @@
 #include "engine/store/device_disk.h"
 
 #include <cstring>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "core/bytes.h"
 #include "cuda/gpu.h"
@@ -11,72 +13,70 @@
 namespace sluice::engine {
 namespace {
 
-class DeviceDiskTest : public GpuTest {
- protected:
-  static constexpr std::size_t kBytes = kHugePage;
+using DeviceDiskTest = GpuTest;
+constexpr std::size_t kBytes = kHugePage;
+
+// A record on disk, which passes through pieces of its own size, and memory of the GPU's that it fills.
+struct OnDisk {
+  OnDisk() {
+    disk.set_piece(kBytes);
+    store.allocate();
+    disk.allocate();
+    work.add({on_gpu, kBytes}, kBytes);
+  }
+  ~OnDisk() { work.finish(); }
+  OnDisk(const OnDisk&) = delete;
+  OnDisk& operator=(const OnDisk&) = delete;
+
+  static std::vector<std::unique_ptr<offload::File>> files() {
+    std::vector<std::unique_ptr<offload::File>> files;
+    files.push_back(offload::make_memory_file("disk"));
+    return files;
+  }
+  const std::unique_ptr<Device> device = open_device(0);
+  allocator::Ledger ledger;
+  offload::RecordStore store{files(), ledger};
+  DeviceWork work{*device};
+  DeviceDisk disk{ledger, work, store};
+  const std::unique_ptr<Backing> record = disk.make({.name = "record", .bytes = kBytes});
+  const MappedMemory memory{*device, 1};
+  std::byte* const on_gpu = reinterpret_cast<std::byte*>(memory.address());
 };
 
 // The disk reads one piece while the GPU copies another, also where each transfer has only one.
 TEST_F(DeviceDiskTest, PiecesTakeTurnsOverAllFetches) {
   SLUICE_NEEDS_THE_FAKE();
   fake()->begin({.schedule = Schedule::kLate});
-  const auto device = open_device(0);
-  allocator::Ledger ledger;
-  std::vector<std::unique_ptr<offload::File>> files;
-  files.push_back(offload::make_memory_file("disk"));
-  offload::RecordStore store(std::move(files), ledger);
-  DeviceWork work(*device);
-  DeviceDisk disk(ledger, work, store);
-  const std::unique_ptr<Backing> record = disk.make({.name = "record", .bytes = kBytes});
-  disk.set_piece(kBytes);
-  store.allocate();
-  disk.allocate();
-  MappedMemory gpu(*device, 1);
-  auto* const on_gpu = reinterpret_cast<std::byte*>(gpu.address());
-  work.add({on_gpu, kBytes}, kBytes);
-  device->fill(work.in(), gpu.address(), std::byte{1}, kBytes);
-  work.end(work.in(), {on_gpu, kBytes}, DeviceWork::Use::kWrite);
+  OnDisk on_disk;
+  on_disk.device->fill(on_disk.work.in(), on_disk.memory.address(), std::byte{1}, kBytes);
+  on_disk.work.end(on_disk.work.in(), {on_disk.on_gpu, kBytes}, DeviceWork::Use::kWrite);
   TransferGroup group;
-  record->store(0, {on_gpu, kBytes}, group.add());
+  on_disk.record->store(0, {on_disk.on_gpu, kBytes}, group.add());
   group.wait();
   for (int i = 0; i < 4; ++i) {
-    record->fetch(0, {on_gpu, kBytes}, group.add());
+    on_disk.record->fetch(0, {on_disk.on_gpu, kBytes}, group.add());
     group.wait();
   }
   std::vector<std::uint64_t> copies;  // from each piece
   for (const auto& [address, count] : fake()->counts().copied_from) copies.push_back(count);
   EXPECT_EQ(copies, (std::vector<std::uint64_t>{2, 2}));
-  work.finish();
 }
 
 // What the CPU reads for itself comes where the GPU still copies what was there: somebody waits for that, and
 // not the caller.
 TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {
   if (fake() != nullptr) fake()->begin({.schedule = Schedule::kLate});
-  const auto device = open_device(0);
-  allocator::Ledger ledger;
-  std::vector<std::unique_ptr<offload::File>> files;
-  files.push_back(offload::make_memory_file("disk"));
-  offload::RecordStore store(std::move(files), ledger);
-  DeviceWork work(*device);
-  DeviceDisk disk(ledger, work, store);
-  const std::unique_ptr<Backing> record = disk.make({.name = "record", .bytes = kBytes});
-  disk.set_piece(kBytes);
-  store.allocate();
-  disk.allocate();
-  MappedMemory gpu(*device, 1);
-  HostMemory slot(*device, kBytes), copied(*device, kBytes);
-  auto* const on_gpu = reinterpret_cast<std::byte*>(gpu.address());
-  work.add({on_gpu, kBytes}, kBytes);
-  for (HostMemory* const host : {&slot, &copied}) work.add({host->data(), kBytes}, kBytes);
-  Backing& for_cpu = *record->for_cpu().backing;
+  OnDisk on_disk;
+  HostMemory slot(*on_disk.device, kBytes), copied(*on_disk.device, kBytes);
+  for (HostMemory* const host : {&slot, &copied}) on_disk.work.add({host->data(), kBytes}, kBytes);
+  Backing& for_cpu = *on_disk.record->for_cpu().backing;
   for (const bool is_checked : {true, false}) {
     std::memset(slot.data(), 1, kBytes);
     TransferGroup group;
     for_cpu.store(0, {slot.data(), kBytes}, group.add());
     group.wait();
     std::memset(slot.data(), 2, kBytes);
-    work.copy_in(on_gpu, {slot.data(), kBytes});
+    on_disk.work.copy_in(on_disk.on_gpu, {slot.data(), kBytes});
     const auto waits = [&] {
       return fake() == nullptr ? 0 : fake()->counts().waits[std::this_thread::get_id()];
     };
@@ -88,11 +88,10 @@ TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {
     EXPECT_EQ(waits(), before);
     group.wait();
     EXPECT_EQ(slot.values(), std::vector<std::byte>(kBytes, std::byte{1}));
-    work.copy_out(copied.data(), {on_gpu, kBytes});
-    work.wait({copied.data(), kBytes}, DeviceWork::Use::kRead);
+    on_disk.work.copy_out(copied.data(), {on_disk.on_gpu, kBytes});
+    on_disk.work.wait({copied.data(), kBytes}, DeviceWork::Use::kRead);
     EXPECT_EQ(copied.values(), std::vector<std::byte>(kBytes, std::byte{2}));
   }
-  work.finish();
 }
 
 }  // namespace

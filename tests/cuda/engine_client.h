@@ -73,10 +73,11 @@ inline PlanRequest request_of(const Case& setup) {
   return request;
 }
 
-inline Budget budget_of(const Case& setup) {
-  Budget budget{setup.memory, kGiB, 0};
-  budget.device = setup.device;
-  return budget;
+inline Budget budget_of(const Case& setup) { return {setup.memory, kGiB, 0, setup.device}; }
+
+inline Plan plan_of(const Case& setup) {
+  return make_plan(profile_of(setup), *optim::make_optimizer(setup.optimizer), budget_of(setup),
+                   request_of(setup), setup.rates);
 }
 
 inline float noise(std::size_t parameter, std::size_t element, std::size_t round) {
@@ -205,7 +206,7 @@ struct Made {
   Made(const Case& setup, Device* device)
       : profile(profile_of(setup)),
         optimizer(optim::make_optimizer(setup.optimizer)),
-        plan(make_plan(profile, *optimizer, budget_of(setup), request_of(setup), setup.rates)),
+        plan(plan_of(setup)),
         threads(2, setup.team) {
     ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
     ledger.set_budget(allocator::Tier::kDevice, plan.device_bytes);

@@ -60,9 +60,7 @@ TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
   std::size_t least = 0;
   expect_error(ErrorCode::kBudget, {"device memory", "device_memory="}, [&] { Made(setup, device_.get()); });
   for (setup.device = kMiB; least == 0; setup.device += kMiB) try {
-      least =
-          make_plan(profile_of(setup), *optim::make_optimizer({}), budget_of(setup), request_of(setup), {})
-              .device_bytes;
+      least = plan_of(setup).device_bytes;
     } catch (const Error&) {
     }
   std::set<std::size_t> taken;

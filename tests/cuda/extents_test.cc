@@ -11,11 +11,6 @@ namespace {
 
 using ExtentsTest = DeviceEngineTest;
 
-Plan plan_of(const Case& setup) {
-  return make_plan(profile_of(setup), *optim::make_optimizer(setup.optimizer), budget_of(setup),
-                   request_of(setup), {});
-}
-
 // Of all budgets from the least on, some have room for larger extents. The units have a little less than 4
 // MiB.
 TEST_F(ExtentsTest, TheyGrowWithinTheBudgetAndKeepTheBits) {
