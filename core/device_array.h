@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/bytes.h"
 #include "core/dtype.h"
 #include "core/error.h"
 
@@ -14,6 +15,14 @@ inline void check_alignment(const void* address, std::size_t element_bytes, std:
 }
 inline void check_alignment(const ConstArray& array) {
   check_alignment(array.data, size_of(array.type), name_of(array.type));
+}
+
+// The blocks of threads of a launch on a GPU for so many elements, of which each block has elements_of_block.
+inline unsigned launch_blocks(std::size_t elements, std::size_t elements_of_block) {
+  const std::size_t blocks = divide_up(elements, elements_of_block);
+  ensure(blocks <= INT32_MAX, "a launch for {} elements, {} in each block, is more than a GPU takes at once",
+         elements, elements_of_block);
+  return static_cast<unsigned>(blocks);
 }
 
 }  // namespace sluice

@@ -1,6 +1,5 @@
 #include "kernels/device_reduce.h"
 
-#include "core/bytes.h"
 #include "core/device_array.h"
 #include "kernels/cuda/reduce.h"
 
@@ -19,20 +18,16 @@ void DeviceSquares::add_up(CUstream_st* stream, std::size_t count, const SumNode
   check_alignment(leaves, sizeof(double), "f64");
   check_alignment(sums, sizeof(double), "f64");
   if (count == 0) return;
-  const std::size_t blocks = divide_up(count, kNodeThreads / kWarpThreads);
-  ensure(blocks <= INT32_MAX, "{} sums in one call are more than a GPU takes", count);
   const GpuNodeSums arguments{count, leaf_count, nodes, leaves, sums};
-  device_.launch(stream, nodes_, static_cast<unsigned>(blocks), kNodeThreads, &arguments);
+  device_.launch(stream, nodes_, launch_blocks(count, kNodeThreads / kWarpThreads), kNodeThreads, &arguments);
 }
 
 void DeviceSquares::check(CUstream_st* stream, std::size_t count, const double* sums, std::uint32_t* found) {
   check_alignment(sums, sizeof(double), "f64");
   check_alignment(found, sizeof(std::uint32_t), "u32");
   if (count == 0) return;
-  const std::size_t blocks = divide_up(count, kCheckThreads);
-  ensure(blocks <= INT32_MAX, "a check of {} sums in one call is more than a GPU takes", count);
   const GpuFiniteCheck arguments{count, sums, found};
-  device_.launch(stream, check_, static_cast<unsigned>(blocks), kCheckThreads, &arguments);
+  device_.launch(stream, check_, launch_blocks(count, kCheckThreads), kCheckThreads, &arguments);
 }
 
 }  // namespace sluice::kernels

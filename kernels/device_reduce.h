@@ -1,6 +1,5 @@
 #pragma once
 #include "core/device.h"
-#include "core/dtype.h"
 #include "kernels/grid.h"
 
 namespace sluice::kernels {

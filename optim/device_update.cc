@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/bytes.h"
 #include "core/device_array.h"
 #include "core/error.h"
 #include "optim/code_table.h"
@@ -75,10 +74,8 @@ void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparame
     if (is_coded_) update.lines[i] = lines_of(i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned);
   }
   set_factors(*optimizer_.elementwise(hyperparameters), update);
-  const std::size_t blocks = divide_up(span.count, kGpuElements);
-  ensure(blocks <= INT32_MAX, "an update of {} elements in one call is more than a GPU takes", span.count);
-  device_.launch(stream, span.master == nullptr ? rounded_ : with_master_, static_cast<unsigned>(blocks),
-                 kGpuThreads, &update);
+  device_.launch(stream, span.master == nullptr ? rounded_ : with_master_,
+                 launch_blocks(span.count, kGpuElements), kGpuThreads, &update);
 }
 
 }  // namespace sluice::optim
