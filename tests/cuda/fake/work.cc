@@ -1,7 +1,5 @@
 #include "cuda/fake/work.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -64,49 +62,25 @@ void Work::end(CUevent event) {
   events_.erase(number_of(event));
 }
 
-// CUDA would take into the graph what is queued, for each replay. Sluice queues it for once.
 Work::Stream& Work::find_uncaptured(CUstream stream, const char* use) {
   Stream& s = find(stream);
-  if (!s.capture) return s;
-  s.capture->is_valid = false;
-  throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, fmt::format("{} that a client captures", use)};
+  captures_.refuse_use(stream, use);
+  return s;
 }
 
 void Work::begin_capture(CUstream stream, CUstreamCaptureMode mode) {
-  Stream& s = find_uncaptured(stream, "a capture begins of a stream");
+  (void)find_uncaptured(stream, "a capture begins of a stream");
   if (number_of(stream) == kDefault && !shares_memory_)
     throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the default stream is captured"};
-  s.capture = {mode, std::this_thread::get_id(), true};
+  captures_.begin(stream, mode);
 }
 void Work::end_capture(CUstream stream) {
-  Stream& s = find(stream);
-  if (!s.capture) throw Refusal{CUDA_ERROR_ILLEGAL_STATE, "a capture ends that has not begun"};
-  const Capture capture = *std::exchange(s.capture, std::nullopt);
-  if (capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture.thread != std::this_thread::get_id())
-    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "another thread ends a capture"};
-  if (!capture.is_valid) throw Refusal{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, {}};
+  (void)find(stream);
+  captures_.end(stream);
 }
 CUstreamCaptureStatus Work::capture_status(CUstream stream) {
-  const std::optional<Capture>& capture = find(stream).capture;
-  if (!capture) return CU_STREAM_CAPTURE_STATUS_NONE;
-  return capture->is_valid ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
-}
-void Work::refuse_unsafe(CUstreamCaptureMode mode) {
-  if (mode == CU_STREAM_CAPTURE_MODE_RELAXED) return;
-  bool is_refused = false;
-  for (auto& [number, stream] : streams_) {
-    if (!stream.capture) continue;
-    const bool is_own = stream.capture->thread == std::this_thread::get_id();
-    const CUstreamCaptureMode of = stream.capture->mode;
-    if (is_own ? of == CU_STREAM_CAPTURE_MODE_RELAXED
-               : of != CU_STREAM_CAPTURE_MODE_GLOBAL || mode != CU_STREAM_CAPTURE_MODE_GLOBAL)
-      continue;
-    stream.capture->is_valid = false;
-    is_refused = true;
-  }
-  if (is_refused)
-    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                  "a call that may be unsafe comes while a client captures"};
+  (void)find(stream);
+  return captures_.status(stream);
 }
 
 void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {

@@ -9,9 +9,9 @@
 #include <optional>
 #include <random>
 #include <string_view>
-#include <thread>
 #include <vector>
 
+#include "cuda/fake/capture.h"
 #include "cuda/fake/control.h"
 
 namespace sluice::fake_cuda {
@@ -43,8 +43,7 @@ class Work {
   void begin_capture(CUstream stream, CUstreamCaptureMode mode);
   void end_capture(CUstream stream);
   CUstreamCaptureStatus capture_status(CUstream stream);
-  // Refuses a potentially unsafe call of this thread, which has that mode, where a capture is in its way.
-  void refuse_unsafe(CUstreamCaptureMode mode);
+  Captures& captures() { return captures_; }
 
   void leave_out(const LeftOut& what) { left_out_ = what; }
   std::uint64_t left_out() const { return times_left_out_; }
@@ -78,17 +77,11 @@ class Work {
     std::function<void()> run;
     std::shared_ptr<Recording> recorded, awaited;
   };
-  struct Capture {
-    CUstreamCaptureMode mode;
-    std::thread::id thread;
-    bool is_valid;
-  };
   struct Stream {
     int index = 0;  // in the order of making
     std::deque<Operation> queue;
     std::uint64_t queued = 0, done = 0;
     bool is_ended = false;
-    std::optional<Capture> capture;
     unsigned eagerness = 0;
   };
   Stream& find(CUstream stream);
@@ -109,6 +102,7 @@ class Work {
   std::optional<LeftOut> left_out_;
   std::uint64_t times_left_out_ = 0;
   std::map<std::uint64_t, Stream> streams_;
+  Captures captures_;
   std::map<std::uint64_t, std::shared_ptr<Event>> events_;
 };
 

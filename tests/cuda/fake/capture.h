@@ -1,0 +1,35 @@
+#pragma once
+#include <cuda.h>
+
+#include <map>
+#include <string_view>
+#include <thread>
+
+namespace sluice::fake_cuda {
+
+// Which streams are captured into graphs, and what CUDA refuses meanwhile. The streams that are named are
+// there.
+class Captures {
+ public:
+  void begin(CUstream stream, CUstreamCaptureMode mode);
+  void end(CUstream stream);
+  CUstreamCaptureStatus status(CUstream stream) const;
+  // Refuses to use a stream that is captured, and ends the capture. CUDA would take into the graph what is
+  // queued, for each replay. Sluice queues it for once.
+  void refuse_use(CUstream stream, const char* use);
+  // Refuses a call of this thread that may be unsafe, in the mode of this thread, and ends the captures in
+  // whose way it is.
+  void refuse_unsafe(std::string_view function);
+  // The mode of the calling thread takes the place of this one.
+  static void exchange_mode(CUstreamCaptureMode& mode);
+
+ private:
+  struct Capture {
+    CUstreamCaptureMode mode;
+    std::thread::id thread;
+    bool is_valid;
+  };
+  std::map<CUstream, Capture> captures_;
+};
+
+}  // namespace sluice::fake_cuda
