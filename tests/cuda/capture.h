@@ -50,6 +50,23 @@ class ClientContext {
   CUcontext context_ = nullptr;
 };
 
+// A stream that waits for CUDA's default one, as that does for it. Device makes none of these.
+class BlockingStream {
+ public:
+  BlockingStream() {
+    if (SLUICE_OF_DRIVER(cuStreamCreate)(&stream_, CU_STREAM_DEFAULT) != CUDA_SUCCESS)
+      fail(ErrorCode::kIo, "no stream is made");
+  }
+  ~BlockingStream() { SLUICE_OF_DRIVER(cuStreamDestroy)(stream_); }
+  BlockingStream(const BlockingStream&) = delete;
+  BlockingStream& operator=(const BlockingStream&) = delete;
+  CUstream_st* get() const { return stream_; }
+
+ private:
+  const ClientContext context_;
+  CUstream_st* stream_ = nullptr;
+};
+
 // A stream is captured into a graph, in PyTorch's default mode, until end() or the end of this object.
 class Capture {
  public:

@@ -16,16 +16,16 @@ class CallsTest : public DeviceEngineTest {
  protected:
   struct Caller {
     OnGpu& gpu;
-    bool captures;
+    CUstream_st* captured;  // null: it never captures
 
     // refusal: what it says; kHarmless: the call does what it does without a capture.
     void call(const char* refusal, const std::string& what, const std::function<void()>& body) const {
-      if (!captures) {
+      if (captured == nullptr) {
         if (refusal == kHarmless) body();
         return;
       }
       SCOPED_TRACE(what);
-      Capture capture(gpu.stream.get());
+      Capture capture(captured);
       if (refusal == kHarmless)
         body();
       else
@@ -116,11 +116,18 @@ class CallsTest : public DeviceEngineTest {
     engine.step(settings);
   }
 
+  // What the client computes on, and what it captures: that very stream, or a blocking one, beside which the
+  // default one can do nothing.
+  enum class Captured { kNone, kOwn, kBlocking };
   // What the engine has when all was called.
-  Outcome called(const Case& setup, bool captures) {
+  Outcome called(const Case& setup, Captured captured) {
+    const BlockingStream blocking;
     OnGpu gpu(setup, *device_);
     gpu.client.load();
-    const Caller client{gpu, captures};
+    if (captured == Captured::kBlocking) gpu.engine.use_stream(default_stream());
+    const Caller client{gpu, captured == Captured::kNone  ? nullptr
+                             : captured == Captured::kOwn ? gpu.stream.get()
+                                                          : blocking.get()};
     StepSettings settings;
     settings.groups = {{0.1, 0.1}, {0.02, 0}};
     for (int step = 0; step < 2; ++step) {
@@ -142,7 +149,9 @@ TEST_F(CallsTest, EachIsRefusedOrHarmlessWhileTheClientCaptures) {
         setup.places = {place, place, by == kHost && place == kDevice ? kHost : place};
         setup.clip = clip;
         if (fake() != nullptr) begin(Schedule::kLate, 0);
-        EXPECT_TRUE(called(setup, true) == called(setup, false));
+        const Outcome expected = called(setup, Captured::kNone);
+        EXPECT_TRUE(called(setup, Captured::kOwn) == expected);
+        EXPECT_TRUE(called(setup, Captured::kBlocking) == expected);
       }
 }
 
@@ -163,30 +172,35 @@ TEST_F(CallsTest, AStreamThatIsCapturedCannotBeNamed) {
 TEST_F(CallsTest, AnEngineMayEndWhileTheClientCaptures) {
   Case setup;
   setup.device = 128 * kMiB;
-  for (const auto& [place, switches] :
-       {std::pair{kDevice, false}, {kHost, false}, {kDisk, false}, {kDevice, true}}) {
-    SCOPED_TRACE(name_of(place));
+  const auto ends = [&](allocator::Tier place, bool switches, bool is_default) {
+    SCOPED_TRACE(fmt::format("{} {} {}", name_of(place), switches, is_default));
     setup.places = {place, place, place};
     if (fake() != nullptr) begin(Schedule::kLate, 0);
-    const Device::Stream stream = device_->make_stream(false), other = device_->make_stream(false);
-    const Device::Stream& used = switches ? other : stream;
+    const BlockingStream blocking;
+    const Device::Stream own = device_->make_stream(false), other = device_->make_stream(false);
+    CUstream_st* const stream = is_default ? default_stream() : own.get();
+    CUstream_st* const used = switches ? other.get() : stream;
     std::optional<Capture> capture;
     {
       OnGpu gpu(setup, *device_);
       gpu.client.load();
-      gpu.engine.use_stream(used.get());
+      gpu.engine.use_stream(used);
       HostMemory seen(*device_, 4096);
       for (UnitId unit = 0; unit < gpu.engine.layout().units().size(); ++unit) {
         gpu.engine.acquire(unit, Hold::kRead);
         const void* const values = gpu.engine.parameter(gpu.engine.layout().first_parameter(unit)).data;
-        device_->copy_out(used.get(), seen.data(), reinterpret_cast<DeviceAddress>(values), 16);
+        device_->copy_out(used, seen.data(), reinterpret_cast<DeviceAddress>(values), 16);
         gpu.engine.release(unit);
       }
-      gpu.engine.use_stream(stream.get());
-      capture.emplace(stream.get());
+      gpu.engine.use_stream(stream);
+      capture.emplace(is_default ? blocking.get() : stream);
       gpu.made.engine.reset();
     }
     EXPECT_EQ(capture->end(), std::optional<std::size_t>(0));
+  };
+  for (const bool is_default : {false, true}) {
+    for (const auto place : {kDevice, kHost, kDisk}) ends(place, false, is_default);
+    ends(kDevice, true, is_default);
   }
 }
 

@@ -104,6 +104,40 @@ TEST_P(CaptureTest, AnUnsafeCallOfItsOwnThreadEndsItUnlessOneIsRelaxed) {
   }
 }
 
+// CUDA then refuses even to say whether the default stream is.
+TEST_P(CaptureTest, TheDefaultStreamIsCapturedWhileABlockingOneIs) {
+  const BlockingStream blocking;
+  const auto other = device_->make_stream(false);
+  {
+    Capture capture(other.get(), GetParam());
+    EXPECT_FALSE(device_->is_capturing(default_stream()));
+  }
+  Capture capture(blocking.get(), GetParam());
+  const auto look = [&] {
+    EXPECT_TRUE(device_->is_capturing(default_stream()));
+    EXPECT_TRUE(device_->is_capturing(blocking.get()));
+    EXPECT_FALSE(device_->is_capturing(other.get()));
+  };
+  look();
+  on_another_thread([&] { at_the_end(look); });
+  EXPECT_EQ(capture.end(), std::optional<std::size_t>(0));
+  EXPECT_FALSE(device_->is_capturing(default_stream()));
+}
+
+TEST_P(CaptureTest, WhoUsesTheDefaultStreamEndsTheCaptureOfABlockingOne) {
+  const BlockingStream blocking;
+  MappedMemory memory(*device_, 1);
+  Capture capture(blocking.get(), GetParam());
+  on_another_thread([&] {
+    expect_error(ErrorCode::kIo, {"cuMemsetD8Async"},
+                 [&] { device_->fill(default_stream(), memory.address(), std::byte{0}, 4096); });
+  });
+  EXPECT_EQ(capture.end(), std::nullopt);
+  if (fake() != nullptr) {
+    EXPECT_EQ(fake()->take_misuses().size(), 1U);
+  }
+}
+
 // A mutant: a Device that leaves the mode of its threads as it is. Each kind of what it does, and
 // what may be unsafe, is found by itself.
 TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {

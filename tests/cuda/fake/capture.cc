@@ -34,8 +34,8 @@ bool is_safe(std::string_view function) {
 
 }  // namespace
 
-void Captures::begin(CUstream stream, CUstreamCaptureMode mode) {
-  captures_[stream] = {mode, std::this_thread::get_id(), true};
+void Captures::begin(CUstream stream, CUstreamCaptureMode mode, bool is_blocking) {
+  captures_[stream] = {mode, std::this_thread::get_id(), is_blocking, true};
 }
 void Captures::end(CUstream stream) {
   const auto ended = captures_.extract(stream);
@@ -46,12 +46,24 @@ void Captures::end(CUstream stream) {
   if (!capture.is_valid) throw Refusal{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, {}};
 }
 CUstreamCaptureStatus Captures::status(CUstream stream) const {
+  const auto is_blocking = [](const auto& each) { return each.second.is_blocking; };
+  if (stream == CU_STREAM_LEGACY && std::ranges::any_of(captures_, is_blocking))
+    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, {}};
   const auto found = captures_.find(stream);
   if (found == captures_.end()) return CU_STREAM_CAPTURE_STATUS_NONE;
   return found->second.is_valid ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
 }
 
 void Captures::refuse_use(CUstream stream, const char* use) {
+  bool is_implicit = false;
+  for (auto& [captured, capture] : captures_) {
+    if (stream != CU_STREAM_LEGACY || !capture.is_blocking) continue;
+    capture.is_valid = false;
+    is_implicit = true;
+  }
+  if (is_implicit)
+    throw Refusal{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+                  "the default stream is used, which would wait for one that a client captures"};
   const auto found = captures_.find(stream);
   if (found == captures_.end()) return;
   found->second.is_valid = false;

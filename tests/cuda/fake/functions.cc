@@ -222,6 +222,10 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   });
 }
 // What tests call, who stand for clients. Nothing of a client's is captured, so that each graph is empty.
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  return fake().call_in_context("cuStreamCreate",
+                                [&] { *stream = fake().work_->make_stream(flags == CU_STREAM_DEFAULT); });
+}
 CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   return fake().call_in_context("cuStreamBeginCapture", [&] { fake().work_->begin_capture(stream, mode); });
 }

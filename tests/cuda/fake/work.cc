@@ -26,8 +26,9 @@ Work::Work(const Settings& settings)
   streams_[kDefault].eagerness = kEagerness;
 }
 
-CUstream Work::make_stream() {
+CUstream Work::make_stream(bool is_blocking) {
   Stream stream;
+  stream.is_blocking = is_blocking;
   stream.index = streams_made_++;
   stream.eagerness = std::array{1U, kEagerness / 2, kEagerness}[random_() % 3];
   streams_.emplace(next_, std::move(stream));
@@ -67,12 +68,18 @@ Work::Stream& Work::find_uncaptured(CUstream stream, const char* use) {
   captures_.refuse_use(stream, use);
   return s;
 }
+Work::Stream& Work::find_to_queue(CUstream stream) {
+  Stream& s = find_uncaptured(stream, "work is queued on a stream");
+  if (s.is_blocking)
+    throw Refusal{CUDA_ERROR_NOT_SUPPORTED, "work is queued on a stream that waits for the default one"};
+  return s;
+}
 
 void Work::begin_capture(CUstream stream, CUstreamCaptureMode mode) {
-  (void)find_uncaptured(stream, "a capture begins of a stream");
+  const Stream& s = find_uncaptured(stream, "a capture begins of a stream");
   if (number_of(stream) == kDefault && !shares_memory_)
     throw Refusal{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the default stream is captured"};
-  captures_.begin(stream, mode);
+  captures_.begin(stream, mode, s.is_blocking);
 }
 void Work::end_capture(CUstream stream) {
   (void)find(stream);
@@ -84,12 +91,12 @@ CUstreamCaptureStatus Work::capture_status(CUstream stream) {
 }
 
 void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {
-  Stream& s = find_uncaptured(stream, "work is queued on a stream");
+  Stream& s = find_to_queue(stream);
   s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr});
   ++s.queued;
 }
 void Work::record(CUevent event, CUstream stream) {
-  Stream& s = find_uncaptured(stream, "work is queued on a stream");
+  Stream& s = find_to_queue(stream);
   const auto e = find(event);
   if (leaves_out("cuEventRecord", s.index)) return;
   e->stream = s.index;
@@ -99,7 +106,7 @@ void Work::record(CUevent event, CUstream stream) {
   ++s.queued;
 }
 void Work::wait(CUstream stream, CUevent event) {
-  Stream& s = find_uncaptured(stream, "work is queued on a stream");
+  Stream& s = find_to_queue(stream);
   const auto e = find(event);
   if (leaves_out("cuStreamWaitEvent", s.index, e->stream)) return;
   s.queue.push_back({{}, nullptr, nullptr, e->last});

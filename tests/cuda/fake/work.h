@@ -27,7 +27,9 @@ class Work {
  public:
   explicit Work(const Settings& settings);
 
-  CUstream make_stream();
+  // A blocking one waits for the default stream, as that does for it. It can only be captured: in which order
+  // the work of both would be done is not known here.
+  CUstream make_stream(bool is_blocking = false);
   CUevent make_event(bool is_timed);
   void end(CUstream stream);  // what is queued on it is done later
   void end(CUevent event);
@@ -81,11 +83,12 @@ class Work {
     int index = 0;  // in the order of making
     std::deque<Operation> queue;
     std::uint64_t queued = 0, done = 0;
-    bool is_ended = false;
+    bool is_ended = false, is_blocking = false;
     unsigned eagerness = 0;
   };
   Stream& find(CUstream stream);
   Stream& find_uncaptured(CUstream stream, const char* use);
+  Stream& find_to_queue(CUstream stream);
   std::shared_ptr<Event> find(CUevent event);
   bool can_run(const Stream& stream) const;
   void run_next(Stream& stream);
