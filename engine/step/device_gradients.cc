@@ -81,11 +81,13 @@ const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<boo
   const DeviceWork::Memory blocks = blocks_of(first, end);
   gpu_.queue(stream, {&blocks, 1}, {&written, 1}, [&] {
     gpu_.device().fill(stream, reinterpret_cast<DeviceAddress>(found), std::byte{0}, sizeof *number);
-    for (ParameterId p = first; p < end; ++p) {
-      const DeviceWork::Memory sums = blocks_of(p, p + 1);
-      if (has(p))
-        squares_.check(stream, sums.size() / sizeof(double), reinterpret_cast<const double*>(sums.data()),
-                       number);
+    // The sums of parameters that follow each other are one array: mostly one launch looks at all of a
+    // unit's.
+    for (ParameterId from = first, to = first; from < end; from = ++to) {
+      while (to < end && has(to)) ++to;
+      const DeviceWork::Memory sums = blocks_of(from, to);
+      squares_.check(stream, sums.size() / sizeof(double), reinterpret_cast<const double*>(sums.data()),
+                     number);
     }
   });
   if (!for_cpu) return number;
