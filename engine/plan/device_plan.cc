@@ -49,32 +49,27 @@ PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
 
 class DevicePlanner {
  public:
-  DevicePlanner(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                const PlanRequest& request, const MachineRates& rates)
-      : profile_(profile),
-        optimizer_(optimizer),
-        budget_(budget),
-        request_(request),
-        rates_(rates),
-        placement_(profile, optimizer, request),
-        updated_on_(profile.units.size(), Tier::kDevice),
+  explicit DevicePlanner(const PlanInputs& in)
+      : in_(in),
+        placement_(in.profile, in.optimizer, in.request),
+        updated_on_(in.profile.units.size(), Tier::kDevice),
         gradients_on_gpu_(round_up(DeviceGradients::device_bytes(placement_.layout()), kHugePage)),
         gradients_on_host_(round_up(DeviceGradients::host_bytes(placement_.layout()), kHugePage)) {}
 
   Plan best() {
-    const bool by_gpu = optimizer_.elementwise({}).has_value();
+    const bool by_gpu = in_.optimizer.elementwise({}).has_value();
     check_updates(by_gpu);
-    if (!by_gpu || request_.updates) {
-      const Tier by = request_.updates.value_or(Tier::kHost);
+    if (!by_gpu || in_.request.updates) {
+      const Tier by = in_.request.updates.value_or(Tier::kHost);
       std::ranges::fill(updated_on_, by);
       because_ = fmt::format("the {}, {}", by == Tier::kHost ? "CPU" : "GPU",
-                             request_.updates
+                             in_.request.updates
                                  ? "as asked"
-                                 : "since " + optimizer_.name() + " looks at each parameter as a whole");
+                                 : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
     }
     const std::optional<Plan> plan = attempt();
     if (!plan) refuse();
-    if (!by_gpu || request_.updates) return *plan;
+    if (!by_gpu || in_.request.updates) return *plan;
     share_updates(*plan);
     const std::optional<Plan> shared = attempt();
     return shared.value_or(*plan);
@@ -82,12 +77,12 @@ class DevicePlanner {
 
  private:
   void check_updates(bool by_gpu) const {
-    if (request_.updates == Tier::kDevice && !by_gpu)
+    if (in_.request.updates == Tier::kDevice && !by_gpu)
       fail(ErrorCode::kInvalidArgument,
            "updates on the GPU are asked for, and {} looks at each parameter as a whole, which only the CPU "
            "does; let the CPU update, or choose adamw, adam, lion or sgd",
-           optimizer_.name());
-    if (request_.place(Part::kState) == Tier::kDevice && (request_.updates == Tier::kHost || !by_gpu))
+           in_.optimizer.name());
+    if (in_.request.place(Part::kState) == Tier::kDevice && (in_.request.updates == Tier::kHost || !by_gpu))
       fail(ErrorCode::kInvalidArgument,
            "optimizer state on the GPU is asked for, and the CPU updates; leave the state in memory or on "
            "disk");
@@ -125,9 +120,9 @@ class DevicePlanner {
     plan.updated_on = updated_on;
     Beside result{placement_.link_traffic(unit, plan)};
     if (plan.updated_by_cpu())
-      result.cpu = placement_.update_seconds(unit, rates_);
+      result.cpu = placement_.update_seconds(unit, in_.rates);
     else
-      result.gpu = placement_.gpu_update_seconds(unit, rates_.gpu);
+      result.gpu = placement_.gpu_update_seconds(unit, in_.rates.gpu);
     return result;
   }
 
@@ -143,7 +138,7 @@ class DevicePlanner {
       const UnitPlan& plan = by_gpu.units[unit];
       const Beside now = beside(unit, plan, Tier::kDevice), then = beside(unit, plan, Tier::kHost);
       alone.add(now);
-      const double saved = now.copying(rates_) - then.copying(rates_);
+      const double saved = now.copying(in_.rates) - then.copying(in_.rates);
       if (then.cpu > 0 && saved > 0 && !plan.resident(Part::kState))
         choices.push_back({unit, now, then, saved / then.cpu});
     }
@@ -154,11 +149,11 @@ class DevicePlanner {
       Beside next = shared;
       next.remove(choice.by_gpu);
       next.add(choice.by_cpu);
-      if (next.seconds(rates_) >= shared.seconds(rates_)) break;
+      if (next.seconds(in_.rates) >= shared.seconds(in_.rates)) break;
       shared = next;
       by_cpu.push_back(choice.unit);
     }
-    const double before = alone.seconds(rates_), after = shared.seconds(rates_);
+    const double before = alone.seconds(in_.rates), after = shared.seconds(in_.rates);
     if (before - after <= kWorthwhile * before) {
       because_ =
           fmt::format("the GPU, since the CPU would save less than a tenth of {:.2g} s a step", before);
@@ -168,8 +163,8 @@ class DevicePlanner {
     because_ = fmt::format(
         "the GPU, and the CPU {} of {} units: a step's copies take {:.2g} s then, beside {:.2g} s of the "
         "GPU's updates and {:.2g} s of the CPU's, instead of {:.2g} s and {:.2g} s by the GPU alone",
-        by_cpu.size(), by_gpu.units.size(), shared.copying(rates_), shared.gpu, shared.cpu,
-        alone.copying(rates_), alone.gpu);
+        by_cpu.size(), by_gpu.units.size(), shared.copying(in_.rates), shared.gpu, shared.cpu,
+        alone.copying(in_.rates), alone.gpu);
   }
 
   struct Item {
@@ -179,7 +174,7 @@ class DevicePlanner {
   };
 
   std::vector<Lookahead> lookaheads() const {
-    if (request_.prefetch) return {{*request_.prefetch, true}, {*request_.prefetch, false}};
+    if (in_.request.prefetch) return {{*in_.request.prefetch, true}, {*in_.request.prefetch, false}};
     return {{2, true}, {1, true}, {1, false}};
   }
 
@@ -189,7 +184,7 @@ class DevicePlanner {
   }
 
   std::vector<UnitPlan> units(Tier rest) const {
-    std::vector<UnitPlan> units(profile_.units.size());
+    std::vector<UnitPlan> units(in_.profile.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       units[unit].compute = Tier::kDevice;
       units[unit].updated_on = updated_on_[unit];
@@ -197,8 +192,9 @@ class DevicePlanner {
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         const bool by_cpu = part == Part::kState && units[unit].updated_by_cpu();
         const Tier best = by_cpu ? Tier::kHost : Tier::kDevice;
-        units[unit].place(
-            part, bytes_of(unit, part) == 0 ? best : request_.place(part).value_or(by_cpu ? rest : chosen));
+        units[unit].place(part, bytes_of(unit, part) == 0
+                                    ? best
+                                    : in_.request.place(part).value_or(by_cpu ? rest : chosen));
       }
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, 1);
@@ -217,11 +213,11 @@ class DevicePlanner {
     for (UnitId unit = 0; unit < units.size(); ++unit)
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         const bool is_fixed =
-            request_.place(part) || (part == Part::kGradient && !units[unit].gradient_stored);
+            in_.request.place(part) || (part == Part::kGradient && !units[unit].gradient_stored);
         if (units[unit].resident(part) || is_fixed) continue;
         const Placement::Traffic saved = traffic(unit, part);
-        double seconds = copy_seconds(saved.read, saved.written, rates_.gpu);
-        if (budget_.disk > 0) seconds += disk_seconds(saved.read, saved.written, rates_);
+        double seconds = copy_seconds(saved.read, saved.written, in_.rates.gpu);
+        if (in_.budget.disk > 0) seconds += disk_seconds(saved.read, saved.written, in_.rates);
         if (seconds > 0) result.push_back({unit, part, seconds / static_cast<double>(bytes_of(unit, part))});
       }
     std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
@@ -230,7 +226,7 @@ class DevicePlanner {
 
   std::optional<Plan> fill(const Lookahead& lookahead, std::size_t slots) const {
     Plan plan = describe(lookahead, slots, units(Tier::kDisk));
-    if (plan.device_bytes > budget_.device) return std::nullopt;
+    if (plan.device_bytes > in_.budget.device) return std::nullopt;
     const FrameNeeds needs = placement_.frame_needs(lookahead);
     Frames frames(needs, plan.units);
     Footprint footprint = placement_.footprint(plan.units);
@@ -242,7 +238,7 @@ class DevicePlanner {
       placement_.to_memory(item.unit, item.part, larger, then);
       const bool frees_frames = item.part != Part::kState;
       const std::size_t extents = frees_frames ? frames.most_without(item.unit, item.part) : frames.most();
-      if (sum(device_bytes(plan, slots, then, extents)) > budget_.device) continue;
+      if (sum(device_bytes(plan, slots, then, extents)) > in_.budget.device) continue;
       if (frees_frames) frames.remove(item.unit, item.part);
       plan.units[item.unit] = larger;
       footprint = then;
@@ -269,7 +265,7 @@ class DevicePlanner {
     };
     const std::uint64_t elsewhere = most(frames_of_all(placement_.frame_needs(lookahead), kHugePage));
     const std::uint64_t here =
-        std::min(budget_.device, most(sum(device_bytes(plan, slots, footprint, smallest))));
+        std::min(in_.budget.device, most(sum(device_bytes(plan, slots, footprint, smallest))));
     for (std::size_t bytes = kLargestExtentBytes; bytes > kHugePage; bytes /= 2) {
       const FrameNeeds needs = placement_.frame_needs(lookahead, bytes);
       const std::size_t extents = Frames(needs, plan.units).most();
@@ -290,19 +286,19 @@ class DevicePlanner {
       if (plan.units[item.unit].tier(item.part) != Tier::kDisk) continue;
       plan.units[item.unit].place(item.part, Tier::kHost);
       const Footprint then = placement_.footprint(plan.units);
-      if (sum(host_bytes(then)) > budget_.memory) plan.units[item.unit].place(item.part, Tier::kDisk);
+      if (sum(host_bytes(then)) > in_.budget.memory) plan.units[item.unit].place(item.part, Tier::kDisk);
     }
     predict(plan, slots, placement_.footprint(plan.units), extents);
   }
 
   bool fits(const Plan& plan) const {
-    return plan.device_bytes <= budget_.device && plan.peak_memory <= budget_.memory &&
-           plan.disk_bytes <= budget_.disk;
+    return plan.device_bytes <= in_.budget.device && plan.peak_memory <= in_.budget.memory &&
+           plan.disk_bytes <= in_.budget.disk;
   }
 
   Plan describe(const Lookahead& lookahead, std::size_t slots, std::vector<UnitPlan> units) const {
     Plan plan;
-    plan.clip = request_.clip;
+    plan.clip = in_.request.clip;
     plan.prefetch = lookahead.prefetch;
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.format().shards().chunk_elements();
@@ -333,7 +329,7 @@ class DevicePlanner {
                      UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false),
                  kHugePage);
     bytes[index(Purpose::kWorkspace)] = gradients_on_gpu_;
-    bytes[index(Purpose::kBase)] = budget_.device_base;
+    bytes[index(Purpose::kBase)] = in_.budget.device_base;
     return bytes;
   }
 
@@ -353,8 +349,8 @@ class DevicePlanner {
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);
     bytes[index(Purpose::kWorkspace)] =
-        gradients_on_host_ + profile_.hidden_bytes + round_up(placement_.rounds().bytes, kHugePage);
-    bytes[index(Purpose::kBase)] = budget_.base + footprint.metadata;
+        gradients_on_host_ + in_.profile.hidden_bytes + round_up(placement_.rounds().bytes, kHugePage);
+    bytes[index(Purpose::kBase)] = in_.budget.base + footprint.metadata;
     return bytes;
   }
 
@@ -388,44 +384,40 @@ class DevicePlanner {
     }
     plan.step_bytes_in = all.copied.read;
     plan.step_bytes_out = all.copied.written;
-    plan.device_time = {all.copying(rates_),
+    plan.device_time = {all.copying(in_.rates),
                         all.gpu,
                         all.cpu,
-                        disk_seconds(plan.step_bytes_read, plan.step_bytes_written, rates_),
-                        rates_.gpu,
-                        rates_.memory_bandwidth};
+                        disk_seconds(plan.step_bytes_read, plan.step_bytes_written, in_.rates),
+                        in_.rates.gpu,
+                        in_.rates.memory_bandwidth};
   }
 
   [[noreturn]] void refuse() const {
     const Plan least = describe(lookaheads().back(), kLeastSlots, units(Tier::kDisk));
-    if (least.device_bytes > budget_.device)
+    if (least.device_bytes > in_.budget.device)
       fail(ErrorCode::kBudget,
            "this model does not fit in {} of device memory: it is short by {}; with everything elsewhere "
            "that can be it needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller "
            "units",
-           format_size(budget_.device), format_size(least.device_bytes - budget_.device),
-           format_size(least.device_bytes), format_size(budget_.device_base),
+           format_size(in_.budget.device), format_size(least.device_bytes - in_.budget.device),
+           format_size(least.device_bytes), format_size(in_.budget.device_base),
            divide_up(least.device_bytes, kMiB));
     const Plan in_memory = describe(lookaheads().back(), kLeastSlots, units(Tier::kHost));
-    if (least.peak_memory > budget_.memory)
+    if (least.peak_memory > in_.budget.memory)
       fail(ErrorCode::kBudget,
            "this model does not fit in {} of memory beside {} of device memory: it is short by {}; with "
            "everything on disk that can be it needs {}. Give memory={}MiB and a disk folder with {}MiB",
-           format_size(budget_.memory), format_size(budget_.device),
-           format_size(least.peak_memory - budget_.memory), format_size(least.peak_memory),
+           format_size(in_.budget.memory), format_size(in_.budget.device),
+           format_size(least.peak_memory - in_.budget.memory), format_size(least.peak_memory),
            divide_up(least.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
     fail(ErrorCode::kBudget,
          "what does not fit in {} of device memory fits neither in {} of memory nor in the disk's {}. Give "
          "memory={}MiB, a disk folder with {}MiB, or more device memory",
-         format_size(budget_.device), format_size(budget_.memory), format_size(budget_.disk),
+         format_size(in_.budget.device), format_size(in_.budget.memory), format_size(in_.budget.disk),
          divide_up(in_memory.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
   }
 
-  const Profile& profile_;
-  const optim::Optimizer& optimizer_;
-  Budget budget_;
-  PlanRequest request_;
-  MachineRates rates_;
+  const PlanInputs in_;
   Placement placement_;
   std::vector<Tier> updated_on_;                              // by unit
   const std::uint64_t gradients_on_gpu_, gradients_on_host_;  // the bytes that DeviceGradients take
@@ -434,11 +426,10 @@ class DevicePlanner {
 
 }  // namespace
 
-Plan make_device_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                      const PlanRequest& request, const MachineRates& rates) {
-  PlanRequest at = on_device(profile, request);
-  if (!at.chunk_elements) at.chunk_elements = Placement(profile, optimizer, at).chunk_for(rates);
-  return DevicePlanner(profile, optimizer, budget, at, rates).best();
+Plan make_device_plan(const PlanInputs& in) {
+  PlanRequest at = on_device(in.profile, in.request);
+  if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
+  return DevicePlanner(in.with(at)).best();
 }
 
 }  // namespace sluice::engine

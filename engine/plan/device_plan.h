@@ -1,6 +1,6 @@
 #pragma once
 #include "core/bytes.h"
-#include "engine/plan/plan.h"
+#include "engine/plan/inputs.h"
 
 namespace sluice::engine {
 
@@ -19,7 +19,6 @@ inline constexpr std::size_t kLargestExtentBytes = 32 * kMiB;
 //
 // Extents of frames are the largest up to kLargestExtentBytes with which everything that is on the GPU with
 // the smallest ones still fits in the budget, and which waste little.
-Plan make_device_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                      const PlanRequest& request, const MachineRates& rates);
+Plan make_device_plan(const PlanInputs& in);
 
 }  // namespace sluice::engine

@@ -38,17 +38,12 @@ struct Shape {
 
 class Planner {
  public:
-  Planner(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-          const PlanRequest& request, const MachineRates& rates)
-      : profile_(profile),
-        optimizer_(optimizer),
-        budget_(budget),
-        request_(request),
-        rates_(rates),
-        placement_(profile, optimizer, request),
+  explicit Planner(const PlanInputs& in)
+      : in_(in),
+        placement_(in.profile, in.optimizer, in.request),
         needs_scratch_(placement_.needs_scratch()),
-        times_(placement_.times(rates)),
-        levels_(recompute_levels(profile, request.recompute)) {
+        times_(placement_.times(in.rates)),
+        levels_(recompute_levels(in.profile, in.request.recompute)) {
     check_request();
     for (const Lookahead& lookahead : lookaheads()) needs_.push_back(placement_.frame_needs(lookahead));
   }
@@ -57,7 +52,7 @@ class Planner {
     std::optional<Plan> best;
     std::vector<std::optional<Plan>> last(needs_.size());  // by look-ahead
     for (const std::size_t group : group_sizes()) {
-      const Start start(*this, divide_up(profile_.micro_batches, group));
+      const Start start(*this, divide_up(in_.profile.micro_batches, group));
       for (const Shape& shape : shapes(group)) {
         if (best && computing(shape.level) > (1 + kSame + kRounding) * best->time.step) continue;
         for (const bool parameters_first : {false, true}) {
@@ -79,34 +74,34 @@ class Planner {
   };
   // REQUIRES: the group is given.
   Least least() const {
-    const Shape shape{*request_.group, levels_.back(), lookaheads().back(), needs_.size() - 1,
+    const Shape shape{*in_.request.group, levels_.back(), lookaheads().back(), needs_.size() - 1,
                       kLeastStagingSlots};
-    const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
+    const std::size_t groups = divide_up(in_.profile.micro_batches, shape.group);
     return {describe(shape, {*this, groups, true}), describe(shape, {*this, groups, false})};
   }
 
  private:
   void check_request() const {
-    if (request_.group && (*request_.group == 0 || *request_.group > profile_.micro_batches))
+    if (in_.request.group && (*in_.request.group == 0 || *in_.request.group > in_.profile.micro_batches))
       fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
-           *request_.group, profile_.micro_batches);
-    if (request_.prefetch && *request_.prefetch == 0)
+           *in_.request.group, in_.profile.micro_batches);
+    if (in_.request.prefetch && *in_.request.prefetch == 0)
       fail(ErrorCode::kInvalidArgument, "a prefetch depth of 0 is asked for; the least is 1");
   }
 
   std::vector<std::size_t> group_sizes() const {
-    if (request_.group) return {*request_.group};
-    return group_sizes_of(profile_.micro_batches);
+    if (in_.request.group) return {*in_.request.group};
+    return group_sizes_of(in_.profile.micro_batches);
   }
 
   std::vector<Lookahead> lookaheads() const {
     std::vector<Lookahead> all = {{2, true}, {1, true}, {1, false}};
-    if (profile_.units.size() >= kUnitsForLonger) all.insert(all.begin(), {4, true});
-    if (request_.prefetch) all = {{*request_.prefetch, true}, {*request_.prefetch, false}};
+    if (in_.profile.units.size() >= kUnitsForLonger) all.insert(all.begin(), {4, true});
+    if (in_.request.prefetch) all = {{*in_.request.prefetch, true}, {*in_.request.prefetch, false}};
     if (placement_.sums_go_on()) {
       const Lookahead least = all.back();
       for (Lookahead& each : all) each.sums = true;
-      if (!profile_.any_order) all.push_back(least);
+      if (!in_.profile.any_order) all.push_back(least);
     }
     return all;
   }
@@ -115,8 +110,8 @@ class Planner {
   // chunks are updated only between accesses: those of a typical unit should arrive meanwhile.
   std::vector<std::size_t> slot_counts() const {
     const std::size_t slot = UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false);
-    const std::size_t one_way = 1 + divide_up(rates_.disk_in_flight, std::max<std::size_t>(slot, 1));
-    const std::size_t between = profile_.any_order ? placement_.chunks_of_typical_unit() : 0;
+    const std::size_t one_way = 1 + divide_up(in_.rates.disk_in_flight, std::max<std::size_t>(slot, 1));
+    const std::size_t between = in_.profile.any_order ? placement_.chunks_of_typical_unit() : 0;
     const std::size_t wanted =
         std::clamp(1 + std::max(2 * one_way, one_way + between), kLeastStagingSlots, kMostStagingSlots);
     if (wanted == kLeastStagingSlots) return {wanted};
@@ -137,21 +132,21 @@ class Planner {
     double seconds = 0;
     for (UnitId unit = 0; unit < times_.size(); ++unit)
       seconds += times_[unit].forward + times_[unit].backward[choice_of(unit, level)];
-    return static_cast<double>(profile_.micro_batches) * seconds;
+    return static_cast<double>(in_.profile.micro_batches) * seconds;
   }
 
   std::size_t choice_of(UnitId unit, std::size_t level) const {
-    return std::min(level, profile_.unit_profiles[unit].choices.size() - 1);
+    return std::min(level, in_.profile.unit_profiles[unit].choices.size() - 1);
   }
 
   std::vector<UnitPlan> units_at(std::size_t groups, bool resident) const {
-    std::vector<UnitPlan> units(profile_.units.size());
+    std::vector<UnitPlan> units(in_.profile.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       units[unit].stage = placement_.stage(unit);
       const bool small = is_packed(placement_.parameter_bytes(unit));
       const auto place = [&](Part part, std::size_t bytes) {
         const Tier chosen = resident || small ? kCpuTier : Tier::kDisk;
-        units[unit].place(part, bytes == 0 ? kCpuTier : request_.place(part).value_or(chosen));
+        units[unit].place(part, bytes == 0 ? kCpuTier : in_.request.place(part).value_or(chosen));
       };
       place(Part::kParameters, placement_.parameter_bytes(unit));
       if (placement_.partitions_parameters(unit)) {
@@ -209,7 +204,7 @@ class Planner {
     const auto offer = [&](UnitId unit, Part part, std::uint64_t saved, std::size_t held) {
       const bool in_shards = placed[unit].tier(part) == Tier::kRanks;
       const bool stored = part == Part::kParameters && placed[unit].shard_on_disk;
-      const bool fixed = (in_shards && !stored) || request_.place(part);
+      const bool fixed = (in_shards && !stored) || in_.request.place(part);
       if (placed[unit].resident(part) || fixed || saved == 0) return;
       result.push_back({unit, part, static_cast<double>(saved) / static_cast<double>(held)});
     };
@@ -236,7 +231,7 @@ class Planner {
     Plan plan = describe(shape, start.everything);
     if (fits(plan)) return plan;
     plan = describe(shape, start.least);
-    if (plan.peak_memory > budget_.memory && !parameters_first) return std::nullopt;
+    if (plan.peak_memory > in_.budget.memory && !parameters_first) return std::nullopt;
     Footprint footprint = start.least.footprint;
     Frames frames = start.least.frames[shape.ahead];
     for (const Item& item : parameters_first ? start.parameters_first : start.by_gain) {
@@ -245,7 +240,7 @@ class Planner {
       placement_.to_memory(item.unit, item.part, larger, then);
       const bool frees_frames = item.part != Part::kState && larger.resident(item.part);
       const auto fits_in = [&](std::size_t extents) {
-        return sum(host_bytes(plan, shape, then, extents)) <= budget_.memory;
+        return sum(host_bytes(plan, shape, then, extents)) <= in_.budget.memory;
       };
       // With parameters first, it may fit only when the last of them free their frames.
       if (!(parameters_first && item.part == Part::kParameters && frees_frames) && !fits_in(frames.bound()) &&
@@ -261,9 +256,9 @@ class Planner {
 
   Plan describe(const Shape& shape, const Placed& placed) const {
     Plan plan;
-    plan.ranks = request_.ranks;
-    plan.clip = request_.clip;
-    plan.reproducible = request_.reproducible;
+    plan.ranks = in_.request.ranks;
+    plan.clip = in_.request.clip;
+    plan.reproducible = in_.request.reproducible;
     plan.sums_bytes = placement_.sums_bytes();
     plan.group = shape.group;
     plan.prefetch = shape.lookahead.prefetch;
@@ -289,8 +284,8 @@ class Planner {
   std::size_t pieces_of(const Shape& shape, const Footprint& footprint) const {
     if (footprint.shards_on_disk == 0) return 0;
     if (shape.fewest()) return StoredShards::kFewestPieces;
-    return std::clamp(2 * divide_up(rates_.disk_in_flight, StoredShards::kPiece), StoredShards::kFewestPieces,
-                      kMostServingPieces);
+    return std::clamp(2 * divide_up(in_.rates.disk_in_flight, StoredShards::kPiece),
+                      StoredShards::kFewestPieces, kMostServingPieces);
   }
 
   using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
@@ -305,14 +300,14 @@ class Planner {
     host[index(Purpose::kOptimizerState)] =
         footprint.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
-    host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes +
+    host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + in_.profile.hidden_bytes +
                                        round_up(placement_.rounds().bytes, kHugePage);
     const std::size_t slot =
         UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), footprint.shards_on_disk > 0);
     host[index(Purpose::kStaging)] = round_up(slots_of(shape, footprint) * slot, kHugePage) +
                                      round_up(pieces_of(shape, footprint) * StoredShards::kPiece, kHugePage) +
                                      placement_.relay_bytes(shape.fewest());
-    host[index(Purpose::kBase)] = budget_.base + footprint.metadata;
+    host[index(Purpose::kBase)] = in_.budget.base + footprint.metadata;
     return host;
   }
 
@@ -351,20 +346,16 @@ class Planner {
     placement_.count_bytes(visits, plan);
     plan.step_bytes_read_apart = plan.step_bytes_read + placement_.read_apart(plan.units, plan.group);
     const std::size_t window =
-        (profile_.any_order ? profile_.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
+        (in_.profile.any_order ? in_.profile.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
     const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);
-    plan.time = walk(visits, {plan.prefetch, window, slots, plan.sums_beside}, rates_);
+    plan.time = walk(visits, {plan.prefetch, window, slots, plan.sums_beside}, in_.rates);
   }
 
   bool fits(const Plan& plan) const {
-    return plan.peak_memory <= budget_.memory && plan.disk_bytes <= budget_.disk;
+    return plan.peak_memory <= in_.budget.memory && plan.disk_bytes <= in_.budget.disk;
   }
 
-  const Profile& profile_;
-  const optim::Optimizer& optimizer_;
-  Budget budget_;
-  PlanRequest request_;
-  MachineRates rates_;
+  const PlanInputs in_;
   Placement placement_;
   bool needs_scratch_;
   std::vector<Placement::Times> times_;  // by unit
@@ -374,40 +365,39 @@ class Planner {
 
 }  // namespace
 
-std::optional<Plan> find_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                              const PlanRequest& request, const MachineRates& rates) {
-  const std::size_t chunk = Placement(profile, optimizer, request).chunk_for(rates);
-  if (!request.chunk_elements && chunk > kChunkGrain) {
-    PlanRequest larger = request;
+std::optional<Plan> find_plan(const PlanInputs& in) {
+  const std::size_t chunk = Placement(in.profile, in.optimizer, in.request).chunk_for(in.rates);
+  if (!in.request.chunk_elements && chunk > kChunkGrain) {
+    PlanRequest larger = in.request;
     larger.chunk_elements = chunk;
-    if (std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find()) return plan;
+    if (std::optional<Plan> plan = Planner(in.with(larger)).find()) return plan;
   }
-  return Planner(profile, optimizer, budget, request, rates).find();
+  return Planner(in).find();
 }
 
-void refuse_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                 const PlanRequest& request, const MachineRates& rates) {
-  const std::vector<int> ranks = largest_ranks(profile, optimizer, request);
+void refuse_plan(const PlanInputs& in) {
+  const std::vector<int> ranks = largest_ranks(in.profile, in.optimizer, in.request);
   std::optional<LeastOfRanks> in_memory, on_disk;
   // One micro-batch at a time takes least for activations. With all at a time gradients are final at once,
   // and ranks need keep no more of them than their shards.
-  for (const std::size_t group : {request.group.value_or(1), request.group.value_or(profile.micro_batches)}) {
-    PlanRequest at = request;
+  for (const std::size_t group :
+       {in.request.group.value_or(1), in.request.group.value_or(in.profile.micro_batches)}) {
+    PlanRequest at = in.request;
     at.group = group;
-    const Planner::Least own = Planner(profile, optimizer, budget, at, rates).least();
+    const Planner::Least own = Planner(in.with(at)).least();
     LeastOfRanks all_in_memory(own.in_memory), all_on_disk(own.on_disk);
     for (const int rank : ranks) {
-      if (rank == request.ranks.rank) continue;
+      if (rank == in.request.ranks.rank) continue;
       at.ranks.rank = rank;
-      const Planner::Least of_rank = Planner(profile, optimizer, budget, at, rates).least();
+      const Planner::Least of_rank = Planner(in.with(at)).least();
       all_in_memory.count(of_rank.in_memory);
       all_on_disk.count(of_rank.on_disk);
     }
     if (!in_memory || all_in_memory.memory < in_memory->memory) in_memory = all_in_memory;
-    if (!on_disk || all_on_disk.is_less(*on_disk, budget)) on_disk = all_on_disk;
+    if (!on_disk || all_on_disk.is_less(*on_disk, in.budget)) on_disk = all_on_disk;
   }
-  const Placement placement(profile, optimizer, request);
-  refuse({profile, request, budget, optimizer.name(), placement, *in_memory, *on_disk});
+  const Placement placement(in.profile, in.optimizer, in.request);
+  refuse({in.profile, in.request, in.budget, in.optimizer.name(), placement, *in_memory, *on_disk});
 }
 
 }  // namespace sluice::engine

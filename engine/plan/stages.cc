@@ -21,15 +21,13 @@ std::uint64_t traffic(const Plan& plan) {
 }
 
 // How many sums of gradients are kept depends on the group where they are added pairwise.
-std::optional<Plan> find_in_groups(const Profile& profile, const optim::Optimizer& optimizer,
-                                   const Budget& budget, const PlanRequest& request,
-                                   const MachineRates& rates) {
-  if (!request.reproducible || request.group) return find_plan(profile, optimizer, budget, request, rates);
+std::optional<Plan> find_in_groups(const PlanInputs& in) {
+  if (!in.request.reproducible || in.request.group) return find_plan(in);
   std::optional<Plan> best;
-  PlanRequest at = request;
-  for (const std::size_t group : group_sizes_of(profile.micro_batches)) {
+  PlanRequest at = in.request;
+  for (const std::size_t group : group_sizes_of(in.profile.micro_batches)) {
     at.group = group;
-    std::optional<Plan> plan = find_plan(profile, optimizer, budget, at, rates);
+    std::optional<Plan> plan = find_plan(in.with(at));
     if (plan && (!best || faster(*plan, *best))) best = std::move(plan);
   }
   return best;
@@ -59,14 +57,13 @@ namespace {
 // One stage for all units: the least with which everything is in memory, since more would have to be sent at
 // a higher one. Where there is none, the fastest stage; or the highest, which needs the disk least, where it
 // is not known what sending costs.
-std::optional<Plan> find_alike(const Profile& profile, const optim::Optimizer& optimizer,
-                               const Budget& budget, const PlanRequest& request, const MachineRates& rates) {
+std::optional<Plan> find_alike(const PlanInputs& in) {
   std::optional<Plan> best;
-  PlanRequest at = request;
+  PlanRequest at = in.request;
   for (at.stage = 0; *at.stage <= kMostStage; ++*at.stage) {
-    std::optional<Plan> plan = find_in_groups(profile, optimizer, budget, at, rates);
+    std::optional<Plan> plan = find_in_groups(in.with(at));
     if (plan && !plan->uses_disk() && *at.stage < kMostStage) return plan;
-    if (plan && (!best || !rates.link || faster(*plan, *best))) best = std::move(plan);
+    if (plan && (!best || !in.rates.link || faster(*plan, *best))) best = std::move(plan);
   }
   return best;
 }
@@ -74,23 +71,16 @@ std::optional<Plan> find_alike(const Profile& profile, const optim::Optimizer& o
 // Chooses a stage for each unit: first one for all, then another for some.
 class StagesOfUnits {
  public:
-  StagesOfUnits(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                const PlanRequest& request, const MachineRates& rates)
-      : profile_(profile),
-        optimizer_(optimizer),
-        budget_(budget),
-        request_(request),
-        rates_(rates),
-        layout_(profile.units) {}
+  explicit StagesOfUnits(const PlanInputs& in) : in_(in), layout_(in.profile.units) {}
 
   std::optional<Plan> find() {
     for (std::size_t stage = 0; stage <= kMostStage; ++stage)
-      try_stages(std::vector(profile_.units.size(), stage), request_.group);
+      try_stages(std::vector(in_.profile.units.size(), stage), in_.request.group);
     if (!best_) return std::nullopt;
     const std::optional<std::size_t> group = best_->group;
     keep_whole(group);
     replicate(group);
-    if (!best_->one_stage()) try_stages(best_->stages(), request_.group);
+    if (!best_->one_stage()) try_stages(best_->stages(), in_.request.group);
     return best_;
   }
 
@@ -98,10 +88,10 @@ class StagesOfUnits {
   using Stages = std::vector<std::size_t>;
 
   void try_stages(const Stages& stages, std::optional<std::size_t> group) {
-    PlanRequest at = request_;
+    PlanRequest at = in_.request;
     at.stages = stages;
     at.group = group;
-    if (auto plan = find_in_groups(profile_, optimizer_, budget_, at, rates_)) offer(std::move(*plan));
+    if (auto plan = find_in_groups(in_.with(at))) offer(std::move(*plan));
   }
 
   void offer(Plan&& plan) {
@@ -116,12 +106,12 @@ class StagesOfUnits {
 
   // What the rank receives for each unit in a step, at that stage for all.
   std::vector<std::uint64_t> received_at(std::size_t stage) const {
-    PlanRequest at = request_;
+    PlanRequest at = in_.request;
     at.stage = stage;
-    const Placement placement(profile_, optimizer_, at);
-    const std::size_t groups = divide_up(profile_.micro_batches, best_->group);
+    const Placement placement(in_.profile, in_.optimizer, at);
+    const std::size_t groups = divide_up(in_.profile.micro_batches, best_->group);
     std::vector<std::uint64_t> received;
-    for (UnitId unit = 0; unit < profile_.units.size(); ++unit) {
+    for (UnitId unit = 0; unit < in_.profile.units.size(); ++unit) {
       UnitPlan plan;
       if (placement.partitions_parameters(unit)) plan.place(Part::kParameters, allocator::Tier::kRanks);
       received.push_back(placement.received_bytes(unit, plan, groups));
@@ -135,7 +125,7 @@ class StagesOfUnits {
   void keep_whole(std::optional<std::size_t> group) {
     const std::vector<std::uint64_t> in_parts = received_at(kMostStage), whole = received_at(kMostStage - 1);
     std::vector<UnitId> order;
-    for (const Access& access : profile_.schedule)
+    for (const Access& access : in_.profile.schedule)
       if (in_parts[access.unit] != whole[access.unit] && std::ranges::count(order, access.unit) == 0)
         order.push_back(access.unit);
     std::ranges::reverse(order);
@@ -146,7 +136,7 @@ class StagesOfUnits {
     std::ranges::stable_sort(order, std::greater<>(), saved);
     std::size_t most = 0;
     const auto try_whole = [&](std::size_t count) {
-      Stages stages(profile_.units.size(), kMostStage);
+      Stages stages(in_.profile.units.size(), kMostStage);
       for (std::size_t i = 0; i < count; ++i) stages[order[i]] = kMostStage - 1;
       try_stages(stages, group);
       if (best_->stages() == stages) most = count;
@@ -165,10 +155,10 @@ class StagesOfUnits {
   // touches few rows, are replicated.
   void replicate(std::optional<std::size_t> group) {
     const std::vector<std::uint64_t> in_parts = received_at(1), replicated = received_at(0);
-    std::vector<bool> replicate(profile_.units.size());
+    std::vector<bool> replicate(in_.profile.units.size());
     for (UnitId unit = 0; unit < replicate.size(); ++unit) {
       std::uint64_t before = 0, then = 0;
-      const UnitRange together = updated_together(layout_, optimizer_, unit);
+      const UnitRange together = updated_together(layout_, in_.optimizer, unit);
       for (UnitId other = together.first; other < together.end; ++other) {
         before += in_parts[other];
         then += replicated[other];
@@ -184,11 +174,7 @@ class StagesOfUnits {
     }
   }
 
-  const Profile& profile_;
-  const optim::Optimizer& optimizer_;
-  const Budget& budget_;
-  const PlanRequest& request_;
-  const MachineRates& rates_;
+  const PlanInputs in_;
   const Layout layout_;
   std::optional<Plan> best_;
   double fastest_ = 0;  // of all that were tried
@@ -203,20 +189,21 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
   if (request.stage && *request.stage > kMostStage)
     fail(ErrorCode::kInvalidArgument, "stage {} is asked for; there are stages 0 to {}", *request.stage,
          kMostStage);
-  if (budget.device > 0) return make_device_plan(profile, optimizer, budget, request, rates);
+  if (budget.device > 0) return make_device_plan({profile, optimizer, budget, request, rates});
   PlanRequest at = request;
   if (request.ranks.size == 1) at.stage = 0;
+  const PlanInputs in{profile, optimizer, budget, at, rates};
   const bool is_given = at.stage || !at.stages.empty();
   std::optional<Plan> plan;
   if (is_given)
-    plan = find_in_groups(profile, optimizer, budget, at, rates);
+    plan = find_in_groups(in);
   else if (profile.any_order || !rates.link)
-    plan = find_alike(profile, optimizer, budget, request, rates);
+    plan = find_alike(in);
   else
-    plan = StagesOfUnits(profile, optimizer, budget, request, rates).find();
+    plan = StagesOfUnits(in).find();
   if (plan) return *plan;
   if (!is_given) at.stage = kMostStage;
-  refuse_plan(profile, optimizer, budget, at, rates);
+  refuse_plan(in.with(at));
 }
 
 }  // namespace sluice::engine

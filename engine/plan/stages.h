@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/plan/plan.h"
+#include "engine/plan/inputs.h"
 
 // Private to the plan.
 namespace sluice::engine {
@@ -19,10 +19,8 @@ std::vector<std::size_t> group_sizes_of(std::size_t micro_batches);
 
 // Returns the plan that is fastest at the stages of the request, if any fits. Throws Error(kInvalidArgument)
 // as make_plan(). REQUIRES: the stages are given, and the group, where gradients are added pairwise.
-std::optional<Plan> find_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                              const PlanRequest& request, const MachineRates& rates);
+std::optional<Plan> find_plan(const PlanInputs& in);
 // Throws why there is none: Error(kBudget).
-[[noreturn]] void refuse_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                              const PlanRequest& request, const MachineRates& rates);
+[[noreturn]] void refuse_plan(const PlanInputs& in);
 
 }  // namespace sluice::engine

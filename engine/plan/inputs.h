@@ -1,0 +1,17 @@
+#pragma once
+#include "engine/plan/plan.h"
+
+// Private to the plan.
+namespace sluice::engine {
+
+// What make_plan() makes a plan of. All of it outlives who makes the plan.
+struct PlanInputs {
+  const Profile& profile;
+  const optim::Optimizer& optimizer;
+  const Budget& budget;
+  const PlanRequest& request;
+  const MachineRates& rates;
+  PlanInputs with(const PlanRequest& other) const { return {profile, optimizer, budget, other, rates}; }
+};
+
+}  // namespace sluice::engine
