@@ -1,7 +1,6 @@
 #include "engine/shared_files.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -38,7 +37,7 @@ std::string to_bytes(const std::vector<BlockSum>& sums) {
 void take_sums(const std::string& bytes, const std::string& file, int rank,
                std::vector<std::optional<std::uint64_t>>& blocks) {
   std::vector<BlockSum> sums(bytes.size() / sizeof(BlockSum));
-  std::memcpy(sums.data(), bytes.data(), sums.size() * sizeof(BlockSum));
+  std::copy_n(bytes.data(), sums.size() * sizeof(BlockSum), reinterpret_cast<char*>(sums.data()));
   for (const BlockSum& sum : sums) {
     if (sum.block >= blocks.size() || blocks[sum.block])
       fail(ErrorCode::kCorrupt, "rank {} has written block {} of '{}', which {}", rank, sum.block, file,
