@@ -156,6 +156,7 @@ struct DeviceHome::State {
   // By place in the home: the extent that is mapped there, or kNone; and how often each extent was mapped
   // there and in use by another home when the place needed memory.
   std::vector<std::size_t> mapped;
+  std::vector<std::size_t> assigned;  // the extent that it is to have by place; empty where none are assigned
   std::vector<std::map<std::size_t, unsigned>> missed;
   std::size_t placed = 0;  // in extents
   Purpose purpose = Purpose::kParameter;
@@ -164,6 +165,7 @@ struct DeviceHome::State {
 
   State(DeviceFramePool::State& frames, std::string text, std::size_t bytes);
   ~State();
+  const std::vector<std::size_t>& wanted() const { return assigned.empty() ? mapped : assigned; }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 };
@@ -256,25 +258,33 @@ std::size_t DeviceFramePool::extents_for(std::size_t bytes) const {
 }
 std::uint64_t DeviceFramePool::maps() const { return state_->maps; }
 std::vector<DeviceAddress> DeviceFramePool::in_the_way(const DeviceHome& home) const {
-  std::vector<DeviceAddress> users;
-  for (const std::size_t frame : home.state_->mapped)
+  std::set<DeviceAddress> users;
+  for (const std::size_t frame : home.state_->wanted())
     if (frame != kNone && state_->frames[frame].user != nullptr)
-      users.push_back(state_->frames[frame].user->addresses.get());
-  return users;
+      users.insert(state_->frames[frame].user->addresses.get());
+  return {users.begin(), users.end()};
+}
+void DeviceFramePool::assign(DeviceHome& home, std::vector<std::size_t> numbers) {
+  const std::vector<std::size_t>& mapped = home.state_->mapped;
+  for (std::size_t place = 0; place < numbers.size(); ++place) {
+    const auto there = std::ranges::find(numbers, mapped[place]);
+    if (there != numbers.end()) std::swap(*there, numbers[place]);
+  }
+  home.state_->assigned = std::move(numbers);
 }
 void DeviceFramePool::before_unmapping(std::function<void()> wait) {
   state_->before_unmapping = std::move(wait);
 }
 
-// The frames for the first places of a home: those that are mapped there. A place whose frame another home
-// has gets another one, where it stays: the one that it has missed least often, then the one that fewest
-// places share, then the one that is free for longest, of which the stream has least to wait for. So a steady
-// order of homes finds frames that suit it.
+// The frames for the first places of a home: those that it was assigned, or that are mapped there. A place
+// whose frame another home has gets another one, where it stays: the one that is mapped there, then the one
+// that it has missed least often, then the one that fewest places share, then the one that is free for
+// longest, of which the stream has least to wait for.
 std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home, std::size_t count) {
   std::vector<std::size_t> chosen(count, kNone), others;
   std::vector<char> is_taken(frames.size());
   for (std::size_t place = 0; place < count; ++place) {
-    const std::size_t frame = home.mapped[place];
+    const std::size_t frame = home.wanted()[place];
     if (frame == kNone) continue;
     if (frames[frame].user != nullptr || is_taken[frame] != 0) {
       ++home.missed[place][frame];
@@ -289,13 +299,14 @@ std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home,
     if (chosen[place] != kNone) continue;
     const auto rank = [&](std::size_t frame) {
       const auto missed = home.missed[place].find(frame);
-      return std::tuple(missed == home.missed[place].end() ? 0U : missed->second, frames[frame].mappings,
-                        frames[frame].freed);
+      return std::tuple(home.mapped[place] != frame, missed == home.missed[place].end() ? 0U : missed->second,
+                        frames[frame].mappings, frames[frame].freed);
     };
     const auto best = std::ranges::min_element(others, {}, rank);
     chosen[place] = *best;
     others.erase(best);
   }
+  if (!home.assigned.empty()) home.assigned = chosen;
   return chosen;
 }
 

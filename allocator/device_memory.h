@@ -76,9 +76,8 @@ class DeviceHome {
 // Budgeted memory in extents of one size that are placed under homes and taken away again. Calls that map may
 // hold up the whole GPU, and one that unmaps must wait for all work on those addresses. So an extent stays
 // mapped under a home that it was taken from, while other homes use it under their own addresses: what a home
-// shows without memory of its own is then unspecified. A home gets those extents again that are mapped there,
-// where they are free, and else others, which it has missed least often so far. So in a steady order of homes
-// there are no calls that map after a while, where some assignment of extents to homes allows that.
+// shows without memory of its own is then unspecified. A home gets those extents that it was assigned, else
+// those that are mapped there, where they are free, and else others, which it has missed least often so far.
 class DeviceFramePool {
  public:
   // Takes the memory, charged to the ledger as kParameter, as free frames are. extent_bytes is rounded up to
@@ -104,8 +103,13 @@ class DeviceFramePool {
   // it was placed for.
   void take_away(DeviceHome& home, std::span<CUstream_st* const> users);
 
-  // The addresses of the homes that have extents which are mapped under this one, too; some may be there
-  // twice.
+  // Assigns extents to a home: it gets these from now on, where they are free when it is placed. Those that
+  // are mapped there already stay at their places. Where it must be placed with others, these are assigned to
+  // it instead. REQUIRES: the numbers are below extents(), none is there twice, and so many are placed under
+  // it.
+  void assign(DeviceHome& home, std::vector<std::size_t> numbers);
+  // The addresses of the homes that have extents which were assigned to this one, or, where none were, are
+  // mapped under it; each once.
   std::vector<DeviceAddress> in_the_way(const DeviceHome& home) const;
 
   std::uint64_t maps() const;  // how many extents were mapped so far

@@ -73,20 +73,24 @@ allocator::FramePool& Pager::pool_of(const Holding& holding) const {
 }
 
 void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses) {
+  const bool is_new = accesses != uses_.schedule();
   uses_.set_schedule(std::move(accesses));
   for (auto& holding : holdings_) list(*holding);
+  if (is_new) assign_device_frames();
 }
 
 void Pager::set_position(std::size_t position) {
   uses_.set_position(position, [this](HoldingId id) { list(*holdings_[id]); });
 }
 
-bool Pager::make_room(const Holding& wanted, bool forced) {
+bool Pager::make_room(const Holding& wanted, Haste haste) {
   const std::size_t extents = frames_for(wanted);
   ensure(extents <= frames(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name, extents,
          frames());
+  const bool forced = haste == Haste::kNow;
+  const Way way = gpu_ == nullptr ? Way::kClear : clear_way(wanted, haste);
+  if (way == Way::kLeaves || (way == Way::kHeld && !forced)) return false;
   const NextUses::Time limit = forced ? 0 : uses_.distance(wanted.id);
-  if (gpu_ != nullptr && free_frames() < extents) make_room_where_mapped(wanted, limit);
   while (free_frames() < extents) {
     Holding* const victim = furthest(false);
     if (victim == nullptr || (!forced && uses_.distance(victim->id) <= limit)) {
@@ -96,21 +100,6 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
     evict(*victim);
   }
   return true;
-}
-
-// What is in those frames that are mapped under the home already leaves first, where it is needed later: to
-// map others would hold up the GPU. A write to host memory has ended for the caller as soon as it has begun.
-void Pager::make_room_where_mapped(const Holding& wanted, NextUses::Time limit) {
-  for (const DeviceAddress address : device_pool_->in_the_way(wanted.device_home)) {
-    Holding& victim = *holdings_[device_homes_.at(address)];
-    if (!victim.listed || uses_.distance(victim.id) <= limit) continue;
-    if (victim.is_unwritten() && victim.spec.tier != allocator::Tier::kHost) continue;
-    if (victim.is_unwritten()) {
-      begin_transfer(victim, true);
-      settle(victim);
-    }
-    evict(victim);
-  }
 }
 
 void Pager::evict(Holding& victim) {
@@ -136,6 +125,7 @@ void Pager::write_behind(std::size_t accesses) {
     if (!holding.resident() && !holding.present && !holding.parked && uses_.distance(id) <= ahead)
       wanted.insert(id);
   });
+  if (gpu_ != nullptr) return write_in_the_way(wanted, ahead);
   std::size_t extents = 0;
   for (const HoldingId id : wanted) extents += frames_for(*holdings_[id]);
   write_out(extents, ahead, false);
@@ -188,9 +178,9 @@ void Pager::begin_transfer(Holding& holding, bool write) {
   list(holding);
 }
 
-bool Pager::begin_fetch(Holding& holding, bool forced) {
+bool Pager::begin_fetch(Holding& holding, Haste haste) {
   ensure(!holding.parked, "'{}' is fetched while its backing is for others to read", holding.spec.name);
-  if (!make_room(holding, forced)) return false;
+  if (!make_room(holding, haste)) return false;
   ensure(place(holding), "no room for '{}' after making it", holding.spec.name);
   holding.present = true;
   list(holding);
@@ -302,12 +292,13 @@ void Pager::fetch_ahead(std::size_t accesses) {
   const auto& schedule = uses_.schedule();
   for (std::size_t i = 1; i <= std::min(accesses, schedule.size() - 1); ++i)
     for (const HoldingId id : schedule[(uses_.position() + i) % schedule.size()])
-      if (!holdings_[id]->present && !holdings_[id]->parked && !begin_fetch(*holdings_[id], false)) return;
+      if (!holdings_[id]->present && !holdings_[id]->parked && !begin_fetch(*holdings_[id], Haste::kAhead))
+        return;
 }
 
 void Pager::prefetch_one(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (!holding.present && free_frames() >= frames_for(holding)) begin_fetch(holding, false);
+  if (!holding.present && free_frames() >= frames_for(holding)) begin_fetch(holding, Haste::kAhead);
 }
 
 std::byte* Pager::acquire(HoldingId id, Use use) {
@@ -315,7 +306,7 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
   while (!ready(holding, use)) {
     if (holding.io != Holding::Io::kNone)
       settle(holding);
-    else if (!begin_fetch(holding, true))
+    else if (!update_gives_way(holding) && !begin_fetch(holding, Haste::kNow))
       wait_for_one();
     poll();
   }
@@ -330,7 +321,7 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
 bool Pager::try_acquire(HoldingId id, Use use) {
   Holding& holding = *holdings_[id];
   poll();
-  if (!holding.present) begin_fetch(holding, false);
+  if (!holding.present && begin_fetch(holding, Haste::kInTurn)) poll();  // it may have ended at once
   if (!ready(holding, use)) return false;
   ++holding.pins;
   list(holding);

@@ -191,7 +191,16 @@ class Pager {
   }
   std::size_t frames_for(const Holding& holding) const;
   bool place(Holding& holding);
-  void make_room_where_mapped(const Holding& wanted, NextUses::Time limit);
+  // What may be taken away for a holding: what is used later; anything that is not held; and on a GPU also
+  // the frames that are its own.
+  enum class Haste : std::uint8_t { kAhead, kInTurn, kNow };
+  // On a GPU a holding is to get the frames that are its own (pager_device.cc). Whether these are free now;
+  // whether what is there leaves, but later, or is held.
+  enum class Way : std::uint8_t { kClear, kLeaves, kHeld };
+  Way clear_way(const Holding& wanted, Haste haste);
+  bool update_gives_way(const Holding& wanted);
+  void write_in_the_way(const std::set<HoldingId>& wanted, NextUses::Time nearest);
+  void assign_device_frames();
   void make_device_homes();
   void take_packed();
   void give_back_left();
@@ -199,7 +208,7 @@ class Pager {
   void set_parked(Holding& holding, bool parked);
   Leavers& leavers(bool unwritten) { return unwritten ? unwritten_ : written_; }
   void make_homes();
-  bool make_room(const Holding& wanted, bool forced);
+  bool make_room(const Holding& wanted, Haste haste);
   void write_behind(std::size_t accesses);
   void write_out(std::size_t extents, NextUses::Time nearest, bool forced);
   std::size_t leaving_extents(std::size_t wanted, NextUses::Time nearest) const;
@@ -207,7 +216,7 @@ class Pager {
   void evict(Holding& victim);
   void begin_transfer(Holding& holding, bool write);
   void fetch_ahead(std::size_t accesses);
-  bool begin_fetch(Holding& holding, bool forced);
+  bool begin_fetch(Holding& holding, Haste haste);
   bool ready(const Holding& holding, Use use) const;
   void settle(Holding& holding);
   void wait_for_one();
@@ -223,6 +232,7 @@ class Pager {
   std::unique_ptr<allocator::FramePool> pool_, small_pool_;
   std::map<DeviceAddress, HoldingId> device_homes_;
   std::unique_ptr<allocator::DeviceFramePool> device_pool_;  // instead of both, where a GPU computes
+  int assignments_ = 0;                                      // how often its frames were assigned
   std::vector<ComputeRegion> packed_;  // memory of holdings that are packed and not exposed, by purpose
   NextUses uses_;
   Leavers written_, unwritten_;

@@ -29,18 +29,6 @@ void Pager::make_homes() {
   make_group();
 }
 
-void Pager::make_device_homes() {
-  if (device_pool_) device_pool_->before_unmapping([this] { gpu_->wait_for_all(); });
-  for (const auto& holding : holdings_) {
-    const HoldingSpec& spec = holding->spec;
-    ensure(!spec.exposed && !spec.adjoins, "'{}' is exposed, or adjoins another one, on a GPU", spec.name);
-    if (holding->in_region()) continue;
-    holding->device_home = allocator::DeviceHome(*device_pool_, spec.name, spec.bytes);
-    device_homes_[holding->device_home.address()] = holding->id;
-    gpu_->add(holding->memory(), spec.bytes);
-  }
-}
-
 void Pager::start(std::size_t extent_bytes, std::size_t extents) {
   std::size_t taken = extents, small = 0;
   // The most extents that another plan may need.

@@ -295,14 +295,14 @@ TEST_F(CpuUpdatesTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
   setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
   setup.updates = kHost;
-  setup.blocks = 5;
-  setup.steps = 6;
+  setup.blocks = 14;
+  setup.steps = 3;
   OnGpu gpu(setup, *device_);
   gpu.client.load();
-  for (int step = 0; step < 5; ++step) gpu.client.step(step);
+  for (int step = 0; step < 2; ++step) gpu.client.step(step);
   gpu.engine.settle();
   auto before = fake()->counts();
-  gpu.client.step(5);
+  gpu.client.step(2);
   gpu.engine.settle();
   auto after = fake()->counts();
   for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate"})

@@ -85,6 +85,43 @@ TEST_F(DeviceMemoryTest, MisuseIsRefused) {
   EXPECT_EQ(pool.free_extents(), 2U);
 }
 
+TEST_F(DeviceMemoryTest, AHomeGetsWhatItWasAssigned) {
+  const auto device = open_device(0);
+  Ledger ledger;
+  DeviceFramePool pool(ledger, *device, 2 * kMiB, 4);
+  const auto stream = device->make_stream(false);
+  const std::array users{stream.get()};
+  DeviceHome one(pool, "one", 4 * kMiB), other(pool, "other", 4 * kMiB);
+  const auto place = [&](DeviceHome& home) {
+    ASSERT_TRUE(pool.place(home, home.size(), Purpose::kParameter, stream.get()));
+  };
+  pool.assign(one, {2, 3});
+  pool.assign(other, {1, 2});
+  place(one);
+  EXPECT_EQ(pool.in_the_way(other), std::vector{one.address()});
+  pool.take_away(one, users);
+  EXPECT_TRUE(pool.in_the_way(other).empty());
+  place(other);
+  EXPECT_EQ(pool.in_the_way(one), std::vector{other.address()});
+  EXPECT_EQ(pool.maps(), 4U);
+  // It gets others where it must, which are its own from then on.
+  place(one);
+  EXPECT_EQ(pool.maps(), 5U);
+  pool.take_away(other, users);
+  pool.take_away(one, users);
+  place(one);
+  EXPECT_TRUE(pool.in_the_way(other).empty());
+  place(other);
+  EXPECT_EQ(pool.maps(), 5U);
+  pool.take_away(one, users);
+  pool.take_away(other, users);
+  // What is mapped already stays where it is.
+  pool.assign(other, {2, 1});
+  place(other);
+  EXPECT_EQ(pool.maps(), 5U);
+  pool.take_away(other, users);
+}
+
 // Passes over units, forward and backward, whose contents are copied in ahead on one stream and read on
 // another one, as an engine does it. Units leave in the order in which they are needed latest.
 class Passes {

@@ -117,14 +117,16 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
   }
 }
 
-// Frames stay where they are mapped, and the caller waits for the norm alone.
+// Of more units than there are frames for each gets its own in two steps, and the caller waits for the norm
+// alone.
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
   setup.device = 128 * kMiB;
   setup.updates = kDevice;
   setup.places = {kHost, kHost, kHost};
-  setup.steps = 8;
+  setup.blocks = 14;
+  setup.steps = 5;
   const auto count = [](const std::vector<const char*>& functions) {
     auto calls = fake()->counts().calls;
     std::uint64_t sum = 0;
@@ -143,9 +145,9 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     begin(Schedule::kLate, 1);
     OnGpu gpu(setup, *device_);
     gpu.client.load();
-    for (int step = 0; step < 5; ++step) gpu.client.step(step);
+    for (int step = 0; step < 2; ++step) gpu.client.step(step);
     std::set<std::uint64_t> moved;
-    for (int step = 5; step < 8; ++step) {
+    for (int step = 2; step < 5; ++step) {
       const std::uint64_t mapped = mapping(), waited = waits();
       const auto before = fake()->counts();
       gpu.client.step(step);
@@ -159,6 +161,34 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     EXPECT_LE(*moved.begin(), gpu.made.plan.step_bytes_in + gpu.made.plan.step_bytes_out + gpu.own_bytes());
     EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
   }
+}
+
+// Also where the disk decides when something is done.
+TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingWhereTheDiskHasAll) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.device = 128 * kMiB;
+  setup.places = {kDisk, kDisk, kDisk};
+  setup.blocks = 14;
+  setup.steps = 5;
+  const auto mapping = [&] {
+    auto calls = fake()->counts().calls;
+    return calls["cuMemMap"] + calls["cuMemUnmap"] + calls["cuMemSetAccess"];
+  };
+  for (const auto& [clip, updates] :
+       {std::pair(true, kDevice), {true, kHost}, {false, kDevice}, {false, kHost}})
+    for (const auto schedule : {Schedule::kEarly, Schedule::kLate, Schedule::kRandom}) {
+      SCOPED_TRACE(fmt::format("{} {}", clip, name_of(updates)));
+      setup.clip = clip;
+      setup.updates = updates;
+      begin(schedule, 1);
+      OnGpu gpu(setup, *device_);
+      gpu.client.load();
+      for (int step = 0; step < 2; ++step) gpu.client.step(step);
+      const std::uint64_t mapped = mapping();
+      for (int step = 2; step < 5; ++step) gpu.client.step(step);
+      EXPECT_EQ(mapping(), mapped);
+    }
 }
 
 // Where updates follow gradients, nobody waits to learn whether these are finite: who updates leaves out the

@@ -35,6 +35,7 @@ class LeftOutWaitsTest : public KernelTest {
   static std::vector<Scenario> scenarios() {
     std::vector<Case> cases(8, base());
     cases[0].places = {Tier::kHost, Tier::kHost, Tier::kHost};
+    cases[0].blocks = 10;  // more than there are frames for
     cases[1].places = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
     cases[2].places = {Tier::kDisk, Tier::kDisk, Tier::kDisk};
     cases[3].places = {Tier::kHost, Tier::kHost, Tier::kDevice};
