@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_iter
 
 from ..errors import StateError
+from ._modes import Mode
 
 Missed = Callable[[str], None]
 """Brings the unit in, or raises StateError where nothing does; the text says what needs it."""
@@ -53,25 +53,6 @@ class Absent(torch.nn.Parameter):
                 _bring_in(args, f"{func.__name__}()")
             with _Operations():
                 return func(*args, **(kwargs or {}))
-
-
-class Mode(TorchDispatchMode):
-    """A mode of its thread under which functions are compiled. PyTorch's own __enter__() also sets flags of the whole process, which stay
-    set for ever where two threads enter and leave modes by turns; then compiled functions are compiled anew at each call."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Without this nothing is compiled while it is active, and PyTorch never tries again."""
-        return True
-
-    def __enter__(self) -> Any:
-        _push_mode(self)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _pop_mode()
 
 
 class _Operations(Mode):

@@ -11,8 +11,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ._absent import Mode
 from ._homes import Home, View, has_memory, storage_of, written_by
+from ._modes import Mode
 
 
 class Cast(NamedTuple):

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_iter
 
 from .. import _abi
 from ..errors import StateError
-from ._absent import Mode
 from ._estimate import kind_of
 from ._homes import Home, has_memory, storage_of
+from ._modes import Mode
 from ._presence import Presence
 from ._stances import end_seeing, see
 
