@@ -251,6 +251,12 @@ def test_a_model_that_is_compiled_before_it_is_wrapped():
     loss_of(model, 4).backward()
 
 
+def test_blocks_are_compiled_that_an_estimate_has_run():
+    counted = Counted()
+    found = losses_of((blocks_into, counted, "before"), "memory", reserve=None, sample_batch=torch.randn(5, 24))
+    assert same(found, losses_of(None, "memory")) and counted.graphs > 0
+
+
 def test_steps_may_be_compiled_too():
     """Graphs break where the engine has the gradients, and updates."""
 

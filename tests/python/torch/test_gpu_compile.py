@@ -9,11 +9,10 @@ import torch
 import transformers
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
-from support.graphs import Counted
+from support.graphs import Counted, Hidden
 from support.wrapped_models import same, units_of_modules, wrap
 
 import sluice.torch
-from sluice.torch import _stances
 
 STEPS = 3
 
@@ -117,47 +116,94 @@ def test_whole_models_are_compiled_after_it(when, how):
     check(Layers, counted, in_first=False, **{when: lambda model: how(model, counted)})
 
 
-def test_a_call_that_fails_leaves_the_users_stance():
-    class Fails(Layers):
-        def forward(self, ids):
-            self.words(ids)
-            raise ValueError("not now")
+def stance():
+    return torch._dynamo.eval_frame._stance.stance
 
-    def stance():
-        return torch._dynamo.eval_frame._stance.stance
+
+class Does(Layers):
+    """A model that does something in the midst of its first call."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = action
+
+    def forward(self, ids):
+        x = self.words(ids)
+        action, self.action = self.action, lambda: None
+        action()
+        return self.head(self.blocks[0](x) * self.scale)
+
+
+def call(action, times=1):
+    """Calls a model on a GPU that does this in the midst of its first call."""
+    with fake_gpu.shared():
+        model, _ = wrap(Does(action), "memory", **GPU)
+        try:
+            for step in range(times):
+                loss_of(model, step)
+        finally:
+            sluice.torch.close(model, values=False)
+            del model, _
+            gc.collect()
+
+
+def test_a_call_that_fails_leaves_the_users_stance():
+    def fail():
+        raise ValueError("not now")
+
+    with torch.compiler.set_stance("eager_on_recompile"):
+        with pytest.raises(ValueError):
+            call(fail)
+        assert stance() == "eager_on_recompile"
+    assert stance() == "default"
+
+
+def test_a_stance_that_the_user_sets_in_a_first_call_stays():
+    try:
+        call(lambda: torch.compiler.set_stance("eager_on_recompile"))
+        assert stance() == "eager_on_recompile"
+    finally:
+        torch.compiler.set_stance("default")
+
+
+def test_a_stance_that_begins_in_a_first_call_and_ends_after_it_leaves_none():
+    begun = []
+    call(lambda: begun.append(torch.compiler.set_stance("force_eager")))
+    assert stance() == "force_eager"
+    begun[0].__exit__(None, None, None)
+    counted = Counted()
+    torch.compile(lambda x: x.sin(), backend=counted)(torch.ones(3))
+    assert stance() == "default" and counted.graphs == 1
+
+
+def test_a_parameter_that_is_absent_is_found_where_a_stance_that_is_set_in_a_first_call_compiles():
+    """The backend, which shows no operations, would read NaN."""
+
+    class SetsStance(CompilesInside):
+        def forward(self, ids):
+            torch.compiler.set_stance("default")
+            return super().forward(ids)
 
     with fake_gpu.shared():
-        model, _ = wrap(Fails(), "memory", **GPU)
-        with torch.compiler.set_stance("eager_on_recompile"):
-            with pytest.raises(ValueError):
-                loss_of(model, 0)
-            assert stance() == "eager_on_recompile"
-        assert stance() == "default"
+        model = seeded(SetsStance, Hidden())
+        model, _ = wrap(model, "memory", units=units_of_modules(model), held_units=2, **GPU)
+        assert loss_of(model, 0).equal(loss_of(seeded(SetsStance), 0))
         sluice.torch.close(model, values=False)
         del model, _
         gc.collect()
 
 
-def test_the_users_stance_comes_back_when_the_last_thread_has_ended():
-    inside, leave = threading.Event(), threading.Event()
+def test_other_threads_compile_during_a_first_call():
+    counted, here = Counted(), Counted()
 
-    def estimate():
-        with _stances.nothing_compiled():
-            inside.set()
-            leave.wait()
-
-    looking = threading.Event()  # anything that may be referred to weakly
-    thread = threading.Thread(target=estimate)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        _stances.see(looking)
+    def compile_in_thread():
+        thread = threading.Thread(target=lambda: torch.compile(lambda x: x.sin(), backend=counted)(torch.ones(3)))
         thread.start()
-        inside.wait()
-        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
-        _stances.end_seeing(looking)
-        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
-        leave.set()
         thread.join()
-        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+        torch.compile(lambda x: x.cos(), backend=here)(torch.ones(3))
+
+    call(compile_in_thread)
+    assert counted.graphs == 1 and here.graphs == 0
 
 
 def test_compiled_attention_of_transformers_is_compiled_in_the_first_call_too():

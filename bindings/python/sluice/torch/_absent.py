@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_iter
 
 from ..errors import StateError
 from ._modes import Mode
+from ._stances import graph_is_seen
 
 Missed = Callable[[str], None]
 """Brings the unit in, or raises StateError where nothing does; the text says what needs it."""
@@ -26,16 +27,6 @@ _ASKS = frozenset(
 _TAKES = frozenset({torch.Tensor.tolist, torch.Tensor.share_memory_})
 
 
-_graphs_are_seen = False
-
-
-def see_graphs(seen: bool) -> None:
-    """Says whether each operation in graphs of torch.compile() that are made from now on is done by PyTorch itself, and so asks for
-    absent parameters. Else no graph contains one."""
-    global _graphs_are_seen
-    _graphs_are_seen = seen
-
-
 class Absent(torch.nn.Parameter):
     """The class that a parameter has while its unit is not on the GPU, where it shows NaN."""
 
@@ -47,7 +38,7 @@ class Absent(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _ASKS or (_graphs_are_seen and torch.compiler.is_compiling()):
+            if func in _ASKS or graph_is_seen():
                 return func(*args, **(kwargs or {}))
             if func in _TAKES:
                 _bring_in(args, f"{func.__name__}()")

@@ -14,7 +14,6 @@ from ..errors import BudgetError, Error, StateError
 from ._estimate import Estimate, estimate_call, kind_of, refusal_of, with_margin
 from ._fakes import tensors_in
 from ._presence import Presence
-from ._stances import nothing_compiled
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
 _MOST = 32  # the most estimates that are kept for one kind of calls
@@ -134,8 +133,7 @@ class Demand:
             self._changed.wait(1.0)
         self._estimating = threading.get_ident()
         try:
-            with nothing_compiled():
-                yield
+            yield
         finally:
             self._estimating = None
 

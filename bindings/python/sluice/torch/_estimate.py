@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import DynamoStance
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
 from ._fakes import CPU, fake_of, faked, tensors_in
 from ._gpu import HOST, WORKSPACES, Gpu
+from ._modes import Mode
+from ._stances import EAGER
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
@@ -37,10 +39,10 @@ class Estimate:
     kept: int = 0
 
 
-class _Alive(TorchDispatchMode):
-    """Adds up the memory of the tensors that are made while it is active, as long as they live."""
+class _Alive(Mode):
+    """Adds up the memory of the tensors that are made while it is active, as long as they live. Nothing is compiled."""
 
-    supports_higher_order_operators = True
+    stance: DynamoStance | None = EAGER
 
     def __init__(self, ignored: set[int]) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch._dynamo.eval_frame import DynamoStance
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_iter
 
@@ -17,24 +18,26 @@ from ._estimate import kind_of
 from ._homes import Home, has_memory, storage_of
 from ._modes import Mode
 from ._presence import Presence
-from ._stances import end_seeing, see
+from ._stances import SEEN
 
 Units = dict[int, None]  # units in the order of their uses
 
 
 class Looking(Mode):
     """While it is active, each operation of its thread finds the parameters that it uses present. Uses are noted with the
-    latest beginning or end of a module's call, which brings these units in from then on: see Announced."""
+    latest beginning or end of a module's call, which brings these units in from then on: see Announced. Without a stance it does
+    nothing: within a graph, and after its end where other modes kept it from being taken away."""
+
+    stance: DynamoStance | None = SEEN
 
     def __init__(self, presence: Presence, announced: Announced) -> None:
         super().__init__()
         self._presence, self._announced = presence, announced
-        self.idle = False  # it does nothing: within a graph, and after its end where other modes kept it from being taken away
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Views count as uses: one that is made while its unit is absent would show NaN for ever.
         used: Units = {}
-        for home, written in () if self.idle else _homes_in(self._presence, func, args, kwargs or {}):
+        for home, written in () if self.stance is None else _homes_in(self._presence, func, args, kwargs or {}):
             if written:
                 raise StateError(
                     f"'{home.name}' is written by {func} in a call of the model, whose parameters are on a GPU, where a write is "
@@ -182,21 +185,18 @@ class Announced:
             return False
         self._thread.kind, self._thread.has_more = kind, False
         self._thread.looking = looking = Looking(self._presence, self)
-        see(looking)
         looking.__enter__()
         return True
 
     def pause(self) -> None:
         """Stops looking until resume(): what follows is a graph of torch.compile(), of which one operation may be many."""
         if (looking := self._thread.looking) is not None:
-            looking.idle = True
-            end_seeing(looking)
+            looking.stance = None
 
     def resume(self) -> None:
         """Looks on after pause()."""
-        if (looking := self._thread.looking) is not None and looking.idle:
-            see(looking)
-            looking.idle = False
+        if (looking := self._thread.looking) is not None:
+            looking.stance = SEEN
 
     def _stop(self, whole: bool) -> None:
         turn, self._thread.turn = self._thread.turn, None
@@ -213,8 +213,7 @@ class Announced:
             return
         if (whole or kind.in_backward) and not self._thread.has_more:
             self._known.add(kind)
-        looking.idle = True
-        end_seeing(looking)
+        looking.stance = None
         if _get_current_dispatch_mode() is looking:
             looking.__exit__(None, None, None)
 

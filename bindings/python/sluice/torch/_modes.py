@@ -1,10 +1,12 @@
-"""Modes of PyTorch that see each operation of their thread."""
+"""Modes of PyTorch that see each operation of their thread, and say what torch.compile() does there meanwhile."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch._dynamo import eval_frame
+from torch._dynamo.eval_frame import DynamoStance
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 
 class Mode(TorchDispatchMode):
@@ -13,14 +15,52 @@ class Mode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    stance: DynamoStance | None = None
+    """What torch.compile() does while the mode is active, in its thread and in backward passes that begin there; None: what the user
+    says."""
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Without this nothing is compiled while it is active, and PyTorch never tries again."""
         return True
 
     def __enter__(self) -> Any:
+        """Enters the mode. Not inside of a graph where it has a stance."""
+        if self.stance is not None and type(eval_frame._stance) is not _Stance:
+            _install()
         _push_mode(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         _pop_mode()
+
+
+class _Stance(DynamoStance):
+    """The process's stance of torch.compile(), which is the one that the thread's modes say, and else the user's. PyTorch reads it in
+    the thread that is about to call a compiled function. A stance that the user sets later takes its place."""
+
+    def __init__(self, users: DynamoStance) -> None:
+        self._users = users
+
+    def _now(self) -> DynamoStance:
+        for mode in reversed(_get_current_dispatch_mode_stack()):
+            if isinstance(mode, Mode) and mode.stance is not None:
+                return mode.stance
+        return self._users
+
+    @property
+    def stance(self) -> str:  # type: ignore[override]
+        return self._now().stance
+
+    @property
+    def skip_guard_eval_unsafe(self) -> bool:  # type: ignore[override]
+        return self._now().skip_guard_eval_unsafe
+
+    @property
+    def backend(self) -> Any:  # type: ignore[override]
+        return self._now().backend
+
+
+def _install() -> None:
+    made = _Stance(eval_frame._stance)
+    made._users = eval_frame._set_stance(made)  # another thread may have set one since

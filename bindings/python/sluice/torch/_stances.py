@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch._dynamo
-
-from . import _absent
+from torch._dynamo.eval_frame import DynamoStance, innermost_backend
+from torch._dynamo.symbolic_convert import tls as _thread
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Hook = Callable[..., None]
@@ -53,62 +50,17 @@ def _is_called_by(package: str) -> bool:
     return caller is not None and caller.f_globals.get("__name__", "").startswith(package)
 
 
-# Functions that are compiled run as they are written. Operators with bodies (torch.cond) lose gradients of what these use besides
-# their operands, so that this is for runs without results.
-_EAGER: dict[str, Any] = {"stance": "force_eager"}
-# Functions are compiled into graphs, of which PyTorch does one operation after another. Without a graph such an operator would
-# not know all that its bodies use.
-_SEEN: dict[str, Any] = {"stance": "default", "force_backend": _one_by_one}
-
-# The stance is the whole process's. So it is noted who asks for what, as long as they live, and the last one brings the user's back.
-_lock = threading.RLock()  # the collector may end who asks at any time
-_asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-_users: Any = None  # what brings the user's stance back
+@torch._dynamo.assume_constant_result
+def graph_is_seen() -> bool:
+    """Whether a graph is being made in this thread of which PyTorch will do one operation after another, so that modes see them."""
+    made_by = getattr(_thread, "current_tx", None)
+    return made_by is not None and innermost_backend(made_by.output.compiler_fn) is _one_by_one
 
 
-def see(asks: object) -> None:
-    """From now on graphs of torch.compile() consist of operations that modes see, until end_seeing() with the same object, or its
-    end. Not inside of a graph."""
-    with _lock:
-        _asked[asks] = _SEEN
-        _follow()
-    weakref.finalize(asks, _follow).atexit = False
+EAGER = DynamoStance("force_eager")
+"""Functions that are compiled run as they are written. Operators with bodies (torch.cond) lose gradients of what these use besides
+their operands, so that this is for runs without results."""
 
-
-def end_seeing(asks: object) -> None:
-    """Ends see(); without it nothing happens."""
-    with _lock:
-        if _asked.pop(asks, None) is not None:
-            _follow()
-
-
-class _Asks:
-    """Who asks that nothing is compiled."""
-
-
-@contextlib.contextmanager
-def nothing_compiled() -> Iterator[None]:
-    """Inside of the `with` nothing is compiled, in no thread."""
-    asks = _Asks()
-    with _lock:
-        _asked[asks] = _EAGER
-        _follow()
-    try:
-        yield
-    finally:
-        with _lock:
-            del _asked[asks]
-            _follow()
-
-
-def _follow() -> None:
-    global _users
-    with _lock:
-        asked = list(_asked.values())
-        _absent.see_graphs(_SEEN in asked)
-        if asked:
-            set_now = torch.compiler.set_stance(**(_EAGER if _EAGER in asked else _SEEN))
-            _users = _users or set_now
-        elif _users is not None:
-            users, _users = _users, None
-            users.__exit__(None, None, None)
+SEEN = DynamoStance(backend=_one_by_one)
+"""Functions are compiled into graphs, of which PyTorch does one operation after another. Without a graph such an operator would
+not know all that its bodies use."""
