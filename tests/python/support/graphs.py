@@ -1,6 +1,7 @@
 """Backends of torch.compile() for tests."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Counted:
@@ -25,3 +26,25 @@ class Hidden(Counted):
                 return made(*given)
 
         return run
+
+
+class _Mode(TorchDispatchMode):
+    """A mode that does not see what is compiled, as Sluice's are."""
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def graphs_of_three_calls():
+    """How often a function is compiled that is called three times under such a mode: once, but where this thread is told that there is
+    another mode that has to see all operations."""
+    counted = Counted()
+    function = torch.compile(lambda x: x.sin() + 1, backend=counted)
+    with _Mode():
+        for _ in range(3):
+            function(torch.ones(3))
+    return counted.graphs

@@ -9,7 +9,7 @@ import torch
 import transformers
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
-from support.graphs import Counted, Hidden
+from support.graphs import Counted, Hidden, graphs_of_three_calls
 from support.wrapped_models import same, units_of_modules, wrap
 
 import sluice.torch
@@ -204,6 +204,82 @@ def test_other_threads_compile_during_a_first_call():
 
     call(compile_in_thread)
     assert counted.graphs == 1 and here.graphs == 0
+
+
+@pytest.fixture
+def edited():
+    """A model on a GPU that has room for few of its units."""
+    torch._dynamo.reset()
+    with fake_gpu.shared():
+        model = seeded(Layers)
+        model, _ = wrap(model, "memory", sluice.SGD(lr=1e-2), units=units_of_modules(model), held_units=2, **GPU)
+        yield model
+        sluice.torch.close(model, values=False)
+        del model, _
+        gc.collect()
+
+
+def test_functions_are_compiled_once_after_threads_have_edited_models_by_turns(edited):
+    """The first thread to begin an edit is the first to end it."""
+    model = seeded(Layers)
+    model, _ = wrap(model, "memory", sluice.SGD(lr=1e-2), **GPU)
+    begun, other_begun, ended = (threading.Event() for _ in range(3))
+
+    def edit():
+        with sluice.torch.edit(model):
+            begun.set()
+            assert other_begun.wait(60)
+        ended.set()
+
+    first = threading.Thread(target=edit)
+    first.start()
+    assert begun.wait(60)
+    with sluice.torch.edit(edited):
+        other_begun.set()
+        assert ended.wait(60)
+    first.join()
+    sluice.torch.close(model, values=False)
+    del model, _
+    assert graphs_of_three_calls() == 1
+
+
+def test_what_is_first_called_in_an_edit_is_compiled_after_it(edited):
+    counted = Counted()
+    function = torch.compile(lambda x: x.sin() + 1, backend=counted)
+    with sluice.torch.edit(edited):
+        found = [function(p).clone() for p in edited.parameters()]
+        assert same(found, [p.sin() + 1 for p in edited.parameters()]) and counted.graphs == 0
+    function(torch.ones(3))
+    assert counted.graphs == 1
+
+
+def test_what_is_compiled_finds_parameters_in_an_edit_under_any_stance(edited):
+    counted = Hidden()
+    function = torch.compile(lambda x: x.sin() + 1, backend=counted)
+    for p in seeded(Layers).parameters():
+        function(p)
+    assert counted.graphs > 0
+    with sluice.torch.edit(edited):
+        torch.compiler.set_stance("default")
+        assert same([function(p) for p in edited.parameters()], [p.sin() + 1 for p in edited.parameters()])
+
+
+def test_a_compiled_function_may_edit(edited):
+    counted = Counted()
+
+    @torch.compile(backend=counted)
+    def add(x):
+        x = x.sin()
+        with torch.no_grad(), sluice.torch.edit(edited):
+            for p in edited.parameters():
+                p.add_(x)
+        return x * 2
+
+    expected = [p + torch.ones(()).sin() for p in seeded(Layers).parameters()]
+    add(torch.ones(()))
+    with sluice.torch.edit(edited):
+        assert same([p.detach().clone() for p in edited.parameters()], expected)
+    assert counted.graphs > 0
 
 
 def test_compiled_attention_of_transformers_is_compiled_in_the_first_call_too():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.eval_frame import DynamoStance
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_iter
 
 from .. import _abi
@@ -18,7 +18,7 @@ from ._estimate import kind_of
 from ._homes import Home, has_memory, storage_of
 from ._modes import Mode
 from ._presence import Presence
-from ._stances import SEEN
+from ._stances import EAGER, SEEN
 
 Units = dict[int, None]  # units in the order of their uses
 
@@ -49,15 +49,20 @@ class Looking(Mode):
         return func(*args, **(kwargs or {}))
 
 
-class Editing(TorchDispatchMode):
+class Editing(Mode):
     """While it is active, each operation of its thread finds the parameters that it uses present, and what it writes becomes
-    their values."""
+    their values. Nothing is compiled, also where the user sets another stance meanwhile: nobody would see which parameters a graph
+    uses, and not all are there."""
 
-    supports_higher_order_operators = True
+    stance: DynamoStance | None = EAGER
 
     def __init__(self, presence: Presence) -> None:
         super().__init__()
         self._presence = presence
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         used: dict[int, int] = {}

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
 from torch._dynamo import eval_frame
 from torch._dynamo.eval_frame import DynamoStance
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+    any_torch_dispatch_mode_on_stack,
+)
 
 
 class Mode(TorchDispatchMode):
-    """A mode of its thread under which functions are compiled. PyTorch's own __enter__() also sets flags of the whole process, which stay
-    set for ever where two threads enter and leave modes by turns; then compiled functions are compiled anew at each call."""
+    """A mode of its thread under which functions are compiled, unless it says otherwise. PyTorch's own __enter__() also sets flags of the
+    whole process, which stay set for ever where two threads enter and leave modes by turns; then compiled functions are compiled anew at
+    each call."""
 
     supports_higher_order_operators = True
 
@@ -21,7 +29,8 @@ class Mode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without this nothing is compiled while it is active, and PyTorch never tries again."""
+        """Otherwise nothing is compiled while it is active, nothing that was compiled before is used, and what PyTorch is to compile
+        then it never compiles."""
         return True
 
     def __enter__(self) -> Any:
@@ -29,10 +38,14 @@ class Mode(TorchDispatchMode):
         if self.stance is not None and type(eval_frame._stance) is not _Stance:
             _install()
         _push_mode(self)
+        if not self.ignore_compile_internals():
+            set_is_in_mode_without_ignore_compile_internals(True)
         return self
 
     def __exit__(self, *error: Any) -> None:
         _pop_mode()
+        if not self.ignore_compile_internals():
+            set_is_in_mode_without_ignore_compile_internals(any_torch_dispatch_mode_on_stack())
 
 
 class _Stance(DynamoStance):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Optional, TypeVar, Union
 
 import torch
@@ -19,8 +19,10 @@ from ._group import Which
 from ._looking import edited, editing
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
+from ._presence import Presence
 from ._safetensors import Stored
 from ._session import Session
+from ._stances import outside_of_graphs
 from ._together import Together, together, unmet
 from ._weights import source_of, stored_of
 
@@ -239,9 +241,23 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
     del _sessions[model]
 
 
-@contextlib.contextmanager
-def edit(model: torch.nn.Module) -> Iterator[None]:
+class _Edit(AbstractContextManager[None]):
+    """A `with` that begins and ends outside of graphs of torch.compile()."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._inside = edited(presence)
+
+    @outside_of_graphs
+    def __enter__(self) -> None:
+        self._inside.__enter__()
+
+    @outside_of_graphs
+    def __exit__(self, *error: Any) -> Optional[bool]:
+        return self._inside.__exit__(*error)
+
+
+@outside_of_graphs
+def edit(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Lets parameters be written inside of the `with`, by any means; the optimizer's masters follow afterwards. On a GPU,
     where parameters are there in calls of the model alone, it lets PyTorch's operations read and write them."""
-    with edited(_session(model).presence):
-        yield
+    return _Edit(_session(model).presence)
