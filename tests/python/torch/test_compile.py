@@ -3,13 +3,15 @@ and go; one graph of a whole model is refused, with what to do instead."""
 
 import functools
 import gc
+import threading
 
 import pytest
 import torch
 from support import rounding
-from support.graphs import Counted
+from support.graphs import Counted, graphs_of_three_calls
 from support.wrapped_models import same, same_values, train, values_of, wrap
 from torch import nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import sluice.torch
 
@@ -255,6 +257,35 @@ def test_blocks_are_compiled_that_an_estimate_has_run():
     counted = Counted()
     found = losses_of((blocks_into, counted, "before"), "memory", reserve=None, sample_batch=torch.randn(5, 24))
     assert same(found, losses_of(None, "memory")) and counted.graphs > 0
+
+
+class Meets(Model):
+    """A model that waits in each call until another one has begun its own, or has ended it."""
+
+    def __init__(self, came, waits_for):
+        super().__init__()
+        self.came, self.waits_for = came, waits_for
+
+    def forward(self, x):
+        self.came.set()
+        assert self.waits_for.wait(60)
+        return super().forward(x)
+
+
+def test_functions_are_compiled_once_after_threads_have_wrapped_models_by_turns():
+    """Each estimates a call of its model. The first to begin is the first to end."""
+    begun, other_begun, ended = (threading.Event() for _ in range(3))
+
+    def wrap_and_close(came, waits_for):
+        model, _ = wrap(Meets(came, waits_for), "memory", reserve=None, sample_batch=torch.randn(5, 24))
+        sluice.torch.close(model)
+
+    first = threading.Thread(target=lambda: (wrap_and_close(begun, other_begun), ended.set()))
+    first.start()
+    assert begun.wait(60)
+    wrap_and_close(other_begun, ended)
+    first.join()
+    assert graphs_of_three_calls() == 1 and not is_in_torch_dispatch_mode()
 
 
 def test_steps_may_be_compiled_too():

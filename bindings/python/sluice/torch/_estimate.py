@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import DynamoStance
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
-from ._fakes import CPU, fake_of, faked, tensors_in
+from ._fakes import CPU, Fakes, fake_of, faked, tensors_in
 from ._gpu import HOST, WORKSPACES, Gpu
 from ._modes import Mode
 from ._stances import EAGER
@@ -199,7 +199,7 @@ def estimate_call(
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
     of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises what
     the run with fakes raises."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = Fakes(allow_non_fake_inputs=True)
     call = tree_map(
         lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
     )

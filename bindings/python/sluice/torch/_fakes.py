@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ._modes import Mode
+
 CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 
 
+class Fakes(FakeTensorMode, Mode):
+    """The mode in which tensors have no memory."""
+
+
 @contextlib.contextmanager
 def faked(
-    model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = (), device: torch.device = CPU
+    model: torch.nn.Module, fake: Fakes, train: bool, call: Sequence[Any] = (), device: torch.device = CPU
 ) -> Iterator[list[torch.Tensor]]:
     """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
     and for tensors of objects among its arguments (caches), which are yielded. Afterwards modules, and the lists, dicts,
@@ -46,7 +52,7 @@ def faked(
                 p.grad = gradient
 
 
-def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool, device: torch.device = CPU) -> torch.Tensor:
+def fake_of(fake: Fakes, tensor: torch.Tensor, train: bool, device: torch.device = CPU) -> torch.Tensor:
     """A fake tensor that is like this one, and a leaf of backward. device: a GPU where it is to be."""
     made = fake.from_tensor(tensor.detach())
     if device.type != "cpu":

@@ -43,7 +43,7 @@ class Mode(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _pop_mode()
+        _pop_mode(getattr(self, "_mode_key", None))
         if not self.ignore_compile_internals():
             set_is_in_mode_without_ignore_compile_internals(any_torch_dispatch_mode_on_stack())
 
