@@ -10,7 +10,7 @@ import transformers
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
 from support.graphs import Counted, Hidden, graphs_of_three_calls
-from support.wrapped_models import same, units_of_modules, wrap
+from support.wrapped_models import same, same_values, units_of_modules, wrap
 
 import sluice.torch
 
@@ -280,6 +280,19 @@ def test_a_compiled_function_may_edit(edited):
     with sluice.torch.edit(edited):
         assert same([p.detach().clone() for p in edited.parameters()], expected)
     assert counted.graphs > 0
+
+
+def test_a_compiled_function_may_take_and_load_a_state_dict(edited):
+    @torch.compile(backend=Counted())
+    def turn_around(x):
+        taken = edited.state_dict()
+        edited.load_state_dict({name: -value for name, value in taken.items()})
+        return taken, x.sin()
+
+    expected = seeded(Layers).state_dict()
+    taken, _ = turn_around(torch.ones(3))
+    assert same_values(taken, expected)
+    assert same_values(edited.state_dict(), {name: -value for name, value in expected.items()})
 
 
 def test_compiled_attention_of_transformers_is_compiled_in_the_first_call_too():

@@ -11,6 +11,7 @@ from . import _state, _state_files
 from ._homes import storage_of
 from ._looking import edited, is_editing, reading
 from ._presence import Presence
+from ._stances import outside_of_graphs
 
 _REPLACED = ("state_dict", "load_state_dict")
 
@@ -31,6 +32,7 @@ def uninstall(model: torch.nn.Module) -> None:
                 del module.__dict__[name]
 
 
+@outside_of_graphs
 def _state_dict(module: torch.nn.Module, presence: Presence, *args: Any, **kwargs: Any) -> Any:
     """Replaces Module.state_dict(). Within sluice.torch.edit() the tensors are parameters' memory, as PyTorch has it; elsewhere
     they are copies, as an optimizer's state_dict() has them. Tied parameters have one copy."""
@@ -57,6 +59,7 @@ def _copy(found: dict[str, Any], presence: Presence) -> None:
         found.update(dict.fromkeys(names, copy))
 
 
+@outside_of_graphs
 def _load_state_dict(module: torch.nn.Module, presence: Presence, *args: Any, **kwargs: Any) -> Any:
     """Replaces Module.load_state_dict()."""
     if is_editing():
