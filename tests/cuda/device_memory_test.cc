@@ -359,6 +359,30 @@ TEST_F(DeviceMemoryTest, AHomeThatLeavesUnusedKeepsNobodyFromWaiting) {
   device->synchronize(other.get());
 }
 
+// Else the memory under a home's other extents would be kept until the process ends.
+TEST_F(DeviceMemoryTest, AHomeThatEndsUnmapsEachExtentThoughAnotherOneCannotBe) {
+  SLUICE_NEEDS_THE_FAKE();
+  constexpr std::uint64_t kExtents = 3;
+  for (std::uint64_t fails = 0; fails < kExtents; ++fails) {
+    fake()->begin({});
+    {
+      const auto device = open_device(0);
+      Ledger ledger;
+      DeviceFramePool pool(ledger, *device, 2 * kMiB, kExtents);
+      const auto stream = device->make_stream(false);
+      DeviceHome home(pool, "unit", kExtents * 2 * kMiB);
+      ASSERT_TRUE(pool.place(home, home.size(), Purpose::kParameter, stream.get()));
+      pool.take_away(home, {});
+      fake()->fail("cuMemUnmap", fails, 719);
+      home = DeviceHome();
+      EXPECT_EQ(fake()->counts().calls.at("cuMemUnmap"), kExtents) << fails;
+    }
+    EXPECT_EQ(fake()->alive(), (std::vector<std::string>{"1 reservations", "1 mappings"})) << fails;
+    EXPECT_EQ(fake()->take_misuses().size(), 1U) << fails;  // the address, which is still mapped
+  }
+  fake()->begin({});
+}
+
 TEST_F(DeviceMemoryTest, EachCallThatFailsIsReportedAndLeavesNothing) {
   SLUICE_NEEDS_THE_FAKE();
   const auto scenario = [] {
