@@ -158,6 +158,31 @@ def check_goes_on(model, gone, stays):
     in_threads(go, other)
 
 
+@pytest.mark.parametrize(
+    "start", [lambda run: threading.Thread(target=run).start(), lambda run: _thread.start_new_thread(run, ())], ids=["Python", "another"]
+)
+def test_others_go_on_after_a_thread_has_ended_within_a_use(start):
+    turns, kept, began, went = sluice.torch._turns.Turns(), [], threading.Event(), []
+
+    def use():
+        with turns:
+            yield
+
+    def run():
+        kept.append(use())
+        next(kept[0])
+        began.set()
+
+    def go():
+        began.wait()
+        with turns:
+            went.append(True)
+
+    start(run)
+    in_threads(go)
+    assert went == [True]
+
+
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("run", [lambda action: action(), elsewhere], ids=["in its thread", "in another"])
 def test_others_go_on_after_a_backward_pass_has_failed(run, stays):

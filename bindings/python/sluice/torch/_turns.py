@@ -48,11 +48,24 @@ class NoTurns:
         """Does nothing."""
 
 
+class _Life:
+    """Ends with its thread. Before CPython 3.12 threading.enumerate() has threads that Python has not started for ever."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.life = _Life()
+
+
+_here = _Here()
+
+
 @dataclasses.dataclass(eq=False)
 class _Holder:
     """A thread that has the turn, and what for."""
 
     thread: int
+    life: weakref.ref[_Life]
     begun: dict[int, FrameType | None] = dataclasses.field(default_factory=dict)  # each has ended when its frame has; None: unknown
     passes: set[int] = dataclasses.field(default_factory=set)  # the numbers of backward passes
 
@@ -152,8 +165,7 @@ class Turns(NoTurns):
         if self._holders or self._queue:
             self._wait(me)
         if self._has_turn() != me:
-            threading.current_thread()  # from now on Python lists a thread, too, that something else has started
-            self._holders.append(_Holder(me))
+            self._holders.append(_Holder(me, weakref.ref(_here.life)))
         return self._holders[-1]
 
     def _has_turn(self) -> int | None:
@@ -202,7 +214,7 @@ class Turns(NoTurns):
         while self._holders:
             holder = self._holders[-1]
             for number, frame in list(holder.begun.items()):
-                if not _runs(frame) or (frame is None and holder.thread not in threads):
+                if not _runs(frame) or (frame is None and holder.life() is None):
                     del holder.begun[number]
             if holder.begun or holder.passes:
                 return
