@@ -116,6 +116,43 @@ class Stops(Model):
         return super().forward(x)
 
 
+class _Deep(torch.autograd.Function):
+    """Its backward pass is within others, deeper than PyTorch goes in one thread, and ends with an action: a CPU's backward passes
+    run in the thread that calls backward(), but for these, which run in another one, as all of a GPU do."""
+
+    @staticmethod
+    def forward(ctx, x, depth, action):
+        ctx.depth, ctx.action = depth, action
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.depth == 0:
+            ctx.action()
+        else:
+            deep(ctx.action, ctx.depth - 1)
+        return gradient, None, None
+
+
+def deep(action, depth=70):
+    with torch.enable_grad():
+        x = torch.ones(1, requires_grad=True)
+        torch.autograd.grad(_Deep.apply(x, depth, action), x)
+
+
+def elsewhere(action):
+    """Runs the action in a backward pass in another thread, and returns what it returned."""
+    here, found = threading.get_ident(), []
+
+    def run():
+        assert threading.get_ident() != here
+        with torch.enable_grad():
+            found.append(action())
+
+    deep(run)
+    return found[0]
+
+
 def turns_of(model):
     return model.layers[0].weight._sluice.presence.turns
 

@@ -8,51 +8,25 @@ import types
 
 import pytest
 import torch
-from support.threads_on_gpu import Model, Stops, called, data, differentiated, in_threads, one_module_called, turns_of, until, wrapped
+from support.threads_on_gpu import (
+    Model,
+    Stops,
+    called,
+    data,
+    differentiated,
+    elsewhere,
+    in_threads,
+    one_module_called,
+    turns_of,
+    until,
+    wrapped,
+)
 from support.wrapped_models import same
 
-import sluice
 import sluice.torch._turns
 
 
 # ---- backward passes in threads of PyTorch's ----
-
-
-class _Deep(torch.autograd.Function):
-    """Its backward pass is within others, deeper than PyTorch goes in one thread, and ends with an action: a CPU's backward passes
-    run in the thread that calls backward(), but for these, which run in another one, as all of a GPU do."""
-
-    @staticmethod
-    def forward(ctx, x, depth, action):
-        ctx.depth, ctx.action = depth, action
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.depth == 0:
-            ctx.action()
-        else:
-            deep(ctx.action, ctx.depth - 1)
-        return gradient, None, None
-
-
-def deep(action, depth=70):
-    with torch.enable_grad():
-        x = torch.ones(1, requires_grad=True)
-        torch.autograd.grad(_Deep.apply(x, depth, action), x)
-
-
-def elsewhere(action):
-    """Runs the action in a backward pass in another thread, and returns what it returned."""
-    here, found = threading.get_ident(), []
-
-    def run():
-        assert threading.get_ident() != here
-        with torch.enable_grad():
-            found.append(action())
-
-    deep(run)
-    return found[0]
 
 
 class Differentiates(Model):
@@ -383,27 +357,3 @@ def test_threads_of_different_models_do_not_wait_for_each_other():
         in_threads(call, call_other)
         assert went.is_set()
         del one.stop, _
-
-
-@pytest.mark.parametrize("how", [lambda action: action(), elsewhere], ids=["in a call", "in a pass that another thread runs"])
-def test_threads_that_would_wait_for_each_other_for_ever_are_told(how):
-    with wrapped(2, Stops) as ((one, _), (other, _)):
-        expected = called(one, 1)
-        both = threading.Barrier(2)
-        told = []
-
-        def call(model, within, how):
-            def stop():
-                both.wait()
-                one.stop = other.stop = lambda: None
-                how(lambda: called(within, 1))
-
-            model.stop = stop
-            try:
-                assert same(called(model, 1), expected)
-            except sluice.StateError as error:
-                told.append(str(error))
-
-        in_threads(lambda: call(one, other, how), lambda: call(other, one, lambda action: action()))
-        assert len(told) == 1 and "threads wait for each other" in told[0]
-        del one.stop, other.stop, _

@@ -21,8 +21,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _WAITS_FOR_PASS = torch.autograd.graph._engine_run_backward.__code__  # in which a thread waits for its backward pass
 
-_waiting: dict[int, Turns] = {}  # by thread: what it waits for
-_of_pytorch: set[int] = set()  # of these threads, those that Python has not started
+_waiting: dict[int, _Wait] = {}  # by thread
 _tops_lock = threading.Lock()
 
 
@@ -61,6 +60,17 @@ _here = _Here()
 
 
 @dataclasses.dataclass(eq=False)
+class _Wait:
+    """A thread waits for its turn."""
+
+    turns: Turns
+    thread: int
+    life: weakref.ref[_Life]
+    number: int  # of the backward pass in which it waits, or -1
+    runs_pass: bool  # it runs that one for another thread
+
+
+@dataclasses.dataclass(eq=False)
 class _Holder:
     """A thread that has the turn, and what for."""
 
@@ -68,6 +78,10 @@ class _Holder:
     life: weakref.ref[_Life]
     begun: dict[int, FrameType | None] = dataclasses.field(default_factory=dict)  # each has ended when its frame has; None: unknown
     passes: set[int] = dataclasses.field(default_factory=set)  # the numbers of backward passes
+
+    def lasts_beyond(self, wait: _Wait) -> bool:
+        """Whether this thread's turn ends after its wait, and not before: as that of a pass may, unless it waits in one."""
+        return any(_runs(frame) for frame in list(self.begun.values())) or (bool(self.passes) and wait.number != -1)
 
 
 class Turns(NoTurns):
@@ -77,7 +91,7 @@ class Turns(NoTurns):
     the order in which they have come. Calls may come from any thread.
 
     On a GPU PyTorch runs backward passes in a thread of its own. It must not wait for a thread that itself waits for a backward
-    pass, so it goes before that one, and has the turn until its passes have ended. Where a KeyboardInterrupt ends a module's call
+    pass, also through turns of other models, so it goes before that one, and has the turn until its passes have ended. Where a KeyboardInterrupt ends a module's call
     PyTorch runs no hook, so who waits looks whether the function still runs in which a call has begun.
 
     What PyTorch does of a pass outside of Python is not seen: where one pass uses a CPU and a GPU, or a call on the CPU begins a pass of
@@ -87,7 +101,7 @@ class Turns(NoTurns):
         self._lock = threading.RLock()  # guards what follows, and is held for moments only
         self._changed = threading.Condition(self._lock)
         self._holders: list[_Holder] = []  # the last one has the turn, and those before it wait until it ends
-        self._queue: list[int] = []  # the threads that wait, in the order in which they have come
+        self._queue: list[_Wait] = []  # in the order in which they have come
         self._numbers = itertools.count()
 
     def __enter__(self) -> None:
@@ -143,11 +157,7 @@ class Turns(NoTurns):
 
     def _mine(self) -> _Holder | None:
         """This thread's latest holder, which has the turn or had it before others."""
-        me = threading.get_ident()
-        for holder in reversed(self._holders):
-            if holder.thread == me:
-                return holder
-        return None
+        return next((holder for holder in reversed(self._holders) if holder.life() is _here.life), None)
 
     # ---- what follows, but for _begin(), comes with the lock held ----
 
@@ -159,17 +169,15 @@ class Turns(NoTurns):
 
     def _take(self) -> _Holder:
         """Waits until this thread has the turn. Raises StateError where that would never be."""
-        me = threading.get_ident()
-        if self._holders and self._holders[-1].thread == me:
-            return self._holders[-1]
-        if self._holders or self._queue:
-            self._wait(me)
-        if self._has_turn() != me:
-            self._holders.append(_Holder(me, weakref.ref(_here.life)))
+        if not self._has_turn() and (self._holders or self._queue):
+            self._wait()
+        if not self._has_turn():
+            self._holders.append(_Holder(threading.get_ident(), weakref.ref(_here.life)))
         return self._holders[-1]
 
-    def _has_turn(self) -> int | None:
-        return next((holder.thread for holder in self._holders[-1:]), None)
+    def _has_turn(self) -> bool:
+        """Whether this thread has it."""
+        return bool(self._holders) and self._holders[-1].life() is _here.life
 
     def _end(self, holder: _Holder, number: int) -> None:
         holder.begun.pop(number, None)
@@ -181,36 +189,35 @@ class Turns(NoTurns):
         self._holders = [holder for holder in self._holders if holder.begun or holder.passes]
         self._changed.notify_all()
 
-    def _wait(self, me: int) -> None:
-        of_pytorch = isinstance(threading.current_thread(), threading._DummyThread)  # Python has not started it
-        self._queue.append(me)
-        _waiting[me] = self
-        if of_pytorch:
-            _of_pytorch.add(me)
+    def _wait(self) -> None:
+        number: int = torch._C._current_graph_task_id()
+        wait = _Wait(self, threading.get_ident(), weakref.ref(_here.life), number, number != -1 and not _is_pythons(threading.get_ident()))
+        self._queue.append(wait)
+        _waiting[wait.thread] = wait
+        circle: list[_Wait | _Holder] = []
         try:
-            while not self._may_go_on(me, of_pytorch):
-                self._refuse_circle(me)
+            while not self._may_go_on(wait):
+                # Each link of a circle is seen at another moment. Those that are seen twice were all there in between.
+                before, circle = circle, _circle(wait)
+                if circle and circle == before:
+                    _refuse(circle, wait)
                 self._changed.wait(_LOOKS_EVERY)
         finally:
-            self._queue.remove(me)
-            _waiting.pop(me, None)
-            _of_pytorch.discard(me)
+            self._queue.remove(wait)
+            _waiting.pop(wait.thread, None)
 
-    def _may_go_on(self, me: int, of_pytorch: bool) -> bool:
+    def _may_go_on(self, wait: _Wait) -> bool:
         self._drop_gone()
         if not self._holders:
-            return self._queue[0] == me
-        last, number = self._holders[-1], torch._C._current_graph_task_id()
-        if last.thread == me or number == -1:
-            return last.thread == me
-        if number in last.passes:  # a part of the same pass that another thread runs
+            return self._queue[0] is wait
+        last = self._holders[-1]
+        if wait.number != -1 and wait.number in last.passes and not self._has_turn():  # a part of the same pass that another thread runs
             return _runs_now(last.thread) is None
-        return of_pytorch and _runs_now(last.thread) is _WAITS_FOR_PASS
+        return self._has_turn() or (wait.runs_pass and _waits_for_pass(last.thread, wait.thread))
 
     def _drop_gone(self) -> None:
         """Ends holders of which nothing goes on any more, and forgets threads that have ended."""
-        threads = {thread.ident for thread in threading.enumerate()}
-        self._queue = [thread for thread in self._queue if thread in threads]
+        self._queue = [wait for wait in self._queue if wait.life() is not None]
         while self._holders:
             holder = self._holders[-1]
             for number, frame in list(holder.begun.items()):
@@ -220,24 +227,49 @@ class Turns(NoTurns):
                 return
             self._holders.pop()
 
-    def _refuse_circle(self, me: int) -> None:
-        """Raises StateError in one of several threads that wait for each other's turns, of several models."""
-        circle: list[int] = [me]
-        while (thread := _waits_for(circle[-1])) is not None and thread not in circle:
-            circle.append(thread)
-        if thread == me == max(each for each in circle if each in _waiting):
-            raise StateError(
-                f"{len(circle)} threads wait for each other: each is in a call or in a backward pass of a wrapped model, which another "
-                "one needs to go on with its own. On a GPU one thread at a time uses a wrapped model: let all threads use several "
-                "models in the same order, or one after another"
-            )
+
+def _waits_for_pass(thread: int, me: int) -> bool:
+    """Whether this thread waits for a backward pass, or for `me`, which runs one: by itself, or for turns of threads that do."""
+    seen: set[int] = set()
+    while thread != me and thread not in seen:
+        if (wait := _waiting.get(thread)) is None:
+            return _runs_now(thread) is _WAITS_FOR_PASS
+        seen.add(thread)
+        for holder in wait.turns._holders[-1:]:
+            thread = holder.thread
+    return thread == me
 
 
-def _waits_for(thread: int) -> int | None:
-    """The thread without which this one does not go on; None: nothing is known of one."""
-    if (turns := _waiting.get(thread)) is not None:
-        return turns._has_turn()
-    return next(iter(_of_pytorch), None) if _runs_now(thread) is _WAITS_FOR_PASS else None
+def _circle(wait: _Wait) -> list[_Wait | _Holder]:
+    """The threads that wait for each other, this one first, with what they wait for. Empty where one of them goes on by itself, or may."""
+    found: list[_Wait | _Holder] = []
+    at: _Wait | None = wait
+    while at is not None and at not in found and not at.runs_pass:
+        holder = next(iter(at.turns._holders[-1:]), None)
+        after = None if holder is None else _waiting.get(holder.thread)
+        if holder is None or after is None or not holder.lasts_beyond(after):
+            break
+        found += [at, holder]
+        if after is wait:
+            return found
+        at = after
+    return []
+
+
+def _refuse(circle: list[_Wait | _Holder], wait: _Wait) -> None:
+    """Raises StateError in one of the threads."""
+    threads = [each.thread for each in circle if isinstance(each, _Wait)]
+    if wait.thread == max(threads):
+        raise StateError(
+            f"{len(threads)} threads wait for each other: each is in a call or in a backward pass of a wrapped model, which another "
+            "one needs to go on with its own. On a GPU one thread at a time uses a wrapped model: let all threads use several "
+            "models in the same order, or one after another"
+        )
+
+
+def _is_pythons(thread: int) -> bool:
+    """Whether Python has started the thread. The threads in which PyTorch runs passes for others it has not."""
+    return any(each.ident == thread and not isinstance(each, threading._DummyThread) for each in threading.enumerate())
 
 
 class _Told:
