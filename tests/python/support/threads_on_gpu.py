@@ -157,6 +157,13 @@ def turns_of(model):
     return model.layers[0].weight._sluice.presence.turns
 
 
+def looks(turns):
+    """Returns a list that grows with each look at who has the turn, of threads that wait for it."""
+    found, look = [], turns._drop_gone
+    turns._drop_gone = lambda: (found.append(None), look())
+    return found
+
+
 def until(condition):
     while not condition():
         time.sleep(1e-3)

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from support.threads_on_gpu import Stops, called, elsewhere, in_threads, turns_of, until, wrapped
+from support.threads_on_gpu import Stops, called, elsewhere, in_threads, looks, turns_of, until, wrapped
 from support.wrapped_models import same
 
 import sluice
@@ -74,19 +74,6 @@ def test_a_pass_goes_before_a_thread_that_waits_for_it_by_another_model(of_one):
     assert both_used(of_one) == []
 
 
-def looks(turns, thread):
-    """Returns a list that grows with each look of the thread's, which waits, at who has the turn."""
-    found, look = [], turns._drop_gone
-
-    def note():
-        if threading.get_ident() == thread:
-            found.append(thread)
-        look()
-
-    turns._drop_gone = note
-    return found
-
-
 def test_a_thread_that_python_has_not_started_is_not_what_a_pass_waits_for():
     with wrapped(make=Stops) as (model, _):
         expected = called(model, 1)
@@ -98,7 +85,7 @@ def test_a_thread_that_python_has_not_started_is_not_what_a_pass_waits_for():
 
         def call_too():
             inside.wait()
-            seen = looks(turns_of(model), threading.get_ident())
+            seen = looks(turns_of(model))
             _thread.start_new_thread(lambda: (until(lambda: len(seen) > 3 or found), may_end.set()), ())
             try:
                 found.extend(called(model, 1))
@@ -161,7 +148,7 @@ def test_a_turn_that_may_end_before_its_thread_goes_on_is_in_no_circle(monkeypat
         with other:
             both.wait()
             until(lambda: other._queue)
-            seen = looks(one, threading.get_ident())
+            seen = looks(one)
             threading.Thread(target=lambda: (until(lambda: len(seen) > 5 or told), kept.clear())).start()
             try:
                 with one:

@@ -16,6 +16,7 @@ from support.threads_on_gpu import (
     differentiated,
     elsewhere,
     in_threads,
+    looks,
     one_module_called,
     turns_of,
     until,
@@ -23,6 +24,7 @@ from support.threads_on_gpu import (
 )
 from support.wrapped_models import same
 
+import sluice
 import sluice.torch._turns
 
 
@@ -83,29 +85,56 @@ def test_a_pass_that_another_one_needs_does_not_wait_for_a_call_that_waits_for_t
         del model.stop
 
 
-def test_a_part_of_a_pass_that_another_thread_runs_waits_until_that_runs_nothing(monkeypatch):
-    """A pass may have nodes on the CPU, too, which the thread runs that called backward()."""
-    turns, order, kept = sluice.torch._turns.Turns(), [], []
-    runs = [turns.begin_pass.__code__, None]
+def in_parts(monkeypatch, first, second):
+    """Uses turns in two threads that run parts of one backward pass. first, second: start a thread, given what it does. Returns what has
+    happened, in order, until the first thread runs nothing any more but what waits for the pass, and the second one has ended."""
+    turns, order, kept, ended = sluice.torch._turns.Turns(), [], [], threading.Event()
+    waits_for_pass = torch.autograd.graph._engine_run_backward.__code__
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 7)
     monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", types.SimpleNamespace(queue_callback=kept.append))
-    monkeypatch.setattr(sluice.torch._turns, "_runs_now", lambda thread: runs[0] if len(order) == 0 else runs[1])
-    turns.begin_pass()
+    monkeypatch.setattr(sluice.torch._turns, "_runs_now", lambda thread: waits_for_pass if "left" in order else turns.begin_pass.__code__)
 
-    def on_cpu():
+    def begin():
         turns.begin_pass()
-        with turns:
-            order.append("used")
-
-    def leave():
-        until(lambda: turns._queue)
-        time.sleep(0.1)
+        first_looks = looks(turns)
+        second(use)
+        until(lambda: len(first_looks) > 2 or ended.is_set())
         order.append("left")
+        ended.wait()
 
-    in_threads(on_cpu, leave)
-    assert order == ["left", "used"]
+    def use():
+        try:
+            turns.begin_pass()
+            with turns:
+                order.append("used")
+        except sluice.StateError as error:
+            order.append(str(error))
+        ended.set()
+
+    first(begin)
+    in_threads(ended.wait)
     kept.clear()
     assert turns._holders == [], "the pass has ended"
+    return order
+
+
+def by_python(run):
+    threading.Thread(target=run).start()
+
+
+def by_pytorch(run):
+    _thread.start_new_thread(run, ())
+
+
+def test_what_a_pass_does_on_a_gpu_waits_until_the_thread_that_has_begun_it_runs_nothing_else(monkeypatch):
+    assert in_parts(monkeypatch, by_python, by_pytorch) == ["left", "used"]
+
+
+@pytest.mark.parametrize("second", [by_python, by_pytorch], ids=["on the CPU", "on another GPU"])
+def test_a_pass_that_uses_the_model_elsewhere_after_its_gpu_is_refused(monkeypatch, second):
+    """What PyTorch then computes on the GPU is not seen, and what it computes with could be taken away."""
+    order = in_parts(monkeypatch, by_pytorch, second)
+    assert "uses the model in two threads" in order[0] and order[1:] in ([], ["left"])
 
 
 # ---- threads that are gone ----
@@ -132,9 +161,7 @@ def check_goes_on(model, gone, stays):
     in_threads(go, other)
 
 
-@pytest.mark.parametrize(
-    "start", [lambda run: threading.Thread(target=run).start(), lambda run: _thread.start_new_thread(run, ())], ids=["Python", "another"]
-)
+@pytest.mark.parametrize("start", [by_python, by_pytorch])
 def test_others_go_on_after_a_thread_has_ended_within_a_use(start):
     turns, kept, began, went = sluice.torch._turns.Turns(), [], threading.Event(), []
 

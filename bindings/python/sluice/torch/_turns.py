@@ -90,12 +90,14 @@ class Turns(NoTurns):
     begin_pass() until that backward pass ends or fails; also for several of these, within one another. Other threads get it in
     the order in which they have come. Calls may come from any thread.
 
-    On a GPU PyTorch runs backward passes in a thread of its own. It must not wait for a thread that itself waits for a backward
-    pass, also through turns of other models, so it goes before that one, and has the turn until its passes have ended. Where a KeyboardInterrupt ends a module's call
-    PyTorch runs no hook, so who waits looks whether the function still runs in which a call has begun.
+    On a GPU PyTorch runs backward passes in a thread of its own. It must not wait for a thread that itself waits for a backward pass,
+    also through turns of other models, so it goes before that one, and has the turn until its passes have ended. Where a
+    KeyboardInterrupt ends a module's call PyTorch runs no hook, so who waits looks whether the function still runs in which a call has
+    begun.
 
-    What PyTorch does of a pass outside of Python is not seen: where one pass uses a CPU and a GPU, or a call on the CPU begins a pass of
-    its own, parts of it that run in two threads at once may take each other's units."""
+    What PyTorch does of a pass outside of Python is not seen. So a pass that uses the model on its GPU and then on the CPU or on another
+    GPU is an error. That a call goes on whose own pass has ended is not seen either: while another thread's pass that has gone before
+    it goes on, that may take units which the call uses until its next module begins."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # guards what follows, and is held for moments only
@@ -211,8 +213,8 @@ class Turns(NoTurns):
         if not self._holders:
             return self._queue[0] is wait
         last = self._holders[-1]
-        if wait.number != -1 and wait.number in last.passes and not self._has_turn():  # a part of the same pass that another thread runs
-            return _runs_now(last.thread) is None
+        if wait.number in last.passes and not (self._has_turn() or _is_pythons(last.thread)):
+            _refuse_parts()
         return self._has_turn() or (wait.runs_pass and _waits_for_pass(last.thread, wait.thread))
 
     def _drop_gone(self) -> None:
@@ -265,6 +267,16 @@ def _refuse(circle: list[_Wait | _Holder], wait: _Wait) -> None:
             "one needs to go on with its own. On a GPU one thread at a time uses a wrapped model: let all threads use several "
             "models in the same order, or one after another"
         )
+
+
+def _refuse_parts() -> None:
+    """Raises StateError for a part of a backward pass, since what its GPU's part computes with is not seen. The other way round the
+    thread that has begun the pass needs no more of a GPU's parameters when it runs nothing of Python's."""
+    raise StateError(
+        "a backward pass uses the model in two threads, in what it computes on the model's GPU and then on the CPU or on another GPU, and "
+        "one of them could take away what the other one computes with; compute on the model's GPU all that uses its parameters, and "
+        "all that is in one checkpoint with it"
+    )
 
 
 def _is_pythons(thread: int) -> bool:
