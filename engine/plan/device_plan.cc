@@ -22,8 +22,8 @@ using allocator::Tier;
 // One slot comes in, one is updated and one goes out; where there is room, one more waits.
 constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
 constexpr std::size_t kHostSlots = 3;
-// What is on the GPU may take this part more with larger extents than with the smallest, and so may the
-// frames that all that is elsewhere would take together.
+// What is on the GPU may take one part in so many more with larger extents than with the smallest, and so
+// may the frames that all that is elsewhere would take together.
 constexpr std::uint64_t kExtentWaste = 16;
 // Of the time without them, what the CPU's updates must save.
 constexpr double kWorthwhile = 0.1;

@@ -138,8 +138,8 @@ TEST_P(CaptureTest, WhoUsesTheDefaultStreamEndsTheCaptureOfABlockingOne) {
   }
 }
 
-// A mutant: a Device that leaves the mode of its threads as it is. Each kind of what it does, and
-// what may be unsafe, is found by itself.
+// A mutant: a Device that leaves the mode of its threads as it is. Each kind of call that may be
+// unsafe is found by itself.
 TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
   SLUICE_NEEDS_THE_FAKE();
   const auto device = open_device(0);
