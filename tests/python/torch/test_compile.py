@@ -11,11 +11,14 @@ from support import rounding
 from support.graphs import Counted, graphs_of_three_calls
 from support.wrapped_models import same, same_values, train, values_of, wrap
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import sluice.torch
+from sluice.torch._casts import SeenCasts
 
 BLOCKS = 3
+LISTS_OF_PASSES = pytest.mark.skipif(torch.__version__ < "2.13", reason="a list of passes is new in PyTorch 2.13")
 MANY = 12  # more blocks than torch.compile() makes graphs of one function (torch._dynamo.config.recompile_limit)
 
 
@@ -185,8 +188,8 @@ def test_compiled_blocks_keep_no_casts_of_parameters(backend):
     sluice.torch.close(model, values=False)
 
 
-class Decays(nn.Module):
-    """A block that writes a buffer of its weight's shape after it has used it."""
+class Scales(nn.Module):
+    """A block that uses a buffer of its weight's shape, and may write it."""
 
     def __init__(self):
         super().__init__()
@@ -194,41 +197,142 @@ class Decays(nn.Module):
         self.register_buffer("scale", torch.eye(24) * 2)
 
     def forward(self, x):
-        y = self.up(x) @ self.scale
+        return self.up(x) @ self.scale
+
+    def after(self):
+        """Comes after the model's call."""
+
+
+class Decays(Scales):
+    def forward(self, x):
+        y = super().forward(x)
         with torch.no_grad():
             self.scale.mul_(0.5)
         return y
 
 
-def test_what_a_compiled_block_writes_is_not_cast_again_under_autocast():
-    def gradient(compiled, wrapped):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        block = Decays()
-        model = nn.Sequential(nn.Linear(24, 24), torch.compile(block) if compiled else block)
-        if wrapped:
-            model, _ = wrap(model, "memory")
-        x = torch.ones(3, 24, requires_grad=True)
-        with torch.autocast("cpu", torch.bfloat16), torch._inductor.config.patch(force_disable_caches=True):
+class DecaysInAnotherGraph(Scales):
+    def forward(self, x):
+        y = super().forward(x)
+        torch._dynamo.graph_break()
+        self.scale.data.mul_(0.5)
+        return y
+
+
+class DecaysByDataLater(Scales):
+    def after(self):
+        self.scale.data.mul_(0.5)
+
+
+class DecaysLater(Scales):
+    def after(self):
+        with torch.no_grad():
+            self.scale.mul_(0.5)
+
+
+class UsesAnother(Scales):
+    """A block that is no part of the model is used, too, by the same graph, and its parameter is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = [Scales(), Scales()]
+
+    def forward(self, x):
+        return self.others[1](self.others[0](super().forward(x)))
+
+    def after(self):
+        for other in self.others:
+            with torch.no_grad():
+                other.up.weight.mul_(0.5)
+
+
+def gradients_of_compiled(make, wrapped, dynamic=None, calls=1):
+    """The gradients of the input and parameters of a model with a block that inductor compiles. They are the same whether it is wrapped."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block = make()
+    model = nn.Sequential(nn.Linear(24, 24), torch.compile(block, dynamic=dynamic))
+    if wrapped:
+        model, _ = wrap(model, "memory")
+    found = []
+    for rows in range(3, 3 + calls):
+        x = torch.randn(rows, 24, generator=torch.Generator().manual_seed(rows)).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
             y = model(x)
-        (found,) = torch.autograd.grad(y.float().sum(), x)
-        if wrapped:
-            sluice.torch.close(model, values=False)
-        return found
+            kept = {(*t.shape,) for t in gc.get_objects() if type(t) is torch.Tensor and t.dtype == torch.bfloat16}
+        block.after()
+        found += torch.autograd.grad(y.float().sum(), [x, *model.parameters()])
+    if wrapped:
+        found = [g.clone() for g in found]
+        sluice.torch.close(model, values=False)
+    return found, kept
 
-    assert same([gradient(True, True)], [gradient(True, False)])
+
+@pytest.mark.parametrize("make", [Decays, DecaysInAnotherGraph, DecaysByDataLater, DecaysLater, UsesAnother])
+def test_what_is_written_is_not_cast_again_under_autocast(make):
+    assert same(gradients_of_compiled(make, True)[0], gradients_of_compiled(make, False)[0])
 
 
-def test_compiled_blocks_have_the_users_passes_and_dynamic_shapes_under_autocast():
+class Parts(nn.Module):
+    """A block that uses parts of parameters and of their casts, on both sides of a graph break."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(24, 2)
+        self.rows = nn.Parameter(torch.randn(14, 24))
+        self.layers = nn.Parameter(torch.randn(3, 7, 7))
+
+    def forward(self, x):
+        x = x + self.attention(x, x * 2, x * 2)[0]
+        torch._dynamo.graph_break()
+        x = nn.functional.linear(x, self.rows[::2]) @ self.layers[1]
+        return x @ self.layers.to(torch.bfloat16)[2].t() + x[:, :2] @ self.layers.to(torch.bfloat16)[:2, 0]
+
+    def after(self):
+        pass
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_blocks_keep_no_casts_of_parts_of_parameters(dynamic):
+    found, kept = gradients_of_compiled(Parts, True, dynamic, calls=2)
+    expected, kept_else = gradients_of_compiled(Parts, False, dynamic, calls=2)
+    assert same(found, expected)
+    assert kept & {(24, 24), (7, 24), (24, 7)} == set() < kept_else & {(24, 24), (7, 24), (24, 7)}
+
+
+@pytest.mark.parametrize(
+    "view, is_made, shown",
+    [
+        (lambda cast: cast, True, []),
+        (lambda cast: cast, False, [0]),  # which the user has
+        (lambda cast: cast[2:].t().split(3)[1], True, []),
+        (lambda cast: cast.as_strided((3, 3), (3, 1), 1), False, []),
+        (lambda cast: cast.view(torch.int16), False, []),
+        (lambda cast: cast[:1].expand(8, 6), False, []),
+    ],
+)
+def test_views_of_casts_that_graphs_keep(view, is_made, shown):
+    def cast(p):
+        return (view(torch.ops.prims.convert_element_type(p[4:], torch.bfloat16)),)
+
+    p = torch.randn(8, 6)
+    made = make_fx(cast)(p)
+    next(iter(reversed(made.graph.nodes))).meta["user_visible_output_idxs"] = shown
+    SeenCasts(())(made.graph)
+    made.recompile()
+    assert any(node.target is torch.ops.sluice.cast.default for node in made.graph.nodes) == is_made
+    assert same(made(p), cast(p))
+
+
+@pytest.mark.parametrize("is_list", [False, pytest.param(True, marks=LISTS_OF_PASSES)])
+def test_graphs_have_the_users_passes_under_autocast(is_list):
     torch._dynamo.reset()
     ran = []
     model, _ = wrap(nn.Sequential(nn.Linear(64, 64), torch.compile(nn.Linear(64, 64))), "memory")
-    passes = [lambda graph: ran.append(graph)] if torch.__version__ >= "2.13" else lambda graph: ran.append(graph)
-    x = torch.ones(64, 64)
-    torch._dynamo.mark_dynamic(x, 0)
-    config = torch._inductor.config.patch(joint_custom_post_pass=passes, force_disable_caches=True)
+    passes = [ran.append] if is_list else ran.append
+    config = torch._inductor.config.patch(post_grad_custom_post_pass=passes)
     with config, torch.autocast("cpu", torch.bfloat16):
-        model(x).float().sum().backward()
+        model(torch.ones(64, 64)).float().sum().backward()
     assert ran != []
     sluice.torch.close(model, values=False)
 

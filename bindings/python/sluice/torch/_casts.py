@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,6 @@ import torch
 import torch._inductor.config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import CheckpointPolicy
 
 from ._homes import Home, View, has_memory, storage_of, written_by
 from ._modes import Mode
@@ -28,50 +28,84 @@ class Cast(NamedTuple):
         return made.copy_(self.source.over(self.home.memory))
 
 
-class MadeAgain(CustomGraphPass):
-    """Lets graphs of torch.compile() that are made by its backend "inductor" keep parameters for backward, and make their casts
-    again there. By itself it keeps the casts, which are tensors of the graph's own: nobody else sees what they are casts of."""
+_library = torch.library.Library("sluice", "DEF")
+_library.define("cast(Tensor source, ScalarType dtype) -> Tensor")
+_library.impl("cast", lambda source, dtype: torch.ops.aten._to_copy.default(source, dtype=dtype), "CompositeExplicitAutograd")
+_CAST = torch.ops.sluice.cast.default
+_CASTS = (_CAST, torch.ops.aten._to_copy.default)
+# Views that are not the same ones of a cast and of its source, or are larger than what they are views of.
+_OTHER_THAN_OF_ELEMENTS = (torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype, torch.ops.aten.expand.default)
+_OF_AUTOCAST = (torch.bfloat16, torch.float16, torch.float32)  # to other types operations and compilers may not round alike
 
-    def __init__(self, by_storage: Mapping[int, Home]) -> None:
-        self._shapes = sorted({tuple(home.parameter.shape) for home in by_storage.values()})
-        self._others: tuple[Any, ...] = ()  # the user's own passes, which come first
+
+class SeenCasts(CustomGraphPass):
+    """Lets graphs of torch.compile() that are made by its backend "inductor" make the casts that they keep for backward by an operation
+    that modes see. By themselves they make them in kernels of their own, and nobody sees what these are casts of. Whether that is a
+    parameter is asked at each call: one graph may have a parameter in one call and another tensor in the next."""
+
+    def __init__(self, others: tuple[Any, ...]) -> None:
+        """others: the user's own passes, which come first."""
+        self._others = others
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         for other in self._others:
             other(graph)
+        output = next(iter(reversed(graph.nodes)))
+        shown = output.meta.get("user_visible_output_idxs")
+        if shown is None:
+            return
         written = {node.args[0] for node in graph.nodes if node.args and _writes(node.target)}
-        parameters = set()  # and views of them
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                # An argument that is no parameter, but of the shape of one, is treated alike. What is written has no cast to make again.
-                if node not in written and self._is_shaped(node.meta.get("val")):
-                    parameters.add(node)
-            elif node.args and node.args[0] in parameters:
-                if node.target in (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default):
-                    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-                elif getattr(node.target, "is_view", False):
-                    parameters.add(node)
-
-    def _is_shaped(self, value: Any) -> bool:
-        """Whether it has the shape of a parameter. Shapes that are symbols are not compared, which would make numbers of them."""
-        shape = tuple(getattr(value, "shape", ()))
-        return all(type(size) is int for size in shape) and shape in self._shapes
+        results = list(output.args[0])
+        for index, kept in enumerate(results):
+            # What the user sees may be written where no mode sees it, as in another graph.
+            if index not in shown and (views := _views_of_cast(kept)) is not None and _argument(views[0].args[0]) not in written:
+                with graph.inserting_before(output):
+                    results[index] = _made_by_cast(graph, views)
+        output.args = (tuple(results),)
 
     def uuid(self) -> Any:
         """What tells graphs on disk that this has made from others; None: they are not kept there."""
         theirs = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self._others]
-        return None if None in theirs else (get_hash_for_files((__file__,)), self._shapes, *theirs)
+        return None if None in theirs else (get_hash_for_files((__file__,)), *theirs)
 
-    def patch(self) -> Any:
-        """A `with` in which graphs are made so."""
-        before = torch._inductor.config.joint_custom_post_pass
-        if isinstance(before, MadeAgain):
-            self._others = before._others
-        elif isinstance(before, (list, tuple)):
-            self._others = tuple(before)
-        else:
-            self._others = () if before is None else (before,)
-        return torch._inductor.config.patch(joint_custom_post_pass=self)
+
+def _views_of_cast(node: Any) -> list[torch.fx.Node] | None:
+    """The cast of an argument, or of a view of one, and the views of it that lead to the node, which may be the cast itself."""
+    views = []
+    while _is_view(node) and node.target not in _OTHER_THAN_OF_ELEMENTS:
+        views.append(node)
+        node = node.args[0]
+    is_cast = isinstance(node, torch.fx.Node) and node.target is torch.ops.prims.convert_element_type.default
+    if not is_cast or node.args[1] not in _OF_AUTOCAST or _argument(node.args[0]) is None:
+        return None
+    return [node, *reversed(views)]
+
+
+def _argument(node: Any) -> torch.fx.Node | None:
+    """The argument of the graph that a node is, or is a view of."""
+    while _is_view(node):
+        node = node.args[0]
+    return node if node.op == "placeholder" else None
+
+
+def _is_view(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and (node.target is operator.getitem or getattr(node.target, "is_view", False))
+
+
+def _made_by_cast(graph: torch.fx.Graph, views: list[torch.fx.Node]) -> torch.fx.Node:
+    """The last of the views, made by _CAST out of the same view of the cast's source, so that it is a tensor of its own."""
+    cast = views[0]
+    source: Any = cast.args[0]
+    for view in views[1:]:
+        source = graph.call_function(view.target, (source, *view.args[1:]), view.kwargs)
+    return graph.call_function(_CAST, (source, cast.args[1]))
+
+
+def _seen_casts() -> Any:
+    """A `with` in which this thread's graphs are made so."""
+    before = torch._inductor.config.post_grad_custom_post_pass
+    others = tuple(before) if isinstance(before, (list, tuple)) else () if before is None else (before,)
+    return torch._inductor.config.patch(post_grad_custom_post_pass=SeenCasts(others))
 
 
 def _writes(target: Any) -> bool:
@@ -82,9 +116,9 @@ class Casts(Mode):
     """Notes, while it is active, which tensors are casts of parameters or of views of them. Autocast's own cache, which
     would hold a copy of every parameter until its end, is off meanwhile."""
 
-    def __init__(self, by_storage: Mapping[int, Home], made_again: MadeAgain) -> None:
+    def __init__(self, by_storage: Mapping[int, Home]) -> None:
         super().__init__()
-        self._homes, self._made_again = by_storage, made_again
+        self._homes = by_storage
         self._casts: dict[int, tuple[StorageWeakRef, int, Cast]] = {}  # each with the version that it had
         self._cached = False
         self._patch: Any = None
@@ -92,7 +126,7 @@ class Casts(Mode):
     def __enter__(self) -> Any:
         self._cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
-        self._patch = self._made_again.patch()
+        self._patch = _seen_casts()
         self._patch.__enter__()
         return super().__enter__()
 
@@ -103,7 +137,7 @@ class Casts(Mode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and has_memory(args[0]) and result.layout == torch.strided:
+        if func in _CASTS and has_memory(args[0]) and result.layout == torch.strided:
             home = self._homes.get(storage_of(args[0]))
             if home is not None and result.storage_offset() == 0:
                 cast = Cast(home, View.of(args[0]), View.of(result))

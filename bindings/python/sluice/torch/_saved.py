@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import StateError
-from ._casts import Cast, Casts, MadeAgain
+from ._casts import Cast, Casts
 from ._demand import Demand
 from ._gpu import Gpu
 from ._homes import Home, View, has_memory, storage_of
@@ -54,7 +54,7 @@ class _Scope:
         self._saved, self.inside = saved, inside
         self._hooks: _Hooks = (self._pack, saved.unpack)
         self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        self._casts = Casts(saved.by_storage, saved.made_again)
+        self._casts = Casts(saved.by_storage)
         self._casting: list[torch.nn.Module] = []  # modules whose calls began under autocast, and have not ended
 
     def open(self, model: torch.nn.Module) -> None:
@@ -133,7 +133,6 @@ class SavedTensors:
         called before a backward pass gives its first gradient, wherever it has saved tensors or calls modules."""
         self.by_storage, self._use, self._demand = by_storage, use, demand
         self._note = note
-        self.made_again = MadeAgain(by_storage)
         self.gpu = gpu  # where the parameters are; None: in the memory of the CPU
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
