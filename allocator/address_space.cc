@@ -2,12 +2,16 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <future>
 #include <utility>
+#include <vector>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/system.h"
 
 // These are values of the kernel's interface, for C libraries that are older than it.
 #ifndef MADV_POPULATE_WRITE
@@ -22,6 +26,7 @@ namespace {
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 constexpr std::size_t kSmallPage = 4096;
+constexpr std::size_t kWorthAThread = std::size_t{128} << 20;  // takes some 50 ms to populate
 
 void unmap(std::byte* data, std::size_t bytes) {
   if (bytes == 0) return;
@@ -55,11 +60,7 @@ void advise(std::byte* data, std::size_t bytes, int advice, bool needed) {
        format_size(bytes), what, found);
 }
 
-void populate(std::byte* data, std::size_t bytes, std::string_view what) {
-  // Where a container's limit is passed, the kernel ends the process instead of returning an error. So what
-  // is available is compared first.
-  if (const std::size_t available = available_memory_bytes(); bytes > available)
-    fail_for_memory(bytes, what, fmt::format("{} are available", format_size(available)));
+void populate_by_this_thread(std::byte* data, std::size_t bytes, std::string_view what) {
   while (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
     if (errno == ENOMEM) fail_for_memory(bytes, what, errno_text(errno));
@@ -69,6 +70,24 @@ void populate(std::byte* data, std::size_t bytes, std::string_view what) {
       *const_cast<volatile std::byte*>(data + i) = std::byte{0};
     return;
   }
+}
+
+// The kernel clears pages at a few GB/s for each thread.
+void populate(std::byte* data, std::size_t bytes, std::string_view what) {
+  // Where a container's limit is passed, the kernel ends the process instead of returning an error. So what
+  // is available is compared first.
+  if (const std::size_t available = available_memory_bytes(); bytes > available)
+    fail_for_memory(bytes, what, fmt::format("{} are available", format_size(available)));
+  const std::size_t threads =
+      std::clamp<std::size_t>(bytes / kWorthAThread, 1, static_cast<std::size_t>(usable_cpus()));
+  const std::size_t each = round_up(divide_up(bytes, threads), kHugePage);
+  std::vector<std::future<void>> others;
+  for (std::size_t begin = each; begin < bytes; begin += each)
+    others.push_back(
+        std::async(std::launch::async | std::launch::deferred,  // deferred: no thread is to be had
+                   populate_by_this_thread, data + begin, std::min(each, bytes - begin), what));
+  populate_by_this_thread(data, std::min(each, bytes), what);
+  for (std::future<void>& other : others) other.get();
 }
 
 void map_memory(std::byte* data, std::size_t bytes, std::string_view what) {

@@ -1,9 +1,11 @@
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <thread>
+#include <vector>
 
 #include "tests/allocator/support.h"
 
@@ -22,6 +24,16 @@ TEST(Region, IsZeroAlignedRoundedAndCharged) {
   }
   EXPECT_EQ(host_total(ledger).current, 0u);
   EXPECT_EQ(host_total(ledger).peak, 2 * kHugePage);
+}
+
+// Several threads take parts of it, which are no multiple of anything.
+TEST(Region, IsAllThereAlsoWhereItIsLarge) {
+  Ledger ledger;
+  const Region region(ledger, Purpose::kOptimizerState, 263 * kHugePage);
+  std::vector<unsigned char> there(region.size() / 4096);
+  ASSERT_EQ(::mincore(region.data(), region.size(), there.data()), 0);
+  EXPECT_EQ(std::ranges::count_if(there, [](unsigned char page) { return (page & 1) != 0; }),
+            static_cast<std::ptrdiff_t>(there.size()));
 }
 
 TEST(Region, OfZeroBytesHoldsNothing) {
