@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from support.graphs import Counted
 from support.threads_on_gpu import (
     Model,
     Stops,
@@ -23,6 +24,7 @@ from support.threads_on_gpu import (
     wrapped,
 )
 from support.wrapped_models import same
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 import sluice
 import sluice.torch._turns
@@ -233,6 +235,17 @@ def test_the_model_may_be_called_after_a_call_of_a_module_was_interrupted(before
         found = called(model, 1)
         assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
         assert same(found, called(model, 1))
+
+
+def test_nothing_is_left_of_a_call_that_was_interrupted():
+    with wrapped() as (model, _):
+        interrupted(model, lambda: model.layers[3](data(1)))
+        # What is compiled next is so at once, though nobody has called the model again.
+        counted = Counted()
+        torch.compile(lambda x: x.sin(), backend=counted)(torch.ones(2))
+        assert counted.graphs == 1
+    assert _len_torch_dispatch_stack() == 0
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def test_a_thread_goes_on_after_its_call_was_interrupted():

@@ -25,14 +25,18 @@ Units = dict[int, None]  # units in the order of their uses
 
 class Looking(Mode):
     """While it is active, each operation of its thread finds the parameters that it uses present. Uses are noted with the
-    latest beginning or end of a module's call, which brings these units in from then on: see Announced. Without a stance it does
-    nothing: within a graph, and after its end where other modes kept it from being taken away."""
-
-    stance: DynamoStance | None = SEEN
+    latest beginning or end of a module's call, which brings these units in from then on: see Announced."""
 
     def __init__(self, presence: Presence, announced: Announced) -> None:
         super().__init__()
         self._presence, self._announced = presence, announced
+        self.is_on = True
+
+    @property
+    def stance(self) -> DynamoStance | None:  # type: ignore[override]
+        """None: it does nothing. So it is within a graph, and after the call where the mode is left on the stack: another mode kept it from
+        being taken away, or PyTorch ran no hook at the end."""
+        return SEEN if self.is_on and not self._announced.is_interrupted else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Views count as uses: one that is made while its unit is absent would show NaN for ever.
@@ -196,12 +200,12 @@ class Announced:
     def pause(self) -> None:
         """Stops looking until resume(): what follows is a graph of torch.compile(), of which one operation may be many."""
         if (looking := self._thread.looking) is not None:
-            looking.stance = None
+            looking.is_on = False
 
     def resume(self) -> None:
         """Looks on after pause()."""
         if (looking := self._thread.looking) is not None:
-            looking.stance = SEEN
+            looking.is_on = True
 
     def _stop(self, whole: bool) -> None:
         turn, self._thread.turn = self._thread.turn, None
@@ -218,7 +222,7 @@ class Announced:
             return
         if (whole or kind.in_backward) and not self._thread.has_more:
             self._known.add(kind)
-        looking.stance = None
+        looking.is_on = False
         if _get_current_dispatch_mode() is looking:
             looking.__exit__(None, None, None)
 

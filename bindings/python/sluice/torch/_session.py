@@ -115,6 +115,7 @@ class Session:
         if self.engine.closed:
             return
         presence = self.presence
+        self._saved.end_interrupted()
         with presence.lock:
             gradients = _closing.with_values(presence) if values else _closing.without_values(presence)
             self.engine.left = True  # comes first, since another thread may be about to use the model
