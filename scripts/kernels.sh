@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes the file of GPU kernels with CUDA's compiler alone, which is all that it needs: $NVCC, else nvcc of the PATH or of
-# $CUDA_HOME, else that of the Python packages in .venv (scripts/setup.sh --cuda). It must be of CUDA 13 or later.
+# Makes the file of GPU kernels with CUDA's compiler alone, which is all that it needs: $NVCC, else the first nvcc of CUDA 13 or later
+# among that of the Python packages in .venv (scripts/setup.sh --cuda), of the PATH, and of $CUDA_HOME.
 #   scripts/kernels.sh FILE       makes it (libsluice_kernels.fatbin, beside libsluice_cuda.so)
 #   scripts/kernels.sh --id FILE  writes the header that tells the plug-in which sources the kernels are of
 #   scripts/kernels.sh --list     lists all files that this needs
+#   scripts/kernels.sh --nvcc     names the compiler that it takes, and fails where there is none
 # The file begins with the digest of the sources, and has code for sm_80, sm_90 and sm_100, and PTX for later ones.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,16 +16,34 @@ if [[ "${1:-}" == --list ]]; then
   printf '%s\n' "${sources[@]}" "${headers[@]}"
   exit
 fi
+# Says which compiler is taken, or what those that there are lack.
+find_nvcc() {
+  local places=("$root"/.venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc "$(command -v nvcc || true)" "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
+  local file major old=""
+  [[ -z ${NVCC:-} ]] || places=("$NVCC")
+  for file in "${places[@]}"; do
+    [[ -x $file ]] || continue
+    major=$("$file" --version 2>&1 | sed -n 's/.*release \([0-9][0-9]*\).*/\1/p') || true
+    if ((${major:-0} >= 13)); then
+      echo "$file"
+      return
+    fi
+    old+="; $file is of ${major:+CUDA }${major:-an unknown version}"
+  done
+  echo "kernels: there is no nvcc of CUDA 13 or later, which scripts/setup.sh --cuda installs$old" >&2
+  return 1
+}
+if [[ "${1:-}" == --nvcc ]]; then
+  find_nvcc
+  exit
+fi
 id=$(cat "${sources[@]}" "${headers[@]}" | sha256sum | cut -d' ' -f1)
 if [[ "${1:-}" == --id ]]; then
   printf '#pragma once\ninline constexpr const char* kKernelsId = "%s";\n' "$id" > "$2"
   exit
 fi
 (($# == 1)) || { echo "kernels: name the file to make, as in build/lib/libsluice_kernels.fatbin" >&2; exit 2; }
-nvcc=${NVCC:-$(command -v nvcc || true)}
-[[ -n $nvcc || ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]] || nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -n $nvcc ]] || nvcc=$(ls .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc 2> /dev/null || true)
-[[ -n $nvcc ]] || { echo "kernels: there is no nvcc; scripts/setup.sh --cuda installs it" >&2; exit 1; }
+nvcc=$(find_nvcc)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # One compilation of all sources makes one fat binary.

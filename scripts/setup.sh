@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the build needs. It may be run again, and does nothing where all are installed. Options add
 # what only tests need: --clang installs clang, for the fuzzers, and clang-format; --python makes .venv with the packages of
-# requirements.txt, with which the Python tests compare. --cuda adds CUDA's compiler to .venv (300 MB) where the system has none.
+# requirements.txt, with which the Python tests compare. --cuda adds CUDA's compiler to .venv (300 MB) where the system has none
+# of CUDA 13 or later.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,7 +38,7 @@ if [[ " $* " == *" --python "* ]]; then
   fi
 fi
 
-if [[ " $* " == *" --cuda "* ]] && ! command -v nvcc > /dev/null && [[ ! -x /usr/local/cuda/bin/nvcc ]]; then
+if [[ " $* " == *" --cuda "* ]] && ! scripts/kernels.sh --nvcc > /dev/null 2>&1; then
   if [[ ! -x .venv/bin/python ]]; then python3 -m venv .venv; fi
   .venv/bin/python -m pip install -q --disable-pip-version-check nvidia-cuda-{nvcc,crt,runtime}==13.0.88 nvidia-nvvm==13.0.88
 fi

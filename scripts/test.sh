@@ -11,6 +11,8 @@ part "format"
 git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 clang-format-14 --dry-run -Werror
 part "build"
 scripts/build.sh
+# Without kernels the tests of GPUs are skipped, as where a user has no nvcc.
+[[ -f build/lib/libsluice_kernels.fatbin ]] || { echo "test: the GPU's kernels were not built; cmake --preset release says why" >&2; exit 1; }
 part "C++ tests"
 ctest --test-dir build --output-on-failure --timeout 600 -j "$cores"
 part "Python tests"
