@@ -82,7 +82,7 @@ def wrap(
     units: the user's own units: name -> names of modules or parameters; the others are found.
     threads: how many threads update; 0: as many as PyTorch uses, of several ranks at most a rank's share of the cores.
     held_units: the most units that are held at once.
-    place: "memory" or "disk" for everything, or a mapping; it is for tests and measurements.
+    place: "memory" or "disk" (or "device", with device_memory) for everything, or a mapping; it is for tests and measurements.
     weights: a folder of safetensors, for a model on the meta device: parameters in it are streamed, and others (adapters)
         get first values by the model's own rules.
     state: the type of the optimizer's state, "f32", "bf16" or "8bit".
