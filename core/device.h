@@ -119,7 +119,8 @@ class Device {
   // Calls the function, which calls nothing of CUDA, on a thread of the driver's.
   virtual void call(CUstream_st* stream, void (*function)(void*), void* argument) = 0;
   // A kernel of Sluice's by its name (core/cuda/kernel.h). It lives as long as the device. Throws
-  // Error(kNotFound) where the file of kernels is not there, or is of another build.
+  // Error(kNotFound) where the file of kernels is not there, is of another build, or has nothing that the
+  // driver can use, and Error(kCorrupt) where it is not whole.
   virtual CUfunc_st* kernel(const char* name) = 0;
   // Runs the kernel in so many blocks of so many threads. `arguments` is its structure of arguments, which is
   // copied.

@@ -62,15 +62,15 @@ class InContext {
 // One more context, which is the current one for as long as this object lives, with a module in it.
 class OneMoreContext {
  public:
-  OneMoreContext(const Driver& driver, CUdevice device, const std::string& image) : driver_(driver) {
+  OneMoreContext(const Driver& driver, CUdevice device, const KernelFile& kernels) : driver_(driver) {
     const CUresult made = driver.cuCtxCreate(&context_, nullptr, 0, device);
     require_room(made);
     driver.check(made, "cuCtxCreate");
-    const CUresult loaded = driver.cuModuleLoadData(&module_, image.data());
+    const CUresult loaded = driver.cuModuleLoadData(&module_, kernels.image.data());
     if (loaded == CUDA_SUCCESS) return;
     (void)driver.cuCtxDestroy(context_);
     require_room(loaded);
-    driver.check(loaded, "cuModuleLoadData");
+    check_loaded(driver, loaded, kernels);
   }
   ~OneMoreContext() {
     (void)driver_.cuModuleUnload(module_);
@@ -153,12 +153,12 @@ void refuse_unfit(const Driver& driver, CUdevice device, const DeviceInfo& info)
   if (info.major < kLeastMajor)
     fail(ErrorCode::kNotFound,
          "GPU {} ({}) has compute capability {}.{}, and Sluice needs {}.0 or later (Ampere, 2020); use "
-         "another GPU, or train on the CPU",
+         "another GPU, or do without a GPU",
          info.index, info.name, info.major, info.minor, kLeastMajor);
   if (attribute(driver, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0)
     fail(ErrorCode::kNotFound,
          "GPU {} ({}) cannot map memory at addresses of the caller's choice, which Sluice needs (it may be a "
-         "share of a GPU, a vGPU); use a whole GPU, or train on the CPU",
+         "share of a GPU, a vGPU); use a whole GPU, or do without a GPU",
          info.index, info.name);
   if (attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) == CU_COMPUTEMODE_PROHIBITED)
     fail(ErrorCode::kNotFound,
@@ -204,11 +204,11 @@ std::size_t CudaDevice::free_memory() const {
 }
 
 std::size_t CudaDevice::measure_context() {
-  const std::string image = read_kernels();
+  const KernelFile kernels = read_kernels();
   const Relaxed relaxed(driver_);
   relaxed.check();
   const std::size_t before = free_memory();
-  const OneMoreContext more(driver_, device_, image);
+  const OneMoreContext more(driver_, device_, kernels);
   return before - std::min(before, free_in_current(driver_));
 }
 
@@ -284,11 +284,10 @@ void CudaDevice::register_host(std::byte* memory, std::size_t bytes) {
   const CUresult result = driver_.cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE);
   if (result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_NOT_PERMITTED)
     fail(ErrorCode::kIo,
-         "the GPU's driver refuses to register {} bytes of host memory: {}; the machine has too little "
-         "memory for it, or "
-         "this process may lock too little (`ulimit -l`), or it is 512 GiB or more, which drivers refuse at "
-         "once",
-         bytes, driver_.words(result));
+         "the GPU's driver refuses to register {} of host memory: {}; the machine has too little memory for "
+         "it, this process may lock too little, or it is 512 GiB or more, which drivers refuse at once; "
+         "state less memory, or raise `ulimit -l`",
+         format_size(bytes), driver_.words(result));
   driver_.check(result, "cuMemHostRegister({} bytes)", bytes);
 }
 void CudaDevice::unregister_host(std::byte* memory) {
@@ -381,8 +380,8 @@ CUfunc_st* CudaDevice::kernel(const char* name) {
   const InContext in(driver_, context_);
   const std::lock_guard lock(mutex_);
   if (kernels_ == nullptr) {
-    const std::string image = read_kernels();
-    driver_.check(driver_.cuModuleLoadData(&kernels_, image.data()), "cuModuleLoadData");
+    const KernelFile file = read_kernels();
+    check_loaded(driver_, driver_.cuModuleLoadData(&kernels_, file.image.data()), file);
   }
   CUfunction function = nullptr;
   const CUresult result = driver_.cuModuleGetFunction(&function, kernels_, name);

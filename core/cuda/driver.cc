@@ -8,7 +8,7 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr const char* kRemedy = "install NVIDIA's driver 580 or later, or train on the CPU";
+constexpr const char* kRemedy = "install NVIDIA's driver 580 or later, or do without a GPU";
 
 template <class Function>
 void find(Function& function, void* library, const char* symbol, const std::string& path) {
@@ -66,9 +66,19 @@ Driver load_driver() {
   if (const CUresult result = driver.cuInit(0); result == CUDA_ERROR_NO_DEVICE)
     fail(ErrorCode::kNotFound,
          "a GPU was asked for, but the driver finds none that this process may use ({}); look at "
-         "`nvidia-smi` and "
-         "at CUDA_VISIBLE_DEVICES, or train on the CPU",
+         "`nvidia-smi` and at CUDA_VISIBLE_DEVICES, or do without a GPU",
          driver.words(result));
+  else if (result == CUDA_ERROR_SYSTEM_NOT_READY)
+    fail(ErrorCode::kIo,
+         "the GPU's driver is not ready: {}; machines with NVSwitch need NVIDIA's fabric manager, of the "
+         "driver's own version, to run (`systemctl start nvidia-fabricmanager`; `nvidia-smi -q` shows the "
+         "state of the fabric)",
+         driver.words(result));
+  else if (result == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)
+    fail(ErrorCode::kIo,
+         "the GPU's driver has a library ({}) and a kernel module of different versions, as after an update: "
+         "{}; restart the machine",
+         driver.path, driver.words(result));
   else
     driver.check(result, "cuInit");
   return driver;

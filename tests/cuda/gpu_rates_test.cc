@@ -91,6 +91,19 @@ TEST_F(GpuRatesTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   }
 }
 
+TEST_F(GpuRatesTest, AFileOfKernelsThatTheDriverRefusesIsNamedWithTheRemedy) {
+  SLUICE_NEEDS_THE_FAKE();
+  constexpr int kInvalidImage = 200, kNoBinary = 209, kInvalidPtx = 218, kNewerPtx = 222;  // as CUresult
+  for (const int refused : {kInvalidImage, kNoBinary, kInvalidPtx, kNewerPtx}) {
+    const std::vector<std::string> parts = {fmt::format("libsluice_kernels.fatbin: error {};", refused),
+                                            "install the wheel again", "scripts/kernels.sh", "newer driver"};
+    fake()->fail("cuModuleLoadData", 0, refused);
+    expect_error(ErrorCode::kNotFound, parts, [&] { device_->measure_context(); });
+    fake()->fail("cuModuleLoadData", 0, refused);
+    expect_error(ErrorCode::kNotFound, parts, [&] { (void)device_->kernel("sluice_sum"); });
+  }
+}
+
 TEST_F(GpuRatesTest, AContextWithKernelsIsMeasuredByOneMore) {
   if (fake() == nullptr) {
     EXPECT_LT(device_->measure_context(), 2 * kGiB);

@@ -60,7 +60,8 @@ TEST_F(OpeningTest, DevicesAreCounted) {
 TEST_F(OpeningTest, MissingDriversAreNamedWithTheRemedy) {
   (void)fake();
   const DriverAt elsewhere("/nowhere/libcuda.so.1");
-  expect_error(ErrorCode::kNotFound, {"/nowhere/libcuda.so.1", "580", "CPU"}, [] { open_device(0); });
+  expect_error(ErrorCode::kNotFound, {"/nowhere/libcuda.so.1", "580", "without a GPU"},
+               [] { open_device(0); });
 }
 
 TEST_F(OpeningTest, OtherLibrariesAreNoDrivers) {
@@ -100,6 +101,16 @@ TEST_F(OpeningTest, FailuresOfTheDriverAreReportedAndNothingIsLeft) {
                  [] { open_device(0); });
     EXPECT_EQ(fake()->alive(), std::vector<std::string>{}) << function;
   }
+}
+
+TEST_F(OpeningTest, DriversThatAreNotReadyHaveARemedy) {
+  SLUICE_NEEDS_THE_FAKE();
+  constexpr int kNotReady = 802, kMismatch = 803;  // as CUresult
+  fake()->fail("cuInit", 0, kNotReady);
+  expect_error(ErrorCode::kIo, {"is not ready", "802", "fabric manager", "nvidia-fabricmanager"},
+               [] { open_device(0); });
+  fake()->fail("cuInit", 0, kMismatch);
+  expect_error(ErrorCode::kIo, {"different versions", "803", "restart the machine"}, [] { open_device(0); });
 }
 
 TEST_F(OpeningTest, ThreadsNeedNoContextOfTheirOwn) {

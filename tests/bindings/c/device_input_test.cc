@@ -34,7 +34,7 @@ class DeviceInputTest : public FakeGpuTest {
 
 TEST_F(DeviceInputTest, DriversThatAreMissingOrTooOld) {
   ::setenv("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
-  expect_error(made(), SLUICE_NOT_FOUND, {"/nowhere/libcuda.so.1", "580", "train on the CPU"});
+  expect_error(made(), SLUICE_NOT_FOUND, {"/nowhere/libcuda.so.1", "580", "do without a GPU"});
   ::setenv("SLUICE_CUDA_DRIVER", "libm.so.6", 1);
   expect_error(made(), SLUICE_NOT_FOUND, {"libm.so.6", "no driver", "580"});
   ::setenv("SLUICE_CUDA_DRIVER", path().c_str(), 1);
@@ -77,7 +77,8 @@ TEST_F(DeviceInputTest, MemoryThatOthersHave) {
 
 TEST_F(DeviceInputTest, HostMemoryThatTheDriverDoesNotRegister) {
   fake().fail("cuMemHostRegister", 0, 2);
-  expect_error(made(), SLUICE_IO, {"refuses to register", "ulimit -l"});
+  expect_error(made(), SLUICE_IO,
+               {"refuses to register", "iB of host memory", "state less memory", "ulimit -l"});
 }
 
 TEST_F(DeviceInputTest, OptionsThatDoNotGoTogether) {

@@ -161,28 +161,33 @@ fake_gpu.share_memory()
 unit = sluice.Unit("unit", [sluice.Parameter("weight", (1000, 1000))])
 try:
     sluice.DeviceEngine([unit], sluice.Options(memory="4GiB", device_memory="128MiB"))
-except sluice.NotFoundError as error:
+except (sluice.NotFoundError, sluice.CorruptError) as error:
     print(error)
 """
 
 
 @pytest.mark.parametrize("kernels, words", [
-    (b"0" * 64 + b"of other sources", ["are of another build", "scripts/kernels.sh"]),
-    (None, ["kernels are missing", "scripts/kernels.sh"]),
+    (lambda own: b"0" * 64 + b"of other sources", "are of another build"),
+    (lambda own: None, "kernels are missing"),
+    (lambda own: own[:-1000], "are damaged"),
+    (lambda own: own[:70], "are damaged"),
+    (lambda own: own[:64], "are damaged"),
 ])  # fmt: skip
-def test_kernels_of_another_build_are_refused(tmp_path, kernels, words):
+def test_kernels_that_are_not_those_of_this_build_are_refused(tmp_path, kernels, words):
     if not fake_gpu.KERNELS.exists():
         pytest.skip("the GPU's kernels are not built")
     places = [str(PACKAGE), str(PACKAGE.parents[1] / "tests" / "python")]
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"SLUICE_LIBRARY_PATH": str(libraries_with(tmp_path, kernels)), "PYTHONPATH": os.pathsep.join(places)},
+        env=os.environ | {"SLUICE_LIBRARY_PATH": str(libraries_with(tmp_path, kernels(fake_gpu.KERNELS.read_bytes()))), "PYTHONPATH": os.pathsep.join(places)},
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
-    assert all(word in found.stdout for word in [*words, str(tmp_path)]), found.stdout
+    path = tmp_path / "libsluice_kernels.fatbin"
+    for word in (words, str(path), "install the wheel again", f"`scripts/kernels.sh {path}`"):
+        assert word in found.stdout, found.stdout
 
 
 def test_a_driver_that_is_missing_is_an_error(monkeypatch):
     monkeypatch.setenv("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1")
-    with pytest.raises(sluice.NotFoundError, match="580 or later, or train on the CPU"):
+    with pytest.raises(sluice.NotFoundError, match="580 or later, or do without a GPU"):
         make_device_engine()
