@@ -32,7 +32,7 @@ void bind_copy(CLI::App& bench, BenchOptions& options) {
 
 void bind_link(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
-  flags.whole("--device", options.device, "which GPU, counted from 0 among those that this process may use");
+  flags.index("--device", options.device, "which GPU, counted from 0 among those that this process may use");
   flags.size("--size", options.size, "bytes that are copied in each direction (512MiB)");
   bind_common(bench, options);
 }

@@ -1,5 +1,6 @@
 #include <array>
 #include <chrono>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -20,6 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kSmaller = "give a smaller --size";
 constexpr std::size_t kPiece = engine::kLargestExtentBytes;  // about a unit, too
 
 double seconds_of(const std::function<void()>& call) {
@@ -33,7 +35,11 @@ class RegisteredMemory {
  public:
   RegisteredMemory(Device& device, allocator::Ledger& ledger, std::size_t bytes)
       : device_(device), region_(ledger, allocator::Purpose::kStaging, bytes) {
-    device_.register_host(region_.data(), region_.size());
+    try {
+      device_.register_host(region_.data(), region_.size());
+    } catch (const Error& error) {
+      fail(error.code(), "{} (a smaller --size registers less)", error.what());
+    }
   }
   ~RegisteredMemory() {
     try {
@@ -220,12 +226,28 @@ void add_rows(const std::vector<BenchWork>& works, const std::vector<std::vector
   }
 }
 
+std::unique_ptr<Device> open_chosen(int index) {
+  try {
+    return open_device(index);
+  } catch (const Error& error) {
+    fail(error.code(), "--device {}: {}", index, error.what());
+  }
+}
+
+void require_device_memory(const Device& device, std::size_t bytes) {
+  const std::size_t free = device.free_memory();
+  if (bytes > free)
+    fail(ErrorCode::kBudget, "this measurement needs {} of memory of GPU {} ({}), of which {} are free: {}",
+         format_size(bytes), device.info().index, device.info().name, format_size(free), kSmaller);
+}
+
 }  // namespace
 
 BenchReport bench_link(const BenchOptions& options, BenchProgress& progress) {
   const std::size_t bytes = round_up(options.size == 0 ? 512 * kMiB : options.size, kPiece);
-  const auto device = open_device(options.device);
-  require_free_memory(2 * bytes + kPiece, "give a smaller --size");
+  const auto device = open_chosen(options.device);
+  require_free_memory(2 * bytes + kPiece, kSmaller);
+  require_device_memory(*device, 2 * bytes + kPiece);
   LinkBench bench(*device, bytes);
   const std::vector<BenchWork> works = bench.works();
   const auto seconds = medians_in_turn(works, options.seconds, progress);

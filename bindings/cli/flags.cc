@@ -71,11 +71,16 @@ void give(CLI::Option& option, const Json& value, const std::string& key, const 
   option.run_callback();
 }
 
-int parse_count(const std::string& flag, const std::string& given) {
+int parse_within(const std::string& flag, const std::string& given, std::uint64_t least, std::uint64_t most) {
   const std::uint64_t value = parse_whole(flag, given);
-  if (value < 1 || value > 4096)
-    fail(ErrorCode::kInvalidArgument, "{}: {} was given; a number from 1 to 4096 is needed", flag, value);
+  if (value < least || value > most)
+    fail(ErrorCode::kInvalidArgument, "{}: {} was given; a number from {} to {} is needed", flag, value,
+         least, most);
   return static_cast<int>(value);
+}
+
+int parse_count(const std::string& flag, const std::string& given) {
+  return parse_within(flag, given, 1, 4096);
 }
 
 }  // namespace
@@ -139,6 +144,11 @@ void Flags::whole(const std::string& flag, int& field, const std::string& help) 
 }
 void Flags::whole(const std::string& flag, std::optional<int>& field, const std::string& help) {
   add(flag, "N", help, "", [&field, flag](const std::string& given) { field = parse_count(flag, given); });
+}
+
+void Flags::index(const std::string& flag, int& field, const std::string& help) {
+  add(flag, "N", help, shown(field),
+      [&field, flag](const std::string& given) { field = parse_within(flag, given, 0, 4095); });
 }
 
 void Flags::toggle(const std::string& flag, bool& field, const std::string& help) {
