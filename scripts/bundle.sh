@@ -4,7 +4,8 @@
 # PyTorch for CUDA is used where it is there.
 #   scripts/bundle.sh [--built] [--wheel FILE] [--peers FOLDER]
 # --built uses build/ and .venv as they are. --wheel takes a wheel that there is already. --peers adds the pure wheels (py3-none-any)
-# of a folder, the smallest first, as long as there is room, and says which it leaves out; this command fetches them:
+# of a folder, with what they need, the smallest first, as long as there is room, and says which it leaves out. There gpu_vs_pytorch.py
+# imports of them what Python does not have. This command fetches them:
 #   .venv/bin/python -m pip download --no-deps --only-binary :all: --platform any --implementation py --abi none -d FOLDER NAME==VERSION
 # On the other machine:
 #   tar xzf sluice-gpu.tar.gz && sluice-gpu/scripts/gpu_check.sh
@@ -97,6 +98,8 @@ if [[ -n $peers ]]; then
   while read -r bytes peer; do
     if [[ $peer != *-none-any.whl ]]; then
       echo "bundle: ${peer##*/} is left out: it is not pure, so it may be for another Python or machine"
+    elif ! python3 -m zipfile -l "$peer" > /dev/null 2>&1; then
+      echo "bundle: ${peer##*/} is left out: it is no wheel, or not whole"
     elif ((bytes > room)); then
       echo "bundle: ${peer##*/} is left out: its $bytes bytes are more than the $room that are left"
     else

@@ -215,9 +215,10 @@ class Sluice(Fused):
 SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpeed, "sluice": Sluice}
 
 
-def find_sluice(a):
-    """Lets Sluice's package be imported."""
+def find_packages(a):
+    """Lets Sluice's package be imported, and, of what Python does not have, the peers' that were carried."""
     sys.path.insert(0, a["package"])
+    sys.path.append(a["peers"])
     if a["fake"]:  # the driver of the tests, whose memory PyTorch's CPU shares
         ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0))
 
@@ -226,7 +227,7 @@ def main():
     a = json.loads(sys.argv[1])
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
-    find_sluice(a)
+    find_packages(a)
     on_gpu = a["device"] != "cpu"
     if on_gpu and not torch.cuda.is_available():
         print(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)", file=sys.stderr)

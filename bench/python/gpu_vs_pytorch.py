@@ -14,10 +14,10 @@ counted, or of fewer where --limit leaves no time for more. What a peer lacks is
     python3 bench/python/gpu_vs_pytorch.py --case offload
 
 It needs a PyTorch that sees a GPU (exit status 4 where there is none), and takes Sluice from a wheel in wheels/ or from the checkout.
+Peers are those that this Python has, else what wheels/ has of them.
 --fake runs a tiny model on the tests' fake driver, which $SLUICE_CUDA_DRIVER names: it shows that the bench works, and no time."""
 import argparse
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from importlib.machinery import PathFinder
 
 from side_by_side import ROOT
 
@@ -69,24 +70,23 @@ def refuse_without_gpu(why):
 
 
 @contextlib.contextmanager
-def package():
-    """The folder of which Sluice's package is imported."""
-    wheels = sorted((ROOT / "wheels").glob("sluice_train-*.whl"))
-    if not wheels:
-        yield str(ROOT / "bindings" / "python")
-        return
+def packages():
+    """The folders of which Sluice's package is imported, and what peers need that this Python does not have."""
     with tempfile.TemporaryDirectory() as folder:
-        zipfile.ZipFile(wheels[0]).extractall(folder)
-        yield folder
+        own, peers = pathlib.Path(folder, "sluice"), pathlib.Path(folder, "peers")
+        for wheel in (ROOT / "wheels").glob("*.whl"):
+            zipfile.ZipFile(wheel).extractall(own if wheel.name.startswith("sluice_train-") else peers)
+        yield {"package": str(own if own.exists() else ROOT / "bindings" / "python"), "peers": str(peers)}
 
 
-def is_installed(name):
-    return importlib.util.find_spec(name) is not None
+def is_installed(name, folder=None):
+    """Whether this Python can import it, of that folder, too."""
+    return PathFinder.find_spec(name, sys.path + [folder] * (folder is not None)) is not None
 
 
 def settings(a, where):
-    general = {"device": a.device, "seq": a.seq, "warm": 2, "steps": a.steps, "fake": a.fake, "package": where}
-    return CASES[a.case] | general | (FAKE if a.fake else {})
+    general = {"device": a.device, "seq": a.seq, "warm": 2, "steps": a.steps, "fake": a.fake}
+    return CASES[a.case] | general | where | (FAKE if a.fake else {})
 
 
 def run(side, chosen, limit_s):
@@ -116,13 +116,13 @@ def run(side, chosen, limit_s):
 
 def measure(a):
     end = time.monotonic() + a.limit
-    with package() as where:
+    with packages() as where:
         chosen = settings(a, where)
         sides = [side for side in chosen.pop("sides") if side in (a.sides or CASES[a.case]["sides"])]
         found = {}
         for side in sides:
-            if side == "deepspeed" and not is_installed("deepspeed"):
-                found[side] = {"failed": "DeepSpeed is not installed"}
+            if side == "deepspeed" and not is_installed("deepspeed", where["peers"]):
+                found[side] = {"failed": "DeepSpeed is not installed, and not in wheels/"}
             else:
                 found[side] = run(side, chosen, end - time.monotonic())
     ours = found.get("sluice", {})

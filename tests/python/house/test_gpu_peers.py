@@ -3,9 +3,11 @@ fake driver, with a tiny model, and its cases are planned in their own sizes."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import gpu_parts
 import pytest
@@ -25,9 +27,9 @@ def variables(**more):
     return os.environ | {"SLUICE_CUDA_DRIVER": str(fake_gpu.DRIVER), "SLUICE_LIBRARY_PATH": str(BUILD / "lib")} | more
 
 
-def bench(*words, **more):
+def bench(*words, folder=BENCH, **more):
     """Runs the bench. Returns its exit status and what it printed."""
-    done = subprocess.run([sys.executable, str(BENCH / "gpu_vs_pytorch.py"), *words], capture_output=True, text=True, timeout=300,
+    done = subprocess.run([sys.executable, str(folder / "gpu_vs_pytorch.py"), *words], capture_output=True, text=True, timeout=300,
                           env=variables(**more))
     return done.returncode, done.stdout, done.stderr
 
@@ -84,6 +86,22 @@ def test_all_sides_are_told_for_people(tmp_path):
     assert len(lines) == 5 and "of the longest of computing, copies and updates" in lines[4]
 
 
+def test_a_peer_that_is_carried_as_a_wheel_is_used(tmp_path):
+    folder = tmp_path / "bench" / "python"
+    shutil.copytree(BENCH, folder)
+    (tmp_path / "wheels").mkdir()
+    words = "--fake", "--case", "offload", "--sides", "deepspeed"
+    fake_gpu.require_built()
+    assert "deepspeed: not measured: DeepSpeed is not installed, and not in wheels/" in bench(*words, folder=folder)[1]
+    with zipfile.ZipFile(tmp_path / "wheels" / "deepspeed-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("deepspeed/__init__.py", textwrap.dedent(DEEPSPEED).replace("import torch\n", "import needed_by_it, torch\n", 1))
+    with zipfile.ZipFile(tmp_path / "wheels" / "needed_by_it-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("needed_by_it.py", "")
+        wheel.writestr("json.py", "raise ImportError('Python has one of its own')")
+    status, told, errors = bench(*words, folder=folder)
+    assert status == 0 and told.startswith("deepspeed: ") and "s a step (of 1)" in told, told + errors
+
+
 def test_what_a_peer_lacks_is_a_line(tmp_path):
     fake_gpu.require_built()
     (tmp_path / "deepspeed.py").write_text("raise ImportError('it was built for another PyTorch')")
@@ -103,7 +121,7 @@ def test_without_a_gpu_it_says_so():
 
 def test_a_side_measures_as_many_steps_as_there_is_time_for():
     fake_gpu.require_built()
-    chosen = gpu_vs_pytorch.CASES["8b"] | gpu_vs_pytorch.FAKE | {"steps": 3, "fake": True, "package": str(PACKAGE), "side": "compute"}
+    chosen = gpu_vs_pytorch.CASES["8b"] | gpu_vs_pytorch.FAKE | {"steps": 3, "fake": True, "package": str(PACKAGE), "peers": "", "side": "compute"}
     for until, steps in ((0, 1), (2**40, 3)):
         done = subprocess.run([sys.executable, str(BENCH / "gpu_sides.py"), json.dumps(chosen | {"until": until})], capture_output=True,
                               text=True, timeout=300, env=variables())
@@ -114,7 +132,7 @@ def test_a_peer_that_trains_another_model_does_not_count(monkeypatch):
     sides = {"sluice": {"step": 1.0, "losses": [2.0], "plan": {"least_seconds": 0.5}}, "compute": {"step": 1.0, "losses": [2.01]},
              "fsdp2": {"step": 1.0, "losses": [float("nan")]}, "deepspeed": {"failed": "status 1"}}
     monkeypatch.setattr(gpu_vs_pytorch, "run", lambda side, chosen, limit_s: dict(sides[side]))
-    monkeypatch.setattr(gpu_vs_pytorch, "is_installed", lambda name: True)
+    monkeypatch.setattr(gpu_vs_pytorch, "is_installed", lambda *_: True)
     monkeypatch.setattr(sys, "argv", ["gpu_vs_pytorch.py", "--case", "offload"])
     found = gpu_vs_pytorch.measure(gpu_vs_pytorch.arguments())
     assert found["ratios"] == {"compute": 1.0, "limit": 1.0}

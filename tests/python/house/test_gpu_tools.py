@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import gpu_check
@@ -40,7 +41,9 @@ def bundled(tmp_path_factory):
     """The folder that is unpacked on a machine with a GPU, and what scripts/bundle.sh said."""
     folder, peers = tmp_path_factory.mktemp("bundle"), tmp_path_factory.mktemp("peers")
     for name, size in (("small-1-py3-none-any.whl", 10), ("large-1-py3-none-any.whl", 50_000_000), ("native-1-cp311-cp311-linux.whl", 10)):
-        (peers / name).write_bytes(os.urandom(size))
+        with zipfile.ZipFile(peers / name, "w") as wheel:
+            wheel.writestr("a_module.py", os.urandom(size))
+    (peers / "cut_off-1-py3-none-any.whl").write_bytes(b"PK")
     told = bundle(folder, "--peers", peers)
     archive = folder / "sluice-gpu.tar.gz"
     assert archive.stat().st_size < 50_000_000
@@ -59,7 +62,8 @@ def test_the_archive_has_what_a_check_needs(bundled, tmp_path):
             "LICENSE"} <= files
     wheels = sorted(path.name for path in (folder / "wheels").iterdir())
     assert len(wheels) == 2 and wheels[0].startswith("sluice_train-") and wheels[1] == "small-1-py3-none-any.whl"
-    assert "large-1-py3-none-any.whl is left out: its 50000000 bytes" in told and "native-1-cp311-cp311-linux.whl is left out: it is not pure" in told
+    assert "cut_off-1-py3-none-any.whl is left out: it is no wheel, or not whole" in told
+    assert re.search("large-1-py3-none-any.whl is left out: its 50000... bytes", told) and "native-1-cp311-cp311-linux.whl is left out: it is not pure" in told
     assert re.fullmatch(r"GLIBC_2\.[\d.]+\nGLIBCXX_3\.4\.\d+\nCXXABI_1\.3\.\d+\n", (folder / "NEEDS").read_text())
     run(folder / "scripts" / "kernels.sh", "--id", tmp_path / "id.h")  # it finds all sources, and those of which the kernels are
     made = (folder / "build" / "lib" / "libsluice_kernels.fatbin").read_bytes()[:64].decode()
