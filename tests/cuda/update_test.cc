@@ -1,5 +1,6 @@
 #include "optim/device_update.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -104,7 +105,7 @@ Values make_values(const Optimizer& optimizer, std::size_t count, std::uint64_t 
     for (float& scale : scales)
       scale = is_square ? std::abs(random.value(true, false)) : random.value(false, false);
     state.scales.resize(4 * scales.size());
-    std::memcpy(state.scales.data(), scales.data(), state.scales.size());
+    std::copy_n(reinterpret_cast<const std::byte*>(scales.data()), state.scales.size(), state.scales.data());
     v.state.push_back(std::move(state));
   }
   return v;
