@@ -1,8 +1,11 @@
 #include "allocator/device_memory.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -45,36 +48,58 @@ class Addresses {
   Addresses(Device& device, std::size_t bytes)
       : device_(&device), bytes_(bytes), address_(device.reserve_addresses(bytes)) {}
   ~Addresses() {
-    quietly([&] { device_->free_addresses(address_, bytes_); });
+    if (!is_left_) quietly([&] { device_->free_addresses(address_, bytes_); });
   }
   Addresses(const Addresses&) = delete;
   Addresses& operator=(const Addresses&) = delete;
   DeviceAddress get() const { return address_; }
   std::size_t bytes() const { return bytes_; }
+  // Does what unmaps memory there, at the end. Where that fails the addresses are never given back, since
+  // something is mapped there. is_told: whether the user was warned of such a failure already.
+  template <class Unmap>
+  void unmap(bool& is_told, Unmap unmap) {
+    try {
+      unmap();
+    } catch (const Error& error) {
+      is_left_ = true;
+      const std::string text = fmt::format(
+          "memory of the GPU could not be unmapped when it was given up, so that up to {} of it stay taken "
+          "until the process ends: {}",
+          format_size(bytes_), error.what());
+      if (std::exchange(is_told, true))
+        log().debug("{}", text);
+      else
+        log().warn("{}", text);
+    }
+  }
 
  private:
   Device* device_;
   std::size_t bytes_;
   DeviceAddress address_;
+  bool is_left_ = false;
 };
 
 // An extent of so many bytes that lies under each piece of the addresses.
 class Repeated {
  public:
-  Repeated(Device& device, const Addresses& addresses, const Extent& extent, std::size_t bytes)
-      : device_(device), bytes_(bytes) {
+  Repeated(Device& device, Addresses& addresses, const Extent& extent, std::size_t bytes)
+      : device_(device), addresses_(addresses), bytes_(bytes) {
     for (std::size_t at = 0; at < addresses.bytes(); at += bytes)
       mappings_.push_back({addresses.get() + at, extent.id()});
     device_.map(bytes_, mappings_);
   }
   ~Repeated() {
-    for (const Device::Mapping& mapping : mappings_) quietly([&] { device_.unmap(mapping.address, bytes_); });
+    bool is_told = false;
+    for (const Device::Mapping& mapping : mappings_)
+      addresses_.unmap(is_told, [&] { device_.unmap(mapping.address, bytes_); });
   }
   Repeated(const Repeated&) = delete;
   Repeated& operator=(const Repeated&) = delete;
 
  private:
   Device& device_;
+  Addresses& addresses_;
   std::size_t bytes_;
   std::vector<Device::Mapping> mappings_;
 };
@@ -107,7 +132,8 @@ struct DeviceRegion::State {
     device.map(addresses.get(), bytes, extent.id());
   }
   ~State() {
-    quietly([&] { device.unmap(addresses.get(), addresses.bytes()); });
+    bool is_told = false;
+    addresses.unmap(is_told, [&] { device.unmap(addresses.get(), addresses.bytes()); });
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -186,6 +212,7 @@ struct DeviceFramePool::State {
   std::size_t free = 0;
   std::uint64_t taken_away = 0, maps = 0;
   std::function<void()> before_unmapping;
+  bool is_told_of_unmapping = false;  // after a fault of the GPU none can be, of any home
 
   State(Ledger& account, Device& gpu, std::size_t bytes, std::size_t extents)
       : ledger(account),
@@ -220,9 +247,9 @@ DeviceHome::State::~State() {
   if (placed > 0) quietly([&] { uses = pool.record(*this, {}); });
   if (placed > 0) pool.free_frames(*this, uses);
   bool unused = false;
-  quietly([&] { unused = pool.wait_until_unused(*this); });
+  addresses.unmap(pool.is_told_of_unmapping, [&] { unused = pool.wait_until_unused(*this); });
   for (std::size_t place = 0; place < mapped.size() && unused; ++place)
-    quietly([&] { pool.unmap(*this, place); });
+    addresses.unmap(pool.is_told_of_unmapping, [&] { pool.unmap(*this, place); });
 }
 
 DeviceHome::DeviceHome() = default;

@@ -359,7 +359,8 @@ TEST_F(DeviceMemoryTest, AHomeThatLeavesUnusedKeepsNobodyFromWaiting) {
   device->synchronize(other.get());
 }
 
-// Else the memory under a home's other extents would be kept until the process ends.
+// Else the memory under a home's other extents would be kept until the process ends. What could not be
+// unmapped keeps its addresses, which others must not get, and the user is told of it.
 TEST_F(DeviceMemoryTest, AHomeThatEndsUnmapsEachExtentThoughAnotherOneCannotBe) {
   SLUICE_NEEDS_THE_FAKE();
   constexpr std::uint64_t kExtents = 3;
@@ -374,12 +375,41 @@ TEST_F(DeviceMemoryTest, AHomeThatEndsUnmapsEachExtentThoughAnotherOneCannotBe) 
       ASSERT_TRUE(pool.place(home, home.size(), Purpose::kParameter, stream.get()));
       pool.take_away(home, {});
       fake()->fail("cuMemUnmap", fails, 719);
+      testing::internal::CaptureStderr();
       home = DeviceHome();
+      const std::string told = testing::internal::GetCapturedStderr();
+      EXPECT_NE(told.find("could not be unmapped"), std::string::npos) << told;
+      EXPECT_NE(told.find("cuMemUnmap"), std::string::npos) << told;
       EXPECT_EQ(fake()->counts().calls.at("cuMemUnmap"), kExtents) << fails;
     }
     EXPECT_EQ(fake()->alive(), (std::vector<std::string>{"1 reservations", "1 mappings"})) << fails;
-    EXPECT_EQ(fake()->take_misuses().size(), 1U) << fails;  // the address, which is still mapped
+    EXPECT_EQ(fake()->take_misuses(), std::vector<std::string>{}) << fails;
   }
+  fake()->begin({});
+}
+
+// After a fault of the GPU no call succeeds.
+TEST_F(DeviceMemoryTest, UnmappingThatFailsForEachHomeIsToldOnce) {
+  SLUICE_NEEDS_THE_FAKE();
+  {
+    const auto device = open_device(0);
+    Ledger ledger;
+    DeviceFramePool pool(ledger, *device, 2 * kMiB, 4);
+    const auto stream = device->make_stream(false);
+    std::vector<DeviceHome> homes;
+    for (int i = 0; i < 4; ++i) homes.emplace_back(pool, "unit", 2 * kMiB);
+    for (DeviceHome& home : homes)
+      ASSERT_TRUE(pool.place(home, home.size(), Purpose::kParameter, stream.get()));
+    for (DeviceHome& home : homes) pool.take_away(home, {});
+    pool.before_unmapping([] { fail(ErrorCode::kIo, "the GPU has had a fault"); });
+    testing::internal::CaptureStderr();
+    homes.clear();
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_NE(told.find("could not be unmapped"), std::string::npos) << told;
+    EXPECT_EQ(told.find("could not be unmapped"), told.rfind("could not be unmapped")) << told;
+    EXPECT_EQ(fake()->counts().calls.count("cuMemAddressFree"), 0U);
+  }
+  EXPECT_EQ(fake()->alive(), (std::vector<std::string>{"4 reservations", "4 mappings"}));
   fake()->begin({});
 }
 
