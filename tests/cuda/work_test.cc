@@ -2,7 +2,8 @@
 #include <functional>
 #include <thread>
 
-#include "cuda/gpu.h"
+#include "cuda/kernel_test.h"
+#include "kernels/device_sum.h"
 #include "thrown.h"
 
 // Streams, events, and the order of what is queued. On the fake each test runs in every schedule.
@@ -183,6 +184,27 @@ TEST_F(GpuTest, MemoryThatQueuedWorkUsesCannotGo) {
   expect_error(ErrorCode::kIo, {"cuMemHostUnregister"}, [&] { device->unregister_host(host.data()); });
   EXPECT_EQ(fake()->take_misuses().size(), 2U);
   device->synchronize(stream.get());
+}
+
+// A kernel uses what its arguments point at, and nothing of others, as of another engine of the process.
+TEST_F(KernelTest, MemoryThatAQueuedKernelUsesCannotGo) {
+  SLUICE_NEEDS_THE_FAKE();
+  device_.reset();
+  fake()->begin({.schedule = Schedule::kLate});
+  device_ = open_device(0);
+  const auto other = std::make_unique<MappedMemory>(*device_, 1);
+  MappedMemory from(*device_, 2), to(*device_, 1);
+  const auto stream = device_->make_stream(false);
+  kernels::DeviceSum sum(*device_);
+  sum.copy(stream.get(), 8, reinterpret_cast<const float*>(from.address() + from.bytes() / 2), 2,
+           {reinterpret_cast<float*>(to.address() + 64), Dtype::kF32});
+  for (const MappedMemory* used : {&from, &to})
+    expect_error(ErrorCode::kIo, {"cuMemUnmap"},
+                 [&] { device_->unmap(used->address(), device_->info().extent_bytes); });
+  EXPECT_EQ(fake()->take_misuses().size(), 2U);
+  device_->unmap(other->address(), other->bytes());
+  device_->map(other->address(), other->bytes(), other->extent(0));
+  device_->synchronize(stream.get());
 }
 
 TEST_F(GpuTest, AFunctionOfTheHostMustNotCallCuda) {

@@ -140,13 +140,19 @@ void FakeDriver::launch(CUstream stream, CUfunction function, unsigned blocks, u
     throw Refusal{CUDA_ERROR_INVALID_VALUE,
                   fmt::format("a kernel is given {} blocks of {} threads", blocks, threads)};
   const auto* const first = static_cast<const std::byte*>(arguments[0]);
-  // Which memory a kernel uses is not known, so none may go while it is queued.
-  work_->queue(
-      stream, {{0, UINT64_MAX, false}},
-      [this, &kernel, blocks, threads, copy = std::vector<std::byte>(first, first + kernel.argument_bytes)] {
-        const Memory::Open open(*memory_);
-        run_kernel(kernel, blocks, threads, copy.data(), random_);
-      });
+  std::vector<std::byte> copy(first, first + kernel.argument_bytes);
+  // How much of the memory behind its arguments a kernel uses is not known, so none of it may go.
+  std::vector<Range> ranges;
+  for (std::size_t at = 0; at + sizeof(CUdeviceptr) <= copy.size(); at += sizeof(CUdeviceptr)) {
+    CUdeviceptr word = 0;
+    std::memcpy(&word, copy.data() + at, sizeof word);
+    if (const auto found = memory_->reservation_of(word))
+      ranges.push_back({found->first, found->first + found->second, false});
+  }
+  work_->queue(stream, std::move(ranges), [this, &kernel, blocks, threads, copy = std::move(copy)] {
+    const Memory::Open open(*memory_);
+    run_kernel(kernel, blocks, threads, copy.data(), random_);
+  });
 }
 void FakeDriver::account() {
   const std::size_t all = made_contexts_.size() + (retained_ > 0 ? 1 : 0);

@@ -127,9 +127,11 @@ void Memory::allow(CUdeviceptr address, std::size_t bytes, bool writes) {
   }
 }
 
-bool Memory::is_reserved(CUdeviceptr address) const {
+std::optional<std::pair<CUdeviceptr, std::size_t>> Memory::reservation_of(CUdeviceptr address) const {
   const auto after = reservations_.upper_bound(address);
-  return after != reservations_.begin() && address < std::prev(after)->first + std::prev(after)->second;
+  if (after == reservations_.begin() || address - std::prev(after)->first >= std::prev(after)->second)
+    return std::nullopt;
+  return *std::prev(after);
 }
 
 void Memory::protect(bool is_open) const {

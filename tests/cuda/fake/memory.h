@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace sluice::fake_cuda {
 
@@ -59,6 +61,8 @@ class Memory {
     expect_mapped(address, bytes);
     if (is_reserved(address)) refuse_writes_to_read_only(address, bytes);
   }
+  // The reserved addresses, by their beginning and size, of which this is one.
+  std::optional<std::pair<CUdeviceptr, std::size_t>> reservation_of(CUdeviceptr address) const;
   // While one lives, the CPU sees the device's memory under the device's addresses.
   class Open {
    public:
@@ -101,7 +105,7 @@ class Memory {
   void refuse_writes_to_read_only(CUdeviceptr address, std::size_t bytes) const;
   const Mapping& mapping_of(CUdeviceptr address) const;
   void protect(bool is_open) const;
-  bool is_reserved(CUdeviceptr address) const;
+  bool is_reserved(CUdeviceptr address) const { return reservation_of(address).has_value(); }
   bool is_free(CUdeviceptr address, std::size_t bytes) const;
 
   std::size_t bytes_, taken_ = 0, besides_ = 0;

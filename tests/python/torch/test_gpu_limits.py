@@ -280,3 +280,20 @@ def test_transforms_of_functions_are_refused():
             torch.func.grad(lambda x: model(x).sum())(torch.randn(4))
         sluice.torch.close(model)
         gc.collect()
+
+
+def test_a_model_ends_while_another_one_of_its_gpu_has_work_queued():
+    with fake_gpu.shared(schedule="late"):
+        made = [wrap(Layers(), "memory", device_facts=fake_gpu.FACTS, updates="gpu", **GPU) for _ in range(2)]
+        for step in range(2):
+            for model, optimizer in made:
+                loss_of(model, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        (first, _), (second, optimizer) = made
+        sluice.torch.close(first, values=False)
+        assert fake_gpu.take_misuses() == [], "the other one's work does not use what goes"
+        loss_of(second, 2).backward()
+        optimizer.step()
+        sluice.torch.close(second)
+        gc.collect()
