@@ -16,7 +16,8 @@ from support.wrapped_models import same, units_of_modules, wrap
 
 import sluice
 import sluice.torch
-from sluice.torch._gpu import Gpu, gpu_of
+from sluice.torch import _gpu
+from sluice.torch._gpu import Account, Gpu, gpu_of
 
 
 def refused(error, words, make=Layers, **options):
@@ -296,4 +297,52 @@ def test_a_model_ends_while_another_one_of_its_gpu_has_work_queued():
         loss_of(second, 2).backward()
         optimizer.step()
         sluice.torch.close(second)
+        gc.collect()
+
+
+def linears(count):
+    return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(count)])
+
+
+def test_what_pytorch_may_take_must_be_free():
+    with fake_gpu.shared():
+        given = {"device_facts": fake_gpu.FACTS, "optimizer": sluice.SGD(lr=0.1)}
+        first, _ = wrap(linears(8), "device", **given, **GPU)  # 128 MiB
+        before = fake_gpu.alive()
+        refused(sluice.BudgetError, ["have 900 MiB of the memory of GPU 0 (reserve)", "MiB are free, besides the", "give less device_memory"],
+                device_memory="1GiB", reserve="900MiB", **given)  # fmt: skip
+        gc.collect()
+        assert fake_gpu.alive() == before
+        second, _ = wrap(Layers(), "memory", device_memory="1GiB", reserve="700MiB", **given)
+        sluice.torch.close(first, values=False)
+        sluice.torch.close(second, values=False)
+        gc.collect()
+
+
+def test_a_reserve_counts_beside_those_of_other_models_and_without_parameters_that_will_move(monkeypatch):
+    gpu, model = Gpu(3, torch.device("meta")), torch.nn.Linear(1 << 18, 4, bias=False, device="meta")
+    assert gpu.bytes_of(model) == 4 << 20 and gpu.bytes_of(torch.nn.Linear(2, 2)) == 0
+    mib = 1 << 20
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6 * mib)
+    monkeypatch.setattr(_gpu, "_bounds", {})
+    gpu.check_room(model, 12 * mib, Account(8 * mib, 0))
+    with pytest.raises(sluice.BudgetError, match=r"13 MiB of the memory of GPU 3 \(reserve\), and 12 MiB are free, besides the 2 MiB"):
+        gpu.check_room(model, 13 * mib, Account(8 * mib, 2 * mib))
+    monkeypatch.setattr(_gpu, "_bounds", {gpu.device: types.SimpleNamespace(untaken=lambda: 5 * mib)})
+    with pytest.raises(sluice.BudgetError, match="and 5 MiB that PyTorch may still take for other wrapped models, and 12 MiB are free"):
+        gpu.check_room(model, 12 * mib, Account(8 * mib, 2 * mib))
+
+
+def test_a_model_that_is_on_the_gpu_already_is_told_what_that_takes(monkeypatch):
+    with fake_gpu.shared(memory=320 << 20):
+        given = {"device_memory": "300MiB", "reserve": "1MiB", "device_facts": fake_gpu.FACTS, "optimizer": sluice.SGD(lr=0.1)}
+        first, _ = wrap(linears(8), "device", **given)  # 128 MiB
+        monkeypatch.setattr(Gpu, "bytes_of", lambda gpu, model: 0)
+        with pytest.raises(sluice.BudgetError, match="are free") as plainly:
+            wrap(linears(8), "device", **given)
+        assert "already" not in str(plainly.value)
+        monkeypatch.setattr(Gpu, "bytes_of", lambda gpu, model: 128 << 20)
+        with pytest.raises(sluice.BudgetError, match=r"are free.*on the GPU already, where they take 128 MiB .*keep the model on the CPU"):
+            wrap(linears(8), "device", **given)
+        sluice.torch.close(first, values=False)
         gc.collect()

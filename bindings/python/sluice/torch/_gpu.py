@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from ..errors import InvalidArgumentError
+from ..errors import BudgetError, InvalidArgumentError
 from ..model import Size, size_of
 
 WORKSPACES = 128 << 20  # bytes of a GPU's that matrix products take for themselves, and that segments of the allocator waste
@@ -18,6 +18,13 @@ HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's
 
 
 Mark = Union[torch.cuda.Event, float]  # a place in what is queued on a GPU: an event, or the clock's time where the CPU stands in for it
+
+
+class Account(NamedTuple):
+    """Bytes of a GPU's memory: what nobody has, all processes counted, and what the engine has."""
+
+    free: int
+    engine: int
 
 
 class _Bounds:
@@ -35,6 +42,10 @@ class _Bounds:
         part = math.nextafter(part, 1.0)  # PyTorch cuts off what is less than a byte
         torch.cuda.set_per_process_memory_fraction(min(1.0, part) if self._size else self._before, self._device)
         return self._size == 0
+
+    def untaken(self) -> int:
+        """The bytes that it has not taken yet."""
+        return max(0, self._held + self._size - torch.cuda.memory_reserved(self._device))
 
 
 _bounds: dict[torch.device, _Bounds] = {}
@@ -62,6 +73,26 @@ class Gpu(NamedTuple):
         """Ends a bound(). Where it was the last, PyTorch may take what it could before the first."""
         if self.device in _bounds and _bounds[self.device].change(-size):
             del _bounds[self.device]
+
+    def bytes_of(self, model: torch.nn.Module) -> int:
+        """What a model's parameters take of the GPU's memory before they move into the engine's."""
+        if self.device.type == "cpu":  # it stands in for the GPU, which has no more of them than the engine's
+            return 0
+        return sum(p.numel() * p.element_size() for p in model.parameters() if p.device == self.device)
+
+    def check_room(self, model: torch.nn.Module, reserve: int, account: Account) -> None:
+        """Raises BudgetError where less of the GPU's memory will be free than PyTorch may then take: `reserve` for this model,
+        whose engine has its memory and whose parameters have not moved, and what it has not taken for others."""
+        going, others = self.bytes_of(model), _bounds[self.device].untaken() if self.device in _bounds else 0
+        free = account.free + going
+        if reserve + others <= free:
+            return
+        for_others = f", and {others >> 20} MiB that PyTorch may still take for other wrapped models" if others else ""
+        raise BudgetError(
+            f"PyTorch is to have {reserve >> 20} MiB of the memory of GPU {self.index} (reserve){for_others}, and {free >> 20} MiB are "
+            f"free, besides the {account.engine >> 20} MiB that the plan takes; end what else uses that GPU (nvidia-smi shows it), "
+            "or give less device_memory and reserve"
+        )
 
     @property
     def captures(self) -> bool:

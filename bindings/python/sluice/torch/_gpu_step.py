@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from ._gpu import HOST, Gpu, Mark
+from ._gpu import HOST, Account, Gpu, Mark
 from ._memory import FirstStep
 
 _MIB = 1 << 20
@@ -16,13 +16,6 @@ _RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
 
 # What a plan says besides of PyTorch on a GPU, before it is measured.
 UNMEASURED: Mapping[str, Any] = {"beside": None, "host": None, "host_reserve": HOST, "seconds": None}
-
-
-class Account(NamedTuple):
-    """Bytes of a GPU's memory: what nobody has, all processes counted, and what the engine has."""
-
-    free: int
-    engine: int
 
 
 class _Steps:

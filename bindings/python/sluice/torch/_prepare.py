@@ -16,8 +16,8 @@ from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
 from ._estimate import reserve_on_gpu, reserves_of
-from ._gpu import HOST, Gpu, gpu_of
-from ._gpu_step import UNMEASURED, Account, FirstStepOnGpu
+from ._gpu import HOST, Account, Gpu, gpu_of
+from ._gpu_step import UNMEASURED, FirstStepOnGpu
 from ._libraries import sgemm, team
 from ._memory import FirstStep
 from ._reproducible import check_reproducible, computing

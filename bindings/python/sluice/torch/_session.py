@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 import torch
 
 from ..device import device_of
-from ..errors import StateError
+from ..errors import BudgetError, StateError
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _buffers, _closing, _homes, _looking, _model_state
 from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
-from ._gpu_step import Account
+from ._gpu import Account
 from ._gradients import Gradient, Gradients
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
@@ -51,11 +51,14 @@ class Session:
         self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
         # Whose beginnings and ends are told; None: nothing depends on them.
         self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
-        self.engine = WrappedEngine(prepared.units, options, prepared.gpu)
+        self.engine = _engine_for(model, prepared)
         self._of_pytorch = prepared.of_pytorch
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
-            self.engine.first_step = prepared.first_step(functools.partial(_account, weakref.ref(self.engine)))
+            account = functools.partial(_account, weakref.ref(self.engine))
+            if prepared.gpu is not None:
+                prepared.gpu.check_room(model, self._of_pytorch, account())
+            self.engine.first_step = prepared.first_step(account)
             homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
@@ -276,6 +279,18 @@ class Session:
             home.parameter.grad = self._gradients.put(home, gradient)
         home.check_memory()
         return True
+
+
+def _engine_for(model: torch.nn.Module, prepared: Prepared) -> WrappedEngine:
+    try:
+        return WrappedEngine(prepared.units, prepared.options, prepared.gpu)
+    except BudgetError as error:
+        if prepared.gpu is None or not (there := prepared.gpu.bytes_of(model)):
+            raise
+        raise BudgetError(
+            f"{error}. The model's parameters are on the GPU already, where they take {there >> 20} MiB beside that until they have "
+            "moved; if that is what is missing, keep the model on the CPU, or on the meta device, until wrap(device='cuda')"
+        ) from error
 
 
 def _account(engine: weakref.ref[WrappedEngine]) -> Account:
