@@ -346,3 +346,15 @@ def test_a_model_that_is_on_the_gpu_already_is_told_what_that_takes(monkeypatch)
             wrap(linears(8), "device", **given)
         sluice.torch.close(first, values=False)
         gc.collect()
+
+
+def test_a_model_that_nobody_has_any_more_gives_its_memory_back_at_one_collection():
+    with fake_gpu.shared():
+        model, optimizer = wrap(Layers(), "memory", device_facts=fake_gpu.FACTS, **GPU)
+        for step in range(2):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del model, optimizer
+        gc.collect()
+        assert fake_gpu.alive() == []

@@ -28,7 +28,8 @@ from ._weights import source_of, stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-_sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
+# The model itself keeps its session, by its hooks: kept here, the session would outlive the collection that ends the model.
+_sessions: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 
 
 def wrap(
@@ -190,7 +191,7 @@ def _move_in(
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings) if prepared.train else None
     session.moved_in()
-    _sessions[model] = session
+    _sessions[model] = weakref.ref(session)
     return model, made
 
 
@@ -218,7 +219,8 @@ def plan(
 
 
 def _session(model: torch.nn.Module) -> Session:
-    session = _sessions.get(model)
+    kept = _sessions.get(model)
+    session = None if kept is None else kept()
     if session is None:
         raise StateError(f"the model ({type(model).__name__}) is not wrapped; see sluice.torch.wrap()")
     return session
