@@ -61,7 +61,7 @@ def test_values_that_are_set_by_hand_are_the_models(place):
     for unit in engine.units:
         values = {name: np.asarray(view) for name, view in engine.get_values(unit.name).items()}
         engine.set_values(unit.name, {name: 2 * value for name, value in values.items()})
-    assert all(torch.equal(p, 2 * before[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(value, 2 * before[name]) for name, value in values_of(model).items())
     with pytest.raises(RuntimeError, match="before .* was changed.*run forward again"):
         old.backward()
     loss_of(model, 2).backward()

@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 import torch
+from support import fake_gpu
 from support.wrapped_models import wrap
 
 import sluice.torch
@@ -24,6 +25,7 @@ def libraries():
     return found
 
 
+@fake_gpu.cpu_alone("it counts loops of the CPU's updates, and a GPU updates this model itself")
 def test_a_wrapped_models_loops_run_on_pytorchs_team(monkeypatch):
     """Every loop of the update goes through PyTorch's GOMP_parallel, and no second OpenMP was loaded for it."""
     address = sluice.torch.team()
