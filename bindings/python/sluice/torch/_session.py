@@ -297,7 +297,8 @@ def _account(engine: weakref.ref[WrappedEngine]) -> Account:
     """What of the GPU's memory is free, and what the engine has there."""
     alive = engine()
     assert alive is not None, "a model that is in use has its engine"
-    taken = sum(line.current for line in alive.ledger() if (line.tier, line.purpose) == ("device", "total"))
+    lines = {line.purpose: line.current for line in alive.ledger() if line.tier == "device"}
+    taken = lines["total"] - lines["base"]  # which is for CUDA and PyTorch
     return Account(device_of(alive)["free"], taken)
 
 
