@@ -303,10 +303,10 @@ void DeviceFramePool::before_unmapping(std::function<void()> wait) {
   state_->before_unmapping = std::move(wait);
 }
 
-// The frames for the first places of a home: those that it was assigned, or that are mapped there. A place
-// whose frame another home has gets another one, where it stays: the one that is mapped there, then the one
-// that it has missed least often, then the one that fewest places share, then the one that is free for
-// longest, of which the stream has least to wait for.
+// The frames for the first places of a home: those that it was assigned, or, without any, that are mapped
+// there. A place whose frame another home has gets another one, where it stays: the one that is mapped there
+// beside those assigned, then the one that it has missed least often, then the one that fewest places share,
+// then the one that is free for longest, of which the stream has least to wait for.
 std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home, std::size_t count) {
   std::vector<std::size_t> chosen(count, kNone), others;
   std::vector<char> is_taken(frames.size());

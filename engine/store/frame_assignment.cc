@@ -63,7 +63,8 @@ class Assignment {
   // Notes how far from a position others are used, before it or after it.
   void look_from(std::size_t position, bool forwards) {
     std::size_t passed = 0;
-    for (std::size_t distance = 0; distance < schedule_.size() && passed <= 2 * shares_.size(); ++distance) {
+    const std::size_t furthest = std::min(schedule_.size(), 2 * shares_.size() + 1);
+    for (std::size_t distance = 0; distance < furthest && passed <= 2 * shares_.size(); ++distance) {
       const std::size_t steps = forwards ? distance : schedule_.size() - distance;
       for (const HoldingId other : schedule_[(position + steps) % schedule_.size()]) {
         passed += extents_[other];

@@ -73,23 +73,22 @@ allocator::FramePool& Pager::pool_of(const Holding& holding) const {
 }
 
 void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses) {
-  const bool is_new = accesses != uses_.schedule();
+  const bool comes_again = accesses == uses_.schedule();
   uses_.set_schedule(std::move(accesses));
   for (auto& holding : holdings_) list(*holding);
-  if (is_new) assign_device_frames();
+  assign_device_frames(comes_again);
 }
 
 void Pager::set_position(std::size_t position) {
   uses_.set_position(position, [this](HoldingId id) { list(*holdings_[id]); });
 }
 
-bool Pager::make_room(const Holding& wanted, Haste haste) {
+bool Pager::make_room(const Holding& wanted, bool forced) {
   const std::size_t extents = frames_for(wanted);
   ensure(extents <= frames(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name, extents,
          frames());
-  const bool forced = haste == Haste::kNow;
-  const Way way = gpu_ == nullptr ? Way::kClear : clear_way(wanted, haste);
-  if (way == Way::kLeaves || (way == Way::kHeld && !forced)) return false;
+  const Way way = gpu_ == nullptr ? Way::kClear : clear_way(wanted, forced);
+  if (way == Way::kStays || (way == Way::kHeld && !forced)) return false;
   const NextUses::Time limit = forced ? 0 : uses_.distance(wanted.id);
   while (free_frames() < extents) {
     Holding* const victim = furthest(false);
@@ -178,9 +177,9 @@ void Pager::begin_transfer(Holding& holding, bool write) {
   list(holding);
 }
 
-bool Pager::begin_fetch(Holding& holding, Haste haste) {
+bool Pager::begin_fetch(Holding& holding, bool forced) {
   ensure(!holding.parked, "'{}' is fetched while its backing is for others to read", holding.spec.name);
-  if (!make_room(holding, haste)) return false;
+  if (!make_room(holding, forced)) return false;
   ensure(place(holding), "no room for '{}' after making it", holding.spec.name);
   holding.present = true;
   list(holding);
@@ -292,13 +291,12 @@ void Pager::fetch_ahead(std::size_t accesses) {
   const auto& schedule = uses_.schedule();
   for (std::size_t i = 1; i <= std::min(accesses, schedule.size() - 1); ++i)
     for (const HoldingId id : schedule[(uses_.position() + i) % schedule.size()])
-      if (!holdings_[id]->present && !holdings_[id]->parked && !begin_fetch(*holdings_[id], Haste::kAhead))
-        return;
+      if (!holdings_[id]->present && !holdings_[id]->parked && !begin_fetch(*holdings_[id], false)) return;
 }
 
 void Pager::prefetch_one(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (!holding.present && free_frames() >= frames_for(holding)) begin_fetch(holding, Haste::kAhead);
+  if (!holding.present && free_frames() >= frames_for(holding)) begin_fetch(holding, false);
 }
 
 std::byte* Pager::acquire(HoldingId id, Use use) {
@@ -306,7 +304,7 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
   while (!ready(holding, use)) {
     if (holding.io != Holding::Io::kNone)
       settle(holding);
-    else if (!update_gives_way(holding) && !begin_fetch(holding, Haste::kNow))
+    else if (!update_gives_way(holding) && !begin_fetch(holding, true))
       wait_for_one();
     poll();
   }
@@ -321,7 +319,7 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
 bool Pager::try_acquire(HoldingId id, Use use) {
   Holding& holding = *holdings_[id];
   poll();
-  if (!holding.present && begin_fetch(holding, Haste::kInTurn)) poll();  // it may have ended at once
+  if (!holding.present && begin_fetch(holding, false)) poll();  // it may have ended at once
   if (!ready(holding, use)) return false;
   ++holding.pins;
   list(holding);

@@ -55,9 +55,10 @@ struct HoldingSpec {
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
-// ahead of its next use in the schedule, and the one whose next use is furthest away makes room. Changed
-// contents are written only when the next accesses need room: contents that are given up before are never
-// written, and contents that are used at once do not wait for their own write. Thread rule: one thread.
+// ahead of its next use in the schedule, and the one whose next use is furthest away makes room; on a GPU
+// what is in those frames that are its own. Changed contents are written only when the next accesses need
+// room: contents that are given up before are never written, and contents that are used at once do not wait
+// for their own write. Thread rule: one thread.
 class Pager {
  public:
   enum class Use : std::uint8_t {
@@ -84,7 +85,8 @@ class Pager {
   void set_schedule(std::vector<std::vector<HoldingId>> accesses);
   void set_position(std::size_t position);
   void prefetch(std::size_t accesses);
-  void prefetch_one(HoldingId holding);  // for reads outside of the schedule; takes only free frames
+  // For reads outside of the schedule; takes no frames of what is used sooner.
+  void prefetch_one(HoldingId holding);
 
   // Makes the holding present, and holds it until release(). Waits. Without contents its bytes are
   // unspecified.
@@ -191,16 +193,13 @@ class Pager {
   }
   std::size_t frames_for(const Holding& holding) const;
   bool place(Holding& holding);
-  // What may be taken away for a holding: what is used later; anything that is not held; and on a GPU also
-  // the frames that are its own.
-  enum class Haste : std::uint8_t { kAhead, kInTurn, kNow };
-  // On a GPU a holding is to get the frames that are its own (pager_device.cc). Whether these are free now;
-  // whether what is there leaves, but later, or is held.
-  enum class Way : std::uint8_t { kClear, kLeaves, kHeld };
-  Way clear_way(const Holding& wanted, Haste haste);
+  // On a GPU a holding is to get the frames that are its own (pager_device.cc). kClear: they are free;
+  // kStays: what is there leaves later, or is used sooner, and is not forced away; kHeld: it is held.
+  enum class Way : std::uint8_t { kClear, kStays, kHeld };
+  Way clear_way(const Holding& wanted, bool forced);
   bool update_gives_way(const Holding& wanted);
   void write_in_the_way(const std::set<HoldingId>& wanted, NextUses::Time nearest);
-  void assign_device_frames();
+  void assign_device_frames(bool comes_again);
   void make_device_homes();
   void take_packed();
   void give_back_left();
@@ -208,7 +207,7 @@ class Pager {
   void set_parked(Holding& holding, bool parked);
   Leavers& leavers(bool unwritten) { return unwritten ? unwritten_ : written_; }
   void make_homes();
-  bool make_room(const Holding& wanted, Haste haste);
+  bool make_room(const Holding& wanted, bool forced);
   void write_behind(std::size_t accesses);
   void write_out(std::size_t extents, NextUses::Time nearest, bool forced);
   std::size_t leaving_extents(std::size_t wanted, NextUses::Time nearest) const;
@@ -216,7 +215,7 @@ class Pager {
   void evict(Holding& victim);
   void begin_transfer(Holding& holding, bool write);
   void fetch_ahead(std::size_t accesses);
-  bool begin_fetch(Holding& holding, Haste haste);
+  bool begin_fetch(Holding& holding, bool forced);
   bool ready(const Holding& holding, Use use) const;
   void settle(Holding& holding);
   void wait_for_one();
@@ -232,7 +231,8 @@ class Pager {
   std::unique_ptr<allocator::FramePool> pool_, small_pool_;
   std::map<DeviceAddress, HoldingId> device_homes_;
   std::unique_ptr<allocator::DeviceFramePool> device_pool_;  // instead of both, where a GPU computes
-  int assignments_ = 0;                                      // how often its frames were assigned
+  std::vector<std::vector<HoldingId>> assigned_for_;  // the schedule for which its frames were assigned
+  int assignments_ = 0;                               // how often its frames were assigned
   std::vector<ComputeRegion> packed_;  // memory of holdings that are packed and not exposed, by purpose
   NextUses uses_;
   Leavers written_, unwritten_;

@@ -12,9 +12,10 @@
 namespace sluice::engine {
 namespace {
 
-// Orders of steps that are new are assigned frames anew so often: a client may use units in another order at
-// first. Orders that keep changing must not have homes mapped in each step.
-constexpr int kAssignments = 4;
+// The first orders are assigned frames at once: the one that is guessed, and those of two steps. Later ones
+// are when they come twice in a row, so that orders which keep changing do not have homes mapped in each
+// step.
+constexpr int kAtOnce = 3;
 
 }  // namespace
 
@@ -30,26 +31,29 @@ void Pager::make_device_homes() {
   }
 }
 
-void Pager::assign_device_frames() {
-  if (device_pool_ == nullptr || assignments_ == kAssignments) return;
+void Pager::assign_device_frames(bool comes_again) {
+  const auto& schedule = uses_.schedule();
+  if (device_pool_ == nullptr || schedule.empty() || schedule == assigned_for_) return;
+  if (assignments_ >= kAtOnce && !comes_again) return;
   ++assignments_;
+  assigned_for_ = schedule;
   std::vector<std::size_t> extents(holdings_.size());
   for (const auto& holding : holdings_)
     if (!holding->resident()) extents[holding->id] = frames_for(*holding);
-  std::vector<std::vector<std::size_t>> assigned = assign_frames(uses_.schedule(), extents, frames());
+  std::vector<std::vector<std::size_t>> assigned = assign_frames(schedule, extents, frames());
   for (const auto& holding : holdings_)
     if (!assigned[holding->id].empty())
       device_pool_->assign(holding->device_home, std::move(assigned[holding->id]));
 }
 
-Pager::Way Pager::clear_way(const Holding& wanted, Haste haste) {
+Pager::Way Pager::clear_way(const Holding& wanted, bool forced) {
   const NextUses::Time limit = uses_.distance(wanted.id);
   std::vector<Holding*> in_the_way;
   for (const DeviceAddress address : device_pool_->in_the_way(wanted.device_home)) {
     Holding& victim = *holdings_[device_homes_.at(address)];
     if (victim.pins > 0 || (victim.is_unwritten() && !victim.spec.stored)) return Way::kHeld;
     const bool is_sooner = uses_.distance(victim.id) <= limit || victim.io != Holding::Io::kNone;
-    if (haste == Haste::kAhead && is_sooner) return Way::kLeaves;
+    if (!forced && is_sooner) return Way::kStays;
     in_the_way.push_back(&victim);
   }
   Way way = Way::kClear;
@@ -60,7 +64,7 @@ Pager::Way Pager::clear_way(const Holding& wanted, Haste haste) {
     if (victim->io == Holding::Io::kNone)
       evict(*victim);
     else
-      way = Way::kLeaves;
+      way = Way::kStays;
   }
   return way;
 }

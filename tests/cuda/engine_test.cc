@@ -153,6 +153,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
       gpu.client.step(step);
       const auto after = fake()->counts();
       moved.insert(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out);
+      EXPECT_LE(after.bytes_in - before.bytes_in, gpu.made.plan.step_bytes_in + gpu.own_bytes() / 2);
       EXPECT_EQ(mapping(), mapped);
       EXPECT_EQ(waits(), waited + 1);
     }
