@@ -26,7 +26,8 @@ namespace {
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 constexpr std::size_t kSmallPage = 4096;
-constexpr std::size_t kWorthAThread = std::size_t{128} << 20;  // takes some 50 ms to populate
+constexpr std::size_t kWorthAThread = std::size_t{128}
+                                      << 20;  // populating it takes far longer than a thread to begin
 
 void unmap(std::byte* data, std::size_t bytes) {
   if (bytes == 0) return;
@@ -72,7 +73,7 @@ void populate_by_this_thread(std::byte* data, std::size_t bytes, std::string_vie
   }
 }
 
-// The kernel clears pages at a few GB/s for each thread.
+// The kernel clears pages in the thread that asks for them, so several threads have it done sooner.
 void populate(std::byte* data, std::size_t bytes, std::string_view what) {
   // Where a container's limit is passed, the kernel ends the process instead of returning an error. So what
   // is available is compared first.

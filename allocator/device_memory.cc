@@ -63,9 +63,9 @@ class Addresses {
     } catch (const Error& error) {
       is_left_ = true;
       const std::string text = fmt::format(
-          "memory of the GPU could not be unmapped when it was given up, so that up to {} of it stay taken "
-          "until the process ends: {}",
-          format_size(bytes_), error.what());
+          "memory of the GPU could not be unmapped when it was given up, and stays taken until the process "
+          "ends: {}",
+          error.what());
       if (std::exchange(is_told, true))
         log().debug("{}", text);
       else

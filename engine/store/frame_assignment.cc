@@ -10,7 +10,8 @@ namespace {
 
 using Schedule = std::vector<std::vector<HoldingId>>;
 
-// What takes more than twice the frames lies between two uses: they are never wanted together.
+// The distance of two holdings between whose uses others are that take more than twice the frames: the two
+// are never wanted together.
 constexpr std::size_t kFar = std::numeric_limits<std::size_t>::max();
 
 class Assignment {

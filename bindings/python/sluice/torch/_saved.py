@@ -171,7 +171,8 @@ class SavedTensors:
         return not self._open
 
     def end_interrupted(self) -> None:
-        """Comes before a call, and before the model is closed. Ends one of a module by itself that was interrupted in this thread, where PyTorch has run no hook."""
+        """Comes before a call, and before the model is closed. Ends a call of a module by itself that was interrupted in this thread,
+        where PyTorch has run no hook."""
         if self._announced is not None and not self.in_model and (not self._calls.open or self._announced.is_interrupted):
             while self._calls.open:
                 self.end()
