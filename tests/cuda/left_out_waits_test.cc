@@ -28,14 +28,14 @@ class LeftOutWaitsTest : public KernelTest {
 
   static Case base() {
     Case setup;
-    setup.blocks = 4, setup.steps = 2, setup.micro_batches = 2;
+    setup.blocks = 10;  // more than there are frames and slots for
+    setup.steps = 2, setup.micro_batches = 2;
     return setup;
   }
   // What together uses every way in which memory passes from one stream to another.
   static std::vector<Scenario> scenarios() {
     std::vector<Case> cases(8, base());
     cases[0].places = {Tier::kHost, Tier::kHost, Tier::kHost};
-    cases[0].blocks = 10;  // more than there are frames for
     cases[1].places = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
     cases[2].places = {Tier::kDisk, Tier::kDisk, Tier::kDisk};
     cases[3].places = {Tier::kHost, Tier::kHost, Tier::kDevice};
