@@ -163,7 +163,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     if (sums_) sums_->end();
     require_all_or_none();
     const std::vector<Access>& accesses = recorder_.end_step();
-    c.set_schedule(accesses);
+    c.set_schedule(accesses, recorder_.held());
     c.pager.set_position(0);
     if (c.plan.clip) return update_all(accesses, settings);
     c.in_step = false;
@@ -227,8 +227,13 @@ void AnyOrderEngine::take(const Held& wanted) {
   const UnitId unit = wanted.unit;
   check_acquire(unit, wanted.hold);
   require_no_capture("acquired", unit);
-  const Access access = {unit, with_parameters(wanted.hold), with_gradient(wanted.hold) ? 0 : -1, false};
-  c.pager.set_position(recorder_.follow(access, in_step()));
+  const auto access_of = [](const Held& held) {
+    return Access{held.unit, with_parameters(held.hold), with_gradient(held.hold) ? 0 : -1};
+  };
+  const Access access = access_of(wanted);
+  std::vector<Access> held;
+  if (c.gpu) std::ranges::transform(held_, std::back_inserter(held), access_of);
+  c.pager.set_position(recorder_.follow(access, in_step(), std::move(held)));
   if (sums_) sums_->await(unit);
   if (sums_ && in_step() && wanted.hold == Hold::kRead) sums_->follow_read(unit);
   c.queue.ensure_updated(unit);

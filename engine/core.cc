@@ -153,16 +153,18 @@ ValueStreams Core::streams(UnitId unit) {
       layout, states, updates, resources, parts, &formats_of_ranks_, host_staging ? &*host_staging : nullptr};
 }
 
-void Core::set_schedule(const std::vector<Access>& accesses) {
-  std::vector<std::vector<HoldingId>> holdings(accesses.size());
-  for (std::size_t i = 0; i < accesses.size(); ++i) {
-    const Access& access = accesses[i];
-    if (access.parameters) holdings[i].push_back(parameters[access.unit]);
+void Core::set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held) {
+  const auto append = [this](std::vector<HoldingId>& to, const Access& access) {
+    if (access.parameters) to.push_back(parameters[access.unit]);
     for (int use = 0; use < gradients.uses(access.unit); ++use)
       if (use == access.gradient_use || access.final)
-        for (const HoldingId holding : gradients.holdings(access.unit, use)) holdings[i].push_back(holding);
-  }
-  pager.set_schedule(std::move(holdings));
+        for (const HoldingId holding : gradients.holdings(access.unit, use)) to.push_back(holding);
+  };
+  std::vector<std::vector<HoldingId>> used(accesses.size()), held_then(held.size());
+  for (std::size_t i = 0; i < accesses.size(); ++i) append(used[i], accesses[i]);
+  for (std::size_t i = 0; i < held.size(); ++i)
+    for (const Access& access : held[i]) append(held_then[i], access);
+  pager.set_schedule(std::move(used), std::move(held_then));
 }
 
 void Core::require_values(UnitId unit) const {

@@ -48,7 +48,8 @@ struct Core {
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
   UnitRange together(UnitId unit) const { return updated_together(layout, optimizer, unit); }
   ValueStreams streams(UnitId unit);
-  void set_schedule(const std::vector<Access>& accesses);
+  // held: see Pager::set_schedule().
+  void set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held = {});
 
   // Returns action(*this). An error other than a Refusal leaves the engine failed.
   template <class Action>

@@ -14,12 +14,19 @@ class Recorder {
   // Forgets what was recorded of a step that did not end.
   void begin_step() {
     recorded_.clear();
+    recorded_held_.clear();
     next_ = 0;
   }
-  // Records the access if `record` says so. Returns its position in the order of the step before, or, where
-  // it is not in there, the position that is expected next.
-  std::size_t follow(const Access& access, bool record) {
-    if (record && recorded_.size() < kMost) recorded_.push_back(access);
+  // Records the access if `record` says so, and what is held from earlier ones. Returns its position in the
+  // order of the step before, or, where it is not in there, the position that is expected next.
+  std::size_t follow(const Access& access, bool record, std::vector<Access> held = {}) {
+    if (record && recorded_.size() < kMost) {
+      recorded_.push_back(access);
+      if (!held.empty()) {
+        recorded_held_.resize(recorded_.size());
+        recorded_held_.back() = std::move(held);
+      }
+    }
     if (access.unit < positions_.size()) {
       const std::vector<std::size_t>& positions = positions_[access.unit];
       for (auto at = std::ranges::lower_bound(positions, next_); at != positions.end(); ++at)
@@ -33,6 +40,7 @@ class Recorder {
   // Ends the step: its order is what the next step is expected to have.
   const std::vector<Access>& end_step() {
     expected_ = std::exchange(recorded_, {});
+    held_ = std::exchange(recorded_held_, {});
     next_ = 0;
     for (std::vector<std::size_t>& positions : positions_) positions.clear();
     for (std::size_t i = 0; i < expected_.size(); ++i) {
@@ -41,11 +49,14 @@ class Recorder {
     }
     return expected_;
   }
+  // By access of the step that has ended: what was held from earlier ones; none after the last.
+  const std::vector<std::vector<Access>>& held() const { return held_; }
 
  private:
   // A step with a long evaluation in it must not take unlimited memory.
   static constexpr std::size_t kMost = std::size_t{1} << 20;
   std::vector<Access> expected_, recorded_;
+  std::vector<std::vector<Access>> held_, recorded_held_;
   std::vector<std::vector<std::size_t>> positions_;  // by unit: its positions in expected_
   std::size_t next_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <tuple>
 
 namespace sluice::engine {
@@ -16,16 +17,20 @@ constexpr std::size_t kFar = std::numeric_limits<std::size_t>::max();
 
 class Assignment {
  public:
-  Assignment(const Schedule& schedule, const std::vector<std::size_t>& extents, std::size_t frames)
+  Assignment(const Schedule& schedule, const Schedule& held, const std::vector<std::size_t>& extents,
+             std::size_t frames)
       : schedule_(schedule),
+        held_(held),
         extents_(extents),
         uses_(extents.size()),
         distances_(extents.size(), kFar),
         shares_(frames),
         near_(frames),
         assigned_(extents.size()) {
-    for (std::size_t at = 0; at < schedule.size(); ++at)
+    for (std::size_t at = 0; at < schedule.size(); ++at) {
       for (const HoldingId holding : schedule[at]) uses_[holding].push_back(at);
+      for (const HoldingId holding : held_at(at)) uses_[holding].push_back(at);
+    }
   }
 
   std::vector<std::vector<std::size_t>> find() {
@@ -67,15 +72,26 @@ class Assignment {
     const std::size_t furthest = std::min(schedule_.size(), 2 * shares_.size() + 1);
     for (std::size_t distance = 0; distance < furthest && passed <= 2 * shares_.size(); ++distance) {
       const std::size_t steps = forwards ? distance : schedule_.size() - distance;
-      for (const HoldingId other : schedule_[(position + steps) % schedule_.size()]) {
+      const std::size_t at = (position + steps) % schedule_.size();
+      for (const HoldingId other : schedule_[at]) {
         passed += extents_[other];
-        if (distances_[other] == kFar) seen_.push_back(other);
-        distances_[other] = std::min(distances_[other], distance);
+        note(other, distance);
       }
+      for (const HoldingId other : held_at(at)) note(other, distance);
     }
   }
 
+  void note(HoldingId other, std::size_t distance) {
+    if (distances_[other] == kFar) seen_.push_back(other);
+    distances_[other] = std::min(distances_[other], distance);
+  }
+
+  std::span<const HoldingId> held_at(std::size_t at) const {
+    return at < held_.size() ? std::span(held_[at]) : std::span<const HoldingId>();
+  }
+
   const Schedule& schedule_;
+  const Schedule& held_;
   const std::vector<std::size_t>& extents_;
   std::vector<std::vector<std::size_t>> uses_;  // by holding: its positions
   std::vector<std::size_t> distances_;          // by holding, from the one that is assigned
@@ -86,10 +102,10 @@ class Assignment {
 
 }  // namespace
 
-std::vector<std::vector<std::size_t>> assign_frames(const Schedule& schedule,
+std::vector<std::vector<std::size_t>> assign_frames(const Schedule& schedule, const Schedule& held,
                                                     const std::vector<std::size_t>& extents,
                                                     std::size_t frames) {
-  return Assignment(schedule, extents, frames).find();
+  return Assignment(schedule, held, extents, frames).find();
 }
 
 }  // namespace sluice::engine

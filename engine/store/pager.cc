@@ -72,8 +72,10 @@ allocator::FramePool& Pager::pool_of(const Holding& holding) const {
   return holding.in_shared_pages() ? *small_pool_ : *pool_;
 }
 
-void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses) {
-  const bool comes_again = accesses == uses_.schedule();
+void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses,
+                         std::vector<std::vector<HoldingId>> held) {
+  const bool comes_again = accesses == uses_.schedule() && held == held_;
+  held_ = std::move(held);
   uses_.set_schedule(std::move(accesses));
   for (auto& holding : holdings_) list(*holding);
   assign_device_frames(comes_again);

@@ -81,8 +81,10 @@ class Pager {
   void start(std::size_t extent_bytes, std::size_t extents);
   // Sets the cycle of accesses, each with the holdings that it needs. prefetch(n) begins to fetch for the n
   // accesses after the position what needs no waiting and takes no frame from an earlier access, and begins
-  // to write what is in the way of these accesses and of two more.
-  void set_schedule(std::vector<std::vector<HoldingId>> accesses);
+  // to write what is in the way of these accesses and of two more. held: by access, what is held meanwhile,
+  // from an earlier access on, as far as that is known; a GPU's frames are assigned by it.
+  void set_schedule(std::vector<std::vector<HoldingId>> accesses,
+                    std::vector<std::vector<HoldingId>> held = {});
   void set_position(std::size_t position);
   void prefetch(std::size_t accesses);
   // For reads outside of the schedule; takes no frames of what is used sooner.
@@ -231,8 +233,10 @@ class Pager {
   std::unique_ptr<allocator::FramePool> pool_, small_pool_;
   std::map<DeviceAddress, HoldingId> device_homes_;
   std::unique_ptr<allocator::DeviceFramePool> device_pool_;  // instead of both, where a GPU computes
-  std::vector<std::vector<HoldingId>> assigned_for_;  // the schedule for which its frames were assigned
-  int assignments_ = 0;                               // how often its frames were assigned
+  // What is held at each access of the schedule; the schedule for which its frames were assigned, and what
+  // is held then; how often they were.
+  std::vector<std::vector<HoldingId>> held_, assigned_for_, assigned_held_;
+  int assignments_ = 0;
   std::vector<ComputeRegion> packed_;  // memory of holdings that are packed and not exposed, by purpose
   NextUses uses_;
   Leavers written_, unwritten_;

@@ -33,14 +33,16 @@ void Pager::make_device_homes() {
 
 void Pager::assign_device_frames(bool comes_again) {
   const auto& schedule = uses_.schedule();
-  if (device_pool_ == nullptr || schedule.empty() || schedule == assigned_for_) return;
+  if (device_pool_ == nullptr || schedule.empty() || (schedule == assigned_for_ && held_ == assigned_held_))
+    return;
   if (assignments_ >= kAtOnce && !comes_again) return;
   ++assignments_;
   assigned_for_ = schedule;
+  assigned_held_ = held_;
   std::vector<std::size_t> extents(holdings_.size());
   for (const auto& holding : holdings_)
     if (!holding->resident()) extents[holding->id] = frames_for(*holding);
-  std::vector<std::vector<std::size_t>> assigned = assign_frames(schedule, extents, frames());
+  std::vector<std::vector<std::size_t>> assigned = assign_frames(schedule, held_, extents, frames());
   for (const auto& holding : holdings_)
     if (!assigned[holding->id].empty())
       device_pool_->assign(holding->device_home, std::move(assigned[holding->id]));

@@ -103,5 +103,38 @@ TEST_F(DevicePagerTest, WhatIsEntrustedIsWhereTheCpuFindsIt) {
   pager_->release(unit);
 }
 
+// What is held meanwhile is in nobody's way: the next one can be brought in while each is used.
+TEST_F(DevicePagerTest, WhatIsHeldLeavesRoomForWhatComesNext) {
+  constexpr int kUnits = 9;
+  std::vector<HoldingId> units;
+  for (int i = 0; i <= kUnits; ++i) units.push_back(define(fmt::format("unit {}", i).c_str()));
+  const HoldingId root = units.back();
+  units.pop_back();
+  start(4);
+  std::vector<std::vector<HoldingId>> accesses = {{root}}, held = {{}};
+  for (int i = 0; i < 2 * kUnits; ++i) {
+    accesses.push_back({units[static_cast<std::size_t>(i < kUnits ? i : 2 * kUnits - 1 - i)]});
+    held.push_back({root});
+  }
+  pager_->set_schedule(accesses, held);
+  for (int i = 0; i < kUnits; ++i) fill(units[static_cast<std::size_t>(i)], i);
+  fill(root, kUnits);
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    pager_->set_position(0);
+    pager_->acquire(root, Pager::Use::kRead);
+    pager_->prefetch(1);
+    for (std::size_t at = 1; at < accesses.size(); ++at) {
+      SCOPED_TRACE(fmt::format("{} {}", cycle, at));
+      pager_->poll();
+      EXPECT_TRUE(pager_->present(accesses[at][0]) || cycle == 0);
+      pager_->set_position(at);
+      pager_->acquire(accesses[at][0], Pager::Use::kRead);
+      pager_->prefetch(1);
+      pager_->release(accesses[at][0]);
+    }
+    pager_->release(root);
+  }
+}
+
 }  // namespace
 }  // namespace sluice::engine

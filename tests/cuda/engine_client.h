@@ -40,6 +40,7 @@ struct Case {
   bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
   bool measures = false;  // the client measures and multiplies gradients before the step, as clipping does
   bool looks = false;     // the client also reads parameters between the last gradient and the step
+  bool holds = false;     // the client holds the first block from its forward pass to its backward pass
   bool leaves = false;    // the engine ends in the middle of a step, and nothing is saved
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
   bool abandons = false;                    // the client abandons that step
@@ -61,7 +62,7 @@ inline Profile profile_of(const Case& setup) {
   units.push_back({"frozen", {{"table", {setup.rows, kWidth}}}});
   units.back().trainable = false;
   for (UnitSpec& unit : units) unit.dtype = setup.dtype;
-  return any_order_profile(std::move(units), 1);
+  return any_order_profile(std::move(units), setup.holds ? 2 : 1);
 }
 
 inline PlanRequest request_of(const Case& setup) {
@@ -214,7 +215,7 @@ class Client {
       engine_.acquire(unit, Hold::kRead);
       for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
         hands_.look(engine_.parameter(p), bytes(p));
-      engine_.release(unit);
+      if (!setup_.holds || unit != kHeld) engine_.release(unit);
     }
   }
   void measure_gradients() {
@@ -251,6 +252,7 @@ class Client {
       if (spoils_ && setup_.spoiled == p) engine_.add_gradient(p, hands_.nan(layout_.location(p).elements));
     }
     refusing([&] { engine_.release(unit); });
+    if (setup_.holds && unit == kHeld) engine_.release(unit);
   }
 
   static constexpr UnitId kHeld = 1;

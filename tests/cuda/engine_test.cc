@@ -101,7 +101,7 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
   cases[2].optimizer = optimizer_of("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
   cases[3].optimizer = {"sgd", {{"momentum", 0.9}}};
   cases[4].optimizer = optimizer_of("adam", Dtype::kU8, true), cases[4].dtype = Dtype::kBf16;
-  cases[5].clip = false;
+  cases[5].clip = false, cases[5].holds = true;
   cases[6].edits = true, cases[6].dtype = Dtype::kBf16;
   cases[7].edits = cases[7].keeps = true;
   for (std::size_t i = 0; i < cases.size(); ++i) {

@@ -52,6 +52,23 @@ TEST(Recorder, ForgetsAStepThatDidNotEndAndWhatIsNotToBeRecorded) {
   EXPECT_EQ(recorder.end_step(), std::vector<Access>{reading(0)});
 }
 
+TEST(Recorder, KnowsWhatIsHeldFromEarlierAccesses) {
+  using Held = std::vector<std::vector<Access>>;
+  Recorder recorder;
+  recorder.begin_step();
+  recorder.follow(reading(0), true);
+  recorder.follow(reading(1), true, {reading(0)});
+  recorder.follow(reading(2), false, {reading(1)});
+  recorder.follow(final_gradient(2), true);
+  recorder.end_step();
+  EXPECT_EQ(recorder.held(), (Held{{}, {reading(0)}}));
+  recorder.follow(reading(1), true, {reading(0)});
+  recorder.begin_step();
+  recorder.follow(reading(0), true);
+  recorder.end_step();
+  EXPECT_EQ(recorder.held(), Held());
+}
+
 // A reference that looks for each access one by one.
 TEST(Recorder, FindsTheNextOfItsKindInAnyOrder) {
   std::mt19937 random(3);

@@ -50,16 +50,27 @@ bool fits(const Schedule& schedule, const std::vector<std::size_t>& extents, std
 TEST(AssignFrames, AsManyInARowAsFitShareNone) {
   constexpr HoldingId kCount = 30;
   const Frames frames =
-      assign_frames(forwards_and_backwards(kCount), std::vector<std::size_t>(kCount, 3), 14);
+      assign_frames(forwards_and_backwards(kCount), {}, std::vector<std::size_t>(kCount, 3), 14);
   for (HoldingId one = 0; one < kCount; ++one)
     for (HoldingId other = one + 1; other < kCount && other < one + 4; ++other)
       EXPECT_FALSE(share(frames[one], frames[other])) << one << ' ' << other;
 }
 
 TEST(AssignFrames, WhatIsNotNamedOrTakesMoreThanThereAreGetsNone) {
-  const Frames frames = assign_frames({{0, 2}, {3}}, {1, 1, 5, 0}, 4);
+  const Frames frames = assign_frames({{0, 2}, {3}}, {}, {1, 1, 5, 0}, 4);
   EXPECT_EQ(frames, (Frames{{0}, {}, {}, {}}));
-  EXPECT_EQ(assign_frames({}, {1, 1}, 4), (Frames{{}, {}}));
+  EXPECT_EQ(assign_frames({}, {}, {1, 1}, 4), (Frames{{}, {}}));
+}
+
+TEST(AssignFrames, WhatIsHeldAllTheWhileSharesNone) {
+  constexpr HoldingId kCount = 20;
+  Schedule schedule = forwards_and_backwards(kCount), held(schedule.size());
+  for (std::size_t at = 1; at < 2 * kCount - 1; ++at) held[at] = {0};
+  const Frames frames = assign_frames(schedule, held, std::vector<std::size_t>(kCount, 2), 12);
+  for (HoldingId id = 1; id < kCount; ++id) {
+    EXPECT_EQ(frames[id].size(), 2);
+    EXPECT_FALSE(share(frames[0], frames[id])) << id;
+  }
 }
 
 TEST(AssignFrames, SharesOnlyWhereNeighboursDoNotFit) {
@@ -74,8 +85,8 @@ TEST(AssignFrames, SharesOnlyWhereNeighboursDoNotFit) {
     for (auto& access : schedule)
       for (std::size_t i = 0; i <= random() % 2; ++i)
         access.push_back(static_cast<HoldingId>(random() % count));
-    const Frames assigned = assign_frames(schedule, extents, frames);
-    EXPECT_EQ(assigned, assign_frames(schedule, extents, frames));
+    const Frames assigned = assign_frames(schedule, {}, extents, frames);
+    EXPECT_EQ(assigned, assign_frames(schedule, {}, extents, frames));
     for (HoldingId one = 0; one < count; ++one) {
       const bool is_named = distance(schedule, one, one) == 0;
       EXPECT_EQ(assigned[one].size(), is_named ? extents[one] : 0);
