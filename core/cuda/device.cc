@@ -48,6 +48,8 @@ class InContext {
       : driver_(driver), relaxed_(driver), is_pushed_(driver.cuCtxPushCurrent(context) == CUDA_SUCCESS) {}
   ~InContext() {
     CUcontext popped = nullptr;
+    // The driver tells an earlier call's error at each later call, too, and has no reason of its own to
+    // refuse this one. Were it to, the context would stay current on this thread.
     if (is_pushed_) (void)driver_.cuCtxPopCurrent(&popped);
   }
   InContext(const InContext&) = delete;
