@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <span>
 
 #include "engine/shared_gradients.h"
@@ -18,7 +17,7 @@ void put(std::string& bytes, std::span<const T> values) {
 template <class T>
 std::size_t get(const std::string& bytes, std::size_t at, std::span<T> values) {
   ensure(bytes.size() - at >= values.size_bytes(), "a rank has sent too little of its gradients");
-  std::memcpy(values.data(), bytes.data() + at, values.size_bytes());
+  std::copy_n(bytes.data() + at, values.size_bytes(), reinterpret_cast<char*>(values.data()));
   return at + values.size_bytes();
 }
 

@@ -174,8 +174,9 @@ void ScheduledEngine::finish_gradient(const Sum& sum) {
     return c.pager.release(gradient);
   }
   if (c.gradient_shards.has(unit)) {
-    std::memcpy(c.gradient_shards.data(unit), c.pager.data(gradient),
-                c.own(unit).size() * size_of(c.gradients.final_type(unit)));
+    const std::size_t bytes = c.own(unit).size() * size_of(c.gradients.final_type(unit));
+    std::copy_n(c.pager.data(gradient), bytes,
+                c.gradient_shards.data(unit));  // which is null where it is empty
     c.pager.release(gradient);
     c.pager.discard(gradient);
   } else {

@@ -1,7 +1,6 @@
 #include "engine/store/parameter_shards.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -146,12 +145,12 @@ std::unique_ptr<Backing> ParameterShards::make_backing(UnitId unit) {
 void ParameterShards::take(UnitId unit, const std::byte* values) {
   const std::byte* const own_values = values + own(unit).begin * element_bytes(unit);
   if (on_disk(unit)) return stored_.write(unit, own_values);
-  std::memcpy(data(unit), own_values, bytes(unit));
+  std::copy_n(own_values, bytes(unit), data(unit));  // which is null where it is empty
 }
 
 void ParameterShards::read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done) {
   if (on_disk(unit)) return stored_.copy(unit, offset, into, std::move(done));
-  std::memcpy(into.data(), data(unit) + offset, into.size());
+  std::copy_n(data(unit) + offset, into.size(), into.data());
   done(nullptr);
 }
 

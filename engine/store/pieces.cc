@@ -1,7 +1,6 @@
 #include "engine/store/pieces.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/error.h"
 
@@ -10,7 +9,7 @@ namespace sluice::engine {
 Pieces::Use Pieces::copy_to(std::span<std::byte> into, Done done) {
   return [into, done = std::move(done)](std::span<const std::byte> bytes, std::exception_ptr error,
                                         const Done& used) {
-    if (error == nullptr) std::memcpy(into.data(), bytes.data(), bytes.size());
+    if (error == nullptr) std::ranges::copy(bytes, into.begin());
     if (used) used(nullptr);
     done(std::move(error));
   };
