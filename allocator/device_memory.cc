@@ -230,7 +230,7 @@ struct DeviceFramePool::State {
   void map(DeviceHome::State& home, const std::vector<std::size_t>& chosen);
   bool wait_until_unused(const DeviceHome::State& home);
   void unmap(DeviceHome::State& home, std::size_t place);
-  Uses record(const DeviceHome::State& home, std::span<CUstream_st* const> users);
+  Uses record(const DeviceHome::State& home);
   void free_frames(DeviceHome::State& home, const Uses& uses);
 };
 
@@ -244,7 +244,7 @@ DeviceHome::State::State(DeviceFramePool::State& frames, std::string text, std::
 
 DeviceHome::State::~State() {
   Uses uses;
-  if (placed > 0) quietly([&] { uses = pool.record(*this, {}); });
+  if (placed > 0) quietly([&] { uses = pool.record(*this); });
   if (placed > 0) pool.free_frames(*this, uses);
   bool unused = false;
   addresses.unmap(pool.is_told_of_unmapping, [&] { unused = pool.wait_until_unused(*this); });
@@ -398,16 +398,11 @@ bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose
   return true;
 }
 
-// The places that the streams have reached, and the one that was the first to use the memory: it also waits
-// for those who had the memory before.
-Uses DeviceFramePool::State::record(const DeviceHome::State& home, std::span<CUstream_st* const> users) {
-  std::set<CUstream_st*> streams(users.begin(), users.end());
-  streams.insert(home.user);
+// The place that has been reached by the stream which was the first to use the memory.
+Uses DeviceFramePool::State::record(const DeviceHome::State& home) {
   std::vector<Device::Event> events;
-  for (CUstream_st* const stream : streams) {
-    events.push_back(device.make_event(false));
-    device.record(events.back().get(), stream);
-  }
+  events.push_back(device.make_event(false));
+  device.record(events.back().get(), home.user);
   return std::make_shared<const std::vector<Device::Event>>(std::move(events));
 }
 
@@ -424,9 +419,9 @@ void DeviceFramePool::State::free_frames(DeviceHome::State& home, const Uses& us
   home.placed = 0;
 }
 
-void DeviceFramePool::take_away(DeviceHome& home, std::span<CUstream_st* const> users) {
+void DeviceFramePool::take_away(DeviceHome& home, std::vector<Device::Event> last) {
   if (home.state_ == nullptr || home.state_->placed == 0) return;
-  state_->free_frames(*home.state_, state_->record(*home.state_, users));
+  state_->free_frames(*home.state_, std::make_shared<const std::vector<Device::Event>>(std::move(last)));
 }
 
 }  // namespace sluice::allocator

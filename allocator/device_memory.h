@@ -99,9 +99,9 @@ class DeviceFramePool {
   // address that another extent was mapped to. REQUIRES: no memory is under the home, and `user` does not end
   // before it is taken away.
   bool place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user);
-  // Takes all memory away. `users` are the streams on which work is queued that uses it, beside the one that
-  // it was placed for.
-  void take_away(DeviceHome& home, std::span<CUstream_st* const> users);
+  // Takes all memory away. Who gets it next waits for `last`: events after all work that uses it, and after
+  // the place at which it was placed, since the stream waits there for those who had it before.
+  void take_away(DeviceHome& home, std::vector<Device::Event> last);
 
   // Assigns extents to a home: it gets these from now on, where they are free when it is placed. Those that
   // are mapped there already stay at their places. Where it must be placed with others, these are assigned to

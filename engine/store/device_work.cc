@@ -121,20 +121,19 @@ void DeviceWork::wait(Memory memory, Use use) {
   for (CUevent_st* const event : unfinished(memory, use)) device_.synchronize(event);
 }
 
-std::vector<CUstream_st*> DeviceWork::users(Memory memory) const {
+std::vector<Device::Event> DeviceWork::give_up(Memory memory) {
   const std::lock_guard lock(mutex_);
-  std::vector<CUstream_st*> streams;
-  const auto note = [&](const Place& place) {
-    if (place.stream == nullptr) return;
-    const bool is_own = place.stream == in() || place.stream == out() || place.stream == updates();
-    CUstream_st* const stream = is_own ? place.stream : client();
-    if (std::ranges::count(streams, stream) == 0) streams.push_back(stream);
+  std::vector<Device::Event> last;
+  const auto take = [&](Place& place) {
+    if (place.stream != nullptr) last.push_back(std::move(place.event));
   };
-  for_each(pieces_, memory, [&](const Piece& piece) {
-    note(piece.written);
-    for (const Place& place : piece.read) note(place);
+  for_each(pieces_, memory, [&](Piece& piece) {
+    take(piece.written);
+    for (Place& place : piece.read) take(place);
+    piece.written = {};
+    piece.read.clear();
   });
-  return streams;
+  return last;
 }
 
 // A stream that is captured cannot be waited for. What it used before has events.

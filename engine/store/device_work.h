@@ -61,8 +61,10 @@ class DeviceWork {
   // The caller waits until it may use the memory itself; or asks whether it may.
   void wait(Memory memory, Use use);
   bool is_done(Memory memory, Use use) const { return unfinished(memory, use).empty(); }
-  // The streams whose work there is with the memory, or comes after it.
-  std::vector<CUstream_st*> users(Memory memory) const;
+  // The memory has other uses from now on, or is others'. Returns what its last uses so far have ended with,
+  // and what comes next waits for none of it. REQUIRES: it is whole pieces, and nothing has begun to use it
+  // that has not ended.
+  std::vector<Device::Event> give_up(Memory memory);
   // The caller waits for everything that is queued, by the client, too; or, while its stream is captured, for
   // what it has queued with memory that was added.
   void wait_for_all();

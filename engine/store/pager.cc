@@ -105,7 +105,7 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
 
 void Pager::evict(Holding& victim) {
   if (gpu_ != nullptr) {
-    device_pool_->take_away(victim.device_home, gpu_->users(victim.memory()));
+    device_pool_->take_away(victim.device_home, gpu_->give_up(victim.memory()));
   } else {
     pool_->shrink(victim.home, 0);
     pool_->shrink(victim.hidden, 0);

@@ -76,17 +76,28 @@ TEST_P(DeviceWorkTest, TheCallerMayWriteWhenAllHaveRead) {
   EXPECT_TRUE(is(1, 1));
 }
 
-// A piece is used where any byte of it is; others have nothing to do with it.
-TEST_P(DeviceWorkTest, UsersAreTheWriterAndThoseThatHaveReadSince) {
+// Who has the memory next waits for what was done with it, and for nothing that was queued later.
+TEST_P(DeviceWorkTest, WhatIsGivenUpLeavesTheEndsOfItsLastUses) {
+  const Memory memory{gpu(0), kPart};
+  EXPECT_TRUE(work_->give_up(memory).empty());
   work_->copy_in(gpu(0), {host(0), kPart});
-  EXPECT_EQ(work_->users({gpu(0) + kPart / 2, 1}), std::vector{work_->in()});
-  EXPECT_EQ(work_->users({gpu(1), kPart}), std::vector<CUstream_st*>{});
-  work_->copy_out(host(1), {gpu(0), 16});
-  work_->begin(work_->client(), {gpu(0), kPart}, Use::kRead);
-  work_->end(work_->client(), {gpu(0), kPart}, Use::kRead);
-  EXPECT_EQ(work_->users({gpu(0), 2 * kPart}), (std::vector{work_->in(), work_->out(), work_->client()}));
+  work_->copy_out(host(1), {gpu(0), 16});  // a piece is used where any byte of it is
+  work_->begin(work_->client(), memory, Use::kRead);
+  work_->end(work_->client(), memory, Use::kRead);
+  EXPECT_TRUE(work_->give_up({gpu(1), kPart}).empty());
+  const std::vector<Device::Event> last = work_->give_up(memory);
+  EXPECT_EQ(last.size(), 3u);
+  EXPECT_TRUE(work_->is_done(memory, Use::kWrite));
+  EXPECT_TRUE(work_->give_up(memory).empty());
+  const Device::Event later = device_->make_event(false);
+  device_->fill(work_->client(), memory_->address() + kPart, std::byte{1}, kPart);
+  device_->record(later.get(), work_->client());
+  for (const Device::Event& event : last) device_->synchronize(event.get());
+  if (GetParam() == 0 && fake() != nullptr) {
+    EXPECT_FALSE(device_->is_done(later.get()));
+  }
   work_->copy_in(gpu(0), {host(0), kPart});
-  EXPECT_EQ(work_->users({gpu(0), kPart}), std::vector{work_->in()});
+  EXPECT_EQ(work_->give_up(memory).size(), 1u);
 }
 
 TEST_P(DeviceWorkTest, WaitingForAllIsForEveryStream) {

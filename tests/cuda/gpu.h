@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -111,6 +112,16 @@ class MappedMemory {
   DeviceAddress address_;
   std::vector<Device::Extent> extents_;
 };
+
+// Events at the places that the streams have reached.
+inline std::vector<Device::Event> reached(Device& device, std::span<CUstream_st* const> streams) {
+  std::vector<Device::Event> events;
+  for (CUstream_st* const stream : streams) {
+    events.push_back(device.make_event(false));
+    device.record(events.back().get(), stream);
+  }
+  return events;
+}
 
 // Host memory that is registered, on pages of its own, as all that the engine registers.
 class HostMemory {
