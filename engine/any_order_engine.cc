@@ -144,6 +144,7 @@ void AnyOrderEngine::begin_step(const StepSettings& settings) {
     c.begin_step(settings);
     if (!c.plan.clip) c.gradients.drop_all();  // otherwise gradients may have been kept
     std::fill(updated_.begin(), updated_.end(), false);
+    refused_.clear();
     if (sums_) sums_->begin_step();
     recorder_.begin_step();
   });
@@ -173,7 +174,8 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     else
       c.queue.advance();
     const StepResult result = c.measure();
-    if (c.gpu) refuse_what_the_gpu_refused();
+    learn_of_refused();
+    refuse_what_the_gpu_refused();
     return result;
   });
 }
@@ -184,7 +186,8 @@ void AnyOrderEngine::abandon_step() {
     require_no_capture("abandon_step() is called", {});
     if (shared_) shared_->abandon();
     if (sums_) sums_->abandon();
-    if (c.gpu && !c.plan.clip) take_back_refused();
+    learn_of_refused();
+    refused_.clear();
     drop_all_gradients();
     while (!held_.empty()) let_go(std::prev(held_.end()));
     recorder_.begin_step();

@@ -159,6 +159,7 @@ class AnyOrderEngine final : public Engine {
   using HeldIterator = std::vector<Held>::const_iterator;
   void check_load(UnitId unit) const override;
   void check_save(UnitId unit) const override;
+  void learn_of_refused() override;
   void check_queuing(const char* what) const override;
   void check_acquire(UnitId unit, Hold hold) const;
   void check_held_units(UnitId wanted) const;
@@ -189,7 +190,6 @@ class AnyOrderEngine final : public Engine {
   void update_at_once(UnitRange units);  // REQUIRES: their gradients are final
   void await_update(UnitId unit, bool from_record);
   [[noreturn]] void refuse_at_once(UnitRange units, ParameterId bad);
-  std::vector<ParameterId> take_back_refused();
   void refuse_what_the_gpu_refused();
   StepResult update_all(const std::vector<Access>& accesses, const StepSettings& settings);
   std::vector<UnitRange> units_to_update(const std::vector<Access>& accesses) const;
@@ -199,6 +199,8 @@ class AnyOrderEngine final : public Engine {
   std::vector<Held> held_;  // in the order of acquiring
   Recorder recorder_;
   std::vector<bool> updated_;  // by parameter: whether it was updated in this step already
+  // Those of this step whose gradients a GPU has found not finite: the first one of each unit.
+  std::vector<ParameterId> refused_;
   std::vector<bool> changed_;  // by unit: whether gradients were added since it was acquired for them
   // Of both null: it trains alone, and not reproducibly; of the second: the plan clips.
   std::unique_ptr<SharedGradients> shared_;

@@ -179,22 +179,21 @@ void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
 }
 
 // A unit whose gradients a GPU has checked was updated, there or by the CPU, unless one is not finite: then
-// no update of its parameters counts. Returns the first such parameter of each unit.
-std::vector<ParameterId> AnyOrderEngine::take_back_refused() {
+// no update of its parameters counts.
+void AnyOrderEngine::learn_of_refused() {
   Core& c = core();
-  std::vector<ParameterId> all;
+  if (!c.gpu || c.plan.clip) return;
   while (const auto bad = c.gradients.not_finite_of_step()) {
     const UnitId unit = layout().location(*bad).unit;
-    all.push_back(*bad);
+    refused_.push_back(*bad);
     c.gradients.drop_unit(unit);
     for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
       if (updated_[p]) --c.applied[p];
   }
-  return all;
 }
 
 void AnyOrderEngine::refuse_what_the_gpu_refused() {
-  const std::vector<ParameterId> all = take_back_refused();
+  const std::vector<ParameterId> all = std::exchange(refused_, {});
   if (all.empty()) return;
   refuse(ErrorCode::kNotFinite,
          "the gradient of '{}' is not finite; its unit was not updated{}, and the other units were",

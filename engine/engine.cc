@@ -26,6 +26,7 @@ Engine::Counters Engine::counters() const {
 void Engine::load(UnitId unit, const UnitSource& source) {
   const std::exception_ptr failed = core_->guarded([&](Core& c) {
     check_load(unit);
+    learn_of_refused();
     return c.load(unit, source);
   });
   if (failed) std::rethrow_exception(failed);
@@ -34,6 +35,7 @@ void Engine::load(UnitId unit, const UnitSource& source) {
 void Engine::load_all(const UnitSource& source) {
   core_->guarded([&](Core& c) {
     for (UnitId unit = 0; unit < c.layout.units().size(); ++unit) check_load(unit);
+    learn_of_refused();
     for (UnitId unit = 0; unit < c.layout.units().size(); ++unit)
       if (const std::exception_ptr failed = c.load(unit, source)) std::rethrow_exception(failed);
   });
@@ -42,6 +44,7 @@ void Engine::load_all(const UnitSource& source) {
 void Engine::save(UnitId unit, const UnitSink& sink) {
   const std::exception_ptr failed = core_->guarded([&](Core& c) {
     check_save(unit);
+    learn_of_refused();
     return c.save(unit, sink);
   });
   if (failed) std::rethrow_exception(failed);
@@ -72,6 +75,7 @@ std::optional<int> Partition::owner(std::size_t element) const {
 
 void Engine::set_steps(std::uint64_t steps) {
   core_->guarded([&](Core& c) {
+    learn_of_refused();
     c.steps = steps;
     for (ParameterId p = 0; p < c.applied.size(); ++p)
       c.applied[p] = c.layout.trainable(c.layout.location(p).unit) ? steps : 0;
@@ -79,7 +83,10 @@ void Engine::set_steps(std::uint64_t steps) {
 }
 
 void Engine::set_steps(ParameterId parameter, std::uint64_t steps) {
-  core_->guarded([&](Core& c) { c.applied[parameter] = steps; });
+  core_->guarded([&](Core& c) {
+    learn_of_refused();
+    c.applied[parameter] = steps;
+  });
 }
 
 ConstArray Engine::parameter(ParameterId parameter) const {

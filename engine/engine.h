@@ -157,6 +157,8 @@ class Engine {
   // Throws a Refusal where the unit's values must not be replaced, or read, now.
   virtual void check_load(UnitId unit) const = 0;
   virtual void check_save(UnitId unit) const = 0;
+  // Learns which updates of this step a GPU has left out, so that they do not count. May wait for it.
+  virtual void learn_of_refused() {}
   // Throws a Refusal where nothing may be queued on a GPU now. what: the call, for its text.
   virtual void check_queuing(const char* /*what*/) const {}
 

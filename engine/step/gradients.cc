@@ -116,7 +116,7 @@ void Gradients::hand_over(UnitId unit) {
 }
 
 void Gradients::drop_unit(UnitId unit) {
-  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) drop(p);
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) known_[p] = {};
 }
 
 void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
@@ -209,7 +209,7 @@ std::optional<ParameterId> Gradients::not_finite_factor(UnitId unit) const {
 
 std::optional<ParameterId> Gradients::not_finite_of_step() const {
   for (ParameterId p = 0; p < known_.size(); ++p)
-    if (!known(p).squares.finite || !std::isfinite(known_[p].factor)) return p;
+    if (!has(p) && !known(p).squares.finite) return p;
   return std::nullopt;
 }
 

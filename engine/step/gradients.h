@@ -85,9 +85,11 @@ class Gradients {
   // looked at: not_finite_factor() does that.
   const std::uint32_t* check_on_gpu(UnitId unit, bool for_cpu);
   std::optional<ParameterId> not_finite_factor(UnitId unit) const;
-  // A parameter of those that were handed over, or that have a gradient.
+  // A parameter of those that were handed over.
   std::optional<ParameterId> not_finite_of_step() const;
-  void drop(ParameterId parameter) { known_[parameter] = {}; }
+  void drop(ParameterId parameter) {
+    if (has(parameter)) known_[parameter] = {};
+  }
   void drop_unit(UnitId unit);
   void drop_all();
   // The unit's gradients belong to an update from now on: has() is false, and norm() still counts them.
