@@ -161,7 +161,12 @@ struct DeviceNan::State {
         mappings(gpu, addresses, extent, piece) {
     const Device::Stream stream = gpu.make_stream(false);
     gpu.fill(stream.get(), addresses.get(), std::byte{0xFF}, piece);  // in every type of floats it is NaN
-    gpu.synchronize(stream.get());
+    try {
+      gpu.synchronize(stream.get());
+    } catch (...) {
+      quietly([&] { gpu.synchronize(stream.get()); });  // the fill may use what is unmapped now
+      throw;
+    }
     (void)gpu.make_read_only(addresses.get(), addresses.bytes());  // else a write there shows in all of it
   }
 };

@@ -193,13 +193,15 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingWhereTheDiskHasAll) {
 }
 
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
-class DeviceEngineFailuresTest : public DeviceEngineTest,
-                                 public testing::WithParamInterface<allocator::Tier> {};
+class DeviceEngineFailuresTest
+    : public DeviceEngineTest,
+      public testing::WithParamInterface<std::tuple<allocator::Tier, fake_cuda::Schedule>> {};
 
 TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
-  setup.updates = GetParam();
+  const auto [updates, schedule] = GetParam();
+  setup.updates = updates;
   setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
   setup.blocks = 1, setup.steps = 1;
@@ -208,7 +210,7 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   const auto scenario = [&] {
     train_on_gpu(setup, *device_, [&](Made&) { calls = fake()->counts().calls; });
   };
-  begin(Schedule::kEarly, 0);
+  begin(schedule, 0);
   auto before = fake()->counts().calls;
   scenario();
   const auto all = calls;
@@ -222,7 +224,7 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
     EXPECT_GT(count, 0u) << function;
     for (std::uint64_t n = 0; n < count; n += std::max<std::uint64_t>(1, count / 6), ++failures) {
       SCOPED_TRACE(fmt::format("{} {}", function, n));
-      begin(Schedule::kEarly, 0);
+      begin(schedule, 0);
       fake()->fail(function, n, 719);
       try {
         scenario();
@@ -239,7 +241,10 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   EXPECT_GT(failures, 60);
 }
 
-INSTANTIATE_TEST_SUITE_P(Updates, DeviceEngineFailuresTest, testing::Values(kDevice, kHost));
+INSTANTIATE_TEST_SUITE_P(Updates, DeviceEngineFailuresTest,
+                         testing::Combine(testing::Values(kDevice, kHost),
+                                          testing::Values(fake_cuda::Schedule::kEarly,
+                                                          fake_cuda::Schedule::kLate)));
 
 // Bad input is refused before anything is taken, with what to do about it.
 TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
