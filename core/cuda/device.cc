@@ -20,7 +20,13 @@ class Relaxed {
   explicit Relaxed(const Driver& driver) noexcept
       : driver_(driver), result_(driver.cuThreadExchangeStreamCaptureMode(&mode_)) {}
   ~Relaxed() {
-    if (result_ == CUDA_SUCCESS) (void)driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+    // The driver may tell an earlier call's error here, and NVIDIA does not say whether it has set the mode
+    // then. To set it once more does no harm. Where that fails, too, the thread stays in the relaxed mode, in
+    // which CUDA refuses less, and the GPU has a fault, of which each later call tells.
+    for (int left = result_ == CUDA_SUCCESS ? 2 : 0; left > 0; --left) {
+      CUstreamCaptureMode mode = mode_;
+      if (driver_.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS) return;
+    }
   }
   Relaxed(const Relaxed&) = delete;
   Relaxed& operator=(const Relaxed&) = delete;

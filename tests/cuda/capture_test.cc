@@ -174,6 +174,16 @@ TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
   }
 }
 
+// The mode of the client's thread is as it was, also where the driver refuses once to set it again.
+TEST_P(CaptureTest, AThreadHasItsModeAgainWhereThatFailsOnce) {
+  SLUICE_NEEDS_THE_FAKE();
+  const CUstreamCaptureMode before = exchange_capture_mode(GetParam());
+  fake()->fail("cuThreadExchangeStreamCaptureMode", 1, CUDA_ERROR_LAUNCH_FAILED);
+  (void)device_->free_memory();
+  EXPECT_EQ(exchange_capture_mode(GetParam()), GetParam());
+  exchange_capture_mode(before);
+}
+
 std::string mode_name(const testing::TestParamInfo<CUstreamCaptureMode>& info) {
   const char* const names[] = {"Global", "ThreadLocal", "Relaxed"};
   return names[info.param];
