@@ -1,11 +1,15 @@
 #include "engine/plan/device_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/plan/device_shortage.h"
 #include "engine/plan/placement.h"
+#include "engine/plan/shared_updates.h"
 #include "engine/step/device_gradients.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/device_disk.h"
@@ -25,8 +29,8 @@ constexpr std::size_t kHostSlots = 3;
 // What is on the GPU may take one part in so many more with larger extents than with the smallest, and so
 // may the frames that all that is elsewhere would take together.
 constexpr std::uint64_t kExtentWaste = 16;
-// Of the time without them, what the CPU's updates must save.
-constexpr double kWorthwhile = 0.1;
+
+constexpr std::uint64_t kAnyDisk = std::numeric_limits<std::uint64_t>::max();
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
@@ -67,15 +71,27 @@ class DevicePlanner {
                                  ? "as asked"
                                  : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
     }
-    const std::optional<Plan> plan = attempt();
+    std::optional<Plan> plan = attempt(in_.budget.disk);
+    if (by_gpu && !in_.request.updates)
+      if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
     if (!plan) refuse();
-    if (!by_gpu || in_.request.updates) return *plan;
-    share_updates(*plan);
-    const std::optional<Plan> shared = attempt();
-    return shared.value_or(*plan);
+    return *plan;
   }
 
  private:
+  // Replaces the plan by one in which the CPU updates, too, unless that uses a disk and the plan does not.
+  // alone: a plan by which the GPU updates everything.
+  void share(const Plan& alone, std::optional<Plan>& plan) {
+    const auto before = std::pair(updated_on_, because_);
+    std::tie(updated_on_, because_) = share_updates(placement_, in_.rates, alone);
+    std::optional<Plan> shared = attempt(in_.budget.disk);
+    if (shared && (!plan || plan->uses_disk() || !shared->uses_disk()))
+      plan = std::move(shared);
+    else if (plan)
+      plan->updates_because = "the GPU, since memory is too short for updates by the CPU beside it";
+    std::tie(updated_on_, because_) = before;
+  }
+
   void check_updates(bool by_gpu) const {
     if (in_.request.updates == Tier::kDevice && !by_gpu)
       fail(ErrorCode::kInvalidArgument,
@@ -88,83 +104,38 @@ class DevicePlanner {
            "disk");
   }
 
-  std::optional<Plan> attempt() const {
-    for (const Lookahead& lookahead : lookaheads())
-      for (const std::size_t slots : {kMostSlots, kLeastSlots})
-        if (std::optional<Plan> plan = fill(lookahead, slots)) return plan;
-    return std::nullopt;
-  }
-
-  // What of a unit's step goes on beside everything else: the client's computing, and all other units.
-  struct Beside {
-    Placement::Traffic copied;
-    double gpu = 0, cpu = 0;  // seconds of updates
-    void add(const Beside& more) {
-      copied.read += more.copied.read;
-      copied.written += more.copied.written;
-      gpu += more.gpu;
-      cpu += more.cpu;
-    }
-    void remove(const Beside& less) {
-      copied.read -= less.copied.read;
-      copied.written -= less.copied.written;
-      gpu -= less.gpu;
-      cpu -= less.cpu;
-    }
-    double copying(const MachineRates& rates) const {
-      return copy_seconds(copied.read, copied.written, rates.gpu);
-    }
-    double seconds(const MachineRates& rates) const { return std::max({copying(rates), gpu, cpu}); }
+  // One way to use the GPU's memory.
+  struct Shape {
+    Lookahead lookahead;
+    std::size_t slots;
   };
-  Beside beside(UnitId unit, UnitPlan plan, Tier updated_on) const {
-    plan.updated_on = updated_on;
-    Beside result{placement_.link_traffic(unit, plan)};
-    if (plan.updated_by_cpu())
-      result.cpu = placement_.update_seconds(unit, in_.rates);
-    else
-      result.gpu = placement_.gpu_update_seconds(unit, in_.rates.gpu);
+  std::vector<Shape> shapes() const {
+    std::vector<Shape> result;
+    for (const Lookahead& lookahead : lookaheads())
+      for (const std::size_t slots : {kMostSlots, kLeastSlots}) result.push_back({lookahead, slots});
     return result;
   }
 
-  void share_updates(const Plan& by_gpu) {
-    struct Choice {
-      UnitId unit;
-      Beside by_gpu, by_cpu;
-      double gain;  // seconds of copies that are saved for each of the CPU
-    };
-    std::vector<Choice> choices;
-    Beside alone;
-    for (UnitId unit = 0; unit < by_gpu.units.size(); ++unit) {
-      const UnitPlan& plan = by_gpu.units[unit];
-      const Beside now = beside(unit, plan, Tier::kDevice), then = beside(unit, plan, Tier::kHost);
-      alone.add(now);
-      const double saved = now.copying(in_.rates) - then.copying(in_.rates);
-      if (then.cpu > 0 && saved > 0 && !plan.resident(Part::kState))
-        choices.push_back({unit, now, then, saved / then.cpu});
-    }
-    std::ranges::stable_sort(choices, std::greater<>(), &Choice::gain);
-    Beside shared = alone;
-    std::vector<UnitId> by_cpu;
-    for (const Choice& choice : choices) {
-      Beside next = shared;
-      next.remove(choice.by_gpu);
-      next.add(choice.by_cpu);
-      if (next.seconds(in_.rates) >= shared.seconds(in_.rates)) break;
-      shared = next;
-      by_cpu.push_back(choice.unit);
-    }
-    const double before = alone.seconds(in_.rates), after = shared.seconds(in_.rates);
-    if (before - after <= kWorthwhile * before) {
-      because_ =
-          fmt::format("the GPU, since the CPU would save less than a tenth of {:.2g} s a step", before);
-      return;
-    }
-    for (const UnitId unit : by_cpu) updated_on_[unit] = Tier::kHost;
-    because_ = fmt::format(
-        "the GPU, and the CPU {} of {} units: a step's copies take {:.2g} s then, beside {:.2g} s of the "
-        "GPU's updates and {:.2g} s of the CPU's, instead of {:.2g} s and {:.2g} s by the GPU alone",
-        by_cpu.size(), by_gpu.units.size(), shared.copying(in_.rates), shared.gpu, shared.cpu,
-        alone.copying(in_.rates), alone.gpu);
+  // What of all that is elsewhere is in host memory: all that may be there; all but what the CPU alone uses;
+  // or nothing. What is on disk passes through memory that is there while anything is, so that the last parts
+  // may fit into memory together where none of them would alone.
+  enum class InMemory { kAll, kAllButCpuState, kNothing };
+
+  // Disks are slow, so any plan that does without is better than one that does not.
+  std::optional<Plan> attempt(std::uint64_t disk) const {
+    for (const bool with_disk : {false, true})
+      for (const Shape& shape : shapes())
+        if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
+          if (Plan plan = in_memory(*on_gpu, InMemory::kAll); fits(plan, disk)) return plan;
+    for (const Shape& shape : shapes())
+      if (const std::optional<Plan> on_gpu = fill_gpu(shape, true))
+        for (const InMemory least : {InMemory::kAllButCpuState, InMemory::kNothing}) {
+          Plan plan = in_memory(*on_gpu, least);
+          if (plan.peak_memory > in_.budget.memory) continue;
+          fill_host(plan);
+          if (fits(plan, disk)) return plan;
+        }
+    return std::nullopt;
   }
 
   struct Item {
@@ -208,7 +179,7 @@ class DevicePlanner {
     return part == Part::kGradient ? placement_.gradient_traffic(unit, 1) : placement_.state_traffic(unit);
   }
 
-  std::vector<Item> items(const std::vector<UnitPlan>& units) const {
+  std::vector<Item> items(const std::vector<UnitPlan>& units, bool with_disk) const {
     std::vector<Item> result;
     for (UnitId unit = 0; unit < units.size(); ++unit)
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
@@ -217,20 +188,23 @@ class DevicePlanner {
         if (units[unit].resident(part) || is_fixed) continue;
         const Placement::Traffic saved = traffic(unit, part);
         double seconds = copy_seconds(saved.read, saved.written, in_.rates.gpu);
-        if (in_.budget.disk > 0) seconds += disk_seconds(saved.read, saved.written, in_.rates);
+        if (with_disk) seconds += disk_seconds(saved.read, saved.written, in_.rates);
         if (seconds > 0) result.push_back({unit, part, seconds / static_cast<double>(bytes_of(unit, part))});
       }
     std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
     return result;
   }
 
-  std::optional<Plan> fill(const Lookahead& lookahead, std::size_t slots) const {
+  // A plan with as much on the GPU as fits there, and the rest on disk, where it may be there. with_disk:
+  // whether what saves most is found for a plan that uses the disk.
+  std::optional<Plan> fill_gpu(const Shape& shape, bool with_disk) const {
+    const auto& [lookahead, slots] = shape;
     Plan plan = describe(lookahead, slots, units(Tier::kDisk));
     if (plan.device_bytes > in_.budget.device) return std::nullopt;
     const FrameNeeds needs = placement_.frame_needs(lookahead);
     Frames frames(needs, plan.units);
     Footprint footprint = placement_.footprint(plan.units);
-    for (const Item& item : items(plan.units)) {
+    for (const Item& item : items(plan.units, with_disk)) {
       UnitPlan larger = plan.units[item.unit];
       // The CPU has state in host memory, and gradients are copied there in any case.
       if (larger.updated_by_cpu() && item.part != Part::kParameters) continue;
@@ -245,8 +219,7 @@ class DevicePlanner {
     }
     const std::size_t extents = enlarge_extents(plan, lookahead, slots, footprint, frames.most());
     predict(plan, slots, footprint, extents);
-    fill_host(plan, slots, extents);
-    return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
+    return plan;
   }
 
   // Takes the largest extents with which all that is on the GPU still fits there, and with which neither that
@@ -280,20 +253,39 @@ class DevicePlanner {
     return smallest;
   }
 
-  // Puts what is on disk into host memory while it fits, first what saves most traffic for its bytes.
-  void fill_host(Plan& plan, std::size_t slots, std::size_t extents) const {
-    for (const Item& item : items(plan.units)) {
-      if (plan.units[item.unit].tier(item.part) != Tier::kDisk) continue;
-      plan.units[item.unit].place(item.part, Tier::kHost);
-      const Footprint then = placement_.footprint(plan.units);
-      if (sum(host_bytes(then)) > in_.budget.memory) plan.units[item.unit].place(item.part, Tier::kDisk);
-    }
-    predict(plan, slots, placement_.footprint(plan.units), extents);
+  // Whether the plan has put the part on disk, and not the request.
+  bool is_movable(const UnitPlan& plan, Part part) const {
+    return plan.tier(part) == Tier::kDisk && !in_.request.place(part);
+  }
+  Plan in_memory(Plan plan, InMemory what) const {
+    for (UnitPlan& unit : plan.units)
+      for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+        const bool is_cpu_state = part == Part::kState && unit.updated_by_cpu();
+        if (what == InMemory::kAll || (what == InMemory::kAllButCpuState && !is_cpu_state))
+          if (is_movable(unit, part)) unit.place(part, Tier::kHost);
+      }
+    predict_host(plan, placement_.footprint(plan.units));
+    return plan;
   }
 
-  bool fits(const Plan& plan) const {
-    return plan.device_bytes <= in_.budget.device && plan.peak_memory <= in_.budget.memory &&
-           plan.disk_bytes <= in_.budget.disk;
+  // Puts what is on disk into host memory while it fits, first what saves most traffic for its bytes.
+  void fill_host(Plan& plan) const {
+    Footprint footprint = placement_.footprint(plan.units);
+    for (const Item& item : items(plan.units, true)) {
+      UnitPlan& unit = plan.units[item.unit];
+      if (!is_movable(unit, item.part)) continue;
+      UnitPlan moved = unit;
+      Footprint then = footprint;
+      placement_.to_memory(item.unit, item.part, Tier::kHost, moved, then);
+      if (sum(host_bytes(then)) > in_.budget.memory) continue;
+      unit = moved;
+      footprint = then;
+    }
+    predict_host(plan, footprint);
+  }
+
+  bool fits(const Plan& plan, std::uint64_t disk) const {
+    return plan.peak_memory <= in_.budget.memory && plan.disk_bytes <= disk;
   }
 
   Plan describe(const Lookahead& lookahead, std::size_t slots, std::vector<UnitPlan> units) const {
@@ -357,16 +349,21 @@ class DevicePlanner {
   void predict(Plan& plan, std::size_t slots, const Footprint& footprint, std::size_t extents) const {
     plan.extents = extents;
     plan.staging_slots = slots_of(slots, footprint);
-    plan.host_slots = host_slots_of(footprint);
     plan.updates_because = because_;
     plan.bytes[index(Tier::kDevice)] = device_bytes(plan, slots, footprint, extents);
+    plan.device_bytes = sum(plan.bytes[index(Tier::kDevice)]);
+    predict_host(plan, footprint);
+  }
+
+  // What of a plan changes with what is in host memory, and not on disk.
+  void predict_host(Plan& plan, const Footprint& footprint) const {
+    plan.host_slots = host_slots_of(footprint);
     plan.bytes[index(Tier::kHost)] = host_bytes(footprint);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
     disk[index(Purpose::kParameter)] = footprint.disk[engine::index(Part::kParameters)];
     disk[index(Purpose::kGradient)] = footprint.disk[engine::index(Part::kGradient)];
     disk[index(Purpose::kOptimizerState)] = footprint.disk[engine::index(Part::kState)];
     plan.disk_bytes = sum(disk);
-    plan.device_bytes = sum(plan.bytes[index(Tier::kDevice)]);
     plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
     predict_step(plan);
   }
@@ -375,7 +372,7 @@ class DevicePlanner {
     plan.step_bytes_read = plan.step_bytes_written = 0;
     Beside all;
     for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
-      all.add(beside(unit, plan.units[unit], plan.units[unit].updated_on));
+      all.add(Beside(placement_, in_.rates, unit, plan.units[unit]));
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         if (plan.units[unit].tier(part) != Tier::kDisk) continue;
         plan.step_bytes_read += traffic(unit, part).read;
@@ -392,29 +389,23 @@ class DevicePlanner {
                         in_.rates.memory_bandwidth};
   }
 
+  // Of the plans that fit on the GPU, the one that takes least host memory.
+  Plan least(std::initializer_list<bool> orders, std::initializer_list<InMemory> ways) const {
+    std::optional<Plan> least;
+    for (const bool with_disk : orders)
+      for (const Shape& shape : shapes())
+        if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
+          for (const InMemory way : ways)
+            if (Plan plan = in_memory(*on_gpu, way); !least || plan.peak_memory < least->peak_memory)
+              least = std::move(plan);
+    return *least;
+  }
+
   [[noreturn]] void refuse() const {
-    const Plan least = describe(lookaheads().back(), kLeastSlots, units(Tier::kDisk));
-    if (least.device_bytes > in_.budget.device)
-      fail(ErrorCode::kBudget,
-           "this model does not fit in {} of device memory: it is short by {}; with everything elsewhere "
-           "that can be it needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller "
-           "units",
-           format_size(in_.budget.device), format_size(least.device_bytes - in_.budget.device),
-           format_size(least.device_bytes), format_size(in_.budget.device_base),
-           divide_up(least.device_bytes, kMiB));
-    const Plan in_memory = describe(lookaheads().back(), kLeastSlots, units(Tier::kHost));
-    if (least.peak_memory > in_.budget.memory)
-      fail(ErrorCode::kBudget,
-           "this model does not fit in {} of memory beside {} of device memory: it is short by {}; with "
-           "everything on disk that can be it needs {}. Give memory={}MiB and a disk folder with {}MiB",
-           format_size(in_.budget.memory), format_size(in_.budget.device),
-           format_size(least.peak_memory - in_.budget.memory), format_size(least.peak_memory),
-           divide_up(least.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
-    fail(ErrorCode::kBudget,
-         "what does not fit in {} of device memory fits neither in {} of memory nor in the disk's {}. Give "
-         "memory={}MiB, a disk folder with {}MiB, or more device memory",
-         format_size(in_.budget.device), format_size(in_.budget.memory), format_size(in_.budget.disk),
-         divide_up(in_memory.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
+    const Plan smallest = describe(lookaheads().back(), kLeastSlots, units(Tier::kDisk));
+    if (smallest.device_bytes > in_.budget.device) refuse_device_memory(in_.budget, smallest.device_bytes);
+    refuse_beside_gpu({in_.budget, least({false, true}, {InMemory::kAll}),
+                       least({true}, {InMemory::kAllButCpuState, InMemory::kNothing}), attempt(kAnyDisk)});
   }
 
   const PlanInputs in_;

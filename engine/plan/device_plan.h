@@ -9,8 +9,10 @@ namespace sluice::engine {
 inline constexpr std::size_t kLargestExtentBytes = 32 * kMiB;
 
 // make_plan() for a GPU, whose memory is budget.device: as much as fits is there, first what saves most
-// seconds for its bytes, and of the rest as much as fits in host memory. What the client computes is not
-// known, so Plan::device_time has what all else takes.
+// seconds for its bytes, and of the rest as much as fits in host memory. Where the rest fits there as a whole
+// the disk is not used, also if it is given; more memory never makes a plan use it. What the client computes
+// is not known, so Plan::device_time has what all else takes. Throws Error(kBudget) where nothing fits, with
+// alternatives of which each is enough.
 //
 // The GPU updates what has its state there. Of the other units, whose state or whose gradients and parameters
 // must be copied, so many are updated by the CPU that copies, the GPU's updates and the CPU's, which go on

@@ -288,7 +288,8 @@ Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
   return footprint;
 }
 
-void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
+void Placement::to_memory(UnitId unit, Part part, allocator::Tier tier, UnitPlan& plan,
+                          Footprint& footprint) const {
   footprint.streamed -= streams(unit, plan) ? 1 : 0;
   footprint.cpu_streamed -= streams_through_cpu(unit, plan) ? 1 : 0;
   count(unit, part, plan, -std::uint64_t{1}, footprint);
@@ -296,7 +297,7 @@ void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& foo
   if (part == Part::kParameters && plan.shard_on_disk)
     plan.shard_on_disk = false;
   else
-    plan.place(part, shard ? allocator::Tier::kRanks : plan.compute);
+    plan.place(part, shard ? allocator::Tier::kRanks : tier);
   if (shard) plan.gradient_stored = false;
   count(unit, part, plan, 1, footprint);
   footprint.streamed += streams(unit, plan) ? 1 : 0;

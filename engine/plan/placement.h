@@ -118,7 +118,11 @@ class Placement {
   FrameNeeds frame_needs(const Lookahead& lookahead, std::size_t extent_bytes = kHugePage) const;
   Footprint footprint(const std::vector<UnitPlan>& units) const;
   // Puts a part that is on disk into memory; what is kept in shards, to the tier kRanks.
-  void to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const;
+  void to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
+    to_memory(unit, part, plan.compute, plan, footprint);
+  }
+  // The same, to host memory where a GPU computes.
+  void to_memory(UnitId unit, Part part, allocator::Tier tier, UnitPlan& plan, Footprint& footprint) const;
   // Whether loading or saving needs f32 memory that is neither parameter nor master.
   bool needs_scratch() const;
 

@@ -54,7 +54,7 @@ void refuse_rounds(const Shortage& s) {
        "workspace, {} frames, staging and what stays, {} the process). Give {}{}{}",
        asked_of(s), format_size(least.peak_memory - s.budget.memory),
        s.profile.any_order || !s.request.trains ? "" : ", all recomputed, and " + at_a_time(least.group),
-       format_size(least.peak_memory), format_size(computing),
+       format_needed(least.peak_memory, s.budget.memory), format_size(computing),
        format_size(least.peak_memory - computing - s.budget.base), format_size(s.budget.base),
        memory_argument(s, s.on_disk.memory), and_disk(s),
        !s.request.trains ? ""
@@ -64,13 +64,18 @@ void refuse_rounds(const Shortage& s) {
 
 }  // namespace
 
+std::string format_needed(std::uint64_t needed, std::uint64_t given) {
+  const std::string text = format_size(needed);
+  return needed != given && text == format_size(given) ? fmt::format("{} B", needed) : text;
+}
+
 void refuse(const Shortage& s) {
   const Plan &in_memory = s.in_memory.own, &on_disk = s.on_disk.own;
   if (on_disk.peak_memory > s.budget.memory) refuse_memory(s);
   if (in_memory.peak_memory <= s.budget.memory)
     fail(ErrorCode::kBudget,
          "the parts that were asked to be on disk take {}, and the disk folders have {} for them; give {}",
-         format_size(on_disk.disk_bytes), format_size(s.budget.disk), disk_argument(s));
+         format_needed(on_disk.disk_bytes, s.budget.disk), format_size(s.budget.disk), disk_argument(s));
   if (s.budget.disk == 0)
     fail(ErrorCode::kBudget, "{}: memory is short by {} and no disk is given. Add {}, or give {}",
          asked_of(s), format_size(in_memory.peak_memory - s.budget.memory), disk_argument(s),

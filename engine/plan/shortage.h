@@ -37,6 +37,9 @@ struct Shortage {
   LeastOfRanks in_memory, on_disk;  // all of it in memory; everything on disk that can be
 };
 
+// What is needed, as format_size() has it, or with all digits where that would look like what is given.
+std::string format_needed(std::uint64_t needed, std::uint64_t given);
+
 // Throws Error(kBudget), which says which budget is short, by how much, and the cheapest change with which
 // all ranks have a plan.
 [[noreturn]] void refuse(const Shortage& shortage);

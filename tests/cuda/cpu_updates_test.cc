@@ -89,11 +89,11 @@ TEST_F(CpuUpdatesTest, StateFromTheDiskWaitsForStateThatStillGoesToTheGpu) {
   if (fake() != nullptr) begin(Schedule::kLate, 0);
   Case setup;
   setup.dtype = Dtype::kBf16;
-  setup.blocks = 6;
+  setup.blocks = 6, setup.rows = 528;
   setup.rates.gpu = {Source::kMeasured, 1e9, 1e9, 2e9, 1e-15};
   setup.rates.memory_bandwidth = 1000e9;
   std::optional<UnitId> by_gpu, by_cpu;
-  for (setup.device = 8 * kMiB; (!by_gpu || !by_cpu) && setup.device < 128 * kMiB; setup.device += 2 * kMiB)
+  for (setup.device = 8 * kMiB; (!by_gpu || !by_cpu) && setup.device < 256 * kMiB; setup.device += 2 * kMiB)
     try {
       setup.places = {kHost, kHost, kDisk};
       setup.memory = kGiB;
