@@ -1,5 +1,8 @@
 """Backends of torch.compile() for tests."""
 
+import contextlib
+import threading
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,3 +51,23 @@ def graphs_of_three_calls():
         for _ in range(3):
             function(torch.ones(3))
     return counted.graphs
+
+
+@contextlib.contextmanager
+def compiled_elsewhere():
+    """Inside of the `with` another thread is in the midst of compiling a function."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait(graph, inputs):
+        begun.set()
+        assert may_end.wait(60)
+        return graph.forward
+
+    other = threading.Thread(target=lambda: torch.compile(lambda x: x.tan(), backend=wait)(torch.ones(3)))
+    other.start()
+    try:
+        assert begun.wait(60)
+        yield
+    finally:
+        may_end.set()
+        other.join()

@@ -9,7 +9,7 @@ import torch
 import transformers
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
-from support.graphs import Counted, Hidden, graphs_of_three_calls
+from support.graphs import Counted, Hidden, compiled_elsewhere, graphs_of_three_calls
 from support.wrapped_models import same, same_values, units_of_modules, wrap
 
 import sluice.torch
@@ -204,6 +204,34 @@ def test_other_threads_compile_during_a_first_call():
 
     call(compile_in_thread)
     assert counted.graphs == 1 and here.graphs == 0
+
+
+def test_a_first_call_is_looked_at_while_another_thread_compiles():
+    """Only where operations are looked at is a write through `.data` found."""
+
+    def write(p):
+        p.data.clamp_(-1, 1)
+
+    with fake_gpu.shared():
+        model = Does(lambda: write(model.scale))
+        model, _ = wrap(model, "device", **GPU)
+        with compiled_elsewhere(), pytest.raises(sluice.StateError, match="'scale' is written by aten.clamp_"):
+            loss_of(model, 0)
+        sluice.torch.close(model)
+        gc.collect()
+
+
+def test_a_part_of_a_compiled_block_may_be_called_while_another_thread_compiles():
+    with fake_gpu.shared():
+        plain, model = seeded(Layers), seeded(Layers)
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = torch.compile(block, backend=Counted())
+        model, _ = wrap(model, "memory", units=units_of_modules(model), held_units=4, **GPU)
+        x = torch.randn(2, 96)
+        with torch.no_grad(), compiled_elsewhere():
+            assert torch.equal(model.blocks[2]._orig_mod.up(x), plain.blocks[2].up(x))
+        sluice.torch.close(model)
+        gc.collect()
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def _hook(acquire: _Acquire, hook: Hook) -> Hook:
         return alone
 
     def run(*given: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             alone(*given)
 
     return run

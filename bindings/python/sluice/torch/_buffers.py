@@ -62,7 +62,7 @@ def _not_compiled(hook: Hook) -> Hook:
     alone = outside_of_graphs(hook)
 
     def run(*given: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             alone(*given)
 
     return run

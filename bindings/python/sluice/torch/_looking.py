@@ -18,7 +18,7 @@ from ._estimate import kind_of
 from ._homes import Home, has_memory, storage_of
 from ._modes import Mode
 from ._presence import Presence
-from ._stances import EAGER, SEEN
+from ._stances import EAGER, SEEN, is_traced
 
 Units = dict[int, None]  # units in the order of their uses
 
@@ -190,7 +190,7 @@ class Announced:
         if not self.outermost or self._thread.looking is not None:
             return self._thread.looking is not None
         kind = _Kind(torch._C._current_graph_task_id() != -1, kind_of(module, args, kwargs, torch.is_grad_enabled())[0])
-        if kind in self._known or torch.compiler.is_compiling():
+        if kind in self._known or is_traced():
             return False
         self._thread.kind, self._thread.has_more = kind, False
         self._thread.looking = looking = Looking(self._presence, self)

@@ -57,6 +57,12 @@ def graph_is_seen() -> bool:
     return made_by is not None and innermost_backend(made_by.output.compiler_fn) is _one_by_one
 
 
+def is_traced() -> bool:
+    """Whether PyTorch traces in this thread, for torch.compile() or torch.export(). torch.compiler.is_compiling() is true in all threads
+    meanwhile. Within a graph torch.compiler.is_dynamo_compiling() says it, which is a constant there, and false everywhere else."""
+    return torch._guards.detect_fake_mode() is not None
+
+
 EAGER = DynamoStance("force_eager")
 """Functions that are compiled run as they are written. Operators with bodies (torch.cond) lose gradients of what these use besides
 their operands, so that this is for runs without results."""
