@@ -1,12 +1,24 @@
 #!/usr/bin/env bash
 # Builds the wheel of the Python package, with the engine and all that it needs inside: build/wheel/sluice_train-*.whl.
-#   scripts/wheel.sh [--built]    --built uses build/ and .venv as they are
+#   scripts/wheel.sh [--built] [--cpu]
+# --built uses build/ and .venv as they are. Without it CUDA's compiler, which makes the GPU's kernels, is installed where there is none
+# (scripts/setup.sh --cuda). A wheel without these would refuse every GPU, so it is only made with --cpu: one for the CPU alone, also
+# where the build has what a GPU needs.
 # The systems on which the wheel runs follow from the symbols that its libraries use: auditwheel finds them and names the wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [[ "${1:-}" != --built ]]; then
+is_built=false for_cpu=false
+for word in "$@"; do
+  case $word in
+    --built) is_built=true ;;
+    --cpu) for_cpu=true ;;
+    *) echo "wheel: '$word' is not --built or --cpu" >&2; exit 2 ;;
+  esac
+done
+if ! $is_built; then
+  # First, since the build takes CUDA's header and compiler of .venv.
+  if $for_cpu; then scripts/setup.sh --python; else scripts/setup.sh --python --cuda; fi
   scripts/build.sh
-  scripts/setup.sh --python
 fi
 build=${SLUICE_BUILD:-build}
 out=${SLUICE_WHEEL:-$build/wheel}
@@ -16,13 +28,22 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/wheel.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 package=$work/package
 cmake --install "$build" --prefix "$work/installed" --strip > /dev/null
+kernels=$work/installed/lib/libsluice_kernels.fatbin
+if $for_cpu; then
+  rm -f "$kernels" "$work/installed/lib/libsluice_cuda.so"
+  echo "wheel: this wheel is for the CPU alone (--cpu): it refuses every GPU" >&2
+elif [[ ! -f $kernels ]]; then
+  echo "wheel: $build has no libsluice_kernels.fatbin, since CUDA's header or compiler (nvcc) was missing when it was built, so that this" \
+    "wheel would refuse every GPU. scripts/setup.sh --python --cuda installs both; then build again (scripts/build.sh). Or add --cpu for a" \
+    "wheel for the CPU alone" >&2
+  exit 1
+fi
 mkdir "$package"
 cp -r bindings/python/{pyproject.toml,README.md,sluice} LICENSE "$package"
 native=("$work"/installed/lib/*.so "$work/installed/bin/sluice")
 patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of the libraries that it copies
 cp "${native[@]}" "$package/sluice"
-kernels=("$work"/installed/lib/libsluice_kernels.fatbin)
-[[ ! -f ${kernels[0]} ]] || cp "${kernels[@]}" "$package/sluice"
+$for_cpu || cp "$kernels" "$package/sluice"
 printf '[bdist_wheel]\nplat_name = linux_%s\n' "$(uname -m)" > "$package/setup.cfg"
 
 # The wheel has the licences of the libraries that auditwheel copies, and of those that are compiled in. The C and C++ libraries

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.sluice_process import SLUICE, SOURCE
+from support.sluice_process import BUILD, SLUICE, SOURCE
 
 TINY_ENGINE = """
 import array, sluice
@@ -35,15 +35,25 @@ def run(*words, cwd, **environment):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def make(out, *words, **environment):
+    """Runs the script on what is built. Returns the finished process."""
+    variables = os.environ | {"SLUICE_WHEEL": str(out)} | environment
+    return subprocess.run([SOURCE / "scripts" / "wheel.sh", "--built", *words], capture_output=True, text=True, timeout=300, env=variables)
+
+
+def made_by(out, *words):
     if not SLUICE.exists():
         pytest.skip(f"{SLUICE} is not built")
-    out = tmp_path_factory.mktemp("wheel") / "out"
-    script, environment = SOURCE / "scripts" / "wheel.sh", os.environ | {"SLUICE_WHEEL": str(out)}
-    subprocess.run([script, "--built"], check=True, env=environment)
+    done = make(out, *words)
+    assert done.returncode == 0, done.stderr + done.stdout
     (made,) = out.glob("*.whl")
     return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    has_kernels = (BUILD / "lib" / "libsluice_kernels.fatbin").exists()
+    return made_by(tmp_path_factory.mktemp("wheel") / "out", *([] if has_kernels else ["--cpu"]))
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +135,17 @@ def test_the_licence_of_all_that_it_bundles_is_inside_and_listed(wheel):
     for licence in licences:
         package = licence.removeprefix("LICENSE.")
         assert licence == "LICENSE" or f"`{package}`" in listed or package[0].isupper(), package
+
+
+def test_one_that_would_refuse_a_gpu_is_made_where_it_is_asked_for_alone(tmp_path):
+    without, out = tmp_path / "build", tmp_path / "out"
+    without.mkdir()
+    (without / "cmake_install.cmake").touch()  # it installs nothing
+    refused = make(out, SLUICE_BUILD=str(without))
+    assert refused.returncode == 1 and not out.exists()
+    for words in ("no libsluice_kernels.fatbin", "would refuse every GPU", "scripts/setup.sh --python --cuda", "--cpu"):
+        assert words in refused.stderr
+    names = zipfile.ZipFile(made_by(out, "--cpu")).namelist()
+    assert "sluice/libsluice_c.so" in names and not {"sluice/libsluice_cuda.so", "sluice/libsluice_kernels.fatbin"} & {*names}
+    misspelled = make(out, "--gpu")
+    assert misspelled.returncode == 2 and "'--gpu' is not --built or --cpu" in misspelled.stderr
