@@ -2,12 +2,9 @@
 tests."""
 
 import contextlib
-import ctypes
 import gc
-import math
 import types
 
-import numpy
 import pytest
 import torch
 from support import fake_gpu
@@ -182,70 +179,6 @@ def test_operations_on_more_units_than_may_be_held_are_refused():
         with pytest.raises(sluice.StateError, match="aten.cat.default needs parameters of more units at once.*larger held_units"):
             model()
         sluice.torch.close(model)
-        gc.collect()
-
-
-USES = {
-    "an operation": lambda p: p * 2,
-    "several": lambda p: torch.cat([p, p]),
-    "a function of modules": lambda p: torch.nn.functional.linear(torch.ones(2, 8), p),
-    "a view": lambda p: p.detach(),
-    "data": lambda p: p.data,
-    "values": lambda p: p.tolist(),
-    "NumPy": lambda p: numpy.asarray(p),
-    "DLPack": lambda p: torch.from_dlpack(p),
-    "a copy into it": lambda p: p.copy_(torch.ones(8, 8)),
-    "a rule": torch.nn.init.ones_,
-    "shared memory": lambda p: p.share_memory_(),
-}
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_uses_outside_of_calls_are_refused(use):
-    with fake_gpu.shared():
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-        model, optimizer = wrap(model, "memory", units={"one": ["0"], "other": ["1"]}, **GPU)
-        x = torch.randn(2, 8)
-        for _ in range(2):
-            with torch.no_grad(), pytest.raises(sluice.StateError, match="'1.weight' is used by .*its unit 'other'.*edit"):
-                use(model[1].weight)
-            model(x).sum().backward()
-            optimizer.step()
-        with torch.no_grad(), sluice.torch.edit(model):
-            assert model[0].weight.isfinite().all()
-        with torch.no_grad(), pytest.raises(sluice.StateError, match="'1.weight' is used by"):
-            use(model[1].weight)
-        sluice.torch.close(model)
-        assert type(model[1].weight) is torch.nn.Parameter
-        del optimizer
-        gc.collect()
-
-
-def test_what_asks_for_no_values_works_anywhere():
-    with fake_gpu.shared():
-        model, optimizer = wrap(torch.nn.Linear(8, 4), "memory", **GPU)
-        p = model.weight
-        assert (p.shape, p.dtype, p.numel(), p.stride(), p.device.type) == ((4, 8), torch.float32, 32, (8, 1), "cpu")
-        assert isinstance(p, torch.nn.Parameter) and p.is_leaf and p.requires_grad and not p.is_meta and p.grad is None
-        assert [torch.zeros_like(p).shape, p.new_ones(3).tolist(), "(4, 8)" in repr(p)] == [(4, 8), [1, 1, 1], True]
-        assert all(p is own for p, own in zip(model.parameters(), [model.weight, model.bias], strict=True))
-        assert torch.nn.utils.parameters_to_vector([torch.zeros(2)]).shape == (2,)
-        optimizer.zero_grad()
-        model.requires_grad_(False).requires_grad_(True)
-        sluice.torch.close(model)
-        del optimizer
-        gc.collect()
-
-
-def test_what_does_not_ask_pytorch_finds_nan():
-    with fake_gpu.shared():
-        model, _ = wrap(torch.nn.Linear(8, 8), "device", **GPU)
-        with torch.no_grad():
-            model(torch.randn(2, 8))
-        p = model.weight
-        found = (ctypes.c_float * 64).from_address(p.data_ptr())
-        assert all(math.isnan(x) for x in found)
-        sluice.torch.close(model, values=False)
         gc.collect()
 
 

@@ -11,7 +11,8 @@ import torch._inductor.config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ._homes import Home, View, has_memory, storage_of, written_by
+from ._absent import storage_of
+from ._homes import Home, View, has_memory, written_by
 from ._modes import Mode
 
 

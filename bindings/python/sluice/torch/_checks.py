@@ -11,6 +11,7 @@ import torch
 from ..errors import InvalidArgumentError, StateError
 from ..model import whole
 from ..optimizers import Optimizer as Settings
+from ._absent import address_of
 
 
 def check_optimizer(optimizer: Any, update_in_backward: bool, param_groups: object, clip_value: float | None) -> None:
@@ -145,7 +146,7 @@ def _extent(name: str, t: torch.Tensor) -> _Extent:
     size = t.element_size()
     reach = size + sum((length - 1) * stride * size for length, stride in zip(t.shape, t.stride(), strict=True))
     # Tensors on the meta device have no addresses, so that offsets in their storages are compared.
-    begin = int(t.storage_offset()) * size if t.is_meta else t.data_ptr()
+    begin = int(t.storage_offset()) * size if t.is_meta else address_of(t)
     return _Extent(t.untyped_storage()._cdata if t.is_meta else 0, begin, begin + reach, name, t)
 
 

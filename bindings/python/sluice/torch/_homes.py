@@ -19,6 +19,7 @@ from ..engine import Engine
 from ..errors import StateError
 from ..model import Options, Parameter, Unit
 from . import _absent
+from ._absent import storage_of
 from ._dlpack import Lent
 from ._gpu import Gpu
 
@@ -140,7 +141,7 @@ class Home:
     @property
     def replaced(self) -> bool:
         """Whether the parameter was given other memory."""
-        address = self.parameter.data_ptr()
+        address = _absent.address_of(self.parameter)
         return address != self.address and (self.absent is None or address != self.absent.data_ptr())
 
     @property
@@ -334,11 +335,6 @@ def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.T
         for item in given if isinstance(given, (list, tuple)) else [given]:
             if isinstance(item, torch.Tensor):
                 yield item
-
-
-def storage_of(tensor: Any) -> int:
-    """The address of the storage that a tensor is a view of."""
-    return int(tensor.untyped_storage().data_ptr())
 
 
 def outside(values: torch.Tensor, by_storage: Mapping[int, Home]) -> torch.Tensor:

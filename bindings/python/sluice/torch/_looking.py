@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_iter
 
 from .. import _abi
 from ..errors import StateError
+from ._absent import storage_of
 from ._estimate import kind_of
-from ._homes import Home, has_memory, storage_of
+from ._homes import Home, has_memory
 from ._modes import Mode
 from ._presence import Presence
 from ._stances import EAGER, SEEN, is_traced

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import _state, _state_files
-from ._homes import storage_of
+from ._absent import storage_of
 from ._looking import edited, is_editing, reading
 from ._presence import Presence
 from ._stances import outside_of_graphs

@@ -15,7 +15,7 @@ import torch
 from .. import _abi
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from . import _homes
+from ._absent import storage_of
 from ._homes import Home, ModelEngine
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._stored import Stored
@@ -89,8 +89,8 @@ class Presence:
         self.trainable, self.clip_value = trainable, clip_value
         self.limit = engine.options.held_units
         self.by_id = {id(home.parameter): home for home in homes}
-        self.by_storage = {_homes.storage_of(home.memory): home for home in homes}
-        self.by_storage |= {_homes.storage_of(home.absent): home for home in homes if home.absent is not None}
+        self.by_storage = {storage_of(home.memory): home for home in homes}
+        self.by_storage |= {storage_of(home.absent): home for home in homes if home.absent is not None}
         self.turns = NoTurns() if engine.gpu is None else Turns()
         self.lock: AbstractContextManager[Any] = threading.RLock() if engine.gpu is None else self.turns
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)

@@ -11,10 +11,11 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import StateError
+from ._absent import storage_of
 from ._casts import Cast, Casts
 from ._demand import Demand
 from ._gpu import Gpu
-from ._homes import Home, View, has_memory, storage_of
+from ._homes import Home, View, has_memory
 from ._looking import Announced
 from ._stances import outside_of_graphs
 
