@@ -91,7 +91,7 @@ class Presence:
         self.by_id = {id(home.parameter): home for home in homes}
         self.by_storage = {storage_of(home.memory): home for home in homes}
         self.by_storage |= {storage_of(home.absent): home for home in homes if home.absent is not None}
-        self.turns = NoTurns() if engine.gpu is None else Turns()
+        self.turns = NoTurns() if engine.gpu is None else Turns(self.conceal_shown)
         self.lock: AbstractContextManager[Any] = threading.RLock() if engine.gpu is None else self.turns
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
@@ -177,6 +177,11 @@ class Presence:
             self._revealed.discard(unit)
             for home in self._on_gpu[unit]:
                 home.conceal(functools.partial(self._missed, home))
+
+    def conceal_shown(self) -> None:
+        """Comes when a call or a backward pass has ended: units stay on the GPU, and operations outside must not find them by chance."""
+        for unit in list(self._revealed):
+            self._conceal(unit)
 
     def reveal_all(self) -> None:
         """Lets all parameters show their memory, also while it is another unit's: each operation is looked at."""

@@ -9,6 +9,7 @@ import itertools
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from types import CodeType, FrameType
 
 import torch
@@ -99,7 +100,9 @@ class Turns(NoTurns):
     GPU is an error. That a call goes on whose own pass has ended is not seen either: while another thread's pass that has gone before
     it goes on, that may take units which the call uses until its next module begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, freed: Callable[[], None] | None = None) -> None:
+        """freed: a method, whose object it does not keep alive. It comes when what had the turn ends, before another thread gets it."""
+        self._freed = None if freed is None else weakref.WeakMethod(freed)
         self._lock = threading.RLock()  # guards what follows, and is held for moments only
         self._changed = threading.Condition(self._lock)
         self._holders: list[_Holder] = []  # the last one has the turn, and those before it wait until it ends
@@ -144,11 +147,18 @@ class Turns(NoTurns):
         number: int = torch._C._current_graph_task_id()
         if number == -1 or any(number in holder.passes for holder in self._holders):
             return
-        told = _Told()
+        told = _Told(self, number)
         weakref.finalize(told, self._end_pass, number).atexit = False
         torch.autograd.Variable._execution_engine.queue_callback(told)  # keeps it until the pass ends, in whichever way
         with self._lock:
             self._take().passes.add(number)
+
+    def end_alone(self, number: int) -> None:
+        """That pass is about to end. Where nothing else has the turn, that ends for the user with the pass, whose thread may keep it for
+        another moment."""
+        with self._lock:
+            if [(holder.begun, holder.passes) for holder in self._holders] == [({}, {number})]:
+                self._free()
 
     def _end_pass(self, number: int) -> None:
         """That pass has ended. Comes in any thread."""
@@ -189,7 +199,13 @@ class Turns(NoTurns):
     def _pass_on(self) -> None:
         """Ends holders for which nothing is left."""
         self._holders = [holder for holder in self._holders if holder.begun or holder.passes]
+        if not self._holders:
+            self._free()
         self._changed.notify_all()
+
+    def _free(self) -> None:
+        if self._freed is not None and (freed := self._freed()) is not None:
+            freed()
 
     def _wait(self) -> None:
         number: int = torch._C._current_graph_task_id()
@@ -285,9 +301,13 @@ def _is_pythons(thread: int) -> bool:
 
 
 class _Told:
-    """What a backward pass keeps until it ends."""
+    """What a backward pass keeps until it ends, and calls where it does not fail."""
 
-    def __call__(self) -> None: ...
+    def __init__(self, turns: Turns, number: int) -> None:
+        self._turns, self._number = turns, number
+
+    def __call__(self) -> None:
+        self._turns.end_alone(self._number)
 
 
 def _runs(frame: FrameType | None) -> bool:

@@ -1,0 +1,127 @@
+"""Models on a GPU whose units are away: nothing shows them by chance outside of calls and backward passes, and later calls that take
+another way, and functions that autograd calls, find what they use. The GPU is the fake one of the tests."""
+
+import contextlib
+import gc
+
+import pytest
+import torch
+from support import fake_gpu
+from support.gpu_models import GPU
+from support.wrapped_models import units_of_modules, wrap
+
+import sluice
+import sluice.torch
+
+LAYERS, WIDTH = 12, 16
+
+
+class Ways(torch.nn.Module):
+    """Layers of which each is a unit. `between` comes after each of them, with the layer's number and what it gave."""
+
+    between = None
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if self.between is not None:
+                x = self.between(number, x)
+        return x
+
+
+def inputs(step):
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+@contextlib.contextmanager
+def wrapped(held_units=2, schedule="random"):
+    with fake_gpu.shared(schedule=schedule):
+        model = Ways()
+        given = {"units": units_of_modules(model), "held_units": held_units, "device_facts": fake_gpu.FACTS, **GPU}
+        model, _ = wrap(model, "memory", sluice.SGD(lr=0.1), **given)
+        yield model
+        sluice.torch.close(model, values=False)
+        gc.collect()
+
+
+def results(model, step_of):
+    """Losses and gradients of some steps."""
+    found = []
+    for step in range(4):
+        loss = step_of(model, step)
+        loss.backward()
+        found += [loss.detach().clone(), *(p.grad + 0 for p in model.parameters())]
+        model.zero_grad()
+    return found
+
+
+def assert_finds_the_same(step_of, schedule="random", held_units=2):
+    with wrapped(held_units, schedule) as model:
+        found = results(model, step_of)
+    assert all(torch.equal(a, b) for a, b in zip(found, results(Ways(), step_of), strict=True))
+
+
+# ---- outside of calls ----
+
+OUTSIDE = "is used by .* outside of the model's calls and backward passes"
+
+
+def test_what_a_call_of_a_module_has_used_is_not_there_after_it():
+    with wrapped() as model:
+        for _ in range(2):
+            x = model.layers[0](inputs(0))
+            with pytest.raises(sluice.StateError, match=f"'layers.0.weight' {OUTSIDE}"):
+                x @ model.layers[0].weight.t()
+        with torch.no_grad():
+            model(inputs(0))
+            with pytest.raises(sluice.StateError, match=OUTSIDE):
+                model.layers[-1].weight.sum()
+
+
+def test_a_call_that_fails_leaves_nothing_there():
+    with wrapped() as model:
+        for call in (model.layers[3], model):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                call(torch.ones(4, WIDTH + 1))
+            for layer in model.layers:
+                with pytest.raises(sluice.StateError, match=OUTSIDE):
+                    layer.weight.detach()
+
+
+def fails(gradient):
+    raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize("hook", [None, fails], ids=["ends", "fails"])
+def test_what_a_backward_pass_has_used_is_not_there_after_it(hook):
+    with wrapped() as model:
+        for _ in range(2):
+            loss = model(inputs(0)).sum()
+            if hook is not None:
+                model.layers[1].weight.register_hook(hook)
+            with contextlib.nullcontext() if hook is None else pytest.raises(ValueError, match="on purpose"):
+                loss.backward()
+            for layer in model.layers:
+                with pytest.raises(sluice.StateError, match=OUTSIDE):
+                    layer.weight.detach()
+
+
+def test_a_call_goes_on_after_a_backward_pass_within_it():
+    def step_of(model, step):
+        def differentiates(number, x):
+            if number != 6:
+                return x
+            asked = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(model.layers[6](asked).sum(), asked)
+            return x + gradient @ model.layers[6].weight
+
+        model.between = differentiates
+        return model(inputs(step)).sum()
+
+    assert_finds_the_same(step_of, held_units=3)
+
