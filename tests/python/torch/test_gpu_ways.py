@@ -9,10 +9,13 @@ import torch
 from support import fake_gpu
 from support.gpu_models import GPU
 from support.wrapped_models import units_of_modules, wrap
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import sluice
 import sluice.torch
 
+linear = torch.nn.functional.linear
 LAYERS, WIDTH = 12, 16
 
 
@@ -125,3 +128,114 @@ def test_a_call_goes_on_after_a_backward_pass_within_it():
 
     assert_finds_the_same(step_of, held_units=3)
 
+
+# ---- calls that take another way ----
+
+
+def uses_two(model, number, step):
+    before, other = model.layers[number - 1].weight, model.layers[(5 * number + step) % LAYERS].bias
+    return lambda x: linear(x, before, other)
+
+
+def uses_views_of_two(model, number, step):
+    before, other = model.layers[number - 1].weight.detach(), model.layers[(5 * number + step) % LAYERS].bias.detach()
+    return lambda x: linear(x, before, other)
+
+
+def uses_two_in_one(model, number, step):
+    first, second = model.layers[(3 * number + step) % LAYERS].weight, model.layers[(7 * number) % LAYERS].weight
+    return lambda x: torch.stack([x @ each for each in torch.stack([first, second])]).mean(0)
+
+
+@pytest.mark.parametrize("schedule", ["early", "late", "random"])
+@pytest.mark.parametrize("uses", [uses_two, uses_views_of_two, uses_two_in_one])
+def test_calls_that_take_another_way_find_what_they_use(uses, schedule):
+    def step_of(model, step):
+        model.between = None if step < 2 else lambda number, x: uses(model, number, step)(x)
+        return model(inputs(step)).sum()
+
+    assert_finds_the_same(step_of, schedule)
+
+
+def test_a_view_that_is_made_on_another_way_is_found_later_in_the_call():
+    def step_of(model, step):
+        views = []
+
+        def keeps(number, x):
+            views.append(model.layers[(number + step) % LAYERS].weight.detach().t())
+            return x @ views[number // 2]
+
+        model.between = keeps if step == 2 else None
+        return model(inputs(step)).sum()
+
+    assert_finds_the_same(step_of)
+
+
+def test_modes_of_the_user_end_as_they_began_where_a_call_takes_another_way():
+    modes = []
+
+    def step_of(model, step):
+        def counts(number, x):
+            with FlopCounterMode(display=False) as counter:
+                x = x @ model.layers[(number + 5) % LAYERS].weight
+            modes.append(counter.get_total_flops())
+            return x
+
+        model.between = counts if step >= 2 else None
+        with FlopCounterMode(display=False) as counter, torch.autocast("cpu", dtype=torch.bfloat16, enabled=step == 3, cache_enabled=False):
+            loss = model(inputs(step)).float().sum()
+        modes.append(counter.get_total_flops())
+        assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+        return loss
+
+    assert_finds_the_same(step_of)
+    assert modes[: len(modes) // 2] == modes[len(modes) // 2 :]
+
+
+# ---- functions that autograd calls ----
+
+
+def test_hooks_of_backward_find_what_they_use():
+    def step_of(model, step):
+        def hook(gradient):
+            parts = [model.layers[i].weight.detach() for i in range(LAYERS)]
+            return gradient + sum(a @ b for a, b in zip(parts, reversed(parts), strict=True))
+
+        if step == 0:
+            model.layers[5].weight.register_hook(hook)
+        return model(inputs(step)).sum()
+
+    assert_finds_the_same(step_of)
+
+
+def test_a_hook_of_backward_that_uses_too_many_is_refused():
+    with wrapped() as model:
+        model.layers[5].register_full_backward_hook(
+            lambda *_: torch.nn.utils.parameters_to_vector(p.detach() for p in model.parameters())
+        )
+        for _ in range(2):
+            with pytest.raises(sluice.StateError, match=f"aten.cat.default needs {LAYERS} units at once .* and 2 may be held"):
+                model(inputs(0)).sum().backward()
+            assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+def test_a_hook_of_backward_that_writes_is_refused():
+    def hook(gradient):
+        with torch.no_grad():
+            model.layers[0].weight.mul_(2)
+
+    with wrapped() as model:
+        model.layers[9].weight.register_hook(hook)
+        with pytest.raises(sluice.StateError, match="'layers.0.weight' is written by aten.mul_.*in a backward pass"):
+            model(inputs(0)).sum().backward()
+
+
+# ---- what PyTorch calls with ----
+
+
+def test_forward_mode_works():
+    def step_of(model, step):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(model(forward_ad.make_dual(inputs(step), inputs(step + 9)))).tangent.pow(2).sum()
+
+    assert_finds_the_same(step_of)

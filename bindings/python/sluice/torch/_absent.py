@@ -15,8 +15,9 @@ from ..errors import StateError
 from ._modes import Mode
 from ._stances import graph_is_seen, is_traced
 
-Missed = Callable[[str], None]
-"""Brings the unit in, or raises StateError where nothing does; the text says what needs it."""
+Missed = Callable[[str, Any], None]
+"""Brings in the units of the model's parameters among these arguments, and of those that they are views of, all at once, or raises
+StateError where nothing does; the text says what needs them."""
 
 # What is asked for at every step, and does not need elements.
 _ASKS = frozenset(
@@ -66,7 +67,7 @@ class Absent(torch.nn.Parameter):
 
 
 class _Operations(Mode):
-    """Brings in what each operation finds absent."""
+    """Brings in what each operation uses of a model, where it finds some of it absent."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _needs_shapes_alone(func):
@@ -81,7 +82,10 @@ def _is_asked_by_vmap() -> bool:
 
 def _bring_in_batched(func: Any, args: Any) -> None:
     if func is torch.Tensor.size:
-        raise _too_many("torch.func.vmap()")
+        raise StateError(
+            "torch.func.vmap() needs parameters of more units at once than may be held; wrap the model with a larger held_units, or use "
+            "fewer at once"
+        )
     _bring_in(args, "torch.func.vmap()")
 
 
@@ -98,15 +102,7 @@ def _needs_shapes_alone(func: Any) -> bool:
 def _bring_in(arguments: Any, what: str) -> None:
     for tensor in tree_iter(arguments):
         if type(tensor) is Absent:
-            tensor._missed(what)
-    if any(type(tensor) is Absent for tensor in tree_iter(arguments)):
-        raise _too_many(what)
-
-
-def _too_many(what: str) -> StateError:
-    return StateError(
-        f"{what} needs parameters of more units at once than may be held; wrap the model with a larger held_units, or use fewer at once"
-    )
+            tensor._missed(what, arguments)
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -116,7 +112,12 @@ def address_of(tensor: torch.Tensor) -> int:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """The address of the storage that a tensor is a view of. An absent parameter stays absent."""
-    return int(_quietly(torch.Tensor.untyped_storage, tensor).data_ptr())
+    try:
+        return int(_quietly(torch.Tensor.untyped_storage, tensor).data_ptr())
+    except RuntimeError:
+        if tensor._is_zerotensor():  # which forward-mode AD makes, and which has no elements
+            return 0
+        raise
 
 
 def _quietly(ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:

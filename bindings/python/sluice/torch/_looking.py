@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.eval_frame import DynamoStance
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_iter
 
 from .. import _abi
 from ..errors import StateError
-from ._absent import storage_of
 from ._estimate import kind_of
-from ._homes import Home, has_memory
-from ._modes import Mode
+from ._homes import Home
+from ._modes import Mode, enter_below, leave_below
 from ._presence import Presence
 from ._stances import EAGER, SEEN, is_traced
 
@@ -33,6 +32,10 @@ class Looking(Mode):
         self._presence, self._announced = presence, announced
         self.is_on = True
 
+    def is_of(self, announced: Announced) -> bool:
+        """Whether it looks for this one's model."""
+        return self._announced is announced
+
     @property
     def stance(self) -> DynamoStance | None:  # type: ignore[override]
         """None: it does nothing. So it is within a graph, and after the call where the mode is left on the stack: another mode kept it from
@@ -45,8 +48,8 @@ class Looking(Mode):
         for home, written in () if self.stance is None else _homes_in(self._presence, func, args, kwargs or {}):
             if written:
                 raise StateError(
-                    f"'{home.name}' is written by {func} in a call of the model, whose parameters are on a GPU, where a write is "
-                    "not seen; write it before or after, within `with sluice.torch.edit(model):`"
+                    f"'{home.name}' is written by {func} in a call or in a backward pass of the model, whose parameters are on a GPU, "
+                    "where a write is not seen; write it before or after, within `with sluice.torch.edit(model):`"
                 )
             used.update(dict.fromkeys(home.units))
         if used:
@@ -83,10 +86,7 @@ def _homes_in(presence: Presence, func: Any, args: Any, kwargs: dict[str, Any]) 
     """The homes of the parameters among an operation's arguments, and whether it writes them."""
     for index, given in enumerate((*args, *kwargs.values())):
         for tensor in tree_iter(given) if isinstance(given, (list, tuple, dict)) else (given,):
-            if not has_memory(tensor) or tensor.layout != torch.strided or tensor.is_meta:
-                continue
-            home = presence.by_storage.get(storage_of(tensor))
-            if home is not None:
+            if (home := presence.home_of(tensor)) is not None:
                 yield home, _writes(func, index, len(args), list(kwargs))
 
 
@@ -119,7 +119,7 @@ class _Thread(threading.local):
         self.looking: Looking | None = None
         self.turn: int | None = None  # what the outermost call of a module by itself has of Turns.begin()
         self.has_more = False  # the call that is looked at uses more units between two beginnings or ends than may be held
-        self.kind: _Kind | None = None  # of the call that is looked at
+        self.kind: _Kind | None = None  # of the outermost call
 
 
 class _Kind(NamedTuple):
@@ -132,8 +132,9 @@ class _Kind(NamedTuple):
 class Announced:
     """Which units are used after each beginning and each end of a module's call, until the next one. The first call of each
     kind finds it, by looking at every operation; then these units are brought in there, before anything uses them. Where they
-    are more than may be held, all calls of the kind are looked at, and what is too many comes in when it is used. A thread has
-    the turn during its outermost call."""
+    are more than may be held, all calls of the kind are looked at, and what is too many comes in when it is used. A call that takes
+    another way is looked at from where it uses what is absent, and so is the next one of its kind. A thread has the turn during its
+    outermost call."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
@@ -191,9 +192,9 @@ class Announced:
         if not self.outermost or self._thread.looking is not None:
             return self._thread.looking is not None
         kind = _Kind(torch._C._current_graph_task_id() != -1, kind_of(module, args, kwargs, torch.is_grad_enabled())[0])
+        self._thread.kind, self._thread.has_more = kind, False
         if kind in self._known or is_traced():
             return False
-        self._thread.kind, self._thread.has_more = kind, False
         self._thread.looking = looking = Looking(self._presence, self)
         looking.__enter__()
         return True
@@ -224,26 +225,42 @@ class Announced:
         if (whole or kind.in_backward) and not self._thread.has_more:
             self._known.add(kind)
         looking.is_on = False
-        if _get_current_dispatch_mode() is looking:
-            looking.__exit__(None, None, None)
+        leave_below(looking)
 
     def _next(self, units: Units) -> None:
         self._thread.latest = units
         self._presence.use_together(dict.fromkeys(units, _abi.READ), "what follows a module's call")
 
-    def _serve(self, home: Home) -> bool:
-        """Brings in what an operation finds absent, where this thread is in a call or in a backward pass."""
-        if not self.outermost:
-            self.note(dict.fromkeys(home.units), "an operation")
-            return True
-        if torch._C._current_graph_task_id() == -1:
+    def _serve(self, units: Units, what: str) -> bool:
+        """Brings in what an operation uses, some of which it finds absent, where this thread is in a call or in a backward pass."""
+        if self.outermost and torch._C._current_graph_task_id() == -1:
             return False
-        for unit in home.units:
-            self._presence.use(unit)
+        if not is_traced():
+            self._look_on()
+        self.note(units, what)
         return True
+
+    def _look_on(self) -> None:
+        """Looks at what follows in a call, or in a function that autograd calls: it may use what it makes a view of now after that was
+        taken away."""
+        if self.outermost:
+            # PyTorch ends modes that begin in a node of autograd with the node.
+            if torch._C._current_autograd_node() is not None and not self._is_looked_at():
+                enter_below(Looking(self._presence, self))
+        elif self._thread.looking is None and self._thread.kind is not None:
+            self._known.discard(self._thread.kind)
+            self._thread.has_more = True  # it is not looked at from its beginning
+            self._thread.looking = Looking(self._presence, self)
+            enter_below(self._thread.looking)
+
+    def _is_looked_at(self) -> bool:
+        return any(isinstance(mode, Looking) and mode.is_of(self) for mode in _get_current_dispatch_mode_stack())
 
     def note(self, units: Units, what: str) -> None:
         """An operation uses these units now. what: the operation, for messages."""
+        if self.outermost:  # in a backward pass
+            self._presence.use_together(dict.fromkeys(units, _abi.READ), what)
+            return
         together = {**self._thread.latest, **units}
         if len(together) <= self._presence.limit:
             self._thread.latest.update(units)

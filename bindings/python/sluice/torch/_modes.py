@@ -74,6 +74,25 @@ class _Stance(DynamoStance):
         return self._now().backend
 
 
+def enter_below(mode: Mode) -> None:
+    """Enters a mode below those that are active in this thread, each of which ends by itself."""
+    above = [_pop_mode() for _ in _get_current_dispatch_mode_stack()]
+    mode.__enter__()
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def leave_below(mode: Mode) -> None:
+    """Ends a mode that may be below others in this thread."""
+    stack = _get_current_dispatch_mode_stack()
+    if mode not in stack:
+        return
+    above = [_pop_mode() for _ in stack[stack.index(mode) + 1 :]]
+    mode.__exit__()
+    for other in reversed(above):
+        _push_mode(other)
+
+
 def _install() -> None:
     made = _Stance(eval_frame._stance)
     made._users = eval_frame._set_stance(made)  # another thread may have set one since

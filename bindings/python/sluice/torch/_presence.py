@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import weakref
@@ -11,12 +10,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_iter
 
 from .. import _abi
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from ._absent import storage_of
-from ._homes import Home, ModelEngine
+from ._absent import Absent, storage_of
+from ._homes import Home, ModelEngine, has_memory
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._stored import Stored
 from ._turns import NoTurns, Turns
@@ -95,7 +95,8 @@ class Presence:
         self.lock: AbstractContextManager[Any] = threading.RLock() if engine.gpu is None else self.turns
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
-        self.serve: Callable[[Home], bool] = lambda home: False  # brings an absent unit in where a thread is in the model's calls
+        # Brings units in for an operation where a thread is in the model's calls.
+        self.serve: Callable[[dict[int, None], str], bool] = lambda units, what: False
         self.edits = 0  # how many sluice.torch.edit() there are now of parameters on a GPU
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
@@ -176,7 +177,7 @@ class Presence:
         if not self.edits:
             self._revealed.discard(unit)
             for home in self._on_gpu[unit]:
-                home.conceal(functools.partial(self._missed, home))
+                home.conceal(self._missed)
 
     def conceal_shown(self) -> None:
         """Comes when a call or a backward pass has ended: units stay on the GPU, and operations outside must not find them by chance."""
@@ -193,10 +194,18 @@ class Presence:
         for unit in range(len(self._on_gpu)):
             self._conceal(unit)
 
-    def _missed(self, home: Home, what: str) -> None:
-        """Comes before an operation uses a parameter whose unit is not on the GPU."""
-        if self.serve(home):
+    def home_of(self, given: Any) -> Home | None:
+        """The home of a parameter, or of the one that a tensor is a view of; None for anything else."""
+        if not has_memory(given) or given.layout != torch.strided or given.is_meta:
+            return None
+        return self.by_storage.get(storage_of(given))
+
+    def _missed(self, what: str, arguments: Any) -> None:
+        """Comes before what uses a parameter whose unit is not on the GPU, together with all that it uses."""
+        homes = [home for each in tree_iter(arguments) if (home := self.by_id.get(id(each)) or self.home_of(each)) is not None]
+        if self.serve(dict.fromkeys(unit for home in homes for unit in home.units), what):
             return
+        home = next(home for home in homes if type(home.parameter) is Absent)
         unit = self.engine.units[home.units[0]].name
         raise StateError(
             f"'{home.name}' is used by {what} outside of the model's calls and backward passes, and its unit '{unit}' is not on the "
