@@ -239,3 +239,14 @@ def test_forward_mode_works():
             return forward_ad.unpack_dual(model(forward_ad.make_dual(inputs(step), inputs(step + 9)))).tangent.pow(2).sum()
 
     assert_finds_the_same(step_of)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_arguments(layout):
+    def step_of(model, step):
+        parts = [inputs(step + i)[: 2 + i] for i in range(2 + step % 2)]
+        found = model.layers[step % LAYERS](torch.nested.nested_tensor(parts, layout=layout))
+        return sum(part.sum() for part in found.unbind()) + model(inputs(step)).sum()
+
+    assert_finds_the_same(step_of)

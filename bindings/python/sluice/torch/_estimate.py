@@ -120,8 +120,9 @@ def kind_of(
     sizes: list[int] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            kinds.append((leaf.dtype, leaf.dim(), leaf.requires_grad))
-            sizes += leaf.shape
+            shape = _sizes_in(leaf)
+            kinds.append((leaf.dtype, leaf.dim(), leaf.requires_grad, len(shape)))
+            sizes += shape
         elif leaf is None or isinstance(leaf, (bool, str)) or (isinstance(leaf, int) and leaf < 2):
             kinds.append(leaf)
         elif isinstance(leaf, int):
@@ -129,10 +130,18 @@ def kind_of(
             sizes.append(leaf)
         else:
             held = [] if isinstance(leaf, float) else tensors_in([leaf])
-            kinds.append((type(leaf), *((t.dtype, t.dim()) for t in held)))
-            sizes += (size for t in held for size in t.shape)
+            shape = [size for t in held for size in _sizes_in(t)]
+            kinds.append((type(leaf), *((t.dtype, t.dim()) for t in held), len(shape)))
+            sizes += shape
     autocast = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
     return (id(module), module.training, train, *autocast, spec, tuple(kinds)), tuple(sizes)
+
+
+def _sizes_in(tensor: torch.Tensor) -> Sequence[int]:
+    """The sizes of a tensor, or of all parts of a nested one, which has none of its own."""
+    if tensor.is_nested and tensor.layout == torch.strided:
+        return [int(size) for size in tensor._nested_tensor_size().flatten().tolist()]
+    return tensor.shape
 
 
 def with_margin(alive: int) -> int:
