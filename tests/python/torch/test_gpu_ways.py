@@ -42,9 +42,12 @@ def inputs(step):
 
 
 @contextlib.contextmanager
-def wrapped(held_units=2, schedule="random"):
+def wrapped(held_units=2, schedule="random", make=Ways, register=None):
+    """register: comes before the model is wrapped, with it."""
     with fake_gpu.shared(schedule=schedule):
-        model = Ways()
+        model = make()
+        if register is not None:
+            register(model)
         given = {"units": units_of_modules(model), "held_units": held_units, "device_facts": fake_gpu.FACTS, **GPU}
         model, _ = wrap(model, "memory", sluice.SGD(lr=0.1), **given)
         yield model
@@ -127,6 +130,61 @@ def test_a_call_goes_on_after_a_backward_pass_within_it():
         return model(inputs(step)).sum()
 
     assert_finds_the_same(step_of, held_units=3)
+
+
+# ---- hooks of the module that is called ----
+
+
+def before(module, args):
+    return args[0] * next(module.parameters()).mean()
+
+
+def after(module, args, output):
+    return output + next(module.parameters()).mean()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("later", [True, False])
+def test_hooks_of_what_is_called_belong_to_the_call(whole, later):
+    """whole: it is the model; later: the hooks are registered after it was wrapped. Modules have no such hooks that come after them."""
+
+    def register(model):
+        for each in [model] if whole else model.layers:
+            each.register_forward_pre_hook(before, prepend=whole)
+            if whole or not later:
+                each.register_forward_hook(after)
+
+    def step_of(model, step):
+        if whole:
+            return model(inputs(step)).sum()
+        x = inputs(step)
+        for layer in model.layers:
+            x = layer(x)
+        return x.sum()
+
+    expected = Ways()
+    register(expected)
+    with wrapped(register=None if later else register) as model:
+        if later:
+            register(model)
+        found = results(model, step_of)
+    assert all(torch.equal(a, b) for a, b in zip(found, results(expected, step_of), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("whole", [True, False])
+def test_weights_that_hooks_make_are_of_the_call(whole):
+    def make():
+        torch.manual_seed(5)
+        layers = [torch.nn.utils.weight_norm(torch.nn.Linear(WIDTH, WIDTH)) for _ in range(LAYERS)]
+        return layers[0] if whole else torch.nn.Sequential(*layers)
+
+    def step_of(model, step):
+        return model(inputs(step)).sum()
+
+    with wrapped(make=make) as model:
+        found = results(model, step_of)
+    assert all(torch.equal(a, b) for a, b in zip(found, results(make(), step_of), strict=True))
 
 
 # ---- calls that take another way ----

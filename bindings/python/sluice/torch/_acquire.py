@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,11 +102,14 @@ def _hook(acquire: _Acquire, hook: Hook) -> Hook:
 
 def _key_alike(handle: RemovableHandle, key: int) -> None:
     """Gives a hook a key that is the same in all modules, and no number of PyTorch's. These differ from module to module, so that no
-    block could use the graph of another, and after eight graphs of one function torch.compile() makes no more."""
+    block could use the graph of another, and after eight graphs of one function torch.compile() makes no more. It keeps its place."""
     for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
         hooks = reference()
         if hooks is not None and handle.id in hooks:
+            is_first = next(iter(hooks)) == handle.id
             hooks[key] = hooks.pop(handle.id)
+            if is_first and isinstance(hooks, OrderedDict):
+                hooks.move_to_end(key, last=False)
     handle.id = key
 
 
@@ -143,7 +147,7 @@ def install(
         acquire.children = [child for child in children if child.homes]
         has_any = next(module.parameters(), None) is not None
         if acquire.homes or acquire.children or (announced is not None and has_any):
-            keep(module.register_forward_pre_hook(_hook(acquire, acquire.before), with_kwargs=True), 0)
+            keep(module.register_forward_pre_hook(_hook(acquire, acquire.before), prepend=True, with_kwargs=True), 0)
             keep(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True), 1)
         if acquire.children:
             keep(module.register_forward_hook(_hook(acquire, acquire.after)), 2)

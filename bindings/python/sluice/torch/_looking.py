@@ -169,11 +169,14 @@ class Announced:
         """How many calls this thread is in."""
         return len(self._thread.open)
 
-    def end_to(self, depth: int) -> None:
-        """Ends calls for which PyTorch has run no hook, as after a KeyboardInterrupt, until the thread is in so many."""
+    def end_to(self, depth: int, units: Units | None = None, whole: bool = False) -> None:
+        """Ends calls until the thread is in so many, also those for which PyTorch has run no hook, as after a KeyboardInterrupt. units:
+        of what follows then; whole: the call that ends has a result."""
         del self._thread.open[depth:]
         if depth == 0:
-            self._stop(False)
+            self._stop(whole)
+        elif units is not None:
+            self._next(units)
 
     @property
     def is_interrupted(self) -> bool:

@@ -165,6 +165,13 @@ class Presence:
                 for unit in self.engine._held_units():
                     self.release(unit)
 
+    def end_call(self) -> None:
+        """Comes when no thread is in a call of the model any more. The units stay present, but what is touched before backward may take
+        their room."""
+        self.release_all()
+        if not self.trainable:
+            self.first_step.end()
+
     # ---- what parameters on a GPU show ----
 
     def _reveal(self, unit: int, access: int) -> None:

@@ -16,7 +16,7 @@ from ._casts import Cast, Casts
 from ._demand import Demand
 from ._gpu import Gpu
 from ._homes import Home, View, has_memory
-from ._looking import Announced
+from ._looking import Announced, Units
 from ._stances import outside_of_graphs
 
 
@@ -137,6 +137,8 @@ class SavedTensors:
         self.gpu = gpu  # where the parameters are; None: in the memory of the CPU
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
+        self._after_begin: Units = {}  # what hooks use before the model's own hook, see Announced
+        self._after_end: Units = {}  # and what is used after a call of the model within another one
 
     def begin(self, model: torch.nn.Module) -> None:
         """Begins a call of the model in this thread."""
@@ -197,10 +199,10 @@ class SavedTensors:
         if scopes := self._calls.open:
             scopes[-1].end_module(module)
 
-    def guard(self, model: torch.nn.Module, announced: Announced | None) -> None:
-        """Lets calls of the model end also where PyTorch runs no hook, as after a KeyboardInterrupt. announced: where a GPU
-        computes."""
-        self._announced = announced
+    def guard(self, model: torch.nn.Module, announced: Announced | None, ended: Callable[[], None]) -> None:
+        """Lets calls of the model begin before all hooks and end after them, also where PyTorch runs none, as after a KeyboardInterrupt.
+        announced: where a GPU computes; ended: comes when no thread is in a call any more and the last one gave a result."""
+        self._announced, self._ended = announced, ended
         self._begin_call = outside_of_graphs(self._begin)
         self._end_call = outside_of_graphs(self._end)
         # This must not refer to the model: its parameters refer to this, and Python's collector does not look into all of them.
@@ -227,14 +229,19 @@ class SavedTensors:
         announced = self._announced
         if announced is None:
             self._demand.begin(model, args, kwargs)
+            if not self._demand.estimating:
+                self.begin(model)
             return 0, 0, False
         self.end_interrupted()
-        turn = announced.turns.begin()
+        turn, depth, before = announced.turns.begin(), announced.depth(), len(self._calls.open)
         try:
             self._demand.begin(model, args, kwargs)
-            return turn, announced.depth(), announced.look(model, args, kwargs)
+            is_seen = announced.look(model, args, kwargs)
+            announced.begin(self, self._after_begin)
+            self.begin(model)
+            return turn, depth, is_seen
         except BaseException:
-            announced.turns.end(turn)
+            self._end(model, None, before, depth, turn)
             raise
 
     def _end(self, model: torch.nn.Module, output: Any, before: int, depth: int, turn: int) -> None:
@@ -242,8 +249,10 @@ class SavedTensors:
             while len(self._calls.open) > before:
                 self.end()
             if self._announced is not None:
-                self._announced.end_to(depth)
+                self._announced.end_to(depth, self._after_end, output is not None)
             self._demand.end(model, output)
+            if output is not None and self.idle and not self._demand.estimating:
+                self._ended()
         finally:
             if self._announced is not None:
                 self._announced.turns.end(turn)

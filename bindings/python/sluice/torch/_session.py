@@ -144,14 +144,13 @@ class Session:
 
     def _install(self, model: torch.nn.Module) -> None:
         announced = None if self.engine.gpu is None else _looking.Announced(self.presence)
-        self._saved.guard(model, announced)
+        self._saved.guard(model, announced, self.presence.end_call)
         self._hooks += _acquire.install(model, self.presence, self._saved, self._demand, announced)
         if self.engine.gpu is not None:
             _model_state.install(model, self.presence)
         if self.engine.options.reproducible:
             self._hooks += _buffers.watch(model, lambda: self._demand.estimating)
         self._hooks.append(model.register_forward_pre_hook(outside_of_graphs(self._enter)))
-        self._hooks.append(model.register_forward_hook(outside_of_graphs(self._leave), always_call=True))
         for home in self.presence.homes:
             home.parameter._sluice = self  # type: ignore[attr-defined]
             if home.trainable:
@@ -164,16 +163,6 @@ class Session:
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         if not self._demand.estimating:
             refuse_running_statistics(self._norms)  # the model may have been in eval() when it was wrapped
-            self._saved.begin(module)
-
-    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._demand.estimating:
-            return
-        self._saved.end()
-        if self._saved.idle:
-            self.presence.release_all()  # the units stay present, but what is touched before backward may take their room
-        if not self.presence.trainable:
-            self.presence.first_step.end()
 
     # ---- gradients ----
 
