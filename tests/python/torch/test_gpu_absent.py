@@ -209,3 +209,21 @@ def test_what_asks_for_no_values_works_anywhere():
         sluice.torch.close(model)
         del optimizer
         gc.collect()
+
+
+def test_what_asks_for_nodes_of_the_graph_works_anywhere():
+    with fake_gpu.shared():
+        model, optimizer = wrap(torch.nn.Linear(8, 4), "memory", **GPU)
+        loss = model(torch.ones(2, 8)).sum()
+        edge = torch.autograd.graph.get_gradient_edge(model.bias)
+        assert torch.equal(torch.autograd.grad(loss, [edge], retain_graph=True)[0], torch.full((4,), 2.0))
+        came = []
+        hook = torch.autograd.graph.register_multi_grad_hook(tuple(model.parameters()), lambda gradients: came.append(len(gradients)))
+        loss.backward()
+        hook.remove()
+        assert came == [2]
+        with pytest.raises(sluice.StateError, match="'weight' is used by"):
+            model.weight.view_as(model.weight)
+        sluice.torch.close(model)
+        del optimizer, loss, edge
+        gc.collect()

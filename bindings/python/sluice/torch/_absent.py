@@ -56,8 +56,10 @@ class Absent(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _BY_VMAP and _is_asked_by_vmap():
+            if func in _BY_VMAP and _is_asked_by("torch._functorch.vmap"):
                 _bring_in_batched(func, args)
+            if func is torch.Tensor.view_as and _is_asked_by("torch.autograd.graph"):  # for the view's node alone
+                return func(*args, **(kwargs or {}))
             if func in _ASKS or graph_is_seen() or (func in _PLACES and is_traced()):
                 return func(*args, **(kwargs or {}))
             if func in _TAKES:
@@ -76,8 +78,8 @@ class _Operations(Mode):
 
 
 @torch._dynamo.assume_constant_result
-def _is_asked_by_vmap() -> bool:
-    return sys._getframe(2).f_globals.get("__name__") == "torch._functorch.vmap"
+def _is_asked_by(module: str) -> bool:
+    return sys._getframe(2).f_globals.get("__name__") == module
 
 
 def _bring_in_batched(func: Any, args: Any) -> None:
