@@ -164,6 +164,16 @@ def test_writes_in_a_call_of_the_model_are_refused():
         gc.collect()
 
 
+@pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_modules_that_write_in_their_calls_are_refused(make):
+    with fake_gpu.shared():
+        refused(sluice.InvalidArgumentError, ["'0' has max_norm=1.0", "edit(model)", "torch.renorm"],
+                lambda: torch.nn.Sequential(make(4, 8, max_norm=1.0), torch.nn.Linear(8, 8)), **GPU)  # fmt: skip
+    model, _ = wrap(make(4, 8, max_norm=1.0), "memory")
+    model(torch.zeros(1, 1, dtype=torch.int64))
+    sluice.torch.close(model)
+
+
 def test_operations_on_more_units_than_may_be_held_are_refused():
     class All(torch.nn.Module):
         def __init__(self):

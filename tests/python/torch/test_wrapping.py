@@ -301,3 +301,23 @@ def test_what_cannot_be_estimated_says_what_to_give_instead(forward, batch, what
     monkeypatch.setattr(Chain, "forward", forward)
     with pytest.raises(sluice.InvalidArgumentError, match=f"(?s){what}.*reserve"):
         sluice.torch.plan(model, sluice.AdamW(), memory="6GiB", sample_batch=batch)
+
+
+def test_a_unit_of_parameters_without_elements_is_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 0), torch.nn.Linear(4, 4))
+    with pytest.raises(sluice.InvalidArgumentError, match="unit 'a' has parameters without elements alone"):
+        wrap(model, "memory", units={"a": ["0"]})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated:FutureWarning")
+def test_a_weight_that_hooks_make_is_of_its_own_after_a_call():
+    model, x = torch.nn.Sequential(torch.nn.utils.spectral_norm(torch.nn.Linear(4, 4))), torch.ones(2, 4)
+    with pytest.raises(sluice.InvalidArgumentError, match="call the model once before it is wrapped"):
+        wrap(model, "memory")
+    with torch.no_grad():
+        model(x)
+    plain = copy.deepcopy(model)
+    model, _ = wrap(model, "memory")
+    for _ in range(2):
+        assert torch.equal(model(x), plain(x))
+    sluice.torch.close(model)

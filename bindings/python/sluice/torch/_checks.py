@@ -60,6 +60,17 @@ def check_model(model: Any, train: bool) -> None:
     _check_inference(model, train)
 
 
+def check_writes(model: torch.nn.Module) -> None:
+    """Raises InvalidArgumentError for modules that write their parameters when they are called, for models on a GPU."""
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.max_norm is not None:
+            raise InvalidArgumentError(
+                f"{repr(name) if name else 'the model'} has max_norm={module.max_norm}, by which each call writes its parameters, and "
+                "a write to a GPU's memory is not seen; set its max_norm to None, and bound the rows after optimizer.step(), within "
+                "`with sluice.torch.edit(model):` (torch.renorm(weight, 2, 0, max_norm)), or wrap the model on the CPU"
+            )
+
+
 def _refuse_wrapped(model: torch.nn.Module) -> None:
     owners = {name: owner for name, p in model.named_parameters() if (owner := getattr(p, "_sluice", None)) is not None}
     if any(owner.model() is model and not owner.engine.closed for owner in owners.values()):
@@ -122,7 +133,8 @@ def _check_sharing(model: torch.nn.Module) -> None:
             other = pair[0] if pair[1] == found[0] else pair[1]
             raise InvalidArgumentError(
                 f"'{other}' is a view of the memory of '{found[0]}', which moves when the model is wrapped, so that it would "
-                "keep the values of now; make the view in forward, or give it a clone()"
+                "keep the values of now; make the view in forward, or give it a clone(). What makes it at each call, as "
+                "torch.nn.utils.spectral_norm() does, makes a tensor of its own: call the model once before it is wrapped"
             )
 
 

@@ -14,7 +14,7 @@ from ..errors import BudgetError, InvalidArgumentError
 from ..model import Options, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
-from ._checks import check_ahead, check_model, check_optimizer
+from ._checks import check_ahead, check_model, check_optimizer, check_writes
 from ._estimate import reserve_on_gpu, reserves_of
 from ._gpu import HOST, Account, Gpu, gpu_of
 from ._gpu_step import UNMEASURED, FirstStepOnGpu
@@ -107,6 +107,8 @@ def prepare(
         check_reproducible(model, accumulate)
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
     gpu = gpu_of(model, device_memory, device)
+    if gpu is not None:
+        check_writes(model)
     groups = find_units(model, units, spans=gpu is None)
     if gpu is not None:
         gpu.give_back()

@@ -114,6 +114,8 @@ def _named(
             if not inside:
                 raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
             group.parameters += _take(((names[id(p)], p) for _, p in inside), taken)
+        if not group.parameters and not any(p.numel() for _, p in inside):
+            raise InvalidArgumentError(f"the unit '{unit}' has parameters without elements alone, which are in no unit; leave it out")
         if not group.parameters:
             raise InvalidArgumentError(f"the unit '{unit}' has no parameters that no other unit has; leave it out")
         found.append(group)
