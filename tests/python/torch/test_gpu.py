@@ -6,39 +6,11 @@ import gc
 import pytest
 import torch
 from support import fake_gpu
-from support.gpu_models import GPU, Layers, loss_of
+from support.gpu_models import GPU, Layers, check_twin, least, loss_of, trained
 from support.wrapped_models import language_loss, same, small_gpt2, units_of_modules, wrap
 
 import sluice
 import sluice.torch
-
-
-def trained(make, loss, place, gpu=None, steps=4, accumulate=1, clip=None, optimizer=None, **options):
-    """The losses, norms and parameters of a run, wrapped on the CPU, or on the GPU with the arguments `gpu`."""
-    torch.manual_seed(5)
-    model = make()
-    given = {"units": units_of_modules(model), "held_units": 3} | options | (gpu or {})
-    model, optimizer = wrap(model, place, optimizer, **given)
-    seen = []
-    for step in range(steps):
-        for part in range(accumulate):
-            found = loss(model, step * accumulate + part) / accumulate
-            found.backward()
-            seen.append(found.detach().clone())
-        if clip is not None:
-            seen.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).clone())
-        optimizer.step()
-        optimizer.zero_grad()
-    sluice.torch.close(model)
-    return seen + [p.detach().clone() for p in model.parameters()]
-
-
-def check_twin(make, loss, places=("device", "memory", "disk"), on_gpu_only=None, **options):
-    expected = trained(make, loss, "memory", **options)
-    for seed, place in enumerate(places):
-        with fake_gpu.shared(seed=seed, schedule=("late", "random")[seed % 2]):
-            assert same(trained(make, loss, place, GPU | (on_gpu_only or {}), **options), expected), place
-            gc.collect()
 
 
 def test_a_gpu_gives_the_bits_of_the_cpu():
@@ -90,19 +62,6 @@ def test_it_does_with_masters():
 )
 def test_it_does_with_each_optimizer(optimizer):
     check_twin(Layers, loss_of, places=["memory"], optimizer=optimizer, steps=2)
-
-
-def least(plan_with, most):
-    """The least budget below `most`, in MiB, for which there is a plan."""
-    too_small, enough = 0, most
-    while enough - too_small > 1:
-        between = (enough + too_small) // 2
-        try:
-            plan_with(between << 20)
-            enough = between
-        except sluice.BudgetError:
-            too_small = between
-    return enough
 
 
 def test_it_does_with_budgets_for_a_part_on_each_tier(tmp_path):
