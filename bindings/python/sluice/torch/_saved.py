@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,10 @@ from ..errors import StateError
 from ._absent import storage_of
 from ._casts import Cast, Casts
 from ._demand import Demand
-from ._gpu import Gpu
 from ._homes import Home, View, has_memory
+from ._hooks import Hooks, Ours, innermost, push, refusal
 from ._looking import Announced, Units
+from ._presence import Presence
 from ._stances import outside_of_graphs
 
 
@@ -43,32 +44,59 @@ class _Others(NamedTuple):
     unpack: Callable[[Any], torch.Tensor]
 
 
-_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+class _Pair(Ours):
+    """Hooks that keep references to parameters, and give all else to the hooks below them."""
+
+    def __init__(self, saved: SavedTensors) -> None:
+        self._saved = saved
+        self._others: Hooks | None = innermost()
+
+    def push(self) -> None:
+        """Brings them into force in this thread."""
+        push((self._pack, self._saved.unpack))
+
+    def _reference(self, tensor: torch.Tensor) -> _Saved | None:
+        return self._saved.reference(tensor)
+
+    @outside_of_graphs  # also where the function that calls backward() is compiled
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        reference = self._reference(tensor)
+        if reference is not None:
+            return reference
+        if self._others is not None:  # PyTorch itself calls the innermost hooks alone
+            return _Others(self._others[0](tensor), self._others[1])
+        # An operation that keeps its own result would refer to itself: a graph that no backward frees would stay.
+        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
 
 
-class _Scope:
+class _Node(_Pair):
+    """The hooks while a node of a backward pass computes on a GPU: where it makes a graph, or computes again what a checkpoint has
+    left out, it keeps parameters, too. PyTorch itself ends them with the node, in whatever thread, and also where it fails."""
+
+    ends_with_outer = False
+
+    def __init__(self, saved: SavedTensors, number: int) -> None:
+        """number: of the backward pass."""
+        super().__init__(saved)
+        self.number = number
+
+
+class _Scope(_Pair):
     """One call of the model. PyTorch is asked which hooks and modes there are, since a KeyboardInterrupt may come between
     any two lines that note them."""
 
     def __init__(self, saved: SavedTensors, inside: torch.nn.Module | None = None) -> None:
         """inside: it is a call of this module, within one of the model or in a backward pass."""
-        self._saved, self.inside = saved, inside
-        self._hooks: _Hooks = (self._pack, saved.unpack)
-        self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        super().__init__(saved)
+        self.inside, self.ends_with_outer = inside, inside is not None
         self._casts = Casts(saved.by_storage)
         self._casting: list[torch.nn.Module] = []  # modules whose calls began under autocast, and have not ended
 
     def open(self, model: torch.nn.Module) -> None:
         """Makes autograd keep references. Where hooks are not allowed (in transforms of torch.func), it keeps the parameters
         themselves, which are brought in when backward touches them."""
-        why = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-        if why is not None and self._saved.gpu is not None:
-            raise StateError(
-                f"a model that is wrapped on a GPU is called where autograd keeps parameters themselves ({why}), which backward "
-                "would not find there; use torch.autograd.grad(), or wrap the model on the CPU"
-            )
-        if why is None:
-            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+        if self._saved.hooks_are_allowed("a model that is wrapped on a GPU is called", "use torch.autograd.grad()"):
+            self.push()
         self.begin_module(model)
 
     def begin_module(self, module: torch.nn.Module) -> None:
@@ -91,25 +119,13 @@ class _Scope:
         if _get_current_dispatch_mode() is self._casts:
             self._casts.__exit__(None, None, None)
 
-    def is_on(self, top: _Hooks | None) -> bool:
-        """Whether these hooks are its own."""
-        return top is not None and top[0] is self._hooks[0]
-
     def close(self) -> None:
         """Removes the hooks and the mode, after those that came later."""
         self._end_casts()
-        if self.is_on(torch._C._autograd._top_saved_tensors_default_hooks(True)):
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+        self.remove()
 
-    @outside_of_graphs  # also where the function that calls backward() is compiled
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        reference = self._saved.reference(tensor, self._casts)
-        if reference is not None:
-            return reference
-        if self._others is not None:  # PyTorch itself calls the innermost hooks alone
-            return _Others(self._others[0](tensor), self._others[1])
-        # An operation that keeps its own result would refer to itself: a graph that no backward frees would stay.
-        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
+    def _reference(self, tensor: torch.Tensor) -> _Saved | None:
+        return self._saved.reference(tensor, self._casts)
 
 
 class _Calls(threading.local):
@@ -122,19 +138,12 @@ class _Calls(threading.local):
 class SavedTensors:
     """The hooks of saved tensors of one wrapped model, in each thread that calls it. They keep the presence alive."""
 
-    def __init__(
-        self,
-        by_storage: Mapping[int, Home],
-        use: Callable[[int], None],
-        demand: Demand,
-        note: Callable[[], None] | None = None,
-        gpu: Gpu | None = None,
-    ) -> None:
-        """by_storage: the homes by the addresses of their memory; use: makes a unit present; demand: plans for calls; note: is
-        called before a backward pass gives its first gradient, wherever it has saved tensors or calls modules."""
-        self.by_storage, self._use, self._demand = by_storage, use, demand
-        self._note = note
-        self.gpu = gpu  # where the parameters are; None: in the memory of the CPU
+    def __init__(self, presence: Presence, demand: Demand, note: Callable[[], None] | None = None) -> None:
+        """demand: plans for calls; note: is called before a backward pass gives its first gradient, wherever it has saved tensors
+        or calls modules."""
+        self.presence, self._demand, self._note = presence, demand, note
+        self.by_storage = presence.by_storage
+        self.gpu = presence.engine.gpu  # where the parameters are; None: in the memory of the CPU
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
         self._after_begin: Units = {}  # what hooks use before the model's own hook, see Announced
@@ -148,9 +157,9 @@ class SavedTensors:
         scopes[-1].open(model)
 
     def begin_inside(self, module: torch.nn.Module) -> None:
-        """Begins a call of one of the model's modules in this thread, where other hooks of saved tensors than ours are in force:
-        those of torch.utils.checkpoint, which would keep parameters themselves."""
-        scopes, top = self._calls.open, torch._C._autograd._top_saved_tensors_default_hooks(True)
+        """Begins a call of one of the model's modules in this thread, where other hooks of saved tensors than those of the call that
+        it is in are in force, such as those of torch.utils.checkpoint."""
+        scopes, top = self._calls.open, innermost()
         if not (scopes and scopes[-1].is_on(top)):
             scopes.append(_Scope(self, module))
             self._open.add(scopes[-1])
@@ -257,12 +266,22 @@ class SavedTensors:
             if self._announced is not None:
                 self._announced.turns.end(turn)
 
-    def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
+    def hooks_are_allowed(self, what: str, instead: str) -> bool:
+        """Whether hooks may come into force here. Raises StateError where they must: what happens here, and what to do instead."""
+        why = refusal()
+        if why is not None and self.gpu is not None:
+            raise StateError(
+                f"{what} where autograd keeps parameters themselves ({why}), which backward would not find there; {instead}, or "
+                "wrap the model on the CPU"
+            )
+        return why is None
+
+    def reference(self, tensor: torch.Tensor, casts: Casts | None = None) -> _Saved | None:
         """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""
         if tensor.layout != torch.strided or not has_memory(tensor):
             return None
         home, cast = self.by_storage.get(storage_of(tensor)), None
-        if home is None and (cast := casts.find(tensor)) is not None:
+        if home is None and casts is not None and (cast := casts.find(tensor)) is not None:
             home = cast.home
         return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
 
@@ -271,9 +290,25 @@ class SavedTensors:
         """Returns the tensor for what was kept of it."""
         if self._note is not None:
             self._note()
+        if self.gpu is not None:
+            self._cover_node()
         if isinstance(saved, _Others):
             return saved.unpack(saved.kept)
         return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)
+
+    def _cover_node(self) -> None:
+        """Brings hooks into force for the node of a backward pass that this thread computes, if it computes one."""
+        if torch._C._current_autograd_node() is None or self.presence.engine.closed:
+            return
+        number: int = torch._C._current_graph_task_id()
+        owner = getattr((innermost() or (None,))[0], "__self__", None)
+        if isinstance(owner, _Node) and owner._saved is self and owner.number == number:  # each node begins with those before its pass
+            return
+        if not torch.is_grad_enabled() and refusal() is not None:
+            return
+        what = "a backward pass of a model that is wrapped on a GPU makes a graph (create_graph=True)"
+        if self.hooks_are_allowed(what, "allow hooks of saved tensors there"):
+            _Node(self, number).push()
 
     def _bring_in(self, saved: _Saved) -> torch.Tensor:
         home = saved.home
@@ -284,7 +319,7 @@ class SavedTensors:
             )
         try:
             for unit in home.units:
-                self._use(unit)
+                self.presence.use(unit)
         except StateError as error:
             raise StateError(f"'{home.name}' is needed: {error}") from None
         if home.moved:

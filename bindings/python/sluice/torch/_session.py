@@ -65,7 +65,7 @@ class Session:
             )
             self._demand = Demand(self.presence, prepared.stated or prepared.gpu is not None, prepared.estimated is not None)
             note = self._passes.note if self._passes is not None else None
-            self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand, note, self.engine.gpu)
+            self._saved = SavedTensors(self.presence, self._demand, note)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
             self._norms = running_norms(model) if options.reproducible else []

@@ -1,0 +1,137 @@
+"""What autograd keeps of a model that is wrapped on a GPU, where other hooks of saved tensors than the model's are in force, or none:
+its units have gone when backward needs them. The GPU is the fake one of the tests; the reference is the same model on the CPU."""
+
+import contextlib
+import functools
+import gc
+
+import pytest
+import torch
+from support import fake_gpu
+from support.gpu_models import GPU, check_twin, least
+from support.wrapped_models import units_of_modules, wrap
+
+import sluice
+import sluice.torch
+
+WIDTH = 32
+
+
+def drawn(step):
+    return torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+class Stack(torch.nn.Module):
+    """More layers than may be held. way(x, layer) applies one of them, and around(part, x) a part of the model."""
+
+    def __init__(self, way=lambda x, layer: layer(x), around=lambda part, x: part(x), parts=2):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(12))
+        self.way, self.around, self.parts = way, around, parts
+
+    def forward(self, x):
+        each = len(self.layers) // self.parts
+        for first in range(0, len(self.layers), each):
+
+            def part(x, first=first):
+                for layer in self.layers[first : first + each]:
+                    x = torch.tanh(self.way(x, layer))
+                return x
+
+            x = self.around(part, x)
+        return x
+
+
+def loss_of(model, step):
+    return model(drawn(step).requires_grad_()).square().mean()
+
+
+@functools.cache
+def least_memory(held_units):
+    """The least device_memory for such a model: its units share the room of those that are held."""
+
+    def plan_with(device_memory):
+        given = {"units": units_of_modules(Stack()), "held_units": held_units, "place": "memory", "memory": "6GiB"}
+        sluice.torch.plan(Stack(), sluice.AdamW(lr=1e-3), device_facts=fake_gpu.FACTS, **given, **GPU | {"device_memory": device_memory})
+
+    with fake_gpu.shared():
+        return least(plan_with, 1024) << 20
+
+
+def check_on_gpu(make, loss=loss_of, held_units=3, **options):
+    given = {"device_memory": least_memory(held_units), "device_facts": fake_gpu.FACTS}
+    check_twin(make, loss, places=["memory", "memory"], steps=2, held_units=held_units, on_gpu_only=given, **options)
+
+
+# ---- a backward pass that makes a graph ----
+
+
+def gradient_penalty(model, step):
+    x = drawn(step).requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return (gradient.norm(dim=1) - 1).square().mean()
+
+
+def products_with_the_hessian(model, step):
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss_of(model, step), parameters, create_graph=True)
+    products = torch.autograd.grad(sum((g * g.detach()).sum() for g in gradients), parameters)
+    return loss_of(model, step) + sum(p.square().sum() for p in products)
+
+
+def hessian(model, step):
+    found = torch.autograd.functional.hessian(lambda x: model(x).square().sum(), drawn(step)[:1])
+    return loss_of(model, step) + found.square().sum()
+
+
+@pytest.mark.parametrize("loss", [gradient_penalty, products_with_the_hessian, hessian])
+def test_a_graph_of_a_backward_pass(loss):
+    check_on_gpu(Stack, loss)
+
+
+def test_a_backward_pass_leaves_no_hooks_behind():
+    """Neither in this thread nor for the pass that fails, nor for what PyTorch calls when all has been computed."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(innermost())
+            raise ValueError("not now")
+
+    seen = []
+    with fake_gpu.shared():
+        model, _ = wrap(Stack(), "memory", units=units_of_modules(Stack()), **GPU)
+        for fails in (False, True):
+            x = drawn(0).requires_grad_()
+            x.register_hook(lambda gradient: torch.autograd.Variable._execution_engine.queue_callback(lambda: seen.append(innermost())))
+            output = model(Fails.apply(x) if fails else x).sum()
+            with pytest.raises(ValueError) if fails else contextlib.nullcontext():
+                torch.autograd.grad(output, x, create_graph=True)
+            assert innermost() is None
+        assert seen == [None, None]
+        sluice.torch.close(model, values=False)
+        del output
+        gc.collect()
+
+
+def innermost():
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def test_a_backward_pass_that_makes_a_graph_without_hooks_is_refused():
+    with fake_gpu.shared():
+        model, _ = wrap(Stack(), "memory", units=units_of_modules(Stack()), **GPU)
+        x = drawn(0).requires_grad_()
+        output = model(x).sum()
+        with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+            (expected,) = torch.autograd.grad(output, x, retain_graph=True)
+            with pytest.raises(sluice.StateError, match=r"makes a graph \(create_graph=True\) where autograd keeps .*\(no hooks here\)"):
+                torch.autograd.grad(output, x, create_graph=True)
+        assert torch.equal(torch.autograd.grad(output, x)[0], expected)
+        sluice.torch.close(model, values=False)
+        del output
+        gc.collect()
