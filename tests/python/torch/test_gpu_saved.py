@@ -9,7 +9,10 @@ import pytest
 import torch
 from support import fake_gpu
 from support.gpu_models import GPU, check_twin, least
-from support.wrapped_models import units_of_modules, wrap
+from support.wrapped_models import same, units_of_modules, wrap
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 
 import sluice
 import sluice.torch
@@ -84,9 +87,18 @@ def hessian(model, step):
     return loss_of(model, step) + found.square().sum()
 
 
+def computed_again(part, x):
+    return checkpoint(part, x, use_reentrant=False)
+
+
 @pytest.mark.parametrize("loss", [gradient_penalty, products_with_the_hessian, hessian])
 def test_a_graph_of_a_backward_pass(loss):
     check_on_gpu(Stack, loss)
+
+
+@pytest.mark.parametrize("around", [computed_again, lambda part, x: kept_by_users_hooks(part, x)], ids=["checkpoint", "hooks"])
+def test_a_graph_of_a_backward_pass_through_other_hooks(around):
+    check_on_gpu(lambda: Stack(lambda x, layer: linear(x, layer.weight) + layer(x), around), gradient_penalty)
 
 
 def test_a_backward_pass_leaves_no_hooks_behind():
@@ -134,4 +146,110 @@ def test_a_backward_pass_that_makes_a_graph_without_hooks_is_refused():
         assert torch.equal(torch.autograd.grad(output, x)[0], expected)
         sluice.torch.close(model, values=False)
         del output
+        gc.collect()
+
+
+# ---- hooks of others within a call ----
+
+
+def computed_again_within(part, x):
+    return checkpoint(part, x, use_reentrant=True)
+
+
+def kept_by_users_hooks(part, x):
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        return part(x)
+
+
+def kept_on_the_cpu(part, x):
+    with save_on_cpu():
+        return part(x)
+
+
+def kept_twice(part, x):
+    return kept_by_users_hooks(lambda x: computed_again(part, x), x)
+
+
+WAYS = {
+    "functions": lambda x, layer: linear(x, layer.weight, layer.bias),
+    "left": lambda x, layer: (layer.weight @ x.t()).t() + layer.bias,
+    "bias": lambda x, layer: x * layer.bias,
+    "both": lambda x, layer: layer(x) + x @ layer.weight.t(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("around", [computed_again, computed_again_within, kept_by_users_hooks, kept_on_the_cpu, kept_twice])
+def test_parameters_that_no_module_of_theirs_uses(around, way):
+    check_on_gpu(lambda: Stack(way, around))
+
+
+def test_parameters_in_a_checkpoint_under_autocast():
+    def loss(model, step):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss_of(model, step)
+
+    for around in (computed_again, computed_again_within, kept_by_users_hooks):
+        check_on_gpu(lambda around=around: Stack(WAYS["both"], around), loss)
+
+
+def test_saved_tensors_may_be_looked_at_between_passes():
+    with fake_gpu.shared():
+        model, _ = wrap(Stack(WAYS["functions"], computed_again), "memory", units=units_of_modules(Stack()), **GPU)
+        loss = loss_of(model, 0)
+        loss.grad_fn.next_functions[0][0]._saved_self.sum()  # PyTorch computes the second checkpoint again for it
+        loss.backward()
+        assert innermost() is None
+        sluice.torch.close(model, values=False)
+        del loss
+        gc.collect()
+
+
+def test_hooks_of_others_are_as_ever_outside_of_calls():
+    def pack(tensor):
+        return tensor
+
+    with fake_gpu.shared():
+        model, _ = wrap(Stack(), "memory", units=units_of_modules(Stack()), **GPU)
+        with saved_tensors_hooks(pack, pack):
+            assert innermost() == (pack, pack)
+            loss_of(model, 0).backward()
+            assert innermost() == (pack, pack)
+        assert innermost() is None
+        sluice.torch.close(model, values=False)
+        gc.collect()
+
+
+# ---- Ctrl-C ----
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_an_interrupted_checkpoint_leaves_nothing_behind(by_itself):
+    """torch.utils.checkpoint ends its hooks before the call ends that they are in, and PyTorch does not tell the end of the layer."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    def part(x):
+        return computed_again(model.layers[5], computed_again(model.layers[4], x))
+
+    def gradients():
+        loss = part(drawn(0).requires_grad_()).sum() if by_itself else loss_of(model, 0)
+        loss.backward()
+        found = [p.grad + 0 for p in model.layers[4].parameters()]
+        optimizer.zero_grad()
+        return found
+
+    with fake_gpu.shared():
+        model, optimizer = wrap(Stack(around=computed_again, parts=12), "memory", units=units_of_modules(Stack()), **GPU)
+        expected = gradients()
+        for _ in range(2):
+            handle = model.layers[4].register_forward_pre_hook(stop)
+            with pytest.raises(KeyboardInterrupt):
+                gradients()
+            handle.remove()
+            assert innermost() is None
+            assert same(gradients(), expected)
+        sluice.torch.close(model, values=False)
+        del optimizer
         gc.collect()

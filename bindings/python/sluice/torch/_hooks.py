@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ._stances import outside_of_graphs
 
 Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
@@ -58,3 +63,35 @@ def _remove(is_searched: Callable[[Hooks], bool]) -> bool:
         if hooks is None or not (isinstance(owner, Ours) and owner.ends_with_outer):
             push(other)
     return hooks is not None
+
+
+# ---- hooks that come into force within a call ----
+
+_lock = threading.Lock()
+_listeners: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
+_enter, _exit = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
+
+
+def listen(entered: Callable[[], None]) -> None:
+    """Lets a method, whose object this does not keep alive, be called in each thread after hooks of others have come into force
+    there: the user's, or those of torch.utils.checkpoint. These end, from then on, also where hooks of ours are left above them, as
+    after a KeyboardInterrupt: torch.utils.checkpoint ends its own before the call ends that they are in."""
+    global _listeners
+    with _lock:
+        _listeners = (*(each for each in _listeners if each() is not None), weakref.WeakMethod(entered))
+        saved_tensors_hooks.__enter__ = _entered  # type: ignore[method-assign]
+        saved_tensors_hooks.__exit__ = _exited  # type: ignore[method-assign]
+
+
+@outside_of_graphs
+def _entered(hooks: saved_tensors_hooks) -> None:
+    _enter(hooks)
+    for each in _listeners:
+        if (entered := each()) is not None:
+            entered()
+
+
+@outside_of_graphs
+def _exited(hooks: saved_tensors_hooks, *error: Any) -> None:
+    if not _remove(lambda each: each[0] == hooks.pack_hook):
+        _exit(hooks, *error)

@@ -15,7 +15,7 @@ from ._absent import storage_of
 from ._casts import Cast, Casts
 from ._demand import Demand
 from ._homes import Home, View, has_memory
-from ._hooks import Hooks, Ours, innermost, push, refusal
+from ._hooks import Hooks, Ours, innermost, listen, push, refusal
 from ._looking import Announced, Units
 from ._presence import Presence
 from ._stances import outside_of_graphs
@@ -133,6 +133,7 @@ class _Calls(threading.local):
 
     def __init__(self) -> None:
         self.open: list[_Scope] = []
+        self.unpacks = 0  # how many hooks of others unpack a tensor
 
 
 class SavedTensors:
@@ -148,6 +149,8 @@ class SavedTensors:
         self._open: set[_Scope] = set()  # the calls of all threads
         self._after_begin: Units = {}  # what hooks use before the model's own hook, see Announced
         self._after_end: Units = {}  # and what is used after a call of the model within another one
+        if self.gpu is not None:
+            listen(self._cover)
 
     def begin(self, model: torch.nn.Module) -> None:
         """Begins a call of the model in this thread."""
@@ -266,6 +269,13 @@ class SavedTensors:
             if self._announced is not None:
                 self._announced.turns.end(turn)
 
+    def _cover(self) -> None:
+        """Comes after hooks of others have come into force in this thread. Where it computes with the model, they would keep
+        parameters themselves."""
+        at_work = self._calls.open or self._calls.unpacks or torch._C._current_autograd_node() is not None
+        if at_work and not self.presence.engine.closed:
+            _Pair(self).push()
+
     def hooks_are_allowed(self, what: str, instead: str) -> bool:
         """Whether hooks may come into force here. Raises StateError where they must: what happens here, and what to do instead."""
         why = refusal()
@@ -293,7 +303,7 @@ class SavedTensors:
         if self.gpu is not None:
             self._cover_node()
         if isinstance(saved, _Others):
-            return saved.unpack(saved.kept)
+            return self._unpack_by_others(saved)
         return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)
 
     def _cover_node(self) -> None:
@@ -309,6 +319,13 @@ class SavedTensors:
         what = "a backward pass of a model that is wrapped on a GPU makes a graph (create_graph=True)"
         if self.hooks_are_allowed(what, "allow hooks of saved tensors there"):
             _Node(self, number).push()
+
+    def _unpack_by_others(self, saved: _Others) -> torch.Tensor:
+        self._calls.unpacks += 1
+        try:
+            return saved.unpack(saved.kept)
+        finally:
+            self._calls.unpacks -= 1
 
     def _bring_in(self, saved: _Saved) -> torch.Tensor:
         home = saved.home
