@@ -193,6 +193,16 @@ def test_parameters_in_a_checkpoint_under_autocast():
         check_on_gpu(lambda around=around: Stack(WAYS["both"], around), loss)
 
 
+def test_what_a_node_has_asked_for_stays_while_a_checkpoint_computes_again():
+    """The last operation asks for its weight first, and then for what the checkpoint computes with all layers."""
+
+    class Ends(Stack):
+        def forward(self, x):
+            return computed_again(super().forward, x) @ self.layers[5].weight
+
+    check_on_gpu(lambda: Ends(WAYS["functions"]))
+
+
 def test_saved_tensors_may_be_looked_at_between_passes():
     with fake_gpu.shared():
         model, _ = wrap(Stack(WAYS["functions"], computed_again), "memory", units=units_of_modules(Stack()), **GPU)
@@ -217,6 +227,58 @@ def test_hooks_of_others_are_as_ever_outside_of_calls():
             assert innermost() == (pack, pack)
         assert innermost() is None
         sluice.torch.close(model, values=False)
+        gc.collect()
+
+
+# ---- several units in one node ----
+
+
+class Fused(torch.autograd.Function):
+    """Layers in one node, which keeps all of their weights."""
+
+    @staticmethod
+    def forward(ctx, x, *weights):
+        made = [x]
+        for weight in weights:
+            made.append(torch.tanh(made[-1] @ weight.t()))
+        ctx.save_for_backward(*made, *weights)
+        return made[-1]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        count = len(ctx.saved_tensors) // 2
+        made, weights = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
+        gradients = []
+        for i in reversed(range(count)):
+            gradient = gradient * (1 - made[i + 1].square())
+            gradients.append(gradient.t() @ made[i])
+            gradient = gradient @ weights[i]
+        return gradient, *reversed(gradients)
+
+
+class OfFused(Stack):
+    def __init__(self, together):
+        super().__init__()
+        self.together = together
+
+    def forward(self, x):
+        for first in range(0, len(self.layers), self.together):
+            x = Fused.apply(x, *(layer.weight for layer in self.layers[first : first + self.together]))
+        return x
+
+
+def test_a_node_may_keep_as_many_units_as_may_be_held():
+    check_on_gpu(lambda: OfFused(4), held_units=4)
+
+
+def test_a_node_that_keeps_more_units_than_may_be_held_is_refused():
+    with fake_gpu.shared():
+        model, _ = wrap(OfFused(6), "memory", units=units_of_modules(Stack()), held_units=4, **GPU)
+        loss = loss_of(model, 0)
+        with pytest.raises(sluice.StateError, match=r"FusedBackward needs 6 units at once \('layers.6'.*held_units=6, or use fewer"):
+            loss.backward()
+        sluice.torch.close(model, values=False)
+        del loss
         gc.collect()
 
 

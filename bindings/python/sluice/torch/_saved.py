@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .. import _abi
 from ..errors import StateError
 from ._absent import storage_of
 from ._casts import Cast, Casts
@@ -79,6 +80,17 @@ class _Node(_Pair):
         """number: of the backward pass."""
         super().__init__(saved)
         self.number = number
+        self._units: dict[int, int] = {}  # which the node has asked for
+
+    def use(self, units: Sequence[int]) -> None:
+        """Makes these units present together with those that the node has asked for before: it computes when it has all."""
+        presence, node = self._saved.presence, torch._C._current_autograd_node()
+        self._units.update(dict.fromkeys(units, _abi.READ))
+        if len(self._units) > presence.limit:  # is an error, which names those that follow, too
+            for kept in (each.data for each in getattr(node, "_raw_saved_tensors", ())):
+                if isinstance(kept, _Saved) and presence.by_id.get(id(kept.home.parameter)) is kept.home:
+                    self._units.update(dict.fromkeys(kept.home.units, _abi.READ))
+        presence.use_together(self._units, node.name())
 
 
 class _Scope(_Pair):
@@ -300,34 +312,38 @@ class SavedTensors:
         """Returns the tensor for what was kept of it."""
         if self._note is not None:
             self._note()
-        if self.gpu is not None:
-            self._cover_node()
+        node = None if self.gpu is None else self._node()
         if isinstance(saved, _Others):
-            return self._unpack_by_others(saved)
-        return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)
+            return self._unpack_by_others(saved, node)
+        return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved, node)
 
-    def _cover_node(self) -> None:
-        """Brings hooks into force for the node of a backward pass that this thread computes, if it computes one."""
+    def _node(self) -> _Node | None:
+        """The hooks of the node of a backward pass that this thread computes, which it brings into force first, if it computes one."""
         if torch._C._current_autograd_node() is None or self.presence.engine.closed:
-            return
+            return None
         number: int = torch._C._current_graph_task_id()
         owner = getattr((innermost() or (None,))[0], "__self__", None)
         if isinstance(owner, _Node) and owner._saved is self and owner.number == number:  # each node begins with those before its pass
-            return
+            return owner
+        made = _Node(self, number)
         if not torch.is_grad_enabled() and refusal() is not None:
-            return
+            return made
         what = "a backward pass of a model that is wrapped on a GPU makes a graph (create_graph=True)"
         if self.hooks_are_allowed(what, "allow hooks of saved tensors there"):
-            _Node(self, number).push()
+            made.push()
+        return made
 
-    def _unpack_by_others(self, saved: _Others) -> torch.Tensor:
+    def _unpack_by_others(self, saved: _Others, node: _Node | None) -> torch.Tensor:
         self._calls.unpacks += 1
         try:
-            return saved.unpack(saved.kept)
+            tensor = saved.unpack(saved.kept)
         finally:
             self._calls.unpacks -= 1
+        if node is not None:
+            node.use([])  # what a checkpoint has computed again may have had the room of what the node has asked for
+        return tensor
 
-    def _bring_in(self, saved: _Saved) -> torch.Tensor:
+    def _bring_in(self, saved: _Saved, node: _Node | None) -> torch.Tensor:
         home = saved.home
         if home.version != saved.version:
             raise RuntimeError(
@@ -335,8 +351,11 @@ class SavedTensors:
                 "an edit), so its gradients would be wrong; run forward again"
             )
         try:
-            for unit in home.units:
-                self.presence.use(unit)
+            if node is not None:
+                node.use(home.units)
+            else:
+                for unit in home.units:
+                    self.presence.use(unit)
         except StateError as error:
             raise StateError(f"'{home.name}' is needed: {error}") from None
         if home.moved:
