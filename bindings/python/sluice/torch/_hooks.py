@@ -86,9 +86,13 @@ def listen(entered: Callable[[], None]) -> None:
 @outside_of_graphs
 def _entered(hooks: saved_tensors_hooks) -> None:
     _enter(hooks)
-    for each in _listeners:
-        if (entered := each()) is not None:
-            entered()
+    try:
+        for each in _listeners:
+            if (entered := each()) is not None:
+                entered()
+    except BaseException:  # as a KeyboardInterrupt
+        _exited(hooks)
+        raise
 
 
 @outside_of_graphs
