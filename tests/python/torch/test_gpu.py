@@ -66,7 +66,7 @@ def test_it_does_with_each_optimizer(optimizer):
 
 def test_it_does_with_budgets_for_a_part_on_each_tier(tmp_path):
     def make():
-        return Layers(blocks=6, width=384)
+        return Layers(blocks=10, width=384)
 
     def plan(device_memory=4 << 30, memory=6 << 30):
         given = {"units": units_of_modules(make()), "held_units": 3, "disk": tmp_path, "reserve": "64MiB", "device_facts": fake_gpu.FACTS}
