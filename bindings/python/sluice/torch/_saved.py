@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .. import _abi
-from ..errors import StateError
+from ..errors import Error, StateError
 from ._absent import storage_of
 from ._casts import Cast, Casts
 from ._demand import Demand
@@ -56,6 +57,11 @@ class _Pair(Ours):
         """Brings them into force in this thread."""
         push((self._pack, self._saved.unpack))
 
+    def rebase(self, ended: list[Hooks]) -> None:
+        """As the base's."""
+        if any(self._others is not None and self._others[0] == hooks[0] for hooks in ended):
+            self._others = innermost()
+
     def _reference(self, tensor: torch.Tensor) -> _Saved | None:
         return self._saved.reference(tensor)
 
@@ -79,7 +85,7 @@ class _Node(_Pair):
     def __init__(self, saved: SavedTensors, number: int) -> None:
         """number: of the backward pass."""
         super().__init__(saved)
-        self.number = number
+        self.number, self.sequence = number, torch._C._current_autograd_node()._sequence_nr()
         self._units: dict[int, int] = {}  # which the node has asked for
 
     def use(self, units: Sequence[int]) -> None:
@@ -146,6 +152,19 @@ class _Calls(threading.local):
     def __init__(self) -> None:
         self.open: list[_Scope] = []
         self.unpacks = 0  # how many hooks of others unpack a tensor
+        self.node: _Node | None = None  # the node that is computed, where hooks may not come into force
+
+
+class _Call:
+    """A call of the model, as far as it has begun."""
+
+    def __init__(self) -> None:
+        self.before: int | None = None  # how many calls the thread was in; None: it has not begun, or has ended
+        self.depth = 0  # and how many of modules
+        self.turn: int | None = None  # what it has of Turns.begin()
+        self.is_seen = False  # its operations are looked at: nothing that the call is in may compile it
+        self.returned = False
+        self.output: Any = None
 
 
 class SavedTensors:
@@ -190,7 +209,8 @@ class SavedTensors:
         scopes = self._calls.open
         if scopes:
             scopes[-1].close()
-            self._open.discard(scopes.pop())
+            self._open.discard(scopes[-1])
+            scopes.pop()
 
     @property
     def idle(self) -> bool:
@@ -225,7 +245,7 @@ class SavedTensors:
 
     def guard(self, model: torch.nn.Module, announced: Announced | None, ended: Callable[[], None]) -> None:
         """Lets calls of the model begin before all hooks and end after them, also where PyTorch runs none, as after a KeyboardInterrupt.
-        announced: where a GPU computes; ended: comes when no thread is in a call any more and the last one gave a result."""
+        announced: where a GPU computes; ended: comes when no thread is in a call any more."""
         self._announced, self._ended = announced, ended
         self._begin_call = outside_of_graphs(self._begin)
         self._end_call = outside_of_graphs(self._end)
@@ -238,48 +258,50 @@ class SavedTensors:
     def _call(self, model: torch.nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`. This thread has the turn until all that
         belongs to the call has ended."""
-        before = len(self._calls.open)
-        turn, depth, is_seen = self._begin_call(model, args, kwargs)
-        output = None
+        call = _Call()
         try:
-            output = self._run_seen(model, *args, **kwargs) if is_seen else run(*args, **kwargs)
-            return output
+            try:
+                self._begin_call(call, model, args, kwargs)
+                call.output = self._run_seen(model, *args, **kwargs) if call.is_seen else run(*args, **kwargs)
+                call.returned = True
+                return call.output
+            finally:
+                self._end_call(call, model)
         finally:
-            self._end_call(model, output, before, depth, turn)
+            self._end_call(call, model)  # a KeyboardInterrupt may have come in the middle of that
 
-    def _begin(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, bool]:
-        """Begins a call of the model. Returns what it has of Turns.begin(), how many calls of modules the thread is in, and whether
-        its operations are looked at, for which nothing that the call is in may compile it."""
+    def _begin(self, call: _Call, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         announced = self._announced
-        if announced is None:
-            self._demand.begin(model, args, kwargs)
-            if not self._demand.estimating:
-                self.begin(model)
-            return 0, 0, False
-        self.end_interrupted()
-        turn, depth, before = announced.turns.begin(), announced.depth(), len(self._calls.open)
-        try:
-            self._demand.begin(model, args, kwargs)
-            is_seen = announced.look(model, args, kwargs)
+        if announced is not None:
+            self.end_interrupted()
+            call.depth = announced.depth()
+        call.before = len(self._calls.open)
+        if announced is not None:
+            call.turn = announced.turns.begin()
+        self._demand.begin(model, args, kwargs)
+        if announced is not None:
+            call.is_seen = announced.look(model, args, kwargs)
             announced.begin(self, self._after_begin)
+        if not self._demand.estimating:
             self.begin(model)
-            return turn, depth, is_seen
-        except BaseException:
-            self._end(model, None, before, depth, turn)
-            raise
 
-    def _end(self, model: torch.nn.Module, output: Any, before: int, depth: int, turn: int) -> None:
+    def _end(self, call: _Call, model: torch.nn.Module) -> None:
+        """Ends what has begun of the call. Does nothing where all has ended."""
+        if call.before is None:
+            return
         try:
-            while len(self._calls.open) > before:
+            while len(self._calls.open) > call.before:
                 self.end()
             if self._announced is not None:
-                self._announced.end_to(depth, self._after_end, output is not None)
-            self._demand.end(model, output)
-            if output is not None and self.idle and not self._demand.estimating:
-                self._ended()
+                self._announced.end_to(call.depth, self._after_end, call.returned)
+            self._demand.end(model, call.output)
+            if self.idle and not self._demand.estimating:
+                with contextlib.nullcontext() if call.returned else contextlib.suppress(Error):  # the call's own error is told
+                    self._ended()
         finally:
-            if self._announced is not None:
-                self._announced.turns.end(turn)
+            if self._announced is not None and call.turn is not None:
+                self._announced.turns.end(call.turn)
+        call.before = None
 
     def _cover(self) -> None:
         """Comes after hooks of others have come into force in this thread. Where it computes with the model, they would keep
@@ -327,7 +349,9 @@ class SavedTensors:
             return owner
         made = _Node(self, number)
         if not torch.is_grad_enabled() and refusal() is not None:
-            return made
+            if (node := self._calls.node) is None or (node.number, node.sequence) != (number, made.sequence):
+                self._calls.node = made
+            return self._calls.node
         what = "a backward pass of a model that is wrapped on a GPU makes a graph (create_graph=True)"
         if self.hooks_are_allowed(what, "allow hooks of saved tensors there"):
             made.push()
