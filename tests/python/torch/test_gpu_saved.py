@@ -10,7 +10,7 @@ import torch
 from support import fake_gpu
 from support.gpu_models import GPU, check_twin, least
 from support.wrapped_models import same, units_of_modules, wrap
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
@@ -230,6 +230,37 @@ def test_hooks_of_others_are_as_ever_outside_of_calls():
         gc.collect()
 
 
+def test_hooks_that_end_within_a_node_see_nothing_of_it_afterwards():
+    """The model's for the node come into force above them, when it asks for what it keeps."""
+    ends = []
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx, gradient):
+            is_on = True
+
+            def pack(tensor):
+                assert is_on
+                return tensor
+
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                x, weight = ctx.saved_tensors
+            is_on = False
+            with torch.enable_grad():
+                inner = gradient.detach().requires_grad_()
+                inner.square().sum().backward()
+            ends.append(innermost())
+            return gradient @ weight.t() + 0 * inner.grad, x.t() @ gradient
+
+    check_on_gpu(lambda: Stack(way=lambda x, layer: Scaled.apply(x, layer.weight)))
+    assert ends
+
+
 # ---- several units in one node ----
 
 
@@ -271,11 +302,13 @@ def test_a_node_may_keep_as_many_units_as_may_be_held():
     check_on_gpu(lambda: OfFused(4), held_units=4)
 
 
-def test_a_node_that_keeps_more_units_than_may_be_held_is_refused():
+@pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: disable_saved_tensors_hooks("not here")])
+def test_a_node_that_keeps_more_units_than_may_be_held_is_refused(around):
     with fake_gpu.shared():
         model, _ = wrap(OfFused(6), "memory", units=units_of_modules(Stack()), held_units=4, **GPU)
         loss = loss_of(model, 0)
-        with pytest.raises(sluice.StateError, match=r"FusedBackward needs 6 units at once \('layers.6'.*held_units=6, or use fewer"):
+        refused = pytest.raises(sluice.StateError, match=r"FusedBackward needs 6 units at once \('layers.6'.*held_units=6, or use fewer")
+        with refused, around():
             loss.backward()
         sluice.torch.close(model, values=False)
         del loss

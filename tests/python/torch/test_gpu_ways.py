@@ -300,6 +300,16 @@ def test_a_hook_of_backward_that_writes_is_refused():
             model(inputs(0)).sum().backward()
 
 
+def test_what_a_pass_calls_at_its_end_is_outside_of_it():
+    def use():
+        model.layers[3].weight.t()
+
+    with wrapped() as model:
+        model.layers[9].weight.register_hook(lambda _: torch.autograd.Variable._execution_engine.queue_callback(use))
+        with pytest.raises(sluice.StateError, match="'layers.3.weight' is used by .* outside of the model's calls and backward passes"):
+            model(inputs(0)).sum().backward()
+
+
 # ---- what PyTorch calls with ----
 
 

@@ -24,6 +24,9 @@ class Ours:
         """Whether these hooks are its own."""
         return hooks is not None and getattr(hooks[0], "__self__", None) is self
 
+    def rebase(self, ended: list[Hooks]) -> None:
+        """Comes when these hooks end, which were below its own; its own stay, and are about to be brought into force again."""
+
     def remove(self) -> None:
         """Ends its hooks in this thread, if they are in force, and those of ours above them that end with them. Others' stay."""
         _remove(self.is_on)
@@ -52,17 +55,25 @@ def _pop() -> None:
 
 def _remove(is_searched: Callable[[Hooks], bool]) -> bool:
     """Ends the innermost hooks that are searched, and those of ours above them that end with them. Returns whether there were any."""
-    above = []
-    while (hooks := innermost()) is not None and not is_searched(hooks):
-        above.append(hooks)
-        _pop()
-    if hooks is not None:
-        _pop()
-    for other in reversed(above):
-        owner = getattr(other[0], "__self__", None)
-        if hooks is None or not (isinstance(owner, Ours) and owner.ends_with_outer):
+    above: list[Hooks] = []
+    ended: list[Hooks] = []
+    try:
+        while (hooks := innermost()) is not None and not is_searched(hooks):
+            above.append(hooks)
+            _pop()
+        if hooks is not None:
+            _pop()
+            ended.append(hooks)
+    finally:  # also after a KeyboardInterrupt
+        for other in reversed(above):
+            owner = getattr(other[0], "__self__", None)
+            if ended and isinstance(owner, Ours):
+                if owner.ends_with_outer:
+                    ended.append(other)
+                    continue
+                owner.rebase(ended)
             push(other)
-    return hooks is not None
+    return bool(ended)
 
 
 # ---- hooks that come into force within a call ----

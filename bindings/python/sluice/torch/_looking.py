@@ -236,7 +236,8 @@ class Announced:
 
     def _serve(self, units: Units, what: str) -> bool:
         """Brings in what an operation uses, some of which it finds absent, where this thread is in a call or in a backward pass."""
-        if self.outermost and torch._C._current_graph_task_id() == -1:
+        # What a pass calls at its end, by queue_callback(), is outside of its nodes: nothing would tell how long it looks.
+        if self.outermost and torch._C._current_autograd_node() is None:
             return False
         if not is_traced():
             self._look_on()
@@ -247,8 +248,7 @@ class Announced:
         """Looks at what follows in a call, or in a function that autograd calls: it may use what it makes a view of now after that was
         taken away."""
         if self.outermost:
-            # PyTorch ends modes that begin in a node of autograd with the node.
-            if torch._C._current_autograd_node() is not None and not self._is_looked_at():
+            if not self._is_looked_at():  # PyTorch ends modes that begin in a node of autograd with the node
                 enter_below(Looking(self._presence, self))
         elif self._thread.looking is None and self._thread.kind is not None:
             self._known.discard(self._thread.kind)
