@@ -92,8 +92,9 @@ class AnyOrderEngine final : public Engine {
   // thread waits for neither. While the stream is captured into a graph of CUDA's, calls that may queue
   // something, or wait, are an Error(kState), and change nothing: a graph does at each replay what was
   // captured, and units move otherwise each time. Calls that do neither go on then: begin_step(),
-  // set_steps(), multiply_gradient(), end_gradients(), end_micro_batch(), drop_gradient() and
-  // release_touched() where there is nothing to drop or to release, and questions. Other streams may be
+  // set_steps() where no gradients were added that are applied in backward, multiply_gradient(),
+  // end_gradients(), end_micro_batch(), drop_gradient() and release_touched() where there is nothing to drop
+  // or to release, and questions. Other streams may be
   // captured at any time, but where the client's is CUDA's default one, only those that were made
   // non-blocking. The engine may also end then, if no unit is held.
   void use_stream(CUstream_st* stream);

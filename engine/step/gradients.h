@@ -85,7 +85,8 @@ class Gradients {
   // looked at: not_finite_factor() does that.
   const std::uint32_t* check_on_gpu(UnitId unit, bool for_cpu);
   std::optional<ParameterId> not_finite_factor(UnitId unit) const;
-  // A parameter of those that were handed over.
+  bool any_squares_on_gpu() const { return std::ranges::any_of(known_, &Known::squares_on_gpu); }
+  // A parameter of those that were handed over. Waits where squares are still on the GPU.
   std::optional<ParameterId> not_finite_of_step() const;
   void drop(ParameterId parameter) {
     if (has(parameter)) known_[parameter] = {};

@@ -66,7 +66,7 @@ class DeviceWork {
   // that has not ended.
   std::vector<Device::Event> give_up(Memory memory);
   // The caller waits for everything that is queued, by the client, too; or, while its stream is captured, for
-  // what it has queued with memory that was added.
+  // what it has queued with memory that was added, and was not given up since.
   void wait_for_all();
   // The same at the end. What fails was reported where it was queued, or has no one left to be told.
   void finish() noexcept;

@@ -16,8 +16,8 @@ namespace sluice::engine {
 // until a later one; it may have fewer accesses than the schedule. extents: by holding, how many it takes; 0
 // where it has no frames. Returns by holding the numbers of its frames, all below `frames`; of a holding that
 // the schedule does not name, or that takes more than there are, none. The same arguments give the same
-// frames. Takes a time that grows with the number of uses times the number of frames: seconds, where there
-// are thousands of both.
+// frames. Takes a time that grows with the number of uses, those of what is held at each access among them,
+// times the number of frames: seconds, where there are thousands of both.
 //
 // It is a greedy colouring of a graph in which holdings are nodes and closeness is the cost of an edge; the
 // best one is not looked for, since no way is known that does not take exponential time (Garey, Johnson,
