@@ -104,8 +104,10 @@ class CallsTest : public DeviceEngineTest {
       client.refused(name + "asked to drop a gradient", [&] { engine.drop_gradient(p); });
       client.refused(name + "released", [&] { engine.release(unit); });
       engine.release(unit);
-      if (!clips) client.refused("it is asked which", [&] { engine.set_steps(p, engine.steps(p)); });
-      if (!clips) continue;
+      if (!clips) {
+        client.refused("it is asked which", [&] { engine.set_steps(p, engine.steps(p)); });
+        continue;
+      }
       client.refused(name + "asked for a gradient", [&] { engine.read_gradient(p, {nullptr, Dtype::kF32}); });
       client.refused(name + "asked for a norm", [&] { (void)engine.gradient_norm(p); });
     }

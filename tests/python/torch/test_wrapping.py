@@ -307,6 +307,8 @@ def test_a_unit_of_parameters_without_elements_is_refused():
     model = torch.nn.Sequential(torch.nn.Linear(4, 0), torch.nn.Linear(4, 4))
     with pytest.raises(sluice.InvalidArgumentError, match="unit 'a' has parameters without elements alone"):
         wrap(model, "memory", units={"a": ["0"]})
+    with pytest.raises(sluice.InvalidArgumentError, match="unit 'a' has no parameters that no other unit has"):
+        wrap(model, "memory", units={"b": ["1"], "a": ["1", "0"]})
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated:FutureWarning")

@@ -108,13 +108,14 @@ def _named(
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter has several names
     found = []
     for unit, members in units.items():
-        group = Group(unit, [])
+        group, elements = Group(unit, []), 0
         for member in _names_of(unit, members):
             inside = [(n, p) for n, p in parameters.items() if n == member or n.startswith(member + ".")]
             if not inside:
                 raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
+            elements += sum(p.numel() for _, p in inside)
             group.parameters += _take(((names[id(p)], p) for _, p in inside), taken)
-        if not group.parameters and not any(p.numel() for _, p in inside):
+        if not group.parameters and elements == 0:
             raise InvalidArgumentError(f"the unit '{unit}' has parameters without elements alone, which are in no unit; leave it out")
         if not group.parameters:
             raise InvalidArgumentError(f"the unit '{unit}' has no parameters that no other unit has; leave it out")
