@@ -26,8 +26,8 @@ namespace {
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 constexpr std::size_t kSmallPage = 4096;
-constexpr std::size_t kWorthAThread = std::size_t{128}
-                                      << 20;  // populating it takes far longer than a thread to begin
+// To populate so much takes far longer than a thread takes to begin.
+constexpr std::size_t kWorthAThread = std::size_t{128} << 20;
 
 void unmap(std::byte* data, std::size_t bytes) {
   if (bytes == 0) return;
