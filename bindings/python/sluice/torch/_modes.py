@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
@@ -76,21 +77,26 @@ class _Stance(DynamoStance):
 
 def enter_below(mode: Mode) -> None:
     """Enters a mode below those that are active in this thread, each of which ends by itself."""
-    above = [_pop_mode() for _ in _get_current_dispatch_mode_stack()]
-    mode.__enter__()
-    for other in reversed(above):
-        _push_mode(other)
+    _do_below(len(_get_current_dispatch_mode_stack()), mode.__enter__)
 
 
 def leave_below(mode: Mode) -> None:
     """Ends a mode that may be below others in this thread."""
     stack = _get_current_dispatch_mode_stack()
-    if mode not in stack:
-        return
-    above = [_pop_mode() for _ in stack[stack.index(mode) + 1 :]]
-    mode.__exit__()
-    for other in reversed(above):
-        _push_mode(other)
+    if mode in stack:
+        _do_below(len(stack) - 1 - stack.index(mode), mode.__exit__)
+
+
+def _do_below(count: int, act: Callable[[], object]) -> None:
+    """Calls it while that many of the innermost modes of this thread are not active."""
+    above: list[Any] = []
+    try:
+        while len(above) < count:
+            above.append(_pop_mode())
+        act()
+    finally:  # also after a KeyboardInterrupt
+        for other in reversed(above):
+            _push_mode(other)
 
 
 def _install() -> None:
