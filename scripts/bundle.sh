@@ -59,7 +59,7 @@ scripts/kernels.sh --list | xargs cp --parents -t "$top"
 cp --parents LICENSE docs/gpu.md bench/python/*.py "$top"
 git describe --always --dirty --abbrev=12 > "$top/COMMIT" 2> /dev/null || echo unknown > "$top/COMMIT"
 
-# The libraries that are not the other machine's. (What needs the matrix library is in the wheel alone: 40 MB.)
+# The libraries that are not the other machine's. (The matrix library, of 40 MB, is in the wheel, from which gpu_check.py takes it.)
 natives=("$top"/build/bin/* "$top"/build/lib/*.so)
 system='^(linux-vdso|ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+)\.so'
 LD_LIBRARY_PATH=$top/build/lib ldd "${natives[@]}" | awk '$2 == "=>" {print $1, $3}' | sort -u | while read -r name path; do

@@ -158,7 +158,8 @@ def check(parts, driver, folder):
     """Looks at all parts, and returns the report."""
     begin = time.monotonic()
     environment = os.environ | {"SLUICE_CUDA_DRIVER": str(pathlib.Path(driver).resolve()) if pathlib.Path(driver).exists() else driver}
-    with (folder / "log.txt").open("w") as log:
+    with (folder / "log.txt").open("w") as log, tempfile.TemporaryDirectory() as libraries:
+        environment |= gpu_parts.packed_libraries(libraries)
         gpu, is_fake, unusable = probe(environment, log)
         report = {"version": 1, "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(),
                   "gpu": gpu, "driver": "fake" if is_fake else driver_version(), "is_fake": is_fake, "machine": machine(), "parts": []}

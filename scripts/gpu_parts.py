@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import typing
+import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", ROOT / "build"))
@@ -131,6 +132,16 @@ def sanitizer_part(tool, limit_s, tests, title):
 
 
 # ---- the wheel ----
+
+
+def packed_libraries(folder):
+    """What the programs need beside build/, as environment variables. In the archive the matrix library is in the wheel alone, which is
+    unpacked into the folder."""
+    for wheel in (ROOT / "wheels").glob("sluice_train-*.whl"):
+        zipfile.ZipFile(wheel).extractall(folder)
+        return {"SLUICE_LIBRARY_PATH": str(pathlib.Path(folder, "sluice"))}
+    return {}
+
 
 # Trains an engine from the wheel that the first word names, beside PyTorch where this Python has it.
 TRIED = """
@@ -267,12 +278,9 @@ def peers_part(case, limit_s, title):
 
 # On the fake driver all sizes are small: it computes on the CPU, and its times mean nothing.
 #
-# The limits come from these seconds on a machine with 16 cores, where nobody has measured them yet: a process that imports PyTorch and
-# makes a context takes 10; host memory that a GPU copies is taken and registered at 2 to 4 GB/s, and Sluice has 45 GB of it for
-# `offload`, 57 for `step`, and 75 for `8b`; a step of `offload` takes 1.5 of Sluice and 1.1 of computing alone (390 TFLOP), 4 of FSDP2,
-# whose 3.0G updates take the CPU 1.5, and one of `8b` takes 3. That makes 25 + 15 for `on-device`, 45 + 20 + 45 for `offload`, and 55
-# for `8b`, with five steps of each side. Of a part's limit the last ten are for its end: where earlier parts leave nothing over, the last
-# sides of `offload` and `8b` measure fewer steps.
+# On an H200 with 16 cores (docs/gpu) the parts took 309 s together: `offload` 168, `8b` 59, `on-device` 26, `step` 15, and the others less than
+# 12 each. `offload` has less than that where earlier parts leave nothing over, and then its last sides measure fewer steps: making 35 GB
+# of the host's memory ready took up to 38 s there, and a peer's step 2 s. Of a part's limit the last ten seconds are for its end.
 PARTS = [
     Part("link", 20, "build/bin/sluice bench link --seconds 8", LINK,
          lambda is_fake, limit_s: [program("sluice"), "bench", "link", "--json"] +

@@ -112,6 +112,12 @@ def test_it_runs_whole_on_the_fake_where_it_was_unpacked(bundled, tmp_path):
 
 
 @needs_fake
+def test_all_twins_find_what_they_need_in_the_archive(bundled, tmp_path):
+    folder, _ = bundled
+    run(sys.executable, folder / "scripts" / "gpu_check.py", "--driver", folder / "build" / "lib" / FAKE.name, "--out", tmp_path, "--only", "twins")
+
+
+@needs_fake
 def test_where_there_is_no_gpu_each_part_says_why(tmp_path):
     run(SOURCE / "scripts" / "gpu_check.sh", "--driver", "/nowhere/libcuda.so.1", "--out", tmp_path, status=gpu_check.NOTHING_SEEN,
         SLUICE_BUILD=str(BUILD))
