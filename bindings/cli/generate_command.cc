@@ -18,6 +18,9 @@ void bind_generate(CLI::App& app, GenerateOptions& options) {
       "--output", options.output, {"auto", "tokens"},
       "auto prints text where the model's tokens are bytes; tokens prints the sampled ids, one a line");
   flags.whole("--tokens", s.tokens, "how many tokens to sample");
+  flags.whole(
+      "--window", s.window,
+      "the most tokens that the next one follows from (as many as the model has learned from at once)");
   flags.real("--temperature", s.temperature, "1 samples as the model says, 0 takes the likeliest token");
   flags.whole("--top-k", s.top_k, "sample from the k likeliest tokens only; 0 for all");
   flags.real("--top-p", s.top_p, "sample from the likeliest tokens that have this probability together");

@@ -88,6 +88,7 @@ Json run_record(const Setup& setup, const RunPosition& position) {
           {"next_sample", position.next_sample},
           {"identity", identity(setup)},
           {"tokens", setup.data->are_bytes() ? "bytes" : "ids"},
+          {"length", setup.learned_length},
           {"hyperparameters", hyperparameters(setup)},
           {"defaults", setup.plan.recipe.defaults},
           {"cpu", cpu_model()},
@@ -101,11 +102,13 @@ Json read_run_record(const std::string& checkpoint) {
   return record;
 }
 
-bool was_trained_on_bytes(const std::string& folder) {
-  if (!std::filesystem::exists(manifest_path(folder))) return false;
+LearnedFrom learned_from(const std::string& folder) {
+  if (!std::filesystem::exists(manifest_path(folder))) return {};
   const Json run = read_manifest(folder).run;
-  const auto tokens = run.find("tokens");
-  return tokens != run.end() && *tokens == "bytes";
+  LearnedFrom learned;
+  learned.bytes = run.contains("tokens") && run["tokens"] == "bytes";
+  if (run.contains("length")) learned.length = json_field<std::uint64_t>(run, "length", folder);
+  return learned;
 }
 
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint) {

@@ -84,7 +84,7 @@ ModelConfig resolve_training_model(const TrainSettings& settings) {
         "--tokens bytes needs a vocabulary of at least {}, and the config.json of '{}' states {}; state more",
         kByteVocabulary, settings.model, config.vocabulary);
   if (!begins_with_first_values(settings.model) && config.vocabulary != kByteVocabulary &&
-      !was_trained_on_bytes(settings.model))
+      !learned_from(settings.model).bytes)
     fail(ErrorCode::kInvalidArgument,
          "--tokens bytes is for models that begin with first values, or were trained on bytes; '{}' has "
          "weights of other tokens. Make token files (.bin) with its tokenizer",

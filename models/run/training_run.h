@@ -106,8 +106,13 @@ Json run_record(const Setup& setup, const RunPosition& position);
 // Reads the record in a checkpoint's manifest. Throws Error(kInvalidArgument) where its version is not this
 // program's, and what Manifest::parse() does.
 Json read_run_record(const std::string& checkpoint);
-// Whether a folder is a checkpoint of a model that was trained on bytes. Throws what Manifest::parse() does.
-bool was_trained_on_bytes(const std::string& folder);
+// What a checkpoint records of what its model has learned from. Of another folder nothing is known.
+struct LearnedFrom {
+  bool bytes = false;                   // its tokens were bytes
+  std::optional<std::uint64_t> length;  // tokens of the longest sample
+};
+// Throws what Manifest::parse() does.
+LearnedFrom learned_from(const std::string& folder);
 // What differs between two records, by name: "seed was 3 and is 4".
 std::vector<std::string> differences(const Json& recorded, const Json& now);
 // Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns

@@ -124,6 +124,12 @@ std::size_t trace_events(const TrainSettings& settings) {
 
 std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
 
+// Weights that do not say what they have learned from are taken to know the whole context.
+std::uint64_t learned_length(const TrainSettings& s, const ModelConfig& config, bool first_values) {
+  if (first_values) return s.length;
+  return std::max<std::uint64_t>(s.length, learned_from(s.model).length.value_or(config.context));
+}
+
 void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model) {
   const RecipeBasis basis = {block_parameters(model), begins_with_first_values(s.model)};
   std::string from;
@@ -195,6 +201,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.config = resolve_training_model(s);
   setup.first_values = begins_with_first_values(s.model);
   if (s.length == 0) s.length = default_length(setup.config);
+  setup.learned_length = learned_length(s, setup.config, setup.first_values);
   if (s.memory == 0) s.memory = share_of_memory(engine::default_memory(), s);
   if (s.threads == 0) s.threads = share_of_cores(usable_cpus(), s);
   setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);

@@ -45,7 +45,8 @@ void count_transport(const TrainSettings& settings, int cores, engine::MachineRa
 struct Setup {
   TrainSettings settings;  // nothing is left open but what plan.recipe says
   ModelConfig config;
-  bool first_values = true;  // else the weights of a folder
+  bool first_values = true;          // else the weights of a folder
+  std::uint64_t learned_length = 0;  // see LearnedFrom
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<engine::Tools> tools;
   std::unique_ptr<Model> model;

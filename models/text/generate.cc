@@ -9,6 +9,7 @@
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/random.h"
 #include "core/system.h"
 #include "core/text_file.h"
@@ -30,7 +31,6 @@
 namespace sluice::models {
 namespace {
 
-constexpr std::size_t kLongest = 1024;                         // the most tokens that the next depends on
 constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;  // of random numbers; training has others
 
 // The optimizer of a model that is not trained.
@@ -130,14 +130,37 @@ std::vector<std::int32_t> prompt_of(const GenerateSettings& s, std::size_t vocab
   return tokens;
 }
 
+// How many of a text's last tokens the next one follows from.
+std::uint64_t window_of(const GenerateSettings& s, const ModelConfig& config,
+                        const std::optional<std::uint64_t>& learned, std::uint64_t text) {
+  constexpr std::uint64_t kUnstated = 1024;
+  if (!s.window) {
+    const std::uint64_t window = std::min<std::uint64_t>(config.context, learned.value_or(kUnstated));
+    if (text > window && window < config.context)
+      log().info(
+          "each token follows from the last {}{}; --window says how many, up to the model's context of {}",
+          window, learned ? ", as many as the model has learned from at once" : "", config.context);
+    return window;
+  }
+  if (*s.window == 0 || *s.window > config.context)
+    fail(ErrorCode::kInvalidArgument, "--window is {}; it may be 1 to {}, the model's context", *s.window,
+         config.context);
+  if (learned && *s.window > *learned)
+    log().warn(
+        "--window is {}, and the model has learned from {} tokens at once: what follows from more may be "
+        "noise",
+        *s.window, *learned);
+  return *s.window;
+}
+
 // A model that is only read: its units come in one after another, from wherever the plan puts them.
 class Reader {
  public:
-  // text: the most tokens that there will be, the prompt's included.
+  // length: the most tokens that the next one follows from.
   Reader(const GenerateSettings& settings, const std::string& folder, const ModelConfig& config,
-         std::uint64_t text)
+         std::uint64_t length)
       : tools_(settings.threads == 0 ? usable_cpus() : settings.threads, offload::IoOptions{}),
-        model_(config, Dtype::kF32, 1, std::min<std::uint64_t>({config.context, kLongest, text})) {
+        model_(config, Dtype::kF32, 1, length) {
     engine::Planned planned;
     planned.disk = settings.disk;
     offload::resolve_disk(planned.disk, "", 0);
@@ -203,11 +226,12 @@ void generate(const GenerateSettings& settings, const GenerateEvents& events) {
          "'{}' has a config.json and no weights; train it (sluice train --model {} --out RUN), and name that "
          "--out folder",
          folder, folder);
-  const bool bytes = config.vocabulary == kByteVocabulary || was_trained_on_bytes(folder);
+  const LearnedFrom learned = learned_from(folder);
+  const bool bytes = config.vocabulary == kByteVocabulary || learned.bytes;
   std::vector<std::int32_t> tokens = prompt_of(settings, config.vocabulary, bytes);
   // The last token that is sampled is not read again.
   const std::uint64_t text = tokens.size() + std::max<std::uint64_t>(settings.tokens, 1) - 1;
-  Reader reader(settings, folder, config, text);
+  Reader reader(settings, folder, config, std::min(text, window_of(settings, config, learned.length, text)));
   if (events.begin) events.begin(bytes);
   const CounterRandom random(settings.seed, kSamplingStream);
   std::vector<float> logits(config.vocabulary);

@@ -16,6 +16,9 @@ struct GenerateSettings {
   std::string prompt;      // text; token ids where the model's tokens are not bytes
   std::optional<std::string> prompt_tokens;  // token ids, whatever the model's tokens are; then no prompt
   std::uint64_t tokens = 200;
+  // The most tokens that the next one follows from; by default as many as the model has learned from at once,
+  // or its context, up to 1024, where that is not known.
+  std::optional<std::uint64_t> window;
   double temperature = 0.8;  // 0: the likeliest token
   std::uint64_t top_k = 0;   // 0: all
   double top_p = 1;

@@ -56,9 +56,47 @@ def test_what_comes_of_it_loads_in_transformers(case, text, tmp_path):
     stored = load_file(checkpoint / "model.safetensors")
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter.data, stored[name]), name
-    generated = run_sluice("generate", checkpoint=checkpoint, prompt="Once", tokens=20, threads=1)
+    generated = run_sluice("generate", checkpoint=checkpoint, prompt="Once", tokens=12, threads=1)
     assert generated.returncode == 0, generated.stderr
-    assert generated.stdout.startswith(b"Once") and len(generated.stdout) == 4 + 20 + 1 and not generated.stderr
+    assert generated.stdout.startswith(b"Once") and len(generated.stdout) == 4 + 12 + 1 and not generated.stderr
+
+
+def greedy(checkpoint, prompt, count, **flags):
+    """The likeliest tokens after a prompt, and what was said."""
+    done = run_sluice("generate", checkpoint=checkpoint, prompt_tokens=",".join(map(str, prompt)), tokens=count,
+                      temperature=0, output="tokens", threads=1, **flags)
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.split()], done.stderr.decode()
+
+
+def test_text_beyond_what_was_learned_at_once_follows_from_its_end(text, tmp_path):
+    _, checkpoint = train(**flags_for(tmp_path, model="tiny", tokens="bytes", seq=16, steps=200, lr=3e-3))
+    prompt = list(b"Once upon")
+    tokens, told = greedy(checkpoint, prompt, 40)
+    assert "last 16, as many as the model has learned from" in told and "--window" in told
+    whole = prompt + tokens
+    for end in range(len(prompt), len(whole), 5):
+        assert greedy(checkpoint, whole[max(0, end - 16) : end], 1) == ([whole[end]], "")
+    longer, told = greedy(checkpoint, prompt, 40, window=64)
+    assert longer[: 16 - len(prompt) + 1] == tokens[: 16 - len(prompt) + 1] and longer != tokens
+    assert "has learned from 16 tokens at once" in told
+    shorter, told = greedy(checkpoint, prompt, 40, window=4)
+    assert greedy(checkpoint, (prompt + shorter)[20:24], 1)[0] == [shorter[24 - len(prompt)]] and not told
+    expect_refused("generate", "--window is 0", "1 to", checkpoint=checkpoint, prompt="a", tokens=1, window=0)
+    expect_refused("generate", "--window is 100000", "context", checkpoint=checkpoint, prompt="a", tokens=1, window=100000)
+
+
+def test_weights_keep_the_length_that_they_have_learned(text, tmp_path):
+    flags = dict(tokens="bytes", steps=1)
+    _, first = train(**flags_for(tmp_path, model="tiny", seq=32, **flags))
+    (tmp_path / "more").mkdir()
+    _, second = train(**flags_for(tmp_path, model=first, seq=8, out=tmp_path / "more" / "run", **flags))
+    (second / "manifest.json").rename(tmp_path / "manifest.json")
+    assert json.loads((tmp_path / "manifest.json").read_text())["run"]["length"] == 32
+    _, third = train(**flags_for(tmp_path, model=second, seq=8, out=tmp_path / "other", **flags))
+    config = json.loads((third / "config.json").read_text())
+    told = json.loads((third / "manifest.json").read_text())["run"]["length"]
+    assert told == config["n_positions"], "weights that do not say it are taken to know their whole context"
 
 
 @pytest.mark.parametrize("case", ["gpt2-more", "llama-untied"])
