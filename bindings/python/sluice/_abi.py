@@ -234,6 +234,8 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_device": [c_void_p, _TEXT_OUT],
     "sluice_engine_ledger": [c_void_p, POINTER(LedgerLine), c_size_t, POINTER(c_size_t)],
     "sluice_engine_save_trace": [c_void_p, c_char_p],
+    "sluice_safetensors_tensors": [c_char_p, _TEXT_OUT],
+    "sluice_checkpoints": [c_char_p, _TEXT_OUT],
     "sluice_ranks_memory": [c_uint32, POINTER(ctypes.c_int)],
     "sluice_ranks_create_local": [ctypes.c_int, c_uint32, POINTER(RanksOptions), POINTER(c_void_p)],
     "sluice_ranks_create_links": [POINTER(Links), POINTER(RanksOptions), POINTER(c_void_p)],

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from ._handle import text_of
 from ._library import find_program
 from .errors import InternalError, InvalidArgumentError, SystemIOError, error_named
 from .model import Folder, Path, Size, size_of
@@ -233,20 +234,10 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def _result(metrics: pathlib.Path, out: str | None) -> TrainResult:
     text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
     lines = [json.loads(line) for line in text.splitlines()]
-    # A folder of this name is a whole checkpoint: see docs/formats/checkpoint.md.
-    saved = {int(folder.name[5:]): folder for folder in pathlib.Path(out).glob("step-*")} if out else {}
-    newest = max(saved, default=0)
-    best = _best(str(out)) if saved else {}
+    found = json.loads(text_of("sluice_checkpoints", os.fsencode(out))) if out else {"steps": [], "best": None}
+    saved = {step: pathlib.Path(str(out), f"step-{step:08}") for step in found["steps"]}
+    newest, best = max(saved, default=0), found["best"] or {}
     last = lines[-1] if lines else {"step": newest}
     return TrainResult(
         last["step"], last.get("loss"), saved.get(newest), saved.get(best.get("step")), best.get("validation_loss"), lines
     )
-
-
-def _best(out: str) -> dict[str, Any]:
-    """What the program reports of the best checkpoint in a run's folder; empty where none was validated."""
-    words = [str(find_program()), "inspect", "--json", out]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
-    if done.returncode != 0:
-        raise InternalError(f"the run is done, and its folder could not be read: {done.stderr.decode(errors='replace')}")
-    return json.loads(done.stdout)["best"] or {}

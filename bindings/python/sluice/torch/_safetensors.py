@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 
+from .._handle import text_of
 from ..errors import CorruptError, NotFoundError
 
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_LARGEST_HEADER = 100 << 20
 
 
 class Run(NamedTuple):
@@ -155,22 +155,9 @@ def _add(found: dict[str, str], others: Mapping[str, str]) -> None:
 
 
 def _tensors_of(file: Path) -> dict[str, Stored]:
-    with open(file, "rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > min(_LARGEST_HEADER, file.stat().st_size - 8):
-            raise CorruptError(f"'{file}' is no safetensors file: its header would have {length} bytes")
-        try:
-            header = json.loads(opened.read(length))
-            return {
-                name: _stored(file, 8 + length, _TYPES[entry["dtype"]], entry["shape"], *entry["data_offsets"])
-                for name, entry in header.items()
-                if name != "__metadata__" and entry["dtype"] in _TYPES
-            }
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise CorruptError(f"'{file}' has a header that is no safetensors header: {error!r}") from error
-
-
-def _stored(file: Path, data: int, dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> Stored:
-    if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"a tensor of shape {shape} and {dtype} would have {end - begin} bytes")
-    return Stored((Run(file, data + begin, math.prod(shape)),), dtype, tuple(shape))
+    tensors = json.loads(text_of("sluice_safetensors_tensors", os.fsencode(file)))
+    return {
+        t["name"]: Stored((Run(file, t["begin"], math.prod(t["shape"])),), _TYPES[t["dtype"]], tuple(t["shape"]))
+        for t in tensors
+        if t["dtype"] in _TYPES
+    }
