@@ -21,17 +21,19 @@ CodeLines lines_of(CodeMap map) {
   return lines;
 }
 
-void set_factors(const ElementwiseUpdate& update, GpuUpdate& arguments) {
-  struct Set {
-    GpuUpdate& to;
-    void operator()(const AdamFactors& factors) { to.adam = factors; }
-    void operator()(const LionFactors& factors) { to.lion = factors; }
-    void operator()(const SgdFactors& factors) { to.sgd = factors; }
+// Whether four elements of each array may be accessed at once.
+bool is_aligned(const Span& span) {
+  constexpr std::size_t kElements = 4;
+  const auto is = [](const ConstArray& array) {
+    return reinterpret_cast<std::uintptr_t>(array.data) % (kElements * size_of(array.type)) == 0;
   };
-  std::visit(Set{arguments}, update.factors);
+  return is(span.gradient) && is({span.master, Dtype::kF32}) && is(span.parameter) &&
+         std::ranges::all_of(span.state, [&](const StatePart& part) { return is(part.values); });
 }
 
 }  // namespace
+
+const std::size_t DeviceUpdate::kMostTogether = kSpansOfLaunch;
 
 DeviceUpdate::DeviceUpdate(Device& device, const Optimizer& optimizer)
     : device_(device),
@@ -49,33 +51,66 @@ DeviceUpdate::DeviceUpdate(Device& device, const Optimizer& optimizer)
   rounded_ = device.kernel((name + "rounded").c_str());
 }
 
-void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span,
-                         const std::uint32_t* refused) {
-  check_span(optimizer_, hyperparameters, span);
+void DeviceUpdate::check(const Part& part, const Span& first) const {
+  const Span& span = part.span;
+  check_span(optimizer_, part.hyperparameters, span);
   check_values(optimizer_, span);
-  if (span.count == 0) return;
   check_alignment(span.gradient);
   check_alignment({span.master, Dtype::kF32});
   check_alignment(span.parameter);
-  GpuUpdate update;
-  update.count = span.count;
-  update.refused = refused;
-  update.gradient = span.gradient.data;
-  update.gradient_type = span.gradient.type;
-  update.master = span.master;
-  update.parameter = span.parameter.data;
-  update.parameter_type = span.parameter.type;
-  update.words = rounding_words(optimizer_, hyperparameters, span);
-  for (std::size_t i = 0; i < span.state.size(); ++i) {
-    const StatePart& part = span.state[i];
-    check_alignment(part.values);
-    check_alignment({part.scales, Dtype::kF32});
-    update.state[i] = {part.values.data, part.scales, part.values.type};
-    if (is_coded_) update.lines[i] = lines_of(i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned);
+  for (const StatePart& state : span.state) {
+    check_alignment(state.values);
+    check_alignment({state.scales, Dtype::kF32});
   }
-  set_factors(*optimizer_.elementwise(hyperparameters), update);
-  device_.launch(stream, span.master == nullptr ? rounded_ : with_master_,
-                 launch_blocks(span.count, kGpuElements), kGpuThreads, &update);
+  ensure(span.gradient.type == first.gradient.type && span.parameter.type == first.parameter.type &&
+             (span.master == nullptr) == (first.master == nullptr),
+         "spans that are updated together have different types");
+}
+
+void DeviceUpdate::apply(CUstream_st* stream, std::span<const Part> parts, const std::uint32_t* refused) {
+  for (const Part& part : parts) check(part, parts.front().span);
+  while (!parts.empty()) {
+    const auto together = parts.first(std::min(parts.size(), kMostTogether));
+    std::visit([&](const auto& of) { launch<std::decay_t<decltype(of)>>(stream, together, refused); },
+               optimizer_.elementwise(together.front().hyperparameters)->factors);
+    parts = parts.subspan(together.size());
+  }
+}
+
+template <class Factors>
+void DeviceUpdate::launch(CUstream_st* stream, std::span<const Part> parts, const std::uint32_t* refused) {
+  GpuUpdates<Factors> updates;
+  updates.refused = refused;
+  updates.seed = optimizer_.storage().seed;
+  updates.state_type = optimizer_.storage().state;
+  updates.gradient_type = parts.front().span.gradient.type;
+  updates.parameter_type = parts.front().span.parameter.type;
+  if (is_coded_) {
+    updates.lines[0] = lines_of(CodeMap::kSigned);
+    updates.lines[1] = lines_of(CodeMap::kUnsigned);
+  }
+  std::size_t blocks = 0;
+  for (const Part& part : parts) {
+    const Span& span = part.span;
+    if (span.count == 0) continue;
+    const RoundingWords words = rounding_words(optimizer_, part.hyperparameters, span);
+    GpuSpan<Factors>& to = updates.spans[updates.count];
+    to.count = span.count;
+    to.gradient = span.gradient.data;
+    to.master = span.master;
+    to.parameter = span.parameter.data;
+    for (std::size_t i = 0; i < span.state.size(); ++i)
+      to.state[i] = {span.state[i].values.data, span.state[i].scales};
+    to.stream = words.stream;
+    to.first_index = words.first_index;
+    to.factors = std::get<Factors>(optimizer_.elementwise(part.hyperparameters)->factors);
+    to.is_aligned = is_aligned(span);
+    blocks += divide_up(span.count, kGpuElements);
+    updates.ends[updates.count++] = static_cast<std::uint32_t>(blocks);
+  }
+  if (updates.count == 0) return;
+  device_.launch(stream, parts.front().span.master == nullptr ? rounded_ : with_master_,
+                 launch_blocks(blocks, 1), kGpuThreads, &updates);
 }
 
 }  // namespace sluice::optim

@@ -131,11 +131,14 @@ class Updates {
     });
   }
   void queue(std::size_t place, std::size_t elements) {
-    optim::Span span = sample_.span(at(place));
-    span.count = elements;
+    optim::DeviceUpdate::Part part;
+    part.hyperparameters.learning_rate = 1e-3;
+    part.span = sample_.span(at(place));
+    part.span.count = elements;
     const DeviceWork::Memory read[] = {gradient(place)}, written[] = {parameter(place), state(place)};
-    gpu_.queue(gpu_.updates(), read, std::span(written).first(sample_.state_bytes() > 0 ? 2 : 1),
-               [&] { update_.apply(gpu_.updates(), {.learning_rate = 1e-3}, span); });
+    gpu_.queue(gpu_.updates(), read, std::span(written).first(sample_.state_bytes() > 0 ? 2 : 1), [&] {
+      update_.apply(gpu_.updates(), {&part, 1});
+    });
   }
 
   const UpdateSample sample_;

@@ -1,5 +1,7 @@
 #include "engine/step/device_executor.h"
 
+#include <utility>
+
 #include "engine/step/device_gradients.h"
 #include "engine/step/update_spans.h"
 #include "optim/device_update.h"
@@ -22,9 +24,11 @@ class DeviceExecutor final : public UpdateExecutor {
   void begin(const ChunkWork& work, Done done) override {
     std::exception_ptr error;
     try {
-      if (work.chunk) queue(work, *work.chunk);
+      if (work.chunk) take(work, *work.chunk);
+      if (work.chunk && !work.goes_on) queue(work.update.refused);
     } catch (...) {
       error = std::current_exception();
+      taken_ = {};
     }
     done(error);
   }
@@ -32,7 +36,14 @@ class DeviceExecutor final : public UpdateExecutor {
   double seconds() const override { return 0; }  // of the caller
 
  private:
-  void queue(const ChunkWork& work, std::size_t chunk);
+  using Memory = DeviceWork::Memory;
+  // Works that follow one another, which are queued together.
+  struct Taken {
+    std::vector<optim::DeviceUpdate::Part> parts;
+    Memory gradient, parameters, state;
+  };
+  void take(const ChunkWork& work, std::size_t chunk);
+  void queue(const std::uint32_t* refused);
 
   const Layout& layout_;
   const StateFormat& format_;
@@ -40,30 +51,34 @@ class DeviceExecutor final : public UpdateExecutor {
   DeviceWork& gpu_;
   Threads& threads_;
   optim::DeviceUpdate update_;
+  Taken taken_;
 };
 
-void DeviceExecutor::queue(const ChunkWork& work, std::size_t chunk) {
+void DeviceExecutor::take(const ChunkWork& work, std::size_t chunk) {
   const UnitId unit = work.update.unit;
   const ElementRange elements = format_.shards().chunk(unit, chunk);
-  const auto bytes_of = [&](const void* data, Dtype type) {
-    return DeviceWork::Memory{static_cast<const std::byte*>(data), elements.size() * size_of(type)};
+  const auto add = [](Memory& to, const void* data, std::size_t bytes) {
+    const auto* const begin = static_cast<const std::byte*>(data);
+    if (bytes > 0) to = {to.empty() ? begin : to.data(), begin + bytes};
   };
-  const DeviceWork::Memory gradient = bytes_of(work.gradient.data, work.gradient.type);
-  std::vector<DeviceWork::Memory> written = {
-      bytes_of(work.parameters.at(elements.begin - work.first_parameter).data, work.parameters.type)};
-  if (format_.chunk_bytes(unit, chunk) > 0) written.push_back({work.state, format_.chunk_bytes(unit, chunk)});
-  std::vector<DeviceWork::Memory> read = {gradient};
-  const std::uint32_t* const refused = work.update.refused;
+  const Array parameters = work.parameters.at(elements.begin - work.first_parameter);
+  add(taken_.gradient, work.gradient.data, elements.size() * size_of(work.gradient.type));
+  add(taken_.parameters, parameters.data, elements.size() * size_of(parameters.type));
+  add(taken_.state, work.state, format_.chunk_bytes(unit, chunk));
+  for (ParameterId p = work.bucket.first; p < work.bucket.end; ++p) {
+    if (!spans_.is_updated(work.update, p)) continue;
+    const Slice slice = format_.shards().slice(p, chunk);
+    if (slice.count > 0)
+      taken_.parts.push_back({spans_.hyperparameters_of(work.update, p), spans_.span_of(work, slice)});
+  }
+}
+
+void DeviceExecutor::queue(const std::uint32_t* refused) {
+  const Taken taken = std::exchange(taken_, {});
+  std::vector<Memory> read = {taken.gradient}, written = {taken.parameters};
+  if (!taken.state.empty()) written.push_back(taken.state);
   if (refused != nullptr) read.push_back(DeviceGradients::memory_of(refused));
-  gpu_.queue(gpu_.updates(), read, written, [&] {
-    for (ParameterId p = work.bucket.first; p < work.bucket.end; ++p) {
-      if (!spans_.is_updated(work.update, p)) continue;
-      const Slice slice = format_.shards().slice(p, chunk);
-      if (slice.count > 0)
-        update_.apply(gpu_.updates(), spans_.hyperparameters_of(work.update, p), spans_.span_of(work, slice),
-                      refused);
-    }
-  });
+  gpu_.queue(gpu_.updates(), read, written, [&] { update_.apply(gpu_.updates(), taken.parts, refused); });
 }
 
 }  // namespace

@@ -60,6 +60,9 @@ struct ChunkWork {
   Array parameters = {};                          // data is null where there is no need of them
   std::size_t first_parameter = 0;                // the element of the unit with which they begin
   bool begins_round = false, ends_round = false;  // after the end of a round its results are combined
+  // The next chunk's work follows at once, with its parts beside this one's, so that the executor may wait
+  // with the work for that one's, also where `done` says that it has ended.
+  bool goes_on = false;
   // What the CPU's executors call first, where they compute: it waits for what a GPU still does with the
   // parts, and finds.
   std::function<void()> prepare = {};

@@ -211,6 +211,7 @@ bool UpdatePipeline::give_without_slots(Running& running) {
     const bool is_empty = running.bucket().first_chunk == running.bucket().end_chunk;
     if (running.streamed && !is_empty) break;
     ChunkWork work = work_of(running, is_empty ? std::nullopt : std::optional(running.next_work));
+    work.goes_on = !is_empty && running.next_work + 1 < running.bucket().end_chunk;
     if (states_.by_cpu(running.update.unit)) work.prepare = [this, work] { wait_for_gpu(work); };
     go_on(running);
     executor_of(running.update.unit).begin(work, [this, &running](std::exception_ptr error) {

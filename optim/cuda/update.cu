@@ -5,8 +5,9 @@
 #include "core/random.h"
 
 // Elementwise updates, with the bits of optim/update-inl.h: the arithmetic is the same header, and types,
-// codes and random words mean the same. A thread has 8 consecutive elements, and a warp the 256 that share a
-// scale.
+// codes and random words mean the same. A warp has the 256 elements that share a scale, and a thread two
+// groups of 4 of them, half of the 256 apart: so the threads of a warp access neighbouring memory, 16 bytes
+// of f32 each, and all arrays are asked for before anything is computed.
 namespace sluice::optim {
 namespace gpu {
 
@@ -38,66 +39,158 @@ struct Ops {
 #define SLUICE_UNROLL_LINES SLUICE_UNROLL
 #include "optim/arithmetic-inl.h"
 
-constexpr int kOwn = 8;  // elements of a thread: those that one block of Philox serves
+
+constexpr int kGroup = 4, kGroups = 2, kOwn = kGroup * kGroups;
 constexpr std::uint32_t kWarp = 32, kAll = 0xffffffffu;
+constexpr std::uint64_t kStride = kGroup * kWarp;  // from one group of a thread to the next
 static_assert(kOwn * kWarp == kScaleBlock);
 
-// What a thread has of each array. Its elements beyond the end are zeros.
+// What a thread has of an array. Elements beyond the end are zeros.
 struct Own {
   float values[kOwn];
   __device__ __forceinline__ float& operator[](int i) { return values[i]; }
+  __device__ __forceinline__ float operator[](int i) const { return values[i]; }
 };
 struct Element {
   float gradient, value, first, second;
 };
+// kWhole: all of a warp's elements are there, and every array may be accessed by groups.
+template <bool kWhole>
 struct Place {
-  std::uint64_t begin;  // of the thread's elements
-  int count;            // of them, up to kOwn
   std::uint64_t block;  // of the warp
+  std::uint64_t begin;  // of the thread's first group
+  std::uint64_t count;  // of the span
+  __device__ __forceinline__ bool has(int i) const {
+    return kWhole || begin + static_cast<std::uint64_t>(i / kGroup) * kStride + i % kGroup < count;
+  }
 };
 
+// A group as it lies in memory: a word for each byte of an element.
+struct Group {
+  std::uint32_t words[kGroup];
+};
+struct Stored {
+  Group groups[kGroups];
+};
+template <int kBytes>
+__device__ __forceinline__ Group load_group(const std::byte* from) {
+  const auto all = *reinterpret_cast<const Packed<std::uint32_t, kBytes>*>(from);
+  Group group{};
+  SLUICE_UNROLL
+  for (int i = 0; i < kBytes; ++i) group.words[i] = all.values[i];
+  return group;
+}
+template <int kBytes>
+__device__ __forceinline__ void store_group(const Group& group, std::byte* to) {
+  Packed<std::uint32_t, kBytes> all;
+  SLUICE_UNROLL
+  for (int i = 0; i < kBytes; ++i) all.values[i] = group.words[i];
+  *reinterpret_cast<Packed<std::uint32_t, kBytes>*>(to) = all;
+}
 template <class T>
-__device__ __forceinline__ bool is_packed(const T* from, const Place& at) {
-  return at.count == kOwn && sluice::is_packed<kOwn>(from + at.begin);
+__device__ __forceinline__ void put(Group& group, int i, T value) {
+  constexpr int kEach = 4 / sizeof(T);
+  group.words[i / kEach] |= std::uint32_t{value} << i % kEach * 8 * sizeof(T);
+}
+template <class T>
+__device__ __forceinline__ T get(const Group& group, int i) {
+  constexpr int kEach = 4 / sizeof(T);
+  return static_cast<T>(group.words[i / kEach] >> i % kEach * 8 * sizeof(T));
 }
 
-template <class T, class Widen>
-__device__ __forceinline__ Own load(const T* from, const Place& at, Widen widen) {
-  Own own{};
-  if (is_packed(from, at)) {
-    const auto all = *reinterpret_cast<const Packed<T, kOwn>*>(from + at.begin);
-    for (int i = 0; i < kOwn; ++i) own[i] = widen(all.values[i]);
-  } else {
-    for (int i = 0; i < at.count; ++i) own[i] = widen(from[at.begin + static_cast<std::uint64_t>(i)]);
+// `bytes` are those of an element.
+template <bool kWhole>
+__device__ __forceinline__ Stored load(const void* from, int bytes, const Place<kWhole>& at) {
+  Stored stored{};
+  SLUICE_UNROLL
+  for (int g = 0; g < kGroups; ++g) {
+    const std::uint64_t first = at.begin + static_cast<std::uint64_t>(g) * kStride;
+    Group& group = stored.groups[g];
+    if constexpr (kWhole) {
+      const std::byte* const begin = static_cast<const std::byte*>(from) + first * static_cast<std::uint64_t>(bytes);
+      group = bytes == 4 ? load_group<4>(begin) : bytes == 2 ? load_group<2>(begin) : load_group<1>(begin);
+    } else {
+      SLUICE_UNROLL
+      for (int i = 0; i < kGroup; ++i) {
+        if (!at.has(g * kGroup + i)) continue;
+        const std::uint64_t element = first + static_cast<std::uint64_t>(i);
+        if (bytes == 4) group.words[i] = static_cast<const std::uint32_t*>(from)[element];
+        if (bytes == 2) put(group, i, static_cast<const std::uint16_t*>(from)[element]);
+        if (bytes == 1) put(group, i, static_cast<const std::uint8_t*>(from)[element]);
+      }
+    }
   }
+  return stored;
+}
+template <bool kWhole>
+__device__ __forceinline__ void store(const Stored& stored, void* to, int bytes, const Place<kWhole>& at) {
+  SLUICE_UNROLL
+  for (int g = 0; g < kGroups; ++g) {
+    const std::uint64_t first = at.begin + static_cast<std::uint64_t>(g) * kStride;
+    const Group& group = stored.groups[g];
+    if constexpr (kWhole) {
+      std::byte* const begin = static_cast<std::byte*>(to) + first * static_cast<std::uint64_t>(bytes);
+      if (bytes == 4) store_group<4>(group, begin);
+      if (bytes == 2) store_group<2>(group, begin);
+      if (bytes == 1) store_group<1>(group, begin);
+    } else {
+      SLUICE_UNROLL
+      for (int i = 0; i < kGroup; ++i) {
+        if (!at.has(g * kGroup + i)) continue;
+        const std::uint64_t element = first + static_cast<std::uint64_t>(i);
+        if (bytes == 4) static_cast<std::uint32_t*>(to)[element] = group.words[i];
+        if (bytes == 2) static_cast<std::uint16_t*>(to)[element] = get<std::uint16_t>(group, i);
+        if (bytes == 1) static_cast<std::uint8_t*>(to)[element] = get<std::uint8_t>(group, i);
+      }
+    }
+  }
+}
+
+// Calls body(group, i, own) for each element i of a group, `own` of the thread.
+template <class GroupOrConst, class StoredOrConst, class Body>
+__device__ __forceinline__ void for_each(StoredOrConst& stored, Body body) {
+  SLUICE_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    GroupOrConst& group = stored.groups[i / kGroup];
+    body(group, i % kGroup, i);
+  }
+}
+template <class Widen>
+__device__ __forceinline__ Own widened(const Stored& stored, Widen widen) {
+  Own own;
+  for_each<const Group>(stored, [&](const Group& group, int i, int of_thread) { own[of_thread] = widen(group, i); });
   return own;
 }
-template <class T, class Narrow>
-__device__ __forceinline__ void store(Own own, T* to, const Place& at, Narrow narrow) {
-  if (is_packed(to, at)) {
-    Packed<T, kOwn> all;
-    for (int i = 0; i < kOwn; ++i) all.values[i] = narrow(own[i], i);
-    *reinterpret_cast<Packed<T, kOwn>*>(to + at.begin) = all;
-  } else {
-    for (int i = 0; i < at.count; ++i) to[at.begin + static_cast<std::uint64_t>(i)] = narrow(own[i], i);
-  }
-}
-
-__device__ __forceinline__ Own load_array(const void* from, Dtype type, const Place& at) {
-  if (type == Dtype::kF32) return load(static_cast<const float*>(from), at, [](float value) { return value; });
-  if (type == Dtype::kBf16) return load(static_cast<const Bf16*>(from), at, [](Bf16 value) { return to_f32(value); });
-  return load(static_cast<const F16*>(from), at, [](F16 value) { return to_f32(value); });
-}
-__device__ __forceinline__ void store_array(Own own, void* to, Dtype type, const Place& at) {
-  if (type == Dtype::kF32) return store(own, static_cast<float*>(to), at, [](float value, int) { return value; });
+__device__ __forceinline__ Own floats(const Stored& stored, Dtype type) {
+  if (type == Dtype::kF32)
+    return widened(stored, [](const Group& group, int i) { return Ops::from_bits(group.words[i]); });
   if (type == Dtype::kBf16)
-    return store(own, static_cast<Bf16*>(to), at, [](float value, int) { return to_bf16(value); });
-  store(own, static_cast<F16*>(to), at, [](float value, int) { return to_f16(value); });
+    return widened(stored, [](const Group& group, int i) { return to_f32(Bf16{get<std::uint16_t>(group, i)}); });
+  return widened(stored, [](const Group& group, int i) { return of_f16(get<std::uint16_t>(group, i)); });
+}
+__device__ __forceinline__ Stored stored_as(const Own& own, Dtype type) {
+  Stored stored{};
+  SLUICE_UNROLL
+  for (int i = 0; i < kOwn; i += 2) {
+    Group& group = stored.groups[i / kGroup];
+    const int word = i % kGroup;
+    if (type == Dtype::kF32) {
+      group.words[word] = Ops::bits_of(own[i]);
+      group.words[word + 1] = Ops::bits_of(own[i + 1]);
+    } else {
+      group.words[word / 2] = type == Dtype::kBf16 ? two_bf16(own[i], own[i + 1]) : two_f16(own[i], own[i + 1]);
+    }
+  }
+  return stored;
 }
 
-// State in codes: optim/eight_bit-inl.h.
+// State in codes: optim/eight_bit-inl.h. The lines by which codes are decoded are in memory that the block
+// shares, since neighbours look up different ones.
+struct DecodeLines {
+  float slopes[8], offsets[8];
+};
 template <CodeMap kMap>
-__device__ __forceinline__ float decoded(const CodeLines& lines, std::uint8_t code, float scale) {
+__device__ __forceinline__ float decoded(const DecodeLines& lines, std::uint8_t code, float scale) {
   const float number = kMap == CodeMap::kSigned ? static_cast<float>(static_cast<std::int8_t>(code))
                                                 : static_cast<float>(code + 1);
   const std::uint32_t line = Ops::bits_of(number) >> 23 & 7;
@@ -109,10 +202,13 @@ __device__ __forceinline__ float decoded(const CodeLines& lines, std::uint8_t co
   return Ops::mul(Ops::mul_add(number, lines.slopes[line], offset), scale);
 }
 
-__device__ __forceinline__ float scale_of_warp(Own own, const Place& at) {
+template <bool kWhole>
+__device__ __forceinline__ float scale_of_warp(const Own& own, const Place<kWhole>& at) {
   float greatest = 0;
   std::uint32_t most = 0;
-  for (int i = 0; i < at.count; ++i) {
+  SLUICE_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    if (!at.has(i)) continue;
     greatest = Ops::max(greatest, own[i]);
     const std::uint32_t magnitude = Ops::bits_of(own[i]) & 0x7fffffffu;
     most = magnitude > most ? magnitude : most;
@@ -126,92 +222,163 @@ __device__ __forceinline__ float scale_of_warp(Own own, const Place& at) {
 }
 
 template <CodeMap kMap>
-__device__ __forceinline__ void store_codes(Own own, const GpuUpdate::State& state, const CodeLines& lines, const Place& at) {
-  const float scale = scale_of_warp(own, at);
-  if (threadIdx.x % kWarp == 0) state.scales[at.block] = scale;
+__device__ __forceinline__ Stored encoded(const Own& own, const CodeLines& lines, float scale) {
   const bool is_zero = scale == 0, is_finite = Ops::abs(scale) <= std::numeric_limits<float>::max();
   const float inverse = is_zero ? 0 : Ops::div(1, Ops::abs(scale)), zero = Ops::with_sign(0, scale);
   float slopes[CodeTable::kLines];
+  SLUICE_UNROLL
   for (std::size_t i = 0; i < CodeTable::kLines; ++i) slopes[i] = Ops::mul(lines.inverse_slopes[i], inverse);
-  store(own, static_cast<std::uint8_t*>(state.values), at, [&](float value, int) {
-    constexpr std::uint8_t kOne = kMap == CodeMap::kSigned ? 128 : 255;
-    if (is_zero) return std::uint8_t{0};
-    if (!is_finite) return kOne;
-    const float number = code_number<kMap, Ops>(value, slopes, lines.inverse_offsets, zero);
-    return static_cast<std::uint8_t>(Ops::bits_of(Ops::add(number, 0x1.8p23f)));
-  });
+  constexpr std::uint8_t kOne = kMap == CodeMap::kSigned ? 128 : 255;
+  Stored stored{};
+  SLUICE_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    const float number = code_number<kMap, Ops>(own[i], slopes, lines.inverse_offsets, zero);
+    const auto code = static_cast<std::uint8_t>(Ops::bits_of(Ops::add(number, 0x1.8p23f)));
+    put(stored.groups[i / kGroup], i % kGroup, is_zero ? std::uint8_t{0} : !is_finite ? kOne : code);
+  }
+  return stored;
 }
 
-template <bool kCoded, CodeMap kMap>
-__device__ __forceinline__ Own load_state(const GpuUpdate::State& state, const CodeLines& lines, const Place& at) {
-  if constexpr (!kCoded) return load_array(state.values, state.type, at);
-  const float scale = state.scales[at.block];
-  return load(static_cast<const std::uint8_t*>(state.values), at,
-              [&](std::uint8_t code) { return decoded<kMap>(lines, code, scale); });
-}
-template <bool kCoded, CodeMap kMap>
-__device__ __forceinline__ void store_state(Own own, const GpuUpdate::State& state, const CodeLines& lines,
-                                            const Place& at) {
-  if constexpr (kCoded)
-    store_codes<kMap>(own, state, lines, at);
-  else
-    store_array(own, state.values, state.type, at);
-}
-
-// bf16 without a master: 16 random bits are added to the lower 16, which are then cut off. NaN stays NaN.
-__device__ __forceinline__ void store_rounded(Own own, const GpuUpdate& update, const Place& at) {
-  const std::uint64_t block = (update.words.first_index + at.begin) / kOwn;
-  const std::uint64_t stream = update.words.stream, seed = update.words.seed;
-  const auto words = philox<kRoundingPhiloxRounds>(
+// bf16 without a master: 16 random bits are added to the lower 16, which are then cut off. NaN stays NaN. Of
+// each two neighbours one makes the words of both for the first groups, and the other for the second ones.
+template <class Span, bool kWhole>
+__device__ __forceinline__ Stored rounded(const Own& own, std::uint64_t seed, const Span& span,
+                                          const Place<kWhole>& at) {
+  constexpr std::uint64_t kOfWords = 8;  // the elements that one block of Philox serves
+  const bool is_second = threadIdx.x % 2 != 0;
+  const std::uint64_t first = span.first_index + at.begin + (is_second ? kStride : 0);
+  const std::uint64_t block = first / kOfWords, stream = span.stream;
+  const auto made = philox<kRoundingPhiloxRounds>(
       {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), static_cast<std::uint32_t>(stream),
        static_cast<std::uint32_t>(stream >> 32)},
       {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
-  store(own, static_cast<Bf16*>(update.parameter), at, [&](float value, int i) {
-    const std::uint32_t word = words[static_cast<std::size_t>(i / 2)];
-    const std::uint32_t random = i % 2 == 0 ? word & 0xffffu : word >> 16;
-    const std::uint32_t bits = Ops::bits_of(value);
-    return Bf16{static_cast<std::uint16_t>((value != value ? bits : bits + random) >> 16)};
-  });
+  Stored stored{};
+  SLUICE_UNROLL
+  for (int i = 0; i < kGroup; i += 2) {
+    const std::uint32_t kept = is_second ? made[2 + i / 2] : made[i / 2];
+    const std::uint32_t got = __shfl_xor_sync(kAll, is_second ? made[i / 2] : made[2 + i / 2], 1);
+    SLUICE_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      const std::uint32_t word = is_second == (g == 1) ? kept : got;
+      const float low = own[g * kGroup + i], high = own[g * kGroup + i + 1];
+      const std::uint32_t low_bits = Ops::bits_of(low), high_bits = Ops::bits_of(high);
+      stored.groups[g].words[i / 2] = (low != low ? low_bits : low_bits + (word & 0xffffu)) >> 16 |
+                                      ((high != high ? high_bits : high_bits + (word >> 16)) & 0xffff0000u);
+    }
+  }
+  return stored;
 }
 
-// kArrays is the number of the optimizer's arrays of state. change(element) is its arithmetic.
-template <int kArrays, bool kCoded, bool kMaster, class Change>
-__device__ __forceinline__ void update(const GpuUpdate& u, const GradientRule& rule, Change change) {
-  if (u.refused != nullptr && *u.refused != 0) return;  // all threads
-  Place at;
-  at.block = std::uint64_t{blockIdx.x} * (kGpuThreads / kWarp) + threadIdx.x / kWarp;
-  at.begin = at.block * kScaleBlock + threadIdx.x % kWarp * kOwn;
-  if (at.block * kScaleBlock >= u.count) return;  // the whole warp
-  const std::uint64_t left = at.begin < u.count ? u.count - at.begin : 0;
-  at.count = left < kOwn ? static_cast<int>(left) : kOwn;
-  Own gradient = load_array(u.gradient, u.gradient_type, at);
-  Own value = kMaster ? load_array(u.master, Dtype::kF32, at) : load_array(u.parameter, Dtype::kBf16, at);
-  Own first{}, second{};
-  if constexpr (kArrays > 0) first = load_state<kCoded, CodeMap::kSigned>(u.state[0], u.lines[0], at);
-  if constexpr (kArrays > 1) second = load_state<kCoded, CodeMap::kUnsigned>(u.state[1], u.lines[1], at);
+// Of what a warp has. `change` is the optimizer's arithmetic, and `lines` are of arrays in codes.
+template <int kArrays, bool kCoded, bool kMaster, bool kWhole, class Updates, class Span, class Change>
+__device__ __forceinline__ void update_warp(const Updates& u, const Span& span, const Place<kWhole>& at,
+                                            int gradient_bytes, int state_bytes, const DecodeLines* lines, Change change) {
+  const Stored gradients = load(span.gradient, gradient_bytes, at);
+  const Stored values = kMaster ? load(span.master, 4, at) : load(span.parameter, 2, at);
+  Stored states[2];
+  float scales[2] = {};
+  SLUICE_UNROLL
+  for (int a = 0; a < kArrays; ++a) {
+    states[a] = load(span.state[a].values, state_bytes, at);
+    if constexpr (kCoded) scales[a] = span.state[a].scales[at.block];
+  }
+  const Own gradient = floats(gradients, u.gradient_type);
+  Own value = floats(values, kMaster ? Dtype::kF32 : Dtype::kBf16), first{}, second{};
+  const auto state_of = [&](int a, auto decode) {
+    if constexpr (kCoded)
+      return widened(states[a], [&](const Group& group, int i) { return decode(get<std::uint8_t>(group, i)); });
+    else
+      return floats(states[a], state_bytes == 4 ? Dtype::kF32 : Dtype::kBf16);
+  };
+  if constexpr (kArrays > 0)
+    first = state_of(0, [&](std::uint8_t code) { return decoded<CodeMap::kSigned>(lines[0], code, scales[0]); });
+  if constexpr (kArrays > 1)
+    second = state_of(1, [&](std::uint8_t code) { return decoded<CodeMap::kUnsigned>(lines[1], code, scales[1]); });
+  SLUICE_UNROLL
   for (int i = 0; i < kOwn; ++i) {
-    Element e = {ruled<Ops>(rule, gradient[i]), value[i], first[i], second[i]};
-    change(e);
+    Element e = {ruled<Ops>(span.factors.gradient, gradient[i]), value[i], first[i], second[i]};
+    change(span.factors, e);
     value[i] = e.value, first[i] = e.first, second[i] = e.second;
   }
-  if constexpr (kArrays > 0) store_state<kCoded, CodeMap::kSigned>(first, u.state[0], u.lines[0], at);
-  if constexpr (kArrays > 1) store_state<kCoded, CodeMap::kUnsigned>(second, u.state[1], u.lines[1], at);
-  if constexpr (kMaster) {
-    store_array(value, u.master, Dtype::kF32, at);
-    if (u.parameter != nullptr) store_array(value, u.parameter, u.parameter_type, at);
+  const auto store_state = [&](int a, const Own& own, auto encode) {
+    if constexpr (kCoded) {
+      const float scale = scale_of_warp(own, at);
+      if (threadIdx.x % kWarp == 0) span.state[a].scales[at.block] = scale;
+      store(encode(scale), span.state[a].values, 1, at);
+    } else {
+      store(stored_as(own, state_bytes == 4 ? Dtype::kF32 : Dtype::kBf16), span.state[a].values, state_bytes, at);
+    }
+  };
+  if constexpr (kArrays > 0)
+    store_state(0, first, [&](float scale) { return encoded<CodeMap::kSigned>(first, u.lines[0], scale); });
+  if constexpr (kArrays > 1)
+    store_state(1, second, [&](float scale) { return encoded<CodeMap::kUnsigned>(second, u.lines[1], scale); });
+  if constexpr (!kMaster) {
+    store(rounded(value, u.seed, span, at), span.parameter, 2, at);
   } else {
-    store_rounded(value, u, at);
+    store(stored_as(value, Dtype::kF32), span.master, 4, at);
+    if (span.parameter == nullptr) return;
+    if (u.parameter_type == Dtype::kF32)
+      store(stored_as(value, Dtype::kF32), span.parameter, 4, at);
+    else
+      store(stored_as(value, u.parameter_type), span.parameter, 2, at);
   }
+}
+
+// The span that a block of the grid has a part of.
+template <class Updates>
+__device__ __forceinline__ std::uint32_t span_of(const Updates& u, std::uint32_t block) {
+  std::uint32_t first = 0;  // all spans before it end at or before the block
+  SLUICE_UNROLL
+  for (std::uint32_t next = std::bit_ceil(kSpansOfLaunch) / 2; next > 0; next /= 2)
+    if (first + next <= u.count - 1 && u.ends[first + next - 1] <= block) first += next;
+  return first;
+}
+
+// kArrays is the number of the optimizer's arrays of state.
+template <int kArrays, bool kCoded, bool kMaster, class Updates, class Change>
+__device__ __forceinline__ void update(const Updates& u, Change change) {
+  if (u.refused != nullptr && *u.refused != 0) return;  // all threads
+  const DecodeLines* lines = nullptr;
+  if constexpr (kCoded) {
+    __shared__ DecodeLines shared[2];
+    const std::uint32_t line = threadIdx.x % 8, array = threadIdx.x / 8;
+    if (array < 2) {
+      shared[array].slopes[line] = u.lines[array].slopes[line];
+      shared[array].offsets[line] = u.lines[array].offsets[line];
+    }
+    __syncthreads();
+    lines = shared;
+  }
+  const std::uint32_t i = span_of(u, blockIdx.x);
+  const auto& span = u.spans[i];
+  const std::uint64_t block = (blockIdx.x - (i == 0 ? 0 : u.ends[i - 1])) * std::uint64_t{kGpuThreads / kWarp} +
+                              threadIdx.x / kWarp;
+  const std::uint64_t begin = block * kScaleBlock + threadIdx.x % kWarp * kGroup;
+  if (block * kScaleBlock >= span.count) return;  // the whole warp
+  const int gradient_bytes = u.gradient_type == Dtype::kF32 ? 4 : 2;
+  const int state_bytes = kCoded ? 1 : u.state_type == Dtype::kF32 ? 4 : 2;
+  const auto with = [&](auto place, int of_gradient, int of_state) {
+    update_warp<kArrays, kCoded, kMaster>(u, span, place, of_gradient, of_state, lines, change);
+  };
+  const Place<true> whole{block, begin, span.count};
+  if (!span.is_aligned || (block + 1) * kScaleBlock > span.count)
+    with(Place<false>{block, begin, span.count}, gradient_bytes, state_bytes);
+  else if (kCoded || kArrays == 0)
+    gradient_bytes == 4 ? with(whole, 4, 1) : with(whole, 2, 1);
+  else if (state_bytes == 4)
+    gradient_bytes == 4 ? with(whole, 4, 4) : with(whole, 2, 4);
+  else
+    gradient_bytes == 4 ? with(whole, 4, 2) : with(whole, 2, 2);
 }
 
 }  // namespace gpu
 
 // The last argument is the arithmetic, in the namespace gpu.
-#define SLUICE_UPDATE(name, arrays, coded, master, factors, ...)                                        \
-  SLUICE_KERNEL(name, GpuUpdate) {                                                                      \
-    gpu::update<arrays, coded, master>(                                                                 \
-        arguments, arguments.factors.gradient,                                                          \
-        [&](gpu::Element& element) { gpu::__VA_ARGS__(arguments.factors, element); });                  \
+#define SLUICE_UPDATE(name, arrays, coded, master, factors, ...)                                            \
+  SLUICE_KERNEL(name, GpuUpdates<factors>) {                                                                \
+    gpu::update<arrays, coded, master>(                                                                     \
+        arguments, [](const factors& of, gpu::Element& element) { gpu::__VA_ARGS__(of, element); });        \
   }
 #define SLUICE_UPDATES(name, arrays, factors, ...)                                         \
   SLUICE_UPDATE(sluice_##name##_plain_master, arrays, false, true, factors, __VA_ARGS__)   \
@@ -219,11 +386,11 @@ __device__ __forceinline__ void update(const GpuUpdate& u, const GradientRule& r
   SLUICE_UPDATE(sluice_##name##_coded_master, arrays, true, true, factors, __VA_ARGS__)    \
   SLUICE_UPDATE(sluice_##name##_coded_rounded, arrays, true, false, factors, __VA_ARGS__)
 
-SLUICE_UPDATES(adamw, 2, adam, update_adam<true, gpu::Ops>)
-SLUICE_UPDATES(adam, 2, adam, update_adam<false, gpu::Ops>)
-SLUICE_UPDATES(lion, 1, lion, update_lion<gpu::Ops>)
-SLUICE_UPDATES(sgd, 1, sgd, update_sgd<true, gpu::Ops>)
-SLUICE_UPDATE(sluice_sgd_stateless_plain_master, 0, false, true, sgd, update_sgd<false, gpu::Ops>)
-SLUICE_UPDATE(sluice_sgd_stateless_plain_rounded, 0, false, false, sgd, update_sgd<false, gpu::Ops>)
+SLUICE_UPDATES(adamw, 2, AdamFactors, update_adam<true, gpu::Ops>)
+SLUICE_UPDATES(adam, 2, AdamFactors, update_adam<false, gpu::Ops>)
+SLUICE_UPDATES(lion, 1, LionFactors, update_lion<gpu::Ops>)
+SLUICE_UPDATES(sgd, 1, SgdFactors, update_sgd<true, gpu::Ops>)
+SLUICE_UPDATE(sluice_sgd_stateless_plain_master, 0, false, true, SgdFactors, update_sgd<false, gpu::Ops>)
+SLUICE_UPDATE(sluice_sgd_stateless_plain_rounded, 0, false, false, SgdFactors, update_sgd<false, gpu::Ops>)
 
 }  // namespace sluice::optim

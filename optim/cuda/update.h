@@ -13,25 +13,35 @@ struct CodeLines {
 };
 
 // Of `count` consecutive elements. Pointers are addresses of the GPU's.
-struct GpuUpdate {
+template <class Factors>
+struct GpuSpan {
   struct State {
     void* values = nullptr;
     float* scales = nullptr;  // of state in codes
-    Dtype type = Dtype::kF32;
   };
   std::uint64_t count = 0;
-  const std::uint32_t* refused = nullptr;  // where it is not null, and no 0 is there, nothing is changed
   const void* gradient = nullptr;
   float* master = nullptr;    // null where the parameter is rounded stochastically
   void* parameter = nullptr;  // null where the master alone is the parameter
-  Dtype gradient_type = Dtype::kF32, parameter_type = Dtype::kF32;
   State state[2];
-  RoundingWords words;
-  AdamFactors adam = {};  // one of these is the optimizer's
-  LionFactors lion = {};
-  SgdFactors sgd = {};
-  CodeLines lines[2] = {};  // of the arrays of state, where they are codes
+  std::uint64_t stream = 0, first_index = 0;  // as RoundingWords
+  Factors factors = {};
+  bool is_aligned = false;  // four elements of any array may be accessed at once
 };
+
+// The spans of a launch, which all have these types.
+inline constexpr std::uint32_t kSpansOfLaunch = 28;
+template <class Factors>
+struct GpuUpdates {
+  const std::uint32_t* refused = nullptr;  // where it is not null, and no 0 is there, nothing is changed
+  std::uint64_t seed = 0;                  // of RoundingWords
+  Dtype gradient_type = Dtype::kF32, parameter_type = Dtype::kF32, state_type = Dtype::kF32;
+  CodeLines lines[2] = {};  // of the arrays of state, where they are codes
+  std::uint32_t count = 0;
+  std::uint32_t ends[kSpansOfLaunch] = {};  // of each span's blocks of threads in the grid
+  GpuSpan<Factors> spans[kSpansOfLaunch];
+};
+static_assert(sizeof(GpuUpdates<AdamFactors>) <= 4096);  // what a kernel's arguments may have on every GPU
 
 // The threads of a block, and the elements that a block updates: a warp updates a block of a scale.
 inline constexpr unsigned kGpuThreads = 256;

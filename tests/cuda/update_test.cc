@@ -133,8 +133,8 @@ class OnGpu {
  public:
   OnGpu(Device& device, Values& v, std::size_t shift)
       : device_(device),
-        memory_(ledger_, device, allocator::Purpose::kParameter, 4 * kMiB),
-        host_(device, 4 * kMiB) {
+        memory_(ledger_, device, allocator::Purpose::kParameter, room(v)),
+        host_(device, room(v)) {
     const auto place = [&](Bytes& bytes, std::size_t element) {
       const std::size_t at = round_up(round_up(end_, 256) + shift, element);
       end_ = at + bytes.size();
@@ -160,6 +160,12 @@ class OnGpu {
   }
 
  private:
+  static std::size_t room(const Values& v) {
+    std::size_t bytes = v.gradient.size() + 4 * kKiB;
+    for (const auto& [array, type] : v.changing()) bytes += array.size();
+    return round_up(bytes, kHugePage);
+  }
+
   Device& device_;
   allocator::Ledger ledger_;
   allocator::DeviceRegion memory_;
@@ -203,7 +209,8 @@ class UpdateTest : public KernelTest {
                                  .step = step,
                                  .clip_value = part.clip_value};
       optimizer->apply(threads_, h, span);
-      update.apply(gpu.stream(), h, gpu.span());
+      const DeviceUpdate::Part on_the_gpu{h, gpu.span()};
+      update.apply(gpu.stream(), {&on_the_gpu, 1});
     }
     gpu.read();
     const auto expected = on_cpu.changing(), found = on_gpu.changing();
@@ -256,6 +263,60 @@ TEST_F(UpdateTest, SmallSpansHaveThemToo) {
 TEST_F(UpdateTest, SpansThatBeginAnywhereHaveThem) {
   const Case c = {"adamw", Json::object(), Dtype::kBf16, Dtype::kBf16, Dtype::kF16, true};
   for (const std::uint64_t first : {1, 13, 100000000}) expect_same_bits(c, {500, 2, first, 0, false}, first);
+}
+
+// Spans of parameters that have groups and numbers of updates of their own, in more than one launch.
+TEST_F(UpdateTest, SpansThatGoTogetherHaveThem) {
+  const std::vector<Case> cases = {{"adamw", Json::object(), Dtype::kF32, Dtype::kBf16, Dtype::kBf16, true},
+                                   {"adamw", Json::object(), Dtype::kU8, Dtype::kBf16, Dtype::kF32, false},
+                                   {"sgd", {{"momentum", 0.0}}, Dtype::kF32, Dtype::kF32, Dtype::kF32, true}};
+  const std::size_t spans = DeviceUpdate::kMostTogether + 3;
+  for (const Case& c : cases) {
+    const auto optimizer = make_optimizer({c.optimizer, c.settings, {c.state, c.master, 11}});
+    std::vector<Values> on_cpu, on_gpu;
+    for (std::size_t i = 0; i < spans; ++i) {  // up to four blocks of threads
+      on_cpu.push_back(make_values(*optimizer, 1 + 257 * i, 256 * i, c.parameter, c.gradient, false, i));
+      on_gpu.push_back(on_cpu.back());
+    }
+    std::vector<std::unique_ptr<OnGpu>> gpus;
+    std::vector<DeviceUpdate::Part> parts;
+    for (std::size_t i = 0; i < spans; ++i) {
+      gpus.push_back(std::make_unique<OnGpu>(*device_, on_gpu[i], i % 3 == 0 ? 4 : 0));
+      device_->synchronize(gpus.back()->stream());
+      Hyperparameters h;
+      h.learning_rate = 1e-2 / static_cast<double>(1 + i % 4);
+      h.weight_decay = i % 2 == 0 ? 0.1 : 0;
+      h.gradient_factor = 1 / static_cast<double>(1 + i % 3);
+      h.clip_value = i % 5 == 0 ? 0.01 : 0;
+      h.step = 1 + i;
+      parts.push_back({h, gpus.back()->span()});
+      optimizer->apply(threads_, h,
+                       span_of(on_cpu[i], [](Bytes& bytes, std::size_t) -> void* { return bytes.data(); }));
+    }
+    const auto launches = [] { return fake() == nullptr ? 0 : fake()->counts().calls["cuLaunchKernel"]; };
+    const std::uint64_t before = launches();
+    DeviceUpdate(*device_, *optimizer).apply(gpus.front()->stream(), parts);
+    EXPECT_EQ(launches() - before, fake() == nullptr ? 0 : 2);
+    device_->synchronize(gpus.front()->stream());
+    for (std::size_t i = 0; i < spans; ++i) {
+      gpus[i]->read();
+      EXPECT_TRUE(on_gpu[i].changing() == on_cpu[i].changing()) << c.optimizer << " span " << i;
+    }
+  }
+}
+
+TEST_F(UpdateTest, SpansOfOtherTypesDoNotGoTogether) {
+  const auto optimizer = make_optimizer({"sgd", {{"momentum", 0.0}}, {}});
+  const auto part = [](std::uintptr_t master, Dtype gradient) {
+    DeviceUpdate::Part made;
+    made.span.count = 1;
+    made.span.master = reinterpret_cast<float*>(master);
+    made.span.gradient = {reinterpret_cast<const void*>(std::uintptr_t{512}), gradient};
+    return made;
+  };
+  const std::vector<DeviceUpdate::Part> parts = {part(256, Dtype::kF32), part(256, Dtype::kBf16)};
+  expect_error(ErrorCode::kInternal, {"different types"},
+               [&] { DeviceUpdate(*device_, *optimizer).apply(nullptr, parts); });
 }
 
 TEST_F(UpdateTest, WhatNeedsWholeParametersIsTheCpus) {
