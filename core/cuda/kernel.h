@@ -10,7 +10,9 @@
 #define SLUICE_KERNEL(name, Arguments) \
   extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Arguments arguments)
 #define SLUICE_UNROLL _Pragma("unroll")
+#define SLUICE_NO_UNROLL _Pragma("unroll 1")
 #else
 #define SLUICE_UNROLL
+#define SLUICE_NO_UNROLL
 #include "cuda/fake/fibers.h"
 #endif

@@ -7,131 +7,147 @@
 namespace sluice::kernels {
 namespace gpu {
 
+constexpr unsigned kWarp = 32;
 template <class T>
 using Own = Packed<T, kSumOwn>;
 
-template <class T>
-__device__ __forceinline__ Own<T> load(const T* from, bool packed) {
-  if (packed) return *reinterpret_cast<const Own<T>*>(from);
-  Own<T> own;
+template <bool kWhole, class T, class Has>
+__device__ __forceinline__ Own<T> load(const T* from, std::uint64_t first, Has has) {
+  if constexpr (kWhole) return *reinterpret_cast<const Own<T>*>(from + first);
+  Own<T> own{};
   SLUICE_UNROLL
-  for (int i = 0; i < kSumOwn; ++i) own.values[i] = from[i];
+  for (std::uint64_t i = 0; i < kSumOwn; ++i)
+    if (has(first + i)) own.values[i] = from[first + i];
   return own;
 }
-template <class T>
-__device__ __forceinline__ void store(const Own<T>& own, T* to, bool packed) {
-  if (packed) {
-    *reinterpret_cast<Own<T>*>(to) = own;
-    return;
-  }
-  SLUICE_UNROLL
-  for (int i = 0; i < kSumOwn; ++i) to[i] = own.values[i];
-}
-
-// A product with a factor of 1 is the number itself.
-__device__ __forceinline__ float added(const GpuAddition& a, float value, float sum) {
-  const float accumulated = sum * a.factor + value;
-  return a.accumulate ? accumulated : value;
-}
-
-// Adds what a thread has of a block of the grid: elements of kSumOwn lanes, in all rows of so many lanes.
-// Returns the sum of their squares, in which neighbouring lanes were added first. Memory is asked for several
-// rows at once, before any of them is written.
-template <class T, class Widen>
-__device__ __forceinline__ double add(const GpuAddition& a, const T* from, std::uint64_t begin, std::uint64_t end,
-                                      Widen widen) {
-  constexpr int kRows = 8;
-  constexpr std::uint64_t kElements = kRows * kSumLanes;
-  static_assert(kGridBlock % kElements == 0 && kSumOwn == 4);
-  const bool from_packed = is_packed<kSumOwn>(from + begin), to_packed = is_packed<kSumOwn>(a.to + begin);
-  double sums[kSumOwn] = {};
-  std::uint64_t i = begin;
-  for (; i / kElements < end / kElements; i += kElements) {
-    Own<T> values[kRows];
-    Own<float> results[kRows] = {};
+template <bool kWhole, class T, class Has>
+__device__ __forceinline__ void store(const Own<T>& own, T* to, std::uint64_t first, Has has) {
+  if constexpr (kWhole) {
+    *reinterpret_cast<Own<T>*>(to + first) = own;
+  } else {
     SLUICE_UNROLL
-    for (int row = 0; row < kRows; ++row) values[row] = load(from + i + row * kSumLanes, from_packed);
-    if (a.accumulate) {
+    for (std::uint64_t i = 0; i < kSumOwn; ++i)
+      if (has(first + i)) to[first + i] = own.values[i];
+  }
+}
+
+// Adds a block of the grid, of which a thread has 4 elements in each of kPlaces places: so the threads of a warp
+// access neighbouring memory, in kTogether places before any of it is written. What the sum becomes is also
+// left in `results`, with zeros beyond the end.
+constexpr int kPlaces = kGridBlock / (kWarp * kSumOwn);
+template <bool kWhole, bool kAccumulate, int kTogether, class T, class Widen>
+__device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::uint64_t begin, float* results, Widen widen) {
+  constexpr std::uint64_t kStride = kWarp * kSumOwn;
+  const auto has = [&](std::uint64_t i) { return kWhole || i < a.count; };
+  SLUICE_NO_UNROLL
+  for (int next = 0; next < kPlaces; next += kTogether) {
+    const std::uint64_t offset = next * kStride, first = begin + offset;
+    Own<T> values[kTogether] = {};
+    Own<float> sums[kTogether] = {};
+    SLUICE_UNROLL
+    for (int i = 0; i < kTogether; ++i) values[i] = load<kWhole>(from, first + i * kStride, has);
+    if constexpr (kAccumulate) {
       SLUICE_UNROLL
-      for (int row = 0; row < kRows; ++row) results[row] = load(a.to + i + row * kSumLanes, to_packed);
+      for (int i = 0; i < kTogether; ++i) sums[i] = load<kWhole>(a.to, first + i * kStride, has);
     }
     SLUICE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
+    for (int i = 0; i < kTogether; ++i) {
       SLUICE_UNROLL
-      for (int lane = 0; lane < kSumOwn; ++lane) {
-        float& result = results[row].values[lane];
-        result = added(a, widen(values[row].values[lane]), result);
-        sums[lane] = __fma_rn(result, result, sums[lane]);
+      for (int element = 0; element < kSumOwn; ++element) {
+        const float value = widen(values[i].values[element]);
+        float& sum = sums[i].values[element];
+        if (kAccumulate) sum = sum * a.factor + value;  // a product with a factor of 1 is the number itself
+        if (!kAccumulate) sum = value;
+        if (!has(first + i * kStride + element)) sum = 0;
       }
-      store(results[row], a.to + i + row * kSumLanes, to_packed);
+      store<kWhole>(sums[i], a.to, first + i * kStride, has);
+      *reinterpret_cast<Own<float>*>(results + offset + i * kStride) = sums[i];
     }
   }
-  for (; i < end; i += kSumLanes) {
-    SLUICE_UNROLL
-    for (int lane = 0; lane < kSumOwn; ++lane) {
-      const std::uint64_t at = i + static_cast<std::uint64_t>(lane);
-      if (at >= end) continue;
-      const float result = added(a, widen(from[at]), a.accumulate ? a.to[at] : 0);
-      sums[lane] = __fma_rn(result, result, sums[lane]);
-      a.to[at] = result;
-    }
-  }
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-__device__ __forceinline__ double add(const GpuAddition& a, std::uint64_t begin, std::uint64_t end) {
+template <class T, class Widen>
+__device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::uint64_t begin, float* results, Widen widen) {
+  const std::uint64_t end = (begin / kGridBlock + 1) * kGridBlock;
+  const bool is_whole = is_packed<kSumOwn>(from) && is_packed<kSumOwn>(a.to) && end <= a.count;
+  if (is_whole && a.accumulate) return add<true, true, kPlaces / 2>(a, from, begin, results, widen);
+  if (is_whole) return add<true, false, kPlaces>(a, from, begin, results, widen);
+  if (a.accumulate) return add<false, true, 1>(a, from, begin, results, widen);
+  return add<false, false, 1>(a, from, begin, results, widen);
+}
+
+__device__ __forceinline__ void add(const GpuAddition& a, std::uint64_t begin, float* results) {
   if (a.type == Dtype::kF32)
-    return add(a, static_cast<const float*>(a.from), begin, end, [](float value) { return value; });
+    return add(a, static_cast<const float*>(a.from), begin, results, [](float value) { return value; });
   if (a.type == Dtype::kBf16)
-    return add(a, static_cast<const Bf16*>(a.from), begin, end, [](Bf16 value) { return to_f32(value); });
-  return add(a, static_cast<const F16*>(a.from), begin, end, [](F16 value) { return to_f32(value); });
+    return add(a, static_cast<const Bf16*>(a.from), begin, results, [](Bf16 value) { return to_f32(value); });
+  return add(a, static_cast<const F16*>(a.from), begin, results, [](F16 value) { return of_f16(value.bits); });
 }
 
-// Stores a thread's consecutive elements: what the type keeps of a value is multiplied, and what it keeps of
-// that is stored.
-template <class T, class Widen, class Narrow>
+// Stores a thread's elements: what the type keeps of a value is multiplied, and what it keeps of that is
+// stored.
+template <bool kWhole, class T, class Widen, class Narrow>
 __device__ __forceinline__ void copy(const GpuScaledCopy& c, T* to, std::uint64_t begin, Widen widen, Narrow narrow) {
-  const auto scaled = [&](float value) {
-    const T kept = narrow(value);
-    return c.factor == 1 ? kept : narrow(widen(kept) * c.factor);
-  };
-  if (c.count - begin >= kSumOwn) {
-    const Own<float> values = load(c.from + begin, is_packed<kSumOwn>(c.from + begin));
+  constexpr std::uint64_t kStride = kCopyThreads * kSumOwn;
+  const auto has = [&](std::uint64_t i) { return kWhole || i < c.count; };
+  Own<float> values[kCopyPlaces];
+  SLUICE_UNROLL
+  for (int place = 0; place < kCopyPlaces; ++place) values[place] = load<kWhole>(c.from, begin + place * kStride, has);
+  SLUICE_UNROLL
+  for (int place = 0; place < kCopyPlaces; ++place) {
     Own<T> stored;
     SLUICE_UNROLL
-    for (int i = 0; i < kSumOwn; ++i) stored.values[i] = scaled(values.values[i]);
-    store(stored, to + begin, is_packed<kSumOwn>(to + begin));
-    return;
+    for (int i = 0; i < kSumOwn; ++i) {
+      const T kept = narrow(values[place].values[i]);
+      stored.values[i] = c.factor == 1 ? kept : narrow(widen(kept) * c.factor);
+    }
+    store<kWhole>(stored, to, begin + place * kStride, has);
   }
-  for (std::uint64_t i = begin; i < c.count; ++i) to[i] = scaled(c.from[i]);
+}
+template <class T, class Widen, class Narrow>
+__device__ __forceinline__ void copy(const GpuScaledCopy& c, T* to, Widen widen, Narrow narrow) {
+  const std::uint64_t of_block = blockIdx.x * std::uint64_t{kCopyElements}, begin = of_block + threadIdx.x * kSumOwn;
+  if (is_packed<kSumOwn>(c.from) && is_packed<kSumOwn>(to) && c.count >= of_block + kCopyElements)
+    copy<true>(c, to, begin, widen, narrow);
+  else
+    copy<false>(c, to, begin, widen, narrow);
 }
 
 }  // namespace gpu
 
+// A block of the grid is summed in kSumLanes lanes, each of which has the squares of its elements in ascending
+// order, and neighbours are added first.
 SLUICE_KERNEL(sluice_add, GpuAddition) {
-  constexpr unsigned kThreads = kSumLanes / kSumOwn;  // for a block of the grid
-  const std::uint64_t block = blockIdx.x * std::uint64_t{kAddThreads / kThreads} + threadIdx.x / kThreads;
-  const std::uint64_t next = (block + 1) * kGridBlock, end = next < arguments.count ? next : arguments.count;
-  double sum = gpu::add(arguments, block * kGridBlock + threadIdx.x % kThreads * kSumOwn, end);
+  constexpr unsigned kBlocks = kAddThreads / gpu::kWarp;  // of the grid
+  constexpr unsigned kRow = kGridBlock + kSumLanes;         // so that two blocks' lanes lie in different banks
+  __shared__ gpu::Own<float> shared[kBlocks * kRow / kSumOwn];
+  float* const results = shared[0].values;
+  const std::uint64_t first = blockIdx.x * std::uint64_t{kBlocks};
+  const unsigned own = threadIdx.x / gpu::kWarp, at = threadIdx.x % gpu::kWarp * kSumOwn;
+  gpu::add(arguments, (first + own) * kGridBlock + at, results + own * kRow + at);
+  __syncthreads();
+  if (threadIdx.x >= kBlocks * kSumLanes) return;  // whole warps
+  const unsigned summed = threadIdx.x / kSumLanes, lane = threadIdx.x % kSumLanes;
+  double sum = 0;
+  for (unsigned i = lane; i < kGridBlock; i += kSumLanes) {
+    const double value = results[summed * kRow + i];
+    sum = __fma_rn(value, value, sum);
+  }
   // Both of two threads add the same two numbers, and all threads of a warp take part.
-  for (unsigned threads = 1; threads < kThreads; threads *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, threads);
-  if (threadIdx.x % kThreads == 0 && block * kGridBlock < arguments.count) arguments.squares[block] = sum;
+  for (unsigned threads = 1; threads < kSumLanes; threads *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, threads);
+  if (lane == 0 && (first + summed) * kGridBlock < arguments.count) arguments.squares[first + summed] = sum;
 }
 
 SLUICE_KERNEL(sluice_scaled_copy, GpuScaledCopy) {
-  constexpr std::uint64_t kStride = kCopyThreads * kSumOwn;
-  const std::uint64_t first = blockIdx.x * std::uint64_t{kCopyElements} + threadIdx.x * kSumOwn;
-  for (std::uint64_t i = first; i < first + kCopyElements && i < arguments.count; i += kStride) {
-    if (arguments.type == Dtype::kF32)
-      gpu::copy(arguments, static_cast<float*>(arguments.to), i, [](float value) { return value; },
-                [](float value) { return value; });
-    if (arguments.type == Dtype::kBf16)
-      gpu::copy(arguments, static_cast<Bf16*>(arguments.to), i, [](Bf16 value) { return to_f32(value); },
-                [](float value) { return to_bf16(value); });
-    if (arguments.type == Dtype::kF16)
-      gpu::copy(arguments, static_cast<F16*>(arguments.to), i, [](F16 value) { return to_f32(value); },
-                [](float value) { return to_f16(value); });
-  }
+  if (arguments.type == Dtype::kF32)
+    gpu::copy(arguments, static_cast<float*>(arguments.to), [](float value) { return value; },
+              [](float value) { return value; });
+  if (arguments.type == Dtype::kBf16)
+    gpu::copy(arguments, static_cast<Bf16*>(arguments.to), [](Bf16 value) { return to_f32(value); },
+              [](float value) { return to_bf16(value); });
+  if (arguments.type == Dtype::kF16)
+    gpu::copy(arguments, static_cast<F16*>(arguments.to), [](F16 value) { return to_f32(value); },
+              [](float value) { return to_f16(value); });
 }
 
 }  // namespace sluice::kernels

@@ -26,11 +26,12 @@ struct GpuScaledCopy {
   float factor = 1;  // multiplies what `to` then has
 };
 
-// The consecutive elements of a thread, of which each is in another of the lanes in which a block of the grid
-// is summed; and the threads and elements of a GPU's block of threads.
-inline constexpr int kSumOwn = 4;
+// The consecutive elements of a thread, and the lanes in which a block of the grid is summed; of a GPU's
+// block of threads the threads, and the elements that they add, of which a warp has a block of the grid, or
+// copy.
+inline constexpr int kSumOwn = 4, kCopyPlaces = 2;
 inline constexpr unsigned kSumLanes = 16, kAddThreads = 128, kCopyThreads = 256;
-inline constexpr std::size_t kAddElements = kAddThreads * kSumOwn / kSumLanes * kGridBlock;
-inline constexpr std::size_t kCopyElements = kCopyThreads * kSumOwn * std::size_t{2};
+inline constexpr std::size_t kAddElements = kAddThreads / 32 * kGridBlock;
+inline constexpr std::size_t kCopyElements = std::size_t{kCopyThreads} * kSumOwn * kCopyPlaces;
 
 }  // namespace sluice::kernels
