@@ -57,8 +57,8 @@ def test_the_archive_has_what_a_check_needs(bundled, tmp_path):
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     kernels = run(SOURCE / "scripts" / "kernels.sh", "--list").split()
     assert {"kernels/cuda/reduce.cu", "scripts/kernels.sh"} <= set(kernels) <= files
-    assert {"build/bin/cuda_test", "build/bin/gpu_step_bench", "build/bin/sluice", "build/lib/libsluice_kernels.fatbin",
-            "build/lib/libsluice_cuda.so", "scripts/gpu_check.sh", "scripts/gpu_report.py", "docs/gpu.md",
+    assert {"build/bin/cuda_test", "build/bin/gpu_step_bench", "build/bin/gpu_kernels_bench", "build/bin/sluice",
+            "build/lib/libsluice_kernels.fatbin", "build/lib/libsluice_cuda.so", "scripts/gpu_check.sh", "scripts/gpu_report.py", "docs/gpu.md",
             "LICENSE"} <= files
     wheels = sorted(path.name for path in (folder / "wheels").iterdir())
     assert len(wheels) == 2 and wheels[0].startswith("sluice_train-") and wheels[1] == "small-1-py3-none-any.whl"
