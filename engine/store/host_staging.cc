@@ -31,8 +31,15 @@ void HostStaging::start(allocator::Ledger& ledger, std::byte* slot) {
   gpu_.add({memory_.data() + values_, size - values_}, size - values_);
 }
 
-void HostStaging::begin() {
-  if (scratch_ > 0) gpu_.wait({memory_.data(), scratch_}, DeviceWork::Use::kWrite);
+// The GPU may still be copying what is there, perhaps another unit's.
+void HostStaging::wait_for_state(UnitId unit, std::size_t chunk) const {
+  const bool is_cpus = states_.by_cpu(unit) && states_.resident(unit);  // then the GPU never uses it
+  if (const std::size_t bytes = states_.format().chunk_bytes(unit, chunk); bytes > 0 && !is_cpus)
+    gpu_.wait({state(unit, chunk), bytes}, DeviceWork::Use::kWrite);
+}
+
+void HostStaging::begin(UnitId unit, std::size_t chunk) {
+  wait_for_state(unit, chunk);
   gpu_.wait({memory_.data() + values_, 1}, DeviceWork::Use::kWrite);
 }
 
@@ -65,10 +72,9 @@ void HostStaging::store_values(Array to, std::size_t n) {
 }
 
 std::byte* HostStaging::bring_state(UnitId unit, std::size_t chunk) {
+  wait_for_state(unit, chunk);
   if (states_.format().chunk_bytes(unit, chunk) == 0 || is_here(unit)) return state(unit, chunk);
   const DeviceWork::Memory from = place_of(unit, chunk);
-  // The GPU may still be copying another unit's state from there.
-  if (from.data() == memory_.data()) gpu_.wait(from, DeviceWork::Use::kWrite);
   transfer(unit, chunk, [&](Backing& backing, std::size_t offset, Done done) {
     backing.fetch(offset, {const_cast<std::byte*>(from.data()), from.size()}, std::move(done));
   });

@@ -6,8 +6,9 @@
 
 namespace sluice::engine {
 
-// Where the CPU fills in, or sees, a chunk of a unit whose values and state a GPU has: registered memory of
-// the host. State that is not on the GPU passes through a slot there. Thread rule: one thread.
+// Where the CPU fills in, or sees, a chunk of a unit whose values and state a GPU has: the state itself where
+// that is in the host's memory, else registered memory of the host. State on disk passes through a slot on
+// the GPU. Thread rule: one thread.
 class HostStaging {
  public:
   HostStaging(StateStore& states, DeviceWork& gpu);
@@ -16,23 +17,25 @@ class HostStaging {
   // class does; null where all state is there.
   void start(allocator::Ledger& ledger, std::byte* slot);
 
-  // Room for a chunk's state; or that state itself, where it is in the CPU's own memory.
+  // Room for a chunk's state; or that state itself, where it is in the host's memory.
   std::byte* state(UnitId unit, std::size_t chunk) const {
-    return is_here(unit) ? states_.chunk_data(unit, chunk) : memory_.data();
+    return is_here(unit) ? states_.cpu_data(unit) + states_.format().chunk_offset(unit, chunk)
+                         : memory_.data();
   }
   Array values(Dtype type) const { return {memory_.data() + values_, type}; }
   float* scratch() const { return reinterpret_cast<float*>(memory_.data() + scratch_); }
 
-  void begin();  // waits until the caller may fill in state() and values()
+  void begin(UnitId unit, std::size_t chunk);  // waits until the caller may fill in state() and values()
   // Queue copies of what the caller has filled in: the state of a chunk, and n elements of values.
   void store_state(UnitId unit, std::size_t chunk);
   void store_values(Array to, std::size_t n);
-  // Bring these, and wait until the caller may read them.
+  // Bring these, and wait until the caller may read them, and write the state.
   std::byte* bring_state(UnitId unit, std::size_t chunk);
   ConstArray bring_values(ConstArray from, std::size_t n);
 
  private:
-  bool is_here(UnitId unit) const { return states_.by_cpu(unit) && states_.resident(unit); }
+  bool is_here(UnitId unit) const { return states_.cpu_data(unit) != nullptr; }
+  void wait_for_state(UnitId unit, std::size_t chunk) const;
   DeviceWork::Memory place_of(UnitId unit, std::size_t chunk) const;
   template <class Transfer>
   void transfer(UnitId unit, std::size_t chunk, const Transfer& begin);

@@ -19,7 +19,7 @@ StateStore::StateStore(const Layout& layout, StateFormat format, const std::vect
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const std::size_t bytes = format_.bytes(unit);
     std::size_t& end = this->by_cpu(unit) ? cpu_bytes_ : resident_bytes_;
-    units_.push_back({bytes == 0 || tiers[unit] == updated_on(unit), end, {}});
+    units_.push_back({bytes == 0 || tiers[unit] == updated_on(unit), end, false, {}});
     if (units_.back().resident)
       end += bytes;
     else
@@ -100,6 +100,15 @@ void StateStore::enter_memory(const std::vector<allocator::Tier>& tiers, const s
     units_[unit].resident = true;
     moved();
   }
+}
+
+std::byte* StateStore::cpu_data(UnitId unit) const {
+  if (!units_[unit].resident) return backing(unit).for_cpu().data;
+  return updated_on(unit) == kCpuTier ? data(unit) : nullptr;
+}
+
+bool StateStore::begin_filling(UnitId unit) {
+  return !std::exchange(units_[unit].is_filled, true) && cpu_data(unit) != nullptr;
 }
 
 std::byte* StateStore::chunk_data(UnitId unit, std::size_t chunk) const {

@@ -44,14 +44,20 @@ class StateStore {
   std::size_t arrays(UnitId unit) const { return layout_.trainable(unit) ? format_.arrays() : 0; }
   // Whether the CPU updates the unit, where a GPU computes with it.
   bool by_cpu(UnitId unit) const { return gpu_ != nullptr && !by_cpu_.empty() && by_cpu_[unit]; }
-  bool resident(UnitId unit) const { return units_[unit].resident; }     // true also where it has no bytes
-  std::byte* chunk_data(UnitId unit, std::size_t chunk) const;           // REQUIRES: resident
+  bool resident(UnitId unit) const { return units_[unit].resident; }  // true also where it has no bytes
+  std::byte* chunk_data(UnitId unit, std::size_t chunk) const;        // REQUIRES: resident
+  // Where the CPU can use the unit's state itself; null where the state is a GPU's, or on disk.
+  std::byte* cpu_data(UnitId unit) const;
+  // Comes before a unit's state is filled in. Returns whether all of it is zero, as the system gave the
+  // memory.
+  bool begin_filling(UnitId unit);
   Backing& backing(UnitId unit) const { return *units_[unit].backing; }  // REQUIRES: not resident
 
  private:
   struct UnitState {
     bool resident = true;
-    std::size_t offset = 0;            // in its memory
+    std::size_t offset = 0;  // in its memory
+    bool is_filled = false;
     std::unique_ptr<Backing> backing;  // may also be there where it is resident, from an earlier plan
   };
   allocator::Tier updated_on(UnitId unit) const { return by_cpu(unit) ? kCpuTier : tier_of(gpu_); }

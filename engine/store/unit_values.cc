@@ -11,6 +11,8 @@
 namespace sluice::engine {
 namespace {
 
+constexpr std::size_t kGrain = std::size_t{32} << 10;  // elements for which another thread is worth it
+
 // Room for a chunk of f32 values.
 float* scratch_of(const ValueStreams& s) {
   return s.host != nullptr ? s.host->scratch() : s.pipeline.scratch();
@@ -75,13 +77,20 @@ void fill_values(const ValueStreams& s, const std::vector<Slice>& slices, std::s
   if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, values);
 }
 
+void clear(Threads& threads, std::byte* state, std::size_t bytes) {
+  threads.parallel_for(bytes, kGrain * sizeof(float), [&](std::size_t begin, std::size_t end) {
+    std::fill(state + begin, state + end, std::byte{0});
+  });
+}
+
+// is_zero: all of the state is.
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, std::byte* state,
-                const UnitSource& source) {
+                bool is_zero, const UnitSource& source) {
   const StateFormat& format = s.states.format();
   const std::size_t n = format.shards().chunk(unit, chunk).size(), masters = format.masters();
   const std::vector<Slice> present = s.states.format().shards().slices(unit, chunk);
   // Where no source gives state, it is zero, which is zero bytes in all types.
-  if (!source.state) std::fill_n(state, format.chunk_bytes(unit, chunk), std::byte{0});
+  if (!source.state && !is_zero) clear(s.resources.threads, state, format.chunk_bytes(unit, chunk));
   if (source.values)
     fill_values(s, present, n, values, format.has_master(unit) ? reinterpret_cast<float*>(state) : nullptr,
                 source);
@@ -149,14 +158,17 @@ void drain_chunk(const ValueStreams& s, const StateFormat& format, UnitId unit, 
 
 // `round` rounds to the type of the values.
 template <class T, class Round>
-void keep_or_replace(std::size_t n, const T* values, float* masters, const Round& round) {
-  for (std::size_t i = 0; i < n; ++i)
-    if (round(masters[i]).bits != values[i].bits) masters[i] = to_f32(values[i]);
+void keep_or_replace(Threads& threads, std::size_t n, const T* values, float* masters, const Round& round) {
+  threads.parallel_for(n, kGrain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i)
+      if (round(masters[i]).bits != values[i].bits) masters[i] = to_f32(values[i]);
+  });
 }
 
-void keep_or_replace(std::size_t n, ConstArray values, float* masters) {
-  if (values.type == Dtype::kBf16) return keep_or_replace(n, values.bf16(), masters, to_bf16);
-  keep_or_replace(n, values.f16(), masters, to_f16);
+void keep_or_replace(Threads& threads, std::size_t n, ConstArray values, float* masters) {
+  if (values.type == Dtype::kBf16)
+    return keep_or_replace(threads, n, values.bf16(), masters, [](float value) { return to_bf16(value); });
+  keep_or_replace(threads, n, values.f16(), masters, [](float value) { return to_f16(value); });
 }
 
 }  // namespace
@@ -165,11 +177,12 @@ namespace {
 
 std::exception_ptr load_to_gpu(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
   const Shards& shards = s.states.format().shards();
+  const bool is_zero = s.states.begin_filling(unit);
   for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
     const ElementRange elements = shards.chunk(unit, chunk);
-    s.host->begin();
+    s.host->begin(unit, chunk);
     try {
-      fill_chunk(s, unit, chunk, s.host->values(values.type), s.host->state(unit, chunk), source);
+      fill_chunk(s, unit, chunk, s.host->values(values.type), s.host->state(unit, chunk), is_zero, source);
     } catch (...) {
       return std::current_exception();
     }
@@ -186,14 +199,14 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
   if (s.host != nullptr) return load_to_gpu(s, unit, values, source);
   const Shards& shards = s.states.format().shards();
-  const bool resident = s.states.resident(unit);
+  const bool resident = s.states.resident(unit), is_zero = s.states.begin_filling(unit);
   std::vector<TransferGroup> writes(s.pipeline.slots());
   for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
     const std::size_t slot = resident ? 0 : chunk % writes.size();
     if (!resident) writes[slot].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(slot);
     try {
-      fill_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, source);
+      fill_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, is_zero, source);
     } catch (...) {
       for (TransferGroup& group : writes) group.wait();
       return std::current_exception();
@@ -371,7 +384,7 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
     const ElementRange elements = shards.chunk(unit, chunk);
     std::byte* const state = s.host->bring_state(unit, chunk);
     const ConstArray edited = s.host->bring_values(values.at(elements.begin), elements.size());
-    keep_or_replace(elements.size(), edited, reinterpret_cast<float*>(state));
+    keep_or_replace(s.resources.threads, elements.size(), edited, reinterpret_cast<float*>(state));
     s.host->store_state(unit, chunk);
   }
   for (std::size_t chunk = 0; s.host == nullptr && chunk < shards.chunks(unit); ++chunk) {
@@ -385,8 +398,8 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
     };
     const std::size_t offset = s.states.format().chunk_offset(unit, chunk);
     transfer([&](auto done) { s.states.backing(unit).fetch(offset, bytes, std::move(done)); });
-    keep_or_replace(shards.chunk(unit, chunk).size(), values.at(shards.chunk(unit, chunk).begin),
-                    reinterpret_cast<float*>(state));
+    keep_or_replace(s.resources.threads, shards.chunk(unit, chunk).size(),
+                    values.at(shards.chunk(unit, chunk).begin), reinterpret_cast<float*>(state));
     transfer([&](auto done) { s.states.backing(unit).store(offset, bytes, std::move(done)); });
   }
 }
