@@ -283,6 +283,8 @@ def read_peers(case, done):
             texts.append(f"{found['ratios'][name]:.2f} of the time of {what}")
         elif name in sides:
             texts.append(f"{what} was not measured ({sides[name]['failed'][:200]})")
+    ready = sides["sluice"]["ready"]
+    texts.append(f"made ready in {sum(ready.values()):.1f} s ({', '.join(f'{phase} {took:.1f}' for phase, took in ready.items())})")
     texts += taken_text(sides["sluice"]["pytorch"])
     return {case: "; ".join(texts)}
 

@@ -209,7 +209,7 @@ class Sluice(Fused):
         import sluice.torch
 
         plan = sluice.torch.engine_of(self.model).plan()
-        return {"plan": plan["step"], "pytorch": plan["pytorch"]}
+        return {"plan": plan["step"], "pytorch": plan["pytorch"], "ready": plan["ready"]}
 
 
 SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpeed, "sluice": Sluice}

@@ -146,11 +146,13 @@ def test_what_peers_took_is_told_and_what_was_not_measured():
     (part,) = [part for part in gpu_parts.PARTS if part.name == "offload"]
     took = {"peak": 1, "reserve": 3 << 30, "measured": 1 << 30, "beside": 5 << 20, "host": 7 << 20, "host_reserve": 160 << 20,
             "seconds": {"step": 1.05, "waiting": 0.25}}
-    sides = {"compute": {"step": 1.0}, "sluice": {"step": 1.1, "pytorch": took}, "fsdp2": {"step": 2.2}, "deepspeed": {"failed": "it is not installed"}}
+    sluice = {"step": 1.1, "pytorch": took, "ready": {"engine": 2.5, "values": 1}}
+    sides = {"compute": {"step": 1.0}, "sluice": sluice, "fsdp2": {"step": 2.2}, "deepspeed": {"failed": "it is not installed"}}
     told = {"sides": sides, "ratios": {"compute": 1.1, "fsdp2": 0.5}, "tokens": 2200}
     assert part.read(gpu_parts.Done(0, json.dumps(told), "")) == {
         "offload": "1.100 s a step, 2000 tokens/s; 1.10 of the time of forward and backward alone; 0.50 of the time of FSDP2 with CPU "
-        "offload; DeepSpeed ZeRO-3 with offload was not measured (it is not installed); 0.250 s of a step of 1.050 s waited for units; "
+        "offload; DeepSpeed ZeRO-3 with offload was not measured (it is not installed); made ready in 3.5 s (engine 2.5, values 1.0); "
+        "0.250 s of a step of 1.050 s waited for units; "
         "PyTorch took 1.00 GiB of the 3.00 GiB that were planned for it; 5 MiB were taken beside that, and 7 MiB of the host's (160 MiB are "
         "assumed)"}
     assert gpu_parts.taken_text(took | {"measured": None, "beside": None, "seconds": None}) == []

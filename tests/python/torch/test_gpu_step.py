@@ -3,6 +3,7 @@ takes nothing of; or a card of this file's own, which PyTorch has."""
 
 import gc
 import re
+import time
 import warnings
 
 import pytest
@@ -159,6 +160,19 @@ def test_an_event_is_recorded_on_the_stream_of_the_thread(monkeypatch):
     assert gpu.seconds_between(gpu.mark(), gpu.mark()) == 1.5
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert gpu.mark() is None
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_a_plan_tells_how_long_each_phase_of_wrapping_took(place):
+    with fake_gpu.shared():
+        with torch.device(place):
+            made = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        begun = time.perf_counter()
+        model, _ = wrap(made, "memory", device="cuda", **GPU)
+        took, ready = time.perf_counter() - begun, sluice.torch.engine_of(model).plan()["ready"]
+        assert list(ready) == ["planning", "engine", "values", *["first values"] * (place == "meta")]
+        assert min(ready.values()) > 0 and sum(ready.values()) < took
+        sluice.torch.close(model)
 
 
 def train(model, optimizer, steps):

@@ -13,6 +13,7 @@ from ..model import Path, Size
 from ._homes import ModelEngine
 from ._memory import FirstStep
 from ._presence import Presence
+from ._ready import Ready
 
 
 class WrappedEngine(ModelEngine):
@@ -20,6 +21,7 @@ class WrappedEngine(ModelEngine):
     model's hooks and its optimizer make them."""
 
     first_step: FirstStep | None = None
+    ready: Ready | None = None
     presence: weakref.ref[Presence] | None = None  # set once the model has moved in
 
     def begin_step(self, *given: Any, **named: Any) -> NoReturn:
@@ -65,8 +67,11 @@ class WrappedEngine(ModelEngine):
     def plan(self) -> dict[str, Any]:
         """Engine's plan, with "pytorch": the bytes that PyTorch was estimated to take at once ("peak"), those that were
         planned for it ("reserve"), and those that the first step took ("measured"); None for what is not known. On a GPU
-        also what was taken "beside" that and of the "host", and "seconds": the README of bindings/python says what they are."""
+        also what was taken "beside" that and of the "host", and "seconds": the README of bindings/python says what they are.
+        "ready" has the seconds in which the model was made ready, by phase."""
         made = super().plan()
+        if self.ready is not None:
+            made["ready"] = dict(self.ready.seconds)
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
 
     def save(self, out: Path, keep: int = 0) -> str:

@@ -26,6 +26,7 @@ from ._memory import Keeper, resident_bytes
 from ._moving import Moving, Source
 from ._prepare import Prepared
 from ._presence import Presence
+from ._ready import Ready
 from ._reproducible import refuse_running_statistics, running_norms
 from ._saved import SavedTensors
 from ._stances import outside_of_graphs
@@ -37,7 +38,7 @@ class Session:
     """One wrapped model, from wrap() to close()."""
 
     def __init__(
-        self, model: torch.nn.Module, prepared: Prepared, together: Together, source: Source | None = None
+        self, model: torch.nn.Module, prepared: Prepared, together: Together, source: Source | None, ready: Ready
     ) -> None:
         """source: fills in the values; None: they are the model's own."""
         options, train = prepared.options, prepared.train
@@ -51,7 +52,9 @@ class Session:
         self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
         # Whose beginnings and ends are told; None: nothing depends on them.
         self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
-        self.engine = _engine_for(model, prepared)
+        with ready.phase("engine"):
+            self.engine = _engine_for(model, prepared)
+        self.engine.ready = ready
         self._of_pytorch = prepared.of_pytorch
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
@@ -59,7 +62,8 @@ class Session:
             if prepared.gpu is not None:
                 prepared.gpu.check_room(model, self._of_pytorch, account())
             self.engine.first_step = prepared.first_step(account)
-            homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
+            with ready.phase("values"):
+                homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )

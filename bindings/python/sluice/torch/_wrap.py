@@ -20,6 +20,7 @@ from ._looking import edited, editing
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._presence import Presence
+from ._ready import Ready
 from ._safetensors import Stored
 from ._session import Session
 from ._stances import outside_of_graphs
@@ -164,30 +165,33 @@ def wrap_with(
     **options: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Wraps a model. find: returns where values lie in files, by names. options: the others of wrap()."""
+    ready = Ready()
     with together(ranks, silence, patience) as others:
-        prepared, stored = others.agreed(
-            lambda: (prepare(model, optimizer, together=others, **options), None if find is None else find())
-        )
-        others.check_alike(prepared.alike)
-        return _move_in(model, prepared, stored, others)
+        with ready.phase("planning"):
+            prepared, stored = others.agreed(
+                lambda: (prepare(model, optimizer, together=others, **options), None if find is None else find())
+            )
+            others.check_alike(prepared.alike)
+        return _move_in(model, prepared, stored, others, ready)
 
 
 def _move_in(
-    model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]], others: Together
+    model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]], others: Together, ready: Ready
 ) -> tuple[Model, Optional[Optimizer]]:
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         _first_values.check(model, stored or {})
     others.share_values(model)
-    session = Session(model, prepared, others, source_of(stored))
+    session = Session(model, prepared, others, source_of(stored), ready)
     with session.undone_on_failure():
         if on_meta:
             homes = session.presence.homes
             unset = [home for home in homes if home.name in on_meta and home.name not in (stored or {})]
             of_files = {name: where for name, where in (stored or {}).items() if name in on_meta}
-            with others.random_of_rank_0(), editing(session.presence):
-                _first_values.give(model, unset, of_files, homes[0].memory.device)
-            session.presence.release_all()
+            with ready.phase("first values"):
+                with others.random_of_rank_0(), editing(session.presence):
+                    _first_values.give(model, unset, of_files, homes[0].memory.device)
+                session.presence.release_all()
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings) if prepared.train else None
     session.moved_in()
