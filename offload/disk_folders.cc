@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <filesystem>
 #include <map>
@@ -59,6 +60,25 @@ void promise(const DiskFolder& folder, Promised& promised) {
 constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
 
 }  // namespace
+
+DiskFolder parse_disk(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  const bool sized = colon != std::string::npos && colon + 1 < text.size() &&
+                     std::isdigit(static_cast<unsigned char>(text[colon + 1])) != 0 &&
+                     text.find('/', colon) == std::string::npos;
+  const std::string path = sized ? text.substr(0, colon) : text;
+  if (path.empty() || (!sized && text.back() == ':'))
+    fail(ErrorCode::kInvalidArgument,
+         "the disk is '{}', which is not FOLDER or FOLDER:SIZE, such as /scratch:20GiB", text);
+  if (!sized) return {path, kWholeDisk};
+  try {
+    const std::uint64_t size = parse_size(text.substr(colon + 1));
+    if (size > 0) return {path, size};
+  } catch (const Error& error) {
+    fail(ErrorCode::kInvalidArgument, "the disk is '{}': {}", text, error.what());
+  }
+  fail(ErrorCode::kInvalidArgument, "the disk '{}' lends nothing; leave it out, or state a size", text);
+}
 
 void resolve_disk(std::vector<DiskFolder>& disk, const std::string& out, std::uint64_t reserved,
                   int sharers) {

@@ -12,6 +12,10 @@ namespace sluice::offload {
 // The limit of a folder for which none is stated: what is free there, less the room that checkpoints need.
 inline constexpr std::uint64_t kWholeDisk = UINT64_MAX;
 
+// Reads FOLDER or FOLDER:SIZE. A folder whose name ends like a size is meant with a slash behind it. Throws
+// Error(kInvalidArgument).
+DiskFolder parse_disk(const std::string& text);
+
 // Gives folders without a limit what is free there, less `reserved` bytes on the file system of `out`, or a
 // share of it where several processes, the sharers, take space there at once. Throws
 // Error(kNotFound) for a missing folder, Error(kInvalidArgument) for one that is on no disk or was given less

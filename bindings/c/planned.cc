@@ -50,8 +50,9 @@ std::vector<offload::DiskFolder> folders_of(const sluice_engine_options& options
   std::vector<offload::DiskFolder> folders;
   for (std::size_t i = 0; i < options.disk_folders; ++i) {
     const sluice_folder& folder = (&required(options.disk, "options.disk"))[i];
-    folders.push_back({&required(folder.path, "options.disk.path"),
-                       folder.limit == 0 ? offload::kWholeDisk : folder.limit});
+    const char* path = &required(folder.path, "options.disk.path");
+    folders.push_back(folder.limit == 0 ? offload::parse_disk(path)
+                                        : offload::DiskFolder{path, folder.limit});
   }
   offload::resolve_disk(folders, "", 0);
   return folders;

@@ -130,8 +130,8 @@ typedef void (*sluice_sgemm)(const char* transpose_a, const char* transpose_b, c
 typedef void (*sluice_team)(void (*work)(void* data), void* data, unsigned threads, unsigned flags);
 
 typedef struct sluice_folder {
-  const char* path;
-  uint64_t limit; /* the most space to take; 0: what is free, less a twentieth */
+  const char* path; /* where `limit` is 0 also "FOLDER:SIZE", as the program takes it ("/scratch:20GiB") */
+  uint64_t limit;   /* the most space to take; 0: what is free, less a twentieth */
 } sluice_folder;
 
 /* A setting of an optimizer, such as {"beta1", 0.9, NULL}. docs/optimizers.md has the settings of each

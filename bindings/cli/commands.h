@@ -30,7 +30,6 @@ void bind_step_bench(CLI::App& app, TrainOptions& options);  // those of them th
 void read_choices(const TrainOptions& options, models::TrainSettings& settings);
 // Returns the settings of the flags, and for others those of --config. REQUIRES: `app` has been parsed.
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options);
-offload::DiskFolder parse_disk(const std::string& text);
 // REQUIRES: there are StopSignals, which were made before any other thread.
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);
 void run_plan(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);

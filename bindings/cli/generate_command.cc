@@ -2,6 +2,7 @@
 
 #include "bindings/cli/commands.h"
 #include "core/error.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::cli {
 
@@ -34,7 +35,7 @@ void run_generate(GenerateOptions& options, std::FILE* out) {
   if (options.settings.checkpoint.empty())
     fail(ErrorCode::kInvalidArgument,
          "--checkpoint is missing: name a checkpoint, an --out folder or a Hugging Face folder");
-  for (const std::string& disk : options.disk) options.settings.disk.push_back(parse_disk(disk));
+  for (const std::string& disk : options.disk) options.settings.disk.push_back(offload::parse_disk(disk));
   models::GenerateEvents events;
   const bool lines = options.output == "tokens";
   bool bytes = false;

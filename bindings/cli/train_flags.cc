@@ -1,7 +1,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 
 #include "bindings/cli/commands.h"
@@ -225,27 +224,8 @@ void bind_step_bench(CLI::App& app, TrainOptions& options) {
   bind_placement(flags, options.settings, options);
 }
 
-offload::DiskFolder parse_disk(const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  const bool sized = colon != std::string::npos && colon + 1 < text.size() &&
-                     std::isdigit(static_cast<unsigned char>(text[colon + 1])) != 0 &&
-                     text.find('/', colon) == std::string::npos;
-  const std::string path = sized ? text.substr(0, colon) : text;
-  if (path.empty() || (!sized && text.back() == ':'))
-    fail(ErrorCode::kInvalidArgument, "--disk: '{}' is not FOLDER or FOLDER:SIZE, such as /scratch:20GiB",
-         text);
-  if (!sized) return {path, offload::kWholeDisk};
-  try {
-    const std::uint64_t size = parse_size(text.substr(colon + 1));
-    if (size > 0) return {path, size};
-  } catch (const Error& error) {
-    fail(ErrorCode::kInvalidArgument, "--disk: {}", error.what());
-  }
-  fail(ErrorCode::kInvalidArgument, "--disk: '{}' lends nothing; leave the disk out, or state a size", text);
-}
-
 void read_choices(const TrainOptions& options, models::TrainSettings& settings) {
-  for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
+  for (const std::string& disk : options.disk) settings.disk.push_back(offload::parse_disk(disk));
   settings.dtype = *dtype_from_name(options.dtype);
   for (std::size_t part = 0; part < engine::kParts; ++part)
     if (options.places[part]) settings.plan.places[part] = engine::tier_of_place(*options.places[part]);

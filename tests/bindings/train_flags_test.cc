@@ -214,13 +214,5 @@ TEST(TrainFlagsTest, ASwitchWinsOverItsOppositeInTheConfigFile) {
   std::filesystem::remove(path);
 }
 
-TEST(ParseDiskTest, TellsFoldersFromSizes) {
-  EXPECT_EQ(parse_disk("/a:b").path, "/a:b");
-  EXPECT_EQ(parse_disk("/a:1/b").path, "/a:1/b");
-  EXPECT_EQ(parse_disk("/a:b:2MiB").path, "/a:b");
-  EXPECT_EQ(parse_disk("/a:b:2MiB").limit, 2097152u);
-  for (const char* bad : {"/a:12XB", "/a:", ":1GiB"}) EXPECT_THROW(parse_disk(bad), Error) << bad;
-}
-
 }  // namespace
 }  // namespace sluice::cli

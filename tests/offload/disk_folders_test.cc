@@ -50,5 +50,15 @@ TEST_F(DiskFolders, CannotBePromisedMoreTogetherThanIsFree) {
                [&] { resolve_disk(disk, "", 0); });
 }
 
+TEST(ParseDiskTest, TellsFoldersFromSizes) {
+  EXPECT_EQ(parse_disk("/a:b").path, "/a:b");
+  EXPECT_EQ(parse_disk("/a:1/b").path, "/a:1/b");
+  EXPECT_EQ(parse_disk("/a:1/").path, "/a:1/");
+  EXPECT_EQ(parse_disk("/a:1/").limit, kWholeDisk);
+  EXPECT_EQ(parse_disk("/a:b:2MiB").path, "/a:b");
+  EXPECT_EQ(parse_disk("/a:b:2MiB").limit, 2097152u);
+  for (const char* bad : {"/a:12XB", "/a:", ":1GiB", "/a:0"}) EXPECT_THROW(parse_disk(bad), Error) << bad;
+}
+
 }  // namespace
 }  // namespace sluice::offload

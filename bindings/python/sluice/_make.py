@@ -12,7 +12,7 @@ from . import _abi
 from ._handle import call
 from ._library import library
 from .errors import InvalidArgumentError
-from .model import DeviceFacts, Folder, Options, Path, Unit, size_of, whole
+from .model import DeviceFacts, Folder, Options, Path, Unit, folders_of, size_of, whole
 from .optimizers import Optimizer
 
 _PLACED = ("parameters", "gradients", "state")
@@ -85,12 +85,12 @@ def _dtype(name: str, what: str) -> int:
 
 
 def _folders(disk: Path | Folder | Sequence[Path | Folder] | None) -> list[_abi.Folder]:
-    if disk is None:
-        return []
     made = []
-    for folder in [disk] if isinstance(disk, (str, os.PathLike, Folder)) else disk:
-        path, limit = (folder.path, folder.limit) if isinstance(folder, Folder) else (folder, None)
-        made.append(_abi.Folder(path_of(path), size_of(limit or 0, f"the limit of '{os.fspath(path)}'")))
+    for folder in folders_of(disk):
+        path = os.fspath(folder.path)
+        if ":" in path:
+            path = os.path.join(path, "")  # with a slash at its end, no part of it is taken for a size
+        made.append(_abi.Folder(path_of(path), size_of(folder.limit or 0, f"the limit of '{path}'")))
     return made
 
 

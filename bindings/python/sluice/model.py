@@ -118,6 +118,21 @@ class Folder:
             raise InvalidArgumentError(f"the limit of '{os.fspath(self.path)}' is 0; leave it out for what is free")
 
 
+def folders_of(disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None]) -> list[Folder]:
+    """The folders that are meant, of which a text may be "FOLDER:SIZE", as the program takes it."""
+    each = [disk] if isinstance(disk, (str, os.PathLike, Folder)) else disk or []
+    return [folder if isinstance(folder, Folder) else _folder(os.fspath(folder)) for folder in each]
+
+
+def _folder(text: str) -> Folder:
+    path, colon, size = text.rpartition(":")
+    if not colon or "/" in size or (size and size[0] not in "0123456789"):
+        path, size = text, "-"
+    if not path or not size:
+        raise InvalidArgumentError(f"the disk is '{text}', which is not FOLDER or FOLDER:SIZE, such as /scratch:20GiB")
+    return Folder(path, None if size == "-" else size)
+
+
 @dataclasses.dataclass(frozen=True)
 class DeviceFacts:
     """What is known of a GPU, by which a plan decides what is where, and what the CPU updates; no bit depends on it.
@@ -141,7 +156,7 @@ class Options:
     """How an engine is made. Only `memory` must be stated.
 
     memory: the budget of the whole process, what the caller itself needs (`reserved`) included.
-    disk: a folder, or several that are striped, for what does not fit in memory.
+    disk: a folder, or several that are striped, for what does not fit in memory: "FOLDER", "FOLDER:SIZE" or Folder.
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
     optimizer: AdamW, Adam, Lion, SGD, Adafactor or Muon with its settings, or a list with one for each group.
     dtype: the type of parameters that have none of their own, "f32", "bf16" or "f16"; the optimizer keeps f32 masters of

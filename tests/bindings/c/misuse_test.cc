@@ -158,6 +158,29 @@ TEST_F(MisuseTest, FoldersOfOtherRunsAreLeftAlone) {
   expect_error(sluice_engine_save(other.get(), "", 1, nullptr), SLUICE_INVALID_ARGUMENT, {"'out'"});
 }
 
+TEST_F(MisuseTest, ADiskMayBeAFolderWithItsSize) {
+  const auto plan = [&](const char* name, uint64_t limit, std::string* text) {
+    const ModelHandle model = make_model();
+    const std::string path = folder_.path(name);
+    const sluice_folder disk = {path.c_str(), limit};
+    const sluice_engine_options options = options_of({}, &disk);
+    char* made = nullptr;
+    const sluice_status status = sluice_plan(model.get(), &options, &made);
+    if (made != nullptr) *text = made;
+    sluice_text_destroy(made);
+    return status;
+  };
+  std::string as_text, as_number, named;
+  for (const char* name : {"lent", "lent:8MiB"}) std::filesystem::create_directory(folder_.path(name));
+  ASSERT_OK(plan("lent:8MiB", 0, &as_text));
+  ASSERT_OK(plan("lent", 8 << 20, &as_number));
+  EXPECT_NE(as_text.find("8388608"), std::string::npos) << as_text;
+  EXPECT_EQ(as_text.substr(as_text.find("\"budget\"")), as_number.substr(as_number.find("\"budget\"")));
+  ASSERT_OK(plan("lent:8MiB", 9 << 20, &named));  // a limit of its own: it is the folder's name
+  EXPECT_NE(named.find("9437184"), std::string::npos) << named;
+  expect_error(plan("lent:8XB", 0, &named), SLUICE_INVALID_ARGUMENT, {"lent:8XB", "512MiB"});
+}
+
 TEST_F(MisuseTest, ValuesThatAreSetAnewBeginAnew) {
   train(engine(), SLUICE_F32, 3);
   set_start_values(engine());

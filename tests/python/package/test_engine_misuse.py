@@ -319,6 +319,22 @@ def test_plans_that_do_not_fit(tmp_path):
         sluice.Folder(tmp_path, 0)
 
 
+def test_a_disk_is_a_folder_or_a_folder_with_its_size(tmp_path):
+    def lent(disk):
+        return sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, disk=disk))["budget"]["disk"]
+
+    (tmp_path / "lent").mkdir()
+    (tmp_path / "lent:9MiB").mkdir()
+    assert lent(f"{tmp_path}/lent:8MiB") == lent([tmp_path / "lent:8MiB"]) == lent(sluice.Folder(tmp_path / "lent", "8MiB")) == 8 << 20
+    assert lent(sluice.Folder(f"{tmp_path}/lent:9MiB", "7MiB")) == 7 << 20
+    assert min(lent(sluice.Folder(f"{tmp_path}/lent:9MiB")), lent(f"{tmp_path}/lent:9MiB/")) > 10 << 20, "all that is free"
+    with raises(sluice.NotFoundError, f"'{tmp_path}/lent:b"):
+        lent(f"{tmp_path}/lent:b")
+    for wrong, *parts in ((":8MiB", "FOLDER:SIZE"), ("lent:", "FOLDER:SIZE"), ("lent:8XB", "limit", "8XB"), ("lent:0", "limit")):
+        with raises(sluice.InvalidArgumentError, *parts):
+            lent(wrong)
+
+
 def test_what_is_no_model():
     parameter = sluice.Parameter("a", (3,))
     options = sluice.Options(memory="4GiB")

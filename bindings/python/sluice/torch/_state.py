@@ -11,7 +11,7 @@ import torch
 
 from .. import _abi
 from ..errors import BudgetError, InvalidArgumentError
-from ..model import Folder
+from ..model import folders_of
 from ..optimizers import Optimizer as Settings
 from . import _state_files
 from ._homes import Home, Span, outside
@@ -208,9 +208,7 @@ def _require_memory(presence: Presence, needed: int, what: str) -> None:
 
 
 def _folder_with_room(presence: Presence, needed: int, what: str) -> str:
-    given = presence.engine.options.disk
-    first = given if isinstance(given, (str, os.PathLike, Folder)) else next(iter(given or ()))
-    folder = os.fspath(first.path if isinstance(first, Folder) else first)
+    folder = os.fspath(folders_of(presence.engine.options.disk)[0].path)
     plan = presence.engine.plan()
     free = plan["budget"]["disk"] - plan["disk"]
     if needed > free:

@@ -13,7 +13,7 @@ from typing import Any, Optional, TypeVar, Union
 import torch
 
 from ..errors import Error, InvalidArgumentError, StateError
-from ..model import Folder, Path
+from ..model import Folder, Path, folders_of
 from ..ranks import Ranks
 from ._group import Which, size_and_rank
 from ._joining import join
@@ -64,8 +64,7 @@ class Together:
         """The disk folders, with this rank's share of the free space where no limit is stated."""
         if disk is None or self.here == 1:
             return disk
-        each = [disk] if isinstance(disk, (str, os.PathLike, Folder)) else disk
-        return [_shared(folder if isinstance(folder, Folder) else Folder(folder), self.here) for folder in each]
+        return [_shared(folder, self.here) for folder in folders_of(disk)]
 
     # ---- values ----
 

@@ -69,7 +69,8 @@ def wrap(
     parameters, or None where no `optimizer` is given, for evaluation and generation.
 
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
-    disk: a folder, or several that are striped, for what does not fit in memory.
+    disk: a folder ("/nvme"), also with what may be taken there ("/nvme:40GiB"), or several that are striped, for what does not fit
+        in memory.
     reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. It is planned for as
         it is, and a warning says by how much the first step took more. None: each call that is larger than those before is
         estimated before it computes, from its arguments and without memory, and the plan is changed for it; where there is
