@@ -10,8 +10,10 @@ tests/python/torch/test_on_card.py and test_on_card_later.py run files of them s
 import contextlib
 import ctypes
 import os
+import unittest.mock
 
 import pytest
+import torch
 
 import sluice
 from support.sluice_process import BUILD
@@ -83,6 +85,41 @@ def take_misuses():
 def alive():
     """What was made on the GPU and has not ended, a line each."""
     return _driver().sluice_fake_cuda_alive().decode().splitlines()
+
+
+_GPU = torch.device("cuda", 0)
+# What PyTorch says of each tensor on a GPU, and not of those of the CPU, which stands in for it.
+_SAID = {
+    torch.Tensor.is_shared: True, torch.Tensor.get_device: 0, torch.Tensor.device.__get__: _GPU, torch.Tensor.is_cuda.__get__: True,
+    torch.Tensor.is_cpu.__get__: False,
+}  # fmt: skip
+
+
+class _Answers(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _SAID and not torch.Tensor.is_meta.__get__(args[0]):
+            return _SAID[func]
+        if func is torch.Tensor.cuda:
+            func, args, kwargs = torch.Tensor.to, (args[0], torch.device("cuda", *args[1:2])), {}
+        if func in (torch.device, torch._C._nn._parse_to):
+            return func(*args, **kwargs)
+        return func(*map(_here, args), **{name: _here(value) for name, value in kwargs.items()})
+
+
+def _here(given):
+    """The device that stands in for a GPU; the meta device for another GPU."""
+    is_gpu = isinstance(given, (str, torch.device)) and str(given).startswith("cuda")
+    return torch.device("cpu" if torch.device(given).index in (None, 0) else "meta") if is_gpu else given
+
+
+@contextlib.contextmanager
+def answers_of_cuda():
+    """Inside of the `with` PyTorch says of tensors what it says of those on a GPU, and takes a GPU's names for the fake."""
+    make = torch.Tensor._make_wrapper_subclass  # the mode does not see it
+    with unittest.mock.patch.object(torch.Tensor, "_make_wrapper_subclass", lambda *a, device, **k: make(*a, device=_here(device), **k)):
+        with _Answers():
+            yield
 
 
 @contextlib.contextmanager

@@ -212,7 +212,7 @@ def estimate_call(
     call = tree_map(
         lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
     )
-    with _random_states_kept(), faked(model, fake, train, call, device) as tensors:
+    with _random_states_kept(device), faked(model, fake, train, call, device) as tensors:
         for tensor in tensors:
             if tensor.is_leaf and tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
@@ -223,17 +223,18 @@ def estimate_call(
 
 
 @contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
-    """Restores the states of random numbers, so that layers that chance leaves out are the same in the real run."""
+def _random_states_kept(device: torch.device) -> Iterator[None]:
+    """Restores the states of random numbers, so that layers that chance leaves out are the same in the real run. device: that computes,
+    which has one of its own where it is a GPU."""
     numpy = sys.modules.get("numpy")
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        if numpy is not None:
-            numpy.random.set_state(states[2])
+    states = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            if numpy is not None:
+                numpy.random.set_state(states[1])
 
 
 def _step(called: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], train: bool, alive: _Alive) -> int:

@@ -46,13 +46,14 @@ def _apply(
 ) -> torch.nn.Module:
     """Replaces Module._apply, which .to(), .half(), .cuda() and the like call: buffers follow, parameters stay."""
     for probe in [torch.zeros(1, dtype=dtype, device=device) for dtype in dtypes]:
+        was_shared = probe.is_shared()  # as every tensor on a GPU is
         moved = fn(probe)
         if (moved.dtype, moved.device) != (probe.dtype, probe.device):
             raise StateError(
                 f"a wrapped model is to be moved to {moved.dtype} on {moved.device}, and its parameters are the engine's: "
                 f"{probe.dtype} on {probe.device}. Move it before sluice.torch.wrap(), or after sluice.torch.close()"
             )
-        if moved.is_shared():
+        if moved.is_shared() and not was_shared:
             raise StateError(
                 "a wrapped model is to be moved into memory that processes share, and its parameters are the engine's, "
                 "which lives in one process; share it after sluice.torch.close(), or a copy of its state_dict()"
