@@ -30,7 +30,7 @@ class Card:
 
     def __init__(self):
         self.others = self.engine = self.libraries = self.reserved = self.highest = 0
-        self.clock, self.captures = 0.0, False
+        self.clock, self.captures, self.beside = 0.0, False, 0
 
     def account(self):
         return Account(2000 * MIB - self.others - self.engine - self.libraries - self.reserved, self.engine)
@@ -57,7 +57,7 @@ class Card:
 
 
 def first_step(card):
-    made = FirstStepOnGpu(card, 1024 * MIB, 400 * MIB, 300 * MIB, card.account)
+    made = FirstStepOnGpu(card, 1024 * MIB, 400 * MIB, 300 * MIB, card.account, 400 * MIB)
     made.planned(PLAN)
     return made
 

@@ -25,6 +25,7 @@ from ._stances import EAGER
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
+_PARTS_OF_GPU = (2, 4, 8, 16)  # what PyTorch gets of a GPU's memory where nothing is known of it is one of so many parts, and what is free
 _GROUPED = torch.ops.aten._grouped_mm.default
 _SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and operators use inside
 
@@ -159,20 +160,22 @@ def reserves_of(model: torch.nn.Module, stated: Size | None, batch: Any, train: 
     return [found.reserve], found.peak
 
 
-def reserve_on_gpu(
-    model: torch.nn.Module, stated: Size | None, batch: Any, train: bool, gpu: Gpu
-) -> tuple[int, int | None]:
-    """What PyTorch takes of a GPU's memory, and the estimated peak, or None. Raises InvalidArgumentError where neither is
-    known: the plan for a GPU does not change any more."""
+def reserves_on_gpu(
+    model: torch.nn.Module, stated: Size | None, batch: Any, train: bool, gpu: Gpu, memory: int
+) -> tuple[Sequence[int], int | None]:
+    """What may be planned for PyTorch of so many bytes of a GPU's memory, the best first, and the estimated peak, or None. The plan for a
+    GPU does not change any more, so without either it is a large part."""
     if stated is not None:
-        return size_of(stated, "reserve"), None
+        return [size_of(stated, "reserve")], None
     if batch is None:
-        raise InvalidArgumentError(
-            "device_memory is given, and neither reserve nor sample_batch; the plan for a GPU is made once, so state what "
-            "PyTorch itself takes there (reserve='6GiB'), or give what the model is called with (sample_batch=)"
-        )
+        return [memory // part for part in _PARTS_OF_GPU], None
     found = estimate(model, batch, train, gpu.device)
-    return with_margin(found.peak) + WORKSPACES, found.peak
+    return [reserve_for(found)], found.peak
+
+
+def reserve_for(found: Estimate) -> int:
+    """What is planned for PyTorch of a GPU's memory for a call with this estimate."""
+    return with_margin(found.peak) + WORKSPACES
 
 
 def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.device = CPU) -> Estimate:

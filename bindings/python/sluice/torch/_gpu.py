@@ -14,6 +14,7 @@ from ..errors import BudgetError, InvalidArgumentError
 from ..model import Size, size_of
 
 WORKSPACES = 128 << 20  # bytes of a GPU's that matrix products take for themselves, and that segments of the allocator waste
+BESIDE = 160 << 20  # bytes of a GPU's that CUDA's libraries take beside the allocator: 150 MiB on an H200
 HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's: code, thread stacks, small objects
 
 
@@ -57,6 +58,11 @@ class Gpu(NamedTuple):
     index: int
     device: torch.device
 
+    @property
+    def beside(self) -> int:
+        """The bytes that a plan leaves to CUDA's libraries (cuBLAS, cuDNN, kernels that are loaded)."""
+        return BESIDE if self.device.type == "cuda" else 0
+
     def stream(self) -> int:
         """The stream on which PyTorch queues this thread's work now; 0: the default one."""
         if self.device.type != "cuda":
@@ -85,11 +91,12 @@ class Gpu(NamedTuple):
         whose engine has its memory and whose parameters have not moved, and what it has not taken for others."""
         going, others = self.bytes_of(model), _bounds[self.device].untaken() if self.device in _bounds else 0
         free = account.free + going
-        if reserve + others <= free:
+        if reserve + self.beside + others <= free:
             return
+        for_cuda = f", CUDA's libraries {self.beside >> 20} MiB" if self.beside else ""
         for_others = f", and {others >> 20} MiB that PyTorch may still take for other wrapped models" if others else ""
         raise BudgetError(
-            f"PyTorch is to have {reserve >> 20} MiB of the memory of GPU {self.index} (reserve){for_others}, and {free >> 20} MiB are "
+            f"PyTorch is to have {reserve >> 20} MiB of the memory of GPU {self.index} (reserve){for_cuda}{for_others}, and {free >> 20} MiB are "
             f"free, besides the {account.engine >> 20} MiB that the plan takes; end what else uses that GPU (nvidia-smi shows it), "
             "or give less device_memory and reserve"
         )

@@ -55,8 +55,12 @@ class FirstStepOnGpu(FirstStep):
     What is taken beside PyTorch's allocator and the engine, by CUDA's libraries and modules, is what less is free of the GPU. So what
     other processes take or give back from wrapping to the end of that step counts, too: CUDA tells nobody what a process has."""
 
-    def __init__(self, gpu: Gpu, memory: int, reserve: int, estimated: int | None, account: Callable[[], Account]) -> None:
-        """memory: of the host; reserve, estimated: of the GPU; account: tells how much the GPU has now."""
+    def __init__(
+        self, gpu: Gpu, memory: int, reserve: int, estimated: int | None, account: Callable[[], Account], reserved: int
+    ) -> None:
+        """memory: of the host; reserve, estimated: of the GPU; account: tells how much the GPU has now; reserved: what the plan leaves
+        there to PyTorch and CUDA."""
+        self._reserved = reserved
         self._gpu, self._account, self._steps = gpu, account, _Steps(gpu)
         self._of_gpu: dict[str, int | None] = {"peak": estimated, "reserve": reserve, "measured": None}
         self._beside: int | None = None
@@ -92,15 +96,16 @@ class FirstStepOnGpu(FirstStep):
         super().end()
 
     def _warn_of_the_gpu(self, beside: int) -> None:
-        budget, planned = self._plan["budget"]["device"], self._plan["device"]
-        if beside <= budget - planned:
+        budget = self._plan["budget"]["device"]
+        left = budget - self._plan["device"] + self._reserved - (self._of_gpu["reserve"] or 0)
+        if beside <= left:
             return
-        base = self._plan["bytes"]["device"]["base"] - (self._of_gpu["reserve"] or 0) + beside
+        base = self._plan["bytes"]["device"]["base"] - self._reserved + beside - self._gpu.beside
         rates = ", ".join(f"{name}={self._plan['rates'][name]:.4g}" for name in _RATES)
         warnings.warn(
             f"{beside / _MIB:.0f} MiB of the GPU's memory were taken until the end of the first step beside PyTorch's allocator and "
             f"the engine, by CUDA's libraries (cuBLAS, cuDNN, kernels that were loaded) or by other processes, and the plan leaves "
-            f"{max(0, budget - planned) / _MIB:.0f} MiB of the {budget / _MIB:.0f} MiB that were stated. Wrap the model with "
+            f"{max(0, left) / _MIB:.0f} MiB of the {budget / _MIB:.0f} MiB that were stated. Wrap the model with "
             f"device_facts=sluice.DeviceFacts({rates}, base='{base // _MIB + 1}MiB'), a smaller reserve, or more device_memory",
             RuntimeWarning,
             stacklevel=2,

@@ -15,7 +15,7 @@ from ..model import Options, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer, check_writes
-from ._estimate import reserve_on_gpu, reserves_of
+from ._estimate import reserves_of, reserves_on_gpu
 from ._gpu import HOST, Account, Gpu, gpu_of
 from ._gpu_step import UNMEASURED, FirstStepOnGpu
 from ._libraries import sgemm, team
@@ -39,23 +39,31 @@ class Prepared(NamedTuple):
     train: bool  # whether there is an optimizer
     estimated: Optional[int]  # the most bytes that PyTorch has at once, where they were estimated
     stated: bool  # whether the user stated the reserve
+    sampled: bool  # whether it was estimated for a batch of the user's
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
 
-    @property
-    def of_pytorch(self) -> int:
-        """The bytes that PyTorch may take where it computes."""
-        return self.reserve if self.gpu is None else size_of(self.options.device_reserved, "device_reserved")
+    def of_pytorch(self, plan: Mapping[str, Any]) -> int:
+        """The bytes that PyTorch may take where it computes, by this plan."""
+        if self.gpu is None:
+            return self.reserve
+        free = 0 if self.stated or self.sampled else max(0, plan["budget"]["device"] - plan["device"])
+        return self._of_device - self.gpu.beside + free
 
-    def first_step(self, account: Callable[[], Account]) -> FirstStep:
+    @property
+    def _of_device(self) -> int:
+        """The bytes of the GPU's memory that the plan leaves to PyTorch and CUDA."""
+        return size_of(self.options.device_reserved, "device_reserved")
+
+    def first_step(self, account: Callable[[], Account], plan: Mapping[str, Any]) -> FirstStep:
         """What measures the first step. account: tells how much of the GPU's memory is free, and the engine's."""
         if self.gpu is not None:
-            return FirstStepOnGpu(self.gpu, self.memory, self.of_pytorch, self.estimated, account)
+            return FirstStepOnGpu(self.gpu, self.memory, self.of_pytorch(plan), self.estimated, account, self._of_device)
         return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
 
-    def told(self) -> dict[str, Any]:
+    def told(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """What a plan says of PyTorch before anything is measured."""
-        told = {"peak": self.estimated, "reserve": self.of_pytorch, "measured": None}
+        told = {"peak": self.estimated, "reserve": self.of_pytorch(plan), "measured": None}
         return told if self.gpu is None else {**told, **UNMEASURED}
 
     @property
@@ -115,16 +123,16 @@ def prepare(
     declared = units_of(groups, roles, optimizer is not None)
     held, given_back = held_at_least(model, groups), bytes_in_memory(groups)
     check_ahead(held_units, prefetch, len(groups))
-    on_gpu = 0
+    of_gpu = 0 if gpu is None else size_of(device_memory or 0, "device_memory")
     if gpu is None:
         reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None)
+        choices = [{"reserved": each} for each in reserves]
     else:
-        on_gpu, estimated = reserve_on_gpu(model, reserve, sample_batch, optimizer is not None, gpu)
-        reserves = [HOST]
+        reserves, estimated = reserves_on_gpu(model, reserve, sample_batch, optimizer is not None, gpu, of_gpu)
+        choices = [{"reserved": HOST, "device_reserved": each + gpu.beside} for each in reserves]
     budget = size_of(memory, "memory")
     options = Options(
         memory=budget,
-        reserved=reserves[0],
         optimizer=settings,
         disk=together.folders(disk),
         threads=together.threads(threads),
@@ -138,21 +146,23 @@ def prepare(
         planned=together.planned,
         reproducible=bool(reproducible),
         micro_batches=whole(accumulate, "accumulate"),
-        device_memory=0 if gpu is None else size_of(device_memory or 0, "device_memory"),
-        device_reserved=0 if gpu is None else on_gpu,
+        device_memory=of_gpu,
         device=0 if gpu is None else gpu.index,
         **others,
     )
-    planned = _fitting(declared, options, reserves)
-    options = dataclasses.replace(options, reserved=planned)
+    options = _fitting(declared, options, choices)
     train, stated = optimizer is not None, reserve is not None
-    return Prepared(groups, declared, settings, roles, options, budget, planned, train, estimated, stated, clip_value, gpu)
+    return Prepared(
+        groups, declared, settings, roles, options, budget, size_of(options.reserved, "reserve"), train, estimated, stated,
+        sample_batch is not None, clip_value, gpu,
+    )  # fmt: skip
 
 
-def _fitting(units: Sequence[Unit], options: Options, reserves: Sequence[int]) -> int:
-    """The first reserve for which there is a plan, else the last."""
-    for reserved in reserves[:-1]:
+def _fitting(units: Sequence[Unit], options: Options, choices: Sequence[Mapping[str, int]]) -> Options:
+    """The options with the first of these reserves for which there is a plan, else with the last."""
+    for choice in choices[:-1]:
         with contextlib.suppress(BudgetError):
-            plan(units, dataclasses.replace(options, reserved=reserved))
-            return reserved
-    return reserves[-1]
+            made = dataclasses.replace(options, **choice)  # type: ignore[arg-type]
+            plan(units, made)
+            return made
+    return dataclasses.replace(options, **choices[-1])  # type: ignore[arg-type]

@@ -55,13 +55,14 @@ class Session:
         with ready.phase("engine"):
             self.engine = _engine_for(model, prepared)
         self.engine.ready = ready
-        self._of_pytorch = prepared.of_pytorch
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
+            plan = self.engine.plan()
+            self._of_pytorch = prepared.of_pytorch(plan)
             account = functools.partial(_account, weakref.ref(self.engine))
             if prepared.gpu is not None:
                 prepared.gpu.check_room(model, self._of_pytorch, account())
-            self.engine.first_step = prepared.first_step(account)
+            self.engine.first_step = prepared.first_step(account, plan)
             with ready.phase("values"):
                 homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
             self.presence = Presence(

@@ -110,8 +110,8 @@ def wrap(
         0: it is not known, and they are summed at their first use. `reproducible` needs it.
     device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
         GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
-        `reserve` is then what PyTorch takes on the GPU; it or `sample_batch` is given, since the plan is made once. The README of
-        bindings/python says more.
+        `reserve` is then what PyTorch takes on the GPU; without it and `sample_batch` PyTorch gets a large part, since the plan is made
+        once. The README of bindings/python says more.
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
         and says why. Bits are the same.
     device_facts: what is known of the GPU's rates and of CUDA's own memory (sluice.DeviceFacts); None: wrap() measures it, in half a
@@ -219,7 +219,7 @@ def plan(
     if weights is not None:
         stored_of(model, weights)
     made = _plan(prepared.units, prepared.options)
-    made["pytorch"] = prepared.told()
+    made["pytorch"] = prepared.told(made)
     return made
 
 
