@@ -1,4 +1,4 @@
-"""What PyTorch may take of a GPU's memory."""
+"""What PyTorch may take of a GPU's memory, and its error where that is not enough."""
 
 import gc
 import types
@@ -8,10 +8,11 @@ import torch
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
 from support.wrapped_models import wrap
+from torch._subclasses.fake_tensor import FakeTensor
 
 import sluice
 import sluice.torch
-from sluice.torch import _gpu
+from sluice.torch import _gpu, _shortage
 from sluice.torch._gpu import BESIDE, Gpu
 from sluice.torch._gpu_step import Account, FirstStepOnGpu
 
@@ -56,3 +57,88 @@ def test_room_is_left_for_cudas_libraries(monkeypatch):
     free[0] -= 160 * MIB
     made.end()  # warns of nothing
     assert made.as_dict()["beside"] == 160 * MIB
+
+
+# ---- no memory ----
+
+
+class Lacks(Layers):
+    """PyTorch has no memory for it in forward, or in backward, but for fakes of an estimate."""
+
+    where = None
+
+    def forward(self, ids):
+        out = super().forward(ids)
+        if isinstance(out, FakeTensor):
+            return out
+        if self.where == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 GiB")
+        return Ends.apply(out, self.where == "backward")
+
+
+class Ends(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, fails):
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 GiB")
+        return gradient, None
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("reserve, device_memory, advice", [
+    ("1MiB", "1GiB", r"and the call takes 1\d\d MiB by an estimate. Wrap the model with reserve='1\d\dMiB', for which there is room"),
+    ("200MiB", "1GiB", r"and the call takes 1\d\d MiB by an estimate. Wrap the model with reserve='251MiB', for which there is room"),
+    ("1MiB", "32MiB", r"With reserve='1\d\dMiB' the model itself has no room any more: .* Or give less at once"),
+])  # fmt: skip
+def test_pytorchs_error_says_what_to_state(where, reserve, device_memory, advice):
+    with fake_gpu.shared():
+        model, optimizer = wrap(Lacks(), "memory", device_memory=device_memory, reserve=reserve, device_facts=fake_gpu.FACTS)
+        expected = [loss_of(model, step).item() for step in range(2)]
+        model.where = where
+        with pytest.raises(sluice.BudgetError, match=advice) as caught:
+            loss_of(model, 0).backward()
+        assert isinstance(caught.value, torch.OutOfMemoryError), "who catches PyTorch's error catches this"
+        text = str(caught.value)
+        assert f"of a call of Lacks: CUDA out of memory. Tried to allocate 20.00 MiB. Of" in text or where == "forward"
+        assert "this call of Lacks: CUDA out of memory. Tried to allocate 20.00 MiB. Of" in text or where == "backward"
+        assert f"GPU 0 it may take {reserve[:-3]} MiB beside the model (reserve)" in text and "139.80" not in text
+        model.where = None
+        optimizer.zero_grad()
+        assert [loss_of(model, step).item() for step in range(2)] == expected, "the model goes on"
+        loss_of(model, 1).backward()
+        optimizer.step()
+        plain = torch.ones(1, requires_grad=True)
+        with pytest.raises(torch.OutOfMemoryError) as other:
+            Ends.apply(plain, True).backward()
+        assert not isinstance(other.value, sluice.Error), "it is a model's own that awaits no pass"
+        sluice.torch.close(model)
+        del model, optimizer, caught, other
+        gc.collect()
+
+
+def test_a_call_that_cannot_be_estimated_says_the_rest():
+    class Depends(Lacks):
+        def forward(self, ids):
+            return super().forward(ids[:, : 8 + int(ids.sum()) % 2])
+
+    with fake_gpu.shared():
+        model, _ = wrap(Depends(), "memory", **GPU)
+        model.where = "forward"
+        with pytest.raises(sluice.BudgetError, match=r"may take 64 MiB beside the model \(reserve\). Wrap the model with reserve='81MiB'"):
+            model(torch.zeros(2, 12, dtype=torch.long))
+        sluice.torch.close(model)
+        del model, _
+        gc.collect()
+
+
+def test_who_differentiates_otherwise_gets_pytorchs_error():
+    assert torch.autograd._engine_run_backward is _shortage._run_told
+    x = torch.ones(1, requires_grad=True)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.autograd.grad(Ends.apply(x, True), x)
+    assert not isinstance(caught.value, sluice.Error)

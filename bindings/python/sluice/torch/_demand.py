@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import BudgetError, Error, StateError
 from ._estimate import Estimate, estimate_call, kind_of, refusal_of, with_margin
-from ._fakes import tensors_in
+from ._fakes import CPU, tensors_in
 from ._presence import Presence
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
@@ -113,18 +113,28 @@ class Demand:
             planned = self._need(each.estimate) <= self._presence.first_step.room
             if each.sizes == sizes or (planned and each.covers(sizes, train)):
                 return each.estimate
+        found = self._estimated(module, args, kwargs, train)
+        del seen[: max(0, len(seen) - _MOST + 1)]
+        seen.append(_Seen(sizes, found))
+        return found
+
+    def estimated(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Estimate:
+        """The estimate for a call of the model with these arguments. Raises InvalidArgumentError where there is none."""
         model = self._presence.model()
+        assert model is not None, "it was called"
+        with self._changed:
+            return self._estimated(model, args, kwargs, torch.is_grad_enabled() and self._presence.trainable)
+
+    def _estimated(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> Estimate:
+        model, gpu = self._presence.model(), self._presence.engine.gpu
         assert model is not None, "it was called"
         with self._alone():
             try:
-                found = estimate_call(model, module, args, kwargs, train)
+                return estimate_call(model, module, args, kwargs, train, CPU if gpu is None else gpu.device)
             except Error:
                 raise
             except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
                 raise refusal_of(error, "call", "it") from error
-        del seen[: max(0, len(seen) - _MOST + 1)]
-        seen.append(_Seen(sizes, found))
-        return found
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

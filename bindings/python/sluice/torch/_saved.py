@@ -20,6 +20,7 @@ from ._homes import Home, View, has_memory
 from ._hooks import Hooks, Ours, innermost, listen, push, refusal
 from ._looking import Announced, Units
 from ._presence import Presence
+from ._shortage import Shortage
 from ._stances import outside_of_graphs
 
 
@@ -170,10 +171,12 @@ class _Call:
 class SavedTensors:
     """The hooks of saved tensors of one wrapped model, in each thread that calls it. They keep the presence alive."""
 
-    def __init__(self, presence: Presence, demand: Demand, note: Callable[[], None] | None = None) -> None:
-        """demand: plans for calls; note: is called before a backward pass gives its first gradient, wherever it has saved tensors
+    def __init__(
+        self, presence: Presence, demand: Demand, shortage: Shortage, note: Callable[[], None] | None = None
+    ) -> None:
+        """demand: plans for calls; shortage: says what a call lacks of a GPU's memory; note: is called before a backward pass gives its first gradient, wherever it has saved tensors
         or calls modules."""
-        self.presence, self._demand, self._note = presence, demand, note
+        self.presence, self._demand, self._shortage, self._note = presence, demand, shortage, note
         self.by_storage = presence.by_storage
         self.gpu = presence.engine.gpu  # where the parameters are; None: in the memory of the CPU
         self._calls = _Calls()
@@ -258,6 +261,8 @@ class SavedTensors:
     def _call(self, model: torch.nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`. This thread has the turn until all that
         belongs to the call has ended."""
+        if self._demand.estimating:
+            return run(*args, **kwargs)
         call = _Call()
         try:
             try:
@@ -267,6 +272,12 @@ class SavedTensors:
                 return call.output
             finally:
                 self._end_call(call, model)
+        except torch.OutOfMemoryError as error:
+            self._end_call(call, model)
+            told = self._shortage.told(error, (args, kwargs))
+            if told is error:
+                raise
+            raise told from error
         finally:
             self._end_call(call, model)  # a KeyboardInterrupt may have come in the middle of that
 
@@ -279,11 +290,11 @@ class SavedTensors:
         if announced is not None:
             call.turn = announced.turns.begin()
         self._demand.begin(model, args, kwargs)
+        self._shortage.begin(args, kwargs)
         if announced is not None:
             call.is_seen = announced.look(model, args, kwargs)
             announced.begin(self, self._after_begin)
-        if not self._demand.estimating:
-            self.begin(model)
+        self.begin(model)
 
     def _end(self, call: _Call, model: torch.nn.Module) -> None:
         """Ends what has begun of the call. Does nothing where all has ended."""
@@ -295,7 +306,7 @@ class SavedTensors:
             if self._announced is not None:
                 self._announced.end_to(call.depth, self._after_end, call.returned)
             self._demand.end(model, call.output)
-            if self.idle and not self._demand.estimating:
+            if self.idle:
                 with contextlib.nullcontext() if call.returned else contextlib.suppress(Error):  # the call's own error is told
                     self._ended()
         finally:

@@ -29,6 +29,7 @@ from ._presence import Presence
 from ._ready import Ready
 from ._reproducible import refuse_running_statistics, running_norms
 from ._saved import SavedTensors
+from ._shortage import Shortage
 from ._stances import outside_of_graphs
 from ._together import Together
 from ._turns import NoTurns
@@ -70,7 +71,8 @@ class Session:
             )
             self._demand = Demand(self.presence, prepared.stated or prepared.gpu is not None, prepared.estimated is not None)
             note = self._passes.note if self._passes is not None else None
-            self._saved = SavedTensors(self.presence, self._demand, note)
+            self._shortage = Shortage(self.presence, self._demand.estimated, self._of_pytorch)
+            self._saved = SavedTensors(self.presence, self._demand, self._shortage, note)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
             self._norms = running_norms(model) if options.reproducible else []
@@ -226,6 +228,7 @@ class Session:
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         reproducible = self.engine.options.reproducible
+        self._shortage.end()
         with presence.lock:
             if reproducible:
                 self._together.compare_buffers()
