@@ -294,6 +294,30 @@ def peers_part(case, limit_s, title):
                 lambda is_fake, limit_s: peers_command(case, limit_s, is_fake), lambda done: read_peers(case, done))
 
 
+# ---- models of transformers ----
+
+WAYS = {
+    "loop": "a loop with clipping over a small Llama of transformers has the same bits on the device, in host memory and on disk",
+    "loop_bf16": "the same in bf16 with f32 masters",
+    "budgets": "the same with budgets of which the plan needs the disk",
+    "checkpointing": "the same with gradient checkpointing",
+    "trainer": "transformers' Trainer has them, too",
+    "generate": "generate() gives the tokens of plain PyTorch",
+    "saved": "state_dict() and save_pretrained() have what was trained",
+    "compiled": "blocks that torch.compile() compiles have the same bits wherever the model lies",
+}
+
+
+def read_ways(done):
+    if done.status == NO_PYTORCH:
+        raise Skip(done.output.strip().splitlines()[-1])
+    told = read_json(done)
+    failed = [f"{name}: {way['line']}" for name, way in told.items() if not way["passed"]]
+    if failed:
+        raise Failure(f"{len(failed)} of {len(told)} ways failed: {'; '.join(failed)}")
+    return {name: f"{way['line']} ({way['seconds']} s)" for name, way in told.items()}
+
+
 # On the fake driver all sizes are small: it computes on the CPU, and its times mean nothing.
 #
 # On an H200 with 16 cores (docs/gpu) the parts took 309 s together: `offload` 168, `8b` 59, `on-device` 26, `step` 15, and the others less than
@@ -303,20 +327,23 @@ PARTS = [
     Part("link", 20, "build/bin/sluice bench link --seconds 8", LINK,
          lambda is_fake, limit_s: [program("sluice"), "bench", "link", "--json"] +
          (["--size", "32MiB", "--seconds", "0.1"] if is_fake else ["--seconds", "8"]), read_link),
-    test_part("conformance", 35, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
+    test_part("conformance", 20, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
     test_part("kernels", 15, KERNELS, "updates and sums of squares have the bits of the CPU's"),
     Part("speed", 15, "build/bin/gpu_kernels_bench", SPEED,
          lambda is_fake, limit_s: [program("gpu_kernels_bench"), "--json"] +
          (["--elements", "5000", "--device-memory", "16MiB"] if is_fake else []), read_speed),
-    test_part("twins", 35, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
-    Part("step", 50, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
+    test_part("twins", 20, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
+    Part("step", 30, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
          {"step": "a step of 3.0G parameters that only moves and updates, beside the larger of what its bytes and its updates take"},
          lambda is_fake, limit_s: [program("gpu_step_bench"), "--json"] +
          (["--model", "tiny", "--device-memory", "52MiB"] if is_fake else
           ["--model", "llama-3b", "--device-memory", "16GiB", "--memory", "96GiB"]), read_step),
     Part("wheel", 20, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
          read_wheel),
-    peers_part("on-device", 55, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),
+    Part("transformers", 60, "python3 bench/python/gpu_transformers.py", WAYS,
+         lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_transformers.py"), "--json",
+                                   *["--fake"] * is_fake], read_ways),
+    peers_part("on-device", 45, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),
     peers_part("offload", 110, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, beside the longest "
                "of computing, copies and updates (goal: 1.15) and peers (goals: 0.59 of FSDP2's time, 0.71 of DeepSpeed's)"),
     peers_part("8b", 60, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's"),

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Uses a small Llama of transformers on one GPU as users do, wrapped by Sluice: loops with clipping, Trainer, generate(), state_dict(),
+save_pretrained(), gradient checkpointing, compiled blocks, and budgets that need the disk.
+
+Each way of training has the same bits wherever the model lies: all on the GPU, in host memory, on disk; and losses near those of plain
+PyTorch. A line tells of each way, also after one has failed, and --json ends with all of them. The exit status is 4 where PyTorch sees
+no GPU, or there is no transformers.
+
+    python3 bench/python/gpu_transformers.py
+
+--fake runs tiny models on the tests' fake driver, which $SLUICE_CUDA_DRIVER names: it shows that this works, and nothing of a GPU."""
+import argparse
+import functools
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with which products have the same bits each time
+import gpu_vs_pytorch
+import torch
+from gpu_sides import find_packages
+
+STEPS, LR, CLIP = 3, 1e-3, 0.5
+NEAR = 1e-3  # of a loss in f32: updates differ in their last bits, and what follows from these
+REAL = {"device": "cuda:0", "rows": 2, "seq": 128, "device_memory": "8GiB", "llama": {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "vocab_size": 4000}}
+FAKE = {"device": "cpu", "rows": 2, "seq": 16, "device_memory": "800MiB", "llama": {
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 256}}
+
+
+class Ways:
+    """What is tried, each by a function that returns a line, or raises."""
+
+    def __init__(self, chosen, fake, folder):
+        import sluice
+        import sluice.torch
+        import transformers
+
+        self.sluice, self.transformers = sluice, transformers
+        self.chosen, self.fake, self.folder, self.device = chosen, fake, folder, chosen["device"]
+        generator = torch.Generator().manual_seed(3)
+        shape = (chosen["rows"] * STEPS, chosen["seq"])
+        self.rows = torch.randint(chosen["llama"]["vocab_size"], shape, generator=generator)
+
+    def made(self, kind=torch.float32):
+        """The model on the CPU with its first values, which are the same each time."""
+        torch.manual_seed(1)
+        config = self.transformers.LlamaConfig(max_position_embeddings=512, attn_implementation="eager", **self.chosen["llama"])
+        return self.transformers.LlamaForCausalLM(config).to(kind)
+
+    def options(self, place):
+        """Arguments of wrap(): the memory is stated, and nothing else. place "plan": budgets of which the plan needs the disk."""
+        given = {"memory": "48GiB", "device": "cuda", "device_memory": self.chosen["device_memory"], "disk": f"{self.folder}:4GiB",
+                 "place": place}
+        if self.fake:
+            given["device_facts"] = self.sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0)
+        return given if place != "plan" else given | {"place": None} | self.scarce(given)
+
+    def scarce(self, given):
+        """Budgets with which some units lie on each tier."""
+        def fits(**budgets):
+            try:
+                return self.sluice.torch.plan(self.made(), self.optimizer(), **given | {"place": None, "reserve": "64MiB"} | budgets)
+            except self.sluice.BudgetError:
+                return None
+
+        def middle(name, most, **others):
+            """Between the least with which there is a plan and that which all takes, in MiB."""
+            low, high = 0, most
+            while high - low > 1:
+                at = (low + high) // 2
+                low, high = (low, at) if fits(**{name: at << 20}, **others) else (at, high)
+            return (high + most) // 2 << 20
+
+        whole = fits()
+        on_gpu = middle("device_memory", (sum(whole["bytes"]["device"].values()) >> 20) + 1)
+        on_host = middle("memory", (fits(device_memory=on_gpu)["predicted_peak"] >> 20) + 1, device_memory=on_gpu)
+        return {"device_memory": on_gpu, "memory": on_host, "reserve": "64MiB"}
+
+    def optimizer(self):
+        return self.sluice.AdamW(lr=LR, weight_decay=0.01)
+
+    def wrapped(self, place, prepare=lambda model: None, **options):
+        """A model and its optimizer, wrapped, or for place None plain ones on the device. prepare: is done to it before."""
+        model = self.made(options.pop("kind", torch.float32))
+        prepare(model)
+        if place is None:
+            model.to(self.device)
+            return model, torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
+        made = self.sluice.torch.wrap(model, self.optimizer(), **self.options(place) | options)
+        tiers = {unit[part] for unit in self.sluice.torch.engine_of(model).plan()["units"] for part in ("parameters", "gradient", "state")}
+        if place == "plan" and "disk" not in tiers:
+            raise AssertionError("the plan needs no disk")
+        return made
+
+    def ended(self, place, model):
+        if place is not None:
+            self.sluice.torch.close(model, values=False)
+        del model
+        gc.collect()
+
+    def batch(self, step):
+        rows = self.chosen["rows"]
+        return self.rows[step * rows : (step + 1) * rows].to(self.device)
+
+    def losses(self, place, **options):
+        """The losses and norms of a user's loop."""
+        model, optimizer = self.wrapped(place, **options)
+        if not self.fake:
+            model.to("cuda").cuda()
+        seen = []
+        for step in range(STEPS):
+            ids = self.batch(step)
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+            seen += [loss.item(), norm.item()]
+        self.ended(place, model)
+        return seen
+
+    def compared(self, seen, places, near=NEAR):
+        """The line of seen(place), a list of numbers, for all of these places and plain PyTorch. Raises where they differ."""
+        plain, first, *others = (seen(place) for place in (None, *places))
+        for place, found in zip(places[1:], others, strict=True):
+            if found != first:
+                raise AssertionError(f"'{place}' gives {found}, and '{places[0]}' {first}")
+        far = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(first, plain, strict=True))
+        if not far <= near:
+            raise AssertionError(f"plain PyTorch gives {plain}, and '{places[0]}' {first}")
+        return f"the same bits for {', '.join(places)}; {far:.1e} from plain PyTorch"
+
+    # ---- the ways ----
+
+    def loop(self):
+        return self.compared(self.losses, ["device", "memory", "disk"])
+
+    def loop_bf16(self):
+        """Plain PyTorch has no f32 masters, so that it is less near."""
+        return self.compared(lambda place: self.losses(place, kind=torch.bfloat16), ["device", "memory", "disk"], near=0.1)
+
+    def budgets(self):
+        return self.compared(self.losses, ["memory", "plan"])
+
+    def checkpointing(self):
+        return self.compared(lambda place: self.losses(place, prepare=lambda model: model.gradient_checkpointing_enable()), ["device", "memory"])
+
+    def compiled(self):
+        def prepare(model):
+            for number, layer in enumerate(model.model.layers):
+                model.model.layers[number] = torch.compile(layer, backend="aot_eager" if self.fake else "inductor")
+
+        return self.compared(lambda place: self.losses(place, prepare=prepare), ["device", "memory"], near=0.01)
+
+    def trainer(self):
+        def seen(place):
+            model, optimizer = self.wrapped(place)
+            settings = self.transformers.TrainingArguments(
+                f"{self.folder}/trainer", per_device_train_batch_size=self.chosen["rows"], max_steps=STEPS, logging_steps=1, report_to=[],
+                save_strategy="no", disable_tqdm=True, use_cpu=self.fake, max_grad_norm=CLIP, seed=3)
+            rows = [{"input_ids": row, "labels": row} for row in self.rows]
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+            trainer = self.transformers.Trainer(model=model, args=settings, train_dataset=rows, optimizers=(optimizer, schedule))
+            trainer.train()
+            found = [entry[name] for entry in trainer.state.log_history for name in ("loss", "grad_norm") if name in entry]
+            self.ended(place, model)
+            return found
+
+        return self.compared(seen, ["device", "memory", "disk"])
+
+    def generate(self):
+        def seen(place):
+            model, _ = self.wrapped(place)
+            found = model.eval().generate(self.batch(0)[:, :8], max_new_tokens=12, do_sample=False, pad_token_id=0).flatten().tolist()
+            self.ended(place, model)
+            return found
+
+        return self.compared(seen, ["device", "memory", "disk"], near=0)
+
+    def saved(self):
+        """state_dict() and save_pretrained() after a step of each place, and what transformers loads of it."""
+        def seen(place):
+            model, optimizer = self.wrapped(place)
+            ids = self.batch(0)
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state = model.state_dict()
+            model.save_pretrained(f"{self.folder}/saved")
+            loaded = self.transformers.LlamaForCausalLM.from_pretrained(f"{self.folder}/saved").state_dict()
+            if state.keys() != loaded.keys() or not all(torch.equal(state[name].cpu(), loaded[name]) for name in state):
+                raise AssertionError(f"'{place}': what was saved is not what state_dict() has")
+            found = [value.double().norm().item() for value in state.values()]
+            self.ended(place, model)
+            return found
+
+        return self.compared(seen, ["device", "memory", "disk"])
+
+
+WAYS = {
+    "loop": "a loop with clipping", "loop_bf16": "the same in bf16", "budgets": "budgets of which the plan needs the disk",
+    "checkpointing": "gradient checkpointing", "trainer": "transformers' Trainer", "generate": "generate()",
+    "saved": "state_dict() and save_pretrained()", "compiled": "compiled blocks",
+}
+
+
+def tried(way):
+    """How a way has ended, how long it took, and its line."""
+    begin = time.monotonic()
+    try:
+        told = {"passed": True, "line": way()}
+    except Exception as error:  # the others are tried all the same
+        told = {"passed": False, "line": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+    gc.collect()
+    return told | {"seconds": round(time.monotonic() - begin, 1)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help="of " + ", ".join(WAYS))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if not gpu_vs_pytorch.is_installed("transformers"):
+        gpu_vs_pytorch.refuse_without_gpu("this Python has no transformers")
+    if not a.fake and not torch.cuda.is_available():
+        gpu_vs_pytorch.refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with gpu_vs_pytorch.packages() as where, tempfile.TemporaryDirectory(dir=os.getcwd() if os.access(".", os.W_OK) else None) as folder:
+        find_packages(where | {"fake": a.fake})
+        ways = Ways(FAKE if a.fake else REAL, a.fake, folder)
+        told = {}
+        for name in a.only:
+            told[name] = tried(functools.partial(getattr(ways, name)))
+            print(f"{WAYS[name]}: {'passed' if told[name]['passed'] else 'failed'} in {told[name]['seconds']} s: {told[name]['line']}",
+                  file=sys.stderr if a.json else sys.stdout, flush=True)
+    if a.json:
+        print(json.dumps(told), flush=True)
+    os._exit(0 if all(each["passed"] for each in told.values()) or a.json else 1)  # what libraries do at their end takes time
+
+
+if __name__ == "__main__":
+    main()
