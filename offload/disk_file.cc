@@ -52,7 +52,7 @@ class DiskFile final : public File {
 void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes,
                      Done done) {
   check_aligned(name(), direction, offset, data, bytes);
-  const Extent extent{opened_->descriptor.number(), direction, offset, data, bytes};
+  const Extent extent{opened_->descriptor.get(), direction, offset, data, bytes};
   const auto transfer = std::make_shared<Transfer>(extent, opened_, block_bytes_, name(), open_,
                                                    sink_.watch(), std::move(done));
   sink_.watch().begun(transfer);
@@ -62,13 +62,13 @@ void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data,
 // Runs the call with a descriptor of its own, since it may go on after it was given up. Returns an errno;
 // `what` begins the error's text.
 int DiskFile::call_system(const std::string& what, std::function<int(int descriptor)> call) const {
-  const int number = ::fcntl(opened_->descriptor.number(), F_DUPFD_CLOEXEC, 0);
+  const int number = ::fcntl(opened_->descriptor.get(), F_DUPFD_CLOEXEC, 0);
   if (number < 0)
     fail(ErrorCode::kIo, "{}: its descriptor cannot be duplicated: {}", name(), errno_text(errno));
   const auto own = std::make_shared<Descriptor>(number);
   return call_with_patience(sink_.watch().patience(), name() + ": " + what, [own, call = std::move(call)] {
     int error_number = 0;
-    do error_number = call(own->number()) == 0 ? 0 : errno;
+    do error_number = call(own->get()) == 0 ? 0 : errno;
     while (error_number == EINTR);
     return error_number;
   });
@@ -83,13 +83,13 @@ void DiskFile::sync() {
 
 struct stat DiskFile::status() const {
   struct stat result {};
-  if (::fstat(opened_->descriptor.number(), &result) != 0)
+  if (::fstat(opened_->descriptor.get(), &result) != 0)
     fail(ErrorCode::kIo, "{}: its size cannot be read: {}", name(), errno_text(errno));
   return result;
 }
 
 void DiskFile::cut(std::uint64_t bytes) {
-  if (::ftruncate(opened_->descriptor.number(), static_cast<off_t>(bytes)) != 0)
+  if (::ftruncate(opened_->descriptor.get(), static_cast<off_t>(bytes)) != 0)
     fail(ErrorCode::kIo, "{}: its size cannot be set to {} bytes: {}", name(), bytes, errno_text(errno));
 }
 

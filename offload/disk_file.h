@@ -2,22 +2,10 @@
 #include <memory>
 #include <string>
 
+#include "core/descriptor.h"
 #include "offload/transfer.h"
 
 namespace sluice::offload {
-
-// Owns an open file descriptor, and closes it.
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor();
-  int number() const { return number_; }
-
- private:
-  int number_;
-};
 
 struct OpenedFile {
   Descriptor descriptor;

@@ -203,8 +203,8 @@ void BarePass::begin(Direction direction, std::uint64_t offset, std::span<std::b
   io_uring_sqe* entry = io_uring_get_sqe(&ring_);
   ensure(entry != nullptr, "more than {} transfers are under way", kRingEntries);
   const auto operation = direction == Direction::kRead ? IORING_OP_READ : IORING_OP_WRITE;
-  io_uring_prep_rw(operation, entry, file_.descriptor.number(), part.data(),
-                   static_cast<unsigned>(part.size()), offset);
+  io_uring_prep_rw(operation, entry, file_.descriptor.get(), part.data(), static_cast<unsigned>(part.size()),
+                   offset);
   io_uring_sqe_set_data64(entry, part.size());
 }
 
@@ -260,7 +260,7 @@ struct BareFile::State {
 BareFile::BareFile(const std::string& folder, std::uint64_t bytes)
     : state_(std::make_unique<State>(State{open_direct(folder, OpenMode::kUnnamed), bytes})) {
   const OpenedFile& opened = state_->opened;
-  const int copy = ::fcntl(opened.descriptor.number(), F_DUPFD_CLOEXEC, 0);
+  const int copy = ::fcntl(opened.descriptor.get(), F_DUPFD_CLOEXEC, 0);
   if (copy < 0)
     fail(ErrorCode::kIo, "{}: its descriptor cannot be duplicated: {}", opened.name, errno_text(errno));
   NoTransfers none;
@@ -278,7 +278,7 @@ DiskRates BareFile::measure(const StreamShape& shape, std::span<std::byte> memor
 }
 
 std::string BareFile::path() const {
-  return fmt::format("/proc/{}/fd/{}", ::getpid(), state_->opened.descriptor.number());
+  return fmt::format("/proc/{}/fd/{}", ::getpid(), state_->opened.descriptor.get());
 }
 
 std::unique_ptr<File> BareFile::open_in(IoService& service) const {

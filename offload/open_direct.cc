@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
 
 #include "core/bytes.h"
+#include "core/descriptor.h"
 #include "core/error.h"
 #include "offload/disk_file.h"
 #include "offload/records.h"
@@ -63,7 +63,7 @@ std::string folder_of(const std::string& path) {
 void probe_direct(const OpenedFile& file, bool is_new) {
   alignas(kDiskBlock) static constexpr std::array<std::byte, kDiskBlock> zeros{};
   alignas(kDiskBlock) std::array<std::byte, kDiskBlock> read_back;
-  const int number = file.descriptor.number();
+  const int number = file.descriptor.get();
   const ssize_t moved = is_new ? ::pwrite(number, zeros.data(), zeros.size(), 0)
                                : ::pread(number, read_back.data(), read_back.size(), 0);
   if (moved < 0 && errno == EINVAL) fail_without_direct(file.folder);
@@ -98,8 +98,10 @@ OpenedFile open_unnamed(const std::string& folder) {
 OpenedFile open_existing(const std::string& path, OpenMode mode) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) fail_to_open(path, folder_of(path), errno);
-  if (!S_ISREG(status.st_mode)) fail(ErrorCode::kInvalidArgument, "'{}' is not a regular file", path);
-  const int number = open_retrying(path, (mode == OpenMode::kRead ? O_RDONLY : O_RDWR) | kDirect, 0);
+  if (!S_ISREG(status.st_mode)) check_file(path);
+  // It may have become a pipe since, which would be waited for.
+  const int access = mode == OpenMode::kRead ? O_RDONLY : O_RDWR;
+  const int number = open_retrying(path, access | O_NONBLOCK | kDirect, 0);
   if (number < 0) fail_to_open(path, folder_of(path), errno);
   return {Descriptor(number), path, folder_of(path)};
 }
@@ -116,22 +118,13 @@ OpenedFile open_new(const std::string& path) {
 
 }  // namespace
 
-Descriptor::Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-Descriptor::~Descriptor() {
-  if (number_ >= 0) ::close(number_);
-}
-
 OpenedFile open_and_unlink(const std::string& folder) {
-  static std::atomic<unsigned> count{0};
-  for (;;) {
-    const std::string path = fmt::format("{}/.sluice-swap-{}-{}", folder, ::getpid(), count++);
-    const int number = open_retrying(path, O_CREAT | O_EXCL | O_RDWR | kDirect, 0600);
-    const int error_number = errno;
-    if (number < 0 && error_number == EEXIST) continue;  // a process was killed before it removed this name
-    if (number >= 0 || error_number == EINVAL) ::unlink(path.c_str());
-    if (number < 0) fail_to_open(path, folder, error_number);
-    return {Descriptor(number), folder + "/(unnamed)", folder};
-  }
+  const std::string path = fmt::format("{}/.sluice-swap-{}", folder, random_name());
+  const int number = open_retrying(path, O_CREAT | O_EXCL | O_RDWR | kDirect, 0600);
+  const int error_number = errno;
+  if (number >= 0 || error_number == EINVAL) ::unlink(path.c_str());
+  if (number < 0) fail_to_open(path, folder, error_number);
+  return {Descriptor(number), folder + "/(unnamed)", folder};
 }
 
 OpenedFile open_direct(const std::string& path, OpenMode mode) {

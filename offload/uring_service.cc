@@ -148,7 +148,7 @@ void UringService::submit(std::shared_ptr<Transfer> transfer) {
 
 void UringService::signal() const {
   const std::uint64_t one = 1;
-  while (::write(eventfd_.number(), &one, sizeof one) < 0 && errno == EINTR) {
+  while (::write(eventfd_.get(), &one, sizeof one) < 0 && errno == EINTR) {
   }
 }
 
@@ -173,7 +173,7 @@ void UringService::work() {
 
 void UringService::watch_eventfd() {
   io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
-  io_uring_prep_read(entry, eventfd_.number(), &eventfd_count_, sizeof eventfd_count_, 0);
+  io_uring_prep_read(entry, eventfd_.get(), &eventfd_count_, sizeof eventfd_count_, 0);
   io_uring_sqe_set_data64(entry, kWake);
   watching_ = true;
 }

@@ -2,6 +2,7 @@
 
 #include "bindings/cli/commands.h"
 #include "bindings/cli/inspect.h"
+#include "core/descriptor.h"
 #include "core/error.h"
 #include "engine/checkpoint/checkpoint.h"
 
@@ -36,6 +37,7 @@ Report inspect(const InspectOptions& options) {
   const std::filesystem::path path(options.path);
   if (!std::filesystem::exists(path)) fail(ErrorCode::kNotFound, "'{}' does not exist", options.path);
   if (std::filesystem::is_directory(path)) return inspect_folder(path, options);
+  check_file(options.path);
   const std::string extension = path.extension().string();
   if (path.filename() == engine::kManifestFile)
     return inspect_checkpoint(std::filesystem::absolute(path).parent_path().string(), options.verify);

@@ -115,7 +115,7 @@ void CheckpointWriter::add_shared_file(const std::string& name, std::uint64_t by
 // The last block was written as whole disk blocks.
 void CheckpointWriter::finish_shared_file(const std::string& name, FileSum sum) {
   const std::string path = join(partial_, name);
-  const Descriptor file(path, O_WRONLY);
+  const Descriptor file = open_file(path, O_WRONLY);
   if (::ftruncate(file.get(), static_cast<off_t>(sum.bytes)) != 0) fail_system("finish", path);
   if (::fsync(file.get()) != 0) fail_system("sync", path);
   Entry& entry = *std::ranges::find(files_, name, &Entry::name);

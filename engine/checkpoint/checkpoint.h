@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/descriptor.h"
 #include "core/json.h"
-#include "engine/checkpoint/descriptor.h"
 #include "engine/checkpoint/safetensors.h"
 
 // Checkpoint folders: see docs/formats/checkpoint.md. A checkpoint is whole or absent.

@@ -88,10 +88,12 @@ std::optional<std::uint64_t> checkpoint_step(const std::string& name) {
 }
 
 std::string partial_name(std::uint64_t step) {
-  return fmt::format(".{}.partial-{}", checkpoint_name(step), ::getpid());
+  return fmt::format(".{}.partial-{}", checkpoint_name(step), random_name());
 }
 
-std::string removed_name(const std::string& name) { return fmt::format(".{}.removed-{}", name, ::getpid()); }
+std::string removed_name(const std::string& name) {
+  return fmt::format(".{}.removed-{}", name, random_name());
+}
 
 bool is_leftover_name(const std::string& name) {
   if (name.empty() || name.front() != '.') return false;
@@ -102,12 +104,8 @@ bool is_leftover_name(const std::string& name) {
 }
 
 Descriptor make_locked_folder(const std::string& path) {
-  if (::mkdir(path.c_str(), 0755) != 0) {
-    if (errno != EEXIST) fail_system("make the folder", path);
-    if (!remove_unheld(path)) fail(ErrorCode::kState, "'{}' is being written already", path);
-    if (::mkdir(path.c_str(), 0755) != 0) fail_system("make the folder", path);
-  }
-  Descriptor lock(path, O_RDONLY | O_DIRECTORY);
+  if (::mkdir(path.c_str(), 0755) != 0) fail_system("make the folder", path);
+  Descriptor lock(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   // Between the two calls above, another process may have taken the folder for a leftover.
   if (!lock_now(lock, path) || !same_file(lock, path))
     fail(ErrorCode::kState, "'{}' was taken by another process", path);
@@ -139,10 +137,12 @@ bool RunLock::try_lock() {
   std::error_code error;
   fs::create_directories(out_, error);
   if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", out_, error.message());
-  const int number = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (number < 0 && errno == ENOENT) return false;
-  if (number < 0) fail_system("open", path_);
-  file_ = Descriptor(number);
+  try {
+    file_ = open_file(path_, O_RDWR | O_CREAT | O_NOFOLLOW);
+  } catch (const Error& failure) {
+    if (failure.code() == ErrorCode::kNotFound) return false;
+    throw;
+  }
   if (lock_now(file_, path_)) return same_file(file_, path_);
   std::string owner = read_text_file(path_, 64);
   while (!owner.empty() && owner.back() == '\n') owner.pop_back();
@@ -202,8 +202,6 @@ std::vector<std::string> prune(const std::string& out, std::size_t keep,
   for (std::size_t i = 0; i + keep < whole.size(); ++i) {
     if (whole[i].step == spared) continue;
     const std::string hidden = join(out, removed_name(checkpoint_name(whole[i].step)));
-    if (fs::exists(hidden) && !remove_unheld(hidden))
-      fail(ErrorCode::kState, "'{}' is held by another process", hidden);
     if (::rename(whole[i].path.c_str(), hidden.c_str()) != 0) fail_system("rename", whole[i].path);
     sync_folder(out);
     remove_folder(hidden);

@@ -3,19 +3,18 @@
 #include <optional>
 #include <string>
 
-#include "engine/checkpoint/descriptor.h"
+#include "core/descriptor.h"
 
 // The names and locks of checkpoint folders: see docs/formats/checkpoint.md.
 namespace sluice::engine {
 
 std::string checkpoint_name(std::uint64_t step);  // "step-00000100"
 std::optional<std::uint64_t> checkpoint_step(const std::string& name);
-std::string partial_name(std::uint64_t step);       // ".step-00000100.partial-<pid>"
-std::string removed_name(const std::string& name);  // ".step-00000100.removed-<pid>"
+std::string partial_name(std::uint64_t step);       // ".step-00000100.partial-<random>"
+std::string removed_name(const std::string& name);  // ".step-00000100.removed-<random>"
 bool is_leftover_name(const std::string& name);
 
-// Makes a folder and locks it (flock). A folder of that name that a dead process left is removed first.
-// Throws Error(kIo | kState).
+// Makes a folder and locks it (flock). Throws Error(kIo | kState).
 Descriptor make_locked_folder(const std::string& path);
 // Deletes a leftover. Returns false, and deletes nothing, where a live process holds it.
 bool remove_unheld(const std::string& path);

@@ -1,7 +1,6 @@
 #include "engine/checkpoint/run_id.h"
 
 #include <filesystem>
-#include <random>
 
 #include "core/json.h"
 #include "core/text_file.h"
@@ -14,11 +13,6 @@ constexpr int kVersion = 1;
 std::string path_in(const std::string& out) { return (std::filesystem::path(out) / ".run").string(); }
 
 }  // namespace
-
-std::string new_run_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
-}
 
 std::optional<std::string> read_run_id(const std::string& out) {
   const std::string path = path_in(out);

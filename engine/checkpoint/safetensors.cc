@@ -7,9 +7,9 @@
 #include <array>
 #include <utility>
 
+#include "core/descriptor.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "engine/checkpoint/descriptor.h"
 #include "engine/checkpoint/safetensors_types.h"
 
 namespace sluice::engine {
@@ -121,7 +121,7 @@ const FileSum& SafetensorsWriter::finish() {
   failed_ = true;  // until everything below is done
   behind_->finish();
   behind_.reset();
-  const Descriptor file(path_, O_WRONLY);
+  const Descriptor file = open_file(path_, O_WRONLY);
   if (::ftruncate(file.get(), static_cast<off_t>(header_.file_bytes())) != 0) fail_system("finish", path_);
   buffer_ = {};
   failed_ = false;

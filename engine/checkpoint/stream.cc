@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/descriptor.h"
 #include "core/error.h"
-#include "engine/checkpoint/descriptor.h"
 
 namespace sluice::engine {
 namespace {
@@ -43,10 +43,9 @@ void check_buffer(std::span<std::byte> buffer, std::size_t least, std::string_vi
 
 BlockFile::BlockFile(offload::IoService& io, const std::string& path, std::optional<FileSum> expected)
     : path_(path), expected_(std::move(expected)) {
-  const Descriptor file(path, O_RDONLY);
+  const Descriptor file = open_file(path, O_RDONLY);
   struct stat info = {};
   if (::fstat(file.get(), &info) != 0) fail_system("read", path);
-  if (!S_ISREG(info.st_mode)) fail(ErrorCode::kInvalidArgument, "'{}' is not a file", path);
   size_ = static_cast<std::uint64_t>(info.st_size);
   if (expected_ && expected_->bytes != size_)
     fail(ErrorCode::kCorrupt, "'{}' has {} bytes, and {} were written: it was cut or changed", path, size_,

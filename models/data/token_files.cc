@@ -10,14 +10,13 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/descriptor.h"
 #include "core/error.h"
-#include "engine/checkpoint/descriptor.h"
 
 namespace sluice::models {
 namespace {
 
 namespace fs = std::filesystem;
-using engine::Descriptor;
 
 constexpr std::size_t kTextProbe = 4096;
 
@@ -27,17 +26,15 @@ struct Start {
 };
 
 Start read_start(const std::string& path, std::size_t limit) {
-  // A blocking open of a named pipe without a writer would not return.
-  const Descriptor file(path, O_RDONLY | O_NONBLOCK);
+  const Descriptor file = open_file(path, O_RDONLY);
   struct stat info = {};
-  if (::fstat(file.get(), &info) != 0) engine::fail_system("read", path);
-  if (!S_ISREG(info.st_mode)) fail(ErrorCode::kInvalidArgument, "'{}' is neither a file nor a folder", path);
+  if (::fstat(file.get(), &info) != 0) fail_system("read", path);
   Start start{static_cast<std::uint64_t>(info.st_size), std::vector<std::byte>(limit)};
   std::size_t done = 0;
   while (done < limit) {
     const ssize_t n = ::pread(file.get(), start.bytes.data() + done, limit - done, static_cast<off_t>(done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) engine::fail_system("read", path);
+    if (n < 0) fail_system("read", path);
     if (n == 0) break;
     done += static_cast<std::size_t>(n);
   }

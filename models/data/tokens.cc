@@ -12,8 +12,8 @@
 #include <limits>
 #include <utility>
 
+#include "core/descriptor.h"
 #include "core/error.h"
-#include "engine/checkpoint/descriptor.h"
 #include "models/data/token_files.h"
 
 namespace sluice::models {
@@ -76,7 +76,7 @@ class FileTokens : public TokenSource {
   void open(std::size_t index) {
     if (open_ == index) return;
     open_ = kNone;
-    descriptor_ = engine::Descriptor(files_[index].path, O_RDONLY);
+    descriptor_ = open_file(files_[index].path, O_RDONLY);
     // Windows are read in random order: the system's read-ahead would only fill memory.
     ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_RANDOM);
     open_ = index;
@@ -92,7 +92,7 @@ class FileTokens : public TokenSource {
       const auto offset = static_cast<off_t>(file.header + first * file.width + done);
       const ssize_t n = ::pread(descriptor_.get(), bytes.data() + done, wanted - done, offset);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) engine::fail_system("read", file.path);
+      if (n < 0) fail_system("read", file.path);
       if (n == 0)
         fail(ErrorCode::kIo, "'{}' ends at byte {}: it became shorter since the run began", file.path,
              offset);
@@ -113,7 +113,7 @@ class FileTokens : public TokenSource {
   std::uint64_t skipped_;
   std::string name_;
   std::uint64_t limit_ = kLargest;
-  engine::Descriptor descriptor_;
+  Descriptor descriptor_;
   std::size_t open_ = kNone;
 };
 

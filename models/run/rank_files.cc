@@ -54,10 +54,11 @@ std::map<int, std::string> files_of_absent_ranks(const std::string& first, int r
   std::map<int, std::string> files;
   if (path_of_rank(first, ranks).empty()) return files;
   const fs::path folder = fs::path(first).parent_path();
-  std::error_code unread;  // where the folder is none, it has no files
+  std::error_code unread, ignored;  // where the folder is none, it has no files
   for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, unread)) {
     const fs::path file = folder / entry.path().filename();
-    if (const std::optional<int> rank = rank_of(file, first); rank && *rank >= ranks) files[*rank] = file;
+    const std::optional<int> rank = rank_of(file, first);
+    if (rank && *rank >= ranks && fs::is_regular_file(file, ignored)) files[*rank] = file;
   }
   return files;
 }

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <span>
 #include <type_traits>
 
@@ -13,6 +11,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/system.h"
+#include "core/text_file.h"
 #include "engine/agreement.h"
 #include "engine/machine/link_rate.h"
 #include "models/run/training_run.h"
@@ -98,9 +97,12 @@ std::string RunRanks::from_first(const std::string& text) { return exchange("a c
 
 void RunRanks::check_all_read(const std::string& path, const std::string& named) {
   if (size() == 1) return;
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const std::string found = file ? fmt::format("{:016x}", checksum(std::as_bytes(std::span(text)))) : "none";
+  std::string found = "none";
+  try {
+    const std::string text = read_text_file(path);
+    found = fmt::format("{:016x}", checksum(std::as_bytes(std::span(text))));
+  } catch (const Error&) {  // is told to all ranks
+  }
   const std::vector<std::string> files = exchange("which file each rank reads", found);
   const std::vector<std::string> hosts = exchange("which host each rank is on", host_name());
   for (std::size_t rank = 1; rank < files.size(); ++rank)

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/descriptor.h"
 #include "core/error.h"
-#include "engine/checkpoint/descriptor.h"
 #include "models/run/profile.h"
 #include "models/run/rank_files.h"
 #include "models/run/rank_traces.h"
@@ -60,7 +60,7 @@ void probe(const Output& output) {
   constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC;
   const char* path = output.path.c_str();
   const int made = ::open(path, kFlags | O_EXCL, 0644);
-  const engine::Descriptor file(made < 0 && errno == EEXIST ? ::open(path, kFlags, 0644) : made);
+  const Descriptor file(made < 0 && errno == EEXIST ? ::open(path, kFlags, 0644) : made);
   if (file.get() < 0)
     fail(ErrorCode::kInvalidArgument, "{} '{}' cannot be written: {}", output.flag, output.path,
          errno_text(errno));

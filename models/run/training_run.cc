@@ -7,6 +7,7 @@
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
+#include "core/descriptor.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/system.h"
@@ -76,7 +77,7 @@ bool TrainingRun::load_units(const engine::UnitSource& source) {
 void TrainingRun::begin_metrics() {
   if (ranks_.is_first()) {
     const bool again = settings_.resume && !settings_.out.empty();
-    run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(engine::new_run_id());
+    run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(random_name());
   }
   run_id_ = ranks_.from_first(run_id_);
   if (settings_.resume)

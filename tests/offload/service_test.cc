@@ -124,8 +124,8 @@ TEST_P(ServiceTest, WithoutOTmpfileTheNameIsRemovedAtOnce) {
   EXPECT_EQ(names_in(folder_.path()), 0u);
   struct stat a {
   }, b{};
-  ASSERT_EQ(::fstat(first.descriptor.number(), &a), 0);
-  ASSERT_EQ(::fstat(second.descriptor.number(), &b), 0);
+  ASSERT_EQ(::fstat(first.descriptor.get(), &a), 0);
+  ASSERT_EQ(::fstat(second.descriptor.get(), &b), 0);
   EXPECT_NE(a.st_ino, b.st_ino);
   EXPECT_EQ(a.st_nlink, 0u);
   EXPECT_EQ(a.st_mode & 0777u, 0600u);

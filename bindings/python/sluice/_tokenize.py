@@ -6,6 +6,7 @@ import argparse
 import array
 import contextlib
 import os
+import secrets
 import signal
 import struct
 import sys
@@ -34,7 +35,7 @@ class _TokenFile:
         self._folder = folder or "."
         self._refuse_folders()
         self._refuse_existing()
-        self._partial = os.path.join(self._folder, f".{name}.partial-{os.getpid()}")
+        self._partial = os.path.join(self._folder, f".{name}.partial-{secrets.token_hex(8)}")
         self._file: BinaryIO | None = None
 
     def add(self, ids: Sequence[int]) -> None:

@@ -269,8 +269,6 @@ TEST_F(CheckpointTest, BytesNeededCoversWhatIsWritten) {
 TEST_F(CheckpointTest, PruneKeepsTheNewest) {
   for (const std::uint64_t step : {1u, 2u, 3u, 4u}) save(step);
   fs::create_directories(out() + "/step-00000009");  // a broken one is neither counted nor deleted
-  // Left by a dead process with this pid.
-  fs::create_directories(out() + "/" + removed_name("step-00000001") + "/x");
   prune(out(), 2);
   EXPECT_EQ(steps(), (Steps{3, 4}));
   EXPECT_EQ(entries(), (Names{"step-00000003", "step-00000004", "step-00000009"}));
@@ -305,14 +303,28 @@ TEST_F(CheckpointTest, LeftoversOfDeadRunsAreRemovedAndOfLiveOnesNot) {
   EXPECT_TRUE(remove_leftovers(folder_.path("absent")).empty());
 }
 
-TEST_F(CheckpointTest, AFolderOfADeadProcessWithThisPidIsTakenOver) {
-  fs::create_directories(out() + "/" + partial_name(5));
-  write_all(out() + "/" + partial_name(5) + "/old", "old");
-  auto writer = begin(5);
-  EXPECT_FALSE(fs::exists(out() + "/" + partial_name(5) + "/old"));
-  expect_error(ErrorCode::kState, {"written already"}, [&] { begin(5); });
-  writer->commit({});
+TEST_F(CheckpointTest, WhatOthersPutInTheFolderIsNeitherFollowedNorChanged) {
+  fs::create_directories(out());
+  write_all(out() + "/victim", "mine");
+  fs::create_symlink("victim", out() + "/.lock");
+  expect_error(ErrorCode::kInvalidArgument, {out() + "/.lock", "a link"}, [&] { RunLock{out()}; });
+  fs::remove(out() + "/.lock");
+  fs::create_hard_link(out() + "/victim", out() + "/.lock");
+  expect_error(ErrorCode::kInvalidArgument, {out() + "/.lock", "another name"}, [&] { RunLock{out()}; });
+  fs::remove(out() + "/.lock");
+  ASSERT_EQ(::mkfifo((out() + "/.lock").c_str(), 0644), 0);
+  expect_error(ErrorCode::kInvalidArgument, {out() + "/.lock", "a named pipe"}, [&] { RunLock{out()}; });
+  EXPECT_EQ(read_text_file(out() + "/victim"), "mine");
+}
+
+TEST_F(CheckpointTest, NoTwoFoldersThatAreWrittenOrDeletedHaveOneName) {
+  EXPECT_NE(partial_name(5), partial_name(5));
+  EXPECT_NE(removed_name("step-00000005"), removed_name("step-00000005"));
+  auto one = begin(5), other = begin(5);
+  one->commit({});
+  other->commit({});
   EXPECT_EQ(steps(), Steps{5});
+  EXPECT_EQ(entries(), (Names{"step-00000005"}));
 }
 
 // Saves steps 1, 2, 3, ... (each also replacing its own first version) and prunes, until it is killed.

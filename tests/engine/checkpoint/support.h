@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "allocator/memory.h"
+#include "core/descriptor.h"
 #include "core/error.h"
-#include "engine/checkpoint/descriptor.h"
 #include "engine/checkpoint/stream.h"
 #include "offload/file.h"
 #include "tests/thrown.h"

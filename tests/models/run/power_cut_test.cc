@@ -10,10 +10,10 @@
 #include <map>
 #include <mutex>
 
+#include "core/descriptor.h"
 #include "core/error.h"
 #include "core/random.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/descriptor.h"
 #include "engine/checkpoint/support.h"
 #include "models/run/training_run.h"
 #include "models/run/training_setup.h"
@@ -49,7 +49,7 @@ class Sector {
   }
 
   std::unique_ptr<offload::VolatileFile> shadow;
-  engine::Descriptor descriptor;
+  Descriptor descriptor;
 };
 
 // A disk that loses power at a given operation on its new files, and does nothing from then on.
@@ -99,7 +99,7 @@ class FailingDisk final : public offload::IoService {
       if (disk_.fails()) std::rethrow_exception(failure());
       sector_->shadow->allocate(bytes);
       if (::ftruncate(sector_->descriptor.get(), static_cast<off_t>(bytes)) != 0)
-        engine::fail_system("allocate", name_);
+        fail_system("allocate", name_);
     }
     std::uint64_t size() const override { return sector_->shadow->size(); }
     const std::string& name() const override { return name_; }
