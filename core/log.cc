@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "core/error.h"
+#include "core/printable.h"
 
 namespace sluice {
 namespace {
@@ -37,7 +38,8 @@ spdlog::logger& logger() {
 
 void Log::write(LogLevel level, fmt::string_view text, fmt::format_args arguments) {
   const auto of_library = kLevels[static_cast<std::size_t>(level)].of_library;
-  if (logger().should_log(of_library)) logger().log(of_library, fmt::vformat(text, arguments));
+  if (logger().should_log(of_library))
+    logger().log(of_library, printable(fmt::vformat(text, arguments), Lines::kKeep));
 }
 
 Log& log() {

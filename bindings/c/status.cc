@@ -4,6 +4,8 @@
 #include <new>
 #include <string>
 
+#include "core/printable.h"
+
 namespace sluice::c {
 namespace {
 
@@ -25,7 +27,7 @@ sluice_status status_of(ErrorCode code) {
 
 sluice_status keep(sluice_status status, const char* text) noexcept {
   try {
-    last_error = text;
+    last_error = printable(text, Lines::kKeep);
   } catch (...) {
     last_error.clear();
   }

@@ -4,6 +4,7 @@
 #include "bindings/cli/inspect.h"
 #include "core/descriptor.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "engine/checkpoint/checkpoint.h"
 
 namespace sluice::cli {
@@ -66,7 +67,7 @@ void bind_inspect(CLI::App& app, InspectOptions& options) {
 void run_inspect(const InspectOptions& options, std::FILE* out) {
   if (options.path.empty()) fail(ErrorCode::kInvalidArgument, "say what to inspect: sluice inspect FILE");
   const Report report = inspect(options);
-  fmt::print(out, "{}", options.json ? json_text(report.json) + "\n" : report.text);
+  fmt::print(out, "{}", options.json ? json_text(report.json) + "\n" : printable(report.text, Lines::kKeep));
 }
 
 }  // namespace sluice::cli

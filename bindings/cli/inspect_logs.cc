@@ -12,6 +12,7 @@
 #include "bindings/cli/inspect.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "models/data/token_files.h"
 #include "models/data/tokens.h"
 
@@ -174,10 +175,11 @@ Report inspect_trace(const std::string& path) {
                 {"bytes", lane.bytes}};
     if (const auto process = all.processes.find(lane.process); process != all.processes.end()) {
       row["process"] = process->second;
-      if (std::exchange(shown, process->second) != process->second) report.text += process->second + "\n";
+      if (std::exchange(shown, process->second) != process->second)
+        report.text += printable(process->second) + "\n";
     }
     report.json["lanes"].push_back(std::move(row));
-    report.text += fmt::format("{:<10} {:>8} events {:>10.3f} s busy ({:>3.0f}%)", lane.name,
+    report.text += fmt::format("{:<10} {:>8} events {:>10.3f} s busy ({:>3.0f}%)", printable(lane.name),
                                lane.events.size(), busy, share * 100);
     report.text += lane.bytes == 0 ? "\n" : fmt::format("  {}\n", format_size(lane.bytes));
   }

@@ -10,6 +10,7 @@
 #include "bindings/cli/inspect.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "engine/checkpoint/best_checkpoint.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/stored_floats.h"
@@ -58,7 +59,7 @@ void describe_tensor(engine::SafetensorsReader& reader, const engine::StoredTens
                      Report& report) {
   Json row = {
       {"name", tensor.name}, {"type", tensor.type}, {"shape", tensor.shape}, {"bytes", tensor.bytes()}};
-  report.text += fmt::format("{:<52} {:<5} {:<18} {:>9}", tensor.name, tensor.type,
+  report.text += fmt::format("{:<52} {:<5} {:<18} {:>9}", printable(tensor.name), tensor.type,
                              fmt::format("[{}]", fmt::join(tensor.shape, ", ")), format_size(tensor.bytes()));
   if (values && has_float_values(tensor)) {
     const Range range = range_of(reader, tensor);
@@ -105,7 +106,7 @@ Report inspect_checkpoint(const std::string& folder, bool verify) {
     bytes += file.sum.bytes;
     report.json["files"].push_back(
         {{"name", file.name}, {"bytes", file.sum.bytes}, {"checksum", engine::to_hex(file.sum.checksum())}});
-    report.text += fmt::format("  {:<36} {:>9}  {}\n", file.name, format_size(file.sum.bytes),
+    report.text += fmt::format("  {:<36} {:>9}  {}\n", printable(file.name), format_size(file.sum.bytes),
                                engine::to_hex(file.sum.checksum()));
   }
   report.json["bytes"] = bytes;

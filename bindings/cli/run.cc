@@ -15,6 +15,7 @@
 #include "comm/mpi_links.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "kernels/targets.h"
 
 namespace sluice::cli {
@@ -111,11 +112,12 @@ void dispatch(Program& program) {
 int report(const std::string& style, ErrorCode code, const std::string& text) {
   std::fflush(stdout);
   if (style == "json") {
-    const Json line = {{"error", name_of(code)}, {"text", text}};
+    const Json line = {{"error", name_of(code)}, {"text", printable(text)}};
     fmt::print(stderr, "{}\n", line.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
     const int rank = rank_of_this_process();
-    fmt::print(stderr, "sluice: {}error: {}\n", rank > 0 ? fmt::format("rank {}: ", rank) : "", text);
+    fmt::print(stderr, "sluice: {}error: {}\n", rank > 0 ? fmt::format("rank {}: ", rank) : "",
+               printable(text));
   }
   return exit_status(code);
 }

@@ -164,6 +164,12 @@ TEST(TextFile, AKilledWriterLeavesTheFileWhole) {
   }
 }
 
+TEST(Log, ShowsControlCharactersOfNames) {
+  testing::internal::CaptureStderr();
+  log().warn("'{}' is left\nbehind", "\x1b[2J");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "sluice: warning: '\\x1b[2J' is left\nbehind\n");
+}
+
 TEST(Log, Levels) {
   const auto said = [] {
     testing::internal::CaptureStderr();
