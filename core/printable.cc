@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 
 namespace sluice {
 namespace {
@@ -43,6 +44,11 @@ std::string printable(std::string_view text, Lines lines) {
     text.remove_prefix(character.size());
   }
   return shown;
+}
+
+void tell_on_stderr(std::string_view text) noexcept {
+  (void)!std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
 }
 
 }  // namespace sluice

@@ -10,4 +10,7 @@ namespace sluice {
 enum class Lines { kEscape, kKeep };
 std::string printable(std::string_view text, Lines lines = Lines::kEscape);
 
+// Writes to the standard error stream, if that can be written to. Never throws.
+void tell_on_stderr(std::string_view text) noexcept;
+
 }  // namespace sluice

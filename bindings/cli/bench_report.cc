@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "core/system.h"
 
 namespace sluice::cli {
@@ -72,13 +73,12 @@ std::string to_text(const BenchReport& report) {
 BenchProgress::BenchProgress() : terminal_(::isatty(STDERR_FILENO) != 0) {}
 
 BenchProgress::~BenchProgress() {
-  if (shown_) fmt::print(stderr, "\r\x1b[K");
+  if (shown_) tell_on_stderr("\r\x1b[K");
 }
 
 void BenchProgress::show(const std::string& text) {
   if (!terminal_) return;
-  fmt::print(stderr, "\r{}\x1b[K", text);
-  std::fflush(stderr);
+  tell_on_stderr(fmt::format("\r{}\x1b[K", text));
   shown_ = true;
 }
 

@@ -2,6 +2,7 @@
 
 #include "bindings/cli/commands.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "offload/disk_folders.h"
 
 namespace sluice::cli {
@@ -44,7 +45,7 @@ void run_generate(GenerateOptions& options, std::FILE* out) {
     if (bytes) {
       fmt::print(out, "{}", options.settings.prompt);
     } else if (!lines) {
-      fmt::print(stderr, "sluice: this model's tokens are not bytes, so token ids are printed\n");
+      tell_on_stderr("sluice: this model's tokens are not bytes, so token ids are printed\n");
     }
   };
   events.token = [&](std::int32_t token) {

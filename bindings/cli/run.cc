@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <csignal>
@@ -109,17 +111,28 @@ void dispatch(Program& program) {
   run_doctor(program.doctor, stdout);
 }
 
+std::string error_line(const std::string& style, ErrorCode code, const std::string& text) {
+  if (style == "json") {
+    const Json line = {{"error", name_of(code)}, {"text", text}};
+    return line.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+  const int rank = rank_of_this_process();
+  return fmt::format("sluice: {}error: {}", rank > 0 ? fmt::format("rank {}: ", rank) : "", text);
+}
+
+// Where the text cannot be written, the status still says what kind of error it was.
 int report(const std::string& style, ErrorCode code, const std::string& text) {
   std::fflush(stdout);
-  if (style == "json") {
-    const Json line = {{"error", name_of(code)}, {"text", printable(text)}};
-    fmt::print(stderr, "{}\n", line.dump(-1, ' ', false, Json::error_handler_t::replace));
-  } else {
-    const int rank = rank_of_this_process();
-    fmt::print(stderr, "sluice: {}error: {}\n", rank > 0 ? fmt::format("rank {}: ", rank) : "",
-               printable(text));
-  }
+  tell_on_stderr(error_line(style, code, printable(text)) + "\n");
   return exit_status(code);
+}
+
+// A stream that the caller has closed must not become a file that this process opens, such as a checkpoint:
+// what is written to the stream would get into it. Writing fails as before.
+void occupy_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(stream, F_GETFD) < 0)
+      (void)!::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 int run(Program& program, int argc, const char* const* argv) {
@@ -142,6 +155,7 @@ int run(Program& program, int argc, const char* const* argv) {
 }  // namespace
 
 int run(int argc, const char* const* argv) {
+  occupy_closed_streams();
   // A closed pipe and a file-size limit must fail the write, which is reported, instead of ending the run.
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);
