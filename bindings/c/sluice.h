@@ -163,7 +163,7 @@ typedef struct sluice_engine_options {
   uint32_t held_units;   /* the most units that are held at once; 0: one */
   uint32_t groups;       /* parameter groups; 0: one */
   uint64_t trace_events; /* how many of the latest are kept for sluice_engine_save_trace(); 0: none */
-  uint32_t prefetch;     /* how many accesses are fetched ahead; 0: the plan chooses */
+  uint32_t prefetch;     /* how many accesses are fetched ahead, at most 64; 0: the plan chooses */
   /* "memory" or "disk" (or "device", with device_memory), for tests and measurements; NULL: the plan chooses.
    */
   const char* place_parameters;

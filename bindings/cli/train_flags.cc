@@ -170,7 +170,7 @@ void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
 void bind_placement(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Placement, for tests and measurements (the plan chooses what is not given)");
   flags.whole("--group", s.plan.group, "micro-batches that pass through a unit together");
-  flags.whole("--prefetch", s.plan.prefetch, "how many accesses are fetched ahead");
+  flags.whole("--prefetch", s.plan.prefetch, "how many accesses are fetched ahead, at most 64");
   flags.whole("--chunk-elements", s.plan.chunk_elements,
               fmt::format("elements in a chunk of a streamed update, a multiple of {}", engine::kChunkGrain));
   flags.choice("--place-parameters", options.places[0], {"memory", "disk"},

@@ -150,7 +150,12 @@ class Placement {
   };
   std::vector<Times> times(const MachineRates& rates) const;
   std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
-                            const std::vector<Times>& times) const;
+                            const std::vector<Times>& times) const {
+    return visits(units, group, times, profile_.micro_batches);
+  }
+  // The same of a step of fewer micro-batches.
+  std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
+                            const std::vector<Times>& times, std::size_t micro_batches) const;
   // Adds up what a step of these visits moves.
   void count_bytes(const std::vector<Visit>& visits, Plan& plan) const;
   // The smallest chunk of which every update takes long enough at this machine's bandwidth of memory.
@@ -198,7 +203,7 @@ class Placement {
            (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
   void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
-                     std::vector<Visit>& visits) const;
+                     std::size_t all_micro_batches, std::vector<Visit>& visits) const;
   // Calls body(parameter, StateFormat::update_bytes()) for each parameter that is updated.
   template <class Body>
   void for_each_updated(UnitId unit, const Body& body) const;

@@ -20,6 +20,7 @@ using allocator::Purpose;
 using allocator::Tier;
 
 constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32, kMostServingPieces = 32;
+constexpr std::size_t kWalkedGroups = 64, kLastGroups = 16;  // of a step of more, for its time
 constexpr std::size_t kUnitsForLonger = 12;  // in models of fewer, frames reach 2 accesses ahead
 constexpr double kRounding = 1e-9;           // relative error of a sum in another order
 
@@ -85,8 +86,6 @@ class Planner {
     if (in_.request.group && (*in_.request.group == 0 || *in_.request.group > in_.profile.micro_batches))
       fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
            *in_.request.group, in_.profile.micro_batches);
-    if (in_.request.prefetch && *in_.request.prefetch == 0)
-      fail(ErrorCode::kInvalidArgument, "a prefetch depth of 0 is asked for; the least is 1");
   }
 
   std::vector<std::size_t> group_sizes() const {
@@ -342,13 +341,36 @@ class Planner {
       plan.step_bytes_written = last->step_bytes_written;
       return;
     }
-    const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, times_);
-    placement_.count_bytes(visits, plan);
+    const std::size_t groups = divide_up(in_.profile.micro_batches, plan.group);
+    const std::size_t beyond = groups - std::min(groups, kWalkedGroups);
+    std::optional<Plan> shorter;
+    if (beyond > 0) predict_step(shorter.emplace(plan), lookahead, beyond + kLastGroups);
+    predict_step(plan, lookahead, beyond);
+    if (beyond > 0) add_groups(plan, *shorter, beyond);
     plan.step_bytes_read_apart = plan.step_bytes_read + placement_.read_apart(plan.units, plan.group);
+  }
+
+  // Of a step of as many groups as are planned, but `beyond`.
+  void predict_step(Plan& plan, const Lookahead& lookahead, std::size_t beyond) const {
+    const std::vector<Visit> visits =
+        placement_.visits(plan.units, plan.group, times_, in_.profile.micro_batches - beyond * plan.group);
+    placement_.count_bytes(visits, plan);
     const std::size_t window =
         (in_.profile.any_order ? in_.profile.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
     const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);
     plan.time = walk(visits, {plan.prefetch, window, slots, plan.sums_beside}, in_.rates);
+  }
+
+  // In the middle of a step of many groups each takes as long as the one before: so many more take what the
+  // plan has more than the shorter one, which has kLastGroups fewer.
+  static void add_groups(Plan& plan, const Plan& shorter, std::size_t more) {
+    const double times = static_cast<double>(more) / kLastGroups;
+    for (double StepTime::*const each : {&StepTime::compute, &StepTime::optimizer, &StepTime::disk,
+                                         &StepTime::link, &StepTime::transfers, &StepTime::step})
+      plan.time.*each += times * (plan.time.*each - shorter.time.*each);
+    for (std::uint64_t Plan::*const each : {&Plan::step_bytes_received, &Plan::step_bytes_from_hosts,
+                                            &Plan::step_bytes_read, &Plan::step_bytes_written})
+      plan.*each += (plan.*each - shorter.*each) / kLastGroups * more;
   }
 
   bool fits(const Plan& plan) const {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "core/bytes.h"
@@ -15,6 +14,9 @@
 
 namespace sluice::engine {
 namespace {
+
+// With these a plan is found in seconds.
+constexpr std::size_t kMostPrefetch = 64, kMostMicroBatches = 1'000'000;
 
 std::uint64_t traffic(const Plan& plan) {
   return plan.step_bytes_read + plan.step_bytes_written + plan.step_bytes_received;
@@ -45,11 +47,16 @@ bool faster(const Plan& a, const Plan& b) {
   return a.peak_memory < b.peak_memory;
 }
 
+// Of very many sizes, those of which each is an eighth smaller than the one before will do.
 std::vector<std::size_t> group_sizes_of(std::size_t micro_batches) {
-  std::set<std::size_t> sizes;
-  for (std::size_t groups = 1; groups <= micro_batches; ++groups)
-    sizes.insert(divide_up(micro_batches, groups));
-  return {sizes.rbegin(), sizes.rend()};
+  constexpr std::size_t kAllOf = 4096, kPart = 8;
+  std::vector<std::size_t> sizes;
+  for (std::size_t size = micro_batches; size > 0;) {
+    if (micro_batches <= kAllOf || sizes.empty() || size <= sizes.back() - sizes.back() / kPart)
+      sizes.push_back(size);
+    size = size == 1 ? 0 : divide_up(micro_batches, divide_up(micro_batches, size - 1));
+  }
+  return sizes;
 }
 
 namespace {
@@ -189,6 +196,14 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
   if (request.stage && *request.stage > kMostStage)
     fail(ErrorCode::kInvalidArgument, "stage {} is asked for; there are stages 0 to {}", *request.stage,
          kMostStage);
+  if (request.prefetch && (*request.prefetch == 0 || *request.prefetch > kMostPrefetch))
+    fail(ErrorCode::kInvalidArgument, "a prefetch depth of {} is asked for; from 1 to {} is possible",
+         *request.prefetch, kMostPrefetch);
+  if (profile.micro_batches > kMostMicroBatches)
+    fail(ErrorCode::kInvalidArgument,
+         "a step of {} micro-batches of each rank is asked for; at most {} are possible, so give fewer that "
+         "are larger",
+         profile.micro_batches, kMostMicroBatches);
   if (budget.device > 0) return make_device_plan({profile, optimizer, budget, request, rates});
   PlanRequest at = request;
   if (request.ranks.size == 1) at.stage = 0;

@@ -50,12 +50,12 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
 
 // Forward is computed at a unit's first access, backward at its last, where its gradient is made final.
 void Placement::add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
-                              std::vector<Visit>& visits) const {
+                              std::size_t all_micro_batches, std::vector<Visit>& visits) const {
   const ActivationChoice& choice = profile_.unit_profiles[unit].choices[plan.choice];
   const Positions& own = units_[unit].at;
   const std::size_t length = profile_.schedule.size(), groups = visits.size() / length;
   for (std::size_t g = 0; g < groups; ++g) {
-    const std::size_t micro_batches = std::min(group, profile_.micro_batches - g * group);
+    const std::size_t micro_batches = std::min(group, all_micro_batches - g * group);
     Visit &first = visits[g * length + own.first], &last = visits[g * length + own.last];
     first.compute += static_cast<double>(micro_batches) * times.forward;
     last.compute += static_cast<double>(micro_batches) * times.backward[plan.choice];
@@ -68,8 +68,8 @@ void Placement::add_computing(UnitId unit, const UnitPlan& plan, std::size_t gro
 
 // An update that waits for all gradients comes before its unit's first access, another after its last.
 std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::size_t group,
-                                     const std::vector<Times>& times) const {
-  const std::size_t length = profile_.schedule.size(), groups = divide_up(profile_.micro_batches, group);
+                                     const std::vector<Times>& times, std::size_t micro_batches) const {
+  const std::size_t length = profile_.schedule.size(), groups = divide_up(micro_batches, group);
   std::vector<Visit> visits(groups * length);
   for (std::size_t i = 0; i < visits.size(); ++i) {
     const Access& access = profile_.schedule[i % length];
@@ -81,7 +81,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     const Positions& own = units_[unit].at;
     const UnitPlan& plan = units[unit];
-    add_computing(unit, plan, group, times[unit], visits);
+    add_computing(unit, plan, group, times[unit], micro_batches, visits);
     Visit &final = visits[(groups - 1) * length + own.last],
           &updated_at = waits(unit) ? visits[own.first] : final;
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;

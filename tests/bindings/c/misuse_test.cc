@@ -279,6 +279,24 @@ TEST_F(MisuseTest, TheTextOfAnErrorIsTheThreadsOwn) {
   EXPECT_EQ(sluice_last_error(), here);
 }
 
+TEST(PlanTest, HasBounds) {
+  const ModelHandle model = make_model();
+  char* json = nullptr;
+  for (const uint32_t prefetch : {65u, UINT32_MAX}) {
+    sluice_engine_options options = options_of({}, nullptr);
+    options.prefetch = prefetch;
+    expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT,
+                 {"a prefetch depth of " + std::to_string(prefetch), "64"});
+  }
+  sluice_engine_options options = options_of({}, nullptr);
+  options.micro_batches = 1'000'000'000;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT,
+               {"1000000000 micro-batches"});
+  options.micro_batches = 1'000'000;
+  EXPECT_OK(sluice_plan(model.get(), &options, &json));
+  sluice_text_destroy(json);
+}
+
 TEST(PlanTest, SaysWhatIsShort) {
   const Folder folder;
   const ModelHandle model = make_model();
