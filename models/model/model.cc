@@ -57,27 +57,32 @@ Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names)
 }
 
 void Model::Impl::add_unit(const std::string& name, const std::string& prefix, const Graph& graph) {
-  engine::ParameterId next = 0;
-  std::map<std::string, engine::ParameterId> known;
-  for (const engine::UnitSpec& unit : units) {
-    for (const engine::ParameterSpec& parameter : unit.parameters) known[parameter.name] = next++;
-  }
   engine::UnitSpec unit{name, {}, true, shape.dtype};
   std::vector<engine::ParameterId> ids;
   for (const GraphParameter& parameter : graph.parameters()) {
     if (parameter.foreign) {
-      ids.push_back(known.at(parameter.spec.name));
+      ids.push_back(id_of(parameter.spec.name));
       continue;
     }
     engine::ParameterSpec spec = parameter.spec;
     spec.name = prefix + spec.name;
     unit.parameters.push_back(std::move(spec));
-    ids.push_back(next++);
+    ids.push_back(parameters_++);
   }
   first_ops_.push_back(units.empty() ? 0 : first_ops_.back() + graphs_.back()->ops().size());
   graphs_.push_back(&graph);
   units.push_back(std::move(unit));
   parameter_ids.push_back(std::move(ids));
+}
+
+engine::ParameterId Model::Impl::id_of(const std::string& name) const {
+  engine::ParameterId id = 0;
+  for (const engine::UnitSpec& unit : units)
+    for (const engine::ParameterSpec& parameter : unit.parameters) {
+      if (parameter.name == name) return id;
+      ++id;
+    }
+  fail(ErrorCode::kInternal, "no unit before has the parameter '{}'", name);
 }
 
 // All gradients between two units lie in the same memory, so that they must have one size.

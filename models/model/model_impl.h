@@ -35,11 +35,13 @@ struct Model::Impl {
 
  private:
   void add_unit(const std::string& name, const std::string& prefix, const Graph& graph);
+  engine::ParameterId id_of(const std::string& name) const;  // of a parameter of the units so far
   void check_recompute() const;
   void check_borders() const;
 
   std::vector<const Graph*> graphs_;  // by unit; of architecture
   std::vector<std::uint64_t> first_ops_;
+  engine::ParameterId parameters_ = 0;  // of the units so far
 };
 
 }  // namespace sluice::models
