@@ -134,6 +134,7 @@ void check_model(const models::TrainSettings& s) {
 BenchReport bench_step(const models::TrainSettings& given, double seconds, BenchProgress& progress) {
   check_model(given);
   const StopSignals signals;
+  StopSignals::begin_steps();  // what was measured before has left files
   models::TrainSettings settings = given;
   const models::ModelConfig config = models::resolve_training_model(settings);
   if (settings.length == 0) settings.length = std::min<std::size_t>(config.context, 1024);

@@ -1,12 +1,17 @@
 #include "bindings/cli/signals.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <unistd.h>
+
+#include <chrono>
+#include <string>
 
 namespace sluice::cli {
 namespace {
 
 std::atomic<int> received{0};
+std::atomic<bool> in_steps{false};
 
 sigset_t stop_signals() {
   sigset_t set;
@@ -24,16 +29,36 @@ void stop_at_once() {
   ::_exit(128 + SIGINT);
 }
 
+// The steps may begin meanwhile, or the run may end by an error of its own: a launcher sends SIGTERM when a
+// rank has died, while the others are about to say so.
+void stop_before_steps(const std::atomic<bool>& ended) {
+  constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
+  constexpr int kLooks = 25;
+  for (int look = 0; look < kLooks; ++look) {
+    if (in_steps || ended) return;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  const std::string text =
+      fmt::format("sluice: stopped by {} before the first step; nothing was saved\n", StopSignals::name());
+  (void)!::write(STDERR_FILENO, text.data(), text.size());
+  ::_exit(0);
+}
+
 }  // namespace
 
 StopSignals::StopSignals() {
   received = 0;
+  in_steps = false;
   const sigset_t set = stop_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, &before_);
   waiting_ = std::thread([this, set] {
     for (int number = 0; ::sigwait(&set, &number) == 0 && !ended_;) {
       int none = 0;
-      if (!received.compare_exchange_strong(none, number) && number == SIGINT) stop_at_once();
+      if (!received.compare_exchange_strong(none, number)) {
+        if (number == SIGINT) stop_at_once();
+      } else {
+        stop_before_steps(ended_);
+      }
     }
   });
 }
@@ -45,6 +70,7 @@ StopSignals::~StopSignals() {
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
+void StopSignals::begin_steps() { in_steps = true; }
 bool StopSignals::requested() { return received != 0; }
 bool StopSignals::requested_by(int signal) { return received == signal; }
 

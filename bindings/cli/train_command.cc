@@ -175,6 +175,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     write_profile(own.profile, json);
     progress.message("the profile was written to " + own.profile);
   };
+  events.begun = [] { StopSignals::begin_steps(); };
   events.stop = [] { return StopSignals::requested(); };
   const models::TrainResult result = models::train(own, events);
   progress.finish();

@@ -94,6 +94,7 @@ struct CheckpointReport {
 
 struct TrainEvents {
   std::function<void(const std::string& plan_table)> planned;
+  std::function<void()> begun;  // the model has its values, and steps follow
   std::function<void(const StepReport&)> step;
   std::function<void(const CheckpointReport&)> saved, resumed;
   // Gets the JSON of docs/formats/profile.md if settings.profile is given, at the end or after an error.

@@ -403,6 +403,7 @@ void TrainingRun::run_steps() {
 }
 
 TrainResult TrainingRun::train() {
+  if (events_.begun) events_.begun();
   if (const offload::RecordStore* disk = assembly_.disk_records()) disk_counters_ = disk->counters();
   engine_counters_ = engine_.counters();
   try {
