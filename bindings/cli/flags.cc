@@ -71,9 +71,9 @@ void give(CLI::Option& option, const Json& value, const std::string& key, const 
   option.run_callback();
 }
 
-int parse_within(const std::string& flag, const std::string& given, std::uint64_t least, std::uint64_t most) {
+int parse_within(const std::string& flag, const std::string& given, int least, int most) {
   const std::uint64_t value = parse_whole(flag, given);
-  if (value < least || value > most)
+  if (!std::in_range<int>(value) || static_cast<int>(value) < least || static_cast<int>(value) > most)
     fail(ErrorCode::kInvalidArgument, "{}: {} was given; a number from {} to {} is needed", flag, value,
          least, most);
   return static_cast<int>(value);
@@ -149,6 +149,13 @@ void Flags::whole(const std::string& flag, std::optional<int>& field, const std:
 void Flags::index(const std::string& flag, int& field, const std::string& help) {
   add(flag, "N", help, shown(field),
       [&field, flag](const std::string& given) { field = parse_within(flag, given, 0, 4095); });
+}
+
+void Flags::seconds(const std::string& flag, std::uint64_t& field, const std::string& help) {
+  constexpr int kMost = 1'000'000'000;
+  add(flag, "N", help, shown(field), [&field, flag](const std::string& given) {
+    field = static_cast<std::uint64_t>(parse_within(flag, given, 1, kMost));
+  });
 }
 
 void Flags::toggle(const std::string& flag, bool& field, const std::string& help) {

@@ -61,9 +61,9 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.toggle(
       "--reproducible", s.plan.reproducible,
       "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all");
-  flags.whole("--silence", options.silence, "seconds without a sign of life after which a rank has failed");
-  flags.whole("--patience", options.patience,
-              "seconds after which a rank has failed that lives and does not take part");
+  flags.seconds("--silence", options.silence, "seconds without a sign of life after which a rank has failed");
+  flags.seconds("--patience", options.patience,
+                "seconds after which a rank has failed that lives and does not take part");
 }
 
 void bind_setting(Flags& flags, const optim::Setting& setting, const std::string& help, Json& settings) {
