@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/core.h"
+#include "engine/refusal.h"
 
 namespace sluice::engine {
 
@@ -73,8 +74,20 @@ std::optional<int> Partition::owner(std::size_t element) const {
   return static_cast<int>(found - shards.begin());
 }
 
+namespace {
+
+// More would overflow after some further steps, and are none that anybody made.
+void check_steps(std::uint64_t steps) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 53;
+  if (steps > kMost)
+    refuse(ErrorCode::kInvalidArgument, "{} updates are stated; at most {} are possible", steps, kMost);
+}
+
+}  // namespace
+
 void Engine::set_steps(std::uint64_t steps) {
   core_->guarded([&](Core& c) {
+    check_steps(steps);
     learn_of_refused();
     c.steps = steps;
     for (ParameterId p = 0; p < c.applied.size(); ++p)
@@ -84,6 +97,7 @@ void Engine::set_steps(std::uint64_t steps) {
 
 void Engine::set_steps(ParameterId parameter, std::uint64_t steps) {
   core_->guarded([&](Core& c) {
+    check_steps(steps);
     learn_of_refused();
     c.applied[parameter] = steps;
   });

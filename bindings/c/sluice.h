@@ -284,7 +284,7 @@ SLUICE_API sluice_status sluice_engine_set_state(sluice_engine* engine, uint32_t
 
 /* sluice_arrays.h has functions to hand to the four calls above, for whole arrays in memory. */
 
-/* How often a parameter was updated: the step count of an optimizer's bias correction. */
+/* How often a parameter was updated: the step count of an optimizer's bias correction; at most 2^53. */
 SLUICE_API sluice_status sluice_engine_updates(const sluice_engine* engine, uint32_t parameter,
                                                uint64_t* updates);
 SLUICE_API sluice_status sluice_engine_set_updates(sluice_engine* engine, uint32_t parameter,

@@ -260,6 +260,17 @@ TEST_F(MisuseTest, FilesThatCannotBeLoaded) {
                {"trace_events"});
 }
 
+TEST_F(MisuseTest, MoreUpdatesThanCanBeCounted) {
+  ASSERT_OK(sluice_engine_set_updates(engine(), 0, 5));
+  for (const uint64_t updates : {UINT64_MAX, UINT64_MAX - 1, (uint64_t{1} << 53) + 1})
+    expect_error(sluice_engine_set_updates(engine(), 0, updates), SLUICE_INVALID_ARGUMENT,
+                 {std::to_string(updates) + " updates", "at most"});
+  uint64_t found = 0;
+  ASSERT_OK(sluice_engine_updates(engine(), 0, &found));
+  EXPECT_EQ(found, 5u);
+  ASSERT_OK(sluice_engine_set_updates(engine(), 0, uint64_t{1} << 53));
+}
+
 TEST_F(MisuseTest, PointersThatAreMissing) {
   expect_error(sluice_engine_begin_step(nullptr, nullptr), SLUICE_INVALID_ARGUMENT, {"'engine'"});
   expect_error(sluice_model_create(nullptr), SLUICE_INVALID_ARGUMENT, {"'model'"});
