@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "core/text_file.h"
 
@@ -27,13 +28,19 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 Json parse_json(std::string_view text, std::string_view source) {
   constexpr int kDeepest = 100;
-  const auto not_too_deep = [&](int depth, Json::parse_event_t, const Json&) {
+  std::vector<std::set<std::string>> keys;  // of each object that has begun and not ended
+  const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
     if (depth > kDeepest)
       fail(ErrorCode::kInvalidArgument, "{} is nested deeper than {} levels", source, kDeepest);
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key)
+      if (const auto& key = value.get_ref<const std::string&>(); !keys.back().insert(key).second)
+        fail(ErrorCode::kInvalidArgument, "{}: the key '{}' is there twice in one object", source, key);
     return true;
   };
   try {
-    return Json::parse(text, not_too_deep);
+    return Json::parse(text, check);
   } catch (const nlohmann::json::exception& error) {
     const std::string_view reason(error.what());  // it ends in the text itself, which may be anything
     fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source,

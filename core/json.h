@@ -13,7 +13,8 @@ namespace sluice {
 using Json = nlohmann::json;
 
 // Parses text. Throws Error(kInvalidArgument) that names the source ("config.json") with line and column, and
-// where the nesting is deeper than 100, since copying such a value takes stack for every level.
+// where the nesting is deeper than 100, since copying such a value takes stack for every level, or a key
+// stands twice in an object, since one value would be lost.
 Json parse_json(std::string_view text, std::string_view source);
 Json read_json_file(const std::string& path);
 

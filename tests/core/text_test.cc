@@ -78,6 +78,17 @@ TEST(Json, DeepNestingIsRefusedBeforeItTakesTheStack) {
   }
 }
 
+// One of the two values would be lost.
+TEST(Json, AKeyThatStandsTwiceInAnObjectIsRefused) {
+  for (const char* text :
+       {R"({"a": 1, "b": 2, "a": 3})", R"([{"x": {"a": {}, "a": {}}}])", R"({"a": 1, "\u0061": 1})"}) {
+    const Thrown thrown = thrown_by([&] { parse_json(text, "config.json"); });
+    EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument) << text;
+    EXPECT_THAT(thrown.text, AllOf(HasSubstr("config.json"), HasSubstr("'a'"), HasSubstr("twice")));
+  }
+  EXPECT_EQ(parse_json(R"([{"a": {"a": 1}, "b": {"a": 2}}, {"a": 3}])", "x")[1]["a"], 3);
+}
+
 TEST(Json, ReadsFiles) {
   const TemporaryFolder folder;
   folder.put("a.json", "[true]");
