@@ -63,11 +63,13 @@ void know_device(const sluice_engine_options& options, For purpose, Planned& mad
 
 struct sluice_home {
   sluice::allocator::FormerHome home;
+  const pid_t process = ::getpid();
 };
 
 struct sluice_engine {
   explicit sluice_engine(sluice::c::Planned made);
 
+  const pid_t process = ::getpid();  // that made it, and has its threads
   sluice::c::Planned planned;
   sluice::c::RanksOfEngine ranks;
   sluice::Device* const device = planned.gpu.get();  // null: the CPU computes
@@ -116,6 +118,11 @@ void call_back(sluice_engine& engine, Function function, Arguments... arguments)
 }
 
 inline std::mutex& mutex_of(sluice_engine& engine) {
+  if (engine.process != ::getpid())
+    fail(ErrorCode::kState,
+         "the engine was made in process {} and is used in {}, which was forked from it; use it where it was "
+         "made",
+         engine.process, ::getpid());
   if (in_function_of == &engine)
     fail(ErrorCode::kState,
          "a function that the engine has called calls the engine; call it when the function has returned");

@@ -49,4 +49,4 @@ sluice_status sluice_engine_leave(sluice_engine* handle, uint32_t with_values, u
   });
 }
 
-void sluice_home_destroy(sluice_home* home) { delete home; }
+void sluice_home_destroy(sluice_home* home) { destroy(home); }

@@ -272,7 +272,7 @@ sluice_status sluice_engine_create(const sluice_model* model, const sluice_engin
   });
 }
 
-void sluice_engine_destroy(sluice_engine* engine) { delete engine; }
+void sluice_engine_destroy(sluice_engine* engine) { destroy(engine); }
 
 sluice_status sluice_engine_plan(const sluice_engine* engine, char** json) {
   return guarded([&] { required(json, "json") = new_text(required(engine, "engine").planned.to_text()); });

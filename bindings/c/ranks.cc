@@ -139,7 +139,7 @@ sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* options, sluic
   });
 }
 
-void sluice_ranks_destroy(sluice_ranks* ranks) { delete ranks; }
+void sluice_ranks_destroy(sluice_ranks* ranks) { destroy(ranks); }
 
 sluice_status sluice_ranks_rank(const sluice_ranks* ranks, uint32_t* rank) {
   return guarded(

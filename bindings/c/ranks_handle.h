@@ -1,4 +1,6 @@
 #pragma once
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -49,6 +51,8 @@ struct sluice_ranks {
 
   std::uint64_t bytes() const;  // what the process holds for it in all
 
+  const pid_t process = ::getpid();  // that made it, and has its threads
+
   std::shared_ptr<const sluice::c::FunctionClock>
       functions;  // of the caller, over which the links are; or null
   const std::uint64_t link_bytes;
@@ -67,6 +71,13 @@ inline constexpr std::size_t kRing = std::size_t{1} << 20;  // from a rank to an
 comm::Deadlines deadlines_of(const sluice_ranks_options* options);  // null: all defaults
 // What a process holds for a rank of so many, which share memory where they can.
 std::uint64_t bytes_of_ranks(int ranks);
+
+// Frees a handle where it was made. In a process that was forked its threads are missing, and locks may be
+// held for ever.
+template <class Handle>
+void destroy(Handle* handle) {
+  if (handle != nullptr && handle->process == ::getpid()) delete handle;
+}
 
 // Takes the ranks for one engine, as long as it lives.
 class RanksOfEngine {

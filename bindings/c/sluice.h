@@ -15,6 +15,11 @@
  *
  * Threads: any thread may call every function. Calls on one engine take turns, also where one waits.
  *
+ * Forks: engines, homes and ranks serve the process that made them, where their threads are. In a child that
+ * a fork made of it, the _destroy functions return at once and leave everything to the parent, other calls on
+ * an engine are SLUICE_STATE, and a touch of a parameter ends the child with a message. A child that is to
+ * make engines of its own calls exec() first.
+ *
  * Questions: functions that take a const sluice_engine change nothing, and an engine that has failed answers
  * them, too. A caller need not keep count of units that are held, of steps or of gradients.
  *
