@@ -23,4 +23,16 @@ std::uint64_t process_bytes(std::uint64_t held, int threads) {
   return held <= stated ? stated : round_up(held, kStep);
 }
 
+void check_group_limit(std::uint64_t bytes, int ranks_here, std::string_view what,
+                       std::optional<std::size_t> limit) {
+  const auto ranks = static_cast<std::uint64_t>(ranks_here);
+  if (!limit || bytes <= *limit / ranks) return;
+  fail(ErrorCode::kBudget,
+       "{} {}{}, and the control group (the container) of this process may have {}, beyond which the kernel "
+       "ends processes: state at most {}, or raise the limit",
+       what, format_size(bytes),
+       ranks == 1 ? "" : fmt::format(" for each of the {} ranks of this machine", ranks), format_size(*limit),
+       format_size(*limit / ranks));
+}
+
 }  // namespace sluice::engine

@@ -1,5 +1,9 @@
 #pragma once
 #include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "core/system.h"
 
 // How much memory a process holds, and may hold.
 namespace sluice::engine {
@@ -18,5 +22,10 @@ inline constexpr std::uint64_t kTraceEventBytes = 160;
 // The memory that this process may use where the user states none: nine tenths of what it holds and what is
 // free. Throws Error(kInvalidArgument) where the system does not say how much is free.
 std::uint64_t default_memory();
+
+// Throws Error(kBudget) where this machine's ranks take so much memory each, as `what` says, and their
+// control group (the container) may not have it: the kernel would end one of them without a word.
+void check_group_limit(std::uint64_t bytes, int ranks_here, std::string_view what,
+                       std::optional<std::size_t> limit = memory_state().group_limit);
 
 }  // namespace sluice::engine

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/machine/process.h"
 #include "models/families/weights.h"
 #include "models/run/run_ranks.h"
 #include "models/run/training_run.h"
@@ -76,6 +77,7 @@ namespace {
 
 TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEvents& events) {
   check_settings(settings);
+  if (settings.memory != 0) engine::check_group_limit(settings.memory, settings.ranks_here, "--memory is");
   refuse_other_run(settings);  // before the work of planning
   allocator::install_touch_reporter();
   Setup setup = prepare(settings);

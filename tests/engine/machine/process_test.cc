@@ -1,0 +1,29 @@
+#include "engine/machine/process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/bytes.h"
+#include "tests/thrown.h"
+
+namespace sluice::engine {
+namespace {
+
+TEST(GroupLimit, SaysThatMemoryIsNotThereForAllRanks) {
+  const Thrown thrown =
+      thrown_by([] { check_group_limit(300 * kMiB, 2, "--memory is", std::size_t{70} * kMiB); });
+  EXPECT_EQ(thrown.code, ErrorCode::kBudget);
+  for (const char* part :
+       {"--memory is 300 MiB", "each of the 2 ranks", "may have 70.0 MiB", "at most 35.0 MiB"})
+    EXPECT_THAT(thrown.text, testing::HasSubstr(part));
+  EXPECT_EQ(thrown_by([] { check_group_limit(kMiB + 1, 1, "--memory is", std::size_t{kMiB}); }).code,
+            ErrorCode::kBudget);
+}
+
+TEST(GroupLimit, LeavesWhatIsThere) {
+  EXPECT_NO_THROW(check_group_limit(35 * kMiB, 2, "", std::size_t{70} * kMiB));
+  EXPECT_NO_THROW(check_group_limit(300 * kGiB, 64, "", std::nullopt));
+}
+
+}  // namespace
+}  // namespace sluice::engine
