@@ -120,9 +120,9 @@ class AnyOrderEngine final : public Engine {
   void abandon_step();
 
   // These work at any time on the gradient of a parameter; Error(kState) where there is none. Only
-  // read_gradient() brings elements into memory: the norm (infinite where an element is not finite) is known
-  // already, and a factor is applied when the gradient is used. A factor that comes while an update is
-  // pending does not change that update.
+  // read_gradient() brings elements into memory: the norm (NaN where an element is, else infinite where one
+  // is) is known already, and a factor is applied when the gradient is used. A factor that comes while an
+  // update is pending does not change that update.
   void read_gradient(ParameterId parameter, Array out);  // out: [elements]; waits for a pending update
   void multiply_gradient(ParameterId parameter, double factor);
   double gradient_norm(ParameterId parameter);

@@ -366,9 +366,10 @@ SLUICE_API sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint3
 SLUICE_API sluice_status sluice_engine_has_gradient(const sluice_engine* engine, uint32_t parameter,
                                                     uint32_t* has);
 /* These work on the gradient of a parameter, which is there until it is dropped; SLUICE_STATE where there is
- * none. Only sluice_engine_get_gradient() brings elements into memory. `data` gets all of them in `dtype`; it
- * must not lie in a parameter's memory, unless its unit is held with SLUICE_EDIT. `norm` is infinite where an
- * element is not finite. A factor that is given after sluice_engine_step() does not change that update. */
+ * none. Only sluice_engine_get_gradient() brings elements into memory. `data` gets all of them in `dtype`;
+ * it must not lie in a parameter's memory, unless its unit is held with SLUICE_EDIT. `norm` is NaN where an
+ * element is, else infinite where one is. A factor that is given after sluice_engine_step() does not change
+ * that update. */
 SLUICE_API sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t parameter, void* data,
                                                     sluice_dtype dtype);
 SLUICE_API sluice_status sluice_engine_gradient_norm(sluice_engine* engine, uint32_t parameter, double* norm);

@@ -180,7 +180,6 @@ void Gradients::take_squares(std::span<const ParameterId> parameters,
 
 double Gradients::norm(ParameterId parameter) const {
   const Known& known = this->known(parameter);
-  if (!known.squares.finite) return std::numeric_limits<double>::infinity();
   return std::sqrt(known.squares.sum.total()) * std::abs(known.factor);
 }
 

@@ -220,7 +220,7 @@ class Engine:
         return bool(self._handle.ask("sluice_engine_has_gradient", self._parameter(name)[0]))
 
     def gradient_norm(self, name: str) -> float:
-        """The norm of a parameter's gradient, infinite where an element is not finite. Fetches no element."""
+        """The norm of a parameter's gradient: NaN where an element is, else infinite where one is. Fetches no element."""
         return float(self._handle.ask("sluice_engine_gradient_norm", self._parameter(name)[0], kind=ctypes.c_double))
 
     def multiply_gradient(self, name: str, factor: float) -> None:

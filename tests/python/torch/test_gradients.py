@@ -242,6 +242,26 @@ def test_what_would_write_to_memory_that_is_nobodys_is_refused():
     optimizer.step()
 
 
+@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("values", [[float("nan")], [float("inf")], [float("inf"), float("nan")], [float("-inf"), 0.0]])
+def test_norms_of_what_is_not_finite_are_those_of_pytorch(values, order):
+    def run(model):
+        loss_of(model, 0).backward()
+        model.first.weight.grad.view(-1)[: len(values)] = torch.tensor(values)
+        each = [torch.linalg.vector_norm(p.grad, order) for p in model.parameters()]
+        return [*each, torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, order)]
+
+    torch.manual_seed(0)
+    plain = run(Chain())
+    torch.manual_seed(0)
+    model, optimizer = wrap(Chain(), "memory")
+    found = run(model)
+    assert [norm.isnan().item() for norm in found] == [norm.isnan().item() for norm in plain]
+    assert [norm.isinf().item() for norm in found] == [norm.isinf().item() for norm in plain]
+    with pytest.raises(sluice.NotFiniteError, match="'first.weight'"):
+        optimizer.step()
+
+
 def test_norms_and_scales_bring_no_gradient_in():
     model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
     loss_of(model, 0).backward()

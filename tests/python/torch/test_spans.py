@@ -87,6 +87,15 @@ def test_its_gradient_is_one_tensor():
     rounding.assert_near(found + 0, expected / 2, OF_USES)
 
 
+def test_the_norm_of_a_gradient_with_nan_in_one_span_and_infinity_in_another():
+    model, optimizer = made("memory")
+    loss_of(model, 0).backward()
+    gradient = torch.zeros_like(model.table.weight)
+    gradient.view(-1)[0], gradient.view(-1)[GRAIN + 1] = float("inf"), float("nan")
+    model.table.weight.grad = gradient
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isnan()
+
+
 def test_it_is_saved_and_loaded_as_one_tensor(tmp_path):
     model, optimizer = made("disk")
     train(model, optimizer, loss_of, steps=2)

@@ -149,13 +149,14 @@ class Stored:
             self._engine._handle.call("sluice_engine_multiply_gradient", span.index, factor)
 
     def norm(self, home: Home) -> float:
-        """The gradient's norm; infinite where an element is not finite."""
+        """The gradient's norm: NaN where an element is, else infinite where one is."""
         return 0.0 if self.lacks(home) else self._norm(home)
 
     def _norm(self, home: Home) -> float:
         ask = self._engine._handle.ask
         norms = [ask("sluice_engine_gradient_norm", span.index, kind=ctypes.c_double) for span in home.spans]
-        return norms[0] if len(norms) == 1 else math.hypot(*norms)
+        nan = next((norm for norm in norms if math.isnan(norm)), None)  # for hypot() infinity comes before NaN
+        return math.hypot(*norms) if nan is None else nan
 
     def read(self, home: Home) -> torch.Tensor:
         """A copy of the gradient."""
