@@ -351,7 +351,7 @@ def test_a_call_that_cannot_be_known_is_refused_and_says_what_to_state(monkeypat
     plain = Chain.forward
     monkeypatch.setattr(Chain, "forward", lambda self, x: plain(self, x) if x.sum() > -1e9 else x)
     model, _ = wrapped("6GiB", Chain)
-    with pytest.raises(sluice.InvalidArgumentError, match=r"for this call cannot be estimated: .*values.*reserve"):
+    with pytest.raises(sluice.InvalidArgumentError, match=r"this call cannot be estimated: in Chain .*values.*reserve='512MiB'"):
         loss_of(model, 0)
     stated, _ = wrapped("6GiB", Chain, reserve="64MiB")
     loss_of(stated, 0).backward()

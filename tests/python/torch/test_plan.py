@@ -5,7 +5,7 @@ import tempfile
 import pytest
 import torch
 from support import fake_gpu
-from support.chain import Chain
+from support.chain import Chain, loss_of
 from support.wrapped_models import small_gpt2, tokens, units_of_modules
 
 import sluice
@@ -142,3 +142,24 @@ def test_any_number_of_ranks_can_be_planned_for(monkeypatch, size):
     plan = sluice.torch.plan(wide(), sluice.AdamW(), memory="8GiB", stage=1)
     assert plan["ranks"] == size
     assert plan["bytes"]["host"]["optimizer state"] < 320 * MIB // size + 12 * MIB
+
+
+def test_a_refusal_names_the_module():
+    class Choosing(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.max() > 0 else x
+
+    model = torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.Sequential(Choosing(24, 24)))
+    sluice.torch.wrap(model, sluice.AdamW(), memory="6GiB")
+    with pytest.raises(sluice.InvalidArgumentError, match=r"in '1.0' \(Choosing\) its operations depend on values"):
+        loss_of(model, 0)
+
+
+def test_anomaly_mode_is_not_in_the_way_of_an_estimate():
+    model, optimizer = sluice.torch.wrap(Chain(), sluice.AdamW(), memory="6GiB")
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        loss_of(model, 0).backward()
+        assert torch.is_anomaly_enabled() and sluice.torch.engine_of(model).plan()["pytorch"]["peak"] is not None
+        with pytest.warns(UserWarning, match="Error detected in"), pytest.raises(RuntimeError, match="returned nan"):
+            (loss_of(model, 0) * float("nan")).backward()
+    optimizer.zero_grad()

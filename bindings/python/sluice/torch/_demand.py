@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import BudgetError, Error, StateError
-from ._estimate import Estimate, estimate_call, kind_of, refusal_of, with_margin
+from ._estimate import Estimate, estimate_call, kind_of, with_margin
 from ._fakes import CPU, tensors_in
 from ._presence import Presence
 
@@ -129,12 +129,7 @@ class Demand:
         model, gpu = self._presence.model(), self._presence.engine.gpu
         assert model is not None, "it was called"
         with self._alone():
-            try:
-                return estimate_call(model, module, args, kwargs, train, CPU if gpu is None else gpu.device)
-            except Error:
-                raise
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-                raise refusal_of(error, "call", "it") from error
+            return estimate_call(model, module, args, kwargs, train, CPU if gpu is None else gpu.device)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import random
 import sys
+import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -45,9 +46,9 @@ class _Alive(Mode):
 
     stance: DynamoStance | None = EAGER
 
-    def __init__(self, ignored: set[int]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._ignored = ignored  # storages of parameters
+        self.ignored: set[int] = set()  # storages of parameters
         self._seen: set[int] = set()
         self._casts: set[int] = set()  # the storages of parameters' casts
         self.current = self.peak = 0
@@ -57,7 +58,7 @@ class _Alive(Mode):
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 self._note(tensor.untyped_storage())
-        if func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._ignored:
+        if func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self.ignored:
             self._casts.add(result.untyped_storage()._cdata)
         return result
 
@@ -85,7 +86,7 @@ class _Alive(Mode):
 
     def _note(self, storage: Any) -> None:
         key = storage._cdata
-        if key in self._seen or key in self._ignored:
+        if key in self._seen or key in self.ignored:
             return
         self._seen.add(key)
         size = storage.nbytes()
@@ -183,21 +184,30 @@ def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.devi
     argument, of whose tensors only shapes and types count. Where the output has no `loss`, a cross entropy of the outputs
     is allowed for, in f32 and of a shifted copy."""
     args, kwargs = _call_of(batch)
-    try:
-        return estimate_call(model, model, args, kwargs, train, device)
-    except Error:
-        raise
-    except Exception as error:
-        raise refusal_of(error, "sample_batch", "model(sample_batch)") from error
+    return estimate_call(model, model, args, kwargs, train, device, "sample_batch", "model(sample_batch)")
 
 
-def refusal_of(error: Exception, what: str, call: str) -> InvalidArgumentError:
-    """The error to raise where estimate_call() raised one."""
+def _refusal(
+    model: torch.nn.Module, called: torch.nn.Module, error: Exception, so_far: int, what: str, call: str
+) -> InvalidArgumentError:
     why = "its operations depend on values" if isinstance(error, _ON_VALUES) else "it was run without memory"
+    begin = max(_RESERVES[0], with_margin(so_far) + _FIXED) >> 20
     return InvalidArgumentError(
-        f"what the model takes for this {what} cannot be estimated: {why}, and {type(error).__name__} came of it ({error}). "
-        f"If {call} runs by itself, give wrap() a reserve that was measured instead"
+        f"what the model takes for this {what} cannot be estimated: in {_module_of(model, called, error)} {why}, and "
+        f"{type(error).__name__} came of it ({error}). If {call} runs by itself, state what PyTorch takes instead: begin with "
+        f"wrap(reserve='{begin}MiB'); a warning then says by how much the first step took more"
     )
+
+
+def _module_of(model: torch.nn.Module, called: torch.nn.Module, error: Exception) -> str:
+    """The innermost module of the model that was called when the error was raised, for messages."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = called
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        found = module if isinstance(module, torch.nn.Module) and id(module) in names else found
+    name = names.get(id(found), "")
+    return f"'{name}' ({type(found).__name__})" if name else type(found).__name__
 
 
 def estimate_call(
@@ -207,10 +217,30 @@ def estimate_call(
     kwargs: Mapping[str, Any],
     train: bool,
     device: torch.device = CPU,
+    what: str = "call",
+    call_of_it: str = "it",
 ) -> Estimate:
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
-    of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises what
-    the run with fakes raises."""
+    of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises
+    InvalidArgumentError where that is not possible; what, call_of_it: the call, for its message."""
+    alive = _Alive()
+    try:
+        return _estimated(alive, model, called, args, kwargs, train, device)
+    except Error:
+        raise
+    except Exception as error:
+        raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
+
+
+def _estimated(
+    alive: _Alive,
+    model: torch.nn.Module,
+    called: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    train: bool,
+    device: torch.device,
+) -> Estimate:
     fake = Fakes(allow_non_fake_inputs=True)
     call = tree_map(
         lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
@@ -219,8 +249,10 @@ def estimate_call(
         for tensor in tensors:
             if tensor.is_leaf and tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
-        alive = _Alive({tensor.untyped_storage()._cdata for tensor in tensors})
-        with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type):
+        alive.ignored.update(tensor.untyped_storage()._cdata for tensor in tensors)
+        # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
+        unchecked = torch.autograd.set_detect_anomaly(False)
+        with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
             kept = _step(called, call[0], call[1], train, alive)
         return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 
