@@ -71,6 +71,7 @@ class Optimizer(metaclass=_FromTable):
 
     name: ClassVar[str]
     whole_arrays: ClassVar[tuple[str, ...]] = ()  # arrays of state that a parameter has as a whole, in f32
+    _implied: ClassVar[Mapping[str, Any]] = {}
     _own: ClassVar[Mapping[str, Any]]  # keywords besides the library's, with their defaults; "lr" is the first
 
     def __init__(self, *lr: Any, **settings: Any) -> None:
@@ -124,6 +125,11 @@ class Optimizer(metaclass=_FromTable):
     def has_momentum(self) -> bool:
         """Whether the optimizer keeps an array for momentum."""
         return all(getattr(self, part["python"]) > 0 for part in table()[self.name] if part["needs_array"])
+
+    @property
+    def implied(self) -> Mapping[str, Any]:
+        """What the groups of the same optimizer of torch.optim, or of transformers, state besides, with the values that hold here."""
+        return self._implied
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
         """The shape of one of Engine.state_arrays() for a parameter of this shape; None: it has no such array."""
@@ -186,6 +192,7 @@ class AdamW(Optimizer):
     """AdamW as torch.optim writes it: the weight decay goes into the parameter."""
 
     name = "adamw"
+    _implied = {"decoupled_weight_decay": True}
     _own = {"lr": 1e-3, "weight_decay": 1e-2}
 
 
@@ -193,6 +200,7 @@ class Adam(AdamW):
     """Adam as torch.optim writes it: the weight decay goes into the gradient."""
 
     name = "adam"
+    _implied = {"decoupled_weight_decay": False}
     _own = {"lr": 1e-3, "weight_decay": 0.0}
 
 
@@ -207,6 +215,7 @@ class SGD(Optimizer):
     """SGD as torch.optim writes it, with dampening 0: one array of state, or none without momentum."""
 
     name = "sgd"
+    _implied = {"dampening": 0}
     _own = {"lr": 1e-3, "weight_decay": 0.0}
 
 
@@ -218,11 +227,18 @@ class Adafactor(Optimizer):
 
     name = "adafactor"
     whole_arrays = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
+    _implied = {"decay_rate": -0.8, "warmup_init": False}
     _own = {"lr": None, "weight_decay": 0.0}
 
     def _take(self, values: Mapping[str, Any]) -> None:
-        lr = values["lr"]
-        super()._take({**values, "lr": (1.0 if values["relative_step"] else 1e-3) if lr is None else lr})
+        lr, beta1 = values["lr"], values["beta1"]
+        lr = (1.0 if values["relative_step"] else 1e-3) if lr is None else lr
+        super()._take({**values, "lr": lr, "beta1": 0.0 if beta1 is None else beta1})
+
+    @property
+    def implied(self) -> Mapping[str, Any]:
+        """See Optimizer: transformers has None where there is no momentum."""
+        return self._implied if self.has_momentum else {**self._implied, "beta1": None}
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
         """See Optimizer: matrices have sums of rows and columns, vectors an array of elements."""
@@ -241,7 +257,12 @@ class Muon(Optimizer):
     learning rate, where sluice.torch.wrap() makes the groups; None: `lr`."""
 
     name = "muon"
+    _implied = {"ns_coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "ns_steps": 5}
     _own = {"lr": 1e-3, "weight_decay": 0.1, "adamw_lr": None}
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        rule = values["adjust_lr_fn"]  # torch.optim has None for "original"
+        super()._take({**values, "adjust_lr_fn": "original" if rule is None else rule})
 
     def _check(self) -> None:
         super()._check()

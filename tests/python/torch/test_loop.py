@@ -105,7 +105,7 @@ def test_parameter_groups_whose_settings_change(update_in_backward):
         group = {"params": no_decay, "lr": 2e-3, "weight_decay": 0.0, "betas": [0.8, 0.95]}
         if place is None:
             rest = [p for p in model.parameters() if p.dim() >= 2]
-            optimizer = torch.optim.AdamW([{"params": rest}, group], lr=1e-3)
+            optimizer = torch.optim.AdamW([group, {"params": rest}], lr=1e-3)
         else:
             optimizer = wrap(model, place, param_groups=[group], update_in_backward=update_in_backward)[1]
         losses = train(model, optimizer, language_loss, steps=5).values

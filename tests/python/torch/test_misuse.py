@@ -46,7 +46,7 @@ def test_foreign_parameters():
         wrap(model, "disk", param_groups=[{"params": ["fourth.weight"]}])
     with pytest.raises(sluice.InvalidArgumentError, match="two parameter groups"):
         wrap(model, "disk", param_groups=[{"params": ["first.bias"]}, {"params": [model.first.bias]}])
-    with pytest.raises(sluice.InvalidArgumentError, match="momentum.*may have params, lr, weight_decay"):
+    with pytest.raises(sluice.InvalidArgumentError, match="momentum is 0.9.*does not have.*leave it out"):
         wrap(model, "disk", param_groups=[{"params": ["first.bias"], "momentum": 0.9}])
     optimizer = wrap(model, "disk")[1]
     with pytest.raises(sluice.InvalidArgumentError, match="no further parameters.*wrap the model again"):

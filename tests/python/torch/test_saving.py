@@ -305,8 +305,8 @@ def test_parameters_are_counted_as_torch_optim_counts_them(make, units):
     model = make(1)
     groups = backwards(model)
     _, optimizer = wrap(model, "disk", units=units, param_groups=groups)
-    assert [id(p) for p in optimizer.param_groups[1]["params"]] == [id(p) for p in groups[0]["params"]]
-    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters() if p.dim() == 1]
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in groups[0]["params"]]
+    assert [id(p) for p in optimizer.param_groups[1]["params"]] == [id(p) for p in model.parameters() if p.dim() == 1]
 
 
 def test_state_of_torch_optim_is_that_of_the_same_parameters_in_other_units():

@@ -123,7 +123,7 @@ def test_either_name_of_a_tied_parameter_will_do():
     units, groups = {"tied": ["last.weight"]}, [{"params": "last.weight", "lr": 0.5}]
     _, optimizer = wrap(model, "memory", units=units, param_groups=groups)
     assert units_in(model)["tied"] == ["first.weight"]
-    assert [p is model.first.weight for p in optimizer.param_groups[1]["params"]] == [True]
+    assert [p is model.first.weight for p in optimizer.param_groups[0]["params"]] == [True]
     sluice.torch.close(model)
     _, optimizer = wrap(model, "memory", units={"all": ["first", "last"]}, param_groups=[{"params": model.last.weight}])
     assert units_in(model)["all"] == ["first.weight", "first.bias", "last.bias"]
@@ -172,6 +172,7 @@ def test_parameters_without_elements_stay_as_they_are():
         (Chain(), {"units": ["first"]}, r"units are \['first'\]; a dict"),
         (Chain(), {"param_groups": [{"lr": 1}]}, "a parameter group is {'lr': 1}.*'params'"),
         (Chain(), {"param_groups": ["first"]}, "a parameter group is 'first'.*a dict"),
+        (Chain(), {"param_groups": [{"params": [(1, 2, 3)]}]}, r"a parameter group has \(1, 2, 3\), which is no parameter"),
         (Chain(), {"param_groups": [{"params": ["first.bias"], "lr": "x"}]}, "lr is 'x'; a number"),
     ],
 )

@@ -96,8 +96,6 @@ class Home:
     name: str
     index: int  # its position among the model's homes
     spans: list[Span]
-    group: int  # the number of its parameter group
-    position: int  # its position in torch.optim's order of parameters
     parameter: torch.nn.Parameter
     memory: torch.Tensor
     trainable: bool

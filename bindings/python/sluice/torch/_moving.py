@@ -11,7 +11,7 @@ from ..errors import Error
 from ..model import Unit
 from . import _homes, _meta
 from ._homes import Home, Span
-from ._units import Group, Roles
+from ._units import Group
 
 Source = Callable[[str, int, memoryview], object]
 """Fills in a run of a parameter's elements: its name, the first element, and the memory."""
@@ -36,7 +36,7 @@ class Moving:
             if buffer is not None and (buffer.is_meta or buffer.device.type != torch.device(self._device).type)
         ]
 
-    def move_in(self, groups: Sequence[Group], roles: Roles, train: bool, source: Source | None) -> list[Home]:
+    def move_in(self, groups: Sequence[Group], train: bool, source: Source | None) -> list[Home]:
         """Moves all parameters. Returns their homes."""
         index, spans = 0, []
         for u, group in enumerate(groups):
@@ -50,9 +50,8 @@ class Moving:
                 self._were[len(self._homes)] = given.device
                 p = self._into_engine(given, spans)
                 trainable = train and p.requires_grad
-                role, position = roles.group.get(id(given), 0), roles.position[id(given)]
                 absent = self._engine.absent(spans, tuple(p.shape), p.dtype)
-                home = Home(name, len(self._homes), spans, role, position, p, p.data, trainable, declared.by_elements, absent)
+                home = Home(name, len(self._homes), spans, p, p.data, trainable, declared.by_elements, absent)
                 if given.is_meta:
                     self._on_meta[home.index] = given
                 self._homes.append(home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Optional
@@ -13,23 +14,11 @@ from ..errors import InvalidArgumentError, StateError
 from ..optimizers import Optimizer as Settings
 from . import _state
 from ._at_once import UpdatesInBackward
-from ._roles import changed
+from ._homes import Home
+from ._roles import settings_of_group
 from ._session import Session
 from ._stances import outside_of_graphs
-
-
-_NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # refused unless a setting has that name
-
-
-def _settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings:
-    """A group's settings that are in force. Raises where one is not valid, or cannot change."""
-    had = vars(made_with)
-    for name in _NOT_HAD:
-        if name not in had and group.get(name):
-            raise InvalidArgumentError(
-                f"{name} is {group[name]}, which the wrapped model's optimizer does not have; leave it out"
-            )
-    return changed(made_with, {name: value for name, value in group.items() if name in had})
+from ._units import Roles
 
 
 class _Group(dict[str, Any]):
@@ -40,7 +29,7 @@ class _Group(dict[str, Any]):
         self._made_with = made_with
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _settings_of_group({name: value}, self._made_with)
+        settings_of_group({name: value}, self._made_with)
         super().__setitem__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -52,21 +41,18 @@ class Optimizer(torch.optim.Optimizer):
     """A torch.optim.Optimizer whose state the engine has. In its groups lr, betas, momentum (which torch.optim's LR
     schedulers change), weight_decay and eps may change at any time; the other settings are fixed."""
 
-    def __init__(self, session: Session, settings: Sequence[Settings]) -> None:
+    def __init__(self, session: Session, settings: Sequence[Settings], roles: Roles) -> None:
         self._session = session
         self._sealed = False
         first = settings[0]
-        defaults = dict(vars(first))
-        presence = session.presence
-        homes = sorted((home for home in presence.homes if home.trainable), key=lambda home: home.position)
+        presence, model = session.presence, session.model()
+        assert model is not None, "it is being wrapped"
+        parameters = dict(model.named_parameters())
         groups = [
-            {
-                "params": [home.parameter for home in homes if home.group == g],
-                **{name: getattr(each, name) for name in each.of_step},
-            }
-            for g, each in enumerate(settings)
+            {**keys, "params": [parameters[name] for name in members], **{name: getattr(each, name) for name in each.of_step}}
+            for each, members, keys in zip(settings, roles.members, roles.keys, strict=True)
         ]
-        super().__init__(groups, defaults)
+        super().__init__(groups, {**vars(first), **first.implied})
         self._first = first
         self._members = [[id(p) for p in group["params"]] for group in self.param_groups]
         self._guard_groups()
@@ -101,26 +87,36 @@ class Optimizer(torch.optim.Optimizer):
         made = super().state_dict()
         with self._session.presence.turns:
             state = _state.read(self._session.presence)
-        made["state"] = {i: state[index] for i, index in enumerate(self._indices()) if index in state}
+        made["param_groups"] = [{**group, **self._first.implied} for group in made["param_groups"]]
+        made["state"] = {i: state[home.index] for i, home in enumerate(self._homes()) if home and home.index in state}
         return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state_dict of the same optimizer for the same model, of Sluice or torch.optim. Raises
         InvalidArgumentError, with nothing changed, where it does not fit."""
         self._check_open()
-        indices = self._indices()
-        unknown = [i for i in state_dict.get("state", {}) if i not in range(len(indices))]
+        homes, given = self._homes(), state_dict.get("state", {})
+        unknown = [i for i in given if i not in range(len(homes))]
         if unknown:
             raise InvalidArgumentError(
-                f"the state_dict has state of parameter {unknown[0]!r}, and the optimizer {len(indices)} parameters; load "
+                f"the state_dict has state of parameter {unknown[0]!r}, and the optimizer {len(homes)} parameters; load "
                 "the state_dict of the same model"
+            )
+        state = {home.index: given[i] for i in given if (home := homes[i]) is not None and home.trainable}
+        frozen = [home.name for i in given if given[i] and (home := homes[i]) is not None and not home.trainable]
+        if frozen:
+            warnings.warn(
+                f"the state_dict has state of '{frozen[0]}', which was frozen when the model was wrapped; such state is left out "
+                f"({len(frozen)} parameters)",
+                UserWarning,
+                stacklevel=2,
             )
         before = super().state_dict()
         super().load_state_dict({**state_dict, "state": {}})  # checks the groups first
         try:
             self._settings()
             with self._session.presence.turns:
-                _state.write(self._session.presence, {indices[i]: given for i, given in state_dict.get("state", {}).items()})
+                _state.write(self._session.presence, state)
         except InvalidArgumentError:
             super().load_state_dict(before)
             raise
@@ -133,10 +129,10 @@ class Optimizer(torch.optim.Optimizer):
             "and wrap the model again to load one"
         )
 
-    def _indices(self) -> list[int]:
-        """The engine's index of each parameter, in the order of a state_dict."""
+    def _homes(self) -> list[Optional[Home]]:
+        """The home of each parameter, in the order of a state_dict; None: it has no elements."""
         by_id = self._session.presence.by_id
-        return [by_id[id(p)].index for group in self.param_groups for p in group["params"]]
+        return [by_id.get(id(p)) for group in self.param_groups for p in group["params"]]
 
     def _settings(self) -> list[Settings]:
         """The groups' settings that are in force now. Raises where one changed that cannot."""
@@ -146,7 +142,7 @@ class Optimizer(torch.optim.Optimizer):
                 "one as it is set requires_grad_(False), or its grad to None; for other groups wrap the model again with "
                 "param_groups"
             )
-        return [_settings_of_group(group, self._first) for group in self.param_groups]
+        return [settings_of_group(group, self._first) for group in self.param_groups]
 
     @outside_of_graphs
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -93,7 +93,7 @@ def prepare(
     memory: Size,
     reserve: Optional[Size] = None,
     sample_batch: Any = None,
-    param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
+    param_groups: Optional[Iterable[Any]] = None,
     units: Optional[Mapping[str, Sequence[str]]] = None,
     threads: int = 0,
     held_units: int = 3,
@@ -113,7 +113,7 @@ def prepare(
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
     if reproducible:
         check_reproducible(model, accumulate)
-    settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
+    settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or ())
     gpu = gpu_of(model, device_memory, device)
     if gpu is not None:
         check_writes(model)

@@ -65,7 +65,7 @@ class Session:
                 prepared.gpu.check_room(model, self._of_pytorch, account())
             self.engine.first_step = prepared.first_step(account, plan)
             with ready.phase("values"):
-                homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
+                homes = self._moving.move_in(prepared.groups, train, source)
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )

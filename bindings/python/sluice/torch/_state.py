@@ -20,6 +20,7 @@ from ._units import DTYPES
 
 _STEP = "step"
 _MASTER = "master"
+_NO_ARRAYS = {_STEP, "RMS"}  # what states have besides arrays; transformers' Adafactor finds RMS anew in each step
 
 
 def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
@@ -139,7 +140,7 @@ def _parts(presence: Presence, arrays: Mapping[str, Any], span: Span) -> dict[st
         known = values if values.dtype in DTYPES else values.float()
         return outside(_part(presence, name, span, known.cpu().reshape(-1)), presence.by_storage)
 
-    return {name: part(name, values) for name, values in arrays.items() if name != _STEP and values is not None}
+    return {name: part(name, values) for name, values in arrays.items() if name not in _NO_ARRAYS and values is not None}
 
 
 def _part(presence: Presence, name: str, span: Span, flat: torch.Tensor) -> torch.Tensor:
@@ -158,7 +159,7 @@ def _shapes(presence: Presence, home: Home, arrays: tuple[str, ...]) -> dict[str
 
 def _check(home: Home, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     needed = set(shapes) - {_MASTER}
-    found = {name for name, value in given.items() if value is not None} - {_STEP, _MASTER}
+    found = {name for name, value in given.items() if value is not None} - {*_NO_ARRAYS, _MASTER}
     if needed != found:
         raise InvalidArgumentError(
             f"the state of '{home.name}' has {', '.join(sorted(found)) or 'no arrays'}, and this optimizer keeps "

@@ -49,11 +49,12 @@ def _bytes(parameter: torch.nn.Parameter) -> int:
 
 @dataclasses.dataclass
 class Roles:
-    """How the optimizer treats parameters, by id."""
+    """How the optimizer treats parameters."""
 
-    group: dict[int, int] = dataclasses.field(default_factory=dict)  # the number of its parameter group; 0 where it has none
-    position: dict[int, int] = dataclasses.field(default_factory=dict)  # in its group, in torch.optim's order
-    by_elements: set[int] = dataclasses.field(default_factory=set)  # see sluice.Parameter
+    group: dict[int, int] = dataclasses.field(default_factory=dict)  # the number of a parameter's group, by its id
+    members: list[list[str]] = dataclasses.field(default_factory=list)  # of each group, the parameters' names, in its order
+    keys: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of each group, what was given with them
+    by_elements: set[int] = dataclasses.field(default_factory=set)  # ids; see sluice.Parameter
 
 
 def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
@@ -65,7 +66,7 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
                 Parameter(
                     name,
                     tuple(p.shape),
-                    roles.group.get(id(p), 0),
+                    roles.group.get(id(p), 0),  # a frozen one may be in no group
                     frozen=not (train and p.requires_grad),
                     span=group.span,
                     dtype=_type_of(name, p),

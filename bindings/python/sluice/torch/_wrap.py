@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional, TypeVar, Union
 
@@ -41,7 +41,7 @@ def wrap(
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
     reserve: Optional[Size] = None,
     sample_batch: Any = None,
-    param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
+    param_groups: Optional[Iterable[Any]] = None,
     units: Optional[Mapping[str, Sequence[str]]] = None,
     threads: int = 0,
     held_units: int = 3,
@@ -65,8 +65,8 @@ def wrap(
     silence: float = 30.0,
     patience: float = 600.0,
 ) -> tuple[Model, Optional[Optimizer]]:
-    """Moves a model's parameters into an engine. Returns the same model, and a torch.optim.Optimizer of its trainable
-    parameters, or None where no `optimizer` is given, for evaluation and generation.
+    """Moves a model's parameters into an engine. Returns the same model, and a torch.optim.Optimizer of its parameters, or None
+    where no `optimizer` is given, for evaluation and generation.
 
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
     disk: a folder ("/nvme"), also with what may be taken there ("/nvme:40GiB"), or several that are striped, for what does not fit
@@ -78,8 +78,9 @@ def wrap(
         Until the first call 512MiB are assumed, or 160MiB. engine_of(model).plan()["pytorch"] has estimates and measures.
     sample_batch: what the model is called with, for which the first plan is made: a dict of keyword arguments, a tuple of
         arguments, or one argument.
-    param_groups: torch.optim's parameter groups: dicts with "params" (parameters or their names) and settings that may
-        differ ("lr", "weight_decay", "betas", ...); other parameters have those of `optimizer`. With Muon also "use_muon":
+    param_groups: what torch.optim takes: dicts with "params" (parameters, their names, or pairs of named_parameters()), settings that may
+        differ ("lr", "weight_decay", "betas", ...), and keys of your own; or the parameters of one group. The optimizer's groups are
+        these; trained parameters in none are in one more, with the settings of `optimizer`. With Muon also "use_muon":
         whether matrices of the group are Muon's; without it they are, but for embeddings and the output head (which
         get_output_embeddings() returns).
     units: the user's own units: name -> names of modules or parameters; the others are found.
@@ -194,7 +195,7 @@ def _move_in(
                     _first_values.give(model, unset, of_files, homes[0].memory.device)
                 session.presence.release_all()
         others.watch_buffers(model)
-        made = Optimizer(session, prepared.settings) if prepared.train else None
+        made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
     session.moved_in()
     _sessions[model] = weakref.ref(session)
     return model, made
