@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class Error(Exception):
     """An error of Sluice, whose text says what was asked, what was found and what to do."""
@@ -53,6 +56,13 @@ _KINDS: dict[str, type[Error]] = {
     "not_finite": NotFiniteError,
     "state": StateError,
 }
+
+
+def unexpected(function: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for a keyword argument that a function does not have."""
+    near = difflib.get_close_matches(name, names := sorted(known), 1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}; {remedy}")
 
 
 def error_of(status: int, text: str) -> Error:

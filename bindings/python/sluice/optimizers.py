@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from . import _abi
 from ._handle import call, text_of
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, unexpected
 
 _NEEDED = {"number": "a number", "whole": "a whole number", "switch": "True or False", "choice": "a text"}
 
@@ -75,7 +75,10 @@ class Optimizer(metaclass=_FromTable):
     _own: ClassVar[Mapping[str, Any]]  # keywords besides the library's, with their defaults; "lr" is the first
 
     def __init__(self, *lr: Any, **settings: Any) -> None:
-        bound = type(self).__signature__.bind(*lr, **settings)
+        signature = type(self).__signature__
+        for name in settings.keys() - signature.parameters.keys():
+            raise unexpected(type(self).__name__, name, signature.parameters)
+        bound = signature.bind(*lr, **settings)
         bound.apply_defaults()
         self._take(bound.arguments)
         self._check()

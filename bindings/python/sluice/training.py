@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from typing import IO, Any
 
 from ._handle import text_of
 from ._library import find_program
-from .errors import InternalError, InvalidArgumentError, SystemIOError, error_named
+from .errors import InternalError, InvalidArgumentError, SystemIOError, error_named, unexpected
 from .model import Folder, Path, Size, size_of
 from .optimizers import table
 
@@ -127,11 +128,11 @@ def _switches() -> set[str]:
 
 
 def _known(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises what Python raises for an unknown keyword argument."""
+    """Raises a TypeError for a keyword argument that train() does not have."""
     names = {setting["name"] for settings in table().values() for setting in settings}
     for name in settings:
         if name not in names:
-            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+            raise unexpected("train", name, names | inspect.signature(train).parameters.keys() - {"settings"})
     return settings
 
 

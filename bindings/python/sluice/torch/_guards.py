@@ -11,11 +11,17 @@ import torch
 from ..errors import StateError
 from . import _parallel, _saving
 
+_RESIZING = ("resize_token_embeddings", "resize_position_embeddings")
+
 
 def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device, reading: _saving.Reading) -> None:
     """Guards a model and its modules. dtypes, device: of its parameters; reading: a `with` in which these can be read."""
     _saving.install(model, reading)
     _parallel.guard(model)
+    for module in model.modules():
+        for name in _RESIZING:
+            if callable(getattr(type(module), name, None)):
+                module.__dict__[name] = functools.partial(_refuse_to_resize, name)
     for module in _with_parameters(model):
         module.__dict__["_apply"] = functools.partial(_apply, module, dtypes, device)
         module.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part")
@@ -29,7 +35,7 @@ def unguard(model: torch.nn.Module) -> None:
     if isinstance(compiled := model._compiled_call_impl, functools.partial):
         model._compiled_call_impl = compiled.args[1]  # see SavedTensors.guard()
     for module in model.modules():
-        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__", "no_sync"):
+        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__", "no_sync", *_RESIZING):
             module.__dict__.pop(name, None)
 
 
@@ -65,6 +71,14 @@ def _apply(
         if buffer is not None:
             module._buffers[name] = fn(buffer)
     return module
+
+
+def _refuse_to_resize(name: str, *_: Any, **__: Any) -> NoReturn:
+    """Replaces what gives a model of transformers parameters of another size."""
+    raise StateError(
+        f"{name}() is called on a wrapped model, and the engine was planned for its parameters as they are; sluice.torch.close() the "
+        f"model, call {name}(), and wrap it again"
+    )
 
 
 def refuse_copy(what: str, *_: Any) -> NoReturn:

@@ -22,8 +22,10 @@ _STEP = "step"
 _MASTER = "master"
 _NO_ARRAYS = {_STEP, "RMS"}  # what states have besides arrays; transformers' Adafactor finds RMS anew in each step
 
+_State = dict[int, dict[str, torch.Tensor]]  # arrays by names, by the parameter's index
 
-def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
+
+def read(presence: Presence) -> _State:
     """Reads the state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
     in the disk folder, where there is one, so that they may be larger than memory; else in memory. All ranks call it; where
     state is partitioned over them, rank 0 alone gets it."""
@@ -32,28 +34,30 @@ def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
     if ranks is None:
         return _read(presence)
     if ranks.rank == 0 or engine.plan()["stage"] == 0:
-        return _read(presence, lambda check: ranks.agreed("the optimizer's state_dict", check))
+        return _read(presence, lambda make: ranks.agreed("the optimizer's state_dict", make))
     ranks.agreed("the optimizer's state_dict", lambda: None)
     for unit in sorted(_by_unit([home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0])):
         _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, lambda key, name: None)
     return {}
 
 
-def _read(
-    presence: Presence, agreed: Callable[[Callable[[], str | None]], str | None] = lambda check: check()
-) -> dict[int, dict[str, torch.Tensor]]:
+def _read(presence: Presence, agreed: Callable[[Callable[[], _State]], _State] = lambda make: make()) -> _State:
     engine = presence.engine
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
     type_of = {name: _type_of(presence, name) for name in arrays}
     shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
     needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
-    folder = agreed(lambda: room(presence, needed, "the optimizer's state_dict"))
-    state = {
-        home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)), dtype=torch.float32)}
-        | {name: make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
-        for home in updated
-    }
+
+    def make_all() -> _State:
+        folder = room(presence, needed, "the optimizer's state_dict")
+        return {
+            home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)), dtype=torch.float32)}
+            | {name: make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
+            for home in updated
+        }
+
+    state = agreed(make_all)
     places = {span.key: (home.index, span) for home in updated for span in home.spans}
     homes_of = _by_unit(updated)
 

@@ -9,11 +9,13 @@ import weakref
 
 import torch
 
+from ..errors import SystemIOError
+
 _files: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()  # by address
 
 
 def make(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros in a file of the folder, which ends with the last tensor over it. Raises OSError without room."""
+    """A tensor of zeros in a file of the folder, which ends with the last tensor over it. Raises SystemIOError without room."""
     memory = _file_without_name(folder, math.prod(shape) * dtype.itemsize)
     tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
     _files[tensor.data_ptr()] = memory
@@ -44,9 +46,15 @@ def _file_of(tensor: torch.Tensor) -> mmap.mmap | None:
 
 
 def _file_without_name(folder: str, size: int) -> mmap.mmap:
-    file = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)  # a full disk is an error here, and not when the memory is touched
-        return mmap.mmap(file, size)
-    finally:
-        os.close(file)
+        file = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)  # a full disk is an error here, and not when the memory is touched
+            return mmap.mmap(file, size)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise SystemIOError(
+            f"a tensor of a state_dict needs {size} bytes in the disk folder '{folder}': {error.strerror}. Make room there, or save "
+            "into another folder with sluice.torch.engine_of(model).save(folder)"
+        ) from error

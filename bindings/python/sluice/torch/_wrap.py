@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +12,7 @@ import torch
 
 from ..engine import Engine
 from ..engine import plan as _plan
-from ..errors import StateError
+from ..errors import StateError, unexpected
 from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
@@ -167,6 +168,7 @@ def wrap_with(
     **options: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Wraps a model. find: returns where values lie in files, by names. options: the others of wrap()."""
+    _check_known("from_pretrained", options)
     ready = Ready()
     with together(ranks, silence, patience) as others:
         with ready.phase("planning"):
@@ -175,6 +177,13 @@ def wrap_with(
             )
             others.check_alike(prepared.alike)
         return _move_in(model, prepared, stored, others, ready)
+
+
+def _check_known(function: str, options: Mapping[str, Any]) -> None:
+    """Raises a TypeError for a keyword argument that wrap() does not have. function: has its other keyword arguments."""
+    known = inspect.signature(wrap).parameters.keys() - {"model", "optimizer", "weights"}
+    for name in options.keys() - known:
+        raise unexpected(function, name, known)
 
 
 def _move_in(
@@ -216,6 +225,7 @@ def plan(
 
     options: those of wrap().
     """
+    _check_known("plan", options)
     prepared = prepare(model, optimizer, memory=memory, together=unmet(ranks), **options)
     if weights is not None:
         stored_of(model, weights)
