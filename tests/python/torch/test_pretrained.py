@@ -1,5 +1,6 @@
 """sluice.torch.from_pretrained() and wrap(weights=...) beside transformers' own from_pretrained(): the same bits."""
 
+import json
 import warnings
 
 import peft
@@ -153,6 +154,94 @@ def test_what_the_files_lack_is_told(tmp_path):
     found = values_of(model.bert)
     for name, p in plain.bert.named_parameters():
         assert torch.equal(p, found[name]), name
+
+
+def llama(tied, layers=2):
+    return t.LlamaConfig(**{**LLAMA, "num_hidden_layers": layers, "tie_word_embeddings": tied, "architectures": ["LlamaForCausalLM"]})
+
+
+def test_a_tied_parameter_that_the_files_have_twice(tmp_path):
+    """Equal values are one parameter. Different ones are refused, and with the advice followed are those of transformers."""
+    plain = t.LlamaForCausalLM(llama(False))
+    plain.save_pretrained(tmp_path)
+    llama(True).save_pretrained(tmp_path)
+    given = fake_gpu.placed(True, memory="4GiB")
+    match = r"'model.embed_tokens.weight' and 'lm_head.weight' are one parameter.*different values.*tie_word_embeddings to false"
+    with pytest.raises(sluice.InvalidArgumentError, match=match):
+        sluice.torch.from_pretrained(tmp_path, **given)
+    with torch.device("meta"):
+        model = t.LlamaForCausalLM(llama(True))
+    with pytest.raises(sluice.InvalidArgumentError, match=match):
+        sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", weights=tmp_path))
+    llama(False).save_pretrained(tmp_path)
+    made, _ = sluice.torch.from_pretrained(tmp_path, **given)
+    same_model(made, t.LlamaForCausalLM.from_pretrained(tmp_path))
+    sluice.torch.close(made)
+
+    plain.lm_head.weight.data.copy_(plain.model.embed_tokens.weight)
+    plain.save_pretrained(tmp_path)
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    llama(True).save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        made, _ = sluice.torch.from_pretrained(tmp_path, **given)
+    assert made.lm_head.weight is made.model.embed_tokens.weight
+    same_model(made, t.LlamaForCausalLM.from_pretrained(tmp_path))
+
+
+def test_any_tied_name_of_any_model_counts(tmp_path):
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.b.weight = self.a.weight
+
+    one, other = torch.ones(4, 4), torch.zeros(4, 4)
+    for second in (other, other[:2].clone()):
+        tensors = {"x.a.weight": one, "x.a.bias": one[0].clone(), "x.b.weight": second, "x.b.bias": other[0].clone()}
+        save_file(tensors, tmp_path / "w.safetensors")
+        with torch.device("meta"):
+            model = Tied()
+        with pytest.raises(sluice.InvalidArgumentError, match="'a.weight' and 'x.b.weight' are one parameter"):
+            sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", weights=tmp_path))
+
+
+def test_tensors_that_are_left_over_are_told(tmp_path):
+    t.LlamaForCausalLM(llama(False, layers=3)).save_pretrained(tmp_path)
+    llama(False).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"has more than the model: all is found; 'model.layers.2.*and 8 more.*none of the model's"):
+        made, _ = sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="4GiB"))
+    same_model(made, t.LlamaForCausalLM.from_pretrained(tmp_path))
+    with torch.device("meta"):
+        model = t.LlamaModel(llama(False, layers=3))
+    with pytest.warns(UserWarning, match="has more than the model.*'lm_head.weight' is there"):
+        sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", weights=tmp_path))
+
+
+@pytest.mark.parametrize("in_config", [True, False])
+@pytest.mark.parametrize("given", ["auto", None, "bfloat16", torch.float32])
+def test_types_are_those_of_transformers(tmp_path, in_config, given):
+    t.LlamaForCausalLM(llama(False)).half().save_pretrained(tmp_path)
+    if not in_config:
+        config = json.loads((tmp_path / "config.json").read_text())
+        del config["dtype"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    options = {} if given is None else {"dtype": given}
+    made, _ = sluice.torch.from_pretrained(tmp_path, **options, **fake_gpu.placed(True, memory="4GiB"))
+    assert made.dtype == t.LlamaForCausalLM.from_pretrained(tmp_path, **options).dtype
+
+
+def test_what_is_no_type(tmp_path):
+    t.LlamaForCausalLM(llama(False)).save_pretrained(tmp_path)
+    for wrong in ("half-precision", "load", 3):
+        with pytest.raises(sluice.InvalidArgumentError, match="dtype is .*its name, or 'auto'"):
+            sluice.torch.from_pretrained(tmp_path, dtype=wrong, memory="4GiB")
+    with pytest.raises(TypeError, match=r"from_pretrained\(\) got an unexpected keyword argument 'memroy'; did you mean 'memory'"):
+        sluice.torch.from_pretrained(tmp_path, memroy="4GiB")
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'weight'"):
+        sluice.torch.plan(torch.nn.Linear(2, 2), memory="4GiB", weight="x")
+    with pytest.raises(TypeError, match=r"AdamW\(\) got an unexpected keyword argument 'learning_rate'; it has betas, eps, lr, weight_decay"):
+        sluice.AdamW(learning_rate=1e-3)
 
 
 def test_what_would_have_to_be_computed_is_refused(tmp_path, monkeypatch):

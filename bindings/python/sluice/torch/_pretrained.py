@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 
@@ -12,6 +12,7 @@ from ..errors import InvalidArgumentError, NotFoundError
 from ..model import Path
 from ..optimizers import Optimizer as Settings
 from ._optimizer import Optimizer
+from ._safetensors import SafetensorsFolder
 from ._weights import stored_of
 from ._wrap import wrap_with
 
@@ -21,7 +22,7 @@ def from_pretrained(
     optimizer: Optional[Settings] = None,
     *,
     model_class: Any = None,
-    dtype: Optional[torch.dtype] = None,
+    dtype: Union[torch.dtype, str, None] = None,
     **options: Any,
 ) -> tuple[torch.nn.Module, Optional[Optimizer]]:
     """Streams a model of transformers from a folder (config.json, *.safetensors) and wraps it; it may be larger than memory.
@@ -29,8 +30,8 @@ def from_pretrained(
     the folder's settings for generation, and in f32 where the model keeps f32. All parameters must be in the files: for a
     new head see wrap(weights=...).
 
-    model_class: a class of transformers, also AutoModelFor...; None: the one that config.json names. dtype: None: the type
-    that config.json names, else f32. options: those of wrap().
+    model_class: a class of transformers, also AutoModelFor...; None: the one that config.json names. dtype: a type or its name;
+    "auto" or None: the type that config.json names, else that of the first values in the files. options: those of wrap().
     """
     import transformers
 
@@ -42,7 +43,7 @@ def from_pretrained(
             "whole"
         )
     config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
-    model = _build(model_class or _class_of(config, name), config, dtype or getattr(config, "dtype", None) or torch.float32)
+    model = _build(model_class or _class_of(config, name), config, _type_of(dtype, config, folder))
     if model.can_generate() and os.path.exists(os.path.join(name, "generation_config.json")):
         model.generation_config = transformers.GenerationConfig.from_pretrained(name, local_files_only=True)
     model.train(optimizer is not None)  # the estimate is made for this mode
@@ -59,6 +60,15 @@ def _class_of(config: Any, folder: str) -> Any:
         raise InvalidArgumentError(
             f"'{folder}/config.json' names {names or 'no architecture'}, which transformers does not have; give model_class"
         )
+    return found
+
+
+def _type_of(dtype: Union[torch.dtype, str, None], config: Any, folder: Path) -> torch.dtype:
+    if dtype is None or dtype == "auto":
+        dtype = getattr(config, "dtype", None) or SafetensorsFolder(folder).first_dtype
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise InvalidArgumentError(f"dtype is {dtype!r:.80}; it is a type such as torch.bfloat16, its name, or 'auto'")
     return found
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,10 @@ _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_COMPARED = 1 << 20  # elements that are compared at a time
+
+
+_Form = Callable[[str], "str | None"]  # what a parameter's name may be in the files
 
 
 class Run(NamedTuple):
@@ -58,6 +62,7 @@ class SafetensorsFolder:
         for file in files:
             tensors.update(_tensors_of(file))
         self._tensors = named(tensors)
+        self._forms: list[_Form] = []
 
     def find(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
         """Finds each parameter that the files have. Returns where they lie, by their first names. names_of: all names of
@@ -66,16 +71,20 @@ class SafetensorsFolder:
         A name counts as it is, or without an adapter's `base_layer`. Wrappers also put words in front of all names, and
         files may have more of them (`transformer.wte.weight`, `base_model.model...`): the same words are added or dropped
         for all names where that finds more parameters. No tensor is taken for two parameters."""
-        exact = self._matched(names_of, lambda name: name)
+        exact = self._matched(names_of, _as_it_is)
         plain = {**self._matched(names_of, plain_name), **exact}
         found = dict(exact)
         _add(found, plain)
-        fronted = max((self._matched(names_of, front) for front in self._fronts(names_of)), key=len, default={})
-        if len(fronted) > len(plain):
-            _add(found, fronted)
+        fronts = list(self._fronts(names_of))
+        fronted = [self._matched(names_of, front) for front in fronts]
+        most = max(range(len(fronts)), key=lambda i: len(fronted[i]), default=None)
+        self._forms = [_as_it_is, plain_name]
+        if most is not None and len(fronted[most]) > len(plain):
+            _add(found, fronted[most])
+            self._forms.append(fronts[most])
         return {first: self._tensors[key] for first, key in found.items()}
 
-    def _matched(self, names_of: Mapping[str, Sequence[str]], form: Callable[[str], str | None]) -> dict[str, str]:
+    def _matched(self, names_of: Mapping[str, Sequence[str]], form: _Form) -> dict[str, str]:
         """The tensor's name for each parameter of which a name, in this form, is in the files."""
         matched = {}
         for first, names in names_of.items():
@@ -84,7 +93,7 @@ class SafetensorsFolder:
                 matched[first] = key
         return matched
 
-    def _fronts(self, names_of: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], str | None]]:
+    def _fronts(self, names_of: Mapping[str, Sequence[str]]) -> Iterator[_Form]:
         """Functions that drop words in front of names, or add some: those that names and files suggest."""
         names = {plain_name(name) for several in names_of.values() for name in several}
         fewer = {front for name in names for front, rest in _cuts(name) if rest in self._tensors}
@@ -98,6 +107,34 @@ class SafetensorsFolder:
         """The names of tensors that no parameter has."""
         taken = {stored.runs for stored in found.values()}
         return [name for name, stored in self._tensors.items() if stored.runs not in taken]
+
+    @property
+    def tensors(self) -> Mapping[str, Stored]:
+        """All tensors, by their names."""
+        return self._tensors
+
+    @property
+    def first_dtype(self) -> torch.dtype:
+        """The type of the first tensor of numbers with a point; f32 where there is none."""
+        return next((stored.dtype for stored in self._tensors.values() if stored.dtype.is_floating_point), torch.float32)
+
+    def under(self, names: Iterable[str]) -> dict[str, Stored]:
+        """The tensors under these names, in the forms in which find() looked for them."""
+        keys = (form(name) for name in names for form in self._forms)
+        return {key: self._tensors[key] for key in keys if key in self._tensors}
+
+    def same(self, one: Stored, other: Stored, dtype: torch.dtype) -> bool:
+        """Whether two tensors have the same values, in a type in which they are used."""
+        if one.runs == other.runs or one.shape != other.shape:
+            return one.shape == other.shape
+        elements = math.prod(one.shape)
+        for first in range(0, elements, _COMPARED):
+            parts = [torch.empty(min(_COMPARED, elements - first), dtype=dtype, device="cpu") for _ in range(2)]
+            for stored, part in zip((one, other), parts, strict=True):
+                self.read(stored, first, part)
+            if not torch.equal(*parts):
+                return False
+        return True
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
@@ -122,6 +159,10 @@ def _read_run(run: Run, first: int, dtype: torch.dtype, into: torch.Tensor) -> N
                 raise CorruptError(f"'{run.file}' ends at {file.tell()}, in the middle of a tensor")
             done += count
     into.copy_(torch.frombuffer(raw, dtype=dtype))
+
+
+def _as_it_is(name: str) -> str:
+    return name
 
 
 def plain_name(name: str) -> str:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Optional
 
 import torch
@@ -19,8 +19,10 @@ from ._safetensors import SafetensorsFolder, Stored
 
 
 def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict[str, Stored]:
-    """Where the values of each parameter and of each buffer on the meta device lie; those of a tied one under any name.
-    partly: some may be missing; a warning says where that may be a mistake."""
+    """Where the values of each parameter and of each buffer on the meta device lie; those of a tied one under any name. A warning
+    names what is left over in the files. partly: some may be missing.
+
+    Raises InvalidArgumentError where the files have other values for a tied parameter under another of its names."""
     if partly and not all(p.is_meta for p in model.parameters()):
         raise InvalidArgumentError("weights are given for a model that has values; build it on the meta device")
     names_of: dict[int, list[str]] = {}
@@ -28,14 +30,16 @@ def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict
         names_of.setdefault(id(p), []).append(name)
     buffers = {name: b for name, b in model.named_buffers() if b.is_meta}
     files = SafetensorsFolder(folder, lambda tensors: as_parameters(model, tensors))
-    stored = files.find({names[0]: names for names in names_of.values()} | {name: [name] for name in buffers})
+    tied = {names[0]: names for names in names_of.values()}
+    stored = files.find(tied | {name: [name] for name in buffers})
     others = files.others(stored)
     parameters = {name: p for name, p in model.named_parameters() if p.numel()}
     for name, t in (parameters | buffers).items():
         if name in stored:
             _check(name, t, stored[name])
+            _check_other_names(files, stored[name], t.dtype, tied.get(name, [name]))
     missing = [name for name in parameters if name not in stored]
-    others = _unexpected(model, others, {name for names in names_of.values() for name in names})
+    others = _unexpected(model, others, files.under(name for names in names_of.values() for name in names))
     if missing and not partly:
         raise NotFoundError(
             f"{_lacking(missing, folder)}{_of_others(others)}. Where the model is meant to have more than the files, build it on "
@@ -46,11 +50,10 @@ def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict
             f"'{os.fspath(folder)}' has none of the model's parameters, such as '{next(iter(parameters), '')}'"
             + _of_others(others)
         )
-    if missing and others:
+    if others:
+        lacking = f"{_lacking(missing, folder)} and gets its first values by the model's own rules" if missing else "all is found"
         warnings.warn(
-            f"{_lacking(missing, folder)} and gets its first values by the model's own rules{_of_others(others)}",
-            UserWarning,
-            stacklevel=7,
+            f"'{os.fspath(folder)}' has more than the model: {lacking}{_of_others(others)}", UserWarning, stacklevel=7
         )
     return stored
 
@@ -64,12 +67,29 @@ def _check(name: str, t: torch.Tensor, there: Stored) -> None:
         raise InvalidArgumentError(f"'{name}' is of {there.dtype} in '{there.file}', and of {t.dtype} in the model")
 
 
-def _unexpected(model: torch.nn.Module, others: Sequence[str], names: set[str]) -> list[str]:
-    """The tensors that no parameter takes, but for tied names, buffers, and what the model's class expects in old
-    files."""
-    known = names | {name for name, _ in model.named_buffers()}
+def _check_other_names(files: SafetensorsFolder, there: Stored, dtype: torch.dtype, names: Sequence[str]) -> None:
+    for name, other in files.under(names).items():
+        if not files.same(there, other, dtype):
+            raise InvalidArgumentError(
+                f"'{names[0]}' and '{name}' are one parameter of the model, and have different values in '{files.folder}'. Where "
+                "config.json ties them, set tie_word_embeddings to false there; else give both modules a parameter of their own"
+            )
+
+
+def _unexpected(model: torch.nn.Module, others: Sequence[str], names: Container[str]) -> list[str]:
+    """The tensors that no parameter takes, but for tied names, buffers, also those that old files have in other modules
+    (`layers.0.rotary_emb.inv_freq`), and what the model's class expects in old files."""
+    buffers = {_end_of(name) for name, _ in model.named_buffers()}
     ignored = [p for m in model.modules() for p in getattr(m, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    return [name for name in others if name not in known and not any(re.search(p, name) for p in ignored)]
+    return [
+        name
+        for name in others
+        if name not in names and _end_of(name) not in buffers and not any(re.search(p, name) for p in ignored)
+    ]
+
+
+def _end_of(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
 
 
 def _lacking(missing: Sequence[str], folder: Path) -> str:
