@@ -268,8 +268,8 @@ std::uint64_t CheckpointTensors::buffer_bytes(int ranks) const {
 
 std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                                     const CheckpointWriter::Options& options, const Json& run,
-                                    const std::string& config, comm::Communicator* communicator) {
-  const std::string folder = write_own(engine, io, ledger, options, run, config, communicator);
+                                    std::span<const OwnFile> own, comm::Communicator* communicator) {
+  const std::string folder = write_own(engine, io, ledger, options, run, own, communicator);
   if (communicator == nullptr) return folder;
   try {
     return exchange(*communicator, "the checkpoint that was written", folder,
@@ -284,7 +284,7 @@ std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allo
 
 std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                                          CheckpointWriter::Options options, const Json& run,
-                                         const std::string& config, comm::Communicator* communicator) {
+                                         std::span<const OwnFile> own, comm::Communicator* communicator) {
   const bool is_first = communicator == nullptr || communicator->rank() == 0;
   const std::size_t all_buffers = options.buffer_bytes;
   // Regions are whole huge pages.
@@ -293,11 +293,13 @@ std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io,
   std::optional<CheckpointWriter> writer;
   std::optional<SharedFiles> shared;
   try {
-    check_file_limit(file_bytes());
-    options.bytes = bytes_needed(file_bytes());
+    std::vector<std::uint64_t> bytes = file_bytes();
+    for (const OwnFile& file : own) bytes.push_back(file.bytes());
+    check_file_limit(bytes);
+    options.bytes = bytes_needed(bytes);
     if (is_first) {
       writer.emplace(io, ledger, options);
-      if (!config.empty()) writer->add_text_file("config.json", config);
+      for (const OwnFile& file : own) writer->add_file(file);
     }
     if (communicator == nullptr) return write_all(engine, *writer, run);
     shared.emplace(engine, files_, units_, *communicator);

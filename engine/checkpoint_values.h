@@ -53,24 +53,24 @@ class CheckpointTensors {
   std::vector<std::uint64_t> file_bytes() const;
   // What all of them are written or read through by one of so many ranks.
   std::uint64_t buffer_bytes(int ranks = 1) const;
-  // Saves the engine's values and state as a checkpoint, with a config.json where a text of it is given, and
-  // returns its folder. All files share options.buffer_bytes; options.bytes is found here. Throws what
+  // Saves the engine's values and state as a checkpoint, with the files that are given besides, and returns
+  // its folder. All files share options.buffer_bytes; options.bytes is found here. Throws what
   // CheckpointWriter and Engine::save() do, and leaves nothing then. REQUIRES: the engine has this layout.
   //
   // With a communicator it is collective. Where every rank sees rank 0's options.out under its own, each
   // writes a part of the files; otherwise the others send theirs to rank 0. Rank 0 alone commits; the others
-  // need no `run` and no `config`, wait for that, and return rank 0's folder. An error of one ends the work
+  // need no `run` and no `own`, wait for that, and return rank 0's folder. An error of one ends the work
   // of all. Only while rank 0 commits can it end otherwise on the others than on rank 0; their error says so.
   std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                   const CheckpointWriter::Options& options, const Json& run, const std::string& config = "",
-                   comm::Communicator* communicator = nullptr);
+                   const CheckpointWriter::Options& options, const Json& run,
+                   std::span<const OwnFile> own = {}, comm::Communicator* communicator = nullptr);
 
  private:
   using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
                                  std::span<const std::byte> bytes)>;
   // save() of this rank, without what rank 0 tells the others. Returns "" on them.
   std::string write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                        CheckpointWriter::Options options, const Json& run, const std::string& config,
+                        CheckpointWriter::Options options, const Json& run, std::span<const OwnFile> own,
                         comm::Communicator* communicator);
   std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
   // writer: on rank 0 alone, and null on others.

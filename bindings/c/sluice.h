@@ -440,5 +440,6 @@ SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, c
 #endif
 #include "sluice_arrays.h"
 #include "sluice_device.h"
+#include "sluice_files.h"
 #include "sluice_ranks.h"
 #endif

@@ -1,4 +1,6 @@
-/* Functions of Sluice's C ABI that tell what files hold, without an engine. */
+/* Functions of Sluice's C ABI for files: they tell what files hold, without an engine, and put files of the
+ * caller's own into a checkpoint: what a model has besides its parameters, such as buffers. sluice.h includes
+ * this header. */
 #ifndef SLUICE_FILES_H
 #define SLUICE_FILES_H
 #include "sluice.h"
@@ -17,6 +19,27 @@ SLUICE_API sluice_status sluice_safetensors_tensors(const char* path, char** jso
  * none records a validation loss, else {"step", "validation_loss"})}. docs/formats/checkpoint.md says which
  * folders count. */
 SLUICE_API sluice_status sluice_checkpoints(const char* folder, char** json);
+
+typedef struct sluice_piece {
+  const void* data;
+  uint64_t bytes;
+} sluice_piece;
+
+typedef struct sluice_file {
+  const char* name;           /* a plain file name, which no file of the engine's has in a checkpoint */
+  const sluice_piece* pieces; /* its bytes, one piece after another */
+  size_t piece_count;
+} sluice_file;
+
+/* As sluice_engine_save(), with these files in the checkpoint, which is whole with them or absent. Of several
+ * ranks, rank 0's files are saved. */
+SLUICE_API sluice_status sluice_engine_save_with_files(sluice_engine* engine, const char* out, uint64_t keep,
+                                                       const sluice_file* files, size_t file_count,
+                                                       char** path);
+/* Verifies every byte of such a file of the checkpoint at `path`, which is as for sluice_engine_load().
+ * `file` gets its path, given to the caller; NULL where the checkpoint has no file of that name. */
+SLUICE_API sluice_status sluice_engine_checkpoint_file(sluice_engine* engine, const char* path,
+                                                       const char* name, char** file);
 
 #ifdef __cplusplus
 }

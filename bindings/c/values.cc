@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "allocator/memory.h"
@@ -119,10 +120,10 @@ void check_folder(const std::string& out, std::uint64_t step) {
 }
 
 std::string write_tensors(sluice_engine& e, const std::string& out, const Json& run,
-                          comm::Communicator* communicator) {
+                          std::span<const engine::OwnFile> own, comm::Communicator* communicator) {
   return engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer)
       .save(*e.engine, *e.planned.io, e.ledger,
-            {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run, "",
+            {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run, own,
             communicator);
 }
 
@@ -132,11 +133,11 @@ std::string save_with_first(sluice_engine& e, const std::string& out, comm::Comm
   if (refused.contains("text"))
     fail(static_cast<ErrorCode>(refused.at("code").get<int>()), "rank 0 could not save: {}",
          refused.at("text").get<std::string>());
-  return write_tensors(e, out, {}, &communicator);
+  return write_tensors(e, out, {}, {}, &communicator);
 }
 
 std::string save_as_first(sluice_engine& e, const std::string& out, std::uint64_t keep,
-                          const std::function<void()>& begins = {}) {
+                          std::span<const engine::OwnFile> own, const std::function<void()>& begins = {}) {
   if (out.empty()) fail(ErrorCode::kInvalidArgument, "'out' is empty; name a folder");
   e.engine->settle();
   const engine::RunLock lock(out);
@@ -145,27 +146,28 @@ std::string save_as_first(sluice_engine& e, const std::string& out, std::uint64_
   if (begins) begins();
   Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
   run["optimizer"]["name"] = e.planned.optimizer->name();
-  std::string folder = write_tensors(e, out, run, e.ranks.communicator());
+  std::string folder = write_tensors(e, out, run, own, e.ranks.communicator());
   if (keep > 0) engine::prune(out, keep);
   return folder;
 }
 
 // What rank 0 refuses is refused on all. What it fails at ends the work of all, since they write meanwhile.
-std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
+std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep,
+                 std::span<const engine::OwnFile> own) {
   comm::Communicator* const communicator = e.ranks.communicator();
   if (communicator == nullptr || communicator->rank() > 0) check_between_steps(e, "saved");
-  if (communicator == nullptr) return save_as_first(e, out, keep);
+  if (communicator == nullptr) return save_as_first(e, out, keep, own);
   if (communicator->rank() > 0) return save_with_first(e, out, *communicator);
   bool begun = false;
   try {
     check_between_steps(e, "saved");
-    return save_as_first(e, out, keep, [&] {
+    return save_as_first(e, out, keep, own, [&] {
       engine::exchange(*communicator, kSaving, "{}");
       begun = true;
     });
   } catch (const std::exception& error) {  // the other ranks wait for this one
-    const auto* const own = dynamic_cast<const Error*>(&error);
-    const ErrorCode code = own == nullptr ? ErrorCode::kInternal : own->code();
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    const ErrorCode code = known == nullptr ? ErrorCode::kInternal : known->code();
     if (begun)
       communicator->fail(error.what());
     else
@@ -173,6 +175,20 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
                        Json{{"code", static_cast<int>(code)}, {"text", std::string(error.what())}}.dump());
     throw;
   }
+}
+
+std::vector<engine::OwnFile> own_files(const sluice_file* files, std::size_t count) {
+  std::vector<engine::OwnFile> own;
+  for (std::size_t f = 0; f < count; ++f) {
+    const sluice_file& given = (&required(files, "files"))[f];
+    engine::OwnFile& file = own.emplace_back(engine::OwnFile{&required(given.name, "a file's name"), {}});
+    for (std::size_t i = 0; i < given.piece_count; ++i) {
+      const sluice_piece& piece = (&required(given.pieces, "a file's pieces"))[i];
+      const auto* const data = static_cast<const std::byte*>(piece.data);
+      file.pieces.emplace_back(piece.bytes > 0 ? &required(data, "a piece's data") : nullptr, piece.bytes);
+    }
+  }
+  return own;
 }
 
 }  // namespace
@@ -222,9 +238,25 @@ sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path)
 }
 
 sluice_status sluice_engine_save(sluice_engine* handle, const char* out, uint64_t keep, char** path) {
+  return sluice_engine_save_with_files(handle, out, keep, nullptr, 0, path);
+}
+
+sluice_status sluice_engine_save_with_files(sluice_engine* handle, const char* out, uint64_t keep,
+                                            const sluice_file* files, size_t file_count, char** path) {
   return with_engine(handle, [&](sluice_engine& e) {
-    const std::string folder = save(e, &required(out, "out"), keep);
+    const std::string folder = save(e, &required(out, "out"), keep, own_files(files, file_count));
     if (path != nullptr) *path = new_text(folder);
+  });
+}
+
+sluice_status sluice_engine_checkpoint_file(sluice_engine* handle, const char* path, const char* name,
+                                            char** file) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    const auto buffer = stream_buffer(e);
+    engine::ReadAhead ahead(buffer.bytes(), &e.threads);
+    const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
+    const auto found = checkpoint.verified(&required(name, "name"));
+    required(file, "file") = found ? new_text(*found) : nullptr;
   });
 }
 

@@ -68,6 +68,12 @@ void check_room(const std::string& folder, std::uint64_t bytes) {
          format_size(bytes), folder, format_size(free), format_size(bytes - free));
 }
 
+std::uint64_t OwnFile::bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& piece : pieces) bytes += piece.size();
+  return bytes;
+}
+
 CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& ledger, Options options)
     : io_(io), ledger_(ledger), options_(std::move(options)) {
   check_room(options_.out, options_.bytes);
@@ -101,9 +107,24 @@ SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, Sa
   return *files_.emplace_back(Entry{name, std::move(writer), {}, false}).tensors;
 }
 
+void CheckpointWriter::add_file(const OwnFile& file) {
+  constexpr std::size_t kAtOnce = kMiB;
+  FileSummer summer;
+  auto piece = file.pieces.begin();
+  std::size_t done = 0;  // bytes of that piece
+  write_text_file(begin_file(file.name), [&] {
+    while (piece != file.pieces.end() && done == piece->size()) ++piece, done = 0;
+    if (piece == file.pieces.end()) return std::string();
+    const auto part = piece->subspan(done, std::min(piece->size() - done, kAtOnce));
+    done += part.size();
+    summer.add(part);
+    return std::string(reinterpret_cast<const char*>(part.data()), part.size());
+  });
+  files_.push_back({file.name, nullptr, summer.finish(), false});
+}
+
 void CheckpointWriter::add_text_file(const std::string& name, const std::string& text) {
-  write_text_file(begin_file(name), text);
-  files_.push_back({name, nullptr, sum_of(text), false});
+  add_file({name, {std::as_bytes(std::span(text))}});
 }
 
 void CheckpointWriter::add_shared_file(const std::string& name, std::uint64_t bytes) {
@@ -189,20 +210,29 @@ std::string CheckpointReader::read_text(std::string_view name) const {
   return text;
 }
 
+std::optional<std::string> CheckpointReader::verified(std::string_view name) const {
+  const CheckpointFile* const found = find(name);
+  if (found == nullptr) return std::nullopt;
+  verify(*found);
+  return path_of(*found);
+}
+
 void CheckpointReader::verify() const {
+  for (const CheckpointFile& listed : manifest_.files) verify(listed);
+}
+
+void CheckpointReader::verify(const CheckpointFile& file) const {
   std::vector<std::byte> piece(256 * kKiB);
-  for (const CheckpointFile& listed : manifest_.files) {
-    BlockFile blocks(io_, path_of(listed), listed.sum);
-    try {
-      for (std::uint64_t offset = 0; offset < blocks.size(); offset += piece.size())
-        ahead_.read(blocks, offset,
-                    std::span(piece).first(std::min<std::uint64_t>(piece.size(), blocks.size() - offset)));
-    } catch (...) {
-      ahead_.forget(blocks);
-      throw;
-    }
+  BlockFile blocks(io_, path_of(file), file.sum);
+  try {
+    for (std::uint64_t offset = 0; offset < blocks.size(); offset += piece.size())
+      ahead_.read(blocks, offset,
+                  std::span(piece).first(std::min<std::uint64_t>(piece.size(), blocks.size() - offset)));
+  } catch (...) {
     ahead_.forget(blocks);
+    throw;
   }
+  ahead_.forget(blocks);
 }
 
 }  // namespace sluice::engine

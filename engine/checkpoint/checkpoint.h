@@ -44,6 +44,14 @@ class RunLock {
   Descriptor file_;
 };
 
+// A file that is not the engine's own: its bytes, in pieces that follow each other.
+struct OwnFile {
+  std::string name;
+  std::vector<std::span<const std::byte>> pieces;
+
+  std::uint64_t bytes() const;
+};
+
 struct CheckpointFile {
   std::string name;
   FileSum sum;
@@ -85,6 +93,7 @@ class CheckpointWriter {
   // Any number of files may be open at a time; a writer is valid until commit() or destruction. Throws
   // Error(kInvalidArgument) for a name that is taken or not plain.
   SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
+  void add_file(const OwnFile& file);
   void add_text_file(const std::string& name, const std::string& text);
   // The folder that the files are in until commit().
   const std::string& partial() const { return partial_; }
@@ -130,6 +139,8 @@ class CheckpointReader {
   // Every byte is verified before it is handed out. Throws Error(kNotFound | kCorrupt | kIo).
   std::unique_ptr<SafetensorsReader> open_tensors(std::string_view name) const;
   std::string read_text(std::string_view name) const;
+  // Reads a file whole. Returns its path; nothing where there is no such file.
+  std::optional<std::string> verified(std::string_view name) const;
   // Reads and verifies every byte. Throws Error(kCorrupt) that names the first damaged file and offset.
   void verify() const;
 
@@ -137,6 +148,7 @@ class CheckpointReader {
   const CheckpointFile* find(std::string_view name) const;
   const CheckpointFile& file(std::string_view name) const;
   std::string path_of(const CheckpointFile& file) const;
+  void verify(const CheckpointFile& file) const;
 
   offload::IoService& io_;
   ReadAhead& ahead_;

@@ -298,12 +298,14 @@ void TrainingRun::save() {
   engine_.settle();
   const auto begin = std::chrono::steady_clock::now();
   engine::CheckpointTensors tensors(engine_.layout(), *setup_.optimizer);
-  checkpoint_ = tensors.save(
-      engine_, *setup_.tools->io, assembly_.ledger(),
-      {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
-      run_record(setup_, {run_id_, step_, skipped_, next_sample_,
-                          loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
-      config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n", ranks_.communicator());
+  const std::string config = config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n";
+  const engine::OwnFile file{"config.json", {std::as_bytes(std::span(config))}};
+  checkpoint_ =
+      tensors.save(engine_, *setup_.tools->io, assembly_.ledger(),
+                   {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
+                   run_record(setup_, {run_id_, step_, skipped_, next_sample_,
+                                       loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
+                   {&file, 1}, ranks_.communicator());
   saved_step_ = step_;
   if (!ranks_.is_first()) return;
   CheckpointReport report = checkpoint_report(begin);

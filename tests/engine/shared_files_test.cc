@@ -36,7 +36,7 @@ std::string save(Rank& rank, offload::IoService& io, const std::string& out, std
       tensors.buffer_bytes(rank.communicator() == nullptr ? 1 : rank.communicator()->size());
   ledger.set_budget(allocator::Tier::kHost, buffers);  // what a plan has for it is enough
   return tensors.save(rank.engine, io, ledger, {.out = out, .step = step, .buffer_bytes = buffers},
-                      {{"of", "a test"}}, "", rank.communicator());
+                      {{"of", "a test"}}, {}, rank.communicator());
 }
 
 void load(Rank& rank, const std::string& checkpoint) {

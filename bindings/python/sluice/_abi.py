@@ -33,6 +33,14 @@ class Folder(ctypes.Structure):
     _fields_ = [("path", c_char_p), ("limit", c_uint64)]
 
 
+class Piece(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("bytes", c_uint64)]
+
+
+class File(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("pieces", POINTER(Piece)), ("piece_count", c_size_t)]
+
+
 class Setting(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("number", c_double), ("text", c_char_p)]
 
@@ -228,6 +236,8 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_in_step": [c_void_p, POINTER(c_uint32)],
     "sluice_engine_failure": [c_void_p, _TEXT_OUT],
     "sluice_engine_save": [c_void_p, c_char_p, c_uint64, _TEXT_OUT],
+    "sluice_engine_save_with_files": [c_void_p, c_char_p, c_uint64, POINTER(File), c_size_t, _TEXT_OUT],
+    "sluice_engine_checkpoint_file": [c_void_p, c_char_p, c_char_p, _TEXT_OUT],
     "sluice_engine_load": [c_void_p, c_char_p],
     "sluice_engine_use_stream": [c_void_p, c_void_p],
     "sluice_engine_absent": [c_void_p, c_uint32, POINTER(c_void_p)],

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import _abi
+from . import _abi, _buffers
 from ._handle import call
 from ._library import library
 from .errors import InvalidArgumentError
@@ -76,6 +76,18 @@ def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
         yield model
     finally:
         library().sluice_model_destroy(model)
+
+
+def files_of(files: Mapping[str, Sequence[Any]], stack: contextlib.ExitStack) -> ctypes.Array[_abi.File]:
+    """Files as C structs, which show the buffers' memory until the stack is left."""
+    made = []
+    for name, buffers in files.items():
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        pieces = (_abi.Piece * len(views))(
+            *(_abi.Piece(stack.enter_context(_buffers.address_of(view)), view.nbytes) for view in views if view.nbytes)
+        )
+        made.append(_abi.File(text(name, "a file's name"), pieces, len(pieces)))
+    return (_abi.File * len(made))(*made)
 
 
 def _dtype(name: str, what: str) -> int:

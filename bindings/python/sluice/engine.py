@@ -313,11 +313,20 @@ class Engine:
 
     # ---- checkpoints, and what goes on inside ----
 
-    def save(self, out: Path, keep: int = 0) -> str:
+    def save(self, out: Path, keep: int = 0, files: Mapping[str, Sequence[Any]] | None = None) -> str:
         """Writes a checkpoint into the folder `out`, whole or not at all, between steps. The newest `keep` (0: all) stay.
-        Returns the checkpoint's folder."""
+        files: those of the caller's own, by their names: objects with the buffer protocol, whose bytes follow each other. Returns
+        the checkpoint's folder."""
+        with contextlib.ExitStack() as stack:
+            made = _make.files_of(files or {}, stack)
+            address = stack.enter_context(self._handle.use())
+            given = (_make.path_of(out), whole(keep, "keep", 2**64), made, len(made))
+            return text_of("sluice_engine_save_with_files", address, *given)
+
+    def checkpoint_file(self, path: Path, name: str) -> str:
+        """Verifies one of the caller's own files in a checkpoint (see load()). Returns its path; "" where there is none."""
         with self._handle.use() as address:
-            return text_of("sluice_engine_save", address, _make.path_of(out), whole(keep, "keep", 2**64))
+            return text_of("sluice_engine_checkpoint_file", address, _make.path_of(path), _make.text(name, "a file's name"))
 
     def load(self, path: Path) -> None:
         """Loads a checkpoint that save() gave, or the newest in such a folder. Every byte is verified."""

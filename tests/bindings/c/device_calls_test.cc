@@ -33,7 +33,8 @@ class DeviceCallsTest : public FakeGpuTest {
   // The functions that take an engine, but for those that make and end it.
   static std::set<std::string> all_calls() {
     std::set<std::string> names;
-    for (const char* header : {"sluice.h", "sluice_device.h", "sluice_ranks.h", "sluice_arrays.h"}) {
+    for (const char* header :
+         {"sluice.h", "sluice_arrays.h", "sluice_device.h", "sluice_files.h", "sluice_ranks.h"}) {
       std::ifstream file(std::string(SLUICE_SOURCE_DIR "/bindings/c/") + header);
       const std::string text(std::istreambuf_iterator<char>(file), {});
       const std::regex call("SLUICE_API sluice_status sluice_engine_(\\w+)\\((const )?sluice_engine\\* ");
@@ -100,6 +101,8 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
   using Calls = std::map<std::string, std::function<sluice_status()>>;
   const Calls harmless = {
       {"absent", [&] { return sluice_engine_absent(engine, 0, &data); }},
+      {"checkpoint_file",
+       [&] { return freed(sluice_engine_checkpoint_file(engine, saved.c_str(), "none", &text)); }},
       {"counters", [&] { return sluice_engine_counters(engine, &counters); }},
       {"device", [&] { return freed(sluice_engine_device(engine, &text)); }},
       {"failure", [&] { return freed(sluice_engine_failure(engine, &text)); }},
@@ -133,6 +136,8 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
       {"load", [&] { return sluice_engine_load(engine, saved.c_str()); }},
       {"load_values", [&] { return sluice_engine_load_values(engine, values.c_str()); }},
       {"save", [&] { return sluice_engine_save(engine, saved.c_str(), 0, nullptr); }},
+      {"save_with_files",
+       [&] { return sluice_engine_save_with_files(engine, saved.c_str(), 0, nullptr, 0, nullptr); }},
       {"set_state", [&] { return sluice_engine_set_state(engine, 0, read_state, nullptr); }},
       {"set_values", [&] { return sluice_engine_set_values(engine, 0, read, nullptr); }},
       {"settle", [&] { return sluice_engine_settle(engine); }},

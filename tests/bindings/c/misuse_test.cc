@@ -181,6 +181,25 @@ TEST_F(MisuseTest, ADiskMayBeAFolderWithItsSize) {
   expect_error(plan("lent:8XB", 0, &named), SLUICE_INVALID_ARGUMENT, {"lent:8XB", "512MiB"});
 }
 
+TEST_F(MisuseTest, FilesOfTheCallersAreChecked) {
+  const std::string out = folder_.path("out");
+  const auto save = [&](const sluice_file* files, size_t count) {
+    return sluice_engine_save_with_files(engine(), out.c_str(), 0, files, count, nullptr);
+  };
+  const sluice_piece piece = {nullptr, 1};
+  const sluice_file without_name = {nullptr, nullptr, 0}, without_pieces = {"own", nullptr, 1},
+                    without_data = {"own", &piece, 1}, of_the_engine = {"model.safetensors", nullptr, 0};
+  expect_error(save(nullptr, 1), SLUICE_INVALID_ARGUMENT, {"'files'"});
+  expect_error(save(&without_name, 1), SLUICE_INVALID_ARGUMENT, {"a file's name"});
+  expect_error(save(&without_pieces, 1), SLUICE_INVALID_ARGUMENT, {"a file's pieces"});
+  expect_error(save(&without_data, 1), SLUICE_INVALID_ARGUMENT, {"a piece's data"});
+  expect_error(save(&of_the_engine, 1), SLUICE_INVALID_ARGUMENT, {"'model.safetensors'"});
+  EXPECT_FALSE(std::filesystem::exists(out + "/step-00000000"));
+  char* file = nullptr;
+  expect_error(sluice_engine_checkpoint_file(engine(), out.c_str(), "own", &file), SLUICE_NOT_FOUND, {out});
+  EXPECT_EQ(file, nullptr);
+}
+
 TEST_F(MisuseTest, ValuesThatAreSetAnewBeginAnew) {
   train(engine(), SLUICE_F32, 3);
   set_start_values(engine());

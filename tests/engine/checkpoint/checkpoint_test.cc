@@ -235,6 +235,25 @@ TEST_F(CheckpointTest, NamesAreChecked) {
   });
 }
 
+TEST_F(CheckpointTest, AFileInPiecesIsOneFile) {
+  const std::string first = "head", second(3 * kMiB + 7, 'x'), none;
+  auto writer = begin(1);
+  OwnFile file{"own.bin", {}};
+  for (const std::string* piece : {&first, &none, &second})
+    file.pieces.push_back(std::as_bytes(std::span(*piece)));
+  EXPECT_EQ(file.bytes(), first.size() + second.size());
+  writer->add_file(file);
+  writer->add_file({"none.bin", {}});
+  const std::string folder = writer->commit({});
+  const CheckpointReader reader(io_, folder, ahead_);
+  EXPECT_EQ(reader.read_text("own.bin"), first + second);
+  EXPECT_EQ(reader.verified("own.bin"), folder + "/own.bin");
+  EXPECT_EQ(reader.verified("none.bin"), folder + "/none.bin");
+  EXPECT_EQ(reader.verified("other.bin"), std::nullopt);
+  write_all(folder + "/own.bin", first + std::string(second.size(), 'y'));
+  expect_error(ErrorCode::kCorrupt, {"own.bin"}, [&] { (void)reader.verified("own.bin"); });
+}
+
 TEST_F(CheckpointTest, AFileBeyondTheProcesssLimitIsToldBeforeItIsWritten) {
   struct rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);

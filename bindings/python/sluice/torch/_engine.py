@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
+
+import torch
 
 from ..engine import Values
 from ..errors import StateError
 from ..model import Path, Size
+from . import _beside
 from ._homes import ModelEngine
 from ._memory import FirstStep
 from ._presence import Presence
@@ -23,6 +29,7 @@ class WrappedEngine(ModelEngine):
     first_step: FirstStep | None = None
     ready: Ready | None = None
     presence: weakref.ref[Presence] | None = None  # set once the model has moved in
+    groups_of: Callable[[], _beside.Groups | None] = staticmethod(lambda: None)  # the optimizer, as long as it lives
 
     def begin_step(self, *given: Any, **named: Any) -> NoReturn:
         """Refused."""
@@ -74,22 +81,44 @@ class WrappedEngine(ModelEngine):
             made["ready"] = dict(self.ready.seconds)
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
 
-    def save(self, out: Path, keep: int = 0) -> str:
-        """Saves as Engine does, also after forward passes. Raises StateError where a step has gradients."""
+    def save(self, out: Path, keep: int = 0, files: Mapping[str, Sequence[Any]] | None = None) -> str:
+        """Saves as Engine does, also after forward passes, with the model's buffers (those of its state_dict()) and the settings of
+        the parameter groups. A warning names what of the model the checkpoint has not. Raises StateError where a step has gradients."""
         with self._turn() as presence:
-            if presence is not None:
-                presence.end_begun_step("saved")
-            return super().save(out, keep)
+            if presence is None or (model := presence.model()) is None:
+                return super().save(out, keep, files)
+            presence.end_begun_step("saved")
+            beside, lacking = _beside.files_of(model, self.groups_of())
+            made = super().save(out, keep, {**(files or {}), **beside})
+        if lacking:
+            warnings.warn(f"the checkpoint '{made}' has not {', '.join(lacking)}; save that yourself", UserWarning, stacklevel=2)
+        return made
 
     def load(self, path: Path) -> None:
-        """Loads as Engine does, also after forward passes, whose graphs backward then refuses. Raises StateError where a
-        step has gradients."""
+        """Loads as Engine does, also after forward passes, whose graphs backward then refuses; and what save() has beside. A warning
+        says so where the checkpoint has none of that. Raises StateError where a step has gradients."""
         with self._turn() as presence:
-            if presence is not None:
-                presence.end_begun_step("loaded")
-            super().load(path)
-            if presence is not None:
-                presence.changed()
+            if presence is None or (model := presence.model()) is None:
+                return super().load(path)
+            presence.end_begun_step("loaded")
+            ranks, read = self.options.ranks, functools.partial(self._read_beside, path, model)
+            folder, take = read() if ranks is None else ranks.agreed("what a checkpoint has beside", read)
+            super().load(folder)
+            presence.changed()
+            take()
+
+    def _read_beside(self, path: Path, model: torch.nn.Module) -> tuple[Path, Callable[[], object]]:
+        """The checkpoint's folder, and a function that sets what it has beside values and state."""
+        found = {name: self.checkpoint_file(path, name) for name in (_beside.BUFFERS, _beside.GROUPS)}
+        if all(found.values()):
+            return os.path.dirname(found[_beside.BUFFERS]), _beside.reader_of(model, self.groups_of(), found)
+        warnings.warn(
+            f"the checkpoint '{os.fspath(path)}' was not saved by a wrapped model: it has neither buffers nor the settings of "
+            "parameter groups, which stay as they are",
+            UserWarning,
+            stacklevel=4,
+        )
+        return path, lambda: None
 
     def set_values(self, unit: str, values: Values) -> None:
         """Sets values as Engine does, also after forward passes, whose graphs backward then refuses."""

@@ -54,9 +54,11 @@ class Optimizer(torch.optim.Optimizer):
         ]
         super().__init__(groups, {**vars(first), **first.implied})
         self._first = first
+        self._names = roles.members
         self._members = [[id(p) for p in group["params"]] for group in self.param_groups]
         self._guard_groups()
         self._sealed = True
+        session.engine.groups_of = weakref.ref(self)
         if presence.engine.options.update_in_backward:
             presence.updates = UpdatesInBackward(presence.homes, _settings_of(weakref.ref(self)))
 
@@ -144,6 +146,28 @@ class Optimizer(torch.optim.Optimizer):
             )
         return [settings_of_group(group, self._first) for group in self.param_groups]
 
+    def told(self) -> list[dict[str, Any]]:
+        """The groups' settings and other keys, with the parameters' names, for a checkpoint."""
+        return [{**group, **_as_numbers(group), "params": names} for group, names in zip(self.param_groups, self._names, strict=True)]
+
+    def taken(self, groups: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
+        """A function that sets the groups to what told() said. Raises InvalidArgumentError where that does not fit."""
+        names = [group["params"] for group in groups]
+        if names != self._names:
+            raise InvalidArgumentError(
+                f"the checkpoint has parameter groups of {[len(each) for each in names]} parameters, and this optimizer of "
+                f"{[len(each) for each in self._names]}, or of others; wrap the model with the param_groups with which it was saved"
+            )
+        given = [{key: _as_tuple(value) for key, value in group.items() if key != "params"} for group in groups]
+        for group in given:
+            settings_of_group(group, self._first)
+
+        def take() -> None:
+            for group, values in zip(self.param_groups, given, strict=True):
+                group.update(values)
+
+        return take
+
     @outside_of_graphs
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -167,6 +191,14 @@ class Optimizer(torch.optim.Optimizer):
         """Tells GradScaler that step() unscales by `grad_scale`, and does nothing where `found_inf` is set: GradScaler
         itself refuses to unscale gradients in float16."""
         return any(home.trainable and home.memory.dtype == torch.float16 for home in self._session.presence.homes)
+
+
+def _as_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.item() for key, value in group.items() if isinstance(value, torch.Tensor) and value.numel() == 1}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Settings]]:

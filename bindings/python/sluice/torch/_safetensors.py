@@ -52,14 +52,15 @@ class SafetensorsFolder:
         self,
         folder: os.PathLike[str] | str,
         named: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda tensors: tensors,
+        files: str = "*.safetensors",
     ) -> None:
-        """named: renames tensors, or joins some."""
+        """named: renames tensors, or joins some. files: the pattern of the files' names."""
         self.folder = Path(folder)
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
+        found = sorted(self.folder.glob(files))
+        if not found:
             raise NotFoundError(f"'{folder}' has no file *.safetensors; save the model there with save_pretrained()")
         tensors: dict[str, Stored] = {}
-        for file in files:
+        for file in found:
             tensors.update(_tensors_of(file))
         self._tensors = named(tensors)
         self._forms: list[_Form] = []

@@ -18,7 +18,7 @@ from ..errors import InvalidArgumentError, StateError
 from ..model import Path
 from ._homes import memory_of
 
-_NAMES = {
+TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
@@ -60,15 +60,32 @@ def _without_same(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.
             same[name] = first[memory]
         else:
             written[name] = tensor
-    return dict(sorted(written.items(), key=lambda item: (-item[1].element_size(), item[0]))), same
+    return _widest_first(written), same
+
+
+def _widest_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+
+
+def pieces_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
+    """The bytes of a file with these tensors, in pieces that follow each other: memory of the tensors, where they are contiguous
+    and on the CPU."""
+    ordered = _widest_first(tensors)
+    copies = [t.detach().to("cpu").contiguous() for t in ordered.values() if t.numel()]
+    pieces = [memoryview(_header_of(ordered, {}))]
+    for copy in copies:
+        piece = memory_of(copy)
+        piece.obj.keeps = copy  # type: ignore[attr-defined]
+        pieces.append(piece)
+    return pieces
 
 
 def _check(name: str, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
         what = f"{tensor.layout} on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise InvalidArgumentError(f"'{name}' is {what}; a file of safetensors holds dense tensors, of the CPU or a GPU")
-    if tensor.dtype not in _NAMES:
-        raise InvalidArgumentError(f"'{name}' is of {tensor.dtype}; {', '.join(map(str, _NAMES))} can be saved")
+    if tensor.dtype not in TYPES:
+        raise InvalidArgumentError(f"'{name}' is of {tensor.dtype}; {', '.join(map(str, TYPES))} can be saved")
 
 
 def _header_of(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -76,7 +93,7 @@ def _header_of(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str])
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

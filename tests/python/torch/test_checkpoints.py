@@ -1,0 +1,166 @@
+"""Checkpoints of a wrapped model's engine: all that the model needs to go on with the same bits, buffers and groups included."""
+
+import numpy
+import pytest
+import torch
+from support.chain import drawn
+from support.wrapped_models import readable, same_values, train, values_of, wrap
+from torch import nn
+
+import sluice
+import sluice.torch
+
+
+def model_with_buffers(seed=1):
+    """Batch norm's statistics, the vectors of both spectral norms, and a buffer that is not saved."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(24, 16), nn.BatchNorm1d(16), nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)), nn.Tanh(),
+        nn.utils.spectral_norm(nn.Linear(16, 2)),
+    )  # fmt: skip
+    model.register_buffer("scale", torch.ones((), dtype=torch.float64))
+    model.register_buffer("unsaved", torch.ones(3), persistent=False)
+    model(drawn(0))  # makes what hooks keep
+    return model
+
+
+def groups_of(model, lr=1e-2):
+    matrices, vectors = ([n for n, p in model.named_parameters() if (p.dim() > 1) == wide] for wide in (True, False))
+    return [{"params": matrices, "lr": lr, "lr_scale": 0.5}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def loss_of(model, step):
+    return model(drawn(step)).square().mean()
+
+
+def buffers_of(model):
+    return {name: b.clone() for name, b in model.named_buffers()}
+
+
+def started(place, seed=1, lr=1e-2):
+    model = model_with_buffers(seed)
+    with readable(model):
+        groups = groups_of(model, lr)
+    model, optimizer = wrap(model, place, param_groups=groups)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_run_goes_on_with_the_same_bits(place, tmp_path):
+    model, optimizer, scheduler = started(place)
+    train(model, optimizer, loss_of, steps=3, scheduler=scheduler)
+    model.scale.fill_(3.0)
+    folder = sluice.torch.engine_of(model).save(tmp_path)
+    saved, settings = buffers_of(model), [{**group, "params": None} for group in optimizer.param_groups]
+    losses = train(model, optimizer, loss_of, steps=3, scheduler=scheduler).values
+
+    for path in (folder, tmp_path):
+        other, its_optimizer, its_scheduler = started("memory", seed=2, lr=0.3)
+        sluice.torch.engine_of(other).load(path)
+        its_scheduler.load_state_dict({**its_scheduler.state_dict(), "last_epoch": 3, "_step_count": 4})
+        found = buffers_of(other)
+        assert all(torch.equal(found[name], saved[name]) for name in saved if name != "unsaved")
+        assert [{**group, "params": None} for group in its_optimizer.param_groups] == settings
+        assert train(other, its_optimizer, loss_of, steps=3, scheduler=its_scheduler).values == losses
+        assert same_values(values_of(other), values_of(model)) and same_values(buffers_of(other), buffers_of(model))
+
+
+def test_a_checkpoint_of_an_engine_alone_says_what_it_has_not(tmp_path):
+    model, optimizer, _ = started("memory")
+    engine = sluice.torch.engine_of(model)
+    sluice.Engine.save(engine, tmp_path)
+    before = buffers_of(model)
+    with pytest.warns(UserWarning, match="not saved by a wrapped model.*neither buffers nor the settings"):
+        engine.load(tmp_path)
+    assert same_values(buffers_of(model), before)
+    train(model, optimizer, loss_of, steps=1)
+
+
+def test_a_model_without_an_optimizer_loads_buffers(tmp_path):
+    model, optimizer, _ = started("memory")
+    train(model, optimizer, loss_of, steps=2)
+    sluice.torch.engine_of(model).save(tmp_path)
+    other = model_with_buffers(seed=2)
+    sluice.torch.wrap(other, memory="4GiB", reserve="64MiB")
+    sluice.torch.engine_of(other).load(tmp_path)
+    assert all(torch.equal(b, buffers_of(model)[name]) for name, b in other.named_buffers() if name != "unsaved")
+
+
+def refused(folder, error, match, model):
+    values, buffers = values_of(model), buffers_of(model)
+    with pytest.raises(error, match=match):
+        sluice.torch.engine_of(model).load(folder)
+    assert same_values(values_of(model), values) and same_values(buffers_of(model), buffers)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_changed(tmp_path):
+    model, optimizer, _ = started("memory")
+    train(model, optimizer, loss_of, steps=2)
+    folder = sluice.torch.engine_of(model).save(tmp_path)
+
+    def more(model):
+        model.register_buffer("more", torch.ones(1))
+
+    def narrow(model):
+        model.scale = torch.ones((), dtype=torch.float32)
+
+    for change, groups, match in (
+        (more, groups_of, "the checkpoint has no buffer 'more'"),
+        (narrow, groups_of, "the buffer 'scale' is torch.float64"),
+        (lambda model: None, lambda model: None, r"groups of \[3, 5\] parameters.*of \[8\]"),
+    ):
+        other = model_with_buffers(seed=2)
+        change(other)
+        other, its_optimizer = wrap(other, "memory", param_groups=groups(other))
+        refused(folder, sluice.InvalidArgumentError, match, other)
+
+    other, its_optimizer, _ = started("memory", seed=2)
+    for name in ("buffers.safetensors", "groups.json"):
+        file = tmp_path / folder.split("/")[-1] / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        refused(folder, sluice.CorruptError, name, other)
+        file.write_bytes(whole)
+    sluice.torch.engine_of(other).load(folder)
+
+
+class Keeping(nn.Linear):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_what_a_checkpoint_cannot_have_is_said(tmp_path):
+    model = nn.Sequential(Keeping(4, 4))
+    model.register_buffer("turn", torch.ones(2, dtype=torch.complex64))
+    groups = [{"params": model.parameters(), "note": object()}]
+    _, optimizer = wrap(model, "memory", param_groups=groups)
+    with pytest.warns(UserWarning, match=r"the extra state of '0' \(Keeping.*the buffer 'turn'.*'note' of parameter group 0"):
+        sluice.torch.engine_of(model).save(tmp_path)
+    optimizer.param_groups[0]["lr"] = 0.5
+    sluice.torch.engine_of(model).load(tmp_path)
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_an_engine_saves_files_of_its_callers(tmp_path):
+    unit = sluice.Unit("u", [sluice.Parameter("p", (4, 4))])
+    with sluice.Engine([unit], sluice.Options(memory="4GiB")) as engine:
+        engine.set_values("u", {"p": numpy.zeros((4, 4), numpy.float32)})
+        big = numpy.arange(700_000, dtype=numpy.float64)  # more than is written at once
+        folder = engine.save(tmp_path, files={"own.bin": [b"head", big, b"", b"tail"], "none": []})
+        found = engine.checkpoint_file(folder, "own.bin")
+        assert found == f"{folder}/own.bin" == engine.checkpoint_file(tmp_path, "own.bin")
+        with open(found, "rb") as file:
+            assert file.read() == b"head" + big.tobytes() + b"tail"
+        assert engine.checkpoint_file(folder, "none") == f"{folder}/none"
+        assert engine.checkpoint_file(folder, "other") == ""
+        for name in ("model.safetensors", "manifest.json", "a/b", ".hidden", ""):
+            with pytest.raises(sluice.InvalidArgumentError, match=f"'{name}'"):
+                engine.save(tmp_path / "refused", files={name: [b"x"]})
+        with open(found, "r+b") as file:
+            file.seek(5_000_000)
+            file.write(b"!")
+        with pytest.raises(sluice.CorruptError, match="own.bin"):
+            engine.checkpoint_file(folder, "own.bin")
