@@ -8,6 +8,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/plan/device_shortage.h"
+#include "engine/plan/device_walk.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/shared_updates.h"
 #include "engine/step/device_gradients.h"
@@ -75,6 +76,7 @@ class DevicePlanner {
     if (by_gpu && !in_.request.updates)
       if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
     if (!plan) refuse();
+    engine::predict_step(placement_, in_.rates, in_.request.computing, *plan);
     return *plan;
   }
 
@@ -83,7 +85,10 @@ class DevicePlanner {
   // alone: a plan by which the GPU updates everything.
   void share(const Plan& alone, std::optional<Plan>& plan) {
     const auto before = std::pair(updated_on_, because_);
-    std::tie(updated_on_, because_) = share_updates(placement_, in_.rates, alone);
+    Plan both = alone;
+    both.host_slots = kHostSlots;
+    std::tie(updated_on_, because_) =
+        share_updates(placement_, in_.rates, both, in_.request.computing.value_or(0));
     std::optional<Plan> shared = attempt(in_.budget.disk);
     if (shared && (!plan || plan->uses_disk() || !shared->uses_disk()))
       plan = std::move(shared);

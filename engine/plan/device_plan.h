@@ -10,14 +10,14 @@ inline constexpr std::size_t kLargestExtentBytes = 32 * kMiB;
 
 // make_plan() for a GPU, whose memory is budget.device: as much as fits is there, first what saves most
 // seconds for its bytes, and of the rest as much as fits in host memory. Where the rest fits there as a whole
-// the disk is not used, also if it is given; more memory never makes a plan use it. What the client computes
-// is not known, so Plan::device_time has what all else takes. Throws Error(kBudget) where nothing fits, with
-// alternatives of which each is enough.
+// the disk is not used, also if it is given; more memory never makes a plan use it. Throws Error(kBudget)
+// where nothing fits, with alternatives of which each is enough.
 //
 // The GPU updates what has its state there. Of the other units, whose state or whose gradients and parameters
-// must be copied, so many are updated by the CPU that copies, the GPU's updates and the CPU's, which go on
-// side by side, take least: those first that save most copies for the CPU's time, and none where that saves
-// less than a tenth. What a GPU cannot update at all (Adafactor, Muon) is the CPU's.
+// must be copied, so many are updated by the CPU that a step takes least (walk_on_gpu()): those first that
+// save most copies for the CPU's time, evenly over those that save as much, and none where that saves less
+// than a tenth of what the step takes beyond computing. What a GPU cannot update at all (Adafactor, Muon) is
+// the CPU's.
 //
 // Extents of frames are the largest up to kLargestExtentBytes with which everything that is on the GPU with
 // the smallest ones still fits in the budget, and which waste little.

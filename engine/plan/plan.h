@@ -80,6 +80,8 @@ struct PlanRequest {
   allocator::Tier compute = kCpuTier;
   // Where a GPU computes: the tier of the processor that updates, kDevice or kHost; nothing: chosen.
   std::optional<allocator::Tier> updates = {};
+  // And the seconds that the client computes in a step; nothing: not known.
+  std::optional<double> computing = {};
 };
 
 struct UnitPlan {
@@ -108,15 +110,20 @@ struct UnitPlan {
 };
 
 // What of a step a GPU's plan knows: seconds that each takes alone, all of them beside what the client
-// computes on the GPU, which is not known before a step was made.
+// computes on the GPU; and what a step takes with all of that (see walk_on_gpu()).
 struct DeviceTime {
   double link = 0;                          // for copies between the GPU and the host
   double gpu_updates = 0, cpu_updates = 0;  // for updates by each
   double disk = 0;
   GpuRates rates;         // by which these seconds were found,
   double cpu_memory = 0;  // and MachineRates::memory_bandwidth
-  // What a step takes at least, and what that is. What of it is more than the client computes is waited for.
+  // What the client computes in a step, as it has stated or measured that; nothing: not known, which counts
+  // as none in `step`.
+  std::optional<double> computing = {};
+  double step = 0;
+  // What a step takes at least without computing, and what a step is bound by.
   double least() const { return std::max({link, gpu_updates, cpu_updates, disk}); }
+  double wait() const { return std::max(0.0, step - computing.value_or(0)); }
   const char* bound() const;
 };
 
@@ -177,6 +184,11 @@ struct Plan {
 // Error(kInvalidArgument) for a request that the profile does not allow.
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates);
+
+// Of a plan for a GPU that was made by these rates: finds how long a step takes in which the client computes
+// for so many seconds.
+void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,
+                     double computing, Plan& plan);
 
 // A table for people, and the same for programs.
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget);

@@ -82,34 +82,37 @@ std::string device_step_text(const Plan& plan) {
   const GpuRates& rates = time.rates;
   std::string text = fmt::format(
       "rates             copies of {:.3g} GB/s to the GPU, {:.3g} from it and {:.3g} both ways; the GPU "
-      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s; all of it is {}\n",
+      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s, after {:.2g} ms for each "
+      "chunk; all of it is {}\n",
       rates.in / 1e9, rates.out / 1e9, rates.both / 1e9, 1e-9 / rates.update_seconds, time.cpu_memory / 1e9,
-      name_of(rates.source));
+      rates.cpu_latency * 1e3, name_of(rates.source));
   text += fmt::format(
-      "step              at least {:.2f} s predicted, bound by {} (the link alone {:.2f} s, updates on the "
+      "step              {:.2f} s predicted, bound by {} (the link alone {:.2f} s, updates on the "
       "GPU {:.2f} s, updates on the CPU {:.2f} s",
-      time.least(), time.bound(), time.link, time.gpu_updates, time.cpu_updates);
+      time.step, time.bound(), time.link, time.gpu_updates, time.cpu_updates);
   if (plan.uses_disk()) text += fmt::format(", the disk alone {:.2f} s", time.disk);
+  text += ")\n                  ";
+  if (!time.computing)
+    return text + "computing is the client's, and not known: this is a step that computes nothing\n";
   return text +
-         ")\n                  computing is the client's, and not known: what takes longer than that is "
-         "waited "
-         "for\n";
+         fmt::format("computing, which is the client's, takes {:.2f} s of it, and {:.2f} s are waited for\n",
+                     *time.computing, time.wait());
 }
 
-// Null: not known before the client has computed.
+// Null: not known before the client has computed. `seconds` are then those of a step that computes nothing.
 Json device_step_json(const Plan& plan) {
   const DeviceTime& time = plan.device_time;
   return {{"bytes_in", plan.step_bytes_in},
           {"bytes_out", plan.step_bytes_out},
           {"bytes_read", plan.step_bytes_read},
           {"bytes_written", plan.step_bytes_written},
-          {"compute_seconds", nullptr},
+          {"compute_seconds", time.computing ? Json(*time.computing) : Json()},
           {"gpu_update_seconds", time.gpu_updates},
           {"cpu_update_seconds", time.cpu_updates},
-          {"wait_seconds", nullptr},
+          {"wait_seconds", time.computing ? Json(time.wait()) : Json()},
           {"disk_seconds", time.disk},
           {"link_seconds", time.link},
-          {"seconds", nullptr},
+          {"seconds", time.step},
           {"least_seconds", time.least()},
           {"bound", time.bound()}};
 }
@@ -161,6 +164,7 @@ std::string_view place_of(Tier tier) { return tier == Tier::kHost ? "memory" : n
 
 const char* DeviceTime::bound() const {
   const double most = least();
+  if (computing.value_or(0) > most) return "computing";
   return most == link ? "link" : most == disk ? "disk" : most == cpu_updates ? "cpu updates" : "gpu updates";
 }
 

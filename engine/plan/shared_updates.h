@@ -18,7 +18,8 @@ struct Beside {
   Beside(const Placement& placement, const MachineRates& rates, UnitId unit, const UnitPlan& plan)
       : copied(placement.link_traffic(unit, plan)) {
     if (plan.updated_by_cpu())
-      cpu = placement.update_seconds(unit, rates);
+      cpu = placement.update_seconds(unit, rates) +
+            static_cast<double>(placement.format().shards().chunks(unit)) * rates.gpu.cpu_latency;
     else
       gpu = placement.gpu_update_seconds(unit, rates.gpu);
   }
@@ -28,21 +29,16 @@ struct Beside {
     gpu += more.gpu;
     cpu += more.cpu;
   }
-  void remove(const Beside& less) {
-    copied.read -= less.copied.read;
-    copied.written -= less.copied.written;
-    gpu -= less.gpu;
-    cpu -= less.cpu;
-  }
   double copying(const MachineRates& rates) const {
     return copy_seconds(copied.read, copied.written, rates.gpu);
   }
-  double seconds(const MachineRates& rates) const { return std::max({copying(rates), gpu, cpu}); }
+  double updating() const { return gpu + cpu; }
 };
 
-// Which processor updates each unit of a plan by which the GPU updates all of them, and why.
+// Which processor updates each unit of a plan by which the GPU updates all of them, and why. The plan has the
+// slots of both. computing: PlanRequest::computing.
 std::pair<std::vector<allocator::Tier>, std::string> share_updates(const Placement& placement,
                                                                    const MachineRates& rates,
-                                                                   const Plan& by_gpu);
+                                                                   const Plan& by_gpu, double computing);
 
 }  // namespace sluice::engine

@@ -372,7 +372,7 @@ TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   }
 }
 
-// Each unit's bytes and elements at the rates, and nothing that nobody knows.
+// Each unit's bytes and elements at the rates, and what the client computes where that is stated.
 TEST_F(CpuUpdatesTest, ThePlanSaysWhatAStepTakesBesideComputing) {
   Case setup;
   setup.device = 128 * kMiB;
@@ -400,13 +400,18 @@ TEST_F(CpuUpdatesTest, ThePlanSaysWhatAStepTakesBesideComputing) {
     const Json json = to_json(plan, profile, budget_of(setup));
     EXPECT_EQ(json.at("rates").at("known"), "stated");
     const Json& step = json.at("step");
-    for (const char* not_known : {"compute_seconds", "wait_seconds", "seconds"})
+    for (const char* not_known : {"compute_seconds", "wait_seconds"})
       EXPECT_TRUE(step.at(not_known).is_null()) << not_known;
+    EXPECT_GT(step.at("seconds"), 0.8 * time.least());
     EXPECT_EQ(step.at("least_seconds"), std::max({time.link, time.gpu_updates, time.cpu_updates}));
     EXPECT_EQ(step.at("bound"), by == kHost ? "cpu updates" : "link");
     const std::string text = to_text(plan, profile, budget_of(setup));
     EXPECT_THAT(text, testing::HasSubstr("s predicted, bound by " + step.at("bound").get<std::string>()));
     EXPECT_THAT(text, testing::HasSubstr("computing is the client's, and not known"));
+    Plan stated = plan;
+    state_computing(profile, *optim::make_optimizer(setup.optimizer), setup.rates, 1000, stated);
+    EXPECT_NEAR(stated.device_time.step, 1000, time.step);
+    EXPECT_THAT(to_text(stated, profile, budget_of(setup)), testing::HasSubstr("bound by computing"));
   }
   setup.optimizer = {};
   setup.places = {kDisk, kDisk, kDisk};
