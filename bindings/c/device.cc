@@ -17,6 +17,7 @@ constexpr std::uint64_t kAssumedContext = 512 * kMiB;  // on large GPUs
 Json facts_of(const Planned& planned) {
   Json facts = engine::to_json(planned.rates.gpu, planned.rates.memory_bandwidth);
   facts["base"] = planned.context;
+  facts["computing"] = planned.request.computing.value_or(0);
   return facts;
 }
 
@@ -42,6 +43,13 @@ std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
   return device;
 }
 
+double checked_seconds(double seconds, const char* what) {
+  if (!(seconds >= 0) || !std::isfinite(seconds))
+    fail(ErrorCode::kInvalidArgument, "{} is {}; state seconds, as a number that is 0 or more", what,
+         seconds);
+  return seconds;
+}
+
 void take_stated(const sluice_device_facts& facts, Planned& made) {
   const auto checked = [](double rate, const char* name) {
     if (!(rate > 0) || !std::isfinite(rate))
@@ -58,6 +66,10 @@ void take_stated(const sluice_device_facts& facts, Planned& made) {
   gpu.both = checked(facts.both_ways, "both_ways");
   gpu.update_seconds = 1 / checked(facts.gpu_updates, "gpu_updates");
   made.rates.memory_bandwidth = checked(facts.cpu_memory, "cpu_memory");
+  gpu.cpu_latency = checked_seconds(facts.cpu_latency, "options.device_facts.cpu_latency");
+  if (const double computing = checked_seconds(facts.computing, "options.device_facts.computing");
+      computing > 0)
+    made.request.computing = computing;
   made.context = facts.base;
 }
 
@@ -161,6 +173,20 @@ sluice_status sluice_engine_use_stream(sluice_engine* engine, void* stream) {
 sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, const void** data) {
   return with_engine(engine, [&](sluice_engine& e) {
     required(data, "data") = e.engine->absent(parameter_of(e, parameter)).data;
+  });
+}
+
+sluice_status sluice_engine_predict(const sluice_engine* engine, double computing, char** json) {
+  return guarded([&] {
+    const Planned& planned = required(engine, "engine").planned;
+    char*& out = required(json, "json");
+    if (engine->device == nullptr)
+      sluice::fail(sluice::ErrorCode::kState,
+                   "the CPU computes, whose plan knows what that takes; ask sluice_engine_plan()");
+    sluice::engine::Plan plan = planned.plan;
+    sluice::engine::state_computing(planned.profile, *planned.optimizer, planned.rates,
+                                    checked_seconds(computing, "computing"), plan);
+    out = new_text(sluice::engine::to_json(plan, planned.profile, planned.budget).dump(2));
   });
 }
 

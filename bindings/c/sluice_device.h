@@ -57,7 +57,7 @@ extern "C" {
  * budgets, unless they are stated here; then all of them are. sluice_plan(), which needs no GPU, assumes
  * others where none are stated. (Products of muon are counted at 50e9 operations a second unless measured.)
  * What an engine has measured sluice_engine_device() says. SLUICE_INVALID_ARGUMENT for a rate that is not
- * above 0 and finite. */
+ * above 0 and finite, and for seconds that are not 0 or more and finite. */
 struct sluice_device_facts {
   size_t size;
   /* Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count. */
@@ -65,6 +65,10 @@ struct sluice_device_facts {
   double gpu_updates; /* elements a second that the GPU updates in its memory */
   double cpu_memory;  /* bytes a second that loops of the CPU read and write in memory */
   uint64_t base;      /* the bytes of the GPU's memory that a context with Sluice's kernels takes */
+  double cpu_latency; /* seconds that the CPU's update of a chunk takes besides: waking its threads */
+  /* Seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes. 0:
+   * not known. Nobody measures it for the engine. */
+  double computing;
 };
 
 /* Says on which CUstream the caller queues work from now on; it outlives the engine, or another one takes its
@@ -76,6 +80,10 @@ SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* s
  * time, and must not write. It takes addresses, and one extent of memory for all units together, of 2 to
  * 32 MiB by the plan. SLUICE_STATE where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, const void** data);
+/* Gives the caller the engine's plan, as sluice_engine_plan() does, with how long a step takes in which the
+ * caller computes on the GPU for so many seconds, as it may have measured since. SLUICE_STATE where the CPU
+ * computes. */
+SLUICE_API sluice_status sluice_engine_predict(const sluice_engine* engine, double computing, char** json);
 /* Gives the caller a JSON object that says on which GPU the engine computes, how much of its memory is free,
  * and in "facts" by what its plan was made; `json` gets NULL where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_device(const sluice_engine* engine, char** json);

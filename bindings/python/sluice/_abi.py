@@ -54,6 +54,8 @@ class DeviceFacts(ctypes.Structure):
         ("gpu_updates", c_double),
         ("cpu_memory", c_double),
         ("base", c_uint64),
+        ("cpu_latency", c_double),
+        ("computing", c_double),
     ]
 
 
@@ -204,6 +206,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_plan": [c_void_p, POINTER(EngineOptions), _TEXT_OUT],
     "sluice_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p)],
     "sluice_engine_plan": [c_void_p, _TEXT_OUT],
+    "sluice_engine_predict": [c_void_p, c_double, _TEXT_OUT],
     "sluice_engine_replan": [c_void_p, c_uint64],
     "sluice_engine_leave": [c_void_p, c_uint32, c_uint64, POINTER(c_void_p)],
     "sluice_engine_set_values": [c_void_p, c_uint32, VALUES, c_void_p],

@@ -139,10 +139,11 @@ def _facts(facts: DeviceFacts | None) -> Any:
     if not isinstance(facts, DeviceFacts):
         raise InvalidArgumentError(f"device_facts is {facts!r}; sluice.DeviceFacts are needed, or None")
     rates = (facts.to_gpu, facts.from_gpu, facts.both_ways, facts.gpu_updates, facts.cpu_memory)
-    for rate in rates:
+    seconds = (facts.cpu_latency, facts.computing)
+    for rate in rates + seconds:
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            raise InvalidArgumentError(f"device_facts has {rate!r}, where a number of something a second is needed")
-    made = _abi.DeviceFacts(ctypes.sizeof(_abi.DeviceFacts), *rates, size_of(facts.base, "device_facts.base"))
+            raise InvalidArgumentError(f"device_facts has {rate!r}, where a number is needed, of something a second or of seconds")
+    made = _abi.DeviceFacts(ctypes.sizeof(_abi.DeviceFacts), *rates, size_of(facts.base, "device_facts.base"), *seconds)
     return ctypes.pointer(made)
 
 

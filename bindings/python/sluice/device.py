@@ -22,6 +22,13 @@ def device_of(engine: Engine) -> dict[str, Any]:
         return made
 
 
+def predicted(engine: Engine, computing: float) -> dict[str, Any]:
+    """The plan of an engine on a GPU, with how long a step takes in which the caller computes there for so many seconds."""
+    with engine._handle.use() as address:
+        made: dict[str, Any] = json.loads(text_of("sluice_engine_predict", address, computing))
+        return made
+
+
 class DeviceEngine(Engine):
     """An Engine that computes on a GPU, with Options.device_memory. Values and state are the host's, as ever; parameters
     and gradients are addresses in the GPU's memory, of arrays whose elements lie one after another.

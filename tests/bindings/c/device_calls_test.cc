@@ -114,6 +114,7 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
       {"multiply_gradient", [&] { return sluice_engine_multiply_gradient(engine, 0, 1); }},
       {"parameter", [&] { return sluice_engine_parameter(engine, 0, &data); }},
       {"plan", [&] { return freed(sluice_engine_plan(engine, &text)); }},
+      {"predict", [&] { return freed(sluice_engine_predict(engine, 1, &text)); }},
       {"save_trace", [&] { return sluice_engine_save_trace(engine, folder_.path("trace").c_str()); }},
       {"set_updates", [&] { return sluice_engine_set_updates(engine, 0, 1); }},
       {"state_arrays", [&] { return freed(sluice_engine_state_arrays(engine, &text)); }},

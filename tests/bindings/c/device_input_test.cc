@@ -110,6 +110,13 @@ TEST_F(DeviceInputTest, FactsThatCannotBe) {
             facts.to_gpu = facts.from_gpu = 1;
             options.device_facts = &facts;
           });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.device_facts.computing is -1", "0 or more"},
+          [](sluice_engine_options& options) {
+            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+            facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
+            facts.computing = -1;
+            options.device_facts = &facts;
+          });
   refused({}, SLUICE_INVALID_ARGUMENT, {"device_facts are given", "device_memory is 0"},
           [](sluice_engine_options& options) {
             static const sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);

@@ -187,13 +187,14 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
     const auto plan = json_of([&](char** text) { return sluice_engine_plan(engine, text); });
     auto facts = json_of([&](char** text) { return sluice_engine_device(engine, text); }).at("facts");
     EXPECT_EQ(plan.at("bytes").at("device").at("base"), 4 * kMiB + facts.at("base").get<uint64_t>());
-    facts.erase("base");
+    for (const char* no_rate : {"base", "computing"}) facts.erase(no_rate);
     EXPECT_EQ(plan.at("rates"), facts);
     sluice_engine_destroy(engine);
     return plan;
   };
   const auto measured = made();
   EXPECT_EQ(measured.at("rates").at("known"), "measured");
+  EXPECT_TRUE(measured.at("step").at("compute_seconds").is_null());
   EXPECT_EQ(measured.at("bytes").at("device").at("base"), 16 * kMiB);
   // Where the GPU allows no second context, as much as on large ones is assumed.
   fake().fail("cuCtxCreate", 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
@@ -204,16 +205,21 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   facts.to_gpu = 1e9, facts.from_gpu = 2e9, facts.both_ways = 3e9, facts.gpu_updates = 0x1p32,
   facts.cpu_memory = 5e9;
   facts.base = 20 * kMiB;
+  facts.cpu_latency = 0.5, facts.computing = 3;
   options.device_facts = &facts;
   const uint64_t before = fake().counts().calls["cuCtxCreate"];
   const auto stated = made();
   EXPECT_EQ(fake().counts().calls["cuCtxCreate"], before);
   const Json expected = {{"to_gpu", 1e9},         {"from_gpu", 2e9},   {"both_ways", 3e9},
-                         {"gpu_updates", 0x1p32}, {"cpu_memory", 5e9}, {"known", "stated"}};
+                         {"gpu_updates", 0x1p32}, {"cpu_memory", 5e9}, {"cpu_latency", 0.5},
+                         {"known", "stated"}};
   EXPECT_EQ(stated.at("rates"), expected);
+  EXPECT_EQ(stated.at("step").at("compute_seconds"), 3);
+  EXPECT_GE(stated.at("step").at("seconds"), 3);
   EXPECT_EQ(stated.at("bytes").at("device").at("base"), 24 * kMiB);
   const auto planned = json_of([&](char** text) { return sluice_plan(model.get(), &options, text); });
   EXPECT_EQ(planned.at("rates"), expected);
+  EXPECT_EQ(planned.at("step"), stated.at("step"));
   options.device_facts = nullptr;
   options.device_memory = 1024 * kMiB;
   const auto assumed = json_of([&](char** text) { return sluice_plan(model.get(), &options, text); });
@@ -232,6 +238,13 @@ TEST_F(SharedDeviceTest, ReportsHaveTheDevice) {
   sluice_text_destroy(text);
   EXPECT_NE(plan.find("\"device\": 134217728"), std::string::npos) << plan;  // of the budget
   EXPECT_NE(plan.find("\"parameters\": \"device\""), std::string::npos) << plan;
+  ASSERT_OK(sluice_engine_predict(engine.get(), 100, &text));
+  const Json step = Json::parse(text).at("step");
+  sluice_text_destroy(text);
+  EXPECT_EQ(step.at("compute_seconds"), 100);
+  EXPECT_GE(step.at("seconds"), 100);
+  EXPECT_EQ(step.at("bound"), "computing");
+  EXPECT_EQ(sluice_engine_predict(engine.get(), -1, &text), SLUICE_INVALID_ARGUMENT);
   ASSERT_OK(sluice_engine_device(engine.get(), &text));
   EXPECT_NE(std::string(text).find("\"name\":\"fake GPU\""), std::string::npos) << text;
   sluice_text_destroy(text);

@@ -138,6 +138,8 @@ def test_what_one_engine_measures_another_may_be_told(tmp_path):
             told = engine.plan()
             assert engine.facts() == measured and told["rates"] == plan["rates"] | {"known": "stated"}
             assert told["step"]["link_seconds"] == pytest.approx(plan["step"]["link_seconds"], rel=0.5)
+    stated = planned(device_memory="128MiB", device_facts=dataclasses.replace(fake_gpu.FACTS, base="16MiB", computing=2.5))
+    assert stated["step"]["compute_seconds"] == 2.5 <= stated["step"]["seconds"]
     for bad, words in ((5e9, "sluice.DeviceFacts"), (sluice.DeviceFacts("fast", 1, 1, 1, 1, 0), "'fast'")):
         with pytest.raises(sluice.InvalidArgumentError, match=words):
             planned(device_memory="1GiB", device_facts=bad)

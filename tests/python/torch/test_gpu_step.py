@@ -21,7 +21,8 @@ from sluice.torch._gpu_step import Account, FirstStepOnGpu
 MIB = 1 << 20
 PLAN = {
     "predicted_peak": 900 * MIB, "budget": {"device": 1000 * MIB}, "device": 940 * MIB, "bytes": {"device": {"base": 500 * MIB}},
-    "rates": {"to_gpu": 2e10, "from_gpu": 2.5e10, "both_ways": 4e10, "gpu_updates": 5e10, "cpu_memory": 1e11, "known": "measured"},
+    "rates": {"to_gpu": 2e10, "from_gpu": 2.5e10, "both_ways": 4e10, "gpu_updates": 5e10, "cpu_memory": 1e11, "cpu_latency": 3e-5,
+              "known": "measured"},
 }  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_more_beside_pytorch_than_the_plan_leaves_is_warned_of():
     text = str(caught[0].message)
     assert "61 MiB of the GPU's memory" in text and "leaves 60 MiB of the 1000 MiB" in text and "by other processes" in text
     facts = re.search(r"device_facts=(sluice\.DeviceFacts\(.*?\))", text)[1]
-    assert eval(facts, {"sluice": sluice}) == sluice.DeviceFacts(2e10, 2.5e10, 4e10, 5e10, 1e11, "162MiB")
+    assert eval(facts, {"sluice": sluice}) == sluice.DeviceFacts(2e10, 2.5e10, 4e10, 5e10, 1e11, "162MiB", 3e-5)
 
 
 def test_memory_that_others_give_back_does_not_count_as_less():
@@ -189,12 +190,16 @@ def test_a_wrapped_model_tells_what_its_steps_took(in_backward):
         told = sluice.torch.engine_of(model).plan
         assert told()["pytorch"]["beside"] is None
         train(model, optimizer, range(2))
+        assert told()["step"]["compute_seconds"] is None
         made = told()["pytorch"]
         assert made["measured"] is None, "the CPU stands in for PyTorch's part"
         assert made["beside"] == 0 and made["host"] >= 0 and made["seconds"] is None
         train(model, optimizer, range(2, 5))
-        seconds = told()["pytorch"]["seconds"]
+        made = told()
+        seconds = made["pytorch"]["seconds"]
         assert 0 < seconds["waiting"] < seconds["step"]
+        assert made["step"]["compute_seconds"] == pytest.approx(seconds["step"] - seconds["waiting"])
+        assert made["step"]["seconds"] >= made["step"]["compute_seconds"]
         sluice.torch.close(model)
         del optimizer, told
         gc.collect()

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..device import predicted
 from ..engine import Values
 from ..errors import StateError
 from ..model import Path, Size
@@ -74,9 +75,10 @@ class WrappedEngine(ModelEngine):
     def plan(self) -> dict[str, Any]:
         """Engine's plan, with "pytorch": the bytes that PyTorch was estimated to take at once ("peak"), those that were
         planned for it ("reserve"), and those that the first step took ("measured"); None for what is not known. On a GPU
-        also what was taken "beside" that and of the "host", and "seconds": the README of bindings/python says what they are.
-        "ready" has the seconds in which the model was made ready, by phase."""
-        made = super().plan()
+        also what was taken "beside" that and of the "host", and "seconds", by which the plan then says how long a step takes: the
+        README of bindings/python says what they are. "ready" has the seconds in which the model was made ready, by phase."""
+        computing = None if self.first_step is None else self.first_step.computing()
+        made = super().plan() if computing is None else predicted(self, computing)
         if self.ready is not None:
             made["ready"] = dict(self.ready.seconds)
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}

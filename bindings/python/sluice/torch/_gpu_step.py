@@ -12,7 +12,7 @@ from ._memory import FirstStep
 
 _MIB = 1 << 20
 _COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine learns their order, and maps memory
-_RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
+_RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory", "cpu_latency")
 
 # What a plan says besides of PyTorch on a GPU, before it is measured.
 UNMEASURED: Mapping[str, Any] = {"beside": None, "host": None, "host_reserve": HOST, "seconds": None}
@@ -116,6 +116,10 @@ class FirstStepOnGpu(FirstStep):
             f"To stay within that, wrap the model with memory='{max(0, 2 * self.memory - highest) // _MIB}MiB': on a GPU CUDA's "
             "libraries take memory of the host, too"
         )
+
+    def computing(self) -> float | None:
+        seconds = self._steps.as_dict()
+        return None if seconds is None else seconds["step"] - seconds["waiting"]
 
     def as_dict(self) -> dict[str, Any]:
         told = {"beside": self._beside, "host": self.measured, "seconds": self._steps.as_dict()}

@@ -44,6 +44,10 @@ class FirstStep:
         self.held, self._peak_before = resident_bytes(), _peak_bytes()
         self._seen = 0
 
+    def computing(self) -> float | None:
+        """The seconds of a step in which the GPU did not wait for the engine; None: not measured, or the CPU computes."""
+        return None
+
     def planned(self, plan: Mapping[str, Any]) -> None:
         """Comes when the engine has a plan."""
         self.room = self.reserve + max(0, self.memory - plan["predicted_peak"])
