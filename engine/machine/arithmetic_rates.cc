@@ -1,6 +1,9 @@
 #include "engine/machine/arithmetic_rates.h"
 
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "allocator/memory.h"
@@ -78,6 +81,24 @@ kernels::AttentionShape part_of(const kernels::AttentionShape& given, Dtype dtyp
   }
   part.q_stride = part.k_stride = part.v_stride = row_width(part);
   return part;
+}
+
+constexpr std::size_t kCached = 2 * kChunkGrain;  // elements of which caches hold an update
+
+double seconds_an_element(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
+                          std::size_t elements) {
+  const UpdateSample sample(optimizer, dtype, dtype, elements);
+  Scratch scratch(sample.bytes());
+  std::byte* const memory = scratch.take(sample.bytes());
+  kernels::fill(threads, sample.elements(), 0.5f, sample.parameter(memory));
+  kernels::fill(threads, sample.elements(), 0.25f, sample.gradient(memory));
+  const optim::Span span = sample.span(memory);
+  optim::Hyperparameters hyperparameters{1e-3, 0.1, 1, 0};
+  const double seconds = middle_seconds([&] {
+    ++hyperparameters.step;
+    optimizer.apply(threads, hyperparameters, span);
+  });
+  return seconds / static_cast<double>(sample.elements());
 }
 
 }  // namespace
@@ -172,18 +193,33 @@ double measure_memory(Threads& threads, std::size_t bytes) {
 
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype) {
   if (optimizer.rounds() > 0) return std::nullopt;
-  const UpdateSample sample(optimizer, dtype, dtype, 2 * kChunkGrain);
-  Scratch scratch(sample.bytes());
-  std::byte* const memory = scratch.take(sample.bytes());
-  kernels::fill(threads, sample.elements(), 0.5f, sample.parameter(memory));
-  kernels::fill(threads, sample.elements(), 0.25f, sample.gradient(memory));
-  const optim::Span span = sample.span(memory);
-  optim::Hyperparameters hyperparameters{1e-3, 0.1, 1, 0};
-  const double seconds = middle_seconds([&] {
-    ++hyperparameters.step;
-    optimizer.apply(threads, hyperparameters, span);
-  });
-  return seconds / static_cast<double>(sample.elements());
+  return seconds_an_element(threads, optimizer, dtype, kCached);
+}
+
+double measure_update_traffic(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
+                              std::size_t bytes) {
+  if (optimizer.rounds() > 0) return measure_memory(threads, bytes);
+  const UpdateSample cached(optimizer, dtype, dtype, kCached);
+  const std::size_t elements = kCached * std::max<std::size_t>(1, bytes / cached.bytes());
+  return cached.bytes_an_element() / seconds_an_element(threads, optimizer, dtype, elements);
+}
+
+double measure_waking(Threads& threads) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kSleep(300), kWork(20);  // of each thread
+  constexpr std::size_t kTimes = 21;
+  std::array<double, kTimes> seconds;
+  for (double& each : seconds) {
+    std::this_thread::sleep_for(kSleep);
+    const Clock::time_point begin = Clock::now();
+    threads.parallel_for(static_cast<std::size_t>(threads.count()), 1, [&](std::size_t, std::size_t) {
+      for (const Clock::time_point end = Clock::now() + kWork; Clock::now() < end;) {
+      }
+    });
+    each = std::chrono::duration<double>(Clock::now() - begin - kWork).count();
+  }
+  std::ranges::sort(seconds);
+  return seconds[kTimes / 2];
 }
 
 }  // namespace sluice::engine

@@ -42,5 +42,12 @@ double measure_memory(Threads& threads, std::size_t bytes);
 // Seconds to update an element that caches hold; nothing for an optimizer with rounds, whose updates need
 // whole parameters.
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype);
+// Bytes a second that updates read and write in an array of so many bytes: measure_update(), or for an
+// optimizer with rounds measure_memory().
+double measure_update_traffic(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
+                              std::size_t bytes);
+
+// Seconds by which a loop takes longer where the threads have slept since the one before.
+double measure_waking(Threads& threads);
 
 }  // namespace sluice::engine

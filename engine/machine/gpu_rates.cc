@@ -22,6 +22,9 @@ using allocator::DeviceRegion;
 using allocator::Purpose;
 
 constexpr std::uint64_t kMostEachWay = 64 * kMiB, kMostUpdated = 256 * kMiB, kLeast = 4 * kMiB;
+// A loop over less would be one over the caches of a large CPU, which are several times as fast as its
+// memory.
+constexpr std::uint64_t kMostOfHost = 512 * kMiB;
 constexpr std::size_t kPiece = 32 * kMiB;  // about a unit
 // Updates are measured with more and more elements, until they take long enough: those of a chunk, and then
 // several chunks, which are more than a GPU's caches hold.
@@ -165,7 +168,10 @@ bool measure_gpu(const GpuWork& work, MachineRates& rates) {
     gpu.out = copies.bytes_a_second(false, true);
     gpu.both = copies.bytes_a_second(true, true);
   }
-  const double bandwidth = measure_memory(work.threads, kMostMeasuringBytes);
+  const double bandwidth = measure_update_traffic(
+      work.threads, work.optimizer, work.dtype,
+      std::clamp<std::uint64_t>(work.host_bytes / 4, kMostMeasuringBytes, kMostOfHost));
+  gpu.cpu_latency = measure_waking(work.threads);
   if (work.optimizer.elementwise({}))
     gpu.update_seconds =
         Updates(work.device, work.optimizer, work.dtype, room(work.device_bytes, kMostUpdated), bandwidth)
