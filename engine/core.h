@@ -128,6 +128,7 @@ struct Core {
   StateStore states;
   WholeStore wholes;
   std::optional<SumsOfRanks> sums_of_ranks;  // nothing: this engine has all of every parameter
+  Threads one_thread{1};                     // the one that calls: on it the CPU updates a chunk beside a GPU
   // Where the model is computed; and the CPU's beside a GPU. Null: nothing is updated there.
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
@@ -154,7 +155,7 @@ struct Core {
   DeviceWork* work() { return gpu ? &*gpu : nullptr; }
   std::unique_ptr<UpdateExecutor> make_executor();
   std::unique_ptr<UpdateExecutor> make_cpu_executor();
-  std::unique_ptr<UpdateExecutor> make_turns();
+  std::unique_ptr<UpdateExecutor> make_turns(Threads& threads);
   std::vector<std::optional<std::size_t>> gradient_shard_sizes(const Profile& profile) const;
   std::vector<optim::Hyperparameters> hyperparameters() const;
   UpdateQueue::Due due_of(UnitId unit);

@@ -6,21 +6,28 @@
 // What updates, and how updates become due.
 namespace sluice::engine {
 
-std::unique_ptr<UpdateExecutor> Core::make_turns() {
+std::unique_ptr<UpdateExecutor> Core::make_turns(Threads& threads) {
   return make_turn_executor(
       layout, optimizer, states.format(), wholes,
-      {resources.threads, resources.products, resources.trace, sums_of_ranks ? &*sums_of_ranks : nullptr});
+      {threads, resources.products, resources.trace, sums_of_ranks ? &*sums_of_ranks : nullptr});
 }
 
 std::unique_ptr<UpdateExecutor> Core::make_executor() {
-  if (!gpu) return make_turns();
+  if (!gpu) return make_turns(resources.threads);
   if (std::ranges::all_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
   return make_device_executor(layout, optimizer, states.format(), *gpu, resources.threads);
 }
 
 std::unique_ptr<UpdateExecutor> Core::make_cpu_executor() {
   if (!gpu || std::ranges::none_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
-  return make_thread_executor(make_turns());
+  std::vector<std::unique_ptr<UpdateExecutor>> turns;
+  if (optimizer.rounds() > 0) {
+    turns.push_back(make_turns(resources.threads));
+  } else {
+    for (int i = 0; i < chunks_at_a_time(resources.threads.count()); ++i)
+      turns.push_back(make_turns(one_thread));
+  }
+  return make_thread_executor(std::move(turns));
 }
 
 // A joint update acquires what it needs pass by pass; an update that follows its gradient, all of it here.

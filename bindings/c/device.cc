@@ -153,6 +153,7 @@ void know_device(const sluice_engine_options& options, For purpose, Planned& mad
   made.budget.device = options.device_memory;
   if (purpose == For::kEngine) made.gpu = open_fitting(options);
   made.context = kAssumedContext;
+  made.rates.cores = made.threads;
   if (options.device_facts != nullptr)
     take_stated(known_part(options.device_facts, "options.device_facts"), made);
   else if (made.gpu)

@@ -316,8 +316,9 @@ Device::Stream CudaDevice::make_stream(bool urgent) {
 Device::Event CudaDevice::make_event(bool timed) {
   const InContext in(driver_, context_);
   CUevent event = nullptr;
-  driver_.check(driver_.cuEventCreate(&event, timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING),
-                "cuEventCreate");
+  // Threads that wait for one sleep: they are as many as the cores, and others need these.
+  const unsigned flags = timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC;
+  driver_.check(driver_.cuEventCreate(&event, flags), "cuEventCreate");
   return Event(event, EndEvent{this});
 }
 // What fails here is earlier work, which its event has reported, or the driver, which is at its end.

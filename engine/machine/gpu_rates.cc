@@ -177,6 +177,7 @@ bool measure_gpu(const GpuWork& work, MachineRates& rates) {
         Updates(work.device, work.optimizer, work.dtype, room(work.device_bytes, kMostUpdated), bandwidth)
             .seconds_an_element();
   rates.gpu = gpu;
+  rates.cores = work.threads.count();
   rates.memory_bandwidth = bandwidth;
   rates.update_seconds = measure_update(work.threads, work.optimizer, work.dtype);
   if (work.products != nullptr) rates.flops = measure_square(work.threads, *work.products);

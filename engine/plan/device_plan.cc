@@ -26,7 +26,9 @@ using allocator::Tier;
 
 // One slot comes in, one is updated and one goes out; where there is room, one more waits.
 constexpr std::size_t kLeastSlots = 3, kMostSlots = 4;
-constexpr std::size_t kHostSlots = 3;
+// The CPU's slots are as many where memory is short. Otherwise some more than chunks that it updates at a
+// time come in and go out meanwhile.
+constexpr std::size_t kMoreHostSlots = 8;
 // What is on the GPU may take one part in so many more with larger extents than with the smallest, and so
 // may the frames that all that is elsewhere would take together.
 constexpr std::uint64_t kExtentWaste = 16;
@@ -86,7 +88,7 @@ class DevicePlanner {
   void share(const Plan& alone, std::optional<Plan>& plan) {
     const auto before = std::pair(updated_on_, because_);
     Plan both = alone;
-    both.host_slots = kHostSlots;
+    both.host_slots = most_host_slots();
     std::tie(updated_on_, because_) =
         share_updates(placement_, in_.rates, both, in_.request.computing.value_or(0));
     std::optional<Plan> shared = attempt(in_.budget.disk);
@@ -112,12 +114,17 @@ class DevicePlanner {
   // One way to use the GPU's memory.
   struct Shape {
     Lookahead lookahead;
-    std::size_t slots;
+    std::size_t slots, host_slots;
   };
+  std::size_t most_host_slots() const {
+    return static_cast<std::size_t>(chunks_at_a_time(in_.rates.cores)) + kMoreHostSlots;
+  }
   std::vector<Shape> shapes() const {
     std::vector<Shape> result;
     for (const Lookahead& lookahead : lookaheads())
-      for (const std::size_t slots : {kMostSlots, kLeastSlots}) result.push_back({lookahead, slots});
+      for (const auto& [slots, host_slots] :
+           {std::pair{kMostSlots, most_host_slots()}, {kLeastSlots, kLeastSlots}})
+        result.push_back({lookahead, slots, host_slots});
     return result;
   }
 
@@ -131,13 +138,13 @@ class DevicePlanner {
     for (const bool with_disk : {false, true})
       for (const Shape& shape : shapes())
         if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
-          if (Plan plan = in_memory(*on_gpu, InMemory::kAll); fits(plan, disk)) return plan;
+          if (Plan plan = in_memory(*on_gpu, shape, InMemory::kAll); fits(plan, disk)) return plan;
     for (const Shape& shape : shapes())
       if (const std::optional<Plan> on_gpu = fill_gpu(shape, true))
         for (const InMemory least : {InMemory::kAllButCpuState, InMemory::kNothing}) {
-          Plan plan = in_memory(*on_gpu, least);
+          Plan plan = in_memory(*on_gpu, shape, least);
           if (plan.peak_memory > in_.budget.memory) continue;
-          fill_host(plan);
+          fill_host(plan, shape);
           if (fits(plan, disk)) return plan;
         }
     return std::nullopt;
@@ -203,8 +210,8 @@ class DevicePlanner {
   // A plan with as much on the GPU as fits there, and the rest on disk, where it may be there. with_disk:
   // whether what saves most is found for a plan that uses the disk.
   std::optional<Plan> fill_gpu(const Shape& shape, bool with_disk) const {
-    const auto& [lookahead, slots] = shape;
-    Plan plan = describe(lookahead, slots, units(Tier::kDisk));
+    const Lookahead& lookahead = shape.lookahead;
+    Plan plan = describe(shape, units(Tier::kDisk));
     if (plan.device_bytes > in_.budget.device) return std::nullopt;
     const FrameNeeds needs = placement_.frame_needs(lookahead);
     Frames frames(needs, plan.units);
@@ -217,20 +224,21 @@ class DevicePlanner {
       placement_.to_memory(item.unit, item.part, larger, then);
       const bool frees_frames = item.part != Part::kState;
       const std::size_t extents = frees_frames ? frames.most_without(item.unit, item.part) : frames.most();
-      if (sum(device_bytes(plan, slots, then, extents)) > in_.budget.device) continue;
+      if (sum(device_bytes(plan, shape, then, extents)) > in_.budget.device) continue;
       if (frees_frames) frames.remove(item.unit, item.part);
       plan.units[item.unit] = larger;
       footprint = then;
     }
-    const std::size_t extents = enlarge_extents(plan, lookahead, slots, footprint, frames.most());
-    predict(plan, slots, footprint, extents);
+    const std::size_t extents = enlarge_extents(plan, shape, footprint, frames.most());
+    predict(plan, shape, footprint, extents);
     return plan;
   }
 
   // Takes the largest extents with which all that is on the GPU still fits there, and with which neither that
   // nor the frames of all that is elsewhere are much larger. Returns how many are needed.
-  std::size_t enlarge_extents(Plan& plan, const Lookahead& lookahead, std::size_t slots,
-                              const Footprint& footprint, std::size_t smallest) const {
+  std::size_t enlarge_extents(Plan& plan, const Shape& shape, const Footprint& footprint,
+                              std::size_t smallest) const {
+    const Lookahead& lookahead = shape.lookahead;
     const auto frames_of_all = [&](const FrameNeeds& needs, std::size_t extent_bytes) {
       std::uint64_t extents = 0;
       for (UnitId unit = 0; unit < plan.units.size(); ++unit)
@@ -243,14 +251,14 @@ class DevicePlanner {
     };
     const std::uint64_t elsewhere = most(frames_of_all(placement_.frame_needs(lookahead), kHugePage));
     const std::uint64_t here =
-        std::min(in_.budget.device, most(sum(device_bytes(plan, slots, footprint, smallest))));
+        std::min(in_.budget.device, most(sum(device_bytes(plan, shape, footprint, smallest))));
     for (std::size_t bytes = kLargestExtentBytes; bytes > kHugePage; bytes /= 2) {
       const FrameNeeds needs = placement_.frame_needs(lookahead, bytes);
       const std::size_t extents = Frames(needs, plan.units).most();
       Plan larger = plan;
       larger.extent_bytes = bytes;
       if (frames_of_all(needs, bytes) > elsewhere ||
-          sum(device_bytes(larger, slots, footprint, extents)) > here)
+          sum(device_bytes(larger, shape, footprint, extents)) > here)
         continue;
       plan.extent_bytes = bytes;
       return extents;
@@ -262,19 +270,19 @@ class DevicePlanner {
   bool is_movable(const UnitPlan& plan, Part part) const {
     return plan.tier(part) == Tier::kDisk && !in_.request.place(part);
   }
-  Plan in_memory(Plan plan, InMemory what) const {
+  Plan in_memory(Plan plan, const Shape& shape, InMemory what) const {
     for (UnitPlan& unit : plan.units)
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         const bool is_cpu_state = part == Part::kState && unit.updated_by_cpu();
         if (what == InMemory::kAll || (what == InMemory::kAllButCpuState && !is_cpu_state))
           if (is_movable(unit, part)) unit.place(part, Tier::kHost);
       }
-    predict_host(plan, placement_.footprint(plan.units));
+    predict_host(plan, shape, placement_.footprint(plan.units));
     return plan;
   }
 
   // Puts what is on disk into host memory while it fits, first what saves most traffic for its bytes.
-  void fill_host(Plan& plan) const {
+  void fill_host(Plan& plan, const Shape& shape) const {
     Footprint footprint = placement_.footprint(plan.units);
     for (const Item& item : items(plan.units, true)) {
       UnitPlan& unit = plan.units[item.unit];
@@ -282,39 +290,39 @@ class DevicePlanner {
       UnitPlan moved = unit;
       Footprint then = footprint;
       placement_.to_memory(item.unit, item.part, Tier::kHost, moved, then);
-      if (sum(host_bytes(then)) > in_.budget.memory) continue;
+      if (sum(host_bytes(shape, then)) > in_.budget.memory) continue;
       unit = moved;
       footprint = then;
     }
-    predict_host(plan, footprint);
+    predict_host(plan, shape, footprint);
   }
 
   bool fits(const Plan& plan, std::uint64_t disk) const {
     return plan.peak_memory <= in_.budget.memory && plan.disk_bytes <= disk;
   }
 
-  Plan describe(const Lookahead& lookahead, std::size_t slots, std::vector<UnitPlan> units) const {
+  Plan describe(const Shape& shape, std::vector<UnitPlan> units) const {
     Plan plan;
     plan.clip = in_.request.clip;
-    plan.prefetch = lookahead.prefetch;
+    plan.prefetch = shape.lookahead.prefetch;
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.format().shards().chunk_elements();
     plan.state_bytes_per_parameter = placement_.element_bytes();
     plan.units = std::move(units);
-    const FrameNeeds needs = placement_.frame_needs(lookahead);
-    predict(plan, slots, placement_.footprint(plan.units), Frames(needs, plan.units).most());
+    const FrameNeeds needs = placement_.frame_needs(shape.lookahead);
+    predict(plan, shape, placement_.footprint(plan.units), Frames(needs, plan.units).most());
     return plan;
   }
 
   using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
-  static std::size_t slots_of(std::size_t slots, const Footprint& footprint) {
-    return footprint.streamed > 0 ? slots : 0;
+  static std::size_t slots_of(const Shape& shape, const Footprint& footprint) {
+    return footprint.streamed > 0 ? shape.slots : 0;
   }
-  static std::size_t host_slots_of(const Footprint& footprint) {
-    return footprint.cpu_streamed > 0 ? kHostSlots : 0;
+  static std::size_t host_slots_of(const Shape& shape, const Footprint& footprint) {
+    return footprint.cpu_streamed > 0 ? shape.host_slots : 0;
   }
 
-  Bytes device_bytes(const Plan& plan, std::size_t slots, const Footprint& footprint,
+  Bytes device_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
                      std::size_t extents) const {
     Bytes bytes = {};
     bytes[index(Purpose::kParameter)] =
@@ -322,7 +330,7 @@ class DevicePlanner {
     bytes[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = footprint.memory(Part::kState);
     bytes[index(Purpose::kStaging)] =
-        round_up(slots_of(slots, footprint) *
+        round_up(slots_of(shape, footprint) *
                      UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false),
                  kHugePage);
     bytes[index(Purpose::kWorkspace)] = gradients_on_gpu_;
@@ -330,7 +338,7 @@ class DevicePlanner {
     return bytes;
   }
 
-  Bytes host_bytes(const Footprint& footprint) const {
+  Bytes host_bytes(const Shape& shape, const Footprint& footprint) const {
     Bytes bytes = {};
     const auto of = [&](Part part) { return round_up(footprint.host[engine::index(part)], kHugePage); };
     bytes[index(Purpose::kParameter)] = of(Part::kParameters);
@@ -339,8 +347,9 @@ class DevicePlanner {
                                              round_up(placement_.whole_bytes(), kHugePage);
     bytes[index(Purpose::kStaging)] =
         round_up(HostStaging::bytes(placement_.format()), kHugePage) +
-        round_up(host_slots_of(footprint) *
-                     UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), true),
+        round_up(host_slots_of(shape, footprint) * UpdatePipeline::cpu_slot_bytes(placement_.format(),
+                                                                                  placement_.layout(),
+                                                                                  footprint.cpu_disk > 0),
                  kHugePage);
     if (sum(footprint.disk) > footprint.cpu_disk)
       bytes[index(Purpose::kStaging)] += round_up(
@@ -351,19 +360,19 @@ class DevicePlanner {
     return bytes;
   }
 
-  void predict(Plan& plan, std::size_t slots, const Footprint& footprint, std::size_t extents) const {
+  void predict(Plan& plan, const Shape& shape, const Footprint& footprint, std::size_t extents) const {
     plan.extents = extents;
-    plan.staging_slots = slots_of(slots, footprint);
+    plan.staging_slots = slots_of(shape, footprint);
     plan.updates_because = because_;
-    plan.bytes[index(Tier::kDevice)] = device_bytes(plan, slots, footprint, extents);
+    plan.bytes[index(Tier::kDevice)] = device_bytes(plan, shape, footprint, extents);
     plan.device_bytes = sum(plan.bytes[index(Tier::kDevice)]);
-    predict_host(plan, footprint);
+    predict_host(plan, shape, footprint);
   }
 
   // What of a plan changes with what is in host memory, and not on disk.
-  void predict_host(Plan& plan, const Footprint& footprint) const {
-    plan.host_slots = host_slots_of(footprint);
-    plan.bytes[index(Tier::kHost)] = host_bytes(footprint);
+  void predict_host(Plan& plan, const Shape& shape, const Footprint& footprint) const {
+    plan.host_slots = host_slots_of(shape, footprint);
+    plan.bytes[index(Tier::kHost)] = host_bytes(shape, footprint);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
     disk[index(Purpose::kParameter)] = footprint.disk[engine::index(Part::kParameters)];
     disk[index(Purpose::kGradient)] = footprint.disk[engine::index(Part::kGradient)];
@@ -401,13 +410,13 @@ class DevicePlanner {
       for (const Shape& shape : shapes())
         if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
           for (const InMemory way : ways)
-            if (Plan plan = in_memory(*on_gpu, way); !least || plan.peak_memory < least->peak_memory)
+            if (Plan plan = in_memory(*on_gpu, shape, way); !least || plan.peak_memory < least->peak_memory)
               least = std::move(plan);
     return *least;
   }
 
   [[noreturn]] void refuse() const {
-    const Plan smallest = describe(lookaheads().back(), kLeastSlots, units(Tier::kDisk));
+    const Plan smallest = describe(shapes().back(), units(Tier::kDisk));
     if (smallest.device_bytes > in_.budget.device) refuse_device_memory(in_.budget, smallest.device_bytes);
     refuse_beside_gpu({in_.budget, least({false, true}, {InMemory::kAll}),
                        least({true}, {InMemory::kAllButCpuState, InMemory::kNothing}), attempt(kAnyDisk)});

@@ -78,8 +78,8 @@ class PartsOfOthers {
   virtual void add(UnitId unit, const optim::PartSums& sums) = 0;
 };
 
-// Computes updates whose parts are in memory, on a processor and a thread of its choice. Works are computed
-// in the order in which they are given. Thread rule: one thread at a time; `done` may come from another.
+// Computes updates whose parts are in memory, on a processor and threads of its choice. Works begin in the
+// order in which they are given. Thread rule: one thread at a time; `done` may come from another.
 class UpdateExecutor {
  public:
   virtual ~UpdateExecutor() = default;
@@ -107,7 +107,13 @@ std::unique_ptr<UpdateExecutor> make_turn_executor(const Layout& layout, const o
                                                    const StateFormat& format, const WholeStore& wholes,
                                                    const ExecutorTools& tools);
 
-// The same on a thread of its own, one work after another: begin() returns at once.
-std::unique_ptr<UpdateExecutor> make_thread_executor(std::unique_ptr<UpdateExecutor> turns);
+// As many works at a time as there are `turns`, each of which computes on a thread of its own: begin()
+// returns at once, and works may end in another order. REQUIRES: one alone where the optimizer has rounds.
+std::unique_ptr<UpdateExecutor> make_thread_executor(std::vector<std::unique_ptr<UpdateExecutor>> turns);
+
+// How many chunks the CPU updates at a time beside a GPU, each on one thread, of so many threads. Waking and
+// joining all of them for each chunk would take as long as its update. Of many, one is left to the client,
+// which queues the GPU's work.
+constexpr int chunks_at_a_time(int threads) { return threads < 4 ? threads : threads - 1; }
 
 }  // namespace sluice::engine

@@ -40,8 +40,23 @@ std::size_t UpdatePipeline::slot_bytes(const StateFormat& format, const Layout& 
   std::size_t widest = 0;
   for (UnitId unit = 0; unit < layout.units().size() && streams_parameters; ++unit)
     widest = std::max(widest, size_of(layout.dtype(unit)));
-  return round_up(format.most_chunk_bytes(), kBlock) + round_up(elements * sizeof(float), kBlock) +
+  return state_part_bytes(format) + round_up(elements * sizeof(float), kBlock) +
          round_up(elements * widest, kBlock);
+}
+
+std::size_t UpdatePipeline::state_part_bytes(const StateFormat& format) {
+  return round_up(format.most_chunk_bytes(), offload::RecordStore::kBlock);
+}
+
+std::size_t UpdatePipeline::cpu_slot_bytes(const StateFormat& format, const Layout& layout,
+                                           bool streams_state) {
+  return slot_bytes(format, layout, true) - (streams_state ? 0 : state_part_bytes(format));
+}
+
+bool UpdatePipeline::cpu_streams_state() const {
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+    if (states_.by_cpu(unit) && !states_.resident(unit)) return true;
+  return false;
 }
 
 void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
@@ -59,7 +74,8 @@ void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
 void UpdatePipeline::set_cpu_slots(allocator::Ledger& ledger, std::size_t slots) {
   if (slots == 0) return;
   const std::lock_guard lock(mutex_);
-  const std::size_t bytes = slot_bytes(states_.format(), layout_, true);
+  cpu_slots_have_state_ = cpu_streams_state();
+  const std::size_t bytes = cpu_slot_bytes(states_.format(), layout_, cpu_slots_have_state_);
   cpu_staging_ = RegisteredRegion(ledger, gpu_.work->device(), allocator::Purpose::kStaging, slots * bytes);
   own_slots_ += cpu_slots_ = slots;
   for (std::size_t i = 0; i < slots; ++i) {
@@ -75,7 +91,7 @@ void UpdatePipeline::set_cpu_slots(allocator::Ledger& ledger, std::size_t slots)
 }
 
 std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
-  return slot.data + round_up(states_.format().most_chunk_bytes(), offload::RecordStore::kBlock);
+  return slot.data + (slot.of_cpu && !cpu_slots_have_state_ ? 0 : state_part_bytes(states_.format()));
 }
 
 std::byte* UpdatePipeline::parameters_part(const Slot& slot) const {

@@ -50,6 +50,8 @@ class UpdatePipeline {
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
   static std::size_t slot_bytes(const StateFormat& format, const Layout& layout, bool streams_parameters);
+  // Of the CPU's slots beside a GPU. streams_state: the state of some units that it updates is on disk.
+  static std::size_t cpu_slot_bytes(const StateFormat& format, const Layout& layout, bool streams_state);
   // Whether the unit's update, or this pass of it, reads or writes parameters.
   bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
 
@@ -184,6 +186,8 @@ class UpdatePipeline {
   bool workable(const Slot& slot) const;
   bool has_work() const;
   bool finish_applied();
+  static std::size_t state_part_bytes(const StateFormat& format);
+  bool cpu_streams_state() const;
   std::byte* gradient_part(const Slot& slot) const;
   std::byte* parameters_part(const Slot& slot) const;
 
@@ -198,6 +202,7 @@ class UpdatePipeline {
   RegisteredRegion cpu_staging_;
   std::size_t own_slots_ = 0,
               cpu_slots_ = 0;  // the first slots are the pipeline's own, the last of them the CPU's
+  bool cpu_slots_have_state_ = false;
 
   std::mutex giving_;  // is held while works are given to the CPU's executor beside a GPU, which are in order
   // mutex_ guards what follows, which the I/O threads use, too.

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <stdexcept>
 #include <thread>
@@ -27,9 +28,15 @@ class Turns final : public UpdateExecutor {
   Threads threads_{1};
 };
 
+std::unique_ptr<UpdateExecutor> executor_of(std::size_t threads, const std::shared_future<void>& go) {
+  std::vector<std::unique_ptr<UpdateExecutor>> turns;
+  while (turns.size() < threads) turns.push_back(std::make_unique<Turns>(go));
+  return make_thread_executor(std::move(turns));
+}
+
 TEST(ThreadExecutorTest, WorksGoOnInOrderWhileTheCallerDoes) {
   std::promise<void> go;
-  const auto executor = make_thread_executor(std::make_unique<Turns>(go.get_future().share()));
+  const auto executor = executor_of(1, go.get_future().share());
   const Update update;
   const Bucket bucket;
   std::vector<int> ended;
@@ -50,16 +57,33 @@ TEST(ThreadExecutorTest, WorksGoOnInOrderWhileTheCallerDoes) {
 
 TEST(ThreadExecutorTest, ItEndsWhenItsWorksHave) {
   std::promise<void> go;
-  int ended = 0;
+  std::atomic<int> ended = 0;
   const Update update;
   const Bucket bucket;
   {
-    const auto executor = make_thread_executor(std::make_unique<Turns>(go.get_future().share()));
+    const auto executor = executor_of(2, go.get_future().share());
     for (int i = 0; i < 3; ++i)
       executor->begin({update, bucket, i, std::nullopt}, [&](const std::exception_ptr&) { ++ended; });
     go.set_value();
   }
   EXPECT_EQ(ended, 3);
+}
+
+// The first work ends only when the second one has.
+TEST(ThreadExecutorTest, AsManyWorksGoOnAtATimeAsThereAreThreads) {
+  std::promise<void> go;
+  go.set_value();
+  const auto executor = executor_of(2, go.get_future().share());
+  const Update update;
+  const Bucket bucket;
+  std::promise<void> second, first;
+  executor->begin({update, bucket, 0, std::nullopt}, [&](const std::exception_ptr&) {
+    second.get_future().wait();
+    first.set_value();
+  });
+  executor->begin({update, bucket, 1, std::nullopt}, [&](const std::exception_ptr&) { second.set_value(); });
+  first.get_future().wait();
+  EXPECT_EQ(executor->seconds(), 1.5);
 }
 
 }  // namespace
