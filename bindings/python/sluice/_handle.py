@@ -39,7 +39,8 @@ class Handle:
         """ended: is called when it was destroyed."""
         self._address, self._ended = address, ended
         self._process = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # a finalizer may come while it is held
+        self._changed = threading.Condition(self._lock)
         self._users: dict[object, int] = {}  # calls, and the threads that are inside of them
         self._closed = False
 
@@ -96,9 +97,10 @@ class Handle:
             raise
 
     def _begin(self, call: object) -> int:
-        self.check()
+        if self._process != os.getpid():
+            self.check()
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:  # and not the condition, whose functions are Python's
             if self._closed:
                 raise StateError("the engine was closed; make another")
             if me in self._users.values():

@@ -1,6 +1,7 @@
 """What the first steps of a model on a GPU take, as its plan tells it. The GPU is the fake one of the tests, which PyTorch's allocator
 takes nothing of; or a card of this file's own, which PyTorch has."""
 
+import collections
 import gc
 import re
 import time
@@ -10,10 +11,11 @@ import pytest
 import torch
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
-from support.wrapped_models import wrap
+from support.wrapped_models import units_of_modules, wrap
 
 import sluice
 import sluice.torch
+from sluice import _handle
 from sluice.torch import _memory
 from sluice.torch._gpu import HOST, Gpu
 from sluice.torch._gpu_step import Account, FirstStepOnGpu
@@ -228,4 +230,22 @@ def test_a_plan_without_an_engine_has_the_same_lines():
         planned = sluice.torch.plan(model, sluice.AdamW(), memory="4GiB", device_facts=fake_gpu.FACTS, **GPU)["pytorch"]
         assert planned == sluice.torch.engine_of(wrapped).plan()["pytorch"]
         sluice.torch.close(wrapped)
+        gc.collect()
+
+
+def test_the_engine_is_asked_nothing_at_each_use(monkeypatch):
+    """What is asked for each use of a parameter the GPU waits for, where everything is on it."""
+    counts = collections.Counter()
+    call = _handle.call
+    monkeypatch.setattr(_handle, "call", lambda function, *given: counts.update([function]) or call(function, *given))
+    with fake_gpu.shared():
+        model, optimizer = wrap(Layers(), "device", units=units_of_modules(Layers()), **GPU)
+        train(model, optimizer, range(2))
+        counts.clear()
+        train(model, optimizer, range(1))
+        parameters = len(list(model.parameters()))
+        assert counts["sluice_engine_add_gradient"] == counts["sluice_engine_drop_gradient"] == parameters
+        assert counts["sluice_engine_held"] <= counts["sluice_engine_acquire"] + counts["sluice_engine_release"]
+        sluice.torch.close(model)
+        del model, optimizer
         gc.collect()

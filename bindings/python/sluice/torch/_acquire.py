@@ -53,11 +53,11 @@ class _Acquire:
             self.called, self.touched = True, self.presence.touches()
         for name, home in self.own.items():
             home.check_place(module._parameters.get(name))
+        for unit in self.units:
+            self.presence.use(unit)
         for home in self.homes:
             home.check_memory()
         self.presence.check_unwritten(self.homes)
-        for unit in self.units:
-            self.presence.use(unit)
         if self.announced is not None:
             self.announced.begin(self, self.after_begin)
             if module is not self.presence.model():

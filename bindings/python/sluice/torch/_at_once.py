@@ -113,8 +113,7 @@ class UpdatesInBackward(Updates):
     def _abandon(self, presence: Presence) -> bool:
         """Ends a step whose backward pass failed on this rank: others may have gradients of it that this one does not."""
         self._passes.clear()
-        if presence.engine.in_step:
-            presence.engine.own.abandon_step()
+        presence.abandon_step()
         self._had.clear()
         return False
 

@@ -151,5 +151,7 @@ class Casts(Mode):
 
     def find(self, tensor: torch.Tensor) -> Cast | None:
         """The cast that the tensor is, or is a view of. A tensor that was written to since is no cast."""
+        if not self._casts:
+            return None
         made, version, cast = self._casts.get(storage_of(tensor), (None, 0, None))
         return cast if made is not None and not made.expired() and tensor._version == version else None

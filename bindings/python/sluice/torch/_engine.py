@@ -83,6 +83,12 @@ class WrappedEngine(ModelEngine):
             made["ready"] = dict(self.ready.seconds)
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
 
+    def close(self) -> None:
+        """As ModelEngine's."""
+        if self.presence is not None and (presence := self.presence()) is not None:
+            presence.forget_held()
+        super().close()
+
     def save(self, out: Path, keep: int = 0, files: Mapping[str, Sequence[Any]] | None = None) -> str:
         """Saves as Engine does, also after forward passes, with the model's buffers (those of its state_dict()) and the settings of
         the parameter groups. A warning names what of the model the checkpoint has not. Raises StateError where a step has gradients."""

@@ -149,6 +149,9 @@ class Home:
 
     def check_memory(self) -> None:
         """Raises StateError where the parameter was given other memory."""
+        p = self.parameter
+        if type(p) is not _absent.Absent and p.data_ptr() == self.address == self.memory.data_ptr():
+            return  # it is asked for each parameter at each use
         if self.moved:
             raise StateError(
                 f"'{self.name}' was moved into memory that processes share (by share_memory_(), or by sending it to another "
@@ -248,11 +251,10 @@ class ModelEngine(Engine):
     def follow_stream(self, moves: bool = True) -> None:
         """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now. moves:
         units may move, which is refused while a graph is captured there."""
-        if self.gpu is None or (not moves and self.gpu.captures):
+        if self.gpu is None or (stream := self.gpu.stream()) == self._queues_on or (not moves and self.gpu.captures):
             return
-        if (stream := self.gpu.stream()) != self._queues_on:
-            self._handle.call("sluice_engine_use_stream", stream)
-            self._queues_on = stream
+        self._handle.call("sluice_engine_use_stream", stream)
+        self._queues_on = stream
 
     def end_on_gpu(self) -> None:
         """Closes the engine of a GPU, without values. Where users have views of its memory, that is theirs until the last of
@@ -269,7 +271,7 @@ class ModelEngine(Engine):
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self.ended or super().closed
+        return self.ended or self._handle.closed
 
     def check_leaving(self, besides: int) -> None:
         """Raises BudgetError where leave(True) would while `besides` more bytes are taken."""

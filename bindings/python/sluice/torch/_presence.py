@@ -100,6 +100,8 @@ class Presence:
         self.edits = 0  # how many sluice.torch.edit() there are now of parameters on a GPU
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
+        # By unit: the accesses for which it is held, 1 << READ and so on, as far as is known without asking the engine.
+        self._held_for = [0] * len(engine.units)
         self._on_gpu: list[list[Home]] = [[] for _ in engine.units]  # by unit; empty where the CPU computes
         self._revealed: set[int] = set()  # units whose parameters show their memory
         for home in homes if engine.gpu is not None else ():
@@ -112,11 +114,17 @@ class Presence:
         """Makes the unit's parameters present (or, with GRADIENT_ONLY, lets its gradients be added) until other units need
         its room among those that may be held."""
         self.turns.begin_pass()
+        # Nobody else uses the model while this thread has the turn, and what is held stays, unless a gradient is to be applied before.
+        if self._held_for[unit] >> access & 1 and self.turns.is_mine() and not self.updates.in_backward:
+            self._last_use[unit] = next(self._uses)
+            self.engine.follow_stream(moves=False)
+            self._reveal(unit, access)
+            return
         with self.lock:
             self.check_open()
             self.updates.before_use(self)
             self._last_use[unit] = next(self._uses)
-            held = self.engine._accesses(unit)
+            held = self._held_for[unit] or self.engine._accesses(unit)
             if held & 1 << access:
                 self.engine.follow_stream(moves=False)
                 self._reveal(unit, access)
@@ -131,6 +139,7 @@ class Presence:
             before = self.first_step.mark()
             self.engine._handle.call("sluice_engine_acquire", unit, access)
             self.first_step.waited(before)
+            self._held_for[unit] = held | 1 << access
             self._reveal(unit, access)
 
     def use_together(self, units: Mapping[int, int], what: str) -> None:
@@ -153,6 +162,7 @@ class Presence:
     def release(self, unit: int) -> None:
         """Releases the unit, however often it is held."""
         self.updates.release(unit)
+        self._held_for[unit] = 0  # comes before the engine's, since a KeyboardInterrupt may follow
         self._conceal(unit)
         self.engine.follow_stream()
         for _ in range(self.engine._times_held(unit)):
@@ -164,6 +174,10 @@ class Presence:
             if not (self.engine.closed or self.engine._handle.inherited):
                 for unit in self.engine._held_units():
                     self.release(unit)
+
+    def forget_held(self) -> None:
+        """Comes before the engine is closed: what uses a unit from then on asks it."""
+        self._held_for = [0] * len(self._held_for)
 
     def end_call(self) -> None:
         """Comes when no thread is in a call of the model any more. The units stay present, but what is touched before backward may take
@@ -280,7 +294,12 @@ class Presence:
 
     def _abandon_step(self) -> None:
         self.release_all()
+        self.abandon_step()
+
+    def abandon_step(self) -> None:
+        """Ends the engine's step, if there is one, without an update. Units that are held are released, and make nothing final."""
         if self.engine.in_step:
+            self.forget_held()
             self.engine.own.abandon_step()
 
     def _drop_unused(self) -> None:

@@ -284,6 +284,7 @@ class SavedTensors:
     def _begin(self, call: _Call, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         announced = self._announced
         if announced is not None:
+            self.presence.check_open()  # of what is held already nobody asks the engine any more
             self.end_interrupted()
             call.depth = announced.depth()
         call.before = len(self._calls.open)
@@ -352,12 +353,14 @@ class SavedTensors:
 
     def _node(self) -> _Node | None:
         """The hooks of the node of a backward pass that this thread computes, which it brings into force first, if it computes one."""
-        if torch._C._current_autograd_node() is None or self.presence.engine.closed:
+        if torch._C._current_autograd_node() is None:
             return None
         number: int = torch._C._current_graph_task_id()
         owner = getattr((innermost() or (None,))[0], "__self__", None)
-        if isinstance(owner, _Node) and owner._saved is self and owner.number == number:  # each node begins with those before its pass
+        if type(owner) is _Node and owner._saved is self and owner.number == number:  # each node begins with those before its pass
             return owner
+        if self.presence.engine.closed:
+            return None
         made = _Node(self, number)
         if not torch.is_grad_enabled() and refusal() is not None:
             if (node := self._calls.node) is None or (node.number, node.sequence) != (number, made.sequence):

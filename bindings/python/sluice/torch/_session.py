@@ -128,6 +128,7 @@ class Session:
         self._saved.end_interrupted()
         with presence.lock:
             gradients = _closing.with_values(presence) if values else _closing.without_values(presence)
+            presence.forget_held()
             self.engine.left = True  # comes first, since another thread may be about to use the model
             for home in presence.homes:
                 if isinstance(home.parameter.grad, Gradient):
@@ -229,7 +230,8 @@ class Session:
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         reproducible = self.engine.options.reproducible
         self._shortage.end()
-        with presence.lock:
+        # Parameters that are not on the GPU would take each question for an operation.
+        with presence.lock, torch._C.DisableTorchFunctionSubclass():
             if reproducible:
                 self._together.compare_buffers()
             self._exchange()

@@ -52,8 +52,7 @@ class Stored:
         home = self._homes[entry.index]
         with self._lock:
             self.give_up(home)
-            self.entries[entry.index] = entry
-            self._drop(home)
+            self.entries[entry.index] = entry  # comes first: what is added has an entry, and is dropped with it
             self.add(home, values)
 
     def begin_absent(self, entry: Entry) -> None:

@@ -33,6 +33,10 @@ class NoTurns:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def is_mine(self) -> bool:
+        """Whether this thread has a turn: there are none."""
+        return False
+
     def begin(self) -> int:
         """Does nothing."""
         return 0
@@ -123,6 +127,11 @@ class Turns(NoTurns):
                         self._end(holder, number)
                         return
 
+    def is_mine(self) -> bool:
+        """Whether this thread has the turn."""
+        holders = self._holders
+        return bool(holders) and holders[-1].life() is _here.life
+
     def begin(self) -> int:
         """Begins a call that comes from outside of this package. Returns what end() gets."""
         frame = sys._getframe(1)
@@ -145,8 +154,11 @@ class Turns(NoTurns):
     def begin_pass(self) -> None:
         """Comes in a backward pass, which has the turn from then on. Elsewhere it does nothing."""
         number: int = torch._C._current_graph_task_id()
-        if number == -1 or any(number in holder.passes for holder in self._holders):
+        if number == -1:
             return
+        for holder in self._holders:
+            if number in holder.passes:
+                return
         told = _Told(self, number)
         weakref.finalize(told, self._end_pass, number).atexit = False
         torch.autograd.Variable._execution_engine.queue_callback(told)  # keeps it until the pass ends, in whichever way
@@ -181,15 +193,11 @@ class Turns(NoTurns):
 
     def _take(self) -> _Holder:
         """Waits until this thread has the turn. Raises StateError where that would never be."""
-        if not self._has_turn() and (self._holders or self._queue):
+        if not self.is_mine() and (self._holders or self._queue):
             self._wait()
-        if not self._has_turn():
+        if not self.is_mine():
             self._holders.append(_Holder(threading.get_ident(), weakref.ref(_here.life)))
         return self._holders[-1]
-
-    def _has_turn(self) -> bool:
-        """Whether this thread has it."""
-        return bool(self._holders) and self._holders[-1].life() is _here.life
 
     def _end(self, holder: _Holder, number: int) -> None:
         holder.begun.pop(number, None)
@@ -229,9 +237,9 @@ class Turns(NoTurns):
         if not self._holders:
             return self._queue[0] is wait
         last = self._holders[-1]
-        if wait.number in last.passes and not (self._has_turn() or _is_pythons(last.thread)):
+        if wait.number in last.passes and not (self.is_mine() or _is_pythons(last.thread)):
             _refuse_parts()
-        return self._has_turn() or (wait.runs_pass and _waits_for_pass(last.thread, wait.thread))
+        return self.is_mine() or (wait.runs_pass and _waits_for_pass(last.thread, wait.thread))
 
     def _drop_gone(self) -> None:
         """Ends holders of which nothing goes on any more, and forgets threads that have ended."""

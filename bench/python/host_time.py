@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Measures the host's time of a wrapped model's step that is all on the device: what it takes more than the same step of plain PyTorch.
+
+    SLUICE_CUDA_DRIVER=build/lib/libsluice_fake_cuda.so python bench/python/host_time.py
+
+A Llama of transformers with 16 layers of tiny sizes is wrapped on the tests' fake driver, where the CPU computes in no time. So nearly all of a
+step is the host's: PyTorch's own, the wrapper's and the engine's. Counted is the processor's time of the thread that computes, also in
+backward. It prints the seconds of a step of each, their difference, and per step the calls of the engine, and of Python's functions.
+--parts says which part of the step takes how much, --profile which functions."""
+import argparse
+import collections
+import ctypes
+import cProfile
+import os
+import pstats
+import statistics
+import sys
+import time
+
+import torch
+import transformers
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bindings", "python"))
+import sluice  # noqa: E402
+import sluice.torch  # noqa: E402
+
+WARM, PARTS = 5, ("forward", "backward", "clip", "step", "zero_grad")
+
+
+def made(layers):
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
+                                      num_key_value_heads=1, vocab_size=64, attn_implementation="eager")
+    return transformers.LlamaForCausalLM(config)
+
+
+def steps(model, optimizer, count):
+    """The seconds of each part of each step."""
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    found = []
+    for _ in range(count):
+        clock = [time.thread_time()]
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        clock.append(time.thread_time())
+        loss.backward()
+        clock.append(time.thread_time())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)  # as on a GPU
+        clock.append(time.thread_time())
+        optimizer.step()
+        clock.append(time.thread_time())
+        optimizer.zero_grad()
+        clock.append(time.thread_time())
+        found.append([after - before for before, after in zip(clock, clock[1:])])
+    return found
+
+
+def medians(found):
+    return [statistics.median(part) for part in zip(*found[WARM:])]
+
+
+class Counter:
+    """Counts calls of the engine's functions, by name, and their seconds, in which the fake driver does the GPU's work."""
+
+    def __init__(self):
+        from sluice import _handle
+
+        self.calls, self.seconds = collections.Counter(), 0.0
+        inner = _handle.call
+
+        def call(function, *arguments):
+            self.calls[function] += 1
+            begin = time.thread_time()
+            try:
+                return inner(function, *arguments)
+            finally:
+                self.seconds += time.thread_time() - begin
+
+        _handle.call = call
+
+
+def functions_called(run):
+    """How many calls of functions in sluice there are, and of all Python functions."""
+    counts = collections.Counter()
+
+    def trace(frame, event, argument):
+        if event == "call":
+            counts["sluice" if "/sluice/" in frame.f_code.co_filename else "others"] += 1
+
+    sys.setprofile(trace)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return counts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    a = parser.parse_args()
+    torch.set_num_threads(1)
+    ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0))
+    plain = made(a.layers)
+    of_plain = medians(steps(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3, foreach=True), a.steps))
+    counter = Counter()
+    facts = sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0)
+    model, optimizer = sluice.torch.wrap(made(a.layers), sluice.AdamW(lr=1e-3), memory="8GiB", device="cuda", device_memory="800MiB",
+                                         reserve="64MiB", place="device", device_facts=facts,
+                                         units={f"layer {n}": [f"model.layers.{n}"] for n in range(a.layers)})
+    steps(model, optimizer, WARM)
+    counter.seconds = 0.0
+    found = medians(steps(model, optimizer, a.steps))
+    inside = counter.seconds / a.steps
+    print(f"{1e3 * sum(found):.2f} ms a step, {1e3 * sum(of_plain):.2f} of plain PyTorch, {1e3 * inside:.2f} in the engine and the fake driver: "
+          f"{1e3 * (sum(found) - sum(of_plain) - inside):.2f} in the wrapper, for {len(sluice.torch.engine_of(model).units)} units")
+    if a.parts:
+        for name, ours, plainly in zip(PARTS, found, of_plain):
+            print(f"  {name}: {1e3 * ours:.2f} ms, {1e3 * plainly:.2f} of plain PyTorch")
+    counter.calls.clear()
+    steps(model, optimizer, 1)
+    print(f"calls of the engine: {sum(counter.calls.values())}: " + ", ".join(f"{n} {name[14:]}" for name, n in counter.calls.most_common()))
+    called, alone = functions_called(lambda: steps(model, optimizer, 1)), functions_called(lambda: steps(plain, torch.optim.SGD(plain.parameters()), 1))
+    print(f"calls of functions in sluice: {called['sluice']}; of others {called['others']}, of plain PyTorch {alone['others']}")
+    if a.profile:
+        profile = cProfile.Profile()
+        profile.runcall(steps, model, optimizer, 5)
+        pstats.Stats(profile).sort_stats("ncalls").print_stats("/sluice/", 60)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
