@@ -129,15 +129,15 @@ struct Threads::Loop {
   }
 };
 
-Threads::Threads(int count, Team team) : count_(count), team_(team) {
+Threads::Threads(int count, Team of_others) : count_(count), team_(of_others) {
   if (count < 1) fail(ErrorCode::kInvalidArgument, "{} threads were asked for; at least 1 is needed", count);
-  if (team == nullptr) arena_ = std::make_unique<Arena>(count);
+  if (of_others == nullptr) arena_ = std::make_unique<Arena>(count);
 }
 Threads::~Threads() = default;
 
 void Threads::run(std::size_t n, std::size_t grain, void* state, RangeBody body) {
   Loop loop{n, grain, divide_up(n, grain), state, body};
-  if (loop.ranges <= 1 || count_ == 1) {
+  if (loop.ranges <= 1 || (count_ == 1 && team_ == nullptr)) {
     for (std::size_t i = 0; i < loop.ranges; ++i) loop.call(i);
   } else if (team_ == nullptr) {
     arena_->for_each(loop.ranges, [&](std::size_t i) { loop.call(i); });

@@ -23,6 +23,7 @@ class Threads {
   Threads& operator=(const Threads&) = delete;
 
   int count() const { return count_; }
+  Team team() const { return team_; }  // null: an arena of its own
 
   // Calls body(begin, end) for [0, grain), [grain, 2 * grain), ... up to n, in parallel, and waits for all
   // calls. Throws the first exception that a call threw. n == 0 does nothing. REQUIRES: grain >= 1

@@ -71,6 +71,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
       wholes(layout, optimizer),
       sums_of_ranks(ranks && ranks->any_partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
                                                       : std::nullopt),
+      one_thread(1, resources.threads.team()),
       executor(make_executor()),
       cpu_executor(make_cpu_executor()),
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
