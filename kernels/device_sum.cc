@@ -6,26 +6,30 @@
 
 namespace sluice::kernels {
 
+static_assert(DeviceSum::kOfThread == kSumOwn);
+
 DeviceSum::DeviceSum(Device& device)
     : device_(device), add_(device.kernel("sluice_add")), copy_(device.kernel("sluice_scaled_copy")) {}
 
-void DeviceSum::add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor,
-                    float* to, double* squares) {
-  require_float({x});
+void DeviceSum::add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor, Array to,
+                    double* squares) {
+  require_float({x, to});
+  ensure(to.type == Dtype::kF32 || (!accumulate && to.type == x.type), "a sum is not f32");
   check_alignment(x);
-  check_alignment({to, Dtype::kF32});
+  check_alignment(to);
   check_alignment(squares, sizeof(double), "f64");
   if (n == 0) return;
-  const GpuAddition arguments{n, x.data, to, squares, x.type, accumulate, factor};
+  const GpuAddition arguments{n,          x.data, to.data, squares, x.type, to.type == x.type && !accumulate,
+                              accumulate, factor};
   device_.launch(stream, add_, launch_blocks(n, kAddElements), kAddThreads, &arguments);
 }
 
-void DeviceSum::copy(CUstream_st* stream, std::size_t n, const float* x, float factor, Array to) {
-  require_float({to});
+void DeviceSum::copy(CUstream_st* stream, std::size_t n, ConstArray x, float factor, Array to) {
+  require_float({x, to});
   check_alignment(to);
-  check_alignment({x, Dtype::kF32});
+  check_alignment(x);
   if (n == 0) return;
-  const GpuScaledCopy arguments{n, x, to.data, to.type, factor};
+  const GpuScaledCopy arguments{n, x.data, to.data, x.type, to.type, factor};
   device_.launch(stream, copy_, launch_blocks(n, kCopyElements), kCopyThreads, &arguments);
 }
 

@@ -13,12 +13,13 @@ class DeviceSum {
   explicit DeviceSum(Device& device);
   // For both: n elements of f32, bf16 or f16 arrays; all addresses are the GPU's, and multiples of the size
   // of what is there. They throw Error(kIo) where the kernel cannot be queued. to = x; or to = to * factor,
-  // and then to += x. `squares` becomes the sums of the squares that `to` then has, an f64 for each block of
-  // the grid, on which the elements begin.
-  void add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor, float* to,
+  // and then to += x. `to` is f32; without accumulate it may also have the type of x. `squares` becomes the
+  // sums of the squares that `to` then has, an f64 for each block of the grid, on which the elements begin.
+  void add(CUstream_st* stream, std::size_t n, ConstArray x, bool accumulate, float factor, Array to,
            double* squares);
-  // to = x, and then to *= factor.
-  void copy(CUstream_st* stream, std::size_t n, const float* x, float factor, Array to);
+  // to = x, and then to *= factor. The two may overlap only where n is at most kOfThread.
+  void copy(CUstream_st* stream, std::size_t n, ConstArray x, float factor, Array to);
+  static constexpr std::size_t kOfThread = 4;
 
  private:
   Device& device_;

@@ -160,7 +160,7 @@ Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t gro
 Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
   Traffic traffic = kept_gradient_traffic(unit, groups);
   if (waits(unit) && updated(unit)) {
-    const std::size_t size = size_of(final_gradient_type(profile_, unit));
+    const std::size_t size = size_of(moved_gradient_type(unit));
     traffic.read += units_[unit].elements_read * size;
     traffic.written += final_elements(unit) * size;
   }
@@ -358,16 +358,20 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
     traffic.written += more.written;
   };
   const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
-  const std::uint64_t bytes = parameter_bytes(unit), gradients = final_elements(unit) * sizeof(float);
+  const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
   if (!plan.resident(Part::kParameters)) add(parameter_traffic(unit, 1));
-  if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
-  if (!plan.resident(Part::kState) && !crosses) add(state_traffic(unit));
-  if (!crosses) return traffic;
-  // The CPU reads gradients and parameters, once for each round, and writes parameters, all where they are.
-  if (plan.resident(Part::kGradient) || !stored) add({0, passes * gradients});
-  if (!plan.resident(Part::kGradient) && stored) traffic.read -= gradient_traffic(unit, 1).read;
-  if (plan.resident(Part::kParameters)) add({bytes, passes * bytes});
+  if (!crosses) {
+    if (!plan.resident(Part::kGradient) && stored)
+      add(plan.update_waits ? Traffic{gradients, gradients} : gradient_traffic(unit, 1));
+    if (!plan.resident(Part::kState)) add(state_traffic(unit));
+    return traffic;
+  }
+  // The CPU reads gradients, once for each round, and values where there are no masters, and writes
+  // parameters, all where they are.
+  add({0, (plan.resident(Part::kGradient) || !stored ? passes : 1) * gradients});
+  const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
+  if (plan.resident(Part::kParameters)) add({bytes, reads_values ? passes * bytes : 0});
   if (!plan.resident(Part::kParameters) && format_.has_master(unit) && clip_) add({bytes, 0});
   return traffic;
 }

@@ -80,6 +80,10 @@ class Placement {
   // The part of gradient_traffic() that comes from keeping a gradient while other uses and groups add to it.
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
+  // What a final gradient takes where it leaves the GPU.
+  std::uint64_t moved_gradient_bytes(UnitId unit) const {
+    return final_elements(unit) * size_of(moved_gradient_type(unit));
+  }
   // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
   double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
@@ -179,6 +183,13 @@ class Placement {
   std::vector<std::size_t> from_hosts_;
   std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
+  // The type in which a final gradient of the unit is moved. On a GPU it is the one in which it came, where
+  // that is the only one of a step.
+  Dtype moved_gradient_type(UnitId unit) const {
+    return compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1
+               ? layout_.dtype(unit)
+               : final_gradient_type(profile_, unit);
+  }
   // Whether a final gradient of the unit waits for others.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }
   // The elements of which this rank stores the final gradient. In any order each rank keeps all of it.

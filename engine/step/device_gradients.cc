@@ -53,22 +53,36 @@ DeviceWork::Memory DeviceGradients::blocks_of(ParameterId first, ParameterId end
   return {on_gpu_.data() + from * sizeof(double), (to - from) * sizeof(double)};
 }
 
-void DeviceGradients::add(ParameterId parameter, float* sum, ConstArray gradient, bool accumulate,
+void DeviceGradients::add(ParameterId parameter, Array sum, ConstArray gradient, bool accumulate,
                           float factor) {
   const std::size_t n = layout_.location(parameter).elements;
   const DeviceWork::Memory blocks = blocks_of(parameter, parameter + 1);
-  const std::array written = {DeviceWork::Memory{reinterpret_cast<std::byte*>(sum), n * sizeof(float)},
+  const std::array written = {DeviceWork::Memory{static_cast<std::byte*>(sum.data), n * size_of(sum.type)},
                               blocks};
   CUstream_st* const stream = gpu_.client();
   auto* const squares = reinterpret_cast<double*>(const_cast<std::byte*>(blocks.data()));
   gpu_.queue(stream, {}, written, [&] { sum_.add(stream, n, gradient, accumulate, factor, sum, squares); });
 }
 
-void DeviceGradients::read(ParameterId parameter, const float* sum, float factor, Array out) {
+void DeviceGradients::read(ParameterId parameter, ConstArray sum, float factor, Array out) {
   const std::size_t n = layout_.location(parameter).elements;
-  const DeviceWork::Memory read{reinterpret_cast<const std::byte*>(sum), n * sizeof(float)};
+  const DeviceWork::Memory read{static_cast<const std::byte*>(sum.data), n * size_of(sum.type)};
   CUstream_st* const stream = gpu_.client();
   gpu_.queue(stream, {&read, 1}, {}, [&] { sum_.copy(stream, n, sum, factor, out); });
+}
+
+// From the last elements on, each launch writes where nothing lies that it, or a later one, has yet to read:
+// the upper half of what is left. The last few are one thread's, which reads all of them first.
+void DeviceGradients::widen(Array narrow, std::size_t n) {
+  const DeviceWork::Memory memory{static_cast<std::byte*>(narrow.data), n * sizeof(float)};
+  const Array wide{narrow.data, Dtype::kF32};
+  CUstream_st* const stream = gpu_.client();
+  gpu_.queue(stream, {}, {&memory, 1}, [&] {
+    for (std::size_t end = n, from = n; end > 0; end = from) {
+      from = end > kernels::DeviceSum::kOfThread ? round_up(end / 2, kernels::DeviceSum::kOfThread) : 0;
+      sum_.copy(stream, end - from, narrow.at(from), 1, wide.at(from));
+    }
+  });
 }
 
 const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<bool(ParameterId)>& has,

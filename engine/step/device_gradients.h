@@ -24,9 +24,13 @@ class DeviceGradients {
   static std::size_t host_bytes(const Layout& layout);
   void start(allocator::Ledger& ledger);
 
-  // Queues sum = gradient, or sum = sum * factor + gradient; and the squares of the sum.
-  void add(ParameterId parameter, float* sum, ConstArray gradient, bool accumulate, float factor);
-  void read(ParameterId parameter, const float* sum, float factor, Array out);
+  // Queues sum = gradient, where the sum has a type that has all of the gradient's values; or, where it is
+  // f32, sum = sum * factor + gradient; and the squares of the sum.
+  void add(ParameterId parameter, Array sum, ConstArray gradient, bool accumulate, float factor);
+  void read(ParameterId parameter, ConstArray sum, float factor, Array out);
+  // Queues that n elements become f32 where they begin now, in memory that has room for these. REQUIRES: n is
+  // a multiple of kUnitAlignment.
+  void widen(Array narrow, std::size_t n);
   // Queues that a number of the GPU's becomes 1 where one of these parameters' gradients is not finite, and
   // else 0. Returns where it is, as work that reads it has to state: in the GPU's memory, or, for_cpu, in the
   // host's, to where it is copied. `has` says which parameters have a gradient.

@@ -56,7 +56,7 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
       buffers.push_back(std::move(buffer));
     }
     units_.push_back(std::move(buffers));
-    final_types_.push_back(final_gradient_type(profile, unit));
+    types_.push_back(final_gradient_type(profile, unit));
   }
 }
 
@@ -76,15 +76,31 @@ float* Gradients::sum(UnitId unit, int use, std::size_t below, std::size_t waiti
          (below - buffer.holdings.size()) * buffer.elements;
 }
 
+Array Gradients::on_gpu(ParameterId parameter) const {
+  const UnitId unit = layout_.location(parameter).unit;
+  return Array{pager_.data(holding(unit, 0)), types_[unit]}.at(offset(parameter, 0));
+}
+
+void Gradients::add_on_gpu(ParameterId parameter, ConstArray gradient) {
+  const UnitId unit = layout_.location(parameter).unit;
+  Known& known = known_[parameter];
+  Dtype& type = types_[unit];
+  if (!any(unit)) {
+    type = gradient.type;
+  } else if (type != Dtype::kF32 && (known.there || type != gradient.type)) {
+    on_gpu_->widen({pager_.data(holding(unit, 0)), type}, units_[unit][0].elements);
+    type = Dtype::kF32;
+  }
+  on_gpu_->add(parameter, on_gpu(parameter), gradient, known.there,
+               static_cast<float>(known.there ? known.factor : 1));
+  known = {true, {}, 1, true};
+}
+
 void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {
+  if (on_gpu_) return add_on_gpu(parameter, gradient);
   const std::size_t n = layout_.location(parameter).elements;
   float* const sum = data(parameter, 0);
   Known& known = known_[parameter];
-  if (on_gpu_) {
-    on_gpu_->add(parameter, sum, gradient, known.there, static_cast<float>(known.there ? known.factor : 1));
-    known = {true, {}, 1, true};
-    return;
-  }
   if (known.there && known.factor != 1)
     kernels::scale(threads, n, static_cast<float>(known.factor), {sum, Dtype::kF32});
   known = {true,
@@ -104,7 +120,7 @@ const Gradients::Known& Gradients::known(ParameterId parameter) const {
 void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
   const std::size_t n = layout_.location(parameter).elements;
   if (on_gpu_)
-    return on_gpu_->read(parameter, data(parameter, 0), static_cast<float>(known_[parameter].factor), out);
+    return on_gpu_->read(parameter, on_gpu(parameter), static_cast<float>(known_[parameter].factor), out);
   kernels::convert(threads, n, {data(parameter, 0), Dtype::kF32}, out);
   const auto factor = static_cast<float>(known_[parameter].factor);
   if (factor != 1) kernels::scale(threads, n, factor, out);

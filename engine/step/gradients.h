@@ -46,7 +46,8 @@ class Gradients {
     return units_[unit][static_cast<std::size_t>(use)].holdings;
   }
   std::size_t bytes(UnitId unit, int use) const {
-    return units_[unit][static_cast<std::size_t>(use)].elements * sizeof(float);
+    return units_[unit][static_cast<std::size_t>(use)].elements *
+           (on_gpu_ ? size_of(types_[unit]) : sizeof(float));
   }
   float* data(ParameterId parameter, int use) const;  // REQUIRES: its buffer is held
   // The buffer of the sum that has so many below it. Those that have no holding are in the memory for
@@ -54,7 +55,9 @@ class Gradients {
   float* sum(UnitId unit, int use, std::size_t below, std::size_t waiting_from) const;
   // Where a parameter's gradient begins in a buffer of that use.
   std::size_t offset(ParameterId parameter, int use) const;
-  Dtype final_type(UnitId unit) const { return final_types_[unit]; }
+  // The type of the unit's final gradient. On a GPU the gradient is in the type in which it came while it is
+  // the only one of each parameter, and its bytes lie close together; sums are f32.
+  Dtype final_type(UnitId unit) const { return types_[unit]; }
 
   // REQUIRES, for the next three: the unit's buffer is held.
   // Both sum squares, and the parameter has a gradient from then on.
@@ -110,13 +113,15 @@ class Gradients {
   };
   // Waits where squares are still on the GPU.
   const Known& known(ParameterId parameter) const;
+  void add_on_gpu(ParameterId parameter, ConstArray gradient);
+  Array on_gpu(ParameterId parameter) const;  // where its gradient is there
 
   const Layout& layout_;
   Pager& pager_;
   std::size_t waiting_bytes_;
   allocator::Region waiting_;
   std::vector<std::vector<Buffer>> units_;
-  std::vector<Dtype> final_types_;           // by unit
+  std::vector<Dtype> types_;                 // by unit
   mutable std::vector<Known> known_;         // by parameter
   std::unique_ptr<DeviceGradients> on_gpu_;  // null: the CPU computes
 };

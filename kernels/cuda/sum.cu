@@ -11,6 +11,23 @@ constexpr unsigned kWarp = 32;
 template <class T>
 using Own = Packed<T, kSumOwn>;
 
+// The types of gradients.
+struct OfF32 {
+  using Type = float;
+  static __device__ __forceinline__ float widen(float value) { return value; }
+  static __device__ __forceinline__ float narrow(float value) { return value; }
+};
+struct OfBf16 {
+  using Type = Bf16;
+  static __device__ __forceinline__ float widen(Bf16 value) { return to_f32(value); }
+  static __device__ __forceinline__ Bf16 narrow(float value) { return to_bf16(value); }
+};
+struct OfF16 {
+  using Type = F16;
+  static __device__ __forceinline__ float widen(F16 value) { return of_f16(value.bits); }
+  static __device__ __forceinline__ F16 narrow(float value) { return to_f16(value); }
+};
+
 template <bool kWhole, class T, class Has>
 __device__ __forceinline__ Own<T> load(const T* from, std::uint64_t first, Has has) {
   if constexpr (kWhole) return *reinterpret_cast<const Own<T>*>(from + first);
@@ -33,9 +50,9 @@ __device__ __forceinline__ void store(const Own<T>& own, T* to, std::uint64_t fi
 
 // Adds a block of the grid, of which a thread has 4 elements in each of kPlaces places: so the threads of a warp
 // access neighbouring memory, in kTogether places before any of it is written. What the sum becomes is also
-// left in `results`, with zeros beyond the end.
+// left in `results`, in f32, with zeros beyond the end.
 constexpr int kPlaces = kGridBlock / (kWarp * kSumOwn);
-template <bool kWhole, bool kAccumulate, int kTogether, class T, class Widen>
+template <bool kWhole, bool kAccumulate, bool kKeepsType, int kTogether, class T, class Widen>
 __device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::uint64_t begin, float* results, Widen widen) {
   constexpr std::uint64_t kStride = kWarp * kSumOwn;
   const auto has = [&](std::uint64_t i) { return kWhole || i < a.count; };
@@ -48,7 +65,7 @@ __device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::ui
     for (int i = 0; i < kTogether; ++i) values[i] = load<kWhole>(from, first + i * kStride, has);
     if constexpr (kAccumulate) {
       SLUICE_UNROLL
-      for (int i = 0; i < kTogether; ++i) sums[i] = load<kWhole>(a.to, first + i * kStride, has);
+      for (int i = 0; i < kTogether; ++i) sums[i] = load<kWhole>(static_cast<const float*>(a.to), first + i * kStride, has);
     }
     SLUICE_UNROLL
     for (int i = 0; i < kTogether; ++i) {
@@ -60,7 +77,10 @@ __device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::ui
         if (!kAccumulate) sum = value;
         if (!has(first + i * kStride + element)) sum = 0;
       }
-      store<kWhole>(sums[i], a.to, first + i * kStride, has);
+      if constexpr (kKeepsType)
+        store<kWhole>(values[i], static_cast<T*>(a.to), first + i * kStride, has);
+      else
+        store<kWhole>(sums[i], static_cast<float*>(a.to), first + i * kStride, has);
       *reinterpret_cast<Own<float>*>(results + offset + i * kStride) = sums[i];
     }
   }
@@ -69,48 +89,61 @@ __device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::ui
 template <class T, class Widen>
 __device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::uint64_t begin, float* results, Widen widen) {
   const std::uint64_t end = (begin / kGridBlock + 1) * kGridBlock;
-  const bool is_whole = is_packed<kSumOwn>(from) && is_packed<kSumOwn>(a.to) && end <= a.count;
-  if (is_whole && a.accumulate) return add<true, true, kPlaces / 2>(a, from, begin, results, widen);
-  if (is_whole) return add<true, false, kPlaces>(a, from, begin, results, widen);
-  if (a.accumulate) return add<false, true, 1>(a, from, begin, results, widen);
-  return add<false, false, 1>(a, from, begin, results, widen);
+  const bool to_packed = a.keeps_type ? is_packed<kSumOwn>(static_cast<const T*>(a.to))
+                                      : is_packed<kSumOwn>(static_cast<const float*>(a.to));
+  const bool is_whole = is_packed<kSumOwn>(from) && to_packed && end <= a.count;
+  if (a.keeps_type && is_whole) return add<true, false, true, kPlaces>(a, from, begin, results, widen);
+  if (a.keeps_type) return add<false, false, true, 1>(a, from, begin, results, widen);
+  if (is_whole && a.accumulate) return add<true, true, false, kPlaces / 2>(a, from, begin, results, widen);
+  if (is_whole) return add<true, false, false, kPlaces>(a, from, begin, results, widen);
+  if (a.accumulate) return add<false, true, false, 1>(a, from, begin, results, widen);
+  return add<false, false, false, 1>(a, from, begin, results, widen);
 }
 
 __device__ __forceinline__ void add(const GpuAddition& a, std::uint64_t begin, float* results) {
   if (a.type == Dtype::kF32)
-    return add(a, static_cast<const float*>(a.from), begin, results, [](float value) { return value; });
+    return add(a, static_cast<const float*>(a.from), begin, results, [](float value) { return OfF32::widen(value); });
   if (a.type == Dtype::kBf16)
-    return add(a, static_cast<const Bf16*>(a.from), begin, results, [](Bf16 value) { return to_f32(value); });
-  return add(a, static_cast<const F16*>(a.from), begin, results, [](F16 value) { return of_f16(value.bits); });
+    return add(a, static_cast<const Bf16*>(a.from), begin, results, [](Bf16 value) { return OfBf16::widen(value); });
+  return add(a, static_cast<const F16*>(a.from), begin, results, [](F16 value) { return OfF16::widen(value); });
 }
 
 // Stores a thread's elements: what the type keeps of a value is multiplied, and what it keeps of that is
-// stored.
-template <bool kWhole, class T, class Widen, class Narrow>
-__device__ __forceinline__ void copy(const GpuScaledCopy& c, T* to, std::uint64_t begin, Widen widen, Narrow narrow) {
+// stored. All are read before the first is written, since one thread's may lie in the same memory.
+template <bool kWhole, class From, class To>
+__device__ __forceinline__ void copy(const GpuScaledCopy& c, std::uint64_t begin) {
+  const auto* const from = static_cast<const typename From::Type*>(c.from);
+  auto* const to = static_cast<typename To::Type*>(c.to);
   constexpr std::uint64_t kStride = kCopyThreads * kSumOwn;
   const auto has = [&](std::uint64_t i) { return kWhole || i < c.count; };
-  Own<float> values[kCopyPlaces];
+  Own<typename From::Type> values[kCopyPlaces];
   SLUICE_UNROLL
-  for (int place = 0; place < kCopyPlaces; ++place) values[place] = load<kWhole>(c.from, begin + place * kStride, has);
+  for (int place = 0; place < kCopyPlaces; ++place) values[place] = load<kWhole>(from, begin + place * kStride, has);
   SLUICE_UNROLL
   for (int place = 0; place < kCopyPlaces; ++place) {
-    Own<T> stored;
+    Own<typename To::Type> stored;
     SLUICE_UNROLL
     for (int i = 0; i < kSumOwn; ++i) {
-      const T kept = narrow(values[place].values[i]);
-      stored.values[i] = c.factor == 1 ? kept : narrow(widen(kept) * c.factor);
+      const typename To::Type kept = To::narrow(From::widen(values[place].values[i]));
+      stored.values[i] = c.factor == 1 ? kept : To::narrow(To::widen(kept) * c.factor);
     }
     store<kWhole>(stored, to, begin + place * kStride, has);
   }
 }
-template <class T, class Widen, class Narrow>
-__device__ __forceinline__ void copy(const GpuScaledCopy& c, T* to, Widen widen, Narrow narrow) {
+template <class From, class To>
+__device__ __forceinline__ void copy(const GpuScaledCopy& c) {
   const std::uint64_t of_block = blockIdx.x * std::uint64_t{kCopyElements}, begin = of_block + threadIdx.x * kSumOwn;
-  if (is_packed<kSumOwn>(c.from) && is_packed<kSumOwn>(to) && c.count >= of_block + kCopyElements)
-    copy<true>(c, to, begin, widen, narrow);
+  if (is_packed<kSumOwn>(static_cast<const typename From::Type*>(c.from)) &&
+      is_packed<kSumOwn>(static_cast<const typename To::Type*>(c.to)) && c.count >= of_block + kCopyElements)
+    copy<true, From, To>(c, begin);
   else
-    copy<false>(c, to, begin, widen, narrow);
+    copy<false, From, To>(c, begin);
+}
+template <class From>
+__device__ __forceinline__ void copy(const GpuScaledCopy& c) {
+  if (c.type == Dtype::kF32) copy<From, OfF32>(c);
+  if (c.type == Dtype::kBf16) copy<From, OfBf16>(c);
+  if (c.type == Dtype::kF16) copy<From, OfF16>(c);
 }
 
 }  // namespace gpu
@@ -139,15 +172,9 @@ SLUICE_KERNEL(sluice_add, GpuAddition) {
 }
 
 SLUICE_KERNEL(sluice_scaled_copy, GpuScaledCopy) {
-  if (arguments.type == Dtype::kF32)
-    gpu::copy(arguments, static_cast<float*>(arguments.to), [](float value) { return value; },
-              [](float value) { return value; });
-  if (arguments.type == Dtype::kBf16)
-    gpu::copy(arguments, static_cast<Bf16*>(arguments.to), [](Bf16 value) { return to_f32(value); },
-              [](float value) { return to_bf16(value); });
-  if (arguments.type == Dtype::kF16)
-    gpu::copy(arguments, static_cast<F16*>(arguments.to), [](F16 value) { return to_f32(value); },
-              [](float value) { return to_f16(value); });
+  if (arguments.from_type == Dtype::kF32) gpu::copy<gpu::OfF32>(arguments);
+  if (arguments.from_type == Dtype::kBf16) gpu::copy<gpu::OfBf16>(arguments);
+  if (arguments.from_type == Dtype::kF16) gpu::copy<gpu::OfF16>(arguments);
 }
 
 }  // namespace sluice::kernels

@@ -12,17 +12,18 @@ namespace sluice::kernels {
 struct GpuAddition {
   std::uint64_t count = 0;
   const void* from = nullptr;
-  float* to = nullptr;        // becomes from, or to * factor + from
+  void* to = nullptr;         // becomes from, or, in f32, to * factor + from
   double* squares = nullptr;  // become the sums of the squares of `to`, of each of the grid's blocks
-  Dtype type = Dtype::kF32;
+  Dtype type = Dtype::kF32;  // of `from`
+  bool keeps_type = false;   // `to` is of that type, too, and nothing is accumulated; else it is f32
   bool accumulate = false;
   float factor = 1;
 };
 struct GpuScaledCopy {
   std::uint64_t count = 0;
-  const float* from = nullptr;
+  const void* from = nullptr;
   void* to = nullptr;
-  Dtype type = Dtype::kF32;
+  Dtype from_type = Dtype::kF32, type = Dtype::kF32;
   float factor = 1;  // multiplies what `to` then has
 };
 

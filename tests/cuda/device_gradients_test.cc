@@ -43,7 +43,7 @@ struct OnGpu {
     std::fill_n(reinterpret_cast<float*>(from), kElements, 1.0f);
     reinterpret_cast<float*>(from)[kElements - 1] = value;
     work.copy_in(at, {from, kEach});
-    gradients.add(parameter, reinterpret_cast<float*>(at), {at, Dtype::kF32}, false, 1);
+    gradients.add(parameter, {at, Dtype::kF32}, {at, Dtype::kF32}, false, 1);
   }
   // Whether a gradient is not finite of all parameters of the unit but these.
   bool finds(const std::set<ParameterId>& without = {}) {

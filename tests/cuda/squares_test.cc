@@ -75,7 +75,7 @@ class SquaresTest : public KernelTest {
     auto* const leaves = reinterpret_cast<double*>(memory.take(8 * blocks, 0));
     memory.copy_in();
     DeviceSum(*device_).add(memory.stream(), n, {memory.on_gpu(from), a.type}, a.accumulate, a.factor,
-                            memory.on_gpu(to), memory.on_gpu(leaves));
+                            {memory.on_gpu(to), Dtype::kF32}, memory.on_gpu(leaves));
     memory.copy_out();
     Sums sums{{to, to + n}, {}};
     sums.squares = added_up(a.first, {leaves, leaves + blocks});
@@ -283,30 +283,62 @@ TEST_F(SquaresTest, EachDriverCallThatFailsIsAnErrorAndLeavesNothing) {
 
 // What is handed out is stored in its type before it is multiplied, as on the CPU.
 TEST_F(SquaresTest, CopiesHaveTheBitsOfTheCpu) {
+  constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+  for (const Dtype from_type : kTypes)
+    for (const Dtype type : kTypes)
+      for (const std::size_t n : {1, 4, 5, 1023, 2048, 5001})
+        for (const std::size_t shift : {0, 1, 4})
+          for (const float factor : {1.0f, 0.3f}) {
+            SCOPED_TRACE(fmt::format("{} of {} from {}, shift {}, factor {}", n, name_of(type),
+                                     name_of(from_type), shift, factor));
+            const std::vector<std::byte> values = make_values(n, from_type, n);
+            Memory memory(*device_, n * size_of(from_type) + n * size_of(type));
+            std::byte* const from = memory.take(n * size_of(from_type), shift * size_of(from_type));
+            std::ranges::copy(values, from);
+            std::byte* const to = memory.take(n * size_of(type), shift * size_of(type));
+            memory.copy_in();
+            DeviceSum(*device_).copy(memory.stream(), n, {memory.on_gpu(from), from_type}, factor,
+                                     {memory.on_gpu(to), type});
+            memory.copy_out();
+            std::vector<std::byte> expected(n * size_of(type));
+            std::vector<float> wide(n);
+            convert(threads_, n, {values.data(), from_type}, {wide.data(), Dtype::kF32});
+            convert(threads_, n, {wide.data(), Dtype::kF32}, {expected.data(), type});
+            if (factor != 1) scale(threads_, n, factor, {expected.data(), type});
+            EXPECT_EQ(std::memcmp(to, expected.data(), expected.size()), 0);
+          }
+}
+
+// A gradient that is the only one stays as it came, and has the squares of a sum.
+TEST_F(SquaresTest, WhatIsNotAddedKeepsItsType) {
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
-    for (const std::size_t n : {1, 4, 5, 1023, 2048, 5001})
-      for (const std::size_t shift : {0, 1, 4})
-        for (const float factor : {1.0f, 0.3f}) {
-          SCOPED_TRACE(fmt::format("{} of {}, shift {}, factor {}", n, name_of(type), shift, factor));
-          const std::vector<std::byte> values = make_values(n, Dtype::kF32, n);
-          Memory memory(*device_, 4 * n + n * size_of(type));
-          std::byte* const from = memory.take(4 * n, shift * 4);
-          std::ranges::copy(values, from);
-          std::byte* const to = memory.take(n * size_of(type), shift * size_of(type));
-          memory.copy_in();
-          DeviceSum(*device_).copy(memory.stream(), n, reinterpret_cast<const float*>(memory.on_gpu(from)),
-                                   factor, {memory.on_gpu(to), type});
-          memory.copy_out();
-          std::vector<std::byte> expected(n * size_of(type));
-          convert(threads_, n, {values.data(), Dtype::kF32}, {expected.data(), type});
-          if (factor != 1) scale(threads_, n, factor, {expected.data(), type});
-          EXPECT_EQ(std::memcmp(to, expected.data(), expected.size()), 0);
-        }
+    for (const std::size_t n : {1, 5, 1024, 5001})
+      for (const std::size_t shift : {0, 1}) {
+        SCOPED_TRACE(fmt::format("{} of {}, shift {}", n, name_of(type), shift));
+        const std::vector<std::byte> values = make_values(n, type, n);
+        const std::size_t blocks = divide_up(n, kGridBlock);
+        Memory memory(*device_, 2 * values.size() + 8 * blocks);
+        std::byte* const from = memory.take(values.size(), shift * size_of(type));
+        std::ranges::copy(values, from);
+        std::byte* const to = memory.take(values.size(), shift * size_of(type));
+        auto* const leaves = reinterpret_cast<double*>(memory.take(8 * blocks, 0));
+        memory.copy_in();
+        DeviceSum(*device_).add(memory.stream(), n, {memory.on_gpu(from), type}, false, 1,
+                                {memory.on_gpu(to), type}, memory.on_gpu(leaves));
+        memory.copy_out();
+        EXPECT_EQ(std::memcmp(to, values.data(), values.size()), 0);
+        std::vector<float> sums(n);
+        const SquareSum expected =
+            store_summing_squares(threads_, 0, n, {values.data(), type}, false, sums.data());
+        const SquareSum found = added_up(0, {leaves, leaves + blocks});
+        EXPECT_EQ(found.sum.total(), expected.sum.total());
+        EXPECT_EQ(found.finite, expected.finite);
+      }
 }
 
 TEST_F(SquaresTest, NothingIsQueuedForNoElements) {
-  DeviceSum(*device_).add(nullptr, 0, {nullptr, Dtype::kF32}, false, 1, nullptr, nullptr);
-  DeviceSum(*device_).copy(nullptr, 0, nullptr, 1, {nullptr, Dtype::kF32});
+  DeviceSum(*device_).add(nullptr, 0, {nullptr, Dtype::kF32}, false, 1, {nullptr, Dtype::kF32}, nullptr);
+  DeviceSum(*device_).copy(nullptr, 0, {nullptr, Dtype::kF32}, 1, {nullptr, Dtype::kF32});
   DeviceSquares(*device_).add_up(nullptr, 0, nullptr, 0, nullptr, nullptr);
   DeviceSquares(*device_).check(nullptr, 0, nullptr, nullptr);
 }
@@ -315,7 +347,9 @@ TEST_F(SquaresTest, WhatIsNotAlignedOrNoFloatIsRefused) {
   DeviceSum sum(*device_);
   DeviceSquares squares(*device_);
   const auto at = [](std::uintptr_t address) { return reinterpret_cast<const void*>(address); };
-  const auto floats = [](std::uintptr_t address) { return reinterpret_cast<float*>(address); };
+  const auto floats = [](std::uintptr_t address) {
+    return Array{reinterpret_cast<float*>(address), Dtype::kF32};
+  };
   const auto doubles = [](std::uintptr_t address) { return reinterpret_cast<double*>(address); };
   expect_error(ErrorCode::kInternal, {"f32", "no multiple of 4"}, [&] {
     sum.add(nullptr, 1, {at(258), Dtype::kF32}, false, 1, floats(256), doubles(256));

@@ -196,8 +196,8 @@ TEST_F(KernelTest, MemoryThatAQueuedKernelUsesCannotGo) {
   MappedMemory from(*device_, 2), to(*device_, 1);
   const auto stream = device_->make_stream(false);
   kernels::DeviceSum sum(*device_);
-  sum.copy(stream.get(), 8, reinterpret_cast<const float*>(from.address() + from.bytes() / 2), 2,
-           {reinterpret_cast<float*>(to.address() + 64), Dtype::kF32});
+  sum.copy(stream.get(), 8, {reinterpret_cast<const float*>(from.address() + from.bytes() / 2), Dtype::kF32},
+           2, {reinterpret_cast<float*>(to.address() + 64), Dtype::kF32});
   for (const MappedMemory* used : {&from, &to})
     expect_error(ErrorCode::kIo, {"cuMemUnmap"},
                  [&] { device_->unmap(used->address(), device_->info().extent_bytes); });
