@@ -105,8 +105,12 @@ const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<boo
     }
   });
   if (!for_cpu) return number;
+  // On the client's stream, since it is ready with the gradient: copies of chunks would wait behind it.
   std::byte* const on_host = on_host_.data() + (found - shared_on_gpu());
-  gpu_.copy_out(on_host, written);
+  const DeviceWork::Memory told{on_host, sizeof *number};
+  gpu_.queue(stream, {&written, 1}, {&told, 1}, [&] {
+    gpu_.device().copy_out(stream, on_host, reinterpret_cast<DeviceAddress>(found), sizeof *number);
+  });
   return reinterpret_cast<const std::uint32_t*>(on_host);
 }
 
