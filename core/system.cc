@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <sstream>
 
 #include "core/bytes.h"
@@ -159,6 +160,18 @@ std::vector<std::string> simd_features(const std::string& root) {
   for (const std::string_view feature : kSimdFeatures)
     if (std::find(present.begin(), present.end(), feature) != present.end()) known.emplace_back(feature);
   return known;
+}
+
+std::size_t largest_cache(const std::string& root) {
+  std::size_t largest = 0;
+  for (int i = 0;; ++i) {
+    const std::string size =
+        first_line(root + "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/size");
+    if (size.empty()) return largest;
+    char* unit = nullptr;
+    const std::size_t number = std::strtoull(size.c_str(), &unit, 10);
+    largest = std::max(largest, number << (*unit == 'K' ? 10 : *unit == 'M' ? 20 : 0));
+  }
 }
 
 std::string huge_page_setting(const std::string& root) {

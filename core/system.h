@@ -26,6 +26,9 @@ std::string cpu_model(const std::string& root = "/");  // "unknown" where /proc/
 // The vector features of the CPU that this project knows, by Linux's names: "avx2", "avx512_bf16", ...
 std::vector<std::string> simd_features(const std::string& root = "/");
 
+// The bytes of the largest cache that the first core uses; 0 where it is unknown.
+std::size_t largest_cache(const std::string& root = "/");
+
 // Returns "always", "madvise" or "never", or "" where the system has no transparent huge pages.
 std::string huge_page_setting(const std::string& root = "/");
 std::optional<std::size_t> mapping_limit(const std::string& root = "/");  // vm.max_map_count

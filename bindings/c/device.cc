@@ -66,7 +66,6 @@ void take_stated(const sluice_device_facts& facts, Planned& made) {
   gpu.both = checked(facts.both_ways, "both_ways");
   gpu.update_seconds = 1 / checked(facts.gpu_updates, "gpu_updates");
   made.rates.memory_bandwidth = checked(facts.cpu_memory, "cpu_memory");
-  gpu.cpu_latency = checked_seconds(facts.cpu_latency, "options.device_facts.cpu_latency");
   if (const double computing = checked_seconds(facts.computing, "options.device_facts.computing");
       computing > 0)
     made.request.computing = computing;

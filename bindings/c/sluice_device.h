@@ -65,7 +65,6 @@ struct sluice_device_facts {
   double gpu_updates; /* elements a second that the GPU updates in its memory */
   double cpu_memory;  /* bytes a second that loops of the CPU read and write in memory */
   uint64_t base;      /* the bytes of the GPU's memory that a context with Sluice's kernels takes */
-  double cpu_latency; /* seconds that the CPU's update of a chunk takes besides: waking its threads */
   /* Seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes. 0:
    * not known. Nobody measures it for the engine. */
   double computing;

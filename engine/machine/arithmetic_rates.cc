@@ -1,9 +1,6 @@
 #include "engine/machine/arithmetic_rates.h"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "allocator/memory.h"
@@ -202,24 +199,6 @@ double measure_update_traffic(Threads& threads, const optim::Optimizer& optimize
   const UpdateSample cached(optimizer, dtype, dtype, kCached);
   const std::size_t elements = kCached * std::max<std::size_t>(1, bytes / cached.bytes());
   return cached.bytes_an_element() / seconds_an_element(threads, optimizer, dtype, elements);
-}
-
-double measure_waking(Threads& threads) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kSleep(300), kWork(20);  // of each thread
-  constexpr std::size_t kTimes = 21;
-  std::array<double, kTimes> seconds;
-  for (double& each : seconds) {
-    std::this_thread::sleep_for(kSleep);
-    const Clock::time_point begin = Clock::now();
-    threads.parallel_for(static_cast<std::size_t>(threads.count()), 1, [&](std::size_t, std::size_t) {
-      for (const Clock::time_point end = Clock::now() + kWork; Clock::now() < end;) {
-      }
-    });
-    each = std::chrono::duration<double>(Clock::now() - begin - kWork).count();
-  }
-  std::ranges::sort(seconds);
-  return seconds[kTimes / 2];
 }
 
 }  // namespace sluice::engine

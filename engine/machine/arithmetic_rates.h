@@ -47,7 +47,4 @@ std::optional<double> measure_update(Threads& threads, const optim::Optimizer& o
 double measure_update_traffic(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
                               std::size_t bytes);
 
-// Seconds by which a loop takes longer where the threads have slept since the one before.
-double measure_waking(Threads& threads);
-
 }  // namespace sluice::engine

@@ -7,6 +7,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/system.h"
 #include "engine/machine/arithmetic_rates.h"
 #include "engine/machine/timing.h"
 #include "engine/machine/update_sample.h"
@@ -22,9 +23,6 @@ using allocator::DeviceRegion;
 using allocator::Purpose;
 
 constexpr std::uint64_t kMostEachWay = 64 * kMiB, kMostUpdated = 256 * kMiB, kLeast = 4 * kMiB;
-// A loop over less would be one over the caches of a large CPU, which are several times as fast as its
-// memory.
-constexpr std::uint64_t kMostOfHost = 512 * kMiB;
 constexpr std::size_t kPiece = 32 * kMiB;  // about a unit
 // Updates are measured with more and more elements, until they take long enough: those of a chunk, and then
 // several chunks, which are more than a GPU's caches hold.
@@ -156,6 +154,12 @@ std::size_t room(std::uint64_t bytes, std::uint64_t most) {
   return std::min(bytes, most) / kHugePage * kHugePage;
 }
 
+// A loop over less would be one over the caches, which are several times as fast as memory.
+std::uint64_t beyond_caches() {
+  constexpr std::uint64_t kMost = 2048 * kMiB;
+  return std::clamp<std::uint64_t>(4 * largest_cache(), kMostMeasuringBytes, kMost);
+}
+
 }  // namespace
 
 bool measure_gpu(const GpuWork& work, MachineRates& rates) {
@@ -170,8 +174,7 @@ bool measure_gpu(const GpuWork& work, MachineRates& rates) {
   }
   const double bandwidth = measure_update_traffic(
       work.threads, work.optimizer, work.dtype,
-      std::clamp<std::uint64_t>(work.host_bytes / 4, kMostMeasuringBytes, kMostOfHost));
-  gpu.cpu_latency = measure_waking(work.threads);
+      std::clamp<std::uint64_t>(work.host_bytes / 8, kMostMeasuringBytes, beyond_caches()));
   if (work.optimizer.elementwise({}))
     gpu.update_seconds =
         Updates(work.device, work.optimizer, work.dtype, room(work.device_bytes, kMostUpdated), bandwidth)

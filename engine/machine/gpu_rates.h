@@ -10,7 +10,7 @@
 namespace sluice::engine {
 
 // What is measured, and the memory for it, which no ledger but one of its own counts: at most 256 MiB of the
-// GPU's and 512 MiB of the host's, and no more than so many bytes of each.
+// GPU's, and four times the host's largest cache, and no more than so many bytes of each.
 struct GpuWork {
   Device& device;
   Threads& threads;

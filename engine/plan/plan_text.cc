@@ -82,10 +82,9 @@ std::string device_step_text(const Plan& plan) {
   const GpuRates& rates = time.rates;
   std::string text = fmt::format(
       "rates             copies of {:.3g} GB/s to the GPU, {:.3g} from it and {:.3g} both ways; the GPU "
-      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s, after {:.2g} ms for each "
-      "chunk; all of it is {}\n",
+      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s; all of it is {}\n",
       rates.in / 1e9, rates.out / 1e9, rates.both / 1e9, 1e-9 / rates.update_seconds, time.cpu_memory / 1e9,
-      rates.cpu_latency * 1e3, name_of(rates.source));
+      name_of(rates.source));
   text += fmt::format(
       "step              {:.2f} s predicted, bound by {} (the link alone {:.2f} s, updates on the "
       "GPU {:.2f} s, updates on the CPU {:.2f} s",

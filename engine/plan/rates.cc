@@ -107,7 +107,6 @@ Json to_json(const GpuRates& rates, double cpu_memory) {
           {"both_ways", rates.both},
           {"gpu_updates", 1 / rates.update_seconds},
           {"cpu_memory", cpu_memory},
-          {"cpu_latency", rates.cpu_latency},
           {"known", name_of(rates.source)}};
 }
 

@@ -38,9 +38,6 @@ struct GpuRates {
   // Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count.
   double in = 25e9, out = 25e9, both = 50e9;
   double update_seconds = 2e-11;  // in which the GPU updates an element that is in its memory
-  // Seconds that the CPU's update of a chunk takes besides its bytes: its threads sleep until the chunk is
-  // there.
-  double cpu_latency = 0;
   bool operator==(const GpuRates&) const = default;
 };
 

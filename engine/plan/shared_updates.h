@@ -18,8 +18,7 @@ struct Beside {
   Beside(const Placement& placement, const MachineRates& rates, UnitId unit, const UnitPlan& plan)
       : copied(placement.link_traffic(unit, plan)) {
     if (plan.updated_by_cpu())
-      cpu = placement.update_seconds(unit, rates) +
-            static_cast<double>(placement.format().shards().chunks(unit)) * rates.gpu.cpu_latency;
+      cpu = placement.update_seconds(unit, rates);
     else
       gpu = placement.gpu_update_seconds(unit, rates.gpu);
   }

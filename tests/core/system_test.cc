@@ -164,6 +164,16 @@ TEST(UsableCpus, FollowsTheAffinity) {
   ::sched_setaffinity(0, sizeof before, &before);
 }
 
+TEST(Cpu, TheLargestCache) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(largest_cache(folder.path()), 0U);
+  const std::string caches = "sys/devices/system/cpu/cpu0/cache/index";
+  folder.put(caches + "0/size", "48K\n");
+  folder.put(caches + "1/size", "300M\n");
+  folder.put(caches + "2/size", "2048K\n");
+  EXPECT_EQ(largest_cache(folder.path()), std::size_t{300} << 20);
+}
+
 TEST(Cpu, ModelAndFeatures) {
   const TemporaryFolder folder;
   EXPECT_EQ(cpu_model(folder.path()), "unknown");

@@ -54,7 +54,6 @@ class DeviceFacts(ctypes.Structure):
         ("gpu_updates", c_double),
         ("cpu_memory", c_double),
         ("base", c_uint64),
-        ("cpu_latency", c_double),
         ("computing", c_double),
     ]
 

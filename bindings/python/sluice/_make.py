@@ -139,11 +139,10 @@ def _facts(facts: DeviceFacts | None) -> Any:
     if not isinstance(facts, DeviceFacts):
         raise InvalidArgumentError(f"device_facts is {facts!r}; sluice.DeviceFacts are needed, or None")
     rates = (facts.to_gpu, facts.from_gpu, facts.both_ways, facts.gpu_updates, facts.cpu_memory)
-    seconds = (facts.cpu_latency, facts.computing)
-    for rate in rates + seconds:
+    for rate in (*rates, facts.computing):
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
             raise InvalidArgumentError(f"device_facts has {rate!r}, where a number is needed, of something a second or of seconds")
-    made = _abi.DeviceFacts(ctypes.sizeof(_abi.DeviceFacts), *rates, size_of(facts.base, "device_facts.base"), *seconds)
+    made = _abi.DeviceFacts(ctypes.sizeof(_abi.DeviceFacts), *rates, size_of(facts.base, "device_facts.base"), facts.computing)
     return ctypes.pointer(made)
 
 

@@ -141,7 +141,6 @@ class DeviceFacts:
     gpu_updates: elements a second that the GPU updates in its memory.
     cpu_memory: bytes a second that loops of the CPU read and write in memory.
     base: the memory of the GPU that CUDA's context and Sluice's kernels take.
-    cpu_latency: seconds that the CPU's update of a chunk takes besides, in which its threads wake up.
     computing: seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes; 0: not known.
     """
 
@@ -151,7 +150,6 @@ class DeviceFacts:
     gpu_updates: float
     cpu_memory: float
     base: Size
-    cpu_latency: float = 0.0
     computing: float = 0.0
 
 

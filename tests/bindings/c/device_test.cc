@@ -205,14 +205,13 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   facts.to_gpu = 1e9, facts.from_gpu = 2e9, facts.both_ways = 3e9, facts.gpu_updates = 0x1p32,
   facts.cpu_memory = 5e9;
   facts.base = 20 * kMiB;
-  facts.cpu_latency = 0.5, facts.computing = 3;
+  facts.computing = 3;
   options.device_facts = &facts;
   const uint64_t before = fake().counts().calls["cuCtxCreate"];
   const auto stated = made();
   EXPECT_EQ(fake().counts().calls["cuCtxCreate"], before);
   const Json expected = {{"to_gpu", 1e9},         {"from_gpu", 2e9},   {"both_ways", 3e9},
-                         {"gpu_updates", 0x1p32}, {"cpu_memory", 5e9}, {"cpu_latency", 0.5},
-                         {"known", "stated"}};
+                         {"gpu_updates", 0x1p32}, {"cpu_memory", 5e9}, {"known", "stated"}};
   EXPECT_EQ(stated.at("rates"), expected);
   EXPECT_EQ(stated.at("step").at("compute_seconds"), 3);
   EXPECT_GE(stated.at("step").at("seconds"), 3);

@@ -23,7 +23,7 @@ from sluice.torch._gpu_step import Account, FirstStepOnGpu
 MIB = 1 << 20
 PLAN = {
     "predicted_peak": 900 * MIB, "budget": {"device": 1000 * MIB}, "device": 940 * MIB, "bytes": {"device": {"base": 500 * MIB}},
-    "rates": {"to_gpu": 2e10, "from_gpu": 2.5e10, "both_ways": 4e10, "gpu_updates": 5e10, "cpu_memory": 1e11, "cpu_latency": 3e-5,
+    "rates": {"to_gpu": 2e10, "from_gpu": 2.5e10, "both_ways": 4e10, "gpu_updates": 5e10, "cpu_memory": 1e11,
               "known": "measured"},
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from ._memory import FirstStep
 
 _MIB = 1 << 20
 _COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine learns their order, and maps memory
-_RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory", "cpu_latency")
+_RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
 
 # What a plan says besides of PyTorch on a GPU, before it is measured.
 UNMEASURED: Mapping[str, Any] = {"beside": None, "host": None, "host_reserve": HOST, "seconds": None}
