@@ -1,8 +1,8 @@
 // Measures steps of an engine on a GPU in which nothing is computed: the client acquires the units of a model
 // forward and backward, as PyTorch would, and adds gradients that are there already, so that what is left is
 // to move and to update. A step is compared with what none could be quicker than: the time of its bytes on
-// the link (copies alone, in the same run), or that of the updates which the plan has the GPU make (all in
-// its memory), whichever is more.
+// the link (copies alone, in the same run), that of the updates which the plan has the GPU make (all in its
+// memory), or that of those which it has the CPU make, whichever is most.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -29,6 +29,8 @@ constexpr int kWarmUp = 2;  // steps, after which a steady order maps nothing
 struct Options {
   std::string model = "llama-3b", dtype = "bf16", state = "f32", master = "f32", optimizer = "adamw";
   std::string memory = "96GiB", device_memory = "16GiB";
+  std::string updates = "auto";
+  double cpu_memory = 0;  // bytes a second; 0: as measured
   std::size_t vocabulary = 0;
   int device = 0, steps = 3;
   bool clips = false, json = false;
@@ -168,6 +170,8 @@ Json measure(const Options& options) {
   budget.device = parse_size(options.device_memory);
   PlanRequest request;
   request.clip = options.clips;
+  if (options.updates != "auto")
+    request.updates = options.updates == "cpu" ? allocator::Tier::kHost : allocator::Tier::kDevice;
   const auto device = open_device(options.device);
   budget.device_base = device->measure_context();
   MachineRates rates;
@@ -182,6 +186,7 @@ Json measure(const Options& options) {
            "give more --device-memory, or more --memory",
            options.device_memory, options.memory);
   }
+  if (options.cpu_memory > 0) rates.memory_bandwidth = options.cpu_memory;
   const Plan plan = make_plan(profile, *optimizer, budget, request, rates);
   require_memory(plan.peak_memory);
   const double link_seconds = copy_seconds(plan.step_bytes_in, plan.step_bytes_out, rates.gpu);
@@ -195,7 +200,7 @@ Json measure(const Options& options) {
   std::vector<double> steps = Steps(*device, profile, plan, *optimizer).seconds(options.steps);
   std::ranges::sort(steps);
   const double seconds = steps[steps.size() / 2];
-  const double limit = std::max(link_seconds, update);
+  const double limit = std::max({link_seconds, update, plan.device_time.cpu_updates});
   return {{"bench", "gpu_step"},
           {"gpu", device->info().name},
           {"cuda_of_driver", device->info().driver},
@@ -214,6 +219,8 @@ Json measure(const Options& options) {
           {"bytes_out", plan.step_bytes_out},
           {"link", {{"in", rates.gpu.in}, {"out", rates.gpu.out}, {"both", rates.gpu.both}}},
           {"updated_by", plan.updates_because},
+          {"cpu_memory", rates.memory_bandwidth},
+          {"cpu_update_seconds", plan.device_time.cpu_updates},
           {"link_seconds", link_seconds},
           {"update_seconds", update},
           {"seconds", seconds},
@@ -228,12 +235,13 @@ std::string text_of(const Json& found) {
   return fmt::format(
       "{} of {:.2f}G parameters on {}: {} on the GPU, {} in memory\n"
       "a step takes {} in and {} out, {:.4f} s at the link's {:.1f}, {:.1f} and both ways {:.1f} GB/s\n"
-      "the updates of {:.2f}G parameters take {:.4f} s on the GPU, and the CPU makes the others\n"
-      "a step took {:.4f} s, {:.2f} times the larger of both\n",
+      "the updates of {:.2f}G parameters take {:.4f} s on the GPU, and those of the others {:.4f} s on the "
+      "CPU, in memory of {:.1f} GB/s\n"
+      "a step took {:.4f} s, {:.2f} times the largest of these\n",
       found.at("model").get<std::string>(), number("parameters") / 1e9, found.at("gpu").get<std::string>(),
       size("device_bytes"), size("host_bytes"), size("bytes_in"), size("bytes_out"), number("link_seconds"),
       rate("in"), rate("out"), rate("both"), number("updated_by_gpu") / 1e9, number("update_seconds"),
-      number("seconds"), number("ratio"));
+      number("cpu_update_seconds"), number("cpu_memory") / 1e9, number("seconds"), number("ratio"));
 }
 
 void bind(CLI::App& app, Options& options) {
@@ -245,7 +253,10 @@ void bind(CLI::App& app, Options& options) {
   choice("--dtype", options.dtype, {"f32", "bf16", "f16"}, "type of parameters and gradients");
   choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
   choice("--master", options.master, {"f32", "none"}, "whether narrower parameters have f32 masters");
+  choice("--updates", options.updates, {"auto", "cpu", "gpu"}, "what updates; auto: as the plan finds best");
   choice("--optimizer", options.optimizer, {"adamw", "adam", "lion", "sgd"}, "what updates");
+  app.add_option("--cpu-memory", options.cpu_memory,
+                 "bytes a second of the CPU's memory by which the plan is made (as measured)");
   app.add_option("--vocabulary", options.vocabulary, "rows of embedding and head (the model's)");
   app.add_option("--memory", options.memory, "of the host")->capture_default_str();
   app.add_option("--device-memory", options.device_memory, "of the GPU")->capture_default_str();
