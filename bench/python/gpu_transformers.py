@@ -127,6 +127,7 @@ class Ways:
 
     def compared(self, seen, places, near=NEAR):
         """The line of seen(place), a list of numbers, for all of these places and plain PyTorch. Raises where they differ."""
+        places = places[:2] if self.fake else places  # which is slow
         plain, first, *others = (seen(place) for place in (None, *places))
         for place, found in zip(places[1:], others, strict=True):
             if found != first:
