@@ -128,7 +128,7 @@ struct Core {
   StateStore states;
   WholeStore wholes;
   std::optional<SumsOfRanks> sums_of_ranks;  // nothing: this engine has all of every parameter
-  Threads one_thread;                     // the one that calls: on it the CPU updates a chunk beside a GPU
+  Threads one_thread;                        // the one that calls: on it the CPU updates a chunk beside a GPU
   // Where the model is computed; and the CPU's beside a GPU. Null: nothing is updated there.
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;

@@ -161,7 +161,7 @@ Work sum_of(kernels::DeviceSum& sum, const Bench& bench, std::string name, std::
           [&sum, &bench, elements, adds, places_of](std::byte* at) {
             Arrays arrays(at);
             const Places places = places_of(arrays);
-            sum.add(bench.stream(), elements, places.from, adds, 1, places.to.f32(),
+            sum.add(bench.stream(), elements, places.from, adds, 1, places.to,
                     static_cast<double*>(places.squares.data));
           }};
 }

@@ -165,12 +165,11 @@ class WalkOnGpu {
   void begin_chunks(bool by_cpu) {
     Pipeline& pipeline = pipelines_[by_cpu];
     while (!pipeline.due.empty() && pipeline.slots > 0) {
-      const auto next = reach_.by_next_use ? std::ranges::min_element(pipeline.due) : pipeline.due.begin();
-      const std::size_t id = *next;
+      const std::size_t id = pipeline.due.front();
       if (leaving_[id]) return;
       --pipeline.slots;
       start(chunk_of(id));
-      if (++begun_[id] == chunks_of(id)) pipeline.due.erase(next);
+      if (++begun_[id] == chunks_of(id)) pipeline.due.pop_front();
     }
   }
 

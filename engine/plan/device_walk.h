@@ -33,9 +33,6 @@ struct GpuReach {
   std::size_t ahead = 1;     // how many accesses are fetched ahead
   std::size_t extents = 0;   // of all frames
   bool in_backward = false;  // an update follows its unit's backward, and not the step's end
-  // Of those that are due, the update comes next whose unit is used first, and not the one that was due
-  // first.
-  bool by_next_use = false;
   struct Pipeline {
     std::size_t chunk_elements = 1;
     std::size_t slots = 1;  // how many chunks are under way

@@ -362,8 +362,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
   if (!plan.resident(Part::kParameters)) add(parameter_traffic(unit, 1));
   if (!crosses) {
-    if (!plan.resident(Part::kGradient) && stored)
-      add(plan.update_waits ? Traffic{gradients, gradients} : gradient_traffic(unit, 1));
+    if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
     if (!plan.resident(Part::kState)) add(state_traffic(unit));
     return traffic;
   }

@@ -102,12 +102,9 @@ std::string_view name_of(Source source) {
 }
 
 Json to_json(const GpuRates& rates, double cpu_memory) {
-  return {{"to_gpu", rates.in},
-          {"from_gpu", rates.out},
-          {"both_ways", rates.both},
-          {"gpu_updates", 1 / rates.update_seconds},
-          {"cpu_memory", cpu_memory},
-          {"known", name_of(rates.source)}};
+  return {{"to_gpu", rates.in},       {"from_gpu", rates.out},
+          {"both_ways", rates.both},  {"gpu_updates", 1 / rates.update_seconds},
+          {"cpu_memory", cpu_memory}, {"known", name_of(rates.source)}};
 }
 
 Link parse_link(std::string_view text) {

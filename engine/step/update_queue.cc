@@ -103,7 +103,7 @@ void UpdateQueue::start_by_cpu(const Task& task, Update& update, Pins& pins) {
   };
   if (pins.gradient) pager_.acquire(gradient, Pager::Use::kRead);
   const Backing::ForCpu from = for_cpu(gradient, pins.gradient);
-  update.gradient.data = from.data;
+  update.gradient = {from.data, update.gradient_type};
   update.gradient_backing = from.backing;
   update.gradient_backing_bytes = pins.gradient ? pager_.bytes(gradient) : pager_.backing_bytes(gradient);
   if (!pipeline_.needs_parameters(task.unit, task.pass)) return;

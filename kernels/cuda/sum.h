@@ -14,8 +14,8 @@ struct GpuAddition {
   const void* from = nullptr;
   void* to = nullptr;         // becomes from, or, in f32, to * factor + from
   double* squares = nullptr;  // become the sums of the squares of `to`, of each of the grid's blocks
-  Dtype type = Dtype::kF32;  // of `from`
-  bool keeps_type = false;   // `to` is of that type, too, and nothing is accumulated; else it is f32
+  Dtype type = Dtype::kF32;   // of `from`
+  bool keeps_type = false;    // `to` is of that type, too, and nothing is accumulated; else it is f32
   bool accumulate = false;
   float factor = 1;
 };

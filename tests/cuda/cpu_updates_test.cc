@@ -221,6 +221,8 @@ TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
   const Outcome expected = train_on_cpu(setup);
   setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
+  setup.rates.gpu = {Source::kMeasured, 10e9, 10e9, 20e9, 1e-15};
+  setup.rates.memory_bandwidth = 20e9;
   setup.team = GatedThreads::team;
   Gate gate;
   const GatedThreads threads(gate);

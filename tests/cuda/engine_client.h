@@ -41,6 +41,7 @@ struct Case {
   bool measures = false;  // the client measures and multiplies gradients before the step, as clipping does
   bool looks = false;     // the client also reads parameters between the last gradient and the step
   bool holds = false;     // the client holds the first block from its forward pass to its backward pass
+  bool once = false;      // each parameter has one gradient in a step, of its own type
   bool leaves = false;    // the engine ends in the middle of a step, and nothing is saved
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
   bool abandons = false;                    // the client abandons that step
@@ -248,7 +249,7 @@ class Client {
     engine_.acquire(unit, Hold::kGradient);
     for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
       engine_.add_gradient(p, hands_.copy_of(engine_.parameter(p), bytes(p)));
-      engine_.add_gradient(p, hands_.noise_of(p, layout_.location(p).elements));
+      if (!setup_.once) engine_.add_gradient(p, hands_.noise_of(p, layout_.location(p).elements));
       if (spoils_ && setup_.spoiled == p) engine_.add_gradient(p, hands_.nan(layout_.location(p).elements));
     }
     refusing([&] { engine_.release(unit); });

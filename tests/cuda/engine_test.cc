@@ -120,6 +120,32 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
   }
 }
 
+// A gradient that is the only one stays in the type in which it came, wherever it waits.
+TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16})
+    for (const bool clip : {true, false}) {
+      Case setup;
+      setup.dtype = dtype;
+      setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+      setup.clip = clip;
+      setup.once = true;
+      setup.measures = clip;
+      setup.blocks = 5;
+      const Outcome expected = train_on_cpu(setup);
+      setup.device = 128 * kMiB;
+      for (const auto updates : {kDevice, kHost})
+        for (const auto gradients : {kDevice, kHost, kDisk})
+          for (const auto rest : {kDevice, kHost}) {
+            SCOPED_TRACE(fmt::format("{} clip {} by {}, {} {}", name_of(dtype), clip, name_of(updates),
+                                     name_of(gradients), name_of(rest)));
+            setup.updates = updates;
+            setup.places = {rest, gradients, updates == kHost ? kHost : rest};
+            if (fake() != nullptr) begin(Schedule::kRandom, 5);
+            expect_twin(setup, expected);
+          }
+    }
+}
+
 // Of more units than there are frames for each gets its own in two steps, and the caller waits for the norm
 // alone.
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {

@@ -178,7 +178,7 @@ class TrainingRank {
     const std::string folder =
         tensors.save(engine(), files_, ledger_,
                      {.out = out, .step = step, .buffer_bytes = tensors.buffer_bytes(setup_.ranks)},
-                     {{"of", "a test"}}, "", communicator_);
+                     {{"of", "a test"}}, {}, communicator_);
     ensure(folder == out + fmt::format("/step-{:08}", step), "rank {} got the folder '{}'", rank_, folder);
   }
 
