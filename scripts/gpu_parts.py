@@ -324,7 +324,7 @@ def read_ways(done):
 # 12 each. `offload` has less than that where earlier parts leave nothing over, and then its last sides measure fewer steps: making 35 GB
 # of the host's memory ready took up to 38 s there, and a peer's step 2 s. Of a part's limit the last ten seconds are for its end.
 PARTS = [
-    Part("link", 20, "build/bin/sluice bench link --seconds 8", LINK,
+    Part("link", 15, "build/bin/sluice bench link --seconds 8", LINK,
          lambda is_fake, limit_s: [program("sluice"), "bench", "link", "--json"] +
          (["--size", "32MiB", "--seconds", "0.1"] if is_fake else ["--seconds", "8"]), read_link),
     test_part("conformance", 20, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
@@ -340,13 +340,13 @@ PARTS = [
           ["--model", "llama-3b", "--device-memory", "16GiB", "--memory", "96GiB"]), read_step),
     Part("wheel", 20, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
          read_wheel),
-    Part("transformers", 60, "python3 bench/python/gpu_transformers.py", WAYS,
+    Part("transformers", 100, "python3 bench/python/gpu_transformers.py", WAYS,
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_transformers.py"), "--json",
                                    *["--fake"] * is_fake], read_ways),
     peers_part("on-device", 45, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),
-    peers_part("offload", 110, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, beside the longest "
+    peers_part("offload", 80, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, beside the longest "
                "of computing, copies and updates (goal: 1.15) and peers (goals: 0.59 of FSDP2's time, 0.71 of DeepSpeed's)"),
-    peers_part("8b", 60, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's"),
+    peers_part("8b", 55, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's"),
     sanitizer_part("memcheck", 20, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
     sanitizer_part("racecheck", 15, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
 ]

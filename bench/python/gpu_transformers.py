@@ -25,10 +25,10 @@ from gpu_sides import find_packages
 
 STEPS, LR, CLIP = 3, 1e-3, 0.5
 NEAR = 1e-3  # of a loss in f32: updates differ in their last bits, and what follows from these
-REAL = {"device": "cuda:0", "rows": 2, "seq": 128, "device_memory": "8GiB", "llama": {
+REAL = {"device": "cuda:0", "rows": 2, "seq": 128, "device_memory": "8GiB", "reserve": "512MiB", "llama": {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4,
     "vocab_size": 4000}}
-FAKE = {"device": "cpu", "rows": 2, "seq": 16, "device_memory": "800MiB", "llama": {
+FAKE = {"device": "cpu", "rows": 2, "seq": 16, "device_memory": "800MiB", "reserve": "64MiB", "llama": {
     "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "vocab_size": 256}}
 
@@ -65,7 +65,7 @@ class Ways:
         """Budgets with which some units lie on each tier."""
         def fits(**budgets):
             try:
-                return self.sluice.torch.plan(self.made(), self.optimizer(), **given | {"place": None, "reserve": "64MiB"} | budgets)
+                return self.sluice.torch.plan(self.made(), self.optimizer(), **given | {"place": None, "reserve": self.chosen["reserve"]} | budgets)
             except self.sluice.BudgetError:
                 return None
 
@@ -80,7 +80,7 @@ class Ways:
         whole = fits()
         on_gpu = middle("device_memory", (sum(whole["bytes"]["device"].values()) >> 20) + 1)
         on_host = middle("memory", (fits(device_memory=on_gpu)["predicted_peak"] >> 20) + 1, device_memory=on_gpu)
-        return {"device_memory": on_gpu, "memory": on_host, "reserve": "64MiB"}
+        return {"device_memory": on_gpu, "memory": on_host, "reserve": self.chosen["reserve"]}
 
     def optimizer(self):
         return self.sluice.AdamW(lr=LR, weight_decay=0.01)
@@ -239,6 +239,8 @@ def main():
         told = {}
         for name in a.only:
             told[name] = tried(functools.partial(getattr(ways, name)))
+            if not a.fake:
+                torch.cuda.set_per_process_memory_fraction(1.0)  # a model that failed may have left less to PyTorch
             print(f"{WAYS[name]}: {'passed' if told[name]['passed'] else 'failed'} in {told[name]['seconds']} s: {told[name]['line']}",
                   file=sys.stderr if a.json else sys.stdout, flush=True)
     if a.json:
