@@ -114,20 +114,6 @@ class Fields {
   std::vector<std::string> asked_;
 };
 
-// Refuses a key that stands twice in an object; the JSON library would keep its last value.
-void refuse_twice(const std::string& text, const std::string& path) {
-  std::vector<std::set<std::string>> open;
-  const auto look = [&](int, Json::parse_event_t event, const Json& value) {
-    if (event == Json::parse_event_t::object_start) open.emplace_back();
-    if (event == Json::parse_event_t::object_end) open.pop_back();
-    if (event == Json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)
-      fail(ErrorCode::kInvalidArgument, "{}: '{}' stands twice in one object; leave one out", path,
-           value.get<std::string>());
-    return true;
-  };
-  [[maybe_unused]] const Json parsed = Json::parse(text, look);
-}
-
 std::optional<offload::IoWay> way_from_name(const std::string& name) {
   if (name == "io_uring") return offload::IoWay::kUring;
   if (name == "threads") return offload::IoWay::kThreads;
@@ -272,7 +258,6 @@ Json to_json(const Machine& machine) {
 Machine read_machine(const std::string& path) {
   const std::string text = read_text_file(path);
   const Json json = parse_json(text, path);
-  refuse_twice(text, path);
   Fields fields(json, path);
   Machine machine;
   machine.source = path;

@@ -102,7 +102,7 @@ TEST_F(MachineFile, IsRefusedWhereItIsNoWholeDocument) {
     EXPECT_THAT(message_of([&] { read(std::string(text)); }), StartsWith(path_)) << text;
   std::string twice = small_machine().dump();
   twice.replace(twice.find("\"usable\":4"), 10, "\"usable\":4,\"usable\":8");
-  EXPECT_THAT(message_of([&] { read(twice); }), HasSubstr("'usable' stands twice"));
+  EXPECT_THAT(message_of([&] { read(twice); }), HasSubstr("the key 'usable' is there twice"));
   EXPECT_THAT(message_of([&] { read_machine(folder_.path()); }), HasSubstr("is not a file"));
   EXPECT_THROW(read_machine(folder_.path("none")), Error);
 }
