@@ -67,7 +67,7 @@ class Demand:
     @property
     def estimating(self) -> bool:
         """Whether this thread runs the model for an estimate, in which its hooks do nothing."""
-        return self._estimating == threading.get_ident()
+        return self._estimating is not None and self._estimating == threading.get_ident()
 
     def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Comes before a module is called. Raises BudgetError, with nothing changed, where the call would pass the stated
