@@ -123,7 +123,7 @@ TEST_F(DataTest, BadInputIsNamed) {
   store("binaries/x", std::string(10, '\0'));
   refused("binaries", ErrorCode::kInvalidArgument, {"no text", "1 files were skipped"});
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
-  refused("pipe", ErrorCode::kInvalidArgument, {"neither"});
+  refused("pipe", ErrorCode::kInvalidArgument, {"named pipe", "regular file"});
   expect_error(ErrorCode::kInvalidArgument, {"no path"}, [] { open_tokens({}); });
 }
 
