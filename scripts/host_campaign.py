@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from kill_campaign import PATIENCE, written
+from kill_campaign import PATIENCE, leftovers, written
 from rank_campaign import SILENCE, RankCampaign, processes_of
 
 FAREWELL = 2  # seconds for which a rank that ends waits for those that it has lost
@@ -48,23 +48,20 @@ class HostCampaign(RankCampaign):
         own = sorted(self.folder.glob(f"{name}.error.*"))
         return super().log(name, words) + "".join(f"rank {file.suffix[1:]}: {file.read_text(errors='replace')}\n" for file in own)
 
-    def writer_of(self, _process, out):
-        return ranks_of_hosts(str(out)).get(0)
-
     def kill_once(self, name):
         """Starts or resumes the run. Returns True where a wire was cut, and False where the run ended before."""
         out, metrics = self.folder / name, self.folder / f"{name}.jsonl"
-        before = len(written(metrics))
+        before, steps = leftovers(out), len(written(metrics))
         process = self.start(name)
         try:
-            begun = self.wait_until(process, lambda: len(written(metrics)) > before)
-            if not begun or not self.aim(process, out, metrics):
+            begun = self.wait_until(process, lambda: len(written(metrics)) > steps)
+            if not begun or not self.aim(process, out, metrics, before):
                 assert process.wait(PATIENCE) == 0, self.log(name, process.args)
                 return False
-            writer, victim = self.writer_of(process, out), self.random.randrange(self.ranks)
+            victim = self.random.randrange(self.ranks)
             begin = time.monotonic()
             self.set_wire(process, victim, "down")
-            where = self.interrupted(out, writer)
+            where = self.interrupted(out, before)
             ended = self.wait_for_ranks(str(out), begin)
             self.set_wire(process, victim, "up")  # mpirun ends what it has started there
             log = self.log(name, process.args)

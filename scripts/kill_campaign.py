@@ -20,7 +20,7 @@ import time
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 SLUICE = pathlib.Path(os.environ.get("SLUICE_BUILD", SOURCE / "build")) / "bin" / "sluice"
-LEFTOVER = re.compile(r"\.step-\d+\.(partial|removed)-(\d+)")
+LEFTOVER = re.compile(r"\.step-\d+\.(partial|removed)-[0-9a-f]{16}")
 STEPS = 12
 PATIENCE = 120  # seconds for one process, which needs far less
 PLACES = {  # a run may be resumed with any of them, since placement never changes a bit
@@ -83,10 +83,9 @@ def best_of(out):
     return best["step"], best["validation_loss"]
 
 
-def leftovers(out, without_pid=None):
-    names = os.listdir(out) if os.path.isdir(out) else []
-    found = [(name, LEFTOVER.fullmatch(name)) for name in names]
-    return sorted(name for name, match in found if match and match[2] != str(without_pid))
+def leftovers(out):
+    """The folders of checkpoints that are being written or removed, or were when their run was killed."""
+    return {name for name in os.listdir(out) if LEFTOVER.fullmatch(name)} if os.path.isdir(out) else set()
 
 
 class Campaign:
@@ -143,12 +142,8 @@ class Campaign:
             time.sleep(0.0005)
         return False
 
-    def writer_of(self, process, _out):
-        """The process that makes and removes folders of checkpoints."""
-        return process.pid
-
-    def aim(self, process, out, metrics):
-        """Waits for a moment to kill. Returns False where the run ended before."""
+    def aim(self, process, out, metrics, before):
+        """Waits for a moment to kill. Returns False where the run ended before. before: the leftovers when it was started."""
         size = len(written(metrics))
         target = self.random.choice(["start", "step", "save", "save", "removal"])
         if target == "start":
@@ -157,10 +152,9 @@ class Campaign:
         grown = self.wait_until(process, lambda: len(written(metrics)) > size)
         if not grown:
             return False
-        writer = self.writer_of(process, out)
-        own = lambda kind: any(f".{kind}-{writer}" in name for name in leftovers(out))
+        own = lambda kind: any(f".{kind}-" in name for name in leftovers(out) - before)
         # Before its first step a run has locked its folder and removed what the killed one left.
-        assert not leftovers(out, writer), f"{leftovers(out, writer)} were left after the next start"
+        assert not leftovers(out) & before, f"{leftovers(out) & before} were left after the next start"
         if target == "save" and not self.wait_until(process, lambda: own("partial")):
             return False
         if target == "removal" and not self.wait_until(process, lambda: own("removed")):
@@ -171,23 +165,23 @@ class Campaign:
     def kill_once(self, name):
         """Starts or resumes the run. Returns True where it was killed, and False where it ended before."""
         out, metrics = self.folder / name, self.folder / f"{name}.jsonl"
+        before = leftovers(out)
         process = self.start(name)
         try:
-            aimed = self.aim(process, out, metrics)
+            aimed = self.aim(process, out, metrics, before)
         finally:
             process.kill()
             process.wait()
         if process.returncode == -9:
-            self.kills[self.interrupted(out, process.pid)] += 1
+            self.kills[self.interrupted(out, before)] += 1
             return True
         log = (self.folder / f"{name}.log").read_text(errors="replace")
         assert process.returncode == 0, f"exit status {process.returncode} (aimed: {aimed}): {log}"
         return False
 
-    def interrupted(self, out, pid):
-        """Says where a process was by what it has left, without what others left before."""
-        matches = [LEFTOVER.fullmatch(name) for name in leftovers(out)]
-        kinds = {match[1] for match in matches if match[2] == str(pid)}
+    def interrupted(self, out, before):
+        """Says where a run was by what it has left, without what others left before."""
+        kinds = {LEFTOVER.fullmatch(name)[1] for name in leftovers(out) - before}
         return "inside a save" if "partial" in kinds else "inside a removal" if kinds else "elsewhere"
 
     def check(self, name):

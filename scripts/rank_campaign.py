@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 
-from kill_campaign import PATIENCE, PLACES, STEPS, Campaign
+from kill_campaign import PATIENCE, PLACES, STEPS, Campaign, leftovers
 
 SILENCE = 3  # seconds: a machine that is busy with other work must not seem silent
 
@@ -98,9 +98,10 @@ class RankCampaign(Campaign):
         """Starts or resumes the run. Returns True where one of its ranks was killed or stopped, and False where the run ended
         before."""
         out = self.folder / name
+        before = leftovers(out)
         process = self.start(name)
         try:
-            aimed = self.aim(process, out, self.folder / f"{name}.jsonl")
+            aimed = self.aim(process, out, self.folder / f"{name}.jsonl", before)
             ranks = ranks_of(str(out)) if aimed else {}
             if not ranks:
                 assert process.wait(PATIENCE) == 0, self.log(name, process.args)
@@ -112,7 +113,7 @@ class RankCampaign(Campaign):
                 self.check_memory(ranks[victim])
             begin = time.monotonic()
             os.kill(ranks[victim], number)
-            where = self.interrupted(out, process.pid)
+            where = self.interrupted(out, before)
             ended = self.wait_for_others(process, victim, ranks[victim], number, str(out), begin)
             log = self.log(name, process.args)
             assert ended, f"{name}: rank {victim} got {number.name} ({where}), and {processes_of(str(out))} live on: {log}"

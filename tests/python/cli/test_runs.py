@@ -166,7 +166,7 @@ def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
     assert status == 0, text
     done = len(losses(run.metrics))
     assert f"saved after step {done} of" in text
-    assert len(final_files(run.out, done)) == 3 and leftovers(run.out) == []
+    assert len(final_files(run.out, done)) == 3 and not leftovers(run.out)
     more = ["--memory", "600MiB", *constant, "--steps", str(done + 2)]
     words = lambda other: without_earlier(
         [*common(place, "tiny", "f32", *more), "--out", str(place / other), "--metrics", str(place / f"{other}.jsonl")]
