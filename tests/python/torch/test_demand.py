@@ -258,7 +258,7 @@ def test_checkpointing_and_autocast_count():
     def reserve(checkpointed=False, autocast=False):
         model, optimizer = wrapped("6GiB", lambda: Wide(checkpointed))
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            model(rows(256)).float().square().mean().backward()
+            model(rows(96)).float().square().mean().backward()
         optimizer.step()
         return plan_of(model)["pytorch"]["reserve"]
 
