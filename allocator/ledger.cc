@@ -14,9 +14,6 @@ constexpr std::array<std::string_view, kTiers> kTierNames = {"device", "host", "
 constexpr std::array<std::string_view, kPurposes> kPurposeNames = {
     "parameter", "gradient", "optimizer state", "activation", "staging", "workspace", "checkpoint", "base"};
 
-std::size_t index_of(Tier tier) { return static_cast<std::size_t>(tier); }
-std::size_t index_of(Purpose purpose) { return static_cast<std::size_t>(purpose); }
-
 void add(Ledger::Line& line, std::uint64_t bytes) {
   line.current += bytes;
   line.peak = std::max(line.peak, line.current);
@@ -29,22 +26,22 @@ void require_held(const Ledger::Line& line, Tier tier, Purpose purpose, std::uin
 
 }  // namespace
 
-std::string_view name_of(Tier tier) { return kTierNames[index_of(tier)]; }
-std::string_view name_of(Purpose purpose) { return kPurposeNames[index_of(purpose)]; }
+std::string_view name_of(Tier tier) { return kTierNames[index(tier)]; }
+std::string_view name_of(Purpose purpose) { return kPurposeNames[index(purpose)]; }
 
 void Ledger::set_budget(Tier tier, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const std::uint64_t held = state_.total[index_of(tier)].current;
+  const std::uint64_t held = state_.total[index(tier)].current;
   if (held > bytes)
     fail(ErrorCode::kBudget, "a budget of {} ({} bytes) for tier {} was asked, but {} bytes are held already",
          format_size(bytes), bytes, name_of(tier), held);
-  state_.budget[index_of(tier)] = bytes;
+  state_.budget[index(tier)] = bytes;
 }
 
 void Ledger::charge(Tier tier, Purpose purpose, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  Line& total = state_.total[index_of(tier)];
-  const std::optional<std::uint64_t>& budget = state_.budget[index_of(tier)];
+  Line& total = state_.total[index(tier)];
+  const std::optional<std::uint64_t>& budget = state_.budget[index(tier)];
   const std::uint64_t limit = budget.value_or(std::numeric_limits<std::uint64_t>::max());
   if (bytes > limit - total.current)
     fail(ErrorCode::kBudget,
@@ -53,25 +50,25 @@ void Ledger::charge(Tier tier, Purpose purpose, std::uint64_t bytes) {
          format_size(bytes), bytes, name_of(purpose), name_of(tier), total.current, format_size(limit), limit,
          bytes - (limit - total.current));
   add(total, bytes);
-  add(state_.lines[index_of(tier)][index_of(purpose)], bytes);
+  add(state_.lines[index(tier)][index(purpose)], bytes);
   note(tier);
 }
 
 void Ledger::discharge(Tier tier, Purpose purpose, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  Line& line = state_.lines[index_of(tier)][index_of(purpose)];
+  Line& line = state_.lines[index(tier)][index(purpose)];
   require_held(line, tier, purpose, bytes);
   line.current -= bytes;
-  state_.total[index_of(tier)].current -= bytes;
+  state_.total[index(tier)].current -= bytes;
   note(tier);
 }
 
 void Ledger::move(Tier tier, Purpose from, Purpose to, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  auto& lines = state_.lines[index_of(tier)];
-  require_held(lines[index_of(from)], tier, from, bytes);
-  lines[index_of(from)].current -= bytes;
-  add(lines[index_of(to)], bytes);
+  auto& lines = state_.lines[index(tier)];
+  require_held(lines[index(from)], tier, from, bytes);
+  lines[index(from)].current -= bytes;
+  add(lines[index(to)], bytes);
   note(tier);
 }
 
@@ -84,17 +81,17 @@ void Ledger::record(std::size_t parts, std::chrono::steady_clock::time_point beg
 }
 
 void Ledger::note(Tier tier) {
-  std::optional<TierTimeline>& timeline = timelines_[index_of(tier)];
+  std::optional<TierTimeline>& timeline = timelines_[index(tier)];
   if (!timeline) return;
   TierTimeline::Held held;
   for (std::size_t purpose = 0; purpose < kPurposes; ++purpose)
-    held[purpose] = state_.lines[index_of(tier)][purpose].current;
+    held[purpose] = state_.lines[index(tier)][purpose].current;
   timeline->note(std::chrono::steady_clock::now(), held);
 }
 
 std::vector<Ledger::TierTimeline::Part> Ledger::timeline(Tier tier) const {
   const std::lock_guard lock(mutex_);
-  const auto& timeline = timelines_[index_of(tier)];
+  const auto& timeline = timelines_[index(tier)];
   return timeline ? timeline->parts() : std::vector<TierTimeline::Part>();
 }
 

@@ -27,6 +27,8 @@ enum class Purpose : std::uint8_t {
 };
 inline constexpr std::size_t kTiers = 4;
 inline constexpr std::size_t kPurposes = 8;
+constexpr std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
+constexpr std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 // The tiers that reports list where the compute device is the CPU.
 inline constexpr std::array kTiersOfCpu = {Tier::kHost, Tier::kDisk};
 std::string_view name_of(Tier tier);        // "device", "host", "disk", "ranks"

@@ -27,14 +27,14 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr std::uint64_t kMagic = 0x74736f68636c75;  // "luchost"
+constexpr std::uint64_t kHostMagic = 0x74736f68636c75;  // "luchost"
 
 // By core; Linux has no more of them.
 using Cpus = std::bitset<8192>;
 
 // What a rank tells all others: where it is.
 struct Card {
-  std::uint64_t magic = kMagic;
+  std::uint64_t magic = kHostMagic;
   std::uint64_t host = 0;  // the checksum of its name
   std::int64_t process = 0;
   Cpus cpus;
@@ -42,12 +42,12 @@ struct Card {
 static_assert(sizeof(Card) <= kLeastGreeting);
 // What the first rank of a host tells the others there.
 struct Offer {
-  std::uint64_t magic = kMagic;
+  std::uint64_t magic = kHostMagic;
   std::int64_t descriptor = -1;  // of the memory, in its process; -1: there is none
 };
 // What each of them answers, and what the first one makes of all answers.
 struct Answer {
-  std::uint64_t magic = kMagic;
+  std::uint64_t magic = kHostMagic;
   std::uint64_t shares = 0;
   std::array<char, 160> why{};
 };
@@ -100,7 +100,7 @@ class Talk {
       if (links_.receive(from, take)) break;
       wait_for(from, gone);
     }
-    if (value.magic != kMagic)
+    if (value.magic != kHostMagic)
       fail(ErrorCode::kCorrupt, "rank {} sent what cannot be: its greeting is none", from);
     return value;
   }
@@ -271,7 +271,7 @@ HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes
   Talk talk(*between, patience);
   std::vector<Card> cards(static_cast<std::size_t>(size));
   Card& own = cards[static_cast<std::size_t>(rank)];
-  own = {kMagic, checksum(std::as_bytes(std::span(host))), ::getpid(), own_cpus()};
+  own = {kHostMagic, checksum(std::as_bytes(std::span(host))), ::getpid(), own_cpus()};
   for (int other = 0; other < size; ++other)
     if (other != rank) talk.tell(other, own);
   std::vector<int> here;

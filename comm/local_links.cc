@@ -21,7 +21,7 @@
 namespace sluice::comm {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x736b6e696c63756c;  // "luclinks"
+constexpr std::uint64_t kLinksMagic = 0x736b6e696c63756c;  // "luclinks"
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kPage = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -79,7 +79,7 @@ Header read_header(int descriptor) {
   const int seals = ::fcntl(descriptor, F_GET_SEALS);
   Header header{};
   const bool whole = ::pread(descriptor, &header, sizeof(header), 0) == sizeof(header);
-  if (seals < 0 || (seals & kSeals) != kSeals || !whole || header.magic != kMagic)
+  if (seals < 0 || (seals & kSeals) != kSeals || !whole || header.magic != kLinksMagic)
     fail(ErrorCode::kCorrupt, "descriptor {} is not memory that ranks share", descriptor);
   if (header.version != kVersion)
     fail(ErrorCode::kCorrupt, "descriptor {} is memory that ranks share, of version {}, not {}", descriptor,
@@ -149,7 +149,7 @@ LocalMemory::LocalMemory(int ranks, std::size_t ring_bytes) {
   const int made = ::memfd_create("sluice ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   check_system(made >= 0, "memfd_create");
   map_ = std::make_unique<Map>(made);
-  const Header header{kMagic, kVersion, static_cast<std::uint32_t>(ranks), ring_bytes};
+  const Header header{kLinksMagic, kVersion, static_cast<std::uint32_t>(ranks), ring_bytes};
   const auto size = static_cast<off_t>(bytes(ranks, ring_bytes));
   // All of it is taken now: a lack of memory would end a process that writes to it later by SIGBUS.
   check_system(::fallocate(made, 0, 0, size) == 0, "fallocate");

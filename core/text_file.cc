@@ -24,6 +24,10 @@ void write_all(int descriptor, const std::string& text, const std::string& path)
 
 }  // namespace
 
+std::string path_in(const std::string& folder, std::string_view name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
 std::string read_text_file(const std::string& path, std::size_t limit) {
   const Descriptor file = open_file(path, O_RDONLY);
   std::string text;

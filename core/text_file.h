@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <string_view>
 
 namespace sluice {
 
@@ -17,6 +18,9 @@ std::string read_text_file(const std::string& path, std::size_t limit = std::siz
 void write_text_file(const std::string& path, const std::string& text);
 // Writes text that next() hands over one part after another; an empty part is the end.
 void write_text_file(const std::string& path, const std::function<std::string()>& next);
+
+// The path of what has this name in the folder.
+std::string path_in(const std::string& folder, std::string_view name);
 
 // Makes renames and removals in a folder durable. Throws Error(kIo).
 void sync_folder(const std::string& folder);

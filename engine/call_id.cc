@@ -6,9 +6,9 @@
 
 namespace sluice::engine {
 
-std::uint64_t call_id(Purpose purpose, std::string_view name) {
+std::uint64_t call_id(CallKind kind, std::string_view name) {
   constexpr std::uint64_t kIndex = (std::uint64_t{1} << 56) - 1;
-  return call_id(purpose, checksum(std::as_bytes(std::span(name))) & kIndex);
+  return call_id(kind, checksum(std::as_bytes(std::span(name))) & kIndex);
 }
 
 }  // namespace sluice::engine

@@ -6,8 +6,8 @@
 // may be under way at the same time have one by chance.
 namespace sluice::engine {
 
-// What a call is for. Calls of different purposes have different ids.
-enum class Purpose : std::uint8_t {
+// What a call is for. Calls of different kinds have different ids.
+enum class CallKind : std::uint8_t {
   kGradient = 1,
   kParameters,
   kState,
@@ -22,12 +22,12 @@ enum class Purpose : std::uint8_t {
   kOfCaller,  // what a program asks of its ranks through the C ABI
 };
 
-// The call that has this number among those for the purpose. REQUIRES: index < 2^56.
-constexpr std::uint64_t call_id(Purpose purpose, std::uint64_t index) {
-  return std::uint64_t{static_cast<std::uint8_t>(purpose)} << 56 | index;
+// The call that has this number among those of the kind. REQUIRES: index < 2^56.
+constexpr std::uint64_t call_id(CallKind kind, std::uint64_t index) {
+  return std::uint64_t{static_cast<std::uint8_t>(kind)} << 56 | index;
 }
-// The call that has this name among those for the purpose.
-std::uint64_t call_id(Purpose purpose, std::string_view name);
-inline std::uint64_t call_id(std::string_view name) { return call_id(Purpose::kNamed, name); }
+// The call that has this name among those of the kind.
+std::uint64_t call_id(CallKind kind, std::string_view name);
+inline std::uint64_t call_id(std::string_view name) { return call_id(CallKind::kNamed, name); }
 
 }  // namespace sluice::engine

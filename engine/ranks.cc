@@ -9,7 +9,7 @@ namespace sluice::engine {
 namespace {
 
 std::uint64_t state_id(UnitId unit, std::size_t chunk) {
-  return call_id(Purpose::kState, std::uint64_t{unit} << 24 | chunk);
+  return call_id(CallKind::kState, std::uint64_t{unit} << 24 | chunk);
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ std::vector<std::size_t> Ranks::borders_in(ParameterId parameter) const {
 void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
                          const Packing* packing, Done done) {
   const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
-  const std::uint64_t id = call_id(Purpose::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
+  const std::uint64_t id = call_id(CallKind::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
   if (!partitioned(unit))
     return communicator_.all_reduce(id, name, sums,
                                     packing != nullptr ? packing->size() : use_elements(layout_, unit, use),
@@ -65,7 +65,7 @@ std::string Ranks::gradient_name(ParameterId parameter) const {
 
 void Ranks::sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
                             Done done) {
-  const std::uint64_t id = call_id(Purpose::kGradientOfParameter, parameter);
+  const std::uint64_t id = call_id(CallKind::kGradientOfParameter, parameter);
   if (!partitioned(layout_.location(parameter).unit))
     return communicator_.all_reduce(id, gradient_name(parameter), sums, layout_.location(parameter).elements,
                                     order, std::move(done));
@@ -74,17 +74,17 @@ void Ranks::sum_gradient_of(ParameterId parameter, std::span<const Array> sums, 
 }
 
 void Ranks::gather_gradient_of(ParameterId parameter, Array sum, Done done) {
-  communicator_.all_gather(call_id(Purpose::kWholeGradient, parameter), gradient_name(parameter), sum,
+  communicator_.all_gather(call_id(CallKind::kWholeGradient, parameter), gradient_name(parameter), sum,
                            borders_in(parameter), std::move(done));
 }
 
 void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {
-  communicator_.exchange(call_id(Purpose::kEdit, unit), "the edit of '" + layout_.units()[unit].name + "'",
+  communicator_.exchange(call_id(CallKind::kEdit, unit), "the edit of '" + layout_.units()[unit].name + "'",
                          {}, meanwhile);
 }
 
 void Ranks::gather(UnitId unit, Array values, Done done) {
-  communicator_.all_gather(call_id(Purpose::kParameters, unit),
+  communicator_.all_gather(call_id(CallKind::kParameters, unit),
                            "the parameters of '" + layout_.units()[unit].name + "'", values, borders(unit),
                            std::move(done));
 }
@@ -110,11 +110,11 @@ void Ranks::receive_state(int rank, UnitId unit, std::size_t chunk, std::span<st
 }
 
 void Ranks::send_whole(ParameterId parameter, std::span<const std::byte> values) {
-  send(call_id(Purpose::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
+  send(call_id(CallKind::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
 }
 
 void Ranks::receive_whole(int rank, ParameterId parameter, std::span<std::byte> values) {
-  receive(rank, call_id(Purpose::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
+  receive(rank, call_id(CallKind::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
 }
 
 int Ranks::owner(UnitId unit, std::size_t element) const {
@@ -129,15 +129,15 @@ std::string Ranks::state_name(UnitId unit) const {
 
 void Ranks::sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group) {
   const std::string name = "the sums of an optimizer's round";
-  if (!f64.empty()) communicator_.all_reduce(call_id(Purpose::kRoundF64, 0), name, f64, group.add());
+  if (!f64.empty()) communicator_.all_reduce(call_id(CallKind::kRoundF64, 0), name, f64, group.add());
   if (!f32.empty())
-    communicator_.all_reduce(call_id(Purpose::kRoundF32, 0), name, {f32.data(), Dtype::kF32}, f32.size(),
+    communicator_.all_reduce(call_id(CallKind::kRoundF32, 0), name, {f32.data(), Dtype::kF32}, f32.size(),
                              group.add());
 }
 
 std::vector<std::string> Ranks::exchange(const std::string& name, const std::string& own,
                                          const std::function<void()>& meanwhile) {
-  return communicator_.exchange(call_id(Purpose::kExchange, 0), name, own, meanwhile);
+  return communicator_.exchange(call_id(CallKind::kExchange, 0), name, own, meanwhile);
 }
 
 }  // namespace sluice::engine

@@ -19,11 +19,11 @@ namespace sluice::offload {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kRounds = 3;  // how often a checksum is timed
+constexpr int kTimings = 3;  // how often a checksum is timed
 // Seconds: for which the cores' work is timed alone; of reading until the disk gives what it can keep up; and
 // of each direction after that.
 constexpr double kAlone = 0.06, kToSteady = 4, kEachWay = 0.4;
-constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;  // a smaller file gets one pass each way
+constexpr std::uint64_t kTwoWays = std::uint64_t{64} << 20;  // a smaller file gets one pass each way
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -77,7 +77,7 @@ Passes passes_for(double seconds, std::uint64_t bytes, const Pass& pass) {
 template <class Read>
 double checksum_seconds(std::span<const std::byte> bytes, const Read& read) {
   double least = 1;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kTimings; ++round) {
     read();
     const Clock::time_point begin = Clock::now();
     volatile std::uint64_t sum = checksum(bytes);
@@ -115,7 +115,7 @@ DiskUse use_disk(const std::string& folder, std::uint64_t bytes, const IoOptions
     double moved = 0;
     const double beside = rate_of_work([&] {
       const auto rate_of = [&](double seconds, const auto& pass) {
-        const Passes passes = passes_for(bytes < kWholeSample ? 0 : seconds, bytes, pass);
+        const Passes passes = passes_for(bytes < kTwoWays ? 0 : seconds, bytes, pass);
         moved += passes.bytes;
         return passes.rate;
       };

@@ -22,7 +22,7 @@ std::chrono::milliseconds time_of(double seconds, std::chrono::milliseconds none
   return std::chrono::milliseconds(std::max(1LL, std::llround(seconds * 1000)));
 }
 
-std::uint64_t id_of(const char* name) { return engine::call_id(engine::Purpose::kOfCaller, name); }
+std::uint64_t id_of(const char* name) { return engine::call_id(engine::CallKind::kOfCaller, name); }
 
 // A rank maps the rings to and from each other one.
 std::uint64_t bytes_of_rings(int ranks) {

@@ -19,7 +19,7 @@ namespace sluice::cli {
 namespace {
 
 constexpr const char* kRankName = "SLUICE_RANK";  // is set for the ranks that rank 0 starts
-constexpr int kMemory = 3;                        // their descriptor of the shared memory
+constexpr int kMemoryDescriptor = 3;              // their descriptor of the shared memory
 
 // The words that this process was started with.
 std::vector<std::string> own_words() {
@@ -54,7 +54,7 @@ pid_t start(int rank, int memory) {
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   // It also keeps the descriptor open over the start where both numbers are the same.
-  ::posix_spawn_file_actions_adddup2(&files, memory, kMemory);
+  ::posix_spawn_file_actions_adddup2(&files, memory, kMemoryDescriptor);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   std::vector<std::string> words = own_words(), variables = environment_of(rank);
@@ -97,7 +97,7 @@ int LocalRanks::own_rank() {
 LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
   const int rank = own_rank();
   if (rank > 0) {
-    memory_ = std::make_unique<comm::LocalMemory>(kMemory);
+    memory_ = std::make_unique<comm::LocalMemory>(kMemoryDescriptor);
     if (rank >= ranks || memory_->ranks() != ranks)
       fail(ErrorCode::kInvalidArgument, "{} is {}, which is set by the rank 0 of a run alone; unset it",
            kRankName, rank);

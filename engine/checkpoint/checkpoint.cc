@@ -18,10 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string join(const std::string& folder, std::string_view name) {
-  return (fs::path(folder) / name).string();
-}
-
 FileSum sum_of(const std::string& text) {
   FileSummer summer;
   summer.add(std::as_bytes(std::span(text)));
@@ -80,7 +76,7 @@ CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& le
   std::error_code error;
   fs::create_directories(options_.out, error);
   if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", options_.out, error.message());
-  partial_ = join(options_.out, partial_name(options_.step));
+  partial_ = path_in(options_.out, partial_name(options_.step));
   lock_ = make_locked_folder(partial_);
 }
 
@@ -97,7 +93,7 @@ std::string CheckpointWriter::begin_file(const std::string& name) {
     fail(ErrorCode::kInvalidArgument, "'{}' cannot be the name of a checkpoint's file", name);
   for (const Entry& entry : files_)
     if (entry.name == name) fail(ErrorCode::kInvalidArgument, "the checkpoint has a file '{}' already", name);
-  return join(partial_, name);
+  return path_in(partial_, name);
 }
 
 SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, SafetensorsHeader header) {
@@ -135,7 +131,7 @@ void CheckpointWriter::add_shared_file(const std::string& name, std::uint64_t by
 
 // The last block was written as whole disk blocks.
 void CheckpointWriter::finish_shared_file(const std::string& name, FileSum sum) {
-  const std::string path = join(partial_, name);
+  const std::string path = path_in(partial_, name);
   const Descriptor file = open_file(path, O_WRONLY);
   if (::ftruncate(file.get(), static_cast<off_t>(sum.bytes)) != 0) fail_system("finish", path);
   if (::fsync(file.get()) != 0) fail_system("sync", path);
@@ -155,11 +151,11 @@ std::string CheckpointWriter::commit(const Json& run) {
     if (entry.tensors) entry.sum = entry.tensors->finish();
     manifest.files.push_back({entry.name, entry.sum});
   }
-  write_text_file(join(partial_, kManifestFile), manifest.to_text());
+  write_text_file(path_in(partial_, kManifestFile), manifest.to_text());
   for (Entry& entry : files_)
     if (entry.tensors) entry.tensors->sync();
   sync_folder(partial_);
-  const std::string folder = join(options_.out, checkpoint_name(options_.step));
+  const std::string folder = path_in(options_.out, checkpoint_name(options_.step));
   exchange_or_rename(partial_, folder);
   committed_ = true;
   sync_folder(options_.out);
@@ -171,7 +167,7 @@ std::string CheckpointWriter::commit(const Json& run) {
 
 CheckpointReader::CheckpointReader(offload::IoService& io, const std::string& folder, ReadAhead& ahead)
     : io_(io), ahead_(ahead), folder_(folder) {
-  const std::string path = join(folder, kManifestFile);
+  const std::string path = path_in(folder, kManifestFile);
   manifest_ = Manifest::parse(read_text_file(path), path);
   for (const CheckpointFile& file : manifest_.files) {
     std::error_code error;
@@ -194,7 +190,9 @@ const CheckpointFile& CheckpointReader::file(std::string_view name) const {
   fail(ErrorCode::kNotFound, "the checkpoint '{}' has no file '{}'", folder_, name);
 }
 
-std::string CheckpointReader::path_of(const CheckpointFile& file) const { return join(folder_, file.name); }
+std::string CheckpointReader::path_of(const CheckpointFile& file) const {
+  return path_in(folder_, file.name);
+}
 
 std::unique_ptr<SafetensorsReader> CheckpointReader::open_tensors(std::string_view name) const {
   const CheckpointFile& found = file(name);

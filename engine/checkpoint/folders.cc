@@ -50,19 +50,15 @@ std::vector<std::string> folders_in(const std::string& out) {
   return names;
 }
 
-std::string join(const std::string& folder, const std::string& name) {
-  return (fs::path(folder) / name).string();
-}
-
 // Why a folder with a checkpoint's name is none; empty where it is one, whose manifest is stored.
 std::string defect(const std::string& folder, std::uint64_t step, Manifest& manifest) {
   try {
-    const std::string path = join(folder, kManifestFile);
+    const std::string path = path_in(folder, kManifestFile);
     manifest = Manifest::parse(read_text_file(path), path);
     if (manifest.step != step) return fmt::format("its manifest is that of step {}", manifest.step);
     for (const CheckpointFile& file : manifest.files) {
       std::error_code error;
-      const std::uint64_t found = fs::file_size(join(folder, file.name), error);
+      const std::uint64_t found = fs::file_size(path_in(folder, file.name), error);
       if (error) return fmt::format("'{}': {}", file.name, error.message());
       if (found != file.sum.bytes)
         return fmt::format("'{}' has {} bytes, and {} were written", file.name, found, file.sum.bytes);
@@ -151,7 +147,7 @@ bool RunLock::try_lock() {
        owner.empty() ? "unknown" : owner);
 }
 
-RunLock::RunLock(const std::string& out) : out_(out), path_(join(out, ".lock")) {
+RunLock::RunLock(const std::string& out) : out_(out), path_(path_in(out, ".lock")) {
   for (fs::path at = fs::absolute(out); !fs::exists(at) && at != at.parent_path(); at = at.parent_path())
     made_.push_back(at.string());
   constexpr int kTries = 100;
@@ -174,7 +170,7 @@ CheckpointList list_checkpoints(const std::string& out) {
   for (const std::string& name : folders_in(out)) {
     const auto step = checkpoint_step(name);
     if (!step) continue;
-    const std::string path = join(out, name);
+    const std::string path = path_in(out, name);
     Manifest manifest;
     const std::string reason = defect(path, *step, manifest);
     if (reason.empty())
@@ -190,7 +186,7 @@ CheckpointList list_checkpoints(const std::string& out) {
 std::vector<std::string> remove_leftovers(const std::string& out) {
   std::vector<std::string> removed;
   for (const std::string& name : folders_in(out))
-    if (is_leftover_name(name) && remove_unheld(join(out, name))) removed.push_back(name);
+    if (is_leftover_name(name) && remove_unheld(path_in(out, name))) removed.push_back(name);
   return removed;
 }
 
@@ -201,7 +197,7 @@ std::vector<std::string> prune(const std::string& out, std::size_t keep,
   std::vector<std::string> gone;
   for (std::size_t i = 0; i + keep < whole.size(); ++i) {
     if (whole[i].step == spared) continue;
-    const std::string hidden = join(out, removed_name(checkpoint_name(whole[i].step)));
+    const std::string hidden = path_in(out, removed_name(checkpoint_name(whole[i].step)));
     if (::rename(whole[i].path.c_str(), hidden.c_str()) != 0) fail_system("rename", whole[i].path);
     sync_folder(out);
     remove_folder(hidden);

@@ -13,7 +13,7 @@ constexpr std::string_view kAfterSum = "\"\n}\n";
 constexpr std::size_t kDigits = 16;
 constexpr std::size_t kEnding = kBeforeSum.size() + kDigits + kAfterSum.size();
 
-std::string sum_of(std::string_view text) { return to_hex(checksum(std::as_bytes(std::span(text)))); }
+std::string checksum_of(std::string_view text) { return to_hex(checksum(std::as_bytes(std::span(text)))); }
 
 // The part of the text that the checksum covers.
 std::string_view checked_body(std::string_view text, std::string_view source) {
@@ -24,7 +24,7 @@ std::string_view checked_body(std::string_view text, std::string_view source) {
          "'{}' does not end as a checkpoint's manifest ends: it was cut, edited, or is something else",
          source);
   const auto stated = ending.substr(kBeforeSum.size(), kDigits);
-  if (const std::string found = sum_of(body); found != stated)
+  if (const std::string found = checksum_of(body); found != stated)
     fail(ErrorCode::kCorrupt, "'{}' is damaged: its checksum is {}, and {} was written", source, found,
          stated);
   return body;
@@ -84,7 +84,7 @@ std::string Manifest::to_text() const {
   try {
     std::string text = json.dump(2);
     text.resize(text.size() - 2);  // "\n}"
-    const std::string sum = sum_of(text);
+    const std::string sum = checksum_of(text);
     return text.append(kBeforeSum).append(sum).append(kAfterSum);
   } catch (const Json::exception& error) {
     fail(ErrorCode::kInvalidArgument, "the manifest of step {} cannot be written: {}", step, error.what());

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text_file.h"
 #include "engine/checkpoint/safetensors.h"
 
 namespace sluice::engine {
@@ -10,10 +11,6 @@ namespace {
 
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-
-std::string join(const std::string& folder, std::string_view name) {
-  return (std::filesystem::path(folder) / name).string();
-}
 
 bool exists(const std::string& path) {
   std::error_code error;
@@ -34,7 +31,7 @@ std::map<std::string, std::string> read_weight_map(const std::string& index) {
 
 SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead)
     : folder_(folder) {
-  const std::string single = join(folder, kSingle), index = join(folder, kIndex);
+  const std::string single = path_in(folder, kSingle), index = path_in(folder, kIndex);
   if (exists(single)) {
     auto& file = files_[kSingle] = std::make_unique<SafetensorsReader>(io, single, ahead);
     for (const StoredTensor& tensor : file->header().tensors()) tensors_[tensor.name] = {file.get(), &tensor};
@@ -53,7 +50,7 @@ void SafetensorsFolder::open_index(offload::IoService& io, ReadAhead& ahead, con
            file);
     auto& reader = files_[file];
     if (reader == nullptr) {
-      const std::string path = join(folder_, file);
+      const std::string path = path_in(folder_, file);
       if (!exists(path))
         fail(ErrorCode::kNotFound, "'{}' is missing; '{}' puts tensor '{}' in it", path, index, name);
       reader = std::make_unique<SafetensorsReader>(io, path, ahead);

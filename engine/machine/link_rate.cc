@@ -16,9 +16,9 @@ namespace sluice::engine {
 namespace {
 
 constexpr int kRounds = 3;
-constexpr double kLongEnough = 0.03;  // seconds of a gather whose beginning and end count little
-constexpr std::size_t kLeast = 256 * kKiB, kMost = 16 * kMiB;  // that a rank receives
-// What a rank takes while it receives kLeast, since memory comes in whole huge pages.
+constexpr double kLongGather = 0.03;  // seconds of a gather whose beginning and end count little
+constexpr std::size_t kLeastReceived = 256 * kKiB, kMost = 16 * kMiB;  // that a rank receives
+// What a rank takes while it receives kLeastReceived, since memory comes in whole huge pages.
 constexpr std::uint64_t kLeastMemory = kHugePage;
 
 class Measurement {
@@ -53,13 +53,12 @@ class Measurement {
 
  private:
   double once(const std::vector<std::size_t>& borders) {
-    using Clock = std::chrono::steady_clock;
     slowest(0);  // all begin together
-    const Clock::time_point begin = Clock::now();
+    const std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
     TransferGroup group;
     communicator_.all_gather(call_id(kBytes), kBytes, {bytes_->data(), Dtype::kU8}, borders, group.add());
     group.wait(meanwhile_);
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
   double slowest(double own) {
@@ -98,11 +97,11 @@ Link measure_link(comm::Communicator& communicator, std::uint64_t memory,
   const std::uint64_t most = measurement.least(memory);
   Link link;
   link.latency = measurement.seconds(1);
-  for (std::size_t received = kLeast;; received *= 4) {
+  for (std::size_t received = kLeastReceived;; received *= 4) {
     const std::size_t each = divide_up(received, others);
     const double seconds = measurement.seconds(each);
     link.bandwidth = static_cast<double>(each * others) / std::max(seconds - link.latency, seconds / 2);
-    if (seconds < kLongEnough && received < kMost && taken(4 * received) <= most) continue;
+    if (seconds < kLongGather && received < kMost && taken(4 * received) <= most) continue;
     measurement.end();
     return link;
   }

@@ -35,8 +35,6 @@ constexpr std::uint64_t kExtentWaste = 16;
 
 constexpr std::uint64_t kAnyDisk = std::numeric_limits<std::uint64_t>::max();
 
-std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
-std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
 std::uint64_t sum(const auto& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}); }
 
 PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
@@ -243,7 +241,7 @@ class DevicePlanner {
       std::uint64_t extents = 0;
       for (UnitId unit = 0; unit < plan.units.size(); ++unit)
         for (const Part part : {Part::kParameters, Part::kGradient})
-          if (!plan.units[unit].resident(part)) extents += needs.extents[engine::index(part)][unit];
+          if (!plan.units[unit].resident(part)) extents += needs.extents[index(part)][unit];
       return extents * extent_bytes;
     };
     const auto most = [](std::uint64_t smallest_take) {
@@ -340,7 +338,7 @@ class DevicePlanner {
 
   Bytes host_bytes(const Shape& shape, const Footprint& footprint) const {
     Bytes bytes = {};
-    const auto of = [&](Part part) { return round_up(footprint.host[engine::index(part)], kHugePage); };
+    const auto of = [&](Part part) { return round_up(footprint.host[index(part)], kHugePage); };
     bytes[index(Purpose::kParameter)] = of(Part::kParameters);
     bytes[index(Purpose::kGradient)] = of(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = of(Part::kState) + round_up(footprint.cpu_state, kHugePage) +
@@ -374,9 +372,9 @@ class DevicePlanner {
     plan.host_slots = host_slots_of(shape, footprint);
     plan.bytes[index(Tier::kHost)] = host_bytes(shape, footprint);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
-    disk[index(Purpose::kParameter)] = footprint.disk[engine::index(Part::kParameters)];
-    disk[index(Purpose::kGradient)] = footprint.disk[engine::index(Part::kGradient)];
-    disk[index(Purpose::kOptimizerState)] = footprint.disk[engine::index(Part::kState)];
+    disk[index(Purpose::kParameter)] = footprint.disk[index(Part::kParameters)];
+    disk[index(Purpose::kGradient)] = footprint.disk[index(Part::kGradient)];
+    disk[index(Purpose::kOptimizerState)] = footprint.disk[index(Part::kState)];
     plan.disk_bytes = sum(disk);
     plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
     predict_step(plan);

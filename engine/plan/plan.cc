@@ -24,9 +24,6 @@ constexpr std::size_t kWalkedGroups = 64, kLastGroups = 16;  // of a step of mor
 constexpr std::size_t kUnitsForLonger = 12;  // in models of fewer, frames reach 2 accesses ahead
 constexpr double kRounding = 1e-9;           // relative error of a sum in another order
 
-std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
-std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
-
 // One way to run a step, apart from what is resident.
 struct Shape {
   std::size_t group = 1;

@@ -176,7 +176,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   };
   std::string text = row("", "device", "memory", "disk");
   for (std::size_t p = 0; p < kPurposes; ++p) {
-    const auto of = [&](Tier tier) { return plan.bytes[static_cast<std::size_t>(tier)][p]; };
+    const auto of = [&](Tier tier) { return plan.bytes[index(tier)][p]; };
     const auto device = of(Tier::kDevice), host = of(Tier::kHost), disk = of(Tier::kDisk);
     if (device + host + disk > 0)
       text += row(name_of(static_cast<Purpose>(p)), cell(device), cell(host), cell(disk));
@@ -249,7 +249,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                                 : std::vector(allocator::kTiersOfCpu.begin(), allocator::kTiersOfCpu.end()))
     for (std::size_t p = 0; p < kPurposes; ++p)
       tiers[std::string(name_of(tier))][std::string(name_of(static_cast<Purpose>(p)))] =
-          plan.bytes[static_cast<std::size_t>(tier)][p];
+          plan.bytes[index(tier)][p];
   const auto place = [](const UnitPlan& unit, Part part) { return place_of(unit.tiers[index(part)]); };
   const auto gradient_place = [&](const UnitPlan& unit) {
     const bool kept = unit.gradient_stored || unit.gradient_in_shards;

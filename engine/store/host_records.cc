@@ -5,11 +5,7 @@
 #include "core/log.h"
 
 namespace sluice::engine {
-namespace {
-
-std::size_t index(allocator::Purpose purpose) { return static_cast<std::size_t>(purpose); }
-
-}  // namespace
+namespace {}  // namespace
 
 void RegisteredRegion::Unregister::operator()(std::byte* memory) const {
   try {
