@@ -8,7 +8,7 @@
 #include "tests/allocator/support.h"
 
 namespace sluice::allocator {
-namespace {
+namespace address_space_test {
 
 int calls = 0;
 int calls_allowed = 0;  // calls that succeed before the process has no more mappings
@@ -102,5 +102,5 @@ TEST(RangeRegistry, CutsLongNames) {
   EXPECT_EQ(find_range(reinterpret_cast<std::uintptr_t>(range.data()))->name, std::string(95, 'x'));
 }
 
-}  // namespace
+}  // namespace address_space_test
 }  // namespace sluice::allocator

@@ -10,7 +10,7 @@
 #include "tests/allocator/support.h"
 
 namespace sluice::allocator {
-namespace {
+namespace frames_test {
 
 constexpr std::size_t kExtent = kHugePage;
 
@@ -318,5 +318,5 @@ TEST(FramePool, HugePagesSurviveTheMoves) {
   EXPECT_DOUBLE_EQ(at_last, at_first);
 }
 
-}  // namespace
+}  // namespace frames_test
 }  // namespace sluice::allocator

@@ -10,7 +10,7 @@
 #include "core/error.h"
 
 namespace sluice::allocator {
-namespace {
+namespace ledger_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -152,5 +152,5 @@ TEST(Charge, RefusedChargeOwesNothing) {
   EXPECT_EQ(total(ledger, Tier::kDisk).current, 0u);
 }
 
-}  // namespace
+}  // namespace ledger_test
 }  // namespace sluice::allocator

@@ -7,7 +7,7 @@
 #include "tests/allocator/support.h"
 
 namespace sluice::allocator {
-namespace {
+namespace range_registry_test {
 
 // Addresses at which nothing is mapped.
 constexpr std::uintptr_t kBase = std::uintptr_t{1} << 46;
@@ -50,5 +50,5 @@ TEST(RangeRegistryTest, ARangeThatComesAndGoesIsNotFoundElsewhere) {
   EXPECT_FALSE(found);
 }
 
-}  // namespace
+}  // namespace range_registry_test
 }  // namespace sluice::allocator

@@ -10,7 +10,7 @@
 #include "tests/allocator/support.h"
 
 namespace sluice::allocator {
-namespace {
+namespace region_test {
 
 TEST(Region, IsZeroAlignedRoundedAndCharged) {
   Ledger ledger;
@@ -139,5 +139,5 @@ TEST(HugePages, ShareOfARegion) {
   EXPECT_FALSE(huge_pages_given(region.data(), 0, &share));
 }
 
-}  // namespace
+}  // namespace region_test
 }  // namespace sluice::allocator

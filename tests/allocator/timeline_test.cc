@@ -8,7 +8,7 @@
 #include "allocator/ledger.h"
 
 namespace sluice::allocator {
-namespace {
+namespace timeline_test {
 
 using Two = Timeline<2>;
 using std::chrono::milliseconds;
@@ -88,5 +88,5 @@ TEST(TimelineTest, ALedgerKeepsItsTimeline) {
   EXPECT_EQ(ledger.timeline(Tier::kDisk).back().last[index(Purpose::kParameter)], 7u);
 }
 
-}  // namespace
+}  // namespace timeline_test
 }  // namespace sluice::allocator

@@ -10,7 +10,7 @@
 #include "core/text_file.h"
 
 namespace sluice::cli {
-namespace {
+namespace bad_input_test {
 
 using ::testing::HasSubstr;
 
@@ -232,5 +232,5 @@ TEST_F(BadInputTest, ProgramsReadErrorsAsJson) {
   expect_refused({"doctor", "--errors", "xml"}, 2, "use text, json");
 }
 
-}  // namespace
+}  // namespace bad_input_test
 }  // namespace sluice::cli

@@ -16,7 +16,7 @@
 #include "core/json.h"
 
 namespace sluice::cli {
-namespace {
+namespace bench_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -258,5 +258,5 @@ TEST(BenchReportTest, TheRatioIsTheShareOfTheLimit) {
   EXPECT_DOUBLE_EQ(ratio_of({"time", BenchUnit::kSeconds, 4, 3, "", {}}), 0.75);
 }
 
-}  // namespace
+}  // namespace bench_test
 }  // namespace sluice::cli

@@ -11,7 +11,7 @@
 
 // Tests which checkpoints --keep leaves, with validation and without.
 namespace sluice::cli {
-namespace {
+namespace best_checkpoint_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -119,5 +119,5 @@ TEST_F(BestCheckpointTest, LossesOfAnotherValidationAreNotCompared) {
   ASSERT_GE(inspected("run").at("best").at("step").get<int>(), 10);
 }
 
-}  // namespace
+}  // namespace best_checkpoint_test
 }  // namespace sluice::cli

@@ -7,7 +7,7 @@
 // What `sluice doctor` says of GPUs, on the fake driver. Whatever is wrong is a finding, with what to do
 // about it.
 namespace sluice::cli {
-namespace {
+namespace doctor_gpu_test {
 
 using testing::HasSubstr;
 
@@ -78,5 +78,5 @@ TEST_F(DoctorGpuTest, WithoutASignOfAGpuNothingIsMissing) {
   ::setenv("SLUICE_CUDA_DRIVER", before.c_str(), 1);
 }
 
-}  // namespace
+}  // namespace doctor_gpu_test
 }  // namespace sluice::cli

@@ -7,7 +7,7 @@
 #include "core/error.h"
 
 namespace sluice::cli {
-namespace {
+namespace flags_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -141,5 +141,5 @@ TEST_F(FlagsTest, WrongConfigsAreRefused) {
   EXPECT_THAT(refuse(R"({"help": true})"), HasSubstr("help"));
 }
 
-}  // namespace
+}  // namespace flags_test
 }  // namespace sluice::cli

@@ -11,7 +11,7 @@
 
 // What a person might put in the program's way on purpose: it says so, ends by itself, and changes nothing.
 namespace sluice::cli {
-namespace {
+namespace hostile_input_test {
 
 using std::chrono::steady_clock;
 using ::testing::AllOf;
@@ -184,5 +184,5 @@ TEST_F(HostileInputTest, NamesFromFilesDoNotReachTheTerminalAsTheyAre) {
   EXPECT_THAT(missing.error, Not(HasSubstr("\x1b")));
 }
 
-}  // namespace
+}  // namespace hostile_input_test
 }  // namespace sluice::cli

@@ -19,7 +19,7 @@
 
 // Runs whose ranks mpirun has started.
 namespace sluice::cli {
-namespace {
+namespace launched_ranks_test {
 
 using comm::MpirunProcess;
 using std::chrono::steady_clock;
@@ -190,5 +190,5 @@ TEST(Launcher, NeedsThePluginOfMpi) {
   EXPECT_THAT(outcome.error, HasSubstr("openmpi-bin"));
 }
 
-}  // namespace
+}  // namespace launched_ranks_test
 }  // namespace sluice::cli

@@ -14,7 +14,7 @@
 
 // Runs of several ranks, one of which is killed, stands still, or is asked to stop.
 namespace sluice::cli {
-namespace {
+namespace lost_rank_test {
 
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
@@ -166,5 +166,5 @@ TEST_F(LostRankTest, IsNoLossWhereTheRunIsAskedToStop) {
   EXPECT_THAT(run->out(), HasSubstr("go on with --resume"));
 }
 
-}  // namespace
+}  // namespace lost_rank_test
 }  // namespace sluice::cli

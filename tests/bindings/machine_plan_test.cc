@@ -12,7 +12,7 @@
 
 // Tests of `sluice plan` for another machine, and beside `sluice train` at the least memory.
 namespace sluice::cli {
-namespace {
+namespace machine_plan_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -158,5 +158,5 @@ TEST_F(MachinePlan, AgreesWithTrainAtTheLeastMemory) {
   }
 }
 
-}  // namespace
+}  // namespace machine_plan_test
 }  // namespace sluice::cli

@@ -11,7 +11,7 @@
 #include "core/json.h"
 
 namespace sluice::cli {
-namespace {
+namespace profile_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -161,5 +161,5 @@ TEST_F(ProfileTest, NothingInTheDataEndsItsElement) {
   EXPECT_EQ(data().at("a"), "</script><b>");
 }
 
-}  // namespace
+}  // namespace profile_test
 }  // namespace sluice::cli

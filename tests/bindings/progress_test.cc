@@ -6,7 +6,7 @@
 #include "core/bytes.h"
 
 namespace sluice::cli {
-namespace {
+namespace progress_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -95,5 +95,5 @@ TEST(ProgressTest, NoneIsSilent) {
   EXPECT_EQ(text_of([](std::FILE* out) { Progress(out, ProgressStyle::kNone).step(report(1000)); }), "");
 }
 
-}  // namespace
+}  // namespace progress_test
 }  // namespace sluice::cli

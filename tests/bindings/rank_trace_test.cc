@@ -15,7 +15,7 @@
 
 // The trace of several ranks, as users get it.
 namespace sluice::cli {
-namespace {
+namespace rank_trace_test {
 
 using ::testing::HasSubstr;
 
@@ -106,5 +106,5 @@ TEST_F(RankTraceTest, HasNoSumBeforeItsParts) {
   EXPECT_FALSE(Json::parse(file_text(folder_ / "trace.json")).at("otherData").contains("ranks"));
 }
 
-}  // namespace
+}  // namespace rank_trace_test
 }  // namespace sluice::cli

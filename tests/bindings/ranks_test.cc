@@ -10,7 +10,7 @@
 // Runs of several ranks, as users start them. Whatever is partitioned, and wherever it lies, the bits are
 // those of ranks that each have everything.
 namespace sluice::cli {
-namespace {
+namespace ranks_test {
 
 using ::testing::HasSubstr;
 
@@ -333,5 +333,5 @@ TEST_F(RanksTest, ThatCannotBeAreRefused) {
   EXPECT_THAT(small.error, HasSubstr("does not fit in 20.0 MiB"));
 }
 
-}  // namespace
+}  // namespace ranks_test
 }  // namespace sluice::cli

@@ -4,7 +4,7 @@
 #include "bindings/sluice_process.h"
 
 namespace sluice::cli {
-namespace {
+namespace targets_test {
 
 using ::testing::HasSubstr;
 
@@ -25,5 +25,5 @@ TEST(TargetsTest, AnotherWordIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace targets_test
 }  // namespace sluice::cli

@@ -12,7 +12,7 @@
 #include "offload/disk_folders.h"
 
 namespace sluice::cli {
-namespace {
+namespace train_flags_test {
 
 using ::testing::HasSubstr;
 
@@ -214,5 +214,5 @@ TEST(TrainFlagsTest, ASwitchWinsOverItsOppositeInTheConfigFile) {
   std::filesystem::remove(path);
 }
 
-}  // namespace
+}  // namespace train_flags_test
 }  // namespace sluice::cli

@@ -17,7 +17,7 @@
 #include "core/json.h"
 
 namespace sluice::cli {
-namespace {
+namespace training_test {
 
 using ::testing::HasSubstr;
 
@@ -398,5 +398,5 @@ TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
   EXPECT_THAT(damaged.error, HasSubstr("is not what was written with this checkpoint"));
 }
 
-}  // namespace
+}  // namespace training_test
 }  // namespace sluice::cli

@@ -13,7 +13,7 @@
 
 // Holds every kind of links to the same contract: what a communicator computes over them.
 namespace sluice::comm {
-namespace {
+namespace conformance_test {
 
 // The sum over all ranks of what value(rank) is, level by level: neighbours are added, and an odd
 // last one is carried.
@@ -420,5 +420,5 @@ INSTANTIATE_TEST_SUITE_P(Mpi, Conformance,
                          testing::Combine(testing::Values(World::kMpi), testing::Values(1, 2, 3, 4)));
 INSTANTIATE_TEST_SUITE_P(MpiHost, Conformance, testing::Values(Case(World::kMpiHost, 3)));
 
-}  // namespace
+}  // namespace conformance_test
 }  // namespace sluice::comm

@@ -10,7 +10,7 @@
 
 // What ranks are told when something goes wrong: which rank it was, and what it did.
 namespace sluice::comm {
-namespace {
+namespace failures_test {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -462,5 +462,5 @@ TEST(Remains, ThereAreNone) {
   EXPECT_EQ(entries("/dev/shm"), shared);
 }
 
-}  // namespace
+}  // namespace failures_test
 }  // namespace sluice::comm

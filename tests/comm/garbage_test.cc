@@ -10,7 +10,7 @@
 
 // Nothing that another process has written into shared memory ends this one, or is waited for for ever.
 namespace sluice::comm {
-namespace {
+namespace garbage_test {
 
 using std::chrono::milliseconds;
 using testing::AnyOf;
@@ -96,5 +96,5 @@ TEST(Garbage, IsNotOpened) {
   EXPECT_EQ(code_of(1'000'000), static_cast<int>(ErrorCode::kIo));
 }
 
-}  // namespace
+}  // namespace garbage_test
 }  // namespace sluice::comm

@@ -13,7 +13,7 @@
 
 // How ranks find those of their host. That the links then work is a matter of the conformance tests.
 namespace sluice::comm {
-namespace {
+namespace host_links_test {
 
 using std::chrono::milliseconds;
 using testing::HasSubstr;
@@ -178,5 +178,5 @@ TEST(HostLinks, RefuseMemoryThatIsNone) {
   second.join();
 }
 
-}  // namespace
+}  // namespace host_links_test
 }  // namespace sluice::comm

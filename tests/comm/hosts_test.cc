@@ -10,7 +10,7 @@
 
 // What comes to a host from others. That the sums are right is a matter of the conformance tests.
 namespace sluice::comm {
-namespace {
+namespace hosts_test {
 
 class HostsTest : public testing::TestWithParam<std::tuple<World, int>> {
  protected:
@@ -110,5 +110,5 @@ TEST(SumNodes, AreTheLargestWithinARange) {
   EXPECT_EQ(nodes[2].merges, 0u);
 }
 
-}  // namespace
+}  // namespace hosts_test
 }  // namespace sluice::comm

@@ -9,7 +9,7 @@
 
 // Links alone: packets, and sleep that no wake-up is lost to.
 namespace sluice::comm {
-namespace {
+namespace links_test {
 
 using Clock = Links::Clock;
 // A lost wake-up would take one such sleep; so a test that takes less has lost none.
@@ -147,5 +147,5 @@ TEST(Ring, TellsThatTheWriterHasFoundNoRoom) {
   EXPECT_FALSE(reader.writer_waits());
 }
 
-}  // namespace
+}  // namespace links_test
 }  // namespace sluice::comm

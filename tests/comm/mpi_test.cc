@@ -21,7 +21,7 @@
 
 // What is particular to MPI and its launchers.
 namespace sluice::comm {
-namespace {
+namespace mpi_test {
 
 using testing::HasSubstr;
 
@@ -253,14 +253,14 @@ TEST_F(MpiTest, WaitingTakesLittleOfACore) {
   });
 }
 
-}  // namespace
+}  // namespace mpi_test
 }  // namespace sluice::comm
 
 // The plug-in finds this function before Open MPI's (tests/CMakeLists.txt exports it). Its types are Open
 // MPI's as far as calls are concerned; the tests are built without its headers.
 extern "C" int MPI_Issend(const void* bytes, int count, void* type, int to, int tag, void* comm,
                           void* request) {
-  if (sluice::comm::sends_fail) return 16;  // MPI_ERR_OTHER
+  if (sluice::comm::mpi_test::sends_fail) return 16;  // MPI_ERR_OTHER
   using Send = int (*)(const void*, int, void*, int, int, void*, void*);
   static const Send send = [] {
     void* const library = ::dlopen("libmpi.so.40", RTLD_LAZY | RTLD_NOLOAD);

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace sluice::comm {
-namespace {
+namespace pace_test {
 
 using namespace std::chrono_literals;
 
@@ -66,5 +66,5 @@ TEST(Pace, FollowsALinkThatBecomesFaster) {
   EXPECT_LT(pace.sleep(stream(pace, last, 50us, 200)), 240us);
 }
 
-}  // namespace
+}  // namespace pace_test
 }  // namespace sluice::comm

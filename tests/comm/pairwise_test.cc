@@ -5,7 +5,7 @@
 #include "core/pairwise.h"
 
 namespace sluice::comm {
-namespace {
+namespace pairwise_test {
 
 using Case = std::tuple<World, int>;
 class PairwiseTest : public testing::TestWithParam<Case> {
@@ -94,5 +94,5 @@ TEST_P(PairwiseTest, AllReduceInPairwiseOrder) {
   });
 }
 
-}  // namespace
+}  // namespace pairwise_test
 }  // namespace sluice::comm

@@ -9,7 +9,7 @@
 #include "core/error.h"
 
 namespace sluice {
-namespace {
+namespace bytes_test {
 
 TEST(Bytes, RoundingAndDividing) {
   static_assert(round_up(0, 8) == 0 && round_up(1, 8) == 8 && round_up(8, 8) == 8 && round_up(9, 8) == 16);
@@ -103,5 +103,5 @@ TEST(FormatSize, ForPeople) {
   EXPECT_THAT(format_size(std::numeric_limits<std::uint64_t>::max()), testing::EndsWith(" TiB"));
 }
 
-}  // namespace
+}  // namespace bytes_test
 }  // namespace sluice

@@ -8,7 +8,7 @@
 #include <vector>
 
 namespace sluice {
-namespace {
+namespace checksum_test {
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -55,5 +55,5 @@ TEST(Checksum, ValueMayBeAskedBetweenPartsAndMoves) {
   EXPECT_EQ(second.value(), checksum(bytes_of("abc")));
 }
 
-}  // namespace
+}  // namespace checksum_test
 }  // namespace sluice

@@ -9,7 +9,7 @@
 #include "tests/core/support.h"
 
 namespace sluice {
-namespace {
+namespace descriptor_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -74,5 +74,5 @@ TEST_F(OpenFileTest, RandomNames) {
   EXPECT_NE(random_name(), random_name());
 }
 
-}  // namespace
+}  // namespace descriptor_test
 }  // namespace sluice

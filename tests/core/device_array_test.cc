@@ -5,7 +5,7 @@
 #include "thrown.h"
 
 namespace sluice {
-namespace {
+namespace device_array_test {
 
 // CUDA's grids have at most 2^31 - 1 blocks.
 TEST(DeviceArrayTest, ALaunchOfTooManyBlocksIsRefused) {
@@ -17,5 +17,5 @@ TEST(DeviceArrayTest, ALaunchOfTooManyBlocksIsRefused) {
                [] { launch_blocks(kMost * kOfBlock + 1, kOfBlock); });
 }
 
-}  // namespace
+}  // namespace device_array_test
 }  // namespace sluice

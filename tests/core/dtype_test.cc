@@ -7,7 +7,7 @@
 #include <limits>
 
 namespace sluice {
-namespace {
+namespace dtype_test {
 
 TEST(Dtype, NamesAndSizes) {
   EXPECT_EQ(size_of(Dtype::kF32), 4u);
@@ -143,5 +143,5 @@ TEST(F16, RoundsToNearestTiesToEven) {
     }
 }
 
-}  // namespace
+}  // namespace dtype_test
 }  // namespace sluice

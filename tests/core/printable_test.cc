@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace sluice {
-namespace {
+namespace printable_test {
 
 TEST(Printable, LeavesTextAsItIs) {
   for (const char* text :
@@ -28,5 +28,5 @@ TEST(Printable, KeepsLinesWhereThereAreSeveral) {
   EXPECT_EQ(printable("a\nb\r", Lines::kKeep), "a\nb\\x0d");
 }
 
-}  // namespace
+}  // namespace printable_test
 }  // namespace sluice

@@ -5,7 +5,7 @@
 #include <set>
 
 namespace sluice {
-namespace {
+namespace random_test {
 
 using Words = std::array<std::uint32_t, 4>;
 
@@ -50,5 +50,5 @@ TEST(ToUnitInterval, EndsAndMean) {
   EXPECT_NEAR(sum / 40'000, 0.5, 0.006);  // four standard deviations
 }
 
-}  // namespace
+}  // namespace random_test
 }  // namespace sluice

@@ -10,7 +10,7 @@
 #include "tests/core/support.h"
 
 namespace sluice {
-namespace {
+namespace system_test {
 
 constexpr const char* kNoLimitV1 = "9223372036854771712\n";
 
@@ -222,5 +222,5 @@ TEST(ThisMachine, AgreesWithOtherSources) {
   EXPECT_TRUE(mapping_limit().has_value());
 }
 
-}  // namespace
+}  // namespace system_test
 }  // namespace sluice

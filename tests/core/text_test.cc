@@ -14,7 +14,7 @@
 #include "tests/core/support.h"
 
 namespace sluice {
-namespace {
+namespace text_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -206,5 +206,5 @@ TEST(Log, Levels) {
   set_log_level("info");
 }
 
-}  // namespace
+}  // namespace text_test
 }  // namespace sluice

@@ -18,7 +18,7 @@
 #include "core/error.h"
 
 namespace sluice {
-namespace {
+namespace threads_test {
 
 using Ranges = std::multiset<std::pair<std::size_t, std::size_t>>;
 
@@ -171,5 +171,5 @@ TEST(Threads, ZeroThreadsAreRefused) {
   for (const int count : {0, -1}) EXPECT_THROW(Threads threads(count), Error);
 }
 
-}  // namespace
+}  // namespace threads_test
 }  // namespace sluice

@@ -9,7 +9,7 @@
 #include "tests/core/support.h"
 
 namespace sluice {
-namespace {
+namespace trace_test {
 
 Json saved(const Trace& trace) {
   const TemporaryFolder folder;
@@ -118,5 +118,5 @@ TEST(Trace, FailsWhereTheFileCannotBeWritten) {
             std::string::npos);
 }
 
-}  // namespace
+}  // namespace trace_test
 }  // namespace sluice

@@ -5,7 +5,7 @@
 // Each public call of an engine while its client captures the stream on which it computes: refused, or
 // harmless. In both cases the capture goes on, and has nothing of the engine's.
 namespace sluice::engine::twins {
-namespace {
+namespace capture_calls_test {
 
 constexpr const char* kHarmless = nullptr;
 constexpr const char* kCaptured = "captured into a graph";
@@ -207,5 +207,5 @@ TEST_F(CallsTest, AnEngineMayEndWhileTheClientCaptures) {
   }
 }
 
-}  // namespace
+}  // namespace capture_calls_test
 }  // namespace sluice::engine::twins

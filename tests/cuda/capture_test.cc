@@ -9,7 +9,7 @@
 
 // What a client captures goes on whatever is called of a Device meanwhile, on its thread or on others.
 namespace sluice {
-namespace {
+namespace capture_test {
 
 class CaptureTest : public KernelTest, public testing::WithParamInterface<CUstreamCaptureMode> {
  protected:
@@ -193,5 +193,5 @@ INSTANTIATE_TEST_SUITE_P(Modes, CaptureTest,
                                          CU_STREAM_CAPTURE_MODE_RELAXED),
                          mode_name);
 
-}  // namespace
+}  // namespace capture_test
 }  // namespace sluice

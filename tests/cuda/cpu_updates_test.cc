@@ -8,7 +8,7 @@
 
 // A GPU computes, and the CPU updates.
 namespace sluice::engine::twins {
-namespace {
+namespace cpu_updates_test {
 
 using CpuUpdatesTest = DeviceEngineTest;
 
@@ -422,5 +422,5 @@ TEST_F(CpuUpdatesTest, ThePlanSaysWhatAStepTakesBesideComputing) {
   EXPECT_GT(plan.device_time.disk, 0);
 }
 
-}  // namespace
+}  // namespace cpu_updates_test
 }  // namespace sluice::engine::twins

@@ -11,7 +11,7 @@
 
 // What is on disk, and a GPU computes with.
 namespace sluice::engine {
-namespace {
+namespace device_disk_test {
 
 using DeviceDiskTest = GpuTest;
 constexpr std::size_t kBytes = kHugePage;
@@ -94,5 +94,5 @@ TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {
   }
 }
 
-}  // namespace
+}  // namespace device_disk_test
 }  // namespace sluice::engine

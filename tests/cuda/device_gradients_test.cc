@@ -10,7 +10,7 @@
 
 // Whether the gradients of a unit of many small parameters are finite, as a GPU finds out.
 namespace sluice::engine {
-namespace {
+namespace device_gradients_test {
 
 constexpr ParameterId kCount = 12;
 constexpr std::size_t kElements = 1500;  // two blocks of the grid, of which the second is not full
@@ -95,5 +95,5 @@ TEST_F(DeviceGradientsTest, EachParameterIsCheckedThatHasAGradientAndNoOther) {
   EXPECT_FALSE(unit.finds(all));
 }
 
-}  // namespace
+}  // namespace device_gradients_test
 }  // namespace sluice::engine

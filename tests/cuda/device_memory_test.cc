@@ -10,7 +10,7 @@
 
 // Regions of a device's memory, and frames under homes.
 namespace sluice::allocator {
-namespace {
+namespace device_memory_test {
 
 class DeviceMemoryTest : public GpuTest {
  protected:
@@ -304,5 +304,5 @@ TEST_F(DeviceMemoryTest, EachCallThatFailsIsReportedAndLeavesNothing) {
   EXPECT_GT(failures, 15);
 }
 
-}  // namespace
+}  // namespace device_memory_test
 }  // namespace sluice::allocator

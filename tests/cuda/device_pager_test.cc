@@ -7,7 +7,7 @@
 
 // A pager whose frames are a GPU's.
 namespace sluice::engine {
-namespace {
+namespace device_pager_test {
 
 class DevicePagerTest : public GpuTest {
  protected:
@@ -136,5 +136,5 @@ TEST_F(DevicePagerTest, WhatIsHeldLeavesRoomForWhatComesNext) {
   }
 }
 
-}  // namespace
+}  // namespace device_pager_test
 }  // namespace sluice::engine

@@ -9,7 +9,7 @@
 
 // Who waits for whom in what an engine queues. On the fake each test runs in several orders.
 namespace sluice::engine {
-namespace {
+namespace device_work_test {
 
 class DeviceWorkTest : public GpuTest, public testing::WithParamInterface<std::uint64_t> {
  protected:
@@ -121,5 +121,5 @@ TEST_P(DeviceWorkTest, MemoryThatItDoesNotKnowIsAnError) {
 
 INSTANTIATE_TEST_SUITE_P(Orders, DeviceWorkTest, testing::Range<std::uint64_t>(0, 6));
 
-}  // namespace
+}  // namespace device_work_test
 }  // namespace sluice::engine

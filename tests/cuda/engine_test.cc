@@ -7,7 +7,7 @@
 #include "thrown.h"
 
 namespace sluice::engine::twins {
-namespace {
+namespace engine_test {
 
 TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
   Case setup;
@@ -424,5 +424,5 @@ TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace sluice::engine::twins

@@ -7,7 +7,7 @@
 
 // The size of the extents of frames, which a plan chooses.
 namespace sluice::engine::twins {
-namespace {
+namespace extents_test {
 
 using ExtentsTest = DeviceEngineTest;
 
@@ -60,5 +60,5 @@ TEST_F(ExtentsTest, TheyFollowTheUnits) {
   EXPECT_EQ(extents(4000, 250), kHugePage);
 }
 
-}  // namespace
+}  // namespace extents_test
 }  // namespace sluice::engine::twins

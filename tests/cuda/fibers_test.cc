@@ -12,7 +12,7 @@
 // The fake's threads of a GPU find barriers that are left out, and those that not all threads of a block
 // reach.
 namespace sluice::fake_cuda {
-namespace {
+namespace fibers_test {
 
 constexpr unsigned kThreads = 256, kWarp = 32, kBlocks = 4;
 
@@ -64,5 +64,5 @@ TEST(Fibers, ABarrierThatNotAllReachIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace fibers_test
 }  // namespace sluice::fake_cuda

@@ -11,7 +11,7 @@
 // What a plan for a GPU is made by is measured on that GPU, and nothing is left of the measurement. How fast
 // the fake is says nothing.
 namespace sluice::engine {
-namespace {
+namespace gpu_rates_test {
 
 class GpuRatesTest : public KernelTest {
  protected:
@@ -130,5 +130,5 @@ TEST_F(GpuRatesTest, AContextWithKernelsIsMeasuredByOneMore) {
   }
 }
 
-}  // namespace
+}  // namespace gpu_rates_test
 }  // namespace sluice::engine

@@ -9,7 +9,7 @@
 // Mutants: an engine whose waits are left out, all those of a kind at a time, by the fake driver. Each must
 // show, as other bits than the CPU's, as an error, or as a misuse that the driver notices.
 namespace sluice::engine::twins {
-namespace {
+namespace left_out_waits_test {
 
 using allocator::Tier;
 using fake_cuda::LeftOut;
@@ -147,5 +147,5 @@ TEST_F(LeftOutWaitsTest, EachStreamThatNobodyWaitsForIsFound) {
   }
 }
 
-}  // namespace
+}  // namespace left_out_waits_test
 }  // namespace sluice::engine::twins

@@ -2,7 +2,7 @@
 
 // Units that are given values where a GPU computes.
 namespace sluice::engine::twins {
-namespace {
+namespace loading_test {
 
 class LoadingTest : public DeviceEngineTest {
  protected:
@@ -69,5 +69,5 @@ TEST_F(LoadingTest, StateInTheHostsMemoryStaysThere) {
   }
 }
 
-}  // namespace
+}  // namespace loading_test
 }  // namespace sluice::engine::twins

@@ -9,7 +9,7 @@
 
 // Extents, addresses and mappings.
 namespace sluice {
-namespace {
+namespace memory_test {
 
 class MemoryTest : public GpuTest {
  protected:
@@ -230,5 +230,5 @@ TEST_F(MemoryTest, MisuseThatAGpuMayNotNoticeIsFound) {
   free_moved("freed or moved", [](void* pages) { ::madvise(pages, 1 << 16, MADV_DONTNEED); });
 }
 
-}  // namespace
+}  // namespace memory_test
 }  // namespace sluice

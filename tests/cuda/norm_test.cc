@@ -2,7 +2,7 @@
 
 // What an engine on a GPU knows of its gradients as a whole.
 namespace sluice::engine::twins {
-namespace {
+namespace norm_test {
 
 // One number comes of 2^20 elements, and a few more where a parameter does not end with so many.
 TEST_F(DeviceEngineTest, ANormBringsOneNumberOfAMillionElements) {
@@ -46,5 +46,5 @@ TEST_F(DeviceEngineTest, NormsOfLargeParametersHaveTheBitsOfTheCpu) {
   expect_twin(setup, expected);
 }
 
-}  // namespace
+}  // namespace norm_test
 }  // namespace sluice::engine::twins

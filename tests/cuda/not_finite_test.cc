@@ -8,7 +8,7 @@
 
 // Gradients that are not finite, where updates follow them on a GPU.
 namespace sluice::engine::twins {
-namespace {
+namespace not_finite_test {
 
 // Where updates follow gradients, nobody waits to learn whether these are finite: who updates leaves out the
 // unit whose gradient is not, and the caller learns of it at the step. Without a GPU it is refused at once;
@@ -129,5 +129,5 @@ TEST_F(DeviceEngineTest, AFactorThatIsNotFiniteIsRefusedWhereTheUnitIsReleased) 
   }
 }
 
-}  // namespace
+}  // namespace not_finite_test
 }  // namespace sluice::engine::twins

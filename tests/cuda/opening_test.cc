@@ -8,7 +8,7 @@
 
 // How a device is opened, and refused.
 namespace sluice {
-namespace {
+namespace opening_test {
 
 using OpeningTest = GpuTest;
 
@@ -134,5 +134,5 @@ TEST_F(OpeningTest, AForkedChildIsToldThatItHasNoDriver) {
   EXPECT_EQ(status, 0);
 }
 
-}  // namespace
+}  // namespace opening_test
 }  // namespace sluice

@@ -13,7 +13,7 @@
 
 // Homes that share frames, of which each stream uses those that it has waited for.
 namespace sluice::allocator {
-namespace {
+namespace shared_frames_test {
 
 // Passes over units, forward and backward, whose contents are copied in ahead on one stream and read on
 // another one, as an engine does it. Units leave in the order in which they are needed latest.
@@ -156,5 +156,5 @@ TEST_F(SharedFramesTest, ASteadyOrderMapsNothingAfterTwoSteps) {
   }
 }
 
-}  // namespace
+}  // namespace shared_frames_test
 }  // namespace sluice::allocator

@@ -15,7 +15,7 @@
 
 // Gradients that are added on a GPU, and the sums of their squares, have the bits of those on the CPU.
 namespace sluice::kernels {
-namespace {
+namespace squares_test {
 
 // Values over many powers of ten, so that sums in another order have other bits; some are subnormal or -0.
 std::vector<std::byte> make_values(std::size_t count, Dtype type, std::uint64_t seed) {
@@ -370,5 +370,5 @@ TEST_F(SquaresTest, WhatIsNotAlignedOrNoFloatIsRefused) {
                [&] { squares.check(nullptr, 1, doubles(256), reinterpret_cast<std::uint32_t*>(258)); });
 }
 
-}  // namespace
+}  // namespace squares_test
 }  // namespace sluice::kernels

@@ -4,7 +4,7 @@
 
 // The slots through which the GPU's updates are streamed.
 namespace sluice::engine::twins {
-namespace {
+namespace staging_slots_test {
 
 using StagingSlotsTest = DeviceEngineTest;
 
@@ -34,5 +34,5 @@ TEST_F(StagingSlotsTest, ChunksTakeTurnsAtAllSlots) {
   EXPECT_GT(std::ranges::min(chunks), 1U);
 }
 
-}  // namespace
+}  // namespace staging_slots_test
 }  // namespace sluice::engine::twins

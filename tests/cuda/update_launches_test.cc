@@ -2,7 +2,7 @@
 
 // How often a GPU is asked to update.
 namespace sluice::engine::twins {
-namespace {
+namespace update_launches_test {
 
 class UpdateLaunchesTest : public DeviceEngineTest {
  protected:
@@ -34,5 +34,5 @@ TEST_F(UpdateLaunchesTest, OneIsForAllOfAUnitThatLiesTogether) {
   EXPECT_EQ(launches(larger, 3), launches(setup, 1) + 2);
 }
 
-}  // namespace
+}  // namespace update_launches_test
 }  // namespace sluice::engine::twins

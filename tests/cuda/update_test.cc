@@ -14,7 +14,7 @@
 
 // Updates on a GPU have the bits of those on the CPU.
 namespace sluice::optim {
-namespace {
+namespace update_test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -333,5 +333,5 @@ TEST_F(UpdateTest, KernelsAreFoundByTheirNames) {
                [&] { device_->kernel("sluice_nothing"); });
 }
 
-}  // namespace
+}  // namespace update_test
 }  // namespace sluice::optim

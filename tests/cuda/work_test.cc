@@ -8,7 +8,7 @@
 
 // Streams, events, and the order of what is queued. On the fake each test runs in every schedule.
 namespace sluice {
-namespace {
+namespace work_test {
 
 struct Order {
   fake_cuda::Schedule schedule;
@@ -294,5 +294,5 @@ INSTANTIATE_TEST_SUITE_P(Orders, WorkTest,
                                          Order{fake_cuda::Schedule::kRandom, 3}),
                          order_name);
 
-}  // namespace
+}  // namespace work_test
 }  // namespace sluice

@@ -10,7 +10,7 @@
 
 // Tests of several ranks that train a model whose units are accessed in any order.
 namespace sluice::engine::wrapped {
-namespace {
+namespace any_order_ranks_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -366,5 +366,5 @@ TEST_P(EveryStage, ARankThatFailsEndsAll) {
   });
 }
 
-}  // namespace
+}  // namespace any_order_ranks_test
 }  // namespace sluice::engine::wrapped

@@ -7,7 +7,7 @@
 
 // Tests of gradients in any order whose sums have the same bits at any number of ranks.
 namespace sluice::engine::wrapped {
-namespace {
+namespace any_order_reproducible_test {
 
 using ::testing::HasSubstr;
 
@@ -219,5 +219,5 @@ TEST(ReproducibleGradients, EndNoMicroBatchOfAnotherPlan) {
   rank.engine.abandon_step();
 }
 
-}  // namespace
+}  // namespace any_order_reproducible_test
 }  // namespace sluice::engine::wrapped

@@ -9,7 +9,7 @@
 #include "thrown.h"
 
 namespace sluice::engine {
-namespace {
+namespace assembly_test {
 
 using allocator::Purpose;
 using allocator::Tier;
@@ -82,5 +82,5 @@ TEST_F(AssemblyTest, IsNotMadeWhereTheDiskLacksRoom) {
                [&] { Assembly<ScheduledEngine>(planned_, means(), {}); });
 }
 
-}  // namespace
+}  // namespace assembly_test
 }  // namespace sluice::engine

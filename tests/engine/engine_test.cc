@@ -11,7 +11,7 @@
 #include "offload/test_files.h"
 
 namespace sluice::engine {
-namespace {
+namespace engine_test {
 
 struct Options {
   std::size_t micro_batches = 3;
@@ -409,5 +409,5 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace sluice::engine

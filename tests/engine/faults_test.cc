@@ -5,7 +5,7 @@
 #include "engine/faulty_runs.h"
 
 namespace sluice::engine {
-namespace {
+namespace faults_test {
 
 using namespace sluice::engine::faulty;  // NOLINT: this file is of these runs
 
@@ -87,5 +87,5 @@ TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
   }
 }
 
-}  // namespace
+}  // namespace faults_test
 }  // namespace sluice::engine

@@ -4,7 +4,7 @@
 
 // A short campaign of faults that one of several ranks meets (tests/engine/rank_fault_campaign.cc).
 namespace sluice::engine::faulty {
-namespace {
+namespace faulty_ranks_test {
 
 class FaultyRanks : public ::testing::TestWithParam<std::size_t> {};
 
@@ -33,5 +33,5 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FaultyRanks, ::testing::Range(std::size_t{0}, kF
                            return name;
                          });
 
-}  // namespace
+}  // namespace faulty_ranks_test
 }  // namespace sluice::engine::faulty

@@ -7,7 +7,7 @@
 
 // Tests of units that are never updated: they have no gradient, no master and no state anywhere.
 namespace sluice::engine {
-namespace {
+namespace frozen_test {
 
 using allocator::Purpose;
 using ::testing::HasSubstr;
@@ -116,5 +116,5 @@ TEST(FrozenUnitsTest, AScheduleThatAsksForTheirGradientIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace frozen_test
 }  // namespace sluice::engine

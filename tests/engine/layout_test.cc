@@ -7,7 +7,7 @@
 #include "tests/thrown.h"
 
 namespace sluice::engine {
-namespace {
+namespace layout_test {
 
 UnitSpec unit(const std::string& name, std::vector<ParameterSpec> parameters, Dtype type = Dtype::kF32) {
   return {name, std::move(parameters), true, type};
@@ -114,5 +114,5 @@ TEST(Layout, RefusesWhatIsNoLayout) {
   expect_refused(torn, "must follow the span that ends there");
 }
 
-}  // namespace
+}  // namespace layout_test
 }  // namespace sluice::engine

@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace sluice::engine {
-namespace {
+namespace packing_test {
 
 // 60 elements of which some are packed: pieces that touch, that are alone, at both ends, none and all.
 std::vector<std::vector<Packing::Piece>> all_pieces() {
@@ -66,5 +66,5 @@ TEST(Packing, MovesAPartBack) {
       }
 }
 
-}  // namespace
+}  // namespace packing_test
 }  // namespace sluice::engine

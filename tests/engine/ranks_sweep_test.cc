@@ -11,7 +11,7 @@
 // can do: nobody waits for ever, no frame is missing, and the bits are those of ranks that have everything in
 // memory.
 namespace sluice::engine {
-namespace {
+namespace ranks_sweep_test {
 
 using scheduled::Case;
 using scheduled::Where;
@@ -92,5 +92,5 @@ TEST(RanksSweep, PlansInTheLeastMemoryHaveTheBitsOfRanksInMemory) {
   }
 }
 
-}  // namespace
+}  // namespace ranks_sweep_test
 }  // namespace sluice::engine

@@ -11,7 +11,7 @@
 
 // Tests of optimizers that need whole parameters, and of those that keep other arrays for some parameters.
 namespace sluice::engine {
-namespace {
+namespace rounds_test {
 
 std::unique_ptr<optim::Optimizer> muon(Dtype state = Dtype::kF32) {
   return optim::make_optimizer({.name = "muon", .storage = {state}});
@@ -171,5 +171,5 @@ TEST(Rounds, AMatrixThatDoesNotFitIsRefusedWithWhatWouldDo) {
   EXPECT_GT(enough, 180 * kMiB);
 }
 
-}  // namespace
+}  // namespace rounds_test
 }  // namespace sluice::engine

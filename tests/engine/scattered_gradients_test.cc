@@ -9,7 +9,7 @@
 // Tests of what ranks send each other of gradients, where units are accessed in any order and a rank gets the
 // sums of its own shard alone.
 namespace sluice::engine::wrapped {
-namespace {
+namespace scattered_gradients_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -164,5 +164,5 @@ TEST_P(Scattered, AGradientThatAnotherRankHasDroppedIsRefusedWhereItHasToBeGathe
   });
 }
 
-}  // namespace
+}  // namespace scattered_gradients_test
 }  // namespace sluice::engine::wrapped

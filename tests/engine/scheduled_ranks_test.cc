@@ -9,7 +9,7 @@
 // Ranks that follow a schedule, with everything in shards, or some of it. Wherever these are, the bits are
 // those of ranks that each have everything; and a disk that fails ends the work of all of them.
 namespace sluice::engine {
-namespace {
+namespace scheduled_ranks_test {
 
 using scheduled::Case;
 using scheduled::Ran;
@@ -175,5 +175,5 @@ TEST(ScheduledRanks, NameTheOneWhoseDiskFails) {
   EXPECT_GE(failed, 5);
 }
 
-}  // namespace
+}  // namespace scheduled_ranks_test
 }  // namespace sluice::engine

@@ -9,7 +9,7 @@
 
 // Tests of parameters of which each rank has a shard on disk, in any order, and of plans that move shards.
 namespace sluice::engine::wrapped {
-namespace {
+namespace shards_on_disk_test {
 
 using ::testing::HasSubstr;
 
@@ -155,5 +155,5 @@ TEST(ShardsOnDisk, AreSetWhenNoRankReadsThem) {
   }
 }
 
-}  // namespace
+}  // namespace shards_on_disk_test
 }  // namespace sluice::engine::wrapped

@@ -9,7 +9,7 @@
 #include "engine/kind.h"
 
 namespace sluice::engine {
-namespace {
+namespace shards_test {
 
 std::unique_ptr<optim::Optimizer> made(const char* name) { return optim::make_optimizer({.name = name}); }
 
@@ -129,5 +129,5 @@ TEST(Shards, OfOtherRanksAreNotHere) {
   EXPECT_THROW(Shards(layout, *optimizer, kChunk, {4, 3, 5}), Error);
 }
 
-}  // namespace
+}  // namespace shards_test
 }  // namespace sluice::engine

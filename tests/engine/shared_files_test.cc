@@ -13,7 +13,7 @@
 
 // Checkpoints that several ranks write and load.
 namespace sluice::engine::wrapped {
-namespace {
+namespace shared_files_test {
 
 namespace fs = std::filesystem;
 using ::testing::AnyOf;
@@ -234,5 +234,5 @@ TEST(SharedFiles, MayBeReadWhileTheyAreWritten) {
   EXPECT_EQ(list_checkpoints(folder.path()).whole.size(), 2u);
 }
 
-}  // namespace
+}  // namespace shared_files_test
 }  // namespace sluice::engine::wrapped

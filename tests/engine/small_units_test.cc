@@ -5,7 +5,7 @@
 
 // Tests of units of a few kilobytes, which share huge pages.
 namespace sluice::engine {
-namespace {
+namespace small_units_test {
 
 constexpr std::size_t kMany = 300;
 constexpr std::size_t kUnitBytes = 64 * 64 * sizeof(float);
@@ -80,5 +80,5 @@ TEST_P(SmallUnits, TakeLittleMoreThanTheirBytesAndWhatWasPlanned) {
   EXPECT_LE(small.plan.peak_memory, 4 * kMany * each + 40 * kHugePage);
 }
 
-}  // namespace
+}  // namespace small_units_test
 }  // namespace sluice::engine

@@ -11,7 +11,7 @@
 // Compares a parameter that spans units with the same one in a single unit, under optimizers that need all of
 // it before any element is updated.
 namespace sluice::engine {
-namespace {
+namespace spans_test {
 
 using namespace sluice::engine::spans;  // NOLINT: this file is of these runs
 
@@ -257,5 +257,5 @@ TEST(Spans, OfWhichAScheduleAsksForSomeGradientsAloneAreRefused) {
   });
 }
 
-}  // namespace
+}  // namespace spans_test
 }  // namespace sluice::engine

@@ -10,7 +10,7 @@
 
 // Tests of sums over ranks that begin in the last micro-batch of a step, while the client goes on.
 namespace sluice::engine::wrapped {
-namespace {
+namespace sums_beside_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -324,5 +324,5 @@ TEST(CountedMicroBatches, AreStatedBefore) {
   });
 }
 
-}  // namespace
+}  // namespace sums_beside_test
 }  // namespace sluice::engine::wrapped

@@ -12,7 +12,7 @@
 // Tests of updates in backward on several ranks: a unit's gradients are summed when it is let go, and
 // applied.
 namespace sluice::engine::wrapped {
-namespace {
+namespace sums_in_backward_test {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -429,5 +429,5 @@ TEST(UpdatesInBackwardOfRanks, HaveOneMicroBatchOfEach) {
   });
 }
 
-}  // namespace
+}  // namespace sums_in_backward_test
 }  // namespace sluice::engine::wrapped

@@ -16,7 +16,7 @@
 // Tests of several ranks that train a model with a tied embedding by a schedule. What they sum is the head's
 // part of its gradient, and then what the lookup of tokens adds to it.
 namespace sluice::engine {
-namespace {
+namespace tied_ranks_test {
 
 using ::testing::HasSubstr;
 
@@ -316,5 +316,5 @@ TEST(TiedRanks, MustSayInWhichRowsAGradientIs) {
   });
 }
 
-}  // namespace
+}  // namespace tied_ranks_test
 }  // namespace sluice::engine

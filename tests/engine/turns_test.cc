@@ -11,7 +11,7 @@
 
 // Tests of the order in which ranks that have other units than each other sum them in backward.
 namespace sluice::engine {
-namespace {
+namespace turns_test {
 
 using ::testing::ElementsAre;
 using Units = std::vector<UnitId>;
@@ -231,5 +231,5 @@ TEST_P(AnyUnitsOfRanks, AreSummedWhereTheirOrderIsOne) {
   }
 }
 
-}  // namespace
+}  // namespace turns_test
 }  // namespace sluice::engine

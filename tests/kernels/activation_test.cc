@@ -2,7 +2,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
-namespace {
+namespace activation_test {
 using namespace sluice::test;
 
 constexpr double kRoot = 0.79788456080286535588;  // sqrt(2 / pi)
@@ -102,5 +102,5 @@ TEST(SameBits, Activation) {
     });
 }
 
-}  // namespace
+}  // namespace activation_test
 }  // namespace sluice::kernels

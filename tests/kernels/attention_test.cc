@@ -15,7 +15,7 @@
 #include "float_array.h"
 
 namespace sluice::kernels {
-namespace {
+namespace attention_test {
 
 constexpr float kOutside = 776.0f;  // fills the gaps between rows; every type can hold it
 
@@ -427,5 +427,5 @@ TEST(AttentionTest, RefusesImpossibleShapes) {
                Error);
 }
 
-}  // namespace
+}  // namespace attention_test
 }  // namespace sluice::kernels

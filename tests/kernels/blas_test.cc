@@ -10,7 +10,7 @@
 
 // A caller's BLAS must get arguments that mean the product that was asked for.
 namespace sluice::kernels {
-namespace {
+namespace blas_test {
 using namespace sluice::test;
 
 TEST(BlasProducts, AgreeWithTheMatrixLibrary) {
@@ -48,5 +48,5 @@ TEST(BlasProducts, RefuseSizesThatItsIntegersCannotHold) {
   expect_error(ErrorCode::kInvalidArgument, {"32-bit", "2147483648"}, [&] { blas->multiply_f32(p); });
 }
 
-}  // namespace
+}  // namespace blas_test
 }  // namespace sluice::kernels

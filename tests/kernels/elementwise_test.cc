@@ -3,7 +3,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
-namespace {
+namespace elementwise_test {
 using namespace sluice::test;
 
 class Elementwise : public testing::Test {
@@ -122,5 +122,5 @@ TEST(SameBits, Elementwise) {
     });
 }
 
-}  // namespace
+}  // namespace elementwise_test
 }  // namespace sluice::kernels

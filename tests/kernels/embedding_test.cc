@@ -3,7 +3,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
-namespace {
+namespace embedding_test {
 using namespace sluice::test;
 
 constexpr std::int32_t kVocabulary = 50;
@@ -100,5 +100,5 @@ TEST(SameBits, Embedding) {
     });
 }
 
-}  // namespace
+}  // namespace embedding_test
 }  // namespace sluice::kernels

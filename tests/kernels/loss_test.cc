@@ -3,7 +3,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
-namespace {
+namespace loss_test {
 using namespace sluice::test;
 
 struct Row {
@@ -94,5 +94,5 @@ TEST(SameBits, CrossEntropy) {
   });
 }
 
-}  // namespace
+}  // namespace loss_test
 }  // namespace sluice::kernels

@@ -17,7 +17,7 @@
 #include "rounding.h"
 
 namespace sluice::kernels {
-namespace {
+namespace matrix_test {
 
 constexpr float kOutside = 776.0f;  // fills the gaps between C's rows, which no product may touch
 
@@ -327,5 +327,5 @@ TEST(MatrixPluginTest, OtherThreadCountsAreRight) {
   EXPECT_THROW(load_matrix_library(0), Error);
 }
 
-}  // namespace
+}  // namespace matrix_test
 }  // namespace sluice::kernels

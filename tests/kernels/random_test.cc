@@ -4,7 +4,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
-namespace {
+namespace random_test {
 using namespace sluice::test;
 
 constexpr std::uint64_t kSeed = 0x123456789abcdefu, kStream = 0xfedcba987654321u;
@@ -100,5 +100,5 @@ TEST(SameBits, Random) {
     });
 }
 
-}  // namespace
+}  // namespace random_test
 }  // namespace sluice::kernels

@@ -5,7 +5,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
-namespace {
+namespace reduce_test {
 using namespace sluice::test;
 
 // The written order, level by level: neighbours are added, an odd last one is carried.
@@ -194,5 +194,5 @@ TEST(SameBits, Reduce) {
     });
 }
 
-}  // namespace
+}  // namespace reduce_test
 }  // namespace sluice::kernels

@@ -3,7 +3,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
-namespace {
+namespace rope_test {
 using namespace sluice::test;
 
 std::vector<double> frequencies(std::size_t half) {
@@ -62,5 +62,5 @@ TEST(SameBits, Rope) {
     });
 }
 
-}  // namespace
+}  // namespace rope_test
 }  // namespace sluice::kernels

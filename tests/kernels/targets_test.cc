@@ -2,7 +2,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::test {
-namespace {
+namespace targets_test {
 
 // Each SameBits test runs on every target that has a test here. Those that this CPU lacks are skipped, with
 // the reason.
@@ -40,5 +40,5 @@ TEST(Targets, TheWidestIsChosenAndNamed) {
   EXPECT_EQ(kernels::chosen_target(), "scalar");
 }
 
-}  // namespace
+}  // namespace targets_test
 }  // namespace sluice::test

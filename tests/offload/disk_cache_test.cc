@@ -25,7 +25,7 @@ extern "C" int flock(int descriptor, int operation) noexcept {
 }
 
 namespace sluice::offload {
-namespace {
+namespace disk_cache_test {
 using namespace sluice::offload::testing;
 
 constexpr std::uint64_t kSample = 64 * kMiB;  // shorter measurements are not kept
@@ -256,5 +256,5 @@ TEST_F(DiskCacheTest, ManyWritersLeaveOneWholeEntry) {
   EXPECT_EQ(files, 1u);
 }
 
-}  // namespace
+}  // namespace disk_cache_test
 }  // namespace sluice::offload

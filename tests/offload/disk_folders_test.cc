@@ -9,7 +9,7 @@
 
 // What disk folders may lend that lie on one file system.
 namespace sluice::offload {
-namespace {
+namespace disk_folders_test {
 
 class DiskFolders : public ::testing::Test {
  protected:
@@ -60,5 +60,5 @@ TEST(ParseDiskTest, TellsFoldersFromSizes) {
   for (const char* bad : {"/a:12XB", "/a:", ":1GiB", "/a:0"}) EXPECT_THROW(parse_disk(bad), Error) << bad;
 }
 
-}  // namespace
+}  // namespace disk_folders_test
 }  // namespace sluice::offload

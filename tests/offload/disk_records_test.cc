@@ -10,7 +10,7 @@
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace disk_records_test {
 
 using allocator::Ledger;
 using allocator::Purpose;
@@ -116,5 +116,5 @@ TEST_F(DiskRecords, ADiskThatIsTooSmallSaysWhatIsFreeAndNothingIsKept) {
   EXPECT_EQ(ledger_.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
 }
 
-}  // namespace
+}  // namespace disk_records_test
 }  // namespace sluice::offload

@@ -5,7 +5,7 @@
 #include "offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace disk_trials_test {
 using namespace sluice::offload::testing;
 
 DiskTrial trial(IoWay way, std::size_t block, unsigned count, double read, double write) {
@@ -58,5 +58,5 @@ TEST(TryDisk, FindsWhatItTriedAndLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-}  // namespace
+}  // namespace disk_trials_test
 }  // namespace sluice::offload

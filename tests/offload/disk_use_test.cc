@@ -5,7 +5,7 @@
 #include "offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace disk_use_test {
 using namespace sluice::offload::testing;
 
 TEST(DiskUse, IsFoundByEachService) {
@@ -25,5 +25,5 @@ TEST(DiskUse, IsFoundByEachService) {
 
 TEST(DiskUse, AMissingFolderIsRefused) { EXPECT_THROW(use_disk("/nowhere/at/all", kMiB, {}), Error); }
 
-}  // namespace
+}  // namespace disk_use_test
 }  // namespace sluice::offload

@@ -10,7 +10,7 @@
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace faults_test {
 
 using testing::Buffer;
 using testing::equal;
@@ -277,5 +277,5 @@ TEST_F(BlockTest, CallsThatNeverMoveAnythingDoNotHang) {
   EXPECT_EQ(error().code(), ErrorCode::kIo);
 }
 
-}  // namespace
+}  // namespace faults_test
 }  // namespace sluice::offload

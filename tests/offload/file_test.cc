@@ -10,7 +10,7 @@
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace file_test {
 
 using testing::Buffer;
 using testing::DirectFolder;
@@ -230,5 +230,5 @@ INSTANTIATE_TEST_SUITE_P(All, FileTest,
                                            Kind::kFaultless, Kind::kDelayed),
                          [](const auto& test) { return name_of(test.param); });
 
-}  // namespace
+}  // namespace file_test
 }  // namespace sluice::offload

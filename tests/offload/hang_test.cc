@@ -15,7 +15,7 @@
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace hang_test {
 
 using testing::Buffer;
 using testing::DirectFolder;
@@ -146,5 +146,5 @@ TEST_P(HangTest, SlowIsNotHanging) {
   read_now(*file, 0, data.all());
 }
 
-}  // namespace
+}  // namespace hang_test
 }  // namespace sluice::offload

@@ -8,7 +8,7 @@
 #include "offload/test_files.h"
 
 namespace sluice::offload {
-namespace {
+namespace measure_test {
 using namespace sluice::offload::testing;
 
 constexpr StreamShape kShape{64 * kKiB, 4};
@@ -104,5 +104,5 @@ TEST_F(Measure, AFileBeyondTheDiskIsRefusedWithWhatIsMissing) {
   }
 }
 
-}  // namespace
+}  // namespace measure_test
 }  // namespace sluice::offload

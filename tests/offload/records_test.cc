@@ -10,7 +10,7 @@
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace records_test {
 
 using allocator::Ledger;
 using allocator::Purpose;
@@ -495,5 +495,5 @@ TEST(RecordStoreTest, ADiskBudgetIsEnforcedBeforeSpaceIsTaken) {
   EXPECT_EQ(ledger.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
 }
 
-}  // namespace
+}  // namespace records_test
 }  // namespace sluice::offload

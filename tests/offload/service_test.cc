@@ -19,7 +19,7 @@
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
-namespace {
+namespace service_test {
 
 using testing::Buffer;
 using testing::DirectFolder;
@@ -258,5 +258,5 @@ TEST(MakeServiceDeathTest, ThreadsWithAWarningWhereUringIsForbidden) {
               "(seccomp|io_uring_disabled).*16 threads instead(.|\n)*why: ");
 }
 
-}  // namespace
+}  // namespace service_test
 }  // namespace sluice::offload

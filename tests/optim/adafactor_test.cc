@@ -11,7 +11,7 @@
 // What the paper says of one matrix and one vector, in f64, and the same bits however they are cut;
 // tests/python/package/test_optimizers.py holds Adafactor to transformers' over 100 steps.
 namespace sluice::optim {
-namespace {
+namespace adafactor_test {
 using namespace sluice::test;
 
 struct Parameter {
@@ -289,5 +289,5 @@ TEST(Adafactor, RefusesWhatCannotBe) {
   refused({.name = "adamw", .settings = {{"relative_step", true}}}, {"relative_step", "adamw"});
 }
 
-}  // namespace
+}  // namespace adafactor_test
 }  // namespace sluice::optim

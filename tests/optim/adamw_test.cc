@@ -6,7 +6,7 @@
 #include "optim/optimizer.h"
 
 namespace sluice::optim {
-namespace {
+namespace adamw_test {
 using namespace sluice::test;
 
 // A parameter with its state, in memory as the engine would hold it.
@@ -164,5 +164,5 @@ TEST(AdamW, MisuseIsAnError) {
   EXPECT_THROW(make_optimizer({})->apply(threads, {1e-3, 0, 1, 1}, span), Error);
 }
 
-}  // namespace
+}  // namespace adamw_test
 }  // namespace sluice::optim

@@ -7,7 +7,7 @@
 #include "kernels/harness.h"
 
 namespace sluice::optim {
-namespace {
+namespace eight_bit_test {
 using namespace sluice::test;
 
 constexpr CodeMap kMaps[] = {CodeMap::kSigned, CodeMap::kUnsigned};
@@ -228,5 +228,5 @@ TEST(EightBit, SameBits) {
     }
 }
 
-}  // namespace
+}  // namespace eight_bit_test
 }  // namespace sluice::optim

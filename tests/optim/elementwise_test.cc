@@ -9,7 +9,7 @@
 
 // Tests every elementwise optimizer against its paper's formulae in f64, on every target, cut in every way.
 namespace sluice::optim {
-namespace {
+namespace elementwise_test {
 using namespace sluice::test;
 
 // A parameter with its state, in memory as the engine would hold it.
@@ -476,5 +476,5 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   EXPECT_EQ(make_optimizer({})->settings(), (Json{{"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}}));
 }
 
-}  // namespace
+}  // namespace elementwise_test
 }  // namespace sluice::optim

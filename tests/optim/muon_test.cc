@@ -13,7 +13,7 @@
 // Muon against f64, and the same bits however it is cut; tests/python/package/test_optimizers.py holds it to
 // torch.optim.Muon.
 namespace sluice::optim {
-namespace {
+namespace muon_test {
 using namespace sluice::test;
 
 // The definition, one element after another.
@@ -292,5 +292,5 @@ TEST(Muon, RefusesWhatCannotBe) {
           {"muon_scale", "sgd"});
 }
 
-}  // namespace
+}  // namespace muon_test
 }  // namespace sluice::optim

@@ -12,7 +12,7 @@
 #include "thrown.h"
 
 namespace sluice::optim {
-namespace {
+namespace settings_test {
 
 std::string value_text(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
@@ -121,5 +121,5 @@ TEST(Settings, OfAStepKeepTheOtherValues) {
   EXPECT_EQ(Settings("sgd", nullptr).for_step({{"nesterov", false}})->is_on("nesterov"), false);
 }
 
-}  // namespace
+}  // namespace settings_test
 }  // namespace sluice::optim

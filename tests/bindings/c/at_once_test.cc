@@ -7,7 +7,7 @@
 
 // Tests of updates that follow at once in backward, with gradients that are never stored.
 namespace sluice_c_test {
-namespace {
+namespace at_once_test {
 
 struct Settings {
   std::array<sluice_group_settings, 2> groups = two_groups();
@@ -226,5 +226,5 @@ TEST_P(AtOnceTest, SettingsComeWithTheBeginning) {
   EXPECT_OK(end(engine.get()));
 }
 
-}  // namespace
+}  // namespace at_once_test
 }  // namespace sluice_c_test

@@ -8,7 +8,7 @@
 
 // Each call of the C ABI on an engine, while its caller captures the stream on which it computes.
 namespace sluice_c_test {
-namespace {
+namespace device_calls_test {
 
 class DeviceCallsTest : public FakeGpuTest {
  protected:
@@ -175,5 +175,5 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
   EXPECT_EQ(called, all_calls());
 }
 
-}  // namespace
+}  // namespace device_calls_test
 }  // namespace sluice_c_test

@@ -8,7 +8,7 @@
 
 // Tests that an engine on a GPU has the bits of the CPU's, as a caller of the C ABI sees them.
 namespace sluice_c_test {
-namespace {
+namespace device_test {
 
 using Json = nlohmann::json;
 
@@ -364,5 +364,5 @@ TEST_F(DeviceTest, TheSameBitsOnTheCallersStreamInAnyOrderOfTheGpu) {
   }
 }
 
-}  // namespace
+}  // namespace device_test
 }  // namespace sluice_c_test

@@ -2,7 +2,7 @@
 
 // Tests of frozen units, which are read like any other, are never updated, and have no state.
 namespace sluice_c_test {
-namespace {
+namespace frozen_test {
 
 constexpr uint32_t kFrozenUnit = 1, kWeight = 2, kScale = 3;
 
@@ -110,5 +110,5 @@ TEST(FrozenUnitTest, AUnitIsAllFrozenOrAllTrainable) {
                {"'mixed'", "'trained'", "'frozen'"});
 }
 
-}  // namespace
+}  // namespace frozen_test
 }  // namespace sluice_c_test

@@ -6,7 +6,7 @@
 
 // Tests of gradients that a caller reads, scales, keeps and drops, on any tier.
 namespace sluice_c_test {
-namespace {
+namespace gradients_test {
 
 constexpr uint32_t kLast = 4, kLastUnit = 2;
 
@@ -151,5 +151,5 @@ TEST_P(GradientsTest, ThatAreNotFiniteAreKeptAndNamed) {
   EXPECT_TRUE(values_of(engine_.get()) == before);
 }
 
-}  // namespace
+}  // namespace gradients_test
 }  // namespace sluice_c_test

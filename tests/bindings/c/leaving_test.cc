@@ -2,7 +2,7 @@
 
 // Tests of what parameters' addresses show after the engine has gone.
 namespace sluice_c_test {
-namespace {
+namespace leaving_test {
 
 std::vector<const void*> addresses(sluice_engine* engine) {
   std::vector<const void*> found(parameters().size());
@@ -80,5 +80,5 @@ TEST_P(LeavingTest, WithoutValuesATouchIsTold) {
                "'parameters of unit.1' was touched after its engine was closed without keeping");
 }
 
-}  // namespace
+}  // namespace leaving_test
 }  // namespace sluice_c_test

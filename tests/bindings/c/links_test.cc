@@ -2,7 +2,7 @@
 
 // Tests of ranks that exchange packets over functions of the caller.
 namespace sluice_c_test {
-namespace {
+namespace links_test {
 
 TEST(LinksOfTheCaller, EndWithAnErrorThatNamesThem) {
   Network network(2);
@@ -89,5 +89,5 @@ TEST(LinksOfTheCaller, EndWhereAllShareMemory) {
   });
 }
 
-}  // namespace
+}  // namespace links_test
 }  // namespace sluice_c_test

@@ -7,7 +7,7 @@
 
 // Tests that misuse and bad input are errors that name what is wrong, after which the engine goes on.
 namespace sluice_c_test {
-namespace {
+namespace misuse_test {
 
 class MisuseTest : public ::testing::Test {
  protected:
@@ -427,5 +427,5 @@ TEST(LedgerTest, ShowsEveryTierAndNeverMoreThanTheBudget) {
   EXPECT_GT(std::filesystem::file_size(folder.path("trace.json")), 100u);
 }
 
-}  // namespace
+}  // namespace misuse_test
 }  // namespace sluice_c_test

@@ -7,7 +7,7 @@
 
 // Tests of ranks that mpirun has started.
 namespace sluice_c_test {
-namespace {
+namespace mpi_test {
 
 constexpr uint32_t kElements = 1u << 20;  // large enough to be partitioned
 
@@ -134,5 +134,5 @@ TEST_F(RanksOfMpi, AreWhatTheExampleTrainsWith) {
   EXPECT_NE(process.output().find("all 3 ranks have the same values"), std::string::npos) << process.output();
 }
 
-}  // namespace
+}  // namespace mpi_test
 }  // namespace sluice_c_test

@@ -5,7 +5,7 @@
 
 // Tests of matrix products by the caller's BLAS, and of which parameters they are for.
 namespace sluice_c_test {
-namespace {
+namespace muon_test {
 
 std::atomic<int> calls{0};
 
@@ -116,5 +116,5 @@ TEST(Muon, RefusesWhatItDoesNotHave) {
   EXPECT_OK(sluice_optimizer_check("adamw", twice, 1));
 }
 
-}  // namespace
+}  // namespace muon_test
 }  // namespace sluice_c_test

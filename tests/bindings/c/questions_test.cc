@@ -2,7 +2,7 @@
 
 // Tests of questions, so that a caller need not keep count itself.
 namespace sluice_c_test {
-namespace {
+namespace questions_test {
 
 constexpr uint32_t kLast = 4, kLastUnit = 2;
 
@@ -146,5 +146,5 @@ TEST_F(QuestionsTest, WhyAnEngineHasFailed) {
   for (sluice_home* home : homes) sluice_home_destroy(home);
 }
 
-}  // namespace
+}  // namespace questions_test
 }  // namespace sluice_c_test

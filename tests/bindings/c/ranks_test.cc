@@ -7,7 +7,7 @@
 
 // Tests of ranks: threads of this process, over shared memory and over functions of the caller.
 namespace sluice_c_test {
-namespace {
+namespace ranks_test {
 
 // kHosts: links of the caller, who says that every two ranks share a host.
 enum class Over { kMemory, kLinks, kHosts };
@@ -314,5 +314,5 @@ TEST(RanksMisuse, IsRefused) {
   EXPECT_FALSE(network.has_left(0));
 }
 
-}  // namespace
+}  // namespace ranks_test
 }  // namespace sluice_c_test

@@ -2,7 +2,7 @@
 
 // Tests of an engine whose plan changes: only the tiers of its bytes become others.
 namespace sluice_c_test {
-namespace {
+namespace replan_test {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20, kMemory = uint64_t{1} << 30, kReserved = 64 * kMiB;
 
@@ -190,5 +190,5 @@ TEST(ReplanRefusals, StepsAndGradients) {
   EXPECT_OK(sluice_engine_replan(engine.get(), kReserved));
 }
 
-}  // namespace
+}  // namespace replan_test
 }  // namespace sluice_c_test

@@ -2,7 +2,7 @@
 
 // Tests of options.reproducible and of plans for ranks, which need no rank.
 namespace sluice_c_test {
-namespace {
+namespace reproducible_test {
 
 sluice_status created(const sluice_engine_options& options) {
   sluice_engine* engine = nullptr;
@@ -91,5 +91,5 @@ TEST(PlanOfRanks, NeedsNone) {
   expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.planned_ranks is 200"});
 }
 
-}  // namespace
+}  // namespace reproducible_test
 }  // namespace sluice_c_test

@@ -5,7 +5,7 @@
 
 // Compares a parameter that spans three units with the same one in a single unit.
 namespace sluice_c_test {
-namespace {
+namespace span_test {
 
 constexpr uint64_t kGrain = SLUICE_SPAN_GRAIN;
 constexpr std::array<uint64_t, 2> kShape = {5, kGrain / 2};  // has 2.5 grains
@@ -140,5 +140,5 @@ TEST(SpansThatDoNotFit, AreRefused) {
   refused({{0, kGrain}, {2 * kGrain, kGrain / 2}}, "must follow");
 }
 
-}  // namespace
+}  // namespace span_test
 }  // namespace sluice_c_test

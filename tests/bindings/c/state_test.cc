@@ -5,7 +5,7 @@
 
 // Tests of optimizer state that the caller reads and writes.
 namespace sluice_c_test {
-namespace {
+namespace state_test {
 
 using State = std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>;  // by parameter and array
 
@@ -172,5 +172,5 @@ TEST(StateOfFrozenUnits, IsRefused) {
                {"'state'"});
 }
 
-}  // namespace
+}  // namespace state_test
 }  // namespace sluice_c_test

@@ -4,7 +4,7 @@
 
 // Tests of reads and writes at a parameter's address while its unit is not held.
 namespace sluice_c_test {
-namespace {
+namespace touches_test {
 
 class TouchesTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -123,5 +123,5 @@ TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
   EXPECT_DEATH((void)sluice_engine_get_state(engine.get(), 1, see, absent), told);  // on any of its threads
 }
 
-}  // namespace
+}  // namespace touches_test
 }  // namespace sluice_c_test

@@ -7,7 +7,7 @@
 
 // Tests that the C ABI gives the same bits on every tier, and in whatever order units come.
 namespace sluice_c_test {
-namespace {
+namespace training_test {
 
 class TrainingTest : public ::testing::Test {
  protected:
@@ -294,5 +294,5 @@ TEST_F(TrainingTest, AnEngineIsUsedFromSeveralThreads) {
   EXPECT_OK(apply(engine.get()));
 }
 
-}  // namespace
+}  // namespace training_test
 }  // namespace sluice_c_test

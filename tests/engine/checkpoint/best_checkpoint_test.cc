@@ -6,7 +6,7 @@
 #include <limits>
 
 namespace sluice::engine {
-namespace {
+namespace best_checkpoint_test {
 
 const Json kJudge = {{"batches", 8}, {"data_fingerprint", "0123456789abcdef"}, {"windows", 12}};
 const Json kOther = {{"batches", 9}, {"data_fingerprint", "0123456789abcdef"}, {"windows", 12}};
@@ -69,5 +69,5 @@ TEST(BestCheckpointTest, IsAmongThoseOfTheNewestJudge) {
   EXPECT_TRUE(was_judged_otherwise(list, kOther));
 }
 
-}  // namespace
+}  // namespace best_checkpoint_test
 }  // namespace sluice::engine

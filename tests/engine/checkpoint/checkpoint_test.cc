@@ -10,7 +10,7 @@
 #include "engine/checkpoint/support.h"
 
 namespace sluice::engine {
-namespace {
+namespace checkpoint_test {
 
 namespace fs = std::filesystem;
 
@@ -419,5 +419,5 @@ TEST_F(CheckpointTest, TextThatIsNotUtf8IsRefused) {
   expect_error(ErrorCode::kInvalidArgument, {"step 12"}, [&] { writer->commit({{"note", "\xff"}}); });
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace sluice::engine

@@ -9,7 +9,7 @@
 #include "engine/checkpoint/file_sum.h"
 
 namespace sluice::engine {
-namespace {
+namespace file_parts_test {
 
 constexpr int kEvery = FilePart::kEvery;
 constexpr std::uint64_t kBlock = kStreamBlock;
@@ -76,5 +76,5 @@ TEST(FileParts, ThatDoNotMakeAFileAreRefused) {
   EXPECT_THROW(FileParts({{0, 5}}, 2).at(5), Error);
 }
 
-}  // namespace
+}  // namespace file_parts_test
 }  // namespace sluice::engine

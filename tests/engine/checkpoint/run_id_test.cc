@@ -10,7 +10,7 @@
 #include "core/error.h"
 
 namespace sluice::engine {
-namespace {
+namespace run_id_test {
 
 class RunIdTest : public ::testing::Test {
  protected:
@@ -42,5 +42,5 @@ TEST_F(RunIdTest, AFileOfSomethingElseIsRefused) {
   EXPECT_THROW(read_run_id(out_), Error);
 }
 
-}  // namespace
+}  // namespace run_id_test
 }  // namespace sluice::engine

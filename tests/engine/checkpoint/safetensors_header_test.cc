@@ -4,7 +4,7 @@
 #include "engine/checkpoint/support.h"
 
 namespace sluice::engine {
-namespace {
+namespace safetensors_header_test {
 
 // Made by Python's safetensors 0.8: save({"b": f32 [[1, 2, 3]], "a": u8 []}).
 const std::string kGoldenText =
@@ -178,5 +178,5 @@ TEST(SafetensorsHeader, RefusesToBuildWhatOthersCouldNotRead) {
   refused({{"t", Dtype::kF32, {1ull << 40, 1ull << 40}}}, {"'t'", "64 bits"});
 }
 
-}  // namespace
+}  // namespace safetensors_header_test
 }  // namespace sluice::engine

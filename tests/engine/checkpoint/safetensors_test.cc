@@ -5,7 +5,7 @@
 #include "engine/checkpoint/support.h"
 
 namespace sluice::engine {
-namespace {
+namespace safetensors_test {
 
 class SafetensorsTest : public FilesTest {
  protected:
@@ -352,5 +352,5 @@ TEST_F(SafetensorsFolderTest, NamesWhatIsWrong) {
   }
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace sluice::engine

@@ -5,7 +5,7 @@
 #include "tests/engine/checkpoint/support.h"
 
 namespace sluice::engine {
-namespace {
+namespace stream_test {
 
 class StreamTest : public FilesTest {};
 
@@ -60,5 +60,5 @@ TEST_F(StreamTest, TheNextBlocksOfEachFileAreUnderWay) {
   EXPECT_GE(io_.reads.most, static_cast<int>(kFiles));
 }
 
-}  // namespace
+}  // namespace stream_test
 }  // namespace sluice::engine

@@ -8,7 +8,7 @@
 #include "comm/worlds.h"
 
 namespace sluice::engine {
-namespace {
+namespace clocks_test {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
@@ -64,5 +64,5 @@ TEST(ClocksTest, DriftEvenlyBetweenTwoReadings) {
   EXPECT_EQ(time_of_first(first, first, 7), 7 - 100 * kSecond);
 }
 
-}  // namespace
+}  // namespace clocks_test
 }  // namespace sluice::engine

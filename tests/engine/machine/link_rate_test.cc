@@ -10,7 +10,7 @@
 #include "core/bytes.h"
 
 namespace sluice::engine {
-namespace {
+namespace link_rate_test {
 
 std::vector<Link> links_of_ranks(int ranks, std::uint64_t memory = kGiB) {
   std::mutex mutex;
@@ -48,5 +48,5 @@ TEST(LinkRateTest, TakesNoMoreMemoryThanOneRankHas) {
   }
 }
 
-}  // namespace
+}  // namespace link_rate_test
 }  // namespace sluice::engine

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace sluice::engine {
-namespace {
+namespace machine_rates_test {
 
 // Two disks are as fast as twice the slower one.
 TEST(AddDisk, GivesEachOfTheRanksThatShareItTheirPart) {
@@ -52,5 +52,5 @@ TEST(RankProcessorSeconds, AreNoneWhereEachRankHasACoreForThem) {
   EXPECT_GT(rank_processor_seconds(2, 3, 7, false, 1e10), on_one_host);
 }
 
-}  // namespace
+}  // namespace machine_rates_test
 }  // namespace sluice::engine

@@ -9,7 +9,7 @@
 #include "thrown.h"
 
 namespace sluice::engine {
-namespace {
+namespace machine_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::MachineFile;
@@ -115,5 +115,5 @@ TEST(ProcessBytes, AreTheSameForSizesThatDifferByALittle) {
   EXPECT_GT(process_bytes(0, 64), stated);
 }
 
-}  // namespace
+}  // namespace machine_test
 }  // namespace sluice::engine

@@ -7,7 +7,7 @@
 #include "tests/thrown.h"
 
 namespace sluice::engine {
-namespace {
+namespace process_test {
 
 TEST(GroupLimit, SaysThatMemoryIsNotThereForAllRanks) {
   const Thrown thrown =
@@ -15,7 +15,7 @@ TEST(GroupLimit, SaysThatMemoryIsNotThereForAllRanks) {
   EXPECT_EQ(thrown.code, ErrorCode::kBudget);
   for (const char* part :
        {"--memory is 300 MiB", "each of the 2 ranks", "may have 70.0 MiB", "at most 35.0 MiB"})
-    EXPECT_THAT(thrown.text, testing::HasSubstr(part));
+    EXPECT_THAT(thrown.text, ::testing::HasSubstr(part));
   EXPECT_EQ(thrown_by([] { check_group_limit(kMiB + 1, 1, "--memory is", std::size_t{kMiB}); }).code,
             ErrorCode::kBudget);
 }
@@ -25,5 +25,5 @@ TEST(GroupLimit, LeavesWhatIsThere) {
   EXPECT_NO_THROW(check_group_limit(300 * kGiB, 64, "", std::nullopt));
 }
 
-}  // namespace
+}  // namespace process_test
 }  // namespace sluice::engine

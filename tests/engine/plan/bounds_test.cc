@@ -15,7 +15,7 @@
 
 // However large a request is, its plan is made, or refused, in seconds.
 namespace sluice::engine {
-namespace {
+namespace bounds_test {
 
 constexpr Budget kPlenty{16 * kGiB, 64 * kGiB, 0};
 
@@ -70,17 +70,17 @@ TEST(Bounds, WhatIsBeyondThemIsRefused) {
        {std::size_t{0}, std::size_t{65}, std::numeric_limits<std::size_t>::max()}) {
     request.prefetch = prefetch;
     EXPECT_THAT(message_of([&] { make_plan(toy::profile(1), *optimizer, kPlenty, request, {}); }),
-                testing::HasSubstr("a prefetch depth of " + std::to_string(prefetch)));
+                ::testing::HasSubstr("a prefetch depth of " + std::to_string(prefetch)));
   }
   request.prefetch = 64;
   EXPECT_EQ(make_plan(toy::profile(1), *optimizer, kPlenty, request, {}).prefetch, 64u);
   request = {};
   EXPECT_THAT(message_of([&] { make_plan(toy::profile(1'000'001), *optimizer, kPlenty, request, {}); }),
-              testing::HasSubstr("1000001 micro-batches"));
+              ::testing::HasSubstr("1000001 micro-batches"));
   const auto begin = std::chrono::steady_clock::now();
   make_plan(toy::profile(1'000'000), *optimizer, kPlenty, request, {});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
-}  // namespace
+}  // namespace bounds_test
 }  // namespace sluice::engine

@@ -18,7 +18,7 @@
 
 // What is not on a GPU is in host memory wherever it fits there, and a refusal names what is enough.
 namespace sluice::engine {
-namespace {
+namespace device_refusal_test {
 
 using allocator::Tier;
 
@@ -176,5 +176,5 @@ TEST(DeviceRefusal, SaysInBytesWhatLooksLikeWhatIsGiven) {
   EXPECT_EQ(format_needed(18 * kMiB, 16 * kMiB), "18.0 MiB");
 }
 
-}  // namespace
+}  // namespace device_refusal_test
 }  // namespace sluice::engine

@@ -11,7 +11,7 @@
 #include "core/bytes.h"
 
 namespace sluice::engine {
-namespace {
+namespace device_walk_test {
 
 // Rates at which 100 bytes take a second in each direction, also both ways at once, and on the disk.
 MachineRates slow() {
@@ -231,5 +231,5 @@ TEST(GpuSteps, WhatOtherRulesBring) {
   fmt::print("{}\n", fmt::join(lines, "\n"));
 }
 
-}  // namespace
+}  // namespace device_walk_test
 }  // namespace sluice::engine

@@ -15,7 +15,7 @@
 // Each file in pinned/ has what a plan is made from, and the plan. To change plans on purpose, run these
 // tests with SLUICE_PIN_PLANS=1, which writes the files anew; the commit then shows the difference.
 namespace sluice::engine {
-namespace {
+namespace pinned_test {
 
 const std::filesystem::path kFolder = SLUICE_SOURCE_DIR "/tests/engine/plan/pinned";
 constexpr std::size_t kWidth = 160;  // the longest line of a file
@@ -270,5 +270,5 @@ TEST_P(PinnedPlans, AreMadeAgain) {
 INSTANTIATE_TEST_SUITE_P(Files, PinnedPlans, testing::ValuesIn(names()),
                          [](const auto& file) { return file.param; });
 
-}  // namespace
+}  // namespace pinned_test
 }  // namespace sluice::engine

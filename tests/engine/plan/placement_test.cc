@@ -10,7 +10,7 @@
 #include "engine/toy.h"
 
 namespace sluice::engine {
-namespace {
+namespace placement_test {
 
 constexpr auto kDisk = allocator::Tier::kDisk;
 const std::vector<Part> kInFrames = {Part::kParameters, Part::kGradient};
@@ -440,5 +440,5 @@ TEST(Frames, TheLargestFewAreAddedUp) {
   }
 }
 
-}  // namespace
+}  // namespace placement_test
 }  // namespace sluice::engine

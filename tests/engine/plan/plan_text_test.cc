@@ -10,7 +10,7 @@
 
 // The table that people read, and what programs read.
 namespace sluice::engine {
-namespace {
+namespace plan_text_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -89,5 +89,5 @@ TEST(PlanText, OfAGpuSaysWhatTheDiskMoves) {
   EXPECT_EQ(disk.json.at("step").at("bytes_written"), disk.plan.step_bytes_written);
 }
 
-}  // namespace
+}  // namespace plan_text_test
 }  // namespace sluice::engine

@@ -12,7 +12,7 @@
 
 // What the plans of several ranks have to do with each other.
 namespace sluice::engine {
-namespace {
+namespace ranks_test {
 
 constexpr int kRanks = 3;
 
@@ -157,5 +157,5 @@ TEST(PlansOfRanks, ReplicateTablesOfWhichAStepHasFewRows) {
             plan_with(2e8, 8 * kGiB, 0, 2, profile)->step_bytes_received);
 }
 
-}  // namespace
+}  // namespace ranks_test
 }  // namespace sluice::engine

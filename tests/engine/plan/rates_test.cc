@@ -7,7 +7,7 @@
 #include "engine/toy.h"
 
 namespace sluice::engine {
-namespace {
+namespace rates_test {
 
 MachineRates rates_of(double read, double write, double together) {
   MachineRates rates;
@@ -156,5 +156,5 @@ TEST(Links, AreReadAsTheyAreWritten) {
     EXPECT_THROW(parse_link(wrong), Error) << wrong;
 }
 
-}  // namespace
+}  // namespace rates_test
 }  // namespace sluice::engine

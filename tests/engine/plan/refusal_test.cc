@@ -16,7 +16,7 @@
 
 // A refusal names the cheapest change with which there is a plan.
 namespace sluice::engine {
-namespace {
+namespace refusal_test {
 
 // The words of the refusal; nothing where there is a plan.
 std::optional<std::string> refusal(const Profile& profile, const optim::Optimizer& optimizer,
@@ -161,5 +161,5 @@ TEST(LargestRanks, HaveTheOneWithMost) {
                                   [&](int rank) { return shards.shard(0, rank).size() == *sizes.rbegin(); }));
 }
 
-}  // namespace
+}  // namespace refusal_test
 }  // namespace sluice::engine

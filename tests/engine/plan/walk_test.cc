@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace sluice::engine {
-namespace {
+namespace walk_test {
 
 // Rates at which 100 bytes take a second in each direction.
 MachineRates slow_disk() {
@@ -167,5 +167,5 @@ TEST(Walk, TransfersTakeOfTheCoresWhereTheseCompute) {
   EXPECT_DOUBLE_EQ(time.step, 6.5);
 }
 
-}  // namespace
+}  // namespace walk_test
 }  // namespace sluice::engine

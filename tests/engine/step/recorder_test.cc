@@ -5,7 +5,7 @@
 #include <random>
 
 namespace sluice::engine {
-namespace {
+namespace recorder_test {
 
 Access reading(UnitId unit) { return {unit, true, -1, false}; }
 Access final_gradient(UnitId unit) { return {unit, true, 0, true}; }
@@ -92,5 +92,5 @@ TEST(Recorder, FindsTheNextOfItsKindInAnyOrder) {
   }
 }
 
-}  // namespace
+}  // namespace recorder_test
 }  // namespace sluice::engine

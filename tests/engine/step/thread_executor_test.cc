@@ -9,7 +9,7 @@
 #include "engine/step/update_executor.h"
 
 namespace sluice::engine {
-namespace {
+namespace thread_executor_test {
 
 // Computes nothing, and fails in the round 7.
 class Turns final : public UpdateExecutor {
@@ -86,5 +86,5 @@ TEST(ThreadExecutorTest, AsManyWorksGoOnAtATimeAsThereAreThreads) {
   EXPECT_EQ(executor->seconds(), 1.5);
 }
 
-}  // namespace
+}  // namespace thread_executor_test
 }  // namespace sluice::engine

@@ -11,7 +11,7 @@
 #include "offload/test_files.h"
 
 namespace sluice::engine {
-namespace {
+namespace update_pipeline_test {
 
 // A backing in memory. While `holds`, writes do not end before let_go().
 class HoldingFile final : public offload::File {
@@ -184,5 +184,5 @@ TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
   }
 }
 
-}  // namespace
+}  // namespace update_pipeline_test
 }  // namespace sluice::engine

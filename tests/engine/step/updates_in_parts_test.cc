@@ -19,7 +19,7 @@
 
 // Updates in shards, and by other executors, give the bits of one process that updates whole units.
 namespace sluice::engine {
-namespace {
+namespace updates_in_parts_test {
 using namespace sluice::test;
 
 constexpr std::size_t kChunk = 64 * 1024;
@@ -326,5 +326,5 @@ TEST(UpdateExecutor, ErrorsOfAWorkReachThePump) {
   EXPECT_FALSE(applied) << "an update that failed is told as applied";
 }
 
-}  // namespace
+}  // namespace updates_in_parts_test
 }  // namespace sluice::engine

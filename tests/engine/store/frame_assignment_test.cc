@@ -8,7 +8,7 @@
 #include <set>
 
 namespace sluice::engine {
-namespace {
+namespace frame_assignment_test {
 
 using Schedule = std::vector<std::vector<HoldingId>>;
 using Frames = std::vector<std::vector<std::size_t>>;
@@ -106,5 +106,5 @@ TEST(AssignFrames, SharesOnlyWhereNeighboursDoNotFit) {
   EXPECT_GT(together, 200);
 }
 
-}  // namespace
+}  // namespace frame_assignment_test
 }  // namespace sluice::engine

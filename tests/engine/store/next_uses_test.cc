@@ -7,7 +7,7 @@
 #include <set>
 
 namespace sluice::engine {
-namespace {
+namespace next_uses_test {
 
 using Time = NextUses::Time;
 
@@ -88,5 +88,5 @@ TEST(NextUses, ThoseOfTheNextAccessesAreNamedWithWhatFollowsThem) {
   EXPECT_EQ(named.size(), 4u) << "once around the cycle";
 }
 
-}  // namespace
+}  // namespace next_uses_test
 }  // namespace sluice::engine

@@ -13,7 +13,7 @@
 #include "core/error.h"
 
 namespace sluice::engine {
-namespace {
+namespace pager_test {
 
 constexpr std::size_t kBytes = kHugePage;  // one extent for each holding
 
@@ -269,5 +269,5 @@ TEST_F(PagerTest, WithoutABackingItStaysUntilItIsGivenUp) {
   EXPECT_FALSE(pager_.present(kept));
 }
 
-}  // namespace
+}  // namespace pager_test
 }  // namespace sluice::engine

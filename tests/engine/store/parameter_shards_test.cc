@@ -8,7 +8,7 @@
 #include "engine/store/shards_of_a_rank.h"
 
 namespace sluice::engine {
-namespace {
+namespace parameter_shards_test {
 
 class ParameterShardsTest : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(InMemoryAndOnDisk, ParameterShardsTest, ::testing::Bool(),
@@ -156,5 +156,5 @@ TEST(StoredShards, ThatCannotBeReadEndTheWorkOfAllRanks) {
   }
 }
 
-}  // namespace
+}  // namespace parameter_shards_test
 }  // namespace sluice::engine

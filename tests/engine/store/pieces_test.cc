@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace sluice::engine {
-namespace {
+namespace pieces_test {
 
 // Who reads learns of the end on the thread that brings, before that thread has come back from there.
 TEST(Pieces, AreResizedAsSoonAsTheLastReaderHasWhatItWanted) {
@@ -34,5 +34,5 @@ TEST(Pieces, AreResizedAsSoonAsTheLastReaderHasWhatItWanted) {
   EXPECT_EQ(got.front(), std::byte{7});
 }
 
-}  // namespace
+}  // namespace pieces_test
 }  // namespace sluice::engine

@@ -11,7 +11,7 @@
 
 // Shards of ranks of other hosts, each of which comes to a host once.
 namespace sluice::engine {
-namespace {
+namespace relayed_shards_test {
 
 using comm::World;
 
@@ -183,5 +183,5 @@ TEST(RelayedShards, AreReadAsTheyAre) {
   });
 }
 
-}  // namespace
+}  // namespace relayed_shards_test
 }  // namespace sluice::engine

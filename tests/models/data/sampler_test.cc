@@ -7,7 +7,7 @@
 #include "models/data/data_test_support.h"
 
 namespace sluice::models {
-namespace {
+namespace sampler_test {
 
 using Numbers = std::vector<std::uint64_t>;
 
@@ -140,5 +140,5 @@ TEST_F(DataTest, ResumesAtItsNextSample) {
   EXPECT_TRUE(std::equal(rest_targets.begin(), rest_targets.end(), targets.begin() + 63 * 9));
 }
 
-}  // namespace
+}  // namespace sampler_test
 }  // namespace sluice::models

@@ -5,7 +5,7 @@
 #include "models/data/data_test_support.h"
 
 namespace sluice::models {
-namespace {
+namespace tokens_test {
 
 std::string llmc_header(std::int32_t magic, std::int32_t version, std::int32_t count) {
   std::vector<std::int32_t> header(256, 0);
@@ -142,5 +142,5 @@ TEST_F(DataTest, AFileThatShrinksIsAnError) {
   expect_error(ErrorCode::kNotFound, {path("a.txt")}, [&] { read(*gone, 0, 1); });
 }
 
-}  // namespace
+}  // namespace tokens_test
 }  // namespace sluice::models

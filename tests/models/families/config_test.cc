@@ -13,7 +13,7 @@
 #include "thrown.h"
 
 namespace sluice::models {
-namespace {
+namespace config_test {
 
 using ::testing::HasSubstr;
 
@@ -162,5 +162,5 @@ TEST(ConfigTest, AFolderIsReadByItsConfigJson) {
   std::filesystem::remove_all(folder);
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace sluice::models

@@ -14,7 +14,7 @@
 #include "models/families/gpt2.h"
 
 namespace sluice::models {
-namespace {
+namespace weights_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -175,5 +175,5 @@ TEST_F(WeightsTest, AMissingFolderAndACutFileAreErrors) {
   EXPECT_THROW(HuggingFaceWeights(*io_, folder_, config_, layout_, ahead_), Error);
 }
 
-}  // namespace
+}  // namespace weights_test
 }  // namespace sluice::models

@@ -11,7 +11,7 @@
 #include "models/graph/recompute.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace graph_test {
 
 using ::testing::ElementsAre;
 
@@ -162,5 +162,5 @@ TEST(GraphTest, AnOpThatReadsWhatIsNotMadeYetIsRefused) {
   EXPECT_THROW(graph.add_op(std::make_unique<Nothing>(spec)), Error) << "b is made twice";
 }
 
-}  // namespace
+}  // namespace graph_test
 }  // namespace sluice::models::testing

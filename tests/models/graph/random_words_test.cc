@@ -6,7 +6,7 @@
 #include "models/graph/context.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace random_words_test {
 
 std::set<std::pair<std::uint64_t, std::uint64_t>> drawn;  // seeds and streams
 
@@ -70,5 +70,5 @@ TEST(RandomWordsTest, NoTwoOpsShareAStreamHoweverManyOpsABlockHas) {
   EXPECT_TRUE(run.guards_hold());
 }
 
-}  // namespace
+}  // namespace random_words_test
 }  // namespace sluice::models::testing

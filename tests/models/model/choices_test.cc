@@ -5,7 +5,7 @@
 #include "models/cases.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace choices_test {
 
 struct Case {
   std::string name;
@@ -154,5 +154,5 @@ TEST(SamplesTest, MicroBatchesOfAnotherSizeGiveTheSameLoss) {
   EXPECT_NEAR(first.train(halves), loss, rounding_of(four, data.tokens.size()) * loss);
 }
 
-}  // namespace
+}  // namespace choices_test
 }  // namespace sluice::models::testing

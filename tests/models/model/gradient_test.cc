@@ -6,7 +6,7 @@
 #include "models/reference.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace gradient_test {
 
 struct Case {
   std::string name;
@@ -126,5 +126,5 @@ TEST(DropoutTest, GradientsAreThoseOfTheMaskedLoss) {
   EXPECT_NE(run.executor.evaluate(data.micro_batches[0]), run.train({data.micro_batches.data(), 1}, 11, 4));
 }
 
-}  // namespace
+}  // namespace gradient_test
 }  // namespace sluice::models::testing

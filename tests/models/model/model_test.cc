@@ -10,7 +10,7 @@
 #include "thrown.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace model_test {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -206,5 +206,5 @@ TEST_F(RunTest, BetweenIsCalledAndMayThrow) {
                std::runtime_error);
 }
 
-}  // namespace
+}  // namespace model_test
 }  // namespace sluice::models::testing

@@ -14,7 +14,7 @@
 #include "optim/optimizer.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace runner_test {
 
 struct Way {
   std::string name;
@@ -163,5 +163,5 @@ TEST(RunnerThreadsTest, MoreThreadsThanTheLibraryHasAreRefused) {
   EXPECT_THROW(Learner(model, way("", "memory", "none", 1).request, *library), Error);
 }
 
-}  // namespace
+}  // namespace runner_test
 }  // namespace sluice::models::testing

@@ -8,7 +8,7 @@
 #include "models/cases.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace text_cache_test {
 
 constexpr int kThreads = 2;
 
@@ -72,5 +72,5 @@ INSTANTIATE_TEST_SUITE_P(Families, TextCacheTest,
                          ::testing::Values(small_gpt2(), small_gpt2(false, 0.1f), small_llama(),
                                            small_llama(true, true), small_mixed()));
 
-}  // namespace
+}  // namespace text_cache_test
 }  // namespace sluice::models::testing

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace sluice::models {
-namespace {
+namespace loss_test {
 
 std::size_t rows_at_once(std::size_t rows, std::size_t width, std::size_t vocabulary) {
   LossShape shape;
@@ -30,5 +30,5 @@ TEST(LogitRows, LogitsTakeAtMostHalfOfTheHeadsGradientOrLittle) {
 
 TEST(LogitRows, FewRowsAreOnePiece) { EXPECT_EQ(rows_at_once(100, 768, 50257), 100); }
 
-}  // namespace
+}  // namespace loss_test
 }  // namespace sluice::models

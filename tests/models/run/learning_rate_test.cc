@@ -7,7 +7,7 @@
 #include "core/error.h"
 
 namespace sluice::models {
-namespace {
+namespace learning_rate_test {
 
 LearningRate rate(LearningRate::Shape shape) { return {2.0, 4, 14, 0.25, shape}; }
 
@@ -56,5 +56,5 @@ TEST(LearningRateTest, UnknownSchedulesAreRefused) {
   EXPECT_THROW(schedule_shape("cosin"), Error);
 }
 
-}  // namespace
+}  // namespace learning_rate_test
 }  // namespace sluice::models

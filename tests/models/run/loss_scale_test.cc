@@ -9,7 +9,7 @@
 #include "thrown.h"
 
 namespace sluice::models {
-namespace {
+namespace loss_scale_test {
 
 using ::testing::HasSubstr;
 
@@ -119,5 +119,5 @@ TEST(LossScaleTest, WhatIsNoScaleIsRefused) {
   EXPECT_THAT(text("dynamic", {}, 0), HasSubstr("at least 1 step"));
 }
 
-}  // namespace
+}  // namespace loss_scale_test
 }  // namespace sluice::models

@@ -8,7 +8,7 @@
 
 // Plans for a machine that a file describes.
 namespace sluice::models {
-namespace {
+namespace machine_plan_test {
 using engine::testing::small_machine;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -101,5 +101,5 @@ TEST_F(MachinePlan, IsDividedByItsRanks) {
   EXPECT_EQ(stated.rates.cores, 1);
 }
 
-}  // namespace
+}  // namespace machine_plan_test
 }  // namespace sluice::models

@@ -15,7 +15,7 @@
 #include "core/text_file.h"
 
 namespace sluice::models {
-namespace {
+namespace metrics_test {
 
 class MetricsTest : public ::testing::Test {
  protected:
@@ -176,5 +176,5 @@ TEST_F(MetricsTest, AFolderThatIsMissingIsNamed) {
   }
 }
 
-}  // namespace
+}  // namespace metrics_test
 }  // namespace sluice::models

@@ -20,7 +20,7 @@
 #include "offload/test_files.h"
 
 namespace sluice::models::testing {
-namespace {
+namespace power_cut_test {
 
 namespace fs = std::filesystem;
 
@@ -236,5 +236,5 @@ TEST_F(PowerCutTest, WhatWasSavedIsThereWhenThePowerIsCutRightAfterwards) {
   }
 }
 
-}  // namespace
+}  // namespace power_cut_test
 }  // namespace sluice::models::testing

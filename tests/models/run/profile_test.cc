@@ -5,7 +5,7 @@
 #include <cmath>
 
 namespace sluice::models {
-namespace {
+namespace profile_test {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -113,5 +113,5 @@ TEST(RunProfileTest, OfManyEventsTheLatestAreKept) {
   EXPECT_EQ(events.at("begin").at(0), 0.015);
 }
 
-}  // namespace
+}  // namespace profile_test
 }  // namespace sluice::models

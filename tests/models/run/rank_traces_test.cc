@@ -14,7 +14,7 @@
 
 // Traces of several ranks in one file. Each rank is a thread here, with a clock of its own.
 namespace sluice::models {
-namespace {
+namespace rank_traces_test {
 
 using std::chrono::nanoseconds;
 
@@ -198,5 +198,5 @@ TEST_F(RankTracesTest, OfRanksThatTakeNoPartAreRemoved) {
   }
 }
 
-}  // namespace
+}  // namespace rank_traces_test
 }  // namespace sluice::models

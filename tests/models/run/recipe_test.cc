@@ -8,7 +8,7 @@
 #include "models/model/model.h"
 
 namespace sluice::models {
-namespace {
+namespace recipe_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -171,5 +171,5 @@ TEST(RecipeTest, TheTextNamesWhatIsADefaultAndWhatItIsFor) {
   EXPECT_THAT(text, HasSubstr("lr, warmup, schedule, final-lr, weight-decay: for adamw, 85 million"));
 }
 
-}  // namespace
+}  // namespace recipe_test
 }  // namespace sluice::models

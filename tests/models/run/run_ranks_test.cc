@@ -12,7 +12,7 @@
 
 // What the ranks of a run agree on before they train, and tell each other. Each rank is a thread here.
 namespace sluice::models {
-namespace {
+namespace run_ranks_test {
 
 class RunRanksTest : public ::testing::Test {
  protected:
@@ -171,5 +171,5 @@ TEST(RunRanks, AloneSendsNothing) {
   EXPECT_EQ(ranks.from_first("own"), "own");
 }
 
-}  // namespace
+}  // namespace run_ranks_test
 }  // namespace sluice::models

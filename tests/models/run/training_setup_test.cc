@@ -7,7 +7,7 @@
 #include "thrown.h"
 
 namespace sluice::models {
-namespace {
+namespace training_setup_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -47,5 +47,5 @@ TEST(Outputs, AreNoFilesOfOtherRanks) {
   EXPECT_NO_THROW(check_outputs(s));
 }
 
-}  // namespace
+}  // namespace training_setup_test
 }  // namespace sluice::models

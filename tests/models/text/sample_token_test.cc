@@ -8,7 +8,7 @@
 #include "models/text/generate.h"
 
 namespace sluice::models {
-namespace {
+namespace sample_token_test {
 
 const std::array<float, 4> kLogits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
 
@@ -51,5 +51,5 @@ TEST(SampleTokenTest, LogitsThatAreNotFiniteAreAnError) {
   EXPECT_THROW(sample_token(bad, {1, 0, 1}, 0.5), Error);
 }
 
-}  // namespace
+}  // namespace sample_token_test
 }  // namespace sluice::models
