@@ -14,6 +14,10 @@ endif()
 # long as -O1, so only rooms with loops over elements have it (rooms.cmake).
 set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # -g1 gives stack traces their lines
+# Files of a room are compiled together, which takes half the time: each parses the same headers, and makes the same templates,
+# otherwise. Their own names therefore differ within a room. -DCMAKE_UNITY_BUILD=OFF is for work on one file.
+set(CMAKE_UNITY_BUILD ON CACHE BOOL "Compile several files at a time")
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
 find_program(CCACHE ccache)
 if(CCACHE)
   # ccache refuses precompiled headers unless it may ignore macros and times in them.
@@ -25,22 +29,28 @@ add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE -Wall -Wextra -Wshadow -Werror -ffp-contract=off -fno-math-errno)
 target_include_directories(sluice_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  target_compile_options(sluice_options INTERFACE -fpch-preprocess)  # ccache sees which precompiled header is used
+  # With the first ccache sees which precompiled header is used. The second warning takes a file that is compiled with others for a header.
+  target_compile_options(sluice_options INTERFACE -fpch-preprocess -Wno-subobject-linkage)
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(sluice_options INTERFACE -Wthread-safety)
 endif()
+# These are compiled once for each kind of vectors, and by themselves.
+set(SLUICE_VECTOR_FILES)
+file(GLOB sources CONFIGURE_DEPENDS kernels/*.cc optim/*.cc)
+foreach(source IN LISTS sources)
+  file(STRINGS ${source} is_compiled_for_targets REGEX "hwy/foreach_target")
+  if(is_compiled_for_targets)
+    list(APPEND SLUICE_VECTOR_FILES ${source})
+  endif()
+endforeach()
+file(GLOB families CONFIGURE_DEPENDS models/families/*.cc)  # each calls the same parts of a model by the same names
+set_source_files_properties(${SLUICE_VECTOR_FILES} ${families} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 if(SLUICE_SANITIZE STREQUAL "address")
   target_compile_options(sluice_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=address,undefined)
-  # Files with loops over vectors take ten minutes each to compile with these checks, and one minute without.
-  file(GLOB sources CONFIGURE_DEPENDS kernels/*.cc optim/*.cc)
-  foreach(source IN LISTS sources)
-    file(STRINGS ${source} is_compiled_for_targets REGEX "hwy/foreach_target")
-    if(is_compiled_for_targets)
-      set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
-        "-fno-sanitize=null,alignment,object-size,vptr,bounds;-fno-sanitize-address-use-after-scope")
-    endif()
-  endforeach()
+  # They take ten minutes each with these checks, and one minute without.
+  set_source_files_properties(${SLUICE_VECTOR_FILES} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
+    "-fno-sanitize=null,alignment,object-size,vptr,bounds;-fno-sanitize-address-use-after-scope")
 elseif(SLUICE_SANITIZE STREQUAL "thread")
   target_compile_options(sluice_options INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
   set_source_files_properties(core/threads.cc PROPERTIES COMPILE_DEFINITIONS SLUICE_PLAIN_THREADS)

@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/build.sh release sluice_main
+built=$SECONDS
 
 text=${1:-$(python3 -c 'import os; print(os.path.dirname(os.__file__) + "/asyncio")')}
 work=$(mktemp -d "${TMPDIR:-$PWD/build}/demo.XXXXXX")
@@ -50,3 +51,4 @@ for seed in 1 2; do
   $sluice generate --checkpoint "$work/run" --prompt "    def " --tokens 240 --temperature 0.7 --seed "$seed"
   echo
 done
+step "built in $built s, trained and sampled in $((SECONDS - built)) s"
