@@ -44,7 +44,7 @@ def from_pretrained(
         )
     config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
     model = _build(model_class or _class_of(config, name), config, _type_of(dtype, config, folder))
-    if model.can_generate() and os.path.exists(os.path.join(name, "generation_config.json")):
+    if model.can_generate() and os.path.isfile(os.path.join(name, "generation_config.json")):
         model.generation_config = transformers.GenerationConfig.from_pretrained(name, local_files_only=True)
     model.train(optimizer is not None)  # the estimate is made for this mode
     wrapped, made = wrap_with(model, optimizer, lambda: stored_of(model, folder, partly=False), **options)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .._handle import text_of
-from ..errors import CorruptError, NotFoundError
+from ..errors import CorruptError, InvalidArgumentError, NotFoundError
 
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
     """Where a tensor lies: in runs that make it up, one after another."""
 
     runs: tuple[Run, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None  # None: a type of the files that is not read
     shape: tuple[int, ...]
 
     @property
@@ -46,7 +46,9 @@ class Stored(NamedTuple):
 
 
 class SafetensorsFolder:
-    """The tensors of all files of a folder; files stay closed between reads."""
+    """The tensors of a model's files in a folder, which stay closed between reads: those of model.safetensors; where there is none, those
+    that model.safetensors.index.json names, as for `sluice train` and transformers; where there is neither, those of all files.
+    Raises InvalidArgumentError where two of these have a tensor of one name."""
 
     def __init__(
         self,
@@ -54,14 +56,15 @@ class SafetensorsFolder:
         named: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda tensors: tensors,
         files: str = "*.safetensors",
     ) -> None:
-        """named: renames tensors, or joins some. files: the pattern of the files' names."""
+        """named: renames tensors, or joins some. files: the pattern of the files' names, where it is not a model's folder."""
         self.folder = Path(folder)
-        found = sorted(self.folder.glob(files))
-        if not found:
-            raise NotFoundError(f"'{folder}' has no file *.safetensors; save the model there with save_pretrained()")
-        tensors: dict[str, Stored] = {}
-        for file in found:
-            tensors.update(_tensors_of(file))
+        single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
+        if files == "*.safetensors" and not single.exists() and index.exists():
+            tensors = _tensors_of_index(index)
+        elif files == "*.safetensors" and single.exists():
+            tensors = _tensors_of(single)
+        else:
+            tensors = _tensors_of_all(self.folder, files)
         self._tensors = named(tensors)
         self._forms: list[_Form] = []
 
@@ -117,7 +120,8 @@ class SafetensorsFolder:
     @property
     def first_dtype(self) -> torch.dtype:
         """The type of the first tensor of numbers with a point; f32 where there is none."""
-        return next((stored.dtype for stored in self._tensors.values() if stored.dtype.is_floating_point), torch.float32)
+        types = (stored.dtype for stored in self._tensors.values())
+        return next((dtype for dtype in types if dtype is not None and dtype.is_floating_point), torch.float32)
 
     def under(self, names: Iterable[str]) -> dict[str, Stored]:
         """The tensors under these names, in the forms in which find() looked for them."""
@@ -126,20 +130,24 @@ class SafetensorsFolder:
 
     def same(self, one: Stored, other: Stored, dtype: torch.dtype) -> bool:
         """Whether two tensors have the same values, in a type in which they are used."""
-        if one.runs == other.runs or one.shape != other.shape:
-            return one.shape == other.shape
+        if one.runs == other.runs:
+            return True
+        if one.shape != other.shape or one.dtype is None or other.dtype is None:
+            return False
         elements = math.prod(one.shape)
         for first in range(0, elements, _COMPARED):
             parts = [torch.empty(min(_COMPARED, elements - first), dtype=dtype, device="cpu") for _ in range(2)]
             for stored, part in zip((one, other), parts, strict=True):
                 self.read(stored, first, part)
-            if not torch.equal(*parts):
+            # A NaN is equal to itself here.
+            if not torch.equal(*parts) and not torch.equal(*(part.view(torch.uint8) for part in parts)):
                 return False
         return True
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
-        """Reads the elements from `first` on into all of `into`, in its type."""
+        """Reads the elements from `first` on into all of `into`, in its type. REQUIRES: the stored type is read."""
+        assert stored.dtype is not None, "it was checked"
         for run in stored.runs:
             count = max(0, min(run.elements - first, into.numel()))
             if count:
@@ -160,6 +168,11 @@ def _read_run(run: Run, first: int, dtype: torch.dtype, into: torch.Tensor) -> N
                 raise CorruptError(f"'{run.file}' ends at {file.tell()}, in the middle of a tensor")
             done += count
     into.copy_(torch.frombuffer(raw, dtype=dtype))
+
+
+def printable(name: str) -> str:
+    """A name out of a file, for messages: what would control a terminal is shown as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def _as_it_is(name: str) -> str:
@@ -199,7 +212,44 @@ def _add(found: dict[str, str], others: Mapping[str, str]) -> None:
 def _tensors_of(file: Path) -> dict[str, Stored]:
     tensors = json.loads(text_of("sluice_safetensors_tensors", os.fsencode(file)))
     return {
-        t["name"]: Stored((Run(file, t["begin"], math.prod(t["shape"])),), _TYPES[t["dtype"]], tuple(t["shape"]))
+        t["name"]: Stored((Run(file, t["begin"], math.prod(t["shape"])),), _TYPES.get(t["dtype"]), tuple(t["shape"]))
         for t in tensors
-        if t["dtype"] in _TYPES
     }
+
+
+def _tensors_of_index(index: Path) -> dict[str, Stored]:
+    if not index.is_file():
+        raise InvalidArgumentError(f"'{index}' is not a file; name a regular file")
+    try:
+        files = dict(json.loads(index.read_bytes())["weight_map"])
+        if not all(isinstance(file, str) and os.path.basename(file) == file != "" for file in files.values()):
+            raise ValueError("a tensor is in what is no plain file name")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptError(f"'{index}' is no index of safetensors: {error!r}") from error
+    tensors: dict[str, Stored] = {}
+    for file in sorted(set(files.values())):
+        if not (index.parent / file).exists():
+            raise NotFoundError(f"'{index.parent / file}' is missing, which '{index}' names")
+        there = _tensors_of(index.parent / file)
+        for name in (name for name, of in files.items() if of == file):
+            if name not in there:
+                raise CorruptError(f"'{index}' puts '{printable(name)}' in '{file}', which does not have it")
+            tensors[name] = there[name]
+    return tensors
+
+
+def _tensors_of_all(folder: Path, pattern: str) -> dict[str, Stored]:
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise NotFoundError(f"'{folder}' has no file *.safetensors; save the model there with save_pretrained()")
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        there = _tensors_of(file)
+        twice = next((name for name in there if name in tensors), None)
+        if twice is not None:
+            raise InvalidArgumentError(
+                f"'{printable(twice)}' is in '{tensors[twice].file}' and in '{file}'; leave one of the files there, or give the folder a "
+                "model.safetensors.index.json, which says which counts"
+            )
+        tensors.update(there)
+    return tensors

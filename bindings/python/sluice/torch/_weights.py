@@ -15,7 +15,7 @@ from ..errors import InvalidArgumentError, NotFoundError
 from ..model import Path
 from ._conversions import as_parameters
 from ._moving import Source
-from ._safetensors import SafetensorsFolder, Stored
+from ._safetensors import SafetensorsFolder, Stored, printable
 
 
 def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict[str, Stored]:
@@ -63,6 +63,10 @@ def _check(name: str, t: torch.Tensor, there: Stored) -> None:
         raise InvalidArgumentError(
             f"'{name}' has the shape {list(there.shape)} in '{there.file}', and {list(t.shape)} in the model"
         )
+    if there.dtype is None:
+        raise InvalidArgumentError(
+            f"'{name}' has a type in '{there.file}' that is not read; store it there in f32, bf16 or f16"
+        )
     if there.dtype.is_floating_point != t.is_floating_point():
         raise InvalidArgumentError(f"'{name}' is of {there.dtype} in '{there.file}', and of {t.dtype} in the model")
 
@@ -101,7 +105,7 @@ def _and_more(names: Sequence[str]) -> str:
 
 
 def _of_others(others: Sequence[str]) -> str:
-    return f"; '{others[0]}'{_and_more(others)} is there, which is none of the model's" if others else ""
+    return f"; '{printable(others[0])}'{_and_more(others)} is there, which is none of the model's" if others else ""
 
 
 def source_of(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
