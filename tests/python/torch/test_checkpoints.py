@@ -135,13 +135,22 @@ class Keeping(nn.Linear):
 def test_what_a_checkpoint_cannot_have_is_said(tmp_path):
     model = nn.Sequential(Keeping(4, 4))
     model.register_buffer("turn", torch.ones(2, dtype=torch.complex64))
+    model.register_buffer("wide", torch.zeros(1).expand(3))
     groups = [{"params": model.parameters(), "note": object()}]
     _, optimizer = wrap(model, "memory", param_groups=groups)
-    with pytest.warns(UserWarning, match=r"the extra state of '0' \(Keeping.*the buffer 'turn'.*'note' of parameter group 0"):
+    with pytest.warns(UserWarning, match=r"the extra state of '0' \(Keeping.*the buffer 'turn'.*the buffer 'wide'.*'note' of parameter group 0"):
         sluice.torch.engine_of(model).save(tmp_path)
     optimizer.param_groups[0]["lr"] = 0.5
     sluice.torch.engine_of(model).load(tmp_path)
     assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_files_of_the_callers_take_no_names_of_the_checkpoints_own(tmp_path):
+    model, _ = wrap(nn.Linear(4, 4), "memory", disk=[])
+    for name in ("buffers.safetensors", "groups.json"):
+        with pytest.raises(sluice.InvalidArgumentError, match=f"'{name}' is a file of the checkpoint's own"):
+            sluice.torch.engine_of(model).save(tmp_path, files={name: [b"x"]})
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_engine_saves_files_of_its_callers(tmp_path):

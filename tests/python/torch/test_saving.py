@@ -322,7 +322,7 @@ def test_state_of_torch_optim_is_that_of_the_same_parameters_in_other_units():
 
 
 def test_a_parameter_that_was_never_updated_has_no_state():
-    model, optimizer = wrap(small_gpt2(), "memory")
+    model, optimizer = wrap(small_gpt2(), "memory", disk=[])
     model.lm_head(torch.ones(1, 128)).sum().backward()
     optimizer.step()
     state = optimizer.state_dict()["state"]
@@ -345,6 +345,13 @@ def test_state_of_another_kind_is_refused_and_nothing_is_changed(trained):
     refused("keeps exp_avg, exp_avg_sq.*same optimizer", lambda s: s["state"][3].pop("exp_avg_sq"))
     refused("max_exp_avg_sq", lambda s: s["state"][3].update(max_exp_avg_sq=torch.zeros(1)))
     refused("has the shape", lambda s: s["state"][3].update(exp_avg=torch.zeros(1)))
+    sparse = torch.zeros(before["state"][3]["exp_avg"].shape).to_sparse()
+    for array in ("text", [1.0], sparse, torch.zeros(sparse.shape, device="meta")):
+        refused("where a tensor with values is needed", lambda s, array=array: s["state"][3].update(exp_avg=array))
+    for step in (float("nan"), 2.0**60, -1, 1.5, "text", torch.zeros(2)):
+        refused("'step' of .* where a whole number", lambda s, step=step: (
+            s["state"][0]["exp_avg"].fill_(7.0), s["state"][max(s["state"])].update(step=step), s["param_groups"][0].update(lr=7.0)))
+    refused("where a dict of its arrays is needed", lambda s: s["state"].update({3: [1]}))
     refused("of parameter 1000", lambda s: s["state"].update({1000: {}}))
     refused("betas", lambda s: s["param_groups"][0].update(betas=(0.5, 1.6), lr=7.0))
     with pytest.raises(ValueError, match="parameter group"):

@@ -59,7 +59,8 @@ def _buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _can_be_saved(buffer: torch.Tensor) -> bool:
-    return buffer.dtype in TYPES and buffer.layout == torch.strided
+    whole = all(size < 2 or stride for size, stride in zip(buffer.shape, buffer.stride())) if buffer.layout == torch.strided else False
+    return buffer.dtype in TYPES and whole  # elements that share memory cannot be written
 
 
 def _is_plain(value: Any) -> bool:
@@ -83,15 +84,16 @@ def reader_of(model: torch.nn.Module, groups: Optional[Groups], files: Mapping[s
                 f"the buffer '{name}' is {found[name].dtype} {list(found[name].shape)} in '{files[BUFFERS]}', and {buffer.dtype} "
                 f"{list(buffer.shape)} in the model"
             )
+    values = {name: torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu") for name, buffer in buffers.items()}
+    for name, read in values.items():
+        SafetensorsFolder.read(found[name], 0, read.view(-1))
     told = _told_in(files[GROUPS])
     take_groups = None if groups is None or told is None else groups.taken(told)
 
     def take() -> None:
         with torch.no_grad():
             for name, buffer in buffers.items():
-                values = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
-                SafetensorsFolder.read(found[name], 0, values.view(-1))
-                buffer.copy_(values)
+                buffer.copy_(values[name])
         if take_groups is not None:
             take_groups()
 

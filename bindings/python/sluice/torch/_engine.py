@@ -14,7 +14,7 @@ import torch
 
 from ..device import predicted
 from ..engine import Values
-from ..errors import StateError
+from ..errors import InvalidArgumentError, StateError
 from ..model import Path, Size
 from . import _beside
 from ._homes import ModelEngine
@@ -95,6 +95,8 @@ class WrappedEngine(ModelEngine):
         with self._turn() as presence:
             if presence is None or (model := presence.model()) is None:
                 return super().save(out, keep, files)
+            for name in {_beside.BUFFERS, _beside.GROUPS} & (files or {}).keys():
+                raise InvalidArgumentError(f"'{name}' is a file of the checkpoint's own; give yours another name")
             presence.end_begun_step("saved")
             beside, lacking = _beside.files_of(model, self.groups_of())
             made = super().save(out, keep, {**(files or {}), **beside})

@@ -119,7 +119,7 @@ class Optimizer(torch.optim.Optimizer):
             self._settings()
             with self._session.presence.turns:
                 _state.write(self._session.presence, state)
-        except InvalidArgumentError:
+        except Exception:
             super().load_state_dict(before)
             raise
         finally:

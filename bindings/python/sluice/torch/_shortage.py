@@ -97,7 +97,11 @@ def _watch(shortage: Shortage) -> None:
 @outside_of_graphs
 def _run_told(*args: Any, **kwargs: Any) -> Any:
     try:
-        return _run_backward(*args, **kwargs)
+        made = _run_backward(*args, **kwargs)
+        if torch._C._current_graph_task_id() == -1:  # it was no pass within another one
+            for shortage in list(_open):
+                shortage.end()
+        return made
     except torch.OutOfMemoryError as error:
         for shortage in list(_open):
             if shortage.awaits_pass:

@@ -20,6 +20,7 @@ from ._units import DTYPES
 
 _STEP = "step"
 _MASTER = "master"
+_MOST_STEPS = 1 << 53  # as often a parameter may have been updated
 _NO_ARRAYS = {_STEP, "RMS"}  # what states have besides arrays; transformers' Adafactor finds RMS anew in each step
 
 _State = dict[int, dict[str, torch.Tensor]]  # arrays by names, by the parameter's index
@@ -104,9 +105,7 @@ def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
 
         _move(presence, "sluice_engine_set_state", "sluice_read_state_from_arrays", unit, source)
         for home, span in own:
-            # torch.optim.SGD counts no steps, so that a parameter with state counts as updated once.
-            step = state.get(home.index, {}).get(_STEP, 1 if state.get(home.index) else 0)
-            presence.engine.set_updates(span.key, int(step))
+            presence.engine.set_updates(span.key, _steps(state.get(home.index, {})))
             home.changed()
             for value in state.get(home.index, {}).values():
                 if isinstance(value, torch.Tensor):
@@ -161,7 +160,24 @@ def _shapes(presence: Presence, home: Home, arrays: tuple[str, ...]) -> dict[str
     return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
+def _steps(given: Mapping[str, Any]) -> int:
+    """How often a parameter with this state was updated. torch.optim.SGD counts no steps, so that one with state counts as updated once."""
+    step = given.get(_STEP, 1 if given else 0)
+    steps = float(step)
+    if not (0 <= steps <= _MOST_STEPS and steps == int(steps)):
+        raise ValueError(f"{step!r:.80} is no number of steps")
+    return int(steps)
+
+
 def _check(home: Home, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(f"the state of '{home.name}' is a {type(given).__name__}, where a dict of its arrays is needed")
+    try:
+        _steps(given)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"'{_STEP}' of '{home.name}' is {given[_STEP]!r:.80}, where a whole number from 0 to 2^53 is needed"
+        ) from error
     needed = set(shapes) - {_MASTER}
     found = {name for name, value in given.items() if value is not None} - {*_NO_ARRAYS, _MASTER}
     if needed != found:
@@ -170,9 +186,15 @@ def _check(home: Home, given: Mapping[str, Any], shapes: Mapping[str, tuple[int,
             f"{', '.join(sorted(needed)) or 'none'}; load the state_dict of the same optimizer"
         )
     for name, shape in shapes.items():
-        if name in given and tuple(given[name].shape) != shape:
+        if given.get(name) is None:
+            continue
+        array = given[name]
+        if not isinstance(array, torch.Tensor) or array.layout != torch.strided or array.is_meta:
+            what = f"{array.layout} on {array.device}" if isinstance(array, torch.Tensor) else type(array).__name__
+            raise InvalidArgumentError(f"'{name}' of '{home.name}' is {what}, where a tensor with values is needed")
+        if tuple(array.shape) != shape:
             raise InvalidArgumentError(
-                f"'{name}' of '{home.name}' has the shape {tuple(given[name].shape)}, and {shape} is needed; load the "
+                f"'{name}' of '{home.name}' has the shape {tuple(array.shape)}, and {shape} is needed; load the "
                 "state_dict of the same model"
             )
 
@@ -190,7 +212,7 @@ def _type_of(presence: Presence, array: str) -> torch.dtype:
 def room(presence: Presence, needed: int, what: str) -> str | None:
     """The disk folder that takes so many bytes; None where memory does. Raises BudgetError where neither has room. what: has the
     bytes, for messages."""
-    if presence.engine.options.disk is not None:
+    if folders_of(presence.engine.options.disk):
         return _folder_with_room(presence, needed, what)
     _require_memory(presence, needed, what)
     return None
