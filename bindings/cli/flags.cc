@@ -190,7 +190,7 @@ void Flags::toggles(const std::string& name, const Set& set, const std::string& 
   add_one(off, false, "turn " + on + " off");
 }
 
-std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+std::string json_text(const Json& json) { return json.dump(2, ' ', true, Json::error_handler_t::replace); }
 
 void apply_config(CLI::App& app, const Json& config, const std::string& source) {
   if (!config.is_object())

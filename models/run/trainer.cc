@@ -19,9 +19,13 @@ void refuse_other_run(const TrainSettings& settings) {
   if (settings.out.empty() || settings.resume) return;
   const engine::CheckpointList list = engine::list_checkpoints(settings.out);
   if (list.whole.empty() && list.broken.empty()) return;
+  if (list.whole.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--out '{}' holds '{}', which is no whole checkpoint; move it away, or name another folder",
+         settings.out, list.broken.front().path);
   fail(ErrorCode::kInvalidArgument,
        "--out '{}' holds a run already ('{}'); go on with it by --resume, or name another folder",
-       settings.out, list.whole.empty() ? list.broken.front().path : list.whole.back().path);
+       settings.out, list.whole.back().path);
 }
 
 // Returns the checkpoint to go on from; nothing where the run begins.
@@ -33,7 +37,8 @@ std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
   if (!list.whole.empty()) return list.whole.back().path;
   if (!list.broken.empty())
     fail(ErrorCode::kCorrupt,
-         "--out '{}' holds no whole checkpoint to resume from; see the warnings, or name another folder",
+         "--out '{}' holds no whole checkpoint to resume from; move those that the warnings name away to "
+         "begin at the start, or name another folder",
          settings.out);
   log().info("'{}' holds no checkpoint yet: the run begins at its start", settings.out);
   return std::nullopt;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <bit>
@@ -13,6 +14,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text_file.h"
+#include "thrown.h"
 
 namespace sluice::models {
 namespace metrics_test {
@@ -144,6 +146,11 @@ TEST_F(MetricsTest, ALineThatDoesNotFitIsTakenAwayAgain) {
   ::setrlimit(RLIMIT_FSIZE, &old);
   ::signal(SIGXFSZ, previous);
   EXPECT_EQ(read_text_file(path_), before);
+}
+
+TEST_F(MetricsTest, APipeThatNobodyReadsIsAnErrorAndHangsNobody) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  expect_error(ErrorCode::kIo, {path_}, [&] { MetricsFile(path_, kRun, std::nullopt); });
 }
 
 TEST_F(MetricsTest, OfRanksThatTakeNoPartAreCut) {
