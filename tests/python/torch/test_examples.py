@@ -8,21 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from support.sluice_process import PACKAGE
+from support import fake_gpu
+from support.sluice_process import PACKAGE, SOURCE, TESTS
 
-EXAMPLES = PACKAGE / "examples"
+EXAMPLES = SOURCE / "examples"
 
 
-def start(program, *arguments, folder):
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, str(EXAMPLES / program), *map(str, arguments), "--memory", "3GiB", "--disk", str(folder)]
+def start(program, *arguments, folder, by=()):
+    paths = os.pathsep.join(map(str, (PACKAGE, EXAMPLES, TESTS)))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, *by, str(EXAMPLES / program), *map(str, arguments), "--memory", "3GiB", "--disk", str(folder)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def run(program, *arguments, folder):
-    done = start(program, *arguments, folder=folder)
+def run(program, *arguments, folder, by=()):
+    done = start(program, *arguments, folder=folder, by=by)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def losses_of(printed):
+    return [float(line.rsplit(" ", 1)[1]) for line in printed.splitlines() if "loss" in line]
 
 
 def text_in(folder):
@@ -60,7 +66,7 @@ def test_lora(tmp_path):
     found = run(
         "lora.py", llama_in(tmp_path), text_in(tmp_path), "--steps", 31, "--seq", 32, "--out", "adapter", folder=tmp_path
     )
-    losses = [float(line.rsplit(" ", 1)[1]) for line in found.splitlines() if "loss" in line]
+    losses = losses_of(found)
     assert losses[-1] < losses[0] < 6
     assert (Path(tmp_path) / "adapter" / "adapter_model.safetensors").exists()
 
@@ -85,3 +91,38 @@ def test_a_text_that_is_too_short_says_so(tmp_path):
 
 def test_an_image_classifier(tmp_path):
     assert "step 3/3" in run("image_classifier.py", "--steps", 3, "--batch", 4, folder=tmp_path)
+
+
+def test_fine_tuning_in_a_plain_loop(tmp_path):
+    losses = losses_of(run("finetune.py", "--steps", 12, "--out", "tuned", folder=tmp_path))
+    assert len(losses) == 12 and losses[-1] < 0.8 * losses[0]
+    again = run("finetune.py", "--model", "tuned", "--steps", 2, "--out", "again", folder=tmp_path)
+    assert losses_of(again)[0] < 0.9 * losses[0]
+    transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "again")
+
+
+def test_ranks(tmp_path):
+    by = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    losses = losses_of(run("ranks.py", folder=tmp_path, by=by))
+    assert len(losses) == 8 and max(losses[-2:]) < min(losses[:2])
+
+
+ON_THE_FAKE_CARD = (
+    "import runpy, sys; from support import fake_gpu; fake_gpu.share_memory(memory=64 << 30, schedule='early'); "
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+def test_a_gpu(tmp_path):
+    by = []
+    if not torch.cuda.is_available():
+        fake_gpu.require_built()
+        by = ["-c", ON_THE_FAKE_CARD]
+    losses = losses_of(run("gpu.py", "--steps", 6, folder=tmp_path, by=by))
+    assert len(losses) == 6 and losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error_that_says_so(tmp_path):
+    done = start("gpu.py", folder=tmp_path)
+    assert done.returncode == 1 and "finds no GPU" in done.stderr and "Traceback" not in done.stderr
