@@ -1,4 +1,4 @@
-"""The Python snippets of the documents run as they are, but with another folder than /nvme and smaller models."""
+"""The Python snippets of the README and of the guide run as they are, but with another folder than /nvme and smaller models."""
 
 import os
 import re
@@ -13,7 +13,7 @@ SMALLER |= {"gpt2-124m": "tiny", "steps=100": "steps=2, batch=2, seq=32"}
 
 
 def snippets():
-    for document in (SOURCE / "README.md", PACKAGE / "README.md", SOURCE / "docs" / "ranks.md"):
+    for document in (SOURCE / "README.md", *sorted((SOURCE / "docs" / "guide").glob("*.md"))):
         for count, code in enumerate(
             re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
         ):
@@ -35,4 +35,4 @@ def test_a_snippet_runs(code, tmp_path):
 
 
 def test_there_are_snippets():
-    assert len(list(snippets())) == 6
+    assert len(list(snippets())) == 5

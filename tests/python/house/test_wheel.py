@@ -121,7 +121,7 @@ def test_its_libraries_need_the_system_and_themselves_alone(python):
 
 def test_what_it_needs_of_the_system_is_in_its_name(wheel):
     assert re.fullmatch(r"sluice_train-[\d.]+-py3-none-manylinux_2_\d+_x86_64\.whl", wheel.name), wheel.name
-    assert f"`{wheel.name.split('-')[4].removesuffix('.whl')}`" in (SOURCE / "bindings/python/README.md").read_text()
+    assert f"`{wheel.name.split('-')[4].removesuffix('.whl')}`" in (SOURCE / "docs/guide/first-run.md").read_text()
 
 
 def test_the_licence_of_all_that_it_bundles_is_inside_and_listed(wheel):
