@@ -16,7 +16,8 @@ EXAMPLES = SOURCE / "examples"
 
 def start(program, *arguments, folder, by=()):
     paths = os.pathsep.join(map(str, (PACKAGE, EXAMPLES, TESTS)))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "2"}
+    threads = "1" if "--nproc-per-node" in by else "2"  # of each rank
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, *by, str(EXAMPLES / program), *map(str, arguments), "--memory", "3GiB", "--disk", str(folder)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
