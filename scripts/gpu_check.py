@@ -93,7 +93,8 @@ def look(part, unusable, is_fake, limit_s, environment, log):
 def probe(environment, log):
     """Returns what the GPU is, whether it is the fake, and None; or nothing, and why none can be opened."""
     try:
-        done, output = run(gpu_parts.probe_command(), PROBE_LIMIT_S, environment)
+        whole = environment | {"GTEST_TOTAL_SHARDS": "1", "GTEST_SHARD_INDEX": "0"}  # it is one test, which a share may not have
+        done, output = run(gpu_parts.probe_command(), PROBE_LIMIT_S, whole)
         log.write(f"==== which GPU it is\n{output}\n")
         if done is None:
             raise Skip(f"no GPU can be opened: the driver did not answer in {PROBE_LIMIT_S} s")
