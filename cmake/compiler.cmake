@@ -29,7 +29,8 @@ add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE -Wall -Wextra -Wshadow -Werror -ffp-contract=off -fno-math-errno)
 target_include_directories(sluice_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # With the first ccache sees which precompiled header is used. The second warning takes a file that is compiled with others for a header.
+  # -fpch-preprocess shows ccache which precompiled header is used. -Wsubobject-linkage takes a file that is compiled with others for
+  # a header.
   target_compile_options(sluice_options INTERFACE -fpch-preprocess -Wno-subobject-linkage)
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(sluice_options INTERFACE -Wthread-safety)

@@ -117,8 +117,8 @@ MetricsFile::MetricsFile(const std::string& path, const std::string& run,
                          std::optional<std::uint64_t> resumed_step)
     : path_(path), run_(run) {
   if (!resumed_step) refuse_other_metrics(path);
-  // A named pipe that nobody reads is an error now (ENXIO), or when its reader has gone (EPIPE). One whose
-  // reader is slow is waited for.
+  // With O_NONBLOCK the opening of a named pipe that nobody reads fails (ENXIO) and does not wait for ever.
+  // Writes wait for a slow reader, and fail once the reader has gone (EPIPE).
   descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0644);
   if (descriptor_ < 0) fail(ErrorCode::kIo, "cannot write metrics to '{}': {}", path, errno_text(errno));
   ::fcntl(descriptor_, F_SETFL, O_WRONLY | O_APPEND);

@@ -59,8 +59,10 @@ def _buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _can_be_saved(buffer: torch.Tensor) -> bool:
-    whole = all(size < 2 or stride for size, stride in zip(buffer.shape, buffer.stride())) if buffer.layout == torch.strided else False
-    return buffer.dtype in TYPES and whole  # elements that share memory cannot be written
+    if buffer.dtype not in TYPES or buffer.layout != torch.strided:
+        return False
+    # Elements that share memory, as expand() makes them, cannot be written.
+    return all(size < 2 or stride for size, stride in zip(buffer.shape, buffer.stride()))
 
 
 def _is_plain(value: Any) -> bool:
@@ -73,7 +75,7 @@ def _is_plain(value: Any) -> bool:
 def reader_of(model: torch.nn.Module, groups: Optional[Groups], files: Mapping[str, str]) -> Callable[[], None]:
     """A function that sets buffers and groups to what a checkpoint's files have. files: their paths, by their names. Raises
     InvalidArgumentError or CorruptError where they do not fit."""
-    found = SafetensorsFolder(os.path.dirname(files[BUFFERS]), files=BUFFERS).tensors
+    found = SafetensorsFolder(os.path.dirname(files[BUFFERS]), file=BUFFERS).tensors
     buffers = {name: buffer for name, buffer in _buffers_of(model).items() if _can_be_saved(buffer)}
     for name in found.keys() ^ buffers.keys():
         which = "this model" if name in found else "the checkpoint"
@@ -85,8 +87,8 @@ def reader_of(model: torch.nn.Module, groups: Optional[Groups], files: Mapping[s
                 f"{list(buffer.shape)} in the model"
             )
     values = {name: torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu") for name, buffer in buffers.items()}
-    for name, read in values.items():
-        SafetensorsFolder.read(found[name], 0, read.view(-1))
+    for name, value in values.items():
+        SafetensorsFolder.read(found[name], 0, value.view(-1))
     told = _told_in(files[GROUPS])
     take_groups = None if groups is None or told is None else groups.taken(told)
 

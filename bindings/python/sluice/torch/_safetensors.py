@@ -54,18 +54,11 @@ class SafetensorsFolder:
         self,
         folder: os.PathLike[str] | str,
         named: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda tensors: tensors,
-        files: str = "*.safetensors",
+        file: str | None = None,
     ) -> None:
-        """named: renames tensors, or joins some. files: the pattern of the files' names, where it is not a model's folder."""
+        """named: renames tensors, or joins some. file: the name of the only file that counts, instead of a model's."""
         self.folder = Path(folder)
-        single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
-        if files == "*.safetensors" and not single.exists() and index.exists():
-            tensors = _tensors_of_index(index)
-        elif files == "*.safetensors" and single.exists():
-            tensors = _tensors_of(single)
-        else:
-            tensors = _tensors_of_all(self.folder, files)
-        self._tensors = named(tensors)
+        self._tensors = named(_tensors_of_model(self.folder) if file is None else _tensors_of(self.folder / file))
         self._forms: list[_Form] = []
 
     def find(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
@@ -217,6 +210,13 @@ def _tensors_of(file: Path) -> dict[str, Stored]:
     }
 
 
+def _tensors_of_model(folder: Path) -> dict[str, Stored]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return _tensors_of(single)
+    return _tensors_of_index(index) if index.exists() else _tensors_of_all(folder)
+
+
 def _tensors_of_index(index: Path) -> dict[str, Stored]:
     if not index.is_file():
         raise InvalidArgumentError(f"'{index}' is not a file; name a regular file")
@@ -238,8 +238,8 @@ def _tensors_of_index(index: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _tensors_of_all(folder: Path, pattern: str) -> dict[str, Stored]:
-    files = sorted(folder.glob(pattern))
+def _tensors_of_all(folder: Path) -> dict[str, Stored]:
+    files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise NotFoundError(f"'{folder}' has no file *.safetensors; save the model there with save_pretrained()")
     tensors: dict[str, Stored] = {}

@@ -98,7 +98,8 @@ def _watch(shortage: Shortage) -> None:
 def _run_told(*args: Any, **kwargs: Any) -> Any:
     try:
         made = _run_backward(*args, **kwargs)
-        if torch._C._current_graph_task_id() == -1:  # it was no pass within another one
+        # After the outermost pass nothing keeps the arguments of the calls before it. Passes within it are those of checkpoints.
+        if torch._C._current_graph_task_id() == -1:
             for shortage in list(_open):
                 shortage.end()
         return made
