@@ -14,7 +14,7 @@ endif()
 # long as -O1, so only rooms with loops over elements have it (rooms.cmake).
 set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # -g1 gives stack traces their lines
-# Files of a room are compiled together, which takes half the time: each parses the same headers, and makes the same templates,
+# Files of a room are compiled together, which saves time: each parses the same headers, and makes the same templates,
 # otherwise. Their own names therefore differ within a room. -DCMAKE_UNITY_BUILD=OFF is for work on one file.
 set(CMAKE_UNITY_BUILD ON CACHE BOOL "Compile several files at a time")
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
