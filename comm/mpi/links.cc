@@ -17,8 +17,9 @@ using std::chrono::milliseconds;
 
 constexpr int kTag = 1;
 constexpr milliseconds kBetweenQuestions{50}, kSearch{3000};
-// A rank that lives answers while it still has something to do, such as to give memory back.
-constexpr milliseconds kSilentLeaving{2000}, kMostLeaving{30000};
+// A rank that lives answers while it still has something to do, such as to give memory back. On a machine
+// with much else to do it may wait for a processor for seconds.
+constexpr milliseconds kSilentLeaving{10000}, kMostLeaving{30000};
 // A send fails at once where a rank has ended, and what this rank sent before, such as why it ends, is still
 // to be read.
 constexpr milliseconds kLastWords{100};

@@ -1,6 +1,7 @@
 """The example programs run as a user would run them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def run(program, *arguments, folder, by=()):
 
 
 def losses_of(printed):
-    return [float(line.rsplit(" ", 1)[1]) for line in printed.splitlines() if "loss" in line]
+    # Ranks print into one pipe, so that two of their lines may stand in one.
+    return [float(loss) for loss in re.findall(r"loss\D*(\d+\.\d{4})", printed)]
 
 
 def text_in(folder):

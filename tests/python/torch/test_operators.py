@@ -105,5 +105,5 @@ def test_elsewhere_bodies_that_call_modules_are_refused():
 
 @fake_gpu.cpu_alone("nothing is estimated there, since the plan is made once")
 def test_their_calls_need_a_reserve_that_is_stated():
-    with pytest.raises(sluice.InvalidArgumentError, match="cannot be estimated.*give wrap.. a reserve"):
+    with pytest.raises(sluice.InvalidArgumentError, match=r"cannot be estimated.*begin with wrap\(reserve="):
         found(Cond, "memory", reserve=None)
