@@ -17,7 +17,7 @@ set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # -g1 gives stack traces
 # Files of a room are compiled together, which saves time: each parses the same headers, and makes the same templates,
 # otherwise. Their own names therefore differ within a room. -DCMAKE_UNITY_BUILD=OFF is for work on one file.
 set(CMAKE_UNITY_BUILD ON CACHE BOOL "Compile several files at a time")
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 32)
 find_program(CCACHE ccache)
 if(CCACHE)
   # ccache refuses precompiled headers unless it may ignore macros and times in them.

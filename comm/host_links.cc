@@ -46,7 +46,7 @@ struct Offer {
   std::int64_t descriptor = -1;  // of the memory, in its process; -1: there is none
 };
 // What each of them answers, and what the first one makes of all answers.
-struct Answer {
+struct HostsAnswer {
   std::uint64_t magic = kHostMagic;
   std::uint64_t shares = 0;
   std::array<char, 160> why{};
@@ -216,10 +216,10 @@ Shared lead(Talk& talk, const std::vector<int>& here, std::size_t ring) {
   const std::span others = std::span(here).subspan(1);
   for (const int other : others) talk.tell(other, offer);
   for (const int other : others) {
-    const auto answer = talk.hear<Answer>(other);
+    const auto answer = talk.hear<HostsAnswer>(other);
     if (answer.shares == 0 && shared.memory != nullptr) shared.give_up(text_of(answer.why));
   }
-  Answer all;
+  HostsAnswer all;
   all.shares = shared.memory != nullptr ? 1 : 0;
   set_text(all.why, shared.why);
   for (const int other : others) talk.tell(other, all);
@@ -235,13 +235,13 @@ std::unique_ptr<LocalMemory> open_memory(std::int64_t process, std::int64_t desc
 
 Shared follow(Talk& talk, const std::vector<int>& here, int place, std::int64_t process) {
   Shared shared;
-  Answer answer;
+  HostsAnswer answer;
   const auto offer = talk.hear<Offer>(here[0]);
   if (offer.descriptor >= 0 && shared.open(place, [&] { return open_memory(process, offer.descriptor); }))
     answer.shares = 1;
   set_text(answer.why, fmt::format("rank {}: {}", here[static_cast<std::size_t>(place)], shared.why));
   talk.tell(here[0], answer);
-  const auto all = talk.hear<Answer>(here[0]);
+  const auto all = talk.hear<HostsAnswer>(here[0]);
   if (all.shares == 0) shared.give_up(text_of(all.why));
   return shared;
 }

@@ -16,7 +16,7 @@
 namespace sluice::comm {
 namespace {
 
-constexpr std::size_t kMostPacket = 60 * kKiB, kLeastPacket = 8 * kKiB;
+constexpr std::size_t kMostMpiPacket = 60 * kKiB, kLeastMpiPacket = 8 * kKiB;
 constexpr std::size_t kReceiveBytes =
     8 * kMiB;                      // of all receives that are posted, as far as packets may shrink
 constexpr std::size_t kLine = 64;  // of the cache, which separates buffers
@@ -62,7 +62,7 @@ std::unique_ptr<Mpi> load_mpi() {
 std::size_t mpi_buffer_bytes(int ranks) {
   const auto others = static_cast<std::size_t>(std::max(1, ranks - 1));
   const std::size_t share = kReceiveBytes / kMpiAhead / others / kKiB * kKiB;
-  return std::clamp(share, kLeastPacket, kMostPacket) + kLine;
+  return std::clamp(share, kLeastMpiPacket, kMostMpiPacket) + kLine;
 }
 
 int mpi_send_buffers(int ranks) { return ranks < 2 ? 0 : 2 * kMpiAhead; }

@@ -12,14 +12,14 @@ namespace {
 // time to see what has ended meanwhile.
 constexpr int kLooks = 8;
 
-struct Call {
+struct WatchedCall {
   std::function<int()> function;
   std::mutex mutex;
   std::condition_variable ended;
   std::optional<int> result;
 };
 
-void run(const std::shared_ptr<Call>& call) {
+void run(const std::shared_ptr<WatchedCall>& call) {
   const int result = call->function();
   const std::lock_guard lock(call->mutex);
   call->result = result;
@@ -30,7 +30,7 @@ void run(const std::shared_ptr<Call>& call) {
 
 int call_with_patience(std::chrono::milliseconds patience, const std::string& what,
                        std::function<int()> call) {
-  const auto shared = std::make_shared<Call>();
+  const auto shared = std::make_shared<WatchedCall>();
   shared->function = std::move(call);
   std::thread([shared] { run(shared); }).detach();
   std::unique_lock lock(shared->mutex);

@@ -71,19 +71,19 @@ class RandomTokens {
   std::string folder_;
 };
 
-struct Limit {
+struct StepLimit {
   double compute = 0, optimizer = 0, disk = 0;  // seconds
   double total() const { return std::max(compute + optimizer, disk); }
 };
 
 // The limit of a step: the arithmetic at the peak of products and the bandwidth of memory, with nothing in
 // between; or the disk's traffic.
-Limit limit_of(const models::Setup& setup, const engine::MachineRates& rates) {
+StepLimit limit_of(const models::Setup& setup, const engine::MachineRates& rates) {
   const engine::Plan& plan = setup.plan.plan;
   engine::PlanRequest request = setup.settings.plan;
   request.clip = plan.clip;
   const engine::Placement placement(setup.plan.profile, *setup.optimizer, request);
-  Limit limit;
+  StepLimit limit;
   for (const engine::Visit& visit : placement.visits(plan.units, plan.group, placement.times(rates))) {
     limit.compute += visit.compute;
     limit.optimizer += visit.before.seconds + visit.after.seconds;
@@ -155,7 +155,7 @@ BenchReport bench_step(const models::TrainSettings& given, double seconds, Bench
   if (steps.seconds.empty())
     fail(ErrorCode::kState, "stopped by {} before a step was measured", StopSignals::name());
 
-  const Limit limit = limit_of(setup, rates);
+  const StepLimit limit = limit_of(setup, rates);
   const engine::Plan& plan = setup.plan.plan;
   const auto count = static_cast<double>(steps.seconds.size());
   BenchReport report;

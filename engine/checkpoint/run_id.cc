@@ -8,7 +8,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kRunVersion = 1;
 
 }  // namespace
 
@@ -16,8 +16,8 @@ std::optional<std::string> read_run_id(const std::string& out) {
   const std::string path = path_in(out, ".run");
   if (!std::filesystem::exists(path)) return std::nullopt;
   const Json json = read_json_file(path);
-  if (!json.is_object() || json_field<int>(json, "version", path) != kVersion)
-    fail(ErrorCode::kInvalidArgument, "'{}' is no run's id of version {}", path, kVersion);
+  if (!json.is_object() || json_field<int>(json, "version", path) != kRunVersion)
+    fail(ErrorCode::kInvalidArgument, "'{}' is no run's id of version {}", path, kRunVersion);
   return json_field<std::string>(json, "run", path);
 }
 
@@ -25,7 +25,7 @@ void write_run_id(const std::string& out, const std::string& id) {
   // A run that was killed while it wrote may have left one.
   for (const auto& entry : std::filesystem::directory_iterator(out))
     if (entry.path().filename().string().starts_with(".run.tmp-")) std::filesystem::remove(entry.path());
-  write_text_file(path_in(out, ".run"), Json{{"version", kVersion}, {"run", id}}.dump() + "\n");
+  write_text_file(path_in(out, ".run"), Json{{"version", kRunVersion}, {"run", id}}.dump() + "\n");
 }
 
 }  // namespace sluice::engine

@@ -12,7 +12,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr int kVersion = 2;
+constexpr int kMachineVersion = 2;
 constexpr double kMostRate = 1e18;  // the most of anything a second
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60, kMostCores = 4096;
 constexpr std::size_t kMostSize = std::size_t{1} << 31;  // the largest size of a product
@@ -240,7 +240,7 @@ Json to_json(const Machine& machine) {
   for (const Machine::Disk& disk : machine.disks) disks.push_back(json_of(disk));
   Json cores = {{"usable", machine.cores}};
   if (!machine.cpu.empty()) cores["model"] = machine.cpu;
-  return {{"version", kVersion},
+  return {{"version", kMachineVersion},
           {"cores", cores},
           {"instructions", machine.instructions},
           {"bf16_products", machine.bf16_products},
@@ -261,9 +261,9 @@ Machine read_machine(const std::string& path) {
   Fields fields(json, path);
   Machine machine;
   machine.source = path;
-  if (const Json& version = fields.at("version"); version != kVersion)
-    fields.refuse("version", fmt::format("{} is needed, as `sluice doctor --json` writes it", kVersion),
-                  version);
+  if (const Json& version = fields.at("version"); version != kMachineVersion)
+    fields.refuse("version",
+                  fmt::format("{} is needed, as `sluice doctor --json` writes it", kMachineVersion), version);
   read_cores({fields.at("cores"), fields.place("cores")}, machine);
   read_memory({fields.at("memory"), fields.place("memory")}, machine);
   machine.bf16_products = fields.find("bf16_products") != nullptr && fields.truth("bf16_products");

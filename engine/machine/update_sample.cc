@@ -5,7 +5,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kAligned = 256, kColumns = 1024;
+constexpr std::size_t kSampleAlignment = 256, kColumns = 1024;
 
 std::vector<UnitSpec> unit_of(std::size_t elements, Dtype dtype) {
   UnitSpec unit{"measured", {{"parameter", {elements / kColumns, kColumns}}}};
@@ -22,10 +22,10 @@ UpdateSample::UpdateSample(const optim::Optimizer& optimizer, Dtype dtype, Dtype
       layout_(unit_of(elements, dtype)),
       format_(layout_, optimizer, round_up(elements, kChunkGrain)) {}
 
-std::size_t UpdateSample::parameter_offset() const { return round_up(format_.bytes(0), kAligned); }
+std::size_t UpdateSample::parameter_offset() const { return round_up(format_.bytes(0), kSampleAlignment); }
 
 std::size_t UpdateSample::gradient_offset() const {
-  return parameter_offset() + round_up(elements() * size_of(dtype_), kAligned);
+  return parameter_offset() + round_up(elements() * size_of(dtype_), kSampleAlignment);
 }
 
 optim::Span UpdateSample::span(std::byte* memory) const {

@@ -14,7 +14,7 @@ namespace sluice::engine {
 namespace {
 
 // The third step is measured: it begins and ends as every later one does.
-constexpr std::size_t kCounted = 2;
+constexpr std::size_t kCountedOnGpu = 2;
 // How many chunks of an update are told apart: more say nothing new, and planning takes their time.
 constexpr std::size_t kMostChunks = 24;
 
@@ -25,7 +25,7 @@ class WalkOnGpu {
         reach_(reach),
         rates_(rates),
         free_extents_(reach.extents),
-        came_((kCounted + 1) * 2 * units.size()),
+        came_((kCountedOnGpu + 1) * 2 * units.size()),
         current_(units.size(), true),
         leaving_(units.size()),
         begun_(units.size()),
@@ -45,7 +45,7 @@ class WalkOnGpu {
   double run() {
     double before = 0;
     for (std::size_t access = 0; access < came_.size(); ++access) {
-      if (access == kCounted * 2 * units_.size()) before = now_;
+      if (access == kCountedOnGpu * 2 * units_.size()) before = now_;
       here_ = access;
       begin(access);
       now_ += use(access).compute;

@@ -9,7 +9,7 @@ namespace sluice::engine {
 namespace {
 
 // The third step is measured: it begins and ends as every later one does.
-constexpr std::size_t kCounted = 2;
+constexpr std::size_t kCountedSteps = 2;
 constexpr double kUnknown = -1, kNothing = 1e-9;
 
 class Walk {
@@ -25,8 +25,8 @@ class Walk {
 
   StepTime run() {
     double before = 0;
-    for (std::size_t i = 0; i < (kCounted + 1) * count_; ++i) {
-      if (i == kCounted * count_) {
+    for (std::size_t i = 0; i < (kCountedSteps + 1) * count_; ++i) {
+      if (i == kCountedSteps * count_) {
         before = now_;
         time_ = {};
       }

@@ -8,7 +8,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kAligned = 64;
+constexpr std::size_t kRoundAlignment = 64;
 
 Bucket bucket_from(const Layout& layout, const optim::Optimizer& optimizer, ParameterId first,
                    ParameterId end_of_unit) {
@@ -27,7 +27,7 @@ Bucket bucket_from(const Layout& layout, const optim::Optimizer& optimizer, Para
 }  // namespace
 
 std::size_t scratch_bytes(const optim::Optimizer& optimizer, const optim::Kind& kind) {
-  return round_up(optimizer.scratch(kind) * sizeof(double), kAligned);
+  return round_up(optimizer.scratch(kind) * sizeof(double), kRoundAlignment);
 }
 
 UnitRange updated_together(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit) {

@@ -234,8 +234,8 @@ void Pager::arrange(Holding& holding) {
     return;
   }
   if (holding.is_hidden()) pool.move(holding.hidden, holding.home);
-  using Access = allocator::FramePool::Access;
-  pool.protect(holding.home, holding.writers > 0 ? Access::kWrite : Access::kRead);
+  using allocator::FramePool;
+  pool.protect(holding.home, holding.writers > 0 ? FramePool::Access::kWrite : FramePool::Access::kRead);
 }
 
 void Pager::view(HoldingId id, bool writable) {
