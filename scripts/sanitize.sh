@@ -1,13 +1,23 @@
 #!/usr/bin/env bash
 # Builds a sanitizer preset and runs the tests of the rooms that it can follow. Rooms in which threads meet come first.
-#   scripts/sanitize.sh asan   AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer (the default)
+#   scripts/sanitize.sh        both presets, one after the other, and says how long each took
+#   scripts/sanitize.sh asan   AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
 #   scripts/sanitize.sh tsan   ThreadSanitizer
 # Further arguments are names of rooms, and limit the run to them. SLUICE_JOBS is the number of compilers that run at a time (by
 # default one a core).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-preset="${1:-asan}"
-shift || true
+if (($# == 0)); then
+  found=0
+  for preset in asan tsan; do
+    begun=$SECONDS
+    scripts/sanitize.sh "$preset" || found=1
+    echo "sanitize: $preset took $((SECONDS - begun)) s"
+  done
+  exit "$found"
+fi
+preset="$1"
+shift
 
 case "$preset" in
   asan) rooms=(engine comm cuda offload core allocator optim kernels models) ;;
