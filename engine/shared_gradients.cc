@@ -118,15 +118,6 @@ void SharedGradients::dropped_all() {
   if (pairwise_) pairwise_->begin_step();
 }
 
-// Those elements of it that are among these of its unit.
-void SharedGradients::multiply(ParameterId parameter, double factor, ElementRange within) {
-  const Layout::Location& at = core_.layout.location(parameter);
-  const std::size_t begin = std::clamp(within.begin, at.offset, at.offset + at.elements);
-  const std::size_t end = std::clamp(within.end, begin, at.offset + at.elements);
-  kernels::scale(core_.resources.threads, end - begin, static_cast<float>(factor),
-                 {core_.gradients.data(parameter, 0) + begin - at.offset, Dtype::kF32});
-}
-
 // For a rank that has added nothing to a parameter that others have added to. A shared gradient is whole
 // then.
 void SharedGradients::bring_nothing(ParameterId parameter) {
@@ -134,8 +125,8 @@ void SharedGradients::bring_nothing(ParameterId parameter) {
     kernels::fill(core_.resources.threads, core_.layout.location(parameter).elements, 0.0f,
                   {core_.gradients.data(parameter, 0), Dtype::kF32});
   else if (core_.gradients.factor(parameter) != 1)
-    multiply(parameter, core_.gradients.factor(parameter),
-             {0, core_.layout.unit_elements(core_.layout.location(parameter).unit)});
+    core_.scale_gradient(parameter, core_.gradients.factor(parameter),
+                         {0, core_.layout.unit_elements(core_.layout.location(parameter).unit)});
 }
 
 bool SharedGradients::any_added() const {
@@ -289,23 +280,7 @@ void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& par
   bool whole = true;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
     whole = whole && (std::ranges::count(parameters, p) > 0 || !known_[p].is_shared());
-  under_way_.push_back({unit, sum_over_ranks(unit, parameters, whole)});
-}
-
-TransferGroup SharedGradients::sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters,
-                                              bool whole) {
-  TransferGroup group;
-  if (!core_.ranks) return group;
-  const auto sums = [&](std::size_t offset) {
-    std::vector<Array> arrays;
-    for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
-      arrays.push_back({core_.gradients.sum(unit, 0, i, 0) + offset, Dtype::kF32});
-    return arrays;
-  };
-  if (whole) core_.ranks->sum_gradient(unit, 0, sums(0), order_, nullptr, group.add());
-  for (const ParameterId p : parameters)
-    if (!whole) core_.ranks->sum_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
-  return group;
+  under_way_.push_back({unit, core_.sum_over_ranks(unit, parameters, whole, order_)});
 }
 
 void SharedGradients::finish_sums(const std::vector<bool>& added) {
@@ -332,7 +307,7 @@ void SharedGradients::drain(const std::vector<Brought>& all) {
     if (is_under_way(unit)) continue;
     core_.queue.ensure_updated(unit);
     core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
-    under_way_.push_back({unit, sum_over_ranks(unit, {}, true)});
+    under_way_.push_back({unit, core_.sum_over_ranks(unit, {}, true, order_)});
     // What is under frames is held alone.
     if (!core_.plan.units[unit].resident(Part::kGradient)) end_sums();
   }
@@ -367,14 +342,10 @@ void SharedGradients::end_sums() {
   }
 }
 
-// Makes sums the mean, of the elements that this rank has.
 void SharedGradients::finish(UnitId unit, const std::vector<ParameterId>& parameters) {
+  core_.make_mean(unit, parameters, divisor_);
   const bool parts = core_.partitions_state(unit);
-  const ElementRange own = core_.own(unit);
-  const float* const first = core_.gradients.sum(unit, 0, 0, 0) + own.begin;
   for (const ParameterId p : parameters) {
-    multiply(p, 1 / divisor_, own);
-    core_.gradients.sum_squares_of(core_.resources.threads, p, first, own);
     set(p, {0, parts ? Sum::kOwnShard : Sum::kWhole, 1});
     if (pairwise_) pairwise_->drop(p);
   }

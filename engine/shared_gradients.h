@@ -114,7 +114,6 @@ class SharedGradients {
   std::vector<ParameterId> of_unit(UnitId unit, const std::vector<bool>& added) const;
   void sum(const std::vector<Brought>& all);
   void begin_sum(UnitId unit, const std::vector<ParameterId>& parameters);
-  TransferGroup sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters, bool whole);
   void finish_sums(const std::vector<bool>& added);
   void finish(UnitId unit, const std::vector<ParameterId>& parameters);
   void let_go(UnitId unit);
@@ -123,7 +122,6 @@ class SharedGradients {
   void end_sums();
   std::vector<UnitId> begun_in(const std::vector<Brought>& all) const;
   void bring_nothing(ParameterId parameter);
-  void multiply(ParameterId parameter, double factor, ElementRange within);
   void set(ParameterId parameter, const Known& known);
 
   Core& core_;

@@ -1,7 +1,9 @@
 #include "engine/sums_in_backward.h"
 
 #include <algorithm>
+#include <numeric>
 #include <ranges>
+#include <set>
 #include <utility>
 
 #include "core/json.h"
@@ -12,31 +14,69 @@ namespace sluice::engine {
 namespace {
 
 constexpr const char* kMeeting = "the gradients of a step";
+// In the first step ranks agree on the order of units by what they have read, and in the second by what
+// became ready.
+constexpr int kAgreements = 2;
 
 bool contains(const auto& values, const auto& value) { return std::ranges::count(values, value) > 0; }
 
 }  // namespace
 
+std::vector<UnitId> merged_order(const std::vector<UnitId>& order,
+                                 const std::vector<std::vector<UnitId>>& orders) {
+  std::vector<std::size_t> places(order.size());
+  for (std::size_t place = 0; place < order.size(); ++place) places[order[place]] = place;
+  std::vector<std::vector<UnitId>> followers(order.size());
+  std::vector<std::size_t> waits_for(order.size());
+  for (const std::vector<UnitId>& each : orders)
+    for (std::size_t i = 1; i < each.size(); ++i) {
+      followers[each[i - 1]].push_back(each[i]);
+      ++waits_for[each[i]];
+    }
+  std::set<std::size_t> free;  // places of units that may come next
+  for (const UnitId unit : order)
+    if (waits_for[unit] == 0) free.insert(places[unit]);
+  std::vector<UnitId> result;
+  std::vector<bool> taken(order.size());
+  const auto take = [&](UnitId unit) {
+    taken[unit] = true;
+    result.push_back(unit);
+    for (const UnitId next : followers[unit])
+      if (--waits_for[next] == 0 && !taken[next]) free.insert(places[next]);
+  };
+  for (const UnitId first : order) {
+    while (!free.empty()) take(order[free.extract(free.begin()).value()]);
+    if (!taken[first]) take(first);  // the orders contradict each other
+  }
+  return result;
+}
+
 SumsInBackward::SumsInBackward(Core& core, Client client)
     : core_(core),
       client_(std::move(client)),
-      order_(MicroBatchSums(false, core.plan.ranks, 1).order()),
-      turns_(core.layout.units().size()),
+      order_of_ranks_(MicroBatchSums(false, core.plan.ranks, 1).order()),
+      order_(core.layout.units().size()),
+      place_(core.layout.units().size()),
+      expected_(core.layout.parameters(), true),
       summed_(core.layout.parameters()),
-      edits_(core.layout.units().size()) {}
+      edits_(core.layout.units().size()) {
+  std::iota(order_.rbegin(), order_.rend(), UnitId{0});
+}
 
 SumsInBackward::~SumsInBackward() {
   if (met_ && !all_ended_) core_.fail_with("its engine was destroyed in the middle of a step");
 }
 
 void SumsInBackward::begin_step() {
-  met_ = ended_ = all_ended_ = is_ahead_ = false;
+  met_ = ended_ = all_ended_ = false;
+  next_ = 0;
+  let_go_.clear();
   std::fill(summed_.begin(), summed_.end(), false);
-  read_.clear();
+  if (agreed_ == 0) proposed_.clear();
 }
 
 void SumsInBackward::follow_read(UnitId unit) {
-  if (!met_ && !contains(read_, unit)) read_.push_back(unit);
+  if (agreed_ == 0 && !contains(proposed_, unit)) proposed_.push_back(unit);
 }
 
 void SumsInBackward::check_add(ParameterId parameter) const {
@@ -46,9 +86,11 @@ void SumsInBackward::check_add(ParameterId parameter) const {
            "a gradient of '{}' is added after the step's only micro-batch of this rank has ended, and "
            "updates in backward cannot accumulate; step before",
            name);
-  if (summed_[parameter])
+  const bool had_one =
+      core_.gradients.has(parameter) && contains(let_go_, core_.layout.location(parameter).unit);
+  if (summed_[parameter] || had_one)
     refuse(ErrorCode::kState,
-           "a gradient of '{}' is added in a step in which it was summed over the ranks and applied: this "
+           "a gradient of '{}' is added in a step in which it is summed over the ranks and applied: this "
            "rank had one before, or others had one and this rank was further on; give each parameter one "
            "gradient in a step, in the same order on all ranks, or update at the end of the step",
            name);
@@ -60,12 +102,18 @@ bool SumsInBackward::holds_any(UnitRange units) const {
   return false;
 }
 
-std::optional<SumsInBackward::Ready> SumsInBackward::ready(UnitId unit) const {
-  Ready found{unit, {}};
+std::vector<ParameterId> SumsInBackward::final_of(UnitId unit) const {
+  std::vector<ParameterId> parameters;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
-    if (core_.gradients.has(p) && !summed_[p]) found.parameters.push_back(p);
-  if (found.parameters.empty() || holds_any(core_.together(unit))) return std::nullopt;
-  return found;
+    if (core_.gradients.has(p) && !summed_[p]) parameters.push_back(p);
+  if (!parameters.empty() && holds_any(core_.together(unit))) parameters.clear();
+  return parameters;
+}
+
+bool SumsInBackward::is_complete(UnitId unit) const {
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (expected_[p] && !summed_[p] && !core_.gradients.has(p)) return false;
+  return true;
 }
 
 bool SumsInBackward::is_summed(UnitId unit) const {
@@ -74,30 +122,54 @@ bool SumsInBackward::is_summed(UnitId unit) const {
   return false;
 }
 
-std::optional<UnitId> SumsInBackward::under_way() const {
-  return under_way_.empty() ? std::nullopt : std::optional(under_way_.front().of.unit);
+// The next one that comes.
+std::uint64_t SumsInBackward::turn_of(UnitId unit) const {
+  const std::uint64_t units = place_.size(), turn = next_ / units * units + place_[unit];
+  return turn < next_ ? turn + units : turn;
+}
+
+std::vector<UnitId> SumsInBackward::waiting() const {
+  std::vector<UnitId> units;
+  for (const UnitId unit : let_go_)
+    if (!final_of(unit).empty() && (ended_ || unit != latest_ || is_complete(unit))) units.push_back(unit);
+  std::ranges::sort(units, {}, [this](UnitId unit) { return turn_of(unit); });
+  return units;
+}
+
+bool SumsInBackward::takes_part() const {
+  const std::vector<UnitId> units = waiting();
+  if (units.empty()) return false;
+  return (agreed_ < kAgreements && !met_) || units.size() > kUnitsThatWait ||
+         (turn_of(units.front()) == next_ && is_complete(units.front()));
 }
 
 void SumsInBackward::let_go(UnitId unit) {
   const UnitRange units = core_.together(unit);
-  bool any = false;
-  for (UnitId each = units.first; each < units.end; ++each) any = any || ready(each);
-  if (!any) return;
-  do meet();
-  while (is_ahead_);
+  for (UnitId each = units.first; each < units.end; ++each) {
+    if (final_of(each).empty()) continue;
+    if (!contains(let_go_, each)) let_go_.push_back(each);
+    latest_ = each;
+    if (agreed_ == 1 && !contains(proposed_, each)) proposed_.push_back(each);
+  }
+  while (takes_part()) meet();
 }
 
 void SumsInBackward::end() {
+  if (all_ended_) return;
   ended_ = true;
   while (!all_ended_) meet();
+  learn_expected();
+}
+
+// The parameters that have had a gradient on any rank, in any step so far.
+void SumsInBackward::learn_expected() {
+  if (!std::exchange(has_learned_, true)) std::fill(expected_.begin(), expected_.end(), false);
+  for (ParameterId p = 0; p < expected_.size(); ++p) expected_[p] = expected_[p] || summed_[p];
 }
 
 void SumsInBackward::await(UnitId unit) {
   const UnitRange units = core_.together(unit);
-  const auto is_of = [&](const UnderWay& sum) {
-    return units.first <= sum.of.unit && sum.of.unit < units.end;
-  };
-  while (std::ranges::any_of(under_way_, is_of)) meet();
+  while (sum_ && units.first <= sum_->unit && sum_->unit < units.end) meet();
 }
 
 void SumsInBackward::abandon() {
@@ -110,26 +182,28 @@ void SumsInBackward::abandon() {
 
 SumsInBackward::Brought SumsInBackward::brought() const {
   Brought own;
+  const std::vector<UnitId> units = waiting();
   own.ended = ended_;
+  own.has_zeros = ended_ || units.size() > kUnitsThatWait;
   own.step = core_.steps;
+  if (!units.empty() && (own.has_zeros || is_complete(units.front()))) {
+    own.turn = turn_of(units.front());
+    own.parameters = final_of(units.front());
+  }
   if (!met_) own.settings = text_of(core_.settings);
   if (!met_) own.edits = edits_;
-  if (!met_) own.read = read_;
-  for (UnitId unit = 0; unit < edits_.size(); ++unit) {
-    if (const auto found = ready(unit)) own.ready.push_back(*found);
-    if (holds_any(core_.together(unit))) own.held.push_back(unit);
-  }
-  if (core_.ranks->any_partitioned()) own.squares = core_.gradients.squares(summed_now());
+  if (!met_ && agreed_ < kAgreements) own.order = proposed_;
+  if (agreed_ == 0) std::ranges::reverse(own.order);
+  if (sum_ && core_.ranks->any_partitioned()) own.squares = core_.gradients.squares(sum_->parameters);
   return own;
 }
 
 std::vector<SumsInBackward::Brought> SumsInBackward::gather() {
   const Brought own = brought();
-  Json ready = Json::array();
-  for (const Ready& each : own.ready) ready.push_back({each.unit, each.parameters});
   const std::string text =
-      Json{{"ended", own.ended}, {"step", own.step}, {"settings", own.settings}, {"edits", own.edits},
-           {"read", own.read},   {"ready", ready},   {"held", own.held}}
+      Json{{"ended", own.ended},       {"has_zeros", own.has_zeros},  {"step", own.step},
+           {"settings", own.settings}, {"edits", own.edits},          {"order", own.order},
+           {"turn", own.turn},         {"parameters", own.parameters}}
           .dump();
   std::vector<std::string> given;
   core_.waits.during(Waits::For::kRanks, kMeeting, [&] {
@@ -147,15 +221,14 @@ SumsInBackward::Brought SumsInBackward::parsed(const std::string& bytes, int ran
   const Json json = parse_json(bytes.substr(0, end), source);
   Brought other;
   other.ended = json_field<bool>(json, "ended", source);
+  other.has_zeros = json_field<bool>(json, "has_zeros", source);
   other.step = json_field<std::uint64_t>(json, "step", source);
   other.settings = json_field<std::string>(json, "settings", source);
   other.edits = json_field<std::vector<std::uint32_t>>(json, "edits", source);
-  other.read = json_field<std::vector<UnitId>>(json, "read", source);
-  other.held = json_field<std::vector<UnitId>>(json, "held", source);
+  other.order = json_field<std::vector<UnitId>>(json, "order", source);
+  other.turn = json_field<std::uint64_t>(json, "turn", source);
+  other.parameters = json_field<std::vector<ParameterId>>(json, "parameters", source);
   other.squares = bytes.substr(end + 1);
-  using Pairs = std::vector<std::pair<UnitId, std::vector<ParameterId>>>;
-  for (auto& [unit, parameters] : json_field<Pairs>(json, "ready", source))
-    other.ready.push_back({unit, std::move(parameters)});
   return other;
 }
 
@@ -179,155 +252,86 @@ void SumsInBackward::compare(const std::vector<Brought>& all) const {
 }
 
 void SumsInBackward::meet() {
-  finish();
+  if (sum_) core_.wait_for_ranks("the gradient of " + core_.name_of(sum_->unit), sum_->group);
+  if (sum_) core_.make_mean(sum_->unit, sum_->parameters, core_.plan.ranks.size);
   const std::vector<Brought> all = gather();
   compare(all);
-  follow_turns(all);
-  met_ = true;
-  take_means(all);
-  const std::vector<Ready> chosen = choose(all);
-  for (const Ready& each : chosen) begin(each);
-  all_ended_ = chosen.empty() && std::ranges::all_of(all, &Brought::ended);
-  if (all_ended_) turns_.end_step();
+  const bool is_first = !std::exchange(met_, true);
+  take_mean(all);
+  if (is_first && agreed_ < kAgreements) return agree(all);
+  begin_next(all);
+  all_ended_ = !sum_ && std::ranges::all_of(all, &Brought::ended);
 }
 
-void SumsInBackward::follow_turns(const std::vector<Brought>& all) {
-  Turns::OfRanks read, ready;
-  for (const Brought& rank : all) {
-    read.push_back(rank.read);
-    for (std::vector<UnitId>& units = ready.emplace_back(); const Ready& each : rank.ready)
-      units.push_back(each.unit);
-  }
-  if (!met_) turns_.begin_step(read);
-  turns_.follow(ready);
+void SumsInBackward::agree(const std::vector<Brought>& all) {
+  std::vector<std::vector<UnitId>> orders;
+  for (const Brought& rank : all) orders.push_back(rank.order);
+  order_ = merged_order(order_, orders);
+  for (std::size_t place = 0; place < order_.size(); ++place) place_[order_[place]] = place;
+  ++agreed_;
+  proposed_ = agreed_ == 1 ? waiting() : std::vector<UnitId>();
 }
 
-// What is summed now: the same on all ranks, since all have been told the same.
-std::vector<SumsInBackward::Ready> SumsInBackward::choose(const std::vector<Brought>& all) {
-  std::vector<bool> chosen(edits_.size());
+// Begins the same sum on all ranks, since all have been told the same. Where a rank has not come to it, and
+// may have a gradient of it yet, none begins.
+void SumsInBackward::begin_next(const std::vector<Brought>& all) {
+  const std::uint64_t turn = std::ranges::min(all, {}, &Brought::turn).turn;
+  const auto has_come = [&](const Brought& rank) { return rank.turn == turn || rank.has_zeros; };
+  if (turn == kNever || !std::ranges::all_of(all, has_come)) return;
+  std::vector<ParameterId> parameters;  // of which any rank has a gradient
   for (const Brought& rank : all)
-    for (const Ready& each : rank.ready) chosen[each.unit] = is_ready_everywhere(all, joined(all, each.unit));
-  const auto ahead = [&](const Brought& rank) {
-    return !rank.ended && static_cast<std::size_t>(std::ranges::count_if(rank.ready, [&](const Ready& each) {
-                            return !chosen[each.unit];
-                          })) > kUnitsThatWait;
-  };
-  const auto stands = [&](const Brought& rank) { return rank.ended || ahead(rank); };
-  while (std::ranges::all_of(all, stands) && std::ranges::any_of(all, ahead)) {
-    turns_.learn();
-    const std::optional<UnitId> unit = overtaken(all, chosen);
-    if (!unit) break;
-    chosen[*unit] = true;
-  }
-  is_ahead_ = ahead(all[static_cast<std::size_t>(core_.ranks->rank())]) && !std::ranges::all_of(all, stands);
-  std::vector<Ready> result;
-  for (const UnitId unit : turns_.order())
-    if (chosen[unit]) result.push_back(joined(all, unit));
-  return result;
-}
-
-// A unit of which a rank still has more to come waits for that, too: it is updated as a whole.
-bool SumsInBackward::is_ready_everywhere(const std::vector<Brought>& all, const Ready& joined) {
-  return std::ranges::all_of(all, [&](const Brought& rank) {
-    return rank.ended || std::ranges::any_of(rank.ready, [&](const Ready& each) {
-             return each.unit == joined.unit && each.parameters.size() == joined.parameters.size();
-           });
-  });
-}
-
-// The first in turn of the units that wait for a rank that does not hold them.
-std::optional<UnitId> SumsInBackward::overtaken(const std::vector<Brought>& all,
-                                                const std::vector<bool>& chosen) const {
-  for (const UnitId unit : turns_.order())
-    if (!chosen[unit] && !joined(all, unit).parameters.empty() &&
-        std::ranges::none_of(all, [&](const Brought& rank) { return contains(rank.held, unit); }))
-      return unit;
-  return std::nullopt;
-}
-
-// The parameters of the unit of which any rank has a gradient.
-SumsInBackward::Ready SumsInBackward::joined(const std::vector<Brought>& all, UnitId unit) {
-  Ready result{unit, {}};
-  for (const Brought& rank : all)
-    for (const Ready& each : rank.ready)
-      if (each.unit == unit)
-        for (const ParameterId p : each.parameters)
-          if (!contains(result.parameters, p)) result.parameters.push_back(p);
-  std::ranges::sort(result.parameters);
-  return result;
+    if (rank.turn == turn)
+      parameters.insert(parameters.end(), rank.parameters.begin(), rank.parameters.end());
+  std::ranges::sort(parameters);
+  parameters.erase(std::ranges::unique(parameters).begin(), parameters.end());
+  next_ = turn + 1;
+  begin(order_[turn % order_.size()], parameters);
 }
 
 // Parameters are held until their update is due, so that it need not wait for the disk.
-void SumsInBackward::begin(const Ready& ready) {
+void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& parameters) {
   Core& c = core_;
-  const UnitId unit = ready.unit;
+  for (ParameterId p = c.layout.first_parameter(unit); p < c.layout.end_parameter(unit); ++p)
+    if (c.gradients.has(p) && !summed_[p] && !contains(parameters, p))
+      fail(
+          ErrorCode::kState,
+          "the gradient of '{}' is summed on the other ranks, and this one still adds to its unit '{}' while "
+          "{} later units wait; give gradients in the same order on all ranks, or update at the end of the "
+          "step",
+          c.layout.spec(p).name, c.name_of(unit), waiting().size());
   c.queue.ensure_updated(unit);
-  UnderWay& sum = under_way_.emplace_back();
-  sum.of = ready;
   // Nobody reads a shard while it is updated: this rank reads none from now on.
   if (c.partitions_parameters(unit))
     c.pager.outdate(c.parameters[unit]);
   else
     c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
   c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kModify);
-  for (const ParameterId p : ready.parameters) {
+  for (const ParameterId p : parameters) {
     const Array own = {c.gradients.data(p, 0), Dtype::kF32};
     if (!c.gradients.has(p)) kernels::fill(c.resources.threads, c.layout.location(p).elements, 0.0f, own);
     summed_[p] = true;
   }
-  const bool whole = ready.parameters.size() == c.layout.end_parameter(unit) - c.layout.first_parameter(unit);
-  const Array sums[] = {{c.gradients.sum(unit, 0, 0, 0), Dtype::kF32}};
-  if (whole) c.ranks->sum_gradient(unit, 0, sums, order_, nullptr, sum.group.add());
-  for (const ParameterId p : ready.parameters) {
-    if (whole) break;
-    const Array own[] = {{c.gradients.data(p, 0), Dtype::kF32}};
-    c.ranks->sum_gradient_of(p, own, order_, sum.group.add());
-  }
+  const bool whole = parameters.size() == c.layout.end_parameter(unit) - c.layout.first_parameter(unit);
+  sum_.emplace(Sum{unit, parameters, c.sum_over_ranks(unit, parameters, whole, order_of_ranks_)});
 }
 
-// Makes the sums that are under way the mean, of the elements that this rank updates.
-void SumsInBackward::finish() {
-  Core& c = core_;
-  for (UnderWay& sum : under_way_) {
-    const UnitId unit = sum.of.unit;
-    c.wait_for_ranks("the gradient of " + c.name_of(unit), sum.group);
-    const ElementRange own = c.own(unit);
-    const float* const first = c.gradients.sum(unit, 0, 0, 0) + own.begin;
-    for (const ParameterId p : sum.of.parameters) {
-      const Layout::Location& at = c.layout.location(p);
-      const std::size_t begin = std::clamp(own.begin, at.offset, at.offset + at.elements);
-      const std::size_t end = std::clamp(own.end, begin, at.offset + at.elements);
-      kernels::scale(c.resources.threads, end - begin, static_cast<float>(1.0 / c.plan.ranks.size),
-                     {c.gradients.data(p, 0) + begin - at.offset, Dtype::kF32});
-      c.gradients.sum_squares_of(c.resources.threads, p, first, own);
-    }
-  }
-}
-
-std::vector<ParameterId> SumsInBackward::summed_now() const {
-  std::vector<ParameterId> parameters;
-  for (const UnderWay& sum : under_way_)
-    parameters.insert(parameters.end(), sum.of.parameters.begin(), sum.of.parameters.end());
-  return parameters;
-}
-
-void SumsInBackward::take_means(const std::vector<Brought>& all) {
+void SumsInBackward::take_mean(const std::vector<Brought>& all) {
+  if (!sum_) return;
   Core& c = core_;
   std::vector<std::string> squares;
   for (const Brought& rank : all) squares.push_back(rank.squares);
-  if (c.ranks->any_partitioned()) c.gradients.take_squares(summed_now(), squares);
-  for (; !under_way_.empty(); under_way_.pop_front()) {
-    const UnitId unit = under_way_.front().of.unit;
-    if (const auto bad = c.gradients.not_finite(unit))
-      fail(ErrorCode::kNotFinite,
-           "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came "
-           "before were, on all ranks",
-           c.layout.spec(*bad).name);
-    c.pager.written(c.gradients.holding(unit, 0), c.gradients.bytes(unit, 0));
-    client_.update(unit);
-    c.pager.release(c.gradients.holding(unit, 0));
-    if (!c.partitions_parameters(unit)) c.pager.release(c.parameters[unit]);
-  }
+  if (c.ranks->any_partitioned()) c.gradients.take_squares(sum_->parameters, squares);
+  const UnitId unit = sum_->unit;
+  sum_.reset();
+  if (const auto bad = c.gradients.not_finite(unit))
+    fail(ErrorCode::kNotFinite,
+         "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came before "
+         "were, on all ranks",
+         c.layout.spec(*bad).name);
+  c.pager.written(c.gradients.holding(unit, 0), c.gradients.bytes(unit, 0));
+  client_.update(unit);
+  c.pager.release(c.gradients.holding(unit, 0));
+  if (!c.partitions_parameters(unit)) c.pager.release(c.parameters[unit]);
 }
 
 }  // namespace sluice::engine

@@ -4,10 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <limits>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <utility>
 
 #include "engine/ranks_client.h"
+#include "engine/sums_in_backward.h"
 
 // Tests of updates in backward on several ranks: a unit's gradients are summed when it is let go, and
 // applied.
@@ -16,6 +19,7 @@ namespace sums_in_backward_test {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr UnitId kBlocks = kLast + 1;
@@ -37,6 +41,14 @@ std::vector<UnitId> experts(const Rank& rank, int step) {
     const UnitId first = rank.layout().siblings(unit).first;
     return (first + static_cast<UnitId>(step)) % 4 == static_cast<UnitId>(rank.rank());
   });
+  return units;
+}
+
+// Not the reverse of the order in which units are read, as where a step has a backward pass for each of two
+// losses.
+std::vector<UnitId> first_to_last(const Rank& rank, int step) {
+  std::vector<UnitId> units = last_to_first(rank, step);
+  std::ranges::reverse(units);
   return units;
 }
 
@@ -111,17 +123,21 @@ TEST_P(TwinsOfUpdatesInBackward, WhateverUnitsRanksHave) {
   if (slow()) GTEST_SKIP() << "arithmetic is the same";
   Case setup = this->setup(3);
   setup.blocks = 6;
-  for (const bool torn : {false, true}) {
-    const Order order = torn ? crosswise : experts;
+  struct Way {
+    const char* name;
+    Order order;
+    bool torn;
+  };
+  for (const auto& [name, order, torn] :
+       {Way{"experts", experts, false}, Way{"torn experts", experts, true},
+        Way{"torn pairs", crosswise, true}, Way{"forward", first_to_last, false}}) {
     setup.place = "memory";
     setup.stage = 0;
     const toy::Outcome late = trained(setup, false, order, torn);
     for (const std::size_t stage : {0, 1, 3}) {
       setup.stage = stage;
       setup.place = stage == 1 ? "memory" : "disk";
-      EXPECT_TRUE(trained(setup, true, order, torn) == late) << (torn ? "torn, " : "") << "stage " << stage;
-      if (torn) continue;
-      EXPECT_TRUE(trained(setup, true, order, true) == late) << "experts, torn, stage " << stage;
+      EXPECT_TRUE(trained(setup, true, order, torn) == late) << name << ", stage " << stage;
     }
   }
 }
@@ -204,6 +220,51 @@ TEST(UpdatesInBackwardOfRanks, FetchAUnitThatIsSummedOnceItIsUpdated) {
       EXPECT_EQ((rank.received() - before - known) % bytes(kBlocks, other), 0u) << "step " << step;
     }
   });
+}
+
+using Units = std::vector<UnitId>;
+
+// Whether `units` come in `order` as they do here.
+bool agrees(const Units& order, const Units& units) {
+  auto from = order.begin();
+  for (const UnitId unit : units) {
+    from = std::find(from, order.end(), unit);
+    if (from == order.end()) return false;
+  }
+  return true;
+}
+
+Units some_of(const Units& order, std::mt19937& random) {
+  Units some;
+  for (const UnitId unit : order)
+    if (random() % 10 < 6) some.push_back(unit);
+  return some;
+}
+
+Units shuffled(std::size_t units, std::mt19937& random) {
+  Units order(units);
+  std::iota(order.begin(), order.end(), UnitId{0});
+  std::ranges::shuffle(order, random);
+  return order;
+}
+
+TEST(MergedOrders, AgreeWithEachThatContradictsNoOther) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    const Units common = shuffled(12, random), before = shuffled(12, random);
+    std::vector<Units> orders;
+    for (int rank = 0; rank < 3; ++rank) orders.push_back(some_of(common, random));
+    const Units found = merged_order(before, orders);
+    EXPECT_TRUE(std::ranges::is_permutation(found, before));
+    for (const Units& order : orders) EXPECT_TRUE(agrees(found, order)) << seed;
+  }
+  EXPECT_THAT(merged_order({3, 2, 1, 0}, {}), ElementsAre(3, 2, 1, 0));
+  EXPECT_THAT(merged_order({3, 2, 1, 0}, {{1, 3}}), ElementsAre(2, 1, 3, 0));
+}
+
+TEST(MergedOrders, HaveEachUnitWhereTheyContradictEachOther) {
+  EXPECT_THAT(merged_order({2, 1, 0}, {{0, 1}, {1, 0}}), ElementsAre(2, 1, 0));
+  EXPECT_THAT(merged_order({3, 2, 1, 0}, {{0, 1, 2, 3}, {3, 2, 1, 0}}), ElementsAre(3, 2, 1, 0));
 }
 
 class UpdatesInBackward : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
