@@ -28,9 +28,8 @@ class Slot(Entry):
     owner: weakref.ref[Presence]
     applied: bool = False  # it was applied in backward, and nothing is left of it
     zeroed: bool = False  # zero_grad() was called since it was applied
-    copy: torch.Tensor | None = None  # the tensor under the user's views, kept equal to the gradient
     gradient: weakref.ref[Gradient] | None = None  # the tensor whose version counter its views share
-    version: int = 0  # that tensor's version when the copy was equal to the gradient
+    version: int | None = None  # that tensor's version where it has views and none was written; None: it has none
 
     @property
     def presence(self) -> Presence:
@@ -46,7 +45,7 @@ class Slot(Entry):
         return self.presence.homes[self.index]
 
     def check(self) -> None:
-        """Raises StateError where the gradient was given up. Writes to views that came before reach the gradient now."""
+        """Raises StateError where the gradient was given up, or a view of it was written."""
         self.presence.check_open(
             f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
             "tensor now, or clone() what is needed later"
@@ -58,24 +57,20 @@ class Slot(Entry):
                 f"this gradient of '{self.home.name}' was given up (zero_grad(), or another took its place); "
                 "clone() what is needed later"
             )
-        if self.copy is not None and self._version() != self.version:
-            self.version = self._version()
-            self.presence.stored.set(self.home, self.copy)
+        gradient = None if self.gradient is None or self.version is None else self.gradient()
+        if gradient is not None and gradient._version != self.version:
+            self.version = None
+            raise StateError(
+                f"a view of the gradient of '{self.home.name}' was written, which is a copy: the gradient is the engine's. Change a "
+                "clone(), and copy_() that into the gradient"
+            )
 
     def values(self) -> torch.Tensor:
         """The gradient in plain memory."""
         self.check()
         if self.applied:
             return torch.zeros_like(self.home.memory)
-        return self.presence.stored.read(self.home) if self.copy is None else self.copy.clone()
-
-    def values_for_views(self) -> torch.Tensor:
-        """The tensor under views, whose writes reach the gradient."""
-        self.check()
-        if self.copy is None:
-            self.copy = self.values()
-            self.version = self._version()
-        return self.copy
+        return self.presence.stored.read(self.home)
 
     def replace(self, values: torch.Tensor) -> None:
         """Sets the gradient to `values`."""
@@ -90,28 +85,10 @@ class Slot(Entry):
             self.zeroed = False
             return
         self.presence.stored.set(self.home, values)
-        self.changed()
-
-    def changed(self) -> None:
-        """Shows the gradient's new values to views."""
-        if self.copy is not None:
-            self.copy.copy_(self.presence.stored.read(self.home))
-            self.version = self._version()
-
-    def zeroed_copy(self) -> None:
-        """Shows views that the gradient is zero now."""
-        if self.copy is not None:
-            self.copy.zero_()
-            self.version = self._version()
-
-    def _version(self) -> int:
-        gradient = self.gradient() if self.gradient is not None else None
-        return self.version if gradient is None else gradient._version
 
 
 class Gradient(torch.Tensor):
-    """A gradient in the engine, which adds, scales and takes norms. Any other operation works on a copy, which is written
-    back where the operation writes."""
+    """A gradient in the engine, which adds, scales and takes norms. What else reads it gets a copy, and few operations write it."""
 
     _slot: Slot
 
@@ -184,11 +161,13 @@ class Gradient(torch.Tensor):
         if func.namespace == "c10d":  # collectives do not say what they write, nor when
             next(value for value in _gradients_in([args, kwargs or {}]))._refuse_memory()
         handler = _HANDLERS.get(func)
-        if handler is not None:
-            result = handler(*args, **(kwargs or {}))
-            if result is not NotImplemented:
-                return result
-        return _on_copies(func, args, kwargs or {})
+        result = NotImplemented if handler is None else handler(*args, **(kwargs or {}))
+        if result is NotImplemented:
+            result = _on_copies(func, args, kwargs or {})
+        for value in _gradients_in(list(written_by(func, args, kwargs or {}))):
+            if value._slot.version is not None:
+                value._slot.version += 1  # by this operation
+        return result
 
 
 class Gradients:
@@ -242,27 +221,36 @@ class Gradients:
 _Copies = dict[int, tuple[Gradient, torch.Tensor]]  # by the slot's id
 
 
-def _plain(value: Any, copies: _Copies, makes_views: bool) -> Any:
+_WRITES = frozenset(
+    ("copy_", "add_", "sub_", "mul_", "div_", "zero_", "fill_", "clamp_", "clamp_min_", "clamp_max_", "set_", "_amp_foreach_non_finite_check_and_unscale_")
+)
+
+
+def _plain(value: Any, copies: _Copies) -> Any:
     """Replaces gradients in an operation's arguments by copies. (It is no inner function, since one that calls itself
     would keep the copies until the collector runs.)"""
     if isinstance(value, Gradient):
-        slot = value._slot
-        if id(slot) not in copies:
-            copies[id(slot)] = (value, slot.values_for_views() if makes_views else slot.values())
-        return copies[id(slot)][1]
+        if id(value._slot) not in copies:
+            copies[id(value._slot)] = (value, value._slot.values())
+        return copies[id(value._slot)][1]
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(item, copies, makes_views) for item in value)
+        return type(value)(_plain(item, copies) for item in value)
     return value
 
 
 def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    makes_views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    written = list(_gradients_in(list(written_by(func, args, kwargs))))
+    if written and func._opname.removeprefix("_foreach_") not in _WRITES:
+        raise StateError(
+            f"the gradient of '{written[0]._slot.home.name}' is written by {func}, and the engine, which has it, copies, adds, multiplies, "
+            "clamps and zeroes; change a clone(), and copy_() that into the gradient"
+        )
     copies: _Copies = {}
-    given = [_plain(value, copies, makes_views) for value in args]
-    result = func(*given, **{key: _plain(value, copies, makes_views) for key, value in kwargs.items()})
-    for gradient in written_by(func, args, kwargs):
-        if not isinstance(gradient, Gradient):
-            continue
+    result = func(*[_plain(value, copies) for value in args], **{key: _plain(value, copies) for key, value in kwargs.items()})
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+        for gradient, _ in copies.values():
+            gradient._slot.version = gradient._version  # what the operation made is a view of a copy
+    for gradient in written:
         copy = copies[id(gradient._slot)][1]
         gradient._slot.replace(copy)
         if result is copy:
@@ -288,7 +276,6 @@ def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:
         target._slot.replace(other)
         return target
     target._slot.presence.stored.add(target._slot.home, other)
-    target._slot.changed()
     return target
 
 
@@ -308,7 +295,6 @@ def _multiply(target: Any, other: Any) -> Any:
     if target._slot.applied:
         return target
     target._slot.presence.stored.multiply(target._slot.home, factor)
-    target._slot.changed()
     return target
 
 
@@ -323,7 +309,6 @@ def _zero(target: Gradient) -> Gradient:
         return target
     target._slot.check()
     if target._slot.presence.stored.drop_absent(target._slot.home):
-        target._slot.zeroed_copy()
         return target
     target._slot.replace(torch.zeros_like(target._slot.home.memory))
     return target
