@@ -202,7 +202,7 @@ class Sluice(Fused):
 
         optimizer = sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY)
         self.model, self.optimizer = sluice.torch.wrap(made(a, "meta"), optimizer, **sluice_options(a))
-        with sluice.torch.edit(self.model):
+        with sluice.torch.full_parameters(self.model):
             fill(self.model, a["device"])
 
     def told(self):

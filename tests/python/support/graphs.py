@@ -18,19 +18,6 @@ class Counted:
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
-class Hidden(Counted):
-    """The same, but modes do not see the operations of its graphs, as they see none of a kernel."""
-
-    def __call__(self, graph, inputs):
-        made = super().__call__(graph, inputs)
-
-        def run(*given):
-            with torch._C._DisableTorchDispatch():
-                return made(*given)
-
-        return run
-
-
 class _Mode(TorchDispatchMode):
     """A mode that does not see what is compiled, as Sluice's are."""
 

@@ -57,7 +57,7 @@ def units_of_modules(model):
 def readable(model):
     """A `with` in which the model's parameters can be read and written between steps: on a GPU an edit."""
     sessions = [p._sluice for p in model.parameters() if hasattr(p, "_sluice")]
-    return sluice.torch.edit(sessions[0].model()) if sessions and fake_gpu.asked() else contextlib.nullcontext()
+    return sluice.torch.full_parameters(sessions[0].model()) if sessions and fake_gpu.asked() else contextlib.nullcontext()
 
 
 def values_of(model):

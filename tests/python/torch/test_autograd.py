@@ -311,10 +311,10 @@ def test_a_graph_whose_parameters_have_changed(change):
         with torch.no_grad():
             model.middle.weight.copy_(torch.ones(WIDTH, WIDTH))
     elif change == "data":  # inside of edit() changes that no counter counts are noticed, too
-        with sluice.torch.edit(model):
+        with sluice.torch.full_parameters(model):
             model.middle.weight.data.mul_(2.0)
     elif change == "edit":
-        with sluice.torch.edit(model), torch.no_grad():
+        with sluice.torch.full_parameters(model), torch.no_grad():
             model.middle.weight.mul_(2.0)
     else:
         optimizer.step()

@@ -62,7 +62,7 @@ def between_steps(edit, scope=False):
     def loop(model, optimizer, note):
         for _ in range(3):
             plain_loop(model, optimizer, note, steps=2)
-            with sluice.torch.edit(model) if scope else readable(model):
+            with sluice.torch.full_parameters(model) if scope else readable(model):
                 edit(model)
             for value in values_of(model).values():
                 note(value)

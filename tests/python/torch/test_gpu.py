@@ -39,12 +39,12 @@ def test_a_gradient_that_is_not_finite_is_found_at_the_step():
     """The GPU leaves out the updates of backward, and nobody waits to learn of it before optimizer.step()."""
     with fake_gpu.shared(schedule="late"):
         model, optimizer = wrap(Layers(), "memory", update_in_backward=True, updates="gpu", **GPU)
-        with sluice.torch.edit(model):
+        with sluice.torch.full_parameters(model):
             before = [p.detach().clone() for p in model.parameters()]
         (loss_of(model, 0) * float("nan")).backward()
         with pytest.raises(sluice.NotFiniteError, match="is not finite; its unit was not updated"):
             optimizer.step()
-        with sluice.torch.edit(model):
+        with sluice.torch.full_parameters(model):
             assert same([p.detach().clone() for p in model.parameters()], before)
         optimizer.zero_grad()
         loss_of(model, 1).backward()
@@ -94,35 +94,11 @@ def test_gpt2_of_transformers_has_the_bits_of_the_cpu():
     check_twin(small_gpt2, language_loss, places=["disk"], steps=2)
 
 
-def test_parameters_that_no_hook_announces_are_found():
-    """The scale is used after the last block, when others have its room: the first step finds it, and the others bring it in."""
+def test_what_lies_outside_of_units_belongs_to_the_model():
+    """The scale is used after the last block."""
     names = [name for name, _ in Layers().named_parameters()]
     units = {"scale": ["scale"]} | {name: [name] for name in names if name != "scale"}
     check_twin(Layers, loss_of, places=["memory"], units=units, held_units=4, steps=3)
-
-
-class TakesAnotherWay(Layers):
-    """A model that uses its scale, which nothing announces, in one of two places, each time through a view that it makes before."""
-
-    early = False
-
-    def forward(self, ids):
-        x = self.words(ids)
-        for number, block in enumerate(self.blocks):
-            if number == (1 if self.early else 2):
-                scale = self.scale.view(-1)
-            x = block(x)
-        return self.head(x * scale)
-
-
-def loss_of_another_way(model, step):
-    model.early = step % 2 == 1
-    return loss_of(model, step)
-
-
-def test_what_a_call_uses_that_the_first_one_did_not_is_brought_in():
-    units = {name: [name] for name, _ in TakesAnotherWay().named_parameters()}
-    check_twin(TakesAnotherWay, loss_of_another_way, places=["memory"], units=units, held_units=4, steps=5)
 
 
 class UsesInBackward(torch.autograd.Function):
@@ -136,7 +112,7 @@ class UsesInBackward(torch.autograd.Function):
         return gradient * ctx.scale, gradient.sum(0)
 
 
-def test_a_backward_pass_finds_parameters_that_autograd_does_not_know_of():
+def test_units_are_there_in_the_backward_of_their_modules_too():
     class Kept(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -171,18 +147,18 @@ def loss_after_a_failure(model, step):
     return loss_of(model, step)
 
 
-def test_a_call_that_failed_is_looked_at_again():
+def test_a_call_that_failed_leaves_the_next_one_right():
     units = {name: [name] for name, _ in Fails().named_parameters()}
     check_twin(Fails, loss_after_a_failure, places=["memory"], units=units, held_units=4, steps=3)
 
 
-def test_edits_read_and_write_parameters():
+def test_full_parameters_are_read_and_written():
     with fake_gpu.shared():
         torch.manual_seed(5)
         plain, model = Layers(), Layers()
         model.load_state_dict(plain.state_dict())
         model, _ = wrap(model, "disk", units=units_of_modules(model), **GPU)
-        with sluice.torch.edit(model):
+        with sluice.torch.full_parameters(model):
             assert same([p.clone() for p in model.parameters()], list(plain.parameters()))
             model.scale.detach().mul_(2)
             state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -211,7 +187,7 @@ def test_parameters_may_be_of_a_class_of_their_own():
     with fake_gpu.shared():
         plain = with_parameters_of_a_class_of_their_own()
         model, _ = wrap(with_parameters_of_a_class_of_their_own(), "memory", units=units, held_units=2, **GPU)
-        with sluice.torch.edit(model):
+        with sluice.torch.full_parameters(model):
             for p in model.parameters():
                 p.detach().sum()
             assert torch.equal(model.scale.detach(), plain.scale.detach()) and type(model.scale) is Own
@@ -234,16 +210,3 @@ def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():
             assert torch.equal(model(x), plain(x))
         sluice.torch.close(model, values=False)
         gc.collect()
-
-
-def test_views_that_outlive_a_closed_model_keep_the_memory():
-    with fake_gpu.shared():
-        model, _ = wrap(Layers(), "device", **GPU)
-        with sluice.torch.edit(model):
-            view = model.scale.detach()
-        sluice.torch.close(model)
-        gc.collect()
-        assert fake_gpu.alive() != []
-        del view, model, _
-        gc.collect()
-        assert fake_gpu.alive() == []

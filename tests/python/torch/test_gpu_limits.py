@@ -95,7 +95,7 @@ def test_models_that_are_elsewhere_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("disk", [None, ""])
-def test_states_outside_of_edits_are_copies(disk, tmp_path):
+def test_states_are_copies(disk, tmp_path):
     with fake_gpu.shared():
         torch.manual_seed(5)
         plain, model = Layers(), Layers()
@@ -103,7 +103,7 @@ def test_states_outside_of_edits_are_copies(disk, tmp_path):
         model, _ = wrap(model, None, units=units_of_modules(model), disk=None if disk is None else tmp_path, **GPU)
         state = model.state_dict()
         assert same(list(state.values()), list(plain.state_dict().values())) and list(state) == list(plain.state_dict())
-        assert state["head.weight"] is state["words.weight"], "a tied parameter has one copy"
+        assert state["head.weight"].data_ptr() == state["words.weight"].data_ptr(), "a tied parameter has one copy"
         assert [*model.blocks[1].state_dict(prefix="a.")] == [f"a.{name}" for name in plain.blocks[1].state_dict()]
         model.load_state_dict({name: value + 1 for name, value in state.items()})
         assert same(list(state.values()), list(plain.state_dict().values())), "it is a copy"
@@ -122,7 +122,7 @@ def test_a_state_without_room_is_refused():
         given = {"place": "device", "device": "cuda", **GPU, "device_memory": "2GiB"}
         needed = sluice.torch.plan(model, sluice.SGD(lr=0.1), memory="6GiB", **given)["predicted_peak"]
         model, _ = wrap(model, optimizer=sluice.SGD(lr=0.1), disk=None, memory=needed + (16 << 20), **given)
-        with pytest.raises(sluice.BudgetError, match=r"the model's state_dict takes 256 MiB more.*save\(folder\)"):
+        with pytest.raises(sluice.BudgetError, match=r"a copy of the model's parameters takes 256 MiB more.*save\(folder\)"):
             model.state_dict()
         sluice.torch.close(model, values=False)
         gc.collect()
@@ -149,46 +149,14 @@ def test_a_graph_of_cuda_may_be_captured_within_a_unit_alone():
         gc.collect()
 
 
-def test_writes_in_a_call_of_the_model_are_refused():
-    class Writes(torch.nn.Linear):
-        def forward(self, x):
-            self.weight.data.clamp_(-1, 1)
-            return super().forward(x)
-
-    with fake_gpu.shared():
-        model, _ = wrap(Writes(8, 8), "memory", **GPU)
-        with pytest.raises(sluice.StateError, match="'weight' is written by aten.clamp_"):
-            model(torch.randn(2, 8))
-        sluice.torch.close(model)
-        gc.collect()
-
-
 @pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
 def test_modules_that_write_in_their_calls_are_refused(make):
     with fake_gpu.shared():
-        refused(sluice.InvalidArgumentError, ["'0' has max_norm=1.0", "edit(model)", "torch.renorm"],
+        refused(sluice.InvalidArgumentError, ["'0' has max_norm=1.0", "full_parameters(model)", "torch.renorm"],
                 lambda: torch.nn.Sequential(make(4, 8, max_norm=1.0), torch.nn.Linear(8, 8)), **GPU)  # fmt: skip
     model, _ = wrap(make(4, 8, max_norm=1.0), "memory")
     model(torch.zeros(1, 1, dtype=torch.int64))
     sluice.torch.close(model)
-
-
-def test_operations_on_more_units_than_may_be_held_are_refused():
-    class All(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
-
-        def forward(self):
-            return torch.cat([part.weight for part in self.parts]).sum()
-
-    with fake_gpu.shared():
-        model = All()
-        model, _ = wrap(model, "memory", units=units_of_modules(model), **GPU)
-        with pytest.raises(sluice.StateError, match="aten.cat.default needs 5 units at once.*held_units=5"):
-            model()
-        sluice.torch.close(model)
-        gc.collect()
 
 
 class WritesLater(torch.nn.Linear):
@@ -209,7 +177,7 @@ def test_writes_in_later_calls_are_found():
         model.writes = True
         model(torch.randn(2, 8)).sum().backward()
         for use in (lambda: model(torch.randn(2, 8)), optimizer.step):
-            with pytest.raises(sluice.StateError, match="'weight' was written outside of `with sluice.torch.edit"):
+            with pytest.raises(sluice.StateError, match="'weight' was written outside of `with sluice.torch.full_parameters"):
                 use()
         sluice.torch.close(model, values=False)
         del optimizer, use

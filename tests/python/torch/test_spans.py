@@ -120,7 +120,7 @@ def test_an_edit_reaches_all_of_it():
     with torch.no_grad():
         model.table.weight.fill_(0.25)
     assert torch.equal(model.table.weight, torch.full_like(model.table.weight, 0.25))
-    with sluice.torch.edit(model):
+    with sluice.torch.full_parameters(model):
         model.table.weight.data[-1] = 0.5
     assert same([model.table.weight[-1], model.table.weight[0]], [torch.full((128,), 0.5), torch.full((128,), 0.25)])
     assert train(model, optimizer, loss_of, steps=1).values

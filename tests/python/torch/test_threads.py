@@ -1,140 +1,155 @@
-"""Forward and backward passes of several threads at the same time: no gradient is lost or given to another."""
+"""One thread at a time uses a wrapped model; another one is refused at once. A backward pass is of the thread that waits for it."""
 
 import threading
-import time
 
 import pytest
 import torch
-from support import fake_gpu, rounding
-from support.chain import Chain, loss_of
-from support.processes import run_python
-from support.wrapped_models import TERMS, units_of_modules, wrap
+from support.wrapped_models import same, units_of_modules, wrap
 
-from sluice.torch._gradients import Gradient, Gradients
+import sluice
+import sluice.torch
 
-THREADS = 4
+WIDTH = 16
 
 
-def in_threads(action):
-    """Runs action(0), action(1) ... at the same time; raises what one of them raised."""
+class Does(torch.nn.Module):
+    """A model that does something in the midst of its forward pass, and something else in the midst of its backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.in_forward = self.in_backward = lambda: None
+
+    def forward(self, x):
+        x = _Does.apply(self.first(x), self.in_backward)
+        self.in_forward()
+        return self.last(x)
+
+
+class _Does(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, action):
+        ctx.action = action
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.action()
+        return gradient, None
+
+
+class _Deep(torch.autograd.Function):
+    """Its backward pass is within others, deeper than PyTorch goes in one thread, and ends with an action: a CPU's backward passes
+    run in the thread that calls backward(), but for these, which run in another one, as all of a GPU do."""
+
+    @staticmethod
+    def forward(ctx, x, depth, action):
+        ctx.depth, ctx.action = depth, action
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.depth == 0:
+            ctx.action()
+        else:
+            deep(ctx.action, ctx.depth - 1)
+        return gradient, None, None
+
+
+def deep(action, depth=70):
+    with torch.enable_grad():
+        x = torch.ones(1, requires_grad=True)
+        torch.autograd.grad(_Deep.apply(x, depth, action), x)
+
+
+def in_thread(action):
+    """Runs it in another thread, and raises what it raised."""
     errors = []
 
-    def run(i):
+    def run():
         try:
-            action(i)
+            action()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for the other thread"
     if errors:
         raise errors[0]
 
 
-def gradients_of(model):
-    return [p.grad.clone() for p in model.parameters()]
+def data(step):
+    return torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
-@pytest.fixture(scope="module")
-def expected():
-    """The sums of all threads' gradients."""
-    torch.manual_seed(0)
-    model = Chain()
-    for i in range(THREADS):
-        loss_of(model, i).backward()
-    return gradients_of(model)
+def wrapped():
+    return wrap(Does(), "memory", units=units_of_modules(Does()), held_units=2)
 
 
-def wrapped(place):
-    torch.manual_seed(0)
-    return wrap(Chain(), place, units=units_of_modules(Chain()), held_units=2)
+def gradients(model, loss):
+    loss.backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
 
 
-def check(model, expected):
-    for found, wanted in zip(gradients_of(model), expected, strict=True):
-        rounding.assert_near(found, wanted, rounding.of_roundings(THREADS), terms=TERMS)
+USES = {
+    "a call": lambda model, optimizer, loss: model(data(1)),
+    "a backward pass": lambda model, optimizer, loss: loss.backward(),
+    "a step": lambda model, optimizer, loss: optimizer.step(),
+    "full_parameters()": lambda model, optimizer, loss: sluice.torch.full_parameters(model).__enter__(),
+    "the optimizer's state": lambda model, optimizer, loss: optimizer.state_dict(),
+}
 
 
-@pytest.mark.parametrize("place", ["memory", "disk"])
-def test_gradients_of_threads_are_added(place, expected, monkeypatch):
-    """A gradient counts that comes while another thread's first one goes to the engine, which takes long here."""
-    model, optimizer = wrapped(place)
-    put = Gradients.put
+@pytest.mark.parametrize("where", ["in_forward", "in_backward"])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_another_thread_is_refused_at_once(where, use):
+    model, optimizer = wrapped()
+    expected = gradients(model, model(data(0)).sum())
+    loss, refused = model(data(1)).sum(), []
 
-    def slow(*given):
-        gradient = put(*given)
-        time.sleep(0.02)
-        return gradient
+    def used_elsewhere():
+        if not refused:
+            refused.append(None)
+            with pytest.raises(sluice.StateError, match="two threads use one wrapped model at the same time.*one after another"):
+                in_thread(lambda: use(model, optimizer, loss))
 
-    monkeypatch.setattr(Gradients, "put", slow)
-    for _ in range(3):
-        in_threads(lambda i: loss_of(model, i).backward())
-        check(model, expected)
-        optimizer.zero_grad()
-
-
-def test_a_gradient_that_came_to_nothing_stands_in_nobodys_way(expected):
-    """torch.autograd.grad() and a backward that fails announce gradients that never come."""
-    model, optimizer = wrapped("disk")
-
-    def fail(i):
-        with pytest.raises(ZeroDivisionError):
-            loss_of(model, i).backward()
-
-    in_threads(lambda i: torch.autograd.grad(loss_of(model, i), list(model.parameters())))
-    hook = model.first.weight.register_hook(lambda gradient: 1 / 0)
-    in_threads(fail)
-    hook.remove()
-    optimizer.zero_grad()
-    for i in range(THREADS):
-        loss_of(model, i).backward()
-    check(model, expected)
-    optimizer.step()
-    assert all(isinstance(p.grad, Gradient) for p in model.parameters())
-    check(model, expected)
+    setattr(model, where, used_elsewhere)
+    assert same(gradients(model, model(data(0)).sum()), expected) and refused
+    in_thread(lambda: gradients(model, model(data(0)).sum()))  # one after another
+    sluice.torch.close(model)
 
 
-READS_WHILE_STATE_MOVES = """
-import faulthandler, threading
-import torch
-from support.chain import Chain, loss_of
-from support.wrapped_models import units_of_modules, wrap
-import sluice.torch
+def test_a_backward_pass_that_runs_in_another_thread_is_of_the_one_that_waits():
+    model, _ = wrapped()
+    expected = gradients(model, model(data(0)).sum())
+    here, found = threading.get_ident(), []
 
-model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
-faulthandler.enable()  # installs another handler of SIGSEGV, by which touches are served
-loss_of(model, 0).backward()
-optimizer.step()
-optimizer.zero_grad()
-loss_of(model, 1)
-ended, reads = threading.Event(), 0
+    def run():
+        assert threading.get_ident() != here
+        with torch.enable_grad():
+            found.append(gradients(model, model(data(0)).sum()))
 
-def read():  # tolist() keeps the GIL
-    global reads
-    while not ended.is_set():
-        for p in model.parameters():
-            assert len(p.detach().view(-1)[:3].tolist()) == 3
-            reads += 1
-
-reader = threading.Thread(target=read)
-reader.start()
-engine = sluice.torch.engine_of(model)
-for round in range(20):
-    state = optimizer.state_dict()
-    optimizer.load_state_dict(state)
-    for unit in engine.units:
-        engine.get_values(unit.name)
-ended.set()
-reader.join()
-assert reads > 0 and engine.counters().touches > 0
-"""
+    deep(run)
+    within = [run]
+    model.in_forward = lambda: deep(within.pop()) if within else None
+    model(data(2))
+    assert len(found) == 2 and all(same(each, expected) for each in found)
+    sluice.torch.close(model)
 
 
-@fake_gpu.cpu_alone("outside of the model's calls parameters are read within edit() on a GPU, by one thread")
-def test_parameters_are_read_by_one_thread_while_another_moves_state():
-    """The test has a process of its own, since a failure is a hang of the whole interpreter."""
-    finished = run_python(READS_WHILE_STATE_MOVES)
-    assert finished.returncode == 0, finished.stderr
+def test_after_a_pass_that_failed_another_thread_uses_the_model():
+    def fail():
+        raise ValueError("not now")
+
+    model, _ = wrapped()
+    model.in_backward = fail
+    with pytest.raises(ValueError, match="not now"):
+        model(data(0)).sum().backward()
+    model.in_backward = lambda: None
+    in_thread(lambda: gradients(model, model(data(0)).sum()))
+    sluice.torch.close(model)

@@ -14,7 +14,7 @@ from ._micro_batches import MicroBatches
 from ._optimizer import Optimizer
 from ._pretrained import from_pretrained
 from ._saving import save_file
-from ._wrap import close, edit, engine_of, plan, wrap
+from ._wrap import close, engine_of, full_parameters, plan, wrap
 
 __all__ = [
     "Estimate",
@@ -22,10 +22,10 @@ __all__ = [
     "MicroBatches",
     "Optimizer",
     "close",
-    "edit",
     "engine_of",
     "estimate",
     "from_pretrained",
+    "full_parameters",
     "plan",
     "save_file",
     "sgemm",

@@ -12,10 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ._demand import Demand
 from ._homes import Home
-from ._looking import Announced, Units
 from ._presence import Presence
 from ._saved import SavedTensors
-from ._stances import Hook, outside_of_graphs
+from ._modes import Hook, outside_of_graphs
 from ._units import has_children
 
 
@@ -24,31 +23,21 @@ class _Acquire:
     out_proj) costs a touch in the first forward pass, and from then on comes in with the module."""
 
     def __init__(
-        self, presence: Presence, saved: SavedTensors, demand: Demand, announced: Announced | None, own: Mapping[str, Home]
+        self, presence: Presence, saved: SavedTensors, demand: Demand, own: Mapping[str, Home]
     ) -> None:
-        """announced: where a GPU computes; own: the module's own parameters, by the module's names for them."""
+        """own: the module's own parameters, by the module's names for them."""
         self.presence, self.saved, self.demand, self.own = presence, saved, demand, own
         self.homes = list(own.values())
         self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children: list[_Acquire] = []
         self.called = False
         self.touched = 0
-        self.announced = announced
-        self.after_begin: Units = {}  # what is used from the beginning of its call to the next beginning or end of one
-        self.after_end: Units = {}  # the same from its end
-        self.is_graph = False  # it is compiled, and brings in all of its units
         self.covered = False  # it is part of a graph of torch.compile(), whose hooks bring it in
 
     def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self.demand.estimating:
             return
         self.demand.begin(module, args, kwargs)
-        if self.announced is not None and module is not self.presence.model():  # of the model itself SavedTensors sees all calls
-            if not self.saved.in_model:
-                if self.announced.is_interrupted:
-                    self.saved.end_interrupted()
-                self.announced.begin_turn()
-            self.announced.look(module, args, kwargs)
         if not self.called:
             self.called, self.touched = True, self.presence.touches()
         for name, home in self.own.items():
@@ -57,13 +46,6 @@ class _Acquire:
             self.presence.use(unit)
         for home in self.homes:
             home.check_memory()
-        self.presence.check_unwritten(self.homes)
-        if self.announced is not None:
-            self.announced.begin(self, self.after_begin)
-            if module is not self.presence.model():
-                self.saved.begin_inside(module)
-            if self.is_graph:
-                self.announced.pause()
         self.saved.begin_module(module)
 
     def ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -71,11 +53,6 @@ class _Acquire:
         if not self.demand.estimating:
             self.saved.end_module(module)
             self.demand.end(module, output)
-            if self.announced is not None:
-                self.saved.end_inside(module)
-                if self.is_graph:
-                    self.announced.resume()
-                self.announced.end(self, self.after_end, output)
 
     def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self.children or self.demand.estimating:
@@ -122,19 +99,19 @@ def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> Non
         homes = [home for each in inside for home in each.homes]
         units = sorted({unit for home in homes for unit in home.units})
         if len(units) <= limit:
-            acquire.homes, acquire.units, acquire.is_graph = homes, units, True
+            acquire.homes, acquire.units = homes, units
             for each in inside:
                 each.covered = True
 
 
 def install(
-    model: torch.nn.Module, presence: Presence, saved: SavedTensors, demand: Demand, announced: Announced | None
+    model: torch.nn.Module, presence: Presence, saved: SavedTensors, demand: Demand
 ) -> list[Any]:
-    """Installs the hooks of all modules of a model. Returns what removes them. announced: where a GPU computes."""
+    """Installs the hooks of all modules of a model. Returns what removes them."""
     homes, made = presence.by_id, {}
     for module in model.modules():
         own = {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes}
-        made[module] = _Acquire(presence, saved, demand, announced, own)
+        made[module] = _Acquire(presence, saved, demand, own)
     _cover_compiled(made, presence.limit)
     hooks: list[Any] = []
 
@@ -145,8 +122,7 @@ def install(
     for module, acquire in made.items():
         children = [made[child] for child in module.children() if not has_children(child)]
         acquire.children = [child for child in children if child.homes]
-        has_any = next(module.parameters(), None) is not None
-        if acquire.homes or acquire.children or (announced is not None and has_any):
+        if acquire.homes or acquire.children:
             keep(module.register_forward_pre_hook(_hook(acquire, acquire.before), prepend=True, with_kwargs=True), 0)
             keep(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True), 1)
         if acquire.children:

@@ -1,31 +1,33 @@
-"""Backward passes of a wrapped model, of which one may run within another."""
+"""Backward passes of a wrapped model, of which one may run within another, and the thread that uses it."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
+from typing import NamedTuple, NoReturn
 
 import torch
 
 from ..errors import StateError
 
+_BEGINNINGS = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+_WAITS_FOR_PASS = torch.autograd.graph._engine_run_backward.__code__  # the function in which a thread waits for its backward pass
 
-BEGINNINGS = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 
-
-def is_within_another() -> bool:
-    """Whether the backward pass that calls this was begun by a function of another one. PyTorch does not tell, and runs both in
-    one thread."""
+def _count_beginnings() -> int:
+    """How many backward passes have begun in this thread and not ended. Two: one was begun by a function of the other, for which
+    PyTorch runs both in one thread, and does not tell."""
     frame: FrameType | None = sys._getframe()
     passes = 0
     while frame is not None:
-        passes += frame.f_code in BEGINNINGS
+        passes += frame.f_code in _BEGINNINGS
         frame = frame.f_back
-    return passes > 1
+    return passes
 
 
 class BackwardPasses(threading.local):
@@ -45,7 +47,7 @@ class BackwardPasses(threading.local):
         if now < 0:
             self._open.clear()  # those that are left have failed
         elif now not in self._open:
-            if not is_within_another():
+            if _count_beginnings() <= 1:
                 self._open = {task: gave for task, gave in self._open.items() if task > now}  # earlier ones have failed
             if not self._open and (began := self._began()) is not None:
                 began()
@@ -81,3 +83,96 @@ class BackwardPasses(threading.local):
 def _end(passes: weakref.ref[BackwardPasses], ending: int) -> None:
     if (alive := passes()) is not None:
         alive.end(ending)
+
+
+# ---- the thread that uses a wrapped model ----
+
+
+class _Pass(NamedTuple):
+    """A backward pass that uses the model, as it was noted."""
+
+    thread: int  # in which PyTorch runs it
+    beginnings: int  # how many passes have begun in that thread and not ended
+
+
+class Users:
+    """Refuses a second thread that uses a wrapped model. A thread uses it inside of a `with`; a backward pass does from begin_pass()
+    until it ends or fails. PyTorch runs passes of a GPU, and some on the CPU, in threads of its own: a pass belongs to the thread that
+    waits for it. Calls may come from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None  # is inside of the `with`
+        self._depth = 0
+        self._passes: dict[int, _Pass] = {}  # by PyTorch's number
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._lock:
+            in_pass = torch._C._current_graph_task_id() != -1  # and so is what it calls
+            if not in_pass and (self._passes or self._thread not in (None, me)):
+                _refuse()
+            self._depth += 1
+            if self._thread is None:
+                self._thread = me
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._thread = None
+
+    def begin_pass(self, ended: Callable[[], object] = lambda: None) -> bool:
+        """Comes in a backward pass, when it is about to use the model; returns whether this is in one. ended: comes once, when it has
+        ended or failed."""
+        number: int = torch._C._current_graph_task_id()
+        if number == -1 or number in self._passes:
+            return number != -1
+        made = _Pass(threading.get_ident(), _count_beginnings())
+        with self._lock:
+            waits = self._thread in (None, made.thread) or _runs_now(self._thread) is _WAITS_FOR_PASS
+            if not waits or any(_is_anothers(made, other) for other in self._passes.values()):
+                _refuse()
+            told = _Told()
+            weakref.finalize(told, self._end_pass, number, ended).atexit = False
+            torch.autograd.Variable._execution_engine.queue_callback(told)  # keeps it until the pass ends, in whichever way
+            self._passes[number] = made
+        return True
+
+    def _end_pass(self, number: int, ended: Callable[[], object]) -> None:
+        self._passes.pop(number, None)
+        ended()
+
+
+class _Told:
+    """What a backward pass keeps until its end."""
+
+    def __call__(self) -> None:
+        """Does nothing: the pass then lets go of it."""
+
+
+def _is_anothers(made: _Pass, other: _Pass) -> bool:
+    """Whether a pass, which begins while another one goes on, is not within that one."""
+    if made.thread == other.thread:
+        return made.beginnings <= other.beginnings
+    return made.beginnings == 1 and not isinstance(threading.current_thread(), threading._DummyThread)
+
+
+def _runs_now(thread: int | None) -> object:
+    """The innermost function of Python's that runs in a thread, if any does."""
+    # The collector may run in the middle of it in CPython 3.11, and let other threads go on, whose frames are then no longer there.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        frame = sys._current_frames().get(thread or 0)
+        return None if frame is None else frame.f_code
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _refuse() -> NoReturn:
+    raise StateError(
+        "two threads use one wrapped model at the same time, in a call, a backward pass, a step, full_parameters() or a checkpoint: let "
+        "them use it one after another (a lock around each step, say), or wrap a model for each"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgumentError
-from ._stances import Hook, outside_of_graphs
+from ._modes import Hook, outside_of_graphs
 
 
 class _Watch:

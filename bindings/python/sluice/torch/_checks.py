@@ -11,7 +11,6 @@ import torch
 from ..errors import InvalidArgumentError, StateError
 from ..model import whole
 from ..optimizers import Optimizer as Settings
-from ._absent import address_of
 
 
 def check_optimizer(optimizer: Any, update_in_backward: bool, param_groups: object, clip_value: float | None) -> None:
@@ -67,7 +66,7 @@ def check_writes(model: torch.nn.Module) -> None:
             raise InvalidArgumentError(
                 f"{repr(name) if name else 'the model'} has max_norm={module.max_norm}, by which each call writes its parameters, and "
                 "a write to a GPU's memory is not seen; set its max_norm to None, and bound the rows after optimizer.step(), within "
-                "`with sluice.torch.edit(model):` (torch.renorm(weight, 2, 0, max_norm)), or wrap the model on the CPU"
+                "`with sluice.torch.full_parameters(model):` (torch.renorm(weight, 2, 0, max_norm)), or wrap the model on the CPU"
             )
 
 
@@ -158,7 +157,7 @@ def _extent(name: str, t: torch.Tensor) -> _Extent:
     size = t.element_size()
     reach = size + sum((length - 1) * stride * size for length, stride in zip(t.shape, t.stride(), strict=True))
     # Tensors on the meta device have no addresses, so that offsets in their storages are compared.
-    begin = int(t.storage_offset()) * size if t.is_meta else address_of(t)
+    begin = int(t.storage_offset()) * size if t.is_meta else t.data_ptr()
     return _Extent(t.untyped_storage()._cdata if t.is_meta else 0, begin, begin + reach, name, t)
 
 

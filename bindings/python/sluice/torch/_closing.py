@@ -6,7 +6,7 @@ import torch
 
 from .. import _abi
 from ..errors import BudgetError
-from . import _meta
+from . import _absent, _meta
 from ._gradients import Gradient, Slot
 from ._presence import Presence
 
@@ -64,7 +64,7 @@ def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
         ) from error
     presence.release_all()
     for home, plain in zip(presence.homes, values, strict=True):
-        home.parameter.data = plain
+        _absent.show(home.parameter, plain)
     return gradients
 
 
@@ -79,5 +79,5 @@ def without_values(presence: Presence) -> dict[int, torch.Tensor]:
     if presence.engine.gpu is None:
         presence.engine.leave(values=False)
     for home in () if presence.engine.gpu is None else presence.homes:
-        home.parameter.data = torch.empty(0, dtype=home.memory.dtype, device=home.memory.device)
+        _absent.show(home.parameter, torch.empty(0, dtype=home.memory.dtype, device=home.memory.device))
     return {}

@@ -150,9 +150,9 @@ class WrappedEngine(ModelEngine):
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[Presence | None]:
-        """A `with` in which no other thread uses the model where a GPU computes. Yields None where it is not wrapped."""
+        """A `with` in which no other thread uses the model. Yields None where it is not wrapped."""
         presence = None if self.presence is None or self.closed else self.presence()
-        with contextlib.nullcontext() if presence is None else presence.turns:
+        with contextlib.nullcontext() if presence is None else presence.users:
             yield presence
 
 

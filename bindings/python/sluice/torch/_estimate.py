@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.eval_frame import DynamoStance
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map
 
@@ -21,7 +20,6 @@ from ..model import Size, size_of
 from ._fakes import CPU, Fakes, fake_of, faked, tensors_in
 from ._gpu import HOST, WORKSPACES, Gpu
 from ._modes import Mode
-from ._stances import EAGER
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
@@ -42,9 +40,7 @@ class Estimate:
 
 
 class _Alive(Mode):
-    """Adds up the memory of the tensors that are made while it is active, as long as they live. Nothing is compiled."""
-
-    stance: DynamoStance | None = EAGER
+    """Adds up the memory of the tensors that are made while it is active, as long as they live."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +248,7 @@ def _estimated(
         alive.ignored.update(tensor.untyped_storage()._cdata for tensor in tensors)
         # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
         unchecked = torch.autograd.set_detect_anomaly(False)
-        with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
+        with torch.compiler.set_stance("force_eager"), fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
             kept = _step(called, call[0], call[1], train, alive)
         return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 

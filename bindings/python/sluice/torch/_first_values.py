@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -40,10 +41,13 @@ def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, tor
             yield from _without_rule(child, f"{path}.{name}" if path else name)
 
 
-def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored], device: torch.device) -> None:
+Full = Callable[..., AbstractContextManager[None]]
+
+
+def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored], device: torch.device, full: Full) -> None:
     """Gives values to parameters without any (each element is NaN), and to buffers on the meta device, which have them in
     files where their names are in `stored`, and are on the device. Children come before parents, as in construction. Rules change no other
-    parameter.
+    parameter. full: a `with` in which parameters can be read and written.
 
     Raises InvalidArgumentError that names what no rule gave a value. Warns where constructors may do what no rule does.
     """
@@ -53,12 +57,12 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Sto
         for module in _children_first(model, set()):
             inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in buffers for b in module.buffers())
             if inside and (rules := _rules_of(module)):
-                with _kept_away(module, ids):
+                with full(_inside(module, unset)), _kept_away(module, ids):
                     for rule in rules:
                         rule()
         for module in model.modules():
             if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
-                with _kept_away(module, ids):
+                with full(_inside(module, unset)), _kept_away(module, ids):
                     for adapter in module.lora_A:  # type: ignore[union-attr]
                         module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
         _take_back(unset)
@@ -67,8 +71,13 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Sto
                 values = torch.empty(buffer.numel(), dtype=stored[name].dtype, device="cpu")
                 SafetensorsFolder.read(stored[name], 0, values)
                 buffer.copy_(values.view(buffer.shape))
-        _check_values(model, unset)
+        _check_values(model, unset, full)
     _warn_of_constructors(model, ids)
+
+
+def _inside(module: torch.nn.Module, unset: Iterable[Home]) -> list[Home]:
+    ids = {id(p) for p in module.parameters()}
+    return [home for home in unset if id(home.parameter) in ids]
 
 
 def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
@@ -165,9 +174,11 @@ def _take_back(homes: Iterable[Home]) -> None:
             home.memory.copy_(values)
 
 
-def _check_values(model: torch.nn.Module, unset: Iterable[Home]) -> None:
+def _check_values(model: torch.nn.Module, unset: Iterable[Home], full: Full) -> None:
     for home in unset:
-        if bool(home.memory.amax().isnan()):
+        with full([home], writeback=False):
+            is_unset = bool(home.parameter.amax().isnan())
+        if is_unset:
             raise InvalidArgumentError(
                 f"'{home.name}' was on the meta device, and no rule of the model (reset_parameters(), "
                 "_init_weights(module)) gave all of it a value; let one do so, or build its module on the CPU"

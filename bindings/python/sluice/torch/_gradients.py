@@ -14,7 +14,7 @@ from ..errors import InvalidArgumentError, StateError
 from ._at_once import refuse_use
 from ._homes import Home, written_by
 from ._presence import Presence
-from ._stances import outside_of_graphs
+from ._modes import outside_of_graphs
 from ._stored import Entry
 
 _aten = torch.ops.aten

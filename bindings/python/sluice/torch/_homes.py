@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import gc
 import math
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -63,32 +61,6 @@ class View(NamedTuple):
         return torch._neg_view(made) if self.negative else made
 
 
-class Arrivals:
-    """The threads that are about to add to one parameter's p.grad. PyTorch adds under a lock of its own, so p.grad may be
-    taken away only while no thread is about to."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads: set[int] = set()
-
-    def begin(self) -> None:
-        """Comes before autograd adds a gradient in this thread. Waits while another thread takes p.grad away."""
-        with self._lock:
-            self._threads.add(threading.get_ident())
-
-    @contextlib.contextmanager
-    def end(self) -> Iterator[bool]:
-        """Comes after autograd added this thread's gradient. Inside of the `with` no other thread begins; yields whether
-        none has begun."""
-        with self._lock:
-            self._threads.discard(threading.get_ident())
-            yield not self._threads
-
-    def forget(self) -> None:
-        """Forgets all threads that began, since their backward passes have failed. Does not wait."""
-        self._threads.clear()
-
-
 @dataclasses.dataclass
 class Home:
     """Where a parameter lives: its units, and the tensor over its memory in the engine."""
@@ -100,9 +72,7 @@ class Home:
     memory: torch.Tensor
     trainable: bool
     by_elements: bool  # see sluice.Parameter
-    absent: torch.Tensor | None = None  # on a GPU: what it shows while its unit is not there
     address: int = dataclasses.field(init=False)  # in the engine
-    arrivals: Arrivals = dataclasses.field(default_factory=Arrivals)
 
     def __post_init__(self) -> None:
         self.address = self.memory.data_ptr()
@@ -131,7 +101,7 @@ class Home:
         """Raises StateError where the parameter, whose unit is on a GPU, was written without the engine."""
         if self.version != self._known_version:
             raise StateError(
-                f"'{self.name}' was written outside of `with sluice.torch.edit(model):`, and a GPU's memory tells nobody of a write: "
+                f"'{self.name}' was written outside of `with sluice.torch.full_parameters(model):`, and a GPU's memory tells nobody of a write: "
                 "what was written is lost, and may have hit what else was there. Write it within the `with`, and load the model's "
                 "values anew"
             )
@@ -139,8 +109,7 @@ class Home:
     @property
     def replaced(self) -> bool:
         """Whether the parameter was given other memory."""
-        address = _absent.address_of(self.parameter)
-        return address != self.address and (self.absent is None or address != self.absent.data_ptr())
+        return type(self.parameter) is not _absent.Absent and self.parameter.data_ptr() != self.address
 
     @property
     def moved(self) -> bool:
@@ -150,7 +119,7 @@ class Home:
     def check_memory(self) -> None:
         """Raises StateError where the parameter was given other memory."""
         p = self.parameter
-        if type(p) is not _absent.Absent and p.data_ptr() == self.address == self.memory.data_ptr():
+        if type(p) is _absent.Absent or p.data_ptr() == self.address == self.memory.data_ptr():
             return  # it is asked for each parameter at each use
         if self.moved:
             raise StateError(
@@ -164,23 +133,11 @@ class Home:
                 "copy_() into it instead"
             )
 
-    def conceal(self, missed: _absent.Missed) -> None:
-        """Lets the parameter show NaN, and operations on it call `missed`: its unit is leaving the GPU."""
-        if self.absent is not None and type(self.parameter) is not _absent.Absent and not self.moved and not self.replaced:
-            _absent.show(self.parameter, self.absent)
-            _absent.conceal(self.parameter, missed)
-
-    def reveal(self) -> None:
-        """Lets the parameter show its memory, where its unit is now."""
-        if self.absent is not None and (type(self.parameter) is _absent.Absent or self.parameter.data_ptr() != self.address):
-            self.check_memory()
-            _absent.reveal(self.parameter)
-            _absent.show(self.parameter, self.memory)
-
     def let_go(self) -> None:
         """Ends what the parameter has to do with the engine, which keeps its memory for views of it."""
-        _absent.reveal(self.parameter)
-        self.memory, self.absent = torch.empty(0), None
+        if type(self.parameter) is _absent.Absent:
+            _absent.show(self.parameter, self.memory)
+        self.memory = torch.empty(0)
 
     def check_place(self, found: torch.Tensor | None) -> None:
         """Raises StateError where `found`, which a module has in this parameter's place, is none or another one."""
@@ -234,13 +191,6 @@ class ModelEngine(Engine):
         raw.keeps = self  # type: ignore[attr-defined]
         self._seen.append((units, weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)
-
-    def absent(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """A tensor that shows NaN for a parameter whose unit is not on the GPU; None where the CPU computes."""
-        if self.gpu is None:
-            return None
-        address = self._handle.ask("sluice_engine_absent", spans[0].index, kind=ctypes.c_void_p) or 0
-        return self._of_gpu(address, [span.unit for span in spans], shape, dtype)
 
     def _of_gpu(self, address: int, units: list[int], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         assert self.gpu is not None

@@ -1,32 +1,24 @@
-"""Modes of PyTorch that see each operation of their thread, and say what torch.compile() does there meanwhile."""
+"""Modes of PyTorch that see each operation of their thread, and what torch.compile() does not compile."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
-from torch._dynamo import eval_frame
-from torch._dynamo.eval_frame import DynamoStance
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-    any_torch_dispatch_mode_on_stack,
-)
+import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Hook = Callable[..., None]
 
 
 class Mode(TorchDispatchMode):
-    """A mode of its thread under which functions are compiled, unless it says otherwise. PyTorch's own __enter__() also sets flags of the
-    whole process, which stay set for ever where two threads enter and leave modes by turns; then compiled functions are compiled anew at
-    each call."""
+    """A mode of its thread under which functions are compiled. PyTorch's own __enter__() also sets flags of the whole process, which stay
+    set for ever where two threads enter and leave modes by turns; then compiled functions are compiled anew at each call."""
 
     supports_higher_order_operators = True
-
-    stance: DynamoStance | None = None
-    """What torch.compile() does while the mode is active, in its thread and in backward passes that begin there; None: what the user
-    says."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -35,70 +27,27 @@ class Mode(TorchDispatchMode):
         return True
 
     def __enter__(self) -> Any:
-        """Enters the mode. Not inside of a graph where it has a stance."""
-        if self.stance is not None and type(eval_frame._stance) is not _Stance:
-            _install()
+        """Enters the mode."""
         _push_mode(self)
-        if not self.ignore_compile_internals():
-            set_is_in_mode_without_ignore_compile_internals(True)
         return self
 
     def __exit__(self, *error: Any) -> None:
         _pop_mode(getattr(self, "_mode_key", None))
-        if not self.ignore_compile_internals():
-            set_is_in_mode_without_ignore_compile_internals(any_torch_dispatch_mode_on_stack())
 
 
-class _Stance(DynamoStance):
-    """The process's stance of torch.compile(), which is the one that the thread's modes say, and else the user's. PyTorch reads it in
-    the thread that is about to call a compiled function. A stance that the user sets later takes its place."""
+def outside_of_graphs(function: Function) -> Function:
+    """The same function, at which graphs of torch.compile() break, and which is compiled nowhere."""
+    disabled: Function = torch.compiler.disable(
+        function,
+        reason="the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its "
+        "blocks instead, before sluice.torch.wrap() (model.blocks[i] = torch.compile(model.blocks[i])), or the model "
+        "without fullgraph=True",
+    )
 
-    def __init__(self, users: DynamoStance) -> None:
-        self._users = users
+    @functools.wraps(disabled)  # with what tells torch.compile() that it is disabled
+    def made(*args: Any, **kwargs: Any) -> Any:
+        # Where no frame is compiled in this thread, `disabled` changes nothing, and takes ten times as long.
+        return function(*args, **kwargs) if get_eval_frame_callback() is None else disabled(*args, **kwargs)
 
-    def _now(self) -> DynamoStance:
-        for mode in reversed(_get_current_dispatch_mode_stack()):
-            if isinstance(mode, Mode) and mode.stance is not None:
-                return mode.stance
-        return self._users
-
-    @property
-    def stance(self) -> str:  # type: ignore[override]
-        return self._now().stance
-
-    @property
-    def skip_guard_eval_unsafe(self) -> bool:  # type: ignore[override]
-        return self._now().skip_guard_eval_unsafe
-
-    @property
-    def backend(self) -> Any:  # type: ignore[override]
-        return self._now().backend
-
-
-def enter_below(mode: Mode) -> None:
-    """Enters a mode below those that are active in this thread, each of which ends by itself."""
-    _do_below(len(_get_current_dispatch_mode_stack()), mode.__enter__)
-
-
-def leave_below(mode: Mode) -> None:
-    """Ends a mode that may be below others in this thread."""
-    stack = _get_current_dispatch_mode_stack()
-    if mode in stack:
-        _do_below(len(stack) - 1 - stack.index(mode), mode.__exit__)
-
-
-def _do_below(count: int, act: Callable[[], object]) -> None:
-    """Calls it while that many of the innermost modes of this thread are not active."""
-    above: list[Any] = []
-    try:
-        while len(above) < count:
-            above.append(_pop_mode())
-        act()
-    finally:  # also after a KeyboardInterrupt
-        for other in reversed(above):
-            _push_mode(other)
-
-
-def _install() -> None:
-    made = _Stance(eval_frame._stance)
-    made._users = eval_frame._set_stance(made)  # another thread may have set one since
+    made._torchdynamo_wrapper_id = id(made)  # type: ignore[attr-defined]
+    return made  # type: ignore[return-value]

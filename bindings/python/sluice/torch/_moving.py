@@ -50,8 +50,7 @@ class Moving:
                 self._were[len(self._homes)] = given.device
                 p = self._into_engine(given, spans)
                 trainable = train and p.requires_grad
-                absent = self._engine.absent(spans, tuple(p.shape), p.dtype)
-                home = Home(name, len(self._homes), spans, p, p.data, trainable, declared.by_elements, absent)
+                home = Home(name, len(self._homes), spans, p, p.data, trainable, declared.by_elements)
                 if given.is_meta:
                     self._on_meta[home.index] = given
                 self._homes.append(home)

@@ -17,7 +17,7 @@ from ._at_once import UpdatesInBackward
 from ._homes import Home
 from ._roles import settings_of_group
 from ._session import Session
-from ._stances import outside_of_graphs
+from ._modes import outside_of_graphs
 from ._units import Roles
 
 
@@ -87,7 +87,7 @@ class Optimizer(torch.optim.Optimizer):
         they have no room."""
         self._check_open()
         made = super().state_dict()
-        with self._session.presence.turns:
+        with self._session.presence.users:
             state = _state.read(self._session.presence)
         made["param_groups"] = [{**group, **self._first.implied} for group in made["param_groups"]]
         made["state"] = {i: state[home.index] for i, home in enumerate(self._homes()) if home and home.index in state}
@@ -117,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})  # checks the groups first
         try:
             self._settings()
-            with self._session.presence.turns:
+            with self._session.presence.users:
                 _state.write(self._session.presence, state)
         except Exception:
             super().load_state_dict(before)

@@ -23,7 +23,7 @@ from ._memory import FirstStep
 from ._reproducible import check_reproducible, computing
 from ._roles import roles_of
 from ._together import Together
-from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, units_of
+from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, held_by_calls, units_of
 
 
 class Prepared(NamedTuple):
@@ -121,7 +121,8 @@ def prepare(
     if gpu is not None:
         gpu.give_back()
     declared = units_of(groups, roles, optimizer is not None)
-    held, given_back = held_at_least(model, groups), bytes_in_memory(groups)
+    held = held_at_least(model, groups) if gpu is None else held_by_calls(model, groups)
+    given_back = bytes_in_memory(groups)
     check_ahead(held_units, prefetch, len(groups))
     of_gpu = 0 if gpu is None else size_of(device_memory or 0, "device_memory")
     if gpu is None:

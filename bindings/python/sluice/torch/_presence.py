@@ -5,21 +5,21 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_iter
 
 from .. import _abi
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from ._absent import Absent, storage_of
-from ._homes import Home, ModelEngine, has_memory
+from . import _absent
+from ._absent import storage_of
+from ._backward import Users
+from ._homes import Home, ModelEngine
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._stored import Stored
-from ._turns import NoTurns, Turns
 
 _OLD_GRAPH = (
     "backward goes through a graph that was made before the model was closed (sluice.torch.close()); run forward again"
@@ -71,8 +71,8 @@ class Updates:
 class Presence:
     """Holds the units of one wrapped model that are in use, and begins its engine's steps. The engine is asked what is held,
     and whether there is a step, so that a KeyboardInterrupt may come between any two lines. All modules here share one
-    presence of a model. Calls may come from any thread. Where a GPU computes, what makes units present has the turn until it
-    has used them: see Turns."""
+    presence of a model. Calls may come from any thread: the one that uses the model, and those in which PyTorch runs its
+    backward passes."""
 
     def __init__(
         self,
@@ -90,20 +90,19 @@ class Presence:
         self.limit = engine.options.held_units
         self.by_id = {id(home.parameter): home for home in homes}
         self.by_storage = {storage_of(home.memory): home for home in homes}
-        self.by_storage |= {storage_of(home.absent): home for home in homes if home.absent is not None}
-        self.turns = NoTurns() if engine.gpu is None else Turns(self.conceal_shown)
-        self.lock: AbstractContextManager[Any] = threading.RLock() if engine.gpu is None else self.turns
+        self.users = Users()
+        self.lock: AbstractContextManager[Any] = threading.RLock()
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
-        # Brings units in for an operation where a thread is in the model's calls.
-        self.serve: Callable[[dict[int, None], str], bool] = lambda units, what: False
-        self.edits = 0  # how many sluice.torch.edit() there are now of parameters on a GPU
+        self.pinned: Collection[int] = ()  # units that nothing else takes the room of, on a GPU
+        self.full: set[int] = set()  # the parameters, by index, that are on the host now: see full_parameters()
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
         # By unit: the accesses for which it is held, 1 << READ and so on, as far as is known without asking the engine.
         self._held_for = [0] * len(engine.units)
         self._on_gpu: list[list[Home]] = [[] for _ in engine.units]  # by unit; empty where the CPU computes
-        self._revealed: set[int] = set()  # units whose parameters show their memory
+        self._shown: set[int] = set()  # units whose parameters show their memory
+        self.belongs_to: list[str] = []  # by unit, the module in whose calls it is there: see _owners.py
         for home in homes if engine.gpu is not None else ():
             for unit in home.units:
                 self._on_gpu[unit].append(home)
@@ -113,12 +112,10 @@ class Presence:
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """Makes the unit's parameters present (or, with GRADIENT_ONLY, lets its gradients be added) until other units need
         its room among those that may be held."""
-        self.turns.begin_pass()
-        # Nobody else uses the model while this thread has the turn, and what is held stays, unless a gradient is to be applied before.
-        if self._held_for[unit] >> access & 1 and self.turns.is_mine() and not self.updates.in_backward:
+        # What is held stays on a GPU, where touches bring nothing in, unless a gradient is to be applied before.
+        if self._held_for[unit] >> access & 1 and self.engine.gpu is not None and not self.updates.in_backward:
             self._last_use[unit] = next(self._uses)
             self.engine.follow_stream(moves=False)
-            self._reveal(unit, access)
             return
         with self.lock:
             self.check_open()
@@ -127,37 +124,41 @@ class Presence:
             held = self._held_for[unit] or self.engine._accesses(unit)
             if held & 1 << access:
                 self.engine.follow_stream(moves=False)
-                self._reveal(unit, access)
                 return
             if access == _abi.GRADIENT_ONLY or (access == _abi.READ and torch.is_grad_enabled()):
                 self.begin_step()
             self.first_step.note(self.keeper.look())
             self.stored.drop_ended()
             if not held:
-                self._make_room()
+                self._make_room(unit)
             self.engine.follow_stream()
             before = self.first_step.mark()
             self.engine._handle.call("sluice_engine_acquire", unit, access)
             self.first_step.waited(before)
             self._held_for[unit] = held | 1 << access
-            self._reveal(unit, access)
 
     def use_together(self, units: Mapping[int, int], what: str) -> None:
         """Makes units present, each for its access, all of them at once. what: needs them, for messages."""
         if len(units) > self.limit:
-            names = ", ".join(repr(self.engine.units[unit].name) for unit in units)
-            raise StateError(
-                f"{what} needs {len(units)} units at once ({names}), and {self.limit} may be held; wrap the model with "
-                f"held_units={len(units)}, or use fewer at once"
-            )
+            raise self._too_many(units, what)
         for unit, access in units.items():
             self.use(unit, access)
 
-    def _make_room(self) -> None:
+    def _too_many(self, units: Iterable[int], what: str) -> StateError:
+        names = [repr(self.engine.units[unit].name) for unit in units]
+        return StateError(
+            f"{what} needs {len(names)} units at once ({', '.join(names)}), and {self.limit} may be held; wrap the model with "
+            f"held_units={len(names)}, or use fewer at once"
+        )
+
+    def _make_room(self, wanted: int) -> None:
         """Releases the units that were used longest ago, until one more can be held."""
         held = sorted(self.engine._held_units(), key=self._last_use.__getitem__)
-        for unit in held[: max(0, len(held) + 1 - self.limit)]:
+        may_go = [unit for unit in held if unit not in self.pinned]
+        for unit in may_go[: max(0, len(held) + 1 - self.limit)]:
             self.release(unit)
+        if wanted not in self.pinned and len(self.pinned) >= self.limit:
+            raise self._too_many([*self.pinned, wanted], "what is computed now")
 
     def release(self, unit: int) -> None:
         """Releases the unit, however often it is held."""
@@ -188,49 +189,35 @@ class Presence:
 
     # ---- what parameters on a GPU show ----
 
-    def _reveal(self, unit: int, access: int) -> None:
-        if access != _abi.GRADIENT_ONLY and unit not in self._revealed:
+    def show(self, units: Mapping[int, int]) -> None:
+        """Makes these units present, all of them at once, lets their parameters show their memory, and those of all others none."""
+        self.pinned = units
+        self.use_together(units, "what is computed now")
+        for unit in self._shown - units.keys():
+            self._conceal(unit)
+        for unit in units.keys() - self._shown:
             for home in self._on_gpu[unit]:
-                home.reveal()
-            self._revealed.add(unit)
+                home.check_memory()
+                _absent.show(home.parameter, home.memory)
+            self._shown.add(unit)
 
     def _conceal(self, unit: int) -> None:
-        if not self.edits:
-            self._revealed.discard(unit)
+        if unit in self._shown:
+            self._shown.discard(unit)
             for home in self._on_gpu[unit]:
-                home.conceal(self._missed)
+                self.conceal(home)
 
-    def conceal_shown(self) -> None:
-        """Comes when a call or a backward pass has ended: units stay on the GPU, and operations outside must not find them by chance."""
-        for unit in list(self._revealed):
-            self._conceal(unit)
+    def conceal(self, home: Home) -> None:
+        """Makes a parameter on a GPU absent, unless it was given other memory, which is an error later."""
+        if not home.moved and not home.replaced:
+            _absent.conceal(home.parameter, self._missed)
 
-    def reveal_all(self) -> None:
-        """Lets all parameters show their memory, also while it is another unit's: each operation is looked at."""
-        for unit in range(len(self._on_gpu)):
-            self._reveal(unit, _abi.READ)
-
-    def conceal_all(self) -> None:
-        """Ends reveal_all()."""
-        for unit in range(len(self._on_gpu)):
-            self._conceal(unit)
-
-    def home_of(self, given: Any) -> Home | None:
-        """The home of a parameter, or of the one that a tensor is a view of; None for anything else."""
-        if not has_memory(given) or given.layout != torch.strided or given.is_meta:
-            return None
-        return self.by_storage.get(storage_of(given))
-
-    def _missed(self, what: str, arguments: Any) -> None:
-        """Comes before what uses a parameter whose unit is not on the GPU, together with all that it uses."""
-        homes = [home for each in tree_iter(arguments) if (home := self.by_id.get(id(each)) or self.home_of(each)) is not None]
-        if self.serve(dict.fromkeys(unit for home in homes for unit in home.units), what):
-            return
-        home = next(home for home in homes if type(home.parameter) is Absent)
-        unit = self.engine.units[home.units[0]].name
+    def _missed(self, parameter: torch.nn.Parameter, what: str) -> NoReturn:
+        home = self.by_id[id(parameter)]
+        unit = home.units[0]
         raise StateError(
-            f"'{home.name}' is used by {what} outside of the model's calls and backward passes, and its unit '{unit}' is not on the "
-            "GPU then: use it in the model's forward, or, between steps, within `with sluice.torch.edit(model):`"
+            f"'{home.name}' is used by {what} where its unit '{self.engine.units[unit].name}' is not on the GPU: it is there in "
+            f"calls of {self.belongs_to[unit]} and in their backward, and elsewhere within `with sluice.torch.full_parameters(model):`"
         )
 
     def touches(self) -> int:
@@ -238,10 +225,11 @@ class Presence:
         return self.engine.counters().touches
 
     def check_unwritten(self, homes: Iterable[Home]) -> None:
-        """Raises StateError where one of these, on a GPU, was written outside of sluice.torch.edit()."""
-        if self.engine.gpu is not None and not self.edits:
+        """Raises StateError where one of these, on a GPU, was written outside of full_parameters()."""
+        if self.engine.gpu is not None:
             for home in homes:
-                home.check_unwritten()
+                if home.index not in self.full:
+                    home.check_unwritten()
 
     def changed(self) -> None:
         """Comes after all parameters' values changed."""

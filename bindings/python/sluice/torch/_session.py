@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -13,11 +13,13 @@ import torch
 from ..device import device_of
 from ..errors import BudgetError, StateError
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _buffers, _closing, _homes, _looking, _model_state
+from . import _acquire, _buffers, _closing, _homes, _model_state
 from ._arrived import Arrived
 from ._backward import BackwardPasses
+from ._calls import Calls
 from ._demand import Demand
 from ._engine import WrappedEngine
+from ._full import full
 from ._gpu import Account
 from ._gradients import Gradient, Gradients
 from ._guards import guard, refuse_copy, unguard
@@ -30,9 +32,9 @@ from ._ready import Ready
 from ._reproducible import refuse_running_statistics, running_norms
 from ._saved import SavedTensors
 from ._shortage import Shortage
-from ._stances import outside_of_graphs
+from ._modes import outside_of_graphs
 from ._together import Together
-from ._turns import NoTurns
+from ._units import owners_of
 
 
 class Session:
@@ -53,6 +55,7 @@ class Session:
         self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
         # Whose beginnings and ends are told; None: nothing depends on them.
         self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
+        owners = {} if prepared.gpu is None else owners_of(model, prepared.groups)  # parameters on the meta device will be others
         with ready.phase("engine"):
             self.engine = _engine_for(model, prepared)
         self.engine.ready = ready
@@ -72,12 +75,13 @@ class Session:
             self._demand = Demand(self.presence, prepared.stated or prepared.gpu is not None, prepared.estimated is not None)
             note = self._passes.note if self._passes is not None else None
             self._shortage = Shortage(self.presence, self._demand.estimated, self._of_pytorch)
-            self._saved = SavedTensors(self.presence, self._demand, self._shortage, note)
+            self._calls = None if prepared.gpu is None else Calls(self.presence, lambda: self._demand.estimating)
+            self._saved = SavedTensors(self.presence, self._demand, self._shortage, self._calls, note)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
             self._norms = running_norms(model) if options.reproducible else []
-            self._install(model)
-            reading = functools.partial(_looking.reading, self.presence)
+            self._install(model, owners)
+            reading = functools.partial(full, self.presence, homes, writeback=False)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device, reading)
             if together.ranks is not None and not hasattr(model, "no_sync"):
                 model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
@@ -117,7 +121,8 @@ class Session:
             self._unbind.atexit = False
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan())
-        presence.conceal_all()
+        for home in presence.homes if self.engine.gpu is not None else ():
+            presence.conceal(home)
         self.engine.presence = weakref.ref(presence)
 
     def close(self, values: bool) -> None:
@@ -125,8 +130,7 @@ class Session:
         if self.engine.closed:
             return
         presence = self.presence
-        self._saved.end_interrupted()
-        with presence.lock:
+        with presence.users, presence.lock:
             gradients = _closing.with_values(presence) if values else _closing.without_values(presence)
             presence.forget_held()
             self.engine.left = True  # comes first, since another thread may be about to use the model
@@ -150,10 +154,10 @@ class Session:
 
     # ---- hooks ----
 
-    def _install(self, model: torch.nn.Module) -> None:
-        announced = None if self.engine.gpu is None else _looking.Announced(self.presence)
-        self._saved.guard(model, announced, self.presence.end_call)
-        self._hooks += _acquire.install(model, self.presence, self._saved, self._demand, announced)
+    def _install(self, model: torch.nn.Module, owners: Mapping[torch.nn.Module, Sequence[int]]) -> None:
+        owner = None if self._calls is None else self._calls.install(model, owners)
+        self._saved.guard(model, owner, self.presence.end_call)
+        self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
         if self.engine.gpu is not None:
             _model_state.install(model, self.presence)
         if self.engine.options.reproducible:
@@ -163,7 +167,7 @@ class Session:
             home.parameter._sluice = self  # type: ignore[attr-defined]
             if home.trainable:
                 # Python's collector does not see such hooks: with a reference in one the session would never end.
-                before = outside_of_graphs(functools.partial(_before_gradient, self.presence.turns, weakref.ref(home.arrivals)))
+                before = outside_of_graphs(functools.partial(_before_gradient, weakref.ref(self)))
                 hook = outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
                 self._hooks.append(home.parameter.register_hook(before))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
@@ -175,19 +179,15 @@ class Session:
     # ---- gradients ----
 
     def take_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Comes after autograd made p.grad or added to it. Where another thread is about to add, that one takes it."""
+        """Comes after autograd made p.grad or added to it."""
         self._demand.freed()
         home, first_step = self.presence.by_id[id(parameter)], self.presence.first_step
         if self._passes is not None:
             self._passes.gave()
-        with home.arrivals.end() as alone:
-            gradient = parameter.grad
-            if gradient is None or not alone:
-                return
-            if isinstance(gradient, Gradient):  # which autograd has added to
-                if self._counts:
-                    self._arrived.note(home)
-                return
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if not isinstance(gradient, Gradient):  # else autograd has added to it
             if first_step.measured is None:
                 first_step.note(resident_bytes())
             if gradient.requires_grad:
@@ -197,8 +197,15 @@ class Session:
                     "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
                 )
             parameter.grad = self._gradients.put(home, gradient)
-            if self._counts:
-                self._arrived.note(home)
+        if self._counts:
+            self._arrived.note(home)
+
+    def begin_pass(self) -> None:
+        """Comes in a backward pass, before autograd adds to p.grad."""
+        if self._calls is None:
+            self.presence.users.begin_pass()
+        else:
+            self._calls.begin_pass()
 
     def begin_backward(self) -> None:
         self._arrived.forget()
@@ -231,7 +238,7 @@ class Session:
         reproducible = self.engine.options.reproducible
         self._shortage.end()
         # Parameters that are not on the GPU would take each question for an operation.
-        with presence.lock, torch._C.DisableTorchFunctionSubclass():
+        with presence.users, presence.lock, torch._C.DisableTorchFunctionSubclass():
             if reproducible:
                 self._together.compare_buffers()
             self._exchange()
@@ -268,7 +275,6 @@ class Session:
 
     def _collect(self, home: Home) -> bool:
         """Returns whether the parameter has a gradient, and puts one that the user gave it into the engine."""
-        home.arrivals.forget()
         gradient = home.parameter.grad
         if gradient is None:
             self.presence.stored.give_up(home)  # an old reference to it becomes an error
@@ -311,10 +317,9 @@ def _account(engine: weakref.ref[WrappedEngine]) -> Account:
     return Account(device_of(alive)["free"], taken)
 
 
-def _before_gradient(turns: NoTurns, arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:
-    turns.begin_pass()  # comes first: PyTorch has a lock while it adds, and while it calls what comes after that
-    if (alive := arrivals()) is not None:
-        alive.begin()
+def _before_gradient(session: weakref.ref[Session], gradient: torch.Tensor) -> None:
+    if (alive := session()) is not None:
+        alive.begin_pass()
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:

@@ -13,7 +13,7 @@ from ..engine import plan
 from ..errors import BudgetError, Error, InvalidArgumentError
 from ._estimate import Estimate, reserve_for
 from ._presence import Presence
-from ._stances import outside_of_graphs
+from ._modes import outside_of_graphs
 
 _run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 _MIB = 1 << 20

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import torch
+import torch._dynamo
 
 from ..errors import InvalidArgumentError
 from ..model import Parameter, Unit
@@ -161,6 +162,45 @@ def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
         own = [units_of[id(p)] for p in module.parameters(recurse=False) if id(p) in units_of]
         most = max(most, len(set().union(*own)))
     return most if most == 1 else min(most + 1, len(groups))
+
+
+def owners_of(model: torch.nn.Module, groups: Sequence[Group]) -> dict[torch.nn.Module, list[int]]:
+    """The modules to which units belong: each unit to the smallest one that calls all modules which have its parameters. A block
+    that is compiled is one, with all that is in it."""
+    chains: dict[torch.nn.Module, list[list[torch.nn.Module]]] = {}  # from the model to the module, one for each of its names
+    for path, module in model.named_modules(remove_duplicate=False):
+        names = path.split(".") if path else []
+        chains.setdefault(module, []).append([model.get_submodule(".".join(names[:depth])) for depth in range(len(names) + 1)])
+    having: dict[int, list[torch.nn.Module]] = {}
+    for module in chains:
+        for p in module.parameters(recurse=False):
+            having.setdefault(id(p), []).append(module)
+    owners: dict[torch.nn.Module, list[int]] = {}
+    for unit, group in enumerate(groups):
+        of_unit = [chain for _, p in group.parameters for module in having[id(p)] for chain in chains[module]]
+        common = [module for module in of_unit[0] if all(module in chain for chain in of_unit)]
+        owners.setdefault(_called(common), []).append(unit)
+    return owners
+
+
+def _called(chain: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """The innermost of these modules, each within the one before, that is called by others."""
+    for outer, module in zip(chain, chain[1:]):
+        if isinstance(outer, torch._dynamo.OptimizedModule):
+            return outer
+        if isinstance(outer, torch.nn.MultiheadAttention):  # uses its out_proj, and does not call it
+            return outer
+    called = [module for module in chain if type(module).forward is not torch.nn.Module.forward]
+    return called[-1] if called else chain[0]
+
+
+def held_by_calls(model: torch.nn.Module, groups: Sequence[Group]) -> int:
+    """The most units that are there at once in calls within each other."""
+    owners, most = owners_of(model, groups), 1
+    for module in owners:
+        around = [other for other in owners if other is module or any(inner is module for inner in other.modules())]
+        most = max(most, sum(len(owners[other]) for other in around))
+    return most
 
 
 def bytes_in_memory(groups: Sequence[Group]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,15 +17,15 @@ from ..errors import StateError, unexpected
 from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
+from ._full import full
 from ._group import Which
-from ._looking import edited, editing
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._presence import Presence
 from ._ready import Ready
 from ._safetensors import Stored
 from ._session import Session
-from ._stances import outside_of_graphs
+from ._modes import outside_of_graphs
 from ._together import Together, together, unmet
 from ._weights import source_of, stored_of
 
@@ -200,8 +201,8 @@ def _move_in(
             unset = [home for home in homes if home.name in on_meta and home.name not in (stored or {})]
             of_files = {name: where for name, where in (stored or {}).items() if name in on_meta}
             with ready.phase("first values"):
-                with others.random_of_rank_0(), editing(session.presence):
-                    _first_values.give(model, unset, of_files, homes[0].memory.device)
+                with others.random_of_rank_0():
+                    _first_values.give(model, unset, of_files, homes[0].memory.device, functools.partial(full, session.presence))
                 session.presence.release_all()
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
@@ -259,11 +260,11 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
     del _sessions[model]
 
 
-class _Edit(AbstractContextManager[None]):
+class _Full(AbstractContextManager[None]):
     """A `with` that begins and ends outside of graphs of torch.compile()."""
 
-    def __init__(self, presence: Presence) -> None:
-        self._inside = edited(presence)
+    def __init__(self, inside: AbstractContextManager[None]) -> None:
+        self._inside = inside
 
     @outside_of_graphs
     def __enter__(self) -> None:
@@ -275,7 +276,16 @@ class _Edit(AbstractContextManager[None]):
 
 
 @outside_of_graphs
-def edit(model: torch.nn.Module) -> AbstractContextManager[None]:
-    """Lets parameters be written inside of the `with`, by any means; the optimizer's masters follow afterwards. On a GPU,
-    where parameters are there in calls of the model alone, it lets PyTorch's operations read and write them."""
-    return _Edit(_session(model).presence)
+def full_parameters(module: torch.nn.Module, *, writeback: bool = True) -> AbstractContextManager[None]:
+    """Inside of the `with` the parameters of a wrapped model, or of a module in it, may be read, and written by any means; the
+    optimizer's masters follow afterwards. On a GPU, where parameters are there in calls of their modules alone, they are tensors on
+    the CPU inside of it, in files of the disk folder where there is one, and nothing of the model is called.
+
+    writeback: False: nothing is written.
+    """
+    session = _sessions.get(module) if module in _sessions else None
+    found = next((p._sluice for p in module.parameters() if hasattr(p, "_sluice")), None) if session is None else session()
+    if found is None:
+        raise StateError(f"the model ({type(module).__name__}) is not wrapped; see sluice.torch.wrap()")
+    presence: Presence = found.presence
+    return _Full(full(presence, [presence.by_id[id(p)] for p in module.parameters() if id(p) in presence.by_id], writeback))
