@@ -168,8 +168,9 @@ def test_averaging_of_weights():
 def test_a_parameter_that_is_given_other_memory(replace, then):
     model, optimizer = wrap(Chain(), "disk")
     loss_of(model, 0).backward()
-    replace(model.middle.weight)
-    with pytest.raises(sluice.StateError, match=r"'middle.weight' was given other memory.*copy_\(\)"):
+    said = r"was given other memory.*copy_\(\)" if fake_gpu.asked() is None else "is used by an assignment to .data"
+    with pytest.raises(sluice.StateError, match=f"'middle.weight' {said}"):
+        replace(model.middle.weight)
         loss_of(model, 1) if then == "forward" else optimizer.step()
 
 

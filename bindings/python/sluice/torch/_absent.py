@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_iter
 
+from ..errors import StateError
 from ._modes import Mode
 
-Missed = Callable[[torch.nn.Parameter, str], NoReturn]
-"""Raises the StateError that says what needs a parameter, and where it is there."""
+Missed = Callable[[torch.nn.Parameter, str], None]
+"""Brings a parameter in for what needs it, or raises the StateError that says where it is there."""
 
 # What is asked for at every step, and does not need elements.
 _ASKS = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
 ) | {torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.grad.__set__}
-# What finds elements without an operation.
-_TAKES = frozenset(
-    getattr(torch.Tensor, name) for name in ("data_ptr", "untyped_storage", "storage", "tolist", "share_memory_", "__dlpack__")
-)
+# What finds elements without an operation, or gives the parameter others.
+_TAKES = {
+    getattr(torch.Tensor, name): f"{name}()" for name in ("data_ptr", "untyped_storage", "storage", "tolist", "share_memory_", "__dlpack__")
+} | {torch.Tensor.data.__set__: "an assignment to .data"}
 
 
 class Absent(torch.nn.Parameter):
     """The class that a parameter has while its unit is not on the GPU. It is one NaN, expanded to its shape."""
 
     _missed: Missed
+    _was: type[torch.nn.Parameter]  # the class that it has otherwise
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"Parameter of shape {tuple(self.shape)}, whose unit is not on the GPU now"
@@ -39,25 +41,27 @@ class Absent(torch.nn.Parameter):
             if func in _ASKS:
                 return func(*args, **(kwargs or {}))
             if func in _TAKES:
-                _refuse(args, f"{func.__name__}()")
+                _need(args, _TAKES[func])
             with _Operations():
                 return func(*args, **(kwargs or {}))
 
 
 class _Operations(Mode):
-    """Refuses operations on absent parameters that need their elements."""
+    """Says which operations need elements of absent parameters."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._opname if hasattr(func, "_opname") else ""
         if not (name.endswith("_like") or name.startswith("new_") or name == "_has_compatible_shallow_copy_type"):  # of `.data = ...`
-            _refuse((args, kwargs or {}), f"{func}")
+            _need((args, kwargs or {}), f"{func}")
         return func(*args, **(kwargs or {}))
 
 
-def _refuse(arguments: Any, what: str) -> None:
+def _need(arguments: Any, what: str) -> None:
     for tensor in tree_iter(arguments):
-        if type(tensor) is Absent:
+        if isinstance(tensor, Absent):
             tensor._missed(tensor, what)
+    if any(isinstance(tensor, Absent) for tensor in tree_iter(arguments)):  # one has taken the room of another
+        raise StateError(f"{what} needs parameters of more units at once than may be held; wrap the model with a larger held_units")
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -72,20 +76,27 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 def show(parameter: torch.nn.Parameter, memory: torch.Tensor) -> None:
     """Makes a parameter a plain one that refers to this memory."""
-    if type(parameter) is Absent:
-        parameter.__class__ = torch.nn.Parameter
+    if isinstance(parameter, Absent):
+        parameter.__class__ = parameter._was
         del parameter._missed
     with torch._C._DisableTorchDispatch():  # modes would see it as an operation on both
         parameter.data = memory
 
 
 def conceal(parameter: torch.nn.Parameter, missed: Missed) -> None:
-    """Makes a parameter an absent one. One of a class of its own keeps that class, shows NaN, and tells nobody."""
+    """Makes a parameter an absent one."""
+    if isinstance(parameter, Absent):
+        return
     with torch._C._DisableTorchDispatch():
         parameter.data = _nan(parameter.dtype, parameter.device).expand(parameter.shape)
-    if type(parameter) is torch.nn.Parameter:
-        parameter._missed = missed  # type: ignore[attr-defined]
-        parameter.__class__ = Absent
+    parameter.__class__ = _absent(type(parameter))
+    parameter._missed = missed  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _absent(own: type[torch.nn.Parameter]) -> type[torch.nn.Parameter]:
+    """The class of absent parameters that are of the class `own` otherwise."""
+    return type("Absent", (Absent,) if own is torch.nn.Parameter else (Absent, own), {"_was": own})
 
 
 @functools.cache

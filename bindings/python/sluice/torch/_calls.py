@@ -80,6 +80,7 @@ class Calls:
         """A call begins of the module to which this belongs."""
         presence, outer = self._presence, self._now
         presence.check_open()
+        _refuse_transforms()
         presence.users.__enter__()
         try:
             in_pass = self.begin_pass()
@@ -125,3 +126,12 @@ class Calls:
         self._now = call
         if not self._presence.engine.closed:
             self._presence.show({} if call is None else call.units)
+
+
+def _refuse_transforms() -> None:
+    """Raises StateError where memory would be shown to parameters as tensors of a transform, which end with it."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise StateError(
+            "a model that is wrapped on a GPU is called within a transform of torch.func (grad, vmap, jvp, ...), in which its parameters "
+            "cannot come and go; use torch.autograd.grad(), or wrap the model on the CPU"
+        )

@@ -6,13 +6,14 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from .. import _abi
 from ..errors import InvalidArgumentError
 from ._homes import Home
+from ._presence import Presence
 from ._safetensors import SafetensorsFolder, Stored
 
 _UNSET = 0xA5  # every byte of an integer buffer without values
@@ -41,43 +42,36 @@ def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, tor
             yield from _without_rule(child, f"{path}.{name}" if path else name)
 
 
-Full = Callable[..., AbstractContextManager[None]]
-
-
-def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored], device: torch.device, full: Full) -> None:
+def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored], presence: Presence) -> None:
     """Gives values to parameters without any (each element is NaN), and to buffers on the meta device, which have them in
-    files where their names are in `stored`, and are on the device. Children come before parents, as in construction. Rules change no other
-    parameter. full: a `with` in which parameters can be read and written.
+    files where their names are in `stored`, and are where parameters are. Children come before parents, as in construction. Rules change
+    no other parameter.
 
     Raises InvalidArgumentError that names what no rule gave a value. Warns where constructors may do what no rule does.
     """
     ids = {id(home.parameter) for home in unset}
-    buffers = _make_buffers(model, device)
-    with torch.no_grad():
+    buffers = _make_buffers(model, presence.homes[0].memory.device)
+    with torch.no_grad(), presence.by_use(_abi.EDIT):
         for module in _children_first(model, set()):
             inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in buffers for b in module.buffers())
             if inside and (rules := _rules_of(module)):
-                with full(_inside(module, unset)), _kept_away(module, ids):
+                with _kept_away(module, ids):
                     for rule in rules:
                         rule()
         for module in model.modules():
             if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
-                with full(_inside(module, unset)), _kept_away(module, ids):
+                with _kept_away(module, ids):
                     for adapter in module.lora_A:  # type: ignore[union-attr]
                         module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
-        _take_back(unset)
+        _take_back(unset, presence)
         for name, buffer in model.named_buffers():
             if name in stored:
                 values = torch.empty(buffer.numel(), dtype=stored[name].dtype, device="cpu")
                 SafetensorsFolder.read(stored[name], 0, values)
                 buffer.copy_(values.view(buffer.shape))
-        _check_values(model, unset, full)
+    with torch.no_grad(), presence.by_use(_abi.READ):
+        _check_values(model, unset)
     _warn_of_constructors(model, ids)
-
-
-def _inside(module: torch.nn.Module, unset: Iterable[Home]) -> list[Home]:
-    ids = {id(p) for p in module.parameters()}
-    return [home for home in unset if id(home.parameter) in ids]
 
 
 def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
@@ -165,20 +159,20 @@ def _kept_away(module: torch.nn.Module, ids: Container[int]) -> Iterator[None]:
             inner._parameters[name] = p
 
 
-def _take_back(homes: Iterable[Home]) -> None:
+def _take_back(homes: Iterable[Home], presence: Presence) -> None:
     """Copies the values of parameters that a rule gave other memory back into the engine's."""
     for home in homes:
         if home.replaced and home.parameter.shape == home.memory.shape:
             values = home.parameter.detach()
             home.parameter.data = home.memory
-            home.memory.copy_(values)
+            if presence.engine.gpu is not None:
+                presence.conceal(home)
+            home.parameter.copy_(values)
 
 
-def _check_values(model: torch.nn.Module, unset: Iterable[Home], full: Full) -> None:
+def _check_values(model: torch.nn.Module, unset: Iterable[Home]) -> None:
     for home in unset:
-        with full([home], writeback=False):
-            is_unset = bool(home.parameter.amax().isnan())
-        if is_unset:
+        if bool(home.parameter.amax().isnan()):
             raise InvalidArgumentError(
                 f"'{home.name}' was on the meta device, and no rule of the model (reset_parameters(), "
                 "_init_weights(module)) gave all of it a value; let one do so, or build its module on the CPU"

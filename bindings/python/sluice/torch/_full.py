@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .. import _abi
-from ..errors import StateError
 from . import _absent, _state, _state_files
 from ._homes import Home
 from ._presence import Presence
@@ -32,8 +31,7 @@ def full(presence: Presence, homes: Sequence[Home], writeback: bool = True) -> I
 @contextlib.contextmanager
 def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> Iterator[None]:
     """Inside of the `with` parameters of a GPU are tensors on the CPU, in files of the disk folder where there is one."""
-    if presence.pinned:
-        raise StateError("full_parameters() is called within a call of the model or its backward; call it before or after that")
+    presence.check_between_calls("full_parameters() is called")
     mine = [home for home in homes if home.index not in presence.full]
     presence.check_unwritten(mine)
     folder = _state.room(presence, sum(home.memory.nbytes for home in mine), "a copy of the model's parameters")

@@ -32,9 +32,9 @@ def unguard(model: torch.nn.Module) -> None:
     """Removes the guards."""
     _saving.uninstall(model)
     _parallel.unguard(model)
-    if isinstance(compiled := model._compiled_call_impl, functools.partial):
-        model._compiled_call_impl = compiled.args[1]  # see SavedTensors.guard()
     for module in model.modules():
+        if isinstance(compiled := module._compiled_call_impl, functools.partial):
+            module._compiled_call_impl = compiled.args[1]  # see SavedTensors.guard() and Calls.install()
         for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__", "no_sync", *_RESIZING):
             module.__dict__.pop(name, None)
 

@@ -17,7 +17,7 @@ from ..engine import Engine
 from ..errors import StateError
 from ..model import Options, Parameter, Unit
 from . import _absent
-from ._absent import storage_of
+from ._absent import Absent, storage_of
 from ._dlpack import Lent
 from ._gpu import Gpu
 
@@ -109,7 +109,7 @@ class Home:
     @property
     def replaced(self) -> bool:
         """Whether the parameter was given other memory."""
-        return type(self.parameter) is not _absent.Absent and self.parameter.data_ptr() != self.address
+        return not isinstance(self.parameter, Absent) and self.parameter.data_ptr() != self.address
 
     @property
     def moved(self) -> bool:
@@ -119,7 +119,7 @@ class Home:
     def check_memory(self) -> None:
         """Raises StateError where the parameter was given other memory."""
         p = self.parameter
-        if type(p) is _absent.Absent or p.data_ptr() == self.address == self.memory.data_ptr():
+        if isinstance(p, Absent) or p.data_ptr() == self.address == self.memory.data_ptr():
             return  # it is asked for each parameter at each use
         if self.moved:
             raise StateError(
@@ -135,7 +135,7 @@ class Home:
 
     def let_go(self) -> None:
         """Ends what the parameter has to do with the engine, which keeps its memory for views of it."""
-        if type(self.parameter) is _absent.Absent:
+        if isinstance(self.parameter, Absent):
             _absent.show(self.parameter, self.memory)
         self.memory = torch.empty(0)
 

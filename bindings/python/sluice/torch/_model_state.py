@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import _abi
 from ._full import full
 from ._modes import outside_of_graphs
 from ._presence import Presence
@@ -34,5 +35,5 @@ def uninstall(model: torch.nn.Module) -> None:
 def _with_parameters(module: torch.nn.Module, presence: Presence, name: str, *args: Any, **kwargs: Any) -> Any:
     """Replaces that function of a module. The tensors of a state_dict are copies on the CPU; tied parameters have one."""
     homes = [presence.by_id[id(p)] for p in module.parameters() if id(p) in presence.by_id]
-    with full(presence, homes, writeback=name == "load_state_dict"):
+    with full(presence, homes, writeback=False) if name == "state_dict" else presence.by_use(_abi.EDIT):
         return getattr(type(module), name)(module, *args, **kwargs)

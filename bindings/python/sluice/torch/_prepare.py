@@ -117,7 +117,7 @@ def prepare(
     gpu = gpu_of(model, device_memory, device)
     if gpu is not None:
         check_writes(model)
-    groups = find_units(model, units, spans=gpu is None)
+    groups = find_units(model, units, by_calls=gpu is not None)
     if gpu is not None:
         gpu.give_back()
     declared = units_of(groups, roles, optimizer is not None)

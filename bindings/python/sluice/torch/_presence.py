@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -102,6 +103,7 @@ class Presence:
         self._held_for = [0] * len(engine.units)
         self._on_gpu: list[list[Home]] = [[] for _ in engine.units]  # by unit; empty where the CPU computes
         self._shown: set[int] = set()  # units whose parameters show their memory
+        self._by_use: int | None = None  # for which access an operation on an absent parameter brings its unit in, if it does
         self.belongs_to: list[str] = []  # by unit, the module in whose calls it is there: see _owners.py
         for home in homes if engine.gpu is not None else ():
             for unit in home.units:
@@ -196,10 +198,14 @@ class Presence:
         for unit in self._shown - units.keys():
             self._conceal(unit)
         for unit in units.keys() - self._shown:
-            for home in self._on_gpu[unit]:
+            self._show(unit)
+
+    def _show(self, unit: int) -> None:
+        self._shown.add(unit)
+        for home in self._on_gpu[unit]:
+            if home.index not in self.full:
                 home.check_memory()
                 _absent.show(home.parameter, home.memory)
-            self._shown.add(unit)
 
     def _conceal(self, unit: int) -> None:
         if unit in self._shown:
@@ -212,9 +218,34 @@ class Presence:
         if not home.moved and not home.replaced:
             _absent.conceal(home.parameter, self._missed)
 
-    def _missed(self, parameter: torch.nn.Parameter, what: str) -> NoReturn:
+    @contextlib.contextmanager
+    def by_use(self, access: int) -> Iterator[None]:
+        """Inside of the `with` an operation on an absent parameter brings its unit in, for as long as no other one needs the room. So it
+        is for what keeps no views of parameters: load_state_dict(), and rules for first values."""
+        with self.users:
+            self.check_between_calls("values are set")
+            self.release_all()
+            self._by_use = access
+            try:
+                yield
+            finally:
+                self._by_use = None
+                self.release_all()
+                if access == _abi.EDIT:
+                    self.changed()
+
+    def check_between_calls(self, what: str) -> None:
+        """Raises StateError in a call of the model on a GPU, or in its backward."""
+        if self.pinned:
+            raise StateError(f"{what} within a call of the model or its backward; do it before or after that")
+
+    def _missed(self, parameter: torch.nn.Parameter, what: str) -> None:
         home = self.by_id[id(parameter)]
         unit = home.units[0]
+        if self._by_use is not None:
+            with torch.no_grad():  # it begins no step
+                self.use(unit, self._by_use)
+            return self._show(unit)
         raise StateError(
             f"'{home.name}' is used by {what} where its unit '{self.engine.units[unit].name}' is not on the GPU: it is there in "
             f"calls of {self.belongs_to[unit]} and in their backward, and elsewhere within `with sluice.torch.full_parameters(model):`"

@@ -67,7 +67,7 @@ class _Scope:
         elif self._saved.gpu is not None:
             raise StateError(
                 f"a model that is wrapped on a GPU is called where autograd keeps parameters themselves ({why}), which backward would not "
-                "find there; use torch.autograd.grad(), or wrap the model on the CPU"
+                "find there; call it without disable_saved_tensors_hooks(), or wrap the model on the CPU"
             )
         self.begin_module(model)
 

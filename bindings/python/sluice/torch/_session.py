@@ -85,6 +85,8 @@ class Session:
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device, reading)
             if together.ranks is not None and not hasattr(model, "no_sync"):
                 model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
+            for home in homes if prepared.gpu is not None else ():
+                self.presence.conceal(home)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")
@@ -121,8 +123,6 @@ class Session:
             self._unbind.atexit = False
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan())
-        for home in presence.homes if self.engine.gpu is not None else ():
-            presence.conceal(home)
         self.engine.presence = weakref.ref(presence)
 
     def close(self, values: bool) -> None:

@@ -32,6 +32,7 @@ class Group:
     name: str
     parameters: list[_Named]
     span: Optional[tuple[int, int]] = None
+    within: str = ""  # the repeated block, or the module that is cut, whose parameters they are
 
     @property
     def bytes(self) -> int:
@@ -81,20 +82,20 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
 
 
 def find_units(
-    model: torch.nn.Module, named: Optional[Mapping[str, Sequence[str]]] = None, spans: bool = True
+    model: torch.nn.Module, named: Optional[Mapping[str, Sequence[str]]] = None, by_calls: bool = False
 ) -> list[Group]:
     """Makes a unit of each repeated block, and of the other parameters by size, in the model's order. A tied parameter is in
     the unit that names it first; one without elements is in none, and stays where it is.
 
     named: the user's own units, which come first: a unit's name -> names of modules or parameters.
-    spans: whether a large parameter may span several units."""
+    by_calls: units come and go with calls of modules, as on a GPU: no unit has parameters of several blocks, and none a span of one."""
     names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
     own = [] if named is None else _split(_named(model, named, names, taken))
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)
-    apart = _split(_merge_small(rest))
-    found = _named_apart(own + (_span_large(apart) if spans else apart))
+    apart = _split(_merge_small(rest, by_calls))
+    found = _named_apart(own + (apart if by_calls else _span_large(apart)))
     if not found:
         raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
     return found
@@ -222,7 +223,7 @@ def _own(module: torch.nn.Module, recurse: bool, names: Mapping[int, str], taken
 def _collect(module: torch.nn.Module, name: str, names: Mapping[int, str], taken: set[int], found: list[Group]) -> None:
     own = _own(module, False, names, taken)
     if own:
-        found.append(Group(name or "model", own))
+        found.append(Group(name or "model", own, within=name))
     blocks = _repeated(module)
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}" if name else child_name
@@ -230,7 +231,7 @@ def _collect(module: torch.nn.Module, name: str, names: Mapping[int, str], taken
         if size == 0:
             continue
         if size <= (_LARGEST if child_name in blocks else _SMALLEST) or not has_children(child):
-            found.append(Group(path, _own(child, True, names, taken)))
+            found.append(Group(path, _own(child, True, names, taken), within=path if child_name in blocks else name))
         else:
             _collect(child, path, names, taken, found)
 
@@ -249,13 +250,14 @@ def _repeated(module: torch.nn.Module) -> set[str]:
     return {name for same in kinds.values() if len(same) > 1 for name in same}
 
 
-def _merge_small(groups: Sequence[Group]) -> list[Group]:
+def _merge_small(groups: Sequence[Group], by_calls: bool) -> list[Group]:
     merged: list[Group] = []
     for group in groups:
-        if merged and merged[-1].bytes + group.bytes <= _SMALLEST:
-            merged[-1] = Group(merged[-1].name, merged[-1].parameters + group.parameters)
+        together = merged and (not by_calls or merged[-1].within == group.within)
+        if together and merged[-1].bytes + group.bytes <= _SMALLEST:
+            merged[-1] = dataclasses.replace(merged[-1], parameters=merged[-1].parameters + group.parameters)
         else:
-            merged.append(Group(group.name, list(group.parameters)))
+            merged.append(group)
     return merged
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -197,13 +196,11 @@ def _move_in(
     session = Session(model, prepared, others, source_of(stored), ready)
     with session.undone_on_failure():
         if on_meta:
-            homes = session.presence.homes
-            unset = [home for home in homes if home.name in on_meta and home.name not in (stored or {})]
+            unset = [home for home in session.presence.homes if home.name in on_meta and home.name not in (stored or {})]
             of_files = {name: where for name, where in (stored or {}).items() if name in on_meta}
             with ready.phase("first values"):
                 with others.random_of_rank_0():
-                    _first_values.give(model, unset, of_files, homes[0].memory.device, functools.partial(full, session.presence))
-                session.presence.release_all()
+                    _first_values.give(model, unset, of_files, session.presence)
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
     session.moved_in()
