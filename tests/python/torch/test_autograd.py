@@ -296,7 +296,7 @@ def test_a_graph_that_was_freed():
         loss.backward()
 
 
-WRITTEN = pytest.param("copy_", marks=fake_gpu.cpu_alone("a write outside of edit() is a StateError on a GPU"))
+WRITTEN = pytest.param("copy_", marks=fake_gpu.cpu_alone("a write outside of full_parameters() is a StateError on a GPU"))
 READ = pytest.param("outside of forward", marks=fake_gpu.cpu_alone("a use of parameters there is a StateError on a GPU"))
 
 
@@ -310,7 +310,7 @@ def test_a_graph_whose_parameters_have_changed(change):
     if change == "copy_":
         with torch.no_grad():
             model.middle.weight.copy_(torch.ones(WIDTH, WIDTH))
-    elif change == "data":  # inside of edit() changes that no counter counts are noticed, too
+    elif change == "data":  # inside of full_parameters() changes that no counter counts are noticed, too
         with sluice.torch.full_parameters(model):
             model.middle.weight.data.mul_(2.0)
     elif change == "edit":

@@ -12,7 +12,7 @@ from support.wrapped_models import small_gpt2, train, units_of_modules, values_o
 
 import sluice.torch
 
-VIEWS = fake_gpu.cpu_alone("views of a GPU's memory are made within edit(), have no values after close(), and are not told of")
+VIEWS = fake_gpu.cpu_alone("views of a GPU's memory are made within full_parameters(), have no values after close(), and are not told of")
 
 
 def wrapped_chain(place):

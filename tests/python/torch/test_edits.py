@@ -11,7 +11,7 @@ from support.wrapped_models import (
 
 import sluice.torch
 
-REFUSED = fake_gpu.cpu_alone("what uses a parameter on a GPU between steps, and not in an edit, is a StateError")
+REFUSED = fake_gpu.cpu_alone("what uses a parameter on a GPU between steps, and not within full_parameters(), is a StateError")
 
 
 def drawn(*shape):

@@ -369,7 +369,7 @@ def test_graphs_that_no_backward_goes_through_are_freed(wrapped):
         "optimizer.step()",
         "optimizer.step(); loss = loss_of(model, 1); kept = model.first.weight.grad",
         pytest.param(
-            "view = model.first.weight[0]", marks=fake_gpu.cpu_alone("views of a GPU's memory are made within edit()")
+            "view = model.first.weight[0]", marks=fake_gpu.cpu_alone("views of a GPU's memory are made within full_parameters()")
         ),
         "sluice.torch.close(model)",
         "sys.modules['kept'] = [model, optimizer, loss_of(model, 1), [p.grad for p in model.parameters()]]",
