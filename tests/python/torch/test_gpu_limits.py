@@ -121,9 +121,13 @@ def test_a_state_without_room_is_refused():
             model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(16)])
         given = {"place": "device", "device": "cuda", **GPU, "device_memory": "2GiB"}
         needed = sluice.torch.plan(model, sluice.SGD(lr=0.1), memory="6GiB", **given)["predicted_peak"]
-        model, _ = wrap(model, optimizer=sluice.SGD(lr=0.1), disk=None, memory=needed + (16 << 20), **given)
+        model, _ = wrap(model, optimizer=sluice.SGD(lr=0.1), disk=None, memory=needed + (32 << 20), **given)
         with pytest.raises(sluice.BudgetError, match=r"a copy of the model's parameters takes 256 MiB more.*save\(folder\)"):
             model.state_dict()
+        with pytest.raises(sluice.BudgetError, match="full_parameters.. of one module of the model after another takes less"):
+            sluice.torch.full_parameters(model).__enter__()
+        with sluice.torch.full_parameters(model[0], writeback=False):
+            pass
         sluice.torch.close(model, values=False)
         gc.collect()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .. import _abi
+from ..errors import StateError
 from . import _absent, _state, _state_files
 from ._homes import Home
 from ._presence import Presence
@@ -44,19 +45,26 @@ def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> 
             presence.full.add(home.index)
         yield
     finally:
-        for home in mine:
-            if home.index in presence.full:
-                _put_back(presence, home, writeback)
-                presence.full.discard(home.index)
+        shown = [(home, home.parameter.detach()) for home in mine if home.index in presence.full]
+        for home, _ in shown:
+            presence.full.discard(home.index)
+            _absent.show(home.parameter, home.memory)
+            presence.conceal(home)
+            home.note_values()
+        for home, values in shown if writeback else ():
+            _write(presence, home, values)
 
 
-def _put_back(presence: Presence, home: Home, writeback: bool) -> None:
-    values = home.parameter.detach()
-    if writeback and (values.shape != home.memory.shape or not torch.equal(_in_gpu(presence, home, _abi.READ), values.to(home.memory.device))):
+def _write(presence: Presence, home: Home, values: torch.Tensor) -> None:
+    """Gives a parameter these values where they differ: the optimizer's masters of others keep what the parameter's type cannot show."""
+    if values.shape != home.memory.shape or values.dtype != home.memory.dtype:
+        raise StateError(
+            f"'{home.name}' was given {values.dtype} of shape {tuple(values.shape)} within full_parameters(), and it is {home.memory.dtype} of "
+            f"shape {tuple(home.memory.shape)}; it keeps its values. Close the model, change it, and wrap it again"
+        )
+    bits = torch.int32 if values.element_size() == 4 else torch.int16
+    if not torch.equal(_in_gpu(presence, home, _abi.READ).view(bits), values.to(home.memory.device).view(bits)):
         _in_gpu(presence, home, _abi.EDIT).copy_(values)
-    _absent.show(home.parameter, home.memory)
-    presence.conceal(home)
-    home.note_values()
 
 
 def _in_gpu(presence: Presence, home: Home, access: int) -> torch.Tensor:

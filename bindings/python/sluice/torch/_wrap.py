@@ -12,7 +12,7 @@ import torch
 
 from ..engine import Engine
 from ..engine import plan as _plan
-from ..errors import StateError, unexpected
+from ..errors import BudgetError, StateError, unexpected
 from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
@@ -265,7 +265,10 @@ class _Full(AbstractContextManager[None]):
 
     @outside_of_graphs
     def __enter__(self) -> None:
-        self._inside.__enter__()
+        try:
+            self._inside.__enter__()
+        except BudgetError as error:
+            raise BudgetError(f"{error}. full_parameters() of one module of the model after another takes less") from error
 
     @outside_of_graphs
     def __exit__(self, *error: Any) -> Optional[bool]:

@@ -1,0 +1,191 @@
+"""The contract of a model that is wrapped on a GPU, as users meet it: what a unit is, several models and several calls in one loss, and
+full_parameters(). The GPU is the fake one of the tests; the bits are those of the CPU."""
+
+import gc
+
+import pytest
+import torch
+from support import fake_gpu
+from support.gpu_models import GPU, check_twin
+from support.wrapped_models import same, units_of_modules, wrap
+
+import sluice
+import sluice.torch
+from sluice.torch import _units
+
+WIDTH = 16
+
+
+def drawn(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- units ----
+
+
+class Experts(torch.nn.Module):
+    """Computes each row by the expert that its router chooses."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = torch.nn.Linear(WIDTH, 4)
+        self.experts = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.ReLU(), torch.nn.Linear(2 * WIDTH, WIDTH)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        weights = self.router(x).softmax(-1)
+        chosen, made = weights.argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = chosen == number
+            if rows.any():
+                made = made.index_put((rows,), expert(x[rows]) * weights[rows][:, number : number + 1])
+        return x + made
+
+
+def of_experts():
+    return torch.nn.Sequential(*[Experts() for _ in range(3)])
+
+
+def test_units_have_parameters_of_one_block_alone(monkeypatch):
+    """Blocks are cut here, and an expert's last part would fit into a unit with the next block's first one."""
+    monkeypatch.setattr(_units, "_LARGEST", 5000)
+    monkeypatch.setattr(_units, "_SMALLEST", 1200)
+    model = of_experts()
+    groups = _units.find_units(model, by_calls=True)
+    assert [group.name for group in groups] == [f"{i}.{part}" for i in range(3) for part in ("router", *(f"experts.{n}" for n in range(4)))]
+    owners = _units.owners_of(model, groups)
+    assert owners == {model.get_submodule(group.name): [number] for number, group in enumerate(groups)}
+    assert _units.held_by_calls(model, groups) == 1
+    check_twin(of_experts, lambda model, step: model(drawn(step, 6, WIDTH)).square().mean(), ["memory"], units=None, held_units=1, steps=3)
+
+
+# ---- several models, and several calls ----
+
+
+def layers(inputs, outputs):
+    return torch.nn.Sequential(
+        torch.nn.Linear(inputs, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, outputs)
+    )
+
+
+def trained_against_each_other(freezes, gpu=None):
+    """A generator and a discriminator, which two losses call twice."""
+    torch.manual_seed(5)
+    wrapped = []
+    for model in (layers(4, 8), layers(8, 1)):
+        wrapped.append(wrap(model, "memory", units=units_of_modules(model), held_units=1, **(gpu or {})))
+    (generator, of_generator), (judge, of_judge) = wrapped
+    seen = []
+    for step in range(3):
+        made = generator(drawn(step, 5, 4))
+        loss = torch.nn.functional.softplus(-judge(drawn(step, 5, 8))).mean() + torch.nn.functional.softplus(judge(made.detach())).mean()
+        loss.backward()
+        of_judge.step()
+        of_judge.zero_grad()
+        judge.requires_grad_(not freezes)
+        fooled = torch.nn.functional.softplus(-judge(made)).mean()
+        fooled.backward()
+        judge.requires_grad_(True)
+        of_generator.step()
+        for optimizer in (of_generator, of_judge):
+            optimizer.zero_grad()
+        seen += [loss.detach().clone(), fooled.detach().clone()]
+    for model in (generator, judge):
+        sluice.torch.close(model)
+    return seen + [p.detach().clone() for model in (generator, judge) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+def test_two_models_train_against_each_other(freezes):
+    expected = trained_against_each_other(freezes)
+    with fake_gpu.shared(schedule="late"):
+        assert same(trained_against_each_other(freezes, GPU), expected)
+        gc.collect()
+
+
+# ---- full_parameters() ----
+
+
+def test_what_is_not_written_keeps_its_masters():
+    """A master has bits that its bfloat16 parameter does not show; they would be lost if all were written back."""
+
+    def stepped(edits):
+        model, optimizer = wrap(layers(4, 8).bfloat16(), "memory", units=None, **GPU)
+        for step in range(2):
+            model(drawn(step, 5, 4).bfloat16()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if edits:
+            with torch.no_grad(), sluice.torch.full_parameters(model):
+                model[4].bias.copy_(torch.full((8,), -0.0))
+        state = {key: value.clone() for key, value in optimizer.state_dict()["state"][0].items() if isinstance(value, torch.Tensor)}
+        with sluice.torch.full_parameters(model[4], writeback=False):
+            bias = model[4].bias.detach().clone()
+        sluice.torch.close(model, values=False)
+        return state, bias
+
+    with fake_gpu.shared():
+        torch.manual_seed(5)
+        before, _ = stepped(edits=False)
+        torch.manual_seed(5)
+        after, bias = stepped(edits=True)
+        assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+        assert torch.equal(bias.view(torch.int16), torch.full((8,), -0.0, dtype=torch.bfloat16).view(torch.int16))
+        gc.collect()
+
+
+def test_what_full_parameters_cannot_take_back_is_an_error_that_keeps_the_values():
+    with fake_gpu.shared():
+        model, _ = wrap(layers(4, 8), "memory", units=None, **GPU)
+        x = drawn(0, 5, 4)
+        with torch.no_grad():
+            before = model(x)
+            with pytest.raises(sluice.StateError, match=r"'0.bias' was given torch.float32 of shape \(3,\) within full_parameters"):
+                with sluice.torch.full_parameters(model[0]):
+                    model[0].bias.data = torch.ones(3)
+            assert torch.equal(model(x), before)
+            with sluice.torch.full_parameters(model):
+                model[0].bias.data = torch.ones(WIDTH)
+                with pytest.raises(sluice.StateError, match="is called within .*full_parameters"):
+                    model(x)
+            assert not torch.equal(model(x), before)
+        with pytest.raises(sluice.StateError, match=r"full_parameters\(\) is called within a call of the model"):
+            model[0].register_forward_hook(lambda *_: sluice.torch.full_parameters(model).__enter__())
+            model(x)
+        sluice.torch.close(model)
+        assert torch.equal(model[0].bias, torch.ones(WIDTH))
+        gc.collect()
+
+
+# ---- the end ----
+
+
+def test_views_that_outlive_a_closed_model_keep_the_memory():
+    kept = []
+    with fake_gpu.shared():
+        model = layers(4, 8)
+        model[0].register_forward_pre_hook(lambda module, args: kept.append(module.weight.detach()))
+        model, _ = wrap(model, "device", **GPU)
+        with torch.no_grad():
+            model(drawn(0, 5, 4))
+        sluice.torch.close(model)
+        gc.collect()
+        assert fake_gpu.alive() != []
+        kept.clear()
+        del model, _
+        gc.collect()
+        assert fake_gpu.alive() == []
+
+
+def test_modules_that_were_compiled_in_place_go_on_after_the_end():
+    with fake_gpu.shared():
+        model = layers(4, 8)
+        for layer in model:
+            layer.compile(backend="eager")
+        expected = model(drawn(0, 5, 4))
+        model, _ = wrap(model, "memory", units=units_of_modules(model), **GPU)
+        assert torch.equal(model(drawn(0, 5, 4)), expected)
+        sluice.torch.close(model)
+        assert torch.equal(model(drawn(0, 5, 4)), expected)
+        gc.collect()
