@@ -60,6 +60,30 @@ def test_units_have_parameters_of_one_block_alone(monkeypatch):
     check_twin(of_experts, lambda model, step: model(drawn(step, 6, WIDTH)).square().mean(), ["memory"], units=None, held_units=1, steps=3)
 
 
+class UsesAnothers(torch.nn.Module):
+    """Uses a weight of a module that it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.first(x) @ self.last.weight
+
+
+def test_what_a_module_uses_of_another_one_is_named_in_one_unit_with_it():
+    def loss(model, step):
+        return model(drawn(step, 5, WIDTH)).square().mean()
+
+    with fake_gpu.shared():
+        model, _ = wrap(UsesAnothers(), "memory", units=units_of_modules(UsesAnothers()), **GPU)
+        with pytest.raises(sluice.StateError, match=r"'last.weight' is used by .* calls of 'last' \(Linear\).*name both in one unit"):
+            loss(model, 0)
+        sluice.torch.close(model)
+        gc.collect()
+    check_twin(UsesAnothers, loss, places=["memory"], units={"both": ["first", "last"]}, held_units=1, steps=3)
+
+
 # ---- several models, and several calls ----
 
 

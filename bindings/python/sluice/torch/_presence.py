@@ -249,6 +249,7 @@ class Presence:
         raise StateError(
             f"'{home.name}' is used by {what} where its unit '{self.engine.units[unit].name}' is not on the GPU: it is there in "
             f"calls of {self.belongs_to[unit]} and in their backward, and elsewhere within `with sluice.torch.full_parameters(model):`"
+            + ("; for a module that uses another one's parameters in its call, name both in one unit (wrap(units=...))" if self.pinned else "")
         )
 
     def touches(self) -> int:
