@@ -196,9 +196,10 @@ def test_a_closed_engine():
     state = optimizer.state_dict()
     sluice.torch.close(model)
     assert engine.closed
+    named = "'last.weight'.*" if fake_gpu.asked() is None else ""  # there the call is noticed first
     for call, what in (
         (optimizer.step, "model was closed.*wrap it again"),
-        (graph.backward, r"'last.weight'.*the model was closed.*run forward again"),
+        (graph.backward, f"{named}the model was closed.*run forward again"),
         (old.sum, r"gradient of 'first.weight' .*was closed.*plain tensor"),
         (optimizer.state_dict, r"model was closed.*before sluice.torch.close\(\)"),
         (lambda: optimizer.load_state_dict(state), "model was closed.*wrap the model again"),

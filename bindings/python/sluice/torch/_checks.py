@@ -54,8 +54,8 @@ def check_model(model: Any, train: bool) -> None:
             raise InvalidArgumentError(
                 f"'{name}' has no shape yet (a lazy module); call the model once before it is wrapped"
             )
-    _check_sharing(model)
     _refuse_wrapped(model)
+    _check_sharing(model)
     _check_inference(model, train)
 
 
