@@ -4,10 +4,9 @@ import gc
 import os
 import resource
 import subprocess
-import sys
 import textwrap
 
-from support import fake_gpu
+from support import fake_gpu, warm_python
 from support.sluice_process import PACKAGE, TESTS
 
 measures_the_process = fake_gpu.cpu_alone("it measures the process, and the fake GPU's memory is the process's own")
@@ -44,7 +43,7 @@ def run_python(program):
     """Runs a program that may import what tests of wrapped models and this module import. Captures its output."""
     paths = [PACKAGE, TESTS, TESTS / "torch"]
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300,
+        [warm_python.executable(), "-c", program], capture_output=True, text=True, timeout=300,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
     )  # fmt: skip
 
@@ -54,7 +53,7 @@ import os, sys, tempfile
 from collections import OrderedDict
 import torch
 import sluice.torch
-from support import fake_gpu
+from support import fake_gpu, warm_python
 fake_gpu.begin_if_asked()
 model = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(24, 24), last=torch.nn.Linear(24, 24)))
 units = {"first": ["first"], "last": ["last"]}
@@ -74,7 +73,7 @@ BIG = """
 import tempfile
 import torch
 import sluice.torch
-from support import fake_gpu
+from support import fake_gpu, warm_python
 fake_gpu.begin_if_asked()
 torch.set_num_threads(2)
 def peak():

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 
+from support import warm_python
 from support.sluice_process import PACKAGE, TESTS
 
 LIMIT = 120  # seconds after which ranks that have not answered hang
@@ -36,7 +37,7 @@ def variables_of(rank, size, port):
 def start(rank, size, port, arguments, **variables):
     """Starts Python as a rank."""
     return subprocess.Popen(
-        [sys.executable, *arguments], env=variables_of(rank, size, port) | variables, text=True,
+        [warm_python.executable(), *arguments], env=variables_of(rank, size, port) | variables, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

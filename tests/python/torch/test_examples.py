@@ -3,13 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from support import fake_gpu
+from support import fake_gpu, warm_python
 from support.sluice_process import PACKAGE, SOURCE, TESTS
 
 EXAMPLES = SOURCE / "examples"
@@ -18,8 +17,9 @@ EXAMPLES = SOURCE / "examples"
 def start(program, *arguments, folder, by=()):
     paths = os.pathsep.join(map(str, (PACKAGE, EXAMPLES, TESTS)))
     threads = "1" if "--nproc-per-node" in by else "2"  # of each rank
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, *by, str(EXAMPLES / program), *map(str, arguments), "--memory", "3GiB", "--disk", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive",
+                   "PYTHON_EXEC": warm_python.executable()}
+    command = [warm_python.executable(), *by, str(EXAMPLES / program), *map(str, arguments), "--memory", "3GiB", "--disk", str(folder)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 

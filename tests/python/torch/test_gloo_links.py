@@ -5,13 +5,15 @@ import random
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
-from support import sluice_package  # noqa: F401: skips where the library is not built
+from support import (
+    sluice_package,  # noqa: F401: skips where the library is not built
+    warm_python,
+)
 from support.sluice_process import PACKAGE
 from sluice.torch._gloo_links import _NEVER, _TAG, PACKET, GlooLinks
 from sluice.torch._group import Group
@@ -202,7 +204,7 @@ def test_a_process_that_dies_is_gone_and_not_in_order():
         port = str(free.getsockname()[1])
     environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", DIES, str(rank), port], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([warm_python.executable(), "-c", DIES, str(rank), port], env=environment, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     out = [rank.communicate(timeout=60)[0] for rank in ranks]

@@ -3,10 +3,12 @@
 import json
 import signal
 import subprocess
-import sys
 
 import pytest
-from support import sluice_package  # noqa: F401: skips where the library is not built
+from support import (
+    sluice_package,  # noqa: F401: skips where the library is not built
+    warm_python,
+)
 from support.rank_pool import LIMIT, run_program, variables_of
 
 BEGIN = """
@@ -43,9 +45,9 @@ with open(os.path.join(os.environ["OUT"], str(RANK)), "w") as out:
 def test_torchrun_starts_ranks(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(BEGIN + TRAINS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = [warm_python.executable(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     environment = {name: value for name, value in variables_of(0, 1, "1").items() if name not in ("RANK", "WORLD_SIZE")}
-    environment["OUT"] = str(tmp_path)
+    environment |= {"OUT": str(tmp_path), "PYTHON_EXEC": warm_python.executable()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
@@ -76,8 +78,7 @@ except sluice.Error as error:
 """
 
 
-@pytest.mark.parametrize("how", ["killed", "raises", "killed, gloo", "raises, gloo"])
-@pytest.mark.parametrize("stage", ["0", "3"])
+@pytest.mark.parametrize("how, stage", [("killed", "0"), ("raises", "3"), ("killed, gloo", "3"), ("raises, gloo", "0")])
 def test_the_others_end_and_name_the_rank_that_failed(how, stage):
     (status, out, errors), (status_there, _, errors_there) = run(FAILS, HOW=how, STAGE=stage)
     assert status == 0, errors
@@ -115,12 +116,12 @@ open(came(RANK), "w").close()
 while not all(os.path.exists(came(rank)) for rank in range(3)):  # a busy machine does not start them at the same time
     time.sleep(0.01)
 if RANK == ABSENT:
-    time.sleep(8)
+    time.sleep(4)
 else:
     if RANK == max({0, 1, 2} - {ABSENT}):
-        time.sleep(2.5)  # when the other one's patience ends, which may serve what all meet at, this one still waits
+        time.sleep(1.5)  # when the other one's patience ends, which may serve what all meet at, this one still waits
     try:
-        make(patience=4.0)
+        make(patience=2.5)
     except sluice.Error as error:
         print(type(error).__name__, str(error), flush=True)
         os._exit(0)  # at once, and with it what it serves
@@ -132,7 +133,7 @@ def test_a_rank_that_never_wraps_is_named(absent, tmp_path):
     for rank, (status, out, errors) in enumerate(run(NEVER_COMES, size=3, ABSENT=str(absent), OUT=str(tmp_path))):
         assert status == 0, errors
         if rank != absent:  # rank 0 serves what the others meet at
-            named = "which rank 0 or torchrun serves" if absent == 0 else f"StateError rank {absent} of 3 ranks did not come within 4 s"
+            named = "which rank 0 or torchrun serves" if absent == 0 else f"StateError rank {absent} of 3 ranks did not come within 2.5 s"
             assert named in out, f"rank {rank}: {out}"
 
 
@@ -140,7 +141,7 @@ ABSENT = """
 model, optimizer = make(patience=2.0, silence=60.0)
 step(model, optimizer)
 if RANK == 1:
-    time.sleep(8)
+    time.sleep(4)
 try:
     step(model, optimizer)
 except sluice.Error as error:
@@ -210,7 +211,7 @@ sluice.torch.engine_of(model).options.ranks.exchange("whether all have come here
 if RANK == 0:  # after the update nobody has fetched the unit
     print(model.weight.detach().view(-1)[:3].tolist(), flush=True)
 else:
-    time.sleep(20)
+    time.sleep(8)
 """
 
 
