@@ -13,7 +13,7 @@ import pathlib
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "campaigns"))
 from kill_campaign import PLACES, SOURCE, short_training  # noqa: E402
 
 STEPS = 4

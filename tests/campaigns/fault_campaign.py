@@ -1,19 +1,8 @@
-#!/usr/bin/env python3
-"""Injects faults by the thousand, and produces real ones. A run must survive each with the same bits, or report it.
-
-    scripts/fault_campaign.py [FAULTS] [--seed S] [--real ROUNDS] [--ranks N] [--folder FOLDER]
-
-First, build/bin/fault_campaign injects FAULTS (10000) random faults into the files of short training runs: errors, a full disk,
-flipped bits, lost writes, truncation, delays. Then each fault that this machine can produce for real hits runs of `sluice train`
-ROUNDS (3) times: bits flipped in the swap file, or its end cut off, during the run; a file-size limit; a file system that others
-fill; io_uring forbidden; no locked memory; a run that is stopped and continued. A run must end with the bits of one without
-faults, or with an error; after an error, --resume must lead to those bits. Faults that the machine cannot produce are named. With
---ranks also runs of 2 to N ranks are hit, one rank of each (scripts/rank_faults.py), and before that build/bin/rank_fault_campaign injects
-faults at one rank of FAULTS / 10 short runs: at its disk, its connections, its checkpoints or its client. The exit status is 1 where a
-fault was silent.
-
-The programs are those in build/bin, or in bin of the folder that SLUICE_BUILD names."""
-import argparse
+"""Real faults, of which a run of `sluice train` must survive each with the same bits, or report it: bits flipped in the swap file, or its
+end cut off, during the run; a file-size limit; a file system that others fill; io_uring forbidden; no locked memory; a run that is
+stopped and continued. After an error --resume must lead to the bits of a run without faults. Faults that the machine cannot produce
+are named. build/bin/fault_campaign injects others by the thousand into the files of short runs: errors, a full disk, flipped bits,
+lost writes, truncation, delays."""
 import ctypes
 import os
 import pathlib
@@ -24,11 +13,9 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from kill_campaign import PATIENCE, SLUICE, Campaign, written  # noqa: E402
+from kill_campaign import PATIENCE, SLUICE, Campaign, written
 
 STEPS = 12
 
@@ -186,8 +173,11 @@ class RealFaults:
             "a file system that others fill": self.full_file_system,
         }
 
-    def all(self, rounds, tell):
-        for name, run in self.kinds().items():
+    def all(self, rounds, tell, chosen=None):
+        """Produces each kind of fault, or those that are chosen by name, so many times."""
+        kinds = self.kinds()
+        for name in chosen or kinds:
+            run = kinds[name]
             before = (self.survived, self.reported, self.missed)
             try:
                 for _ in range(rounds):
@@ -205,44 +195,3 @@ def injected(name, count, seed):
     if not program.exists():
         sys.exit(f"'{program}' is missing; scripts/build.sh builds it")
     return subprocess.run([str(program), str(count), str(seed)], check=False).returncode == 0
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("faults", type=int, nargs="?", default=10000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", type=int, default=3, help="how often each real fault is produced; 0 for never")
-    parser.add_argument("--ranks", type=int, default=1, help="also hit one rank of runs of up to so many")
-    parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; without it a temporary one")
-    arguments = parser.parse_args()
-    begin = time.monotonic()
-    if arguments.faults and not injected("fault_campaign", arguments.faults, arguments.seed):
-        return 1
-    rounds = arguments.faults // 10 if arguments.ranks > 1 else 0
-    if rounds and not injected("rank_fault_campaign", rounds, arguments.seed):
-        return 1
-    if arguments.real:
-        with tempfile.TemporaryDirectory(prefix="fault_campaign_", dir=arguments.folder) as folder:
-            print("for real, runs of sluice train:")
-            try:
-                RealFaults(folder, arguments.seed).all(arguments.real, lambda text: print(text, flush=True))
-            except AssertionError as error:
-                print(f"not reported, or not rightly (seed {arguments.seed}): {error}", file=sys.stderr)
-                return 1
-    if arguments.real and arguments.ranks > 1:
-        from rank_faults import RankFaults  # which imports this module
-
-        with tempfile.TemporaryDirectory(prefix="fault_campaign_", dir=arguments.folder) as folder:
-            print(f"for real, runs of 2 to {arguments.ranks} ranks:")
-            try:
-                faults = RankFaults(folder, arguments.ranks, arguments.seed)
-                faults.all(arguments.real, lambda text: print(text, flush=True))
-            except AssertionError as error:
-                print(f"not reported, or not rightly (seed {arguments.seed}): {error}", file=sys.stderr)
-                return 1
-    print(f"{time.monotonic() - begin:.0f} s; none was silent")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What scripts/kill_campaign.py --ranks N --hosts does: each rank is a host of its own (scripts/hosts.sh), and the wire of a random one
+"""Each rank is a host of its own (scripts/hosts.sh), and the wire of a random one
 is cut at a random moment after the first step, also inside saves. (Earlier it may be MPI that waits for the other hosts.) All ranks
 must end in time, and those that still reach each other must name the one that they lost. Then the run goes on as in rank_campaign.py."""
 import contextlib
@@ -8,11 +8,11 @@ import signal
 import subprocess
 import time
 
-from kill_campaign import PATIENCE, leftovers, written
+from kill_campaign import PATIENCE, SOURCE, leftovers, written
 from rank_campaign import SILENCE, RankCampaign, processes_of
 
 FAREWELL = 2  # seconds for which a rank that ends waits for those that it has lost
-HOSTS = pathlib.Path(__file__).resolve().parent / "hosts.sh"
+HOSTS = SOURCE / "scripts" / "hosts.sh"
 
 
 def ranks_of_hosts(word):

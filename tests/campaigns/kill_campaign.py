@@ -1,10 +1,5 @@
-#!/usr/bin/env python3
-"""Kills a training run N times at random moments, also inside saves, resumes it each time, and compares the result with
-that of a run that was never stopped: scripts/kill_campaign.py N [--seed S] [--ranks R]. The exit status is 1 where bits
-differ. With --ranks each run has several ranks, of which one is killed or stopped (scripts/rank_campaign.py).
-
-The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
-import argparse
+"""Kills a training run at random moments, also inside saves, resumes it each time, and compares the result with that of a run that
+was never stopped."""
 import collections
 import json
 import os
@@ -14,11 +9,9 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 
-SOURCE = pathlib.Path(__file__).resolve().parents[1]
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
 SLUICE = pathlib.Path(os.environ.get("SLUICE_BUILD", SOURCE / "build")) / "bin" / "sluice"
 LEFTOVER = re.compile(r"\.step-\d+\.(partial|removed)-[0-9a-f]{16}")
 STEPS = 12
@@ -214,41 +207,3 @@ class Campaign:
     @property
     def killed(self):
         return sum(self.kills.values())
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kills", type=int, nargs="?", default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; by default a temporary one")
-    parser.add_argument("--ranks", type=int, default=1, help="the most ranks of a run, of which one is killed or stopped")
-    parser.add_argument("--hosts", action="store_true", help="each rank is a host of its own (scripts/hosts.sh), of which one's wire is cut")
-    parser.add_argument("--within", type=float, default=2, help="seconds in which all others must end after the death of a rank")
-    arguments = parser.parse_args()
-    if arguments.hosts and arguments.ranks < 2:
-        parser.error("--hosts needs --ranks 2 or more")
-    with tempfile.TemporaryDirectory(prefix="kill_campaign_", dir=arguments.folder) as folder:
-        if arguments.ranks > 1:
-            from host_campaign import HostCampaign  # which import this module
-            from rank_campaign import RankCampaign
-
-            campaign = (HostCampaign if arguments.hosts else RankCampaign)(folder, arguments.ranks, arguments.seed, arguments.within)
-        else:
-            campaign = Campaign(folder, arguments.seed)
-        begin = time.monotonic()
-        try:
-            campaign.run(arguments.kills, lambda text: print(text, end="", flush=True))
-        except AssertionError as error:
-            print(f"\nafter {campaign.killed} kills (seed {arguments.seed}): {error}", file=sys.stderr)
-            return 1
-        where = ", ".join(f"{count} {place}" for place, count in sorted(campaign.kills.items()))
-        seconds = time.monotonic() - begin
-        print(f"\r{campaign.killed} kills ({where}) in {seconds:.0f} s, {campaign.rounds} runs resumed to their end:")
-        print("losses, parameters, optimizer state and the best checkpoint equal those of a run that was never stopped, bit by bit")
-        if arguments.ranks > 1:
-            print(f"all other ranks named the rank, and ended within {campaign.slowest:.2f} s (of a death, or of --silence)")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,33 +1,21 @@
-#!/usr/bin/env python3
-"""Trains every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
-
-    scripts/matrix.py [--jobs N] [--json FILE [--resume]] [--most N] [--ranks [--all] [--only VALUES]]
+"""Every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
 
 Each cell trains a small model twice (`sluice train`, preset tiny): with everything in memory, and with everything on disk.
 Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs must be refused with the reason
-that refused() states. The exit status is 1 where a cell did neither.
+that refused() states. The cells of several ranks are those of rank_matrix.py.
 
-With --ranks the cells are those of scripts/rank_matrix.py: models, stages, places, optimizers, ways to start, numbers of ranks,
-orders of sums and clipping; without --all as few of them as have every pair of values of two of these axes, with which --all begins, too.
-With --only "no clip, disk" they are those that have these values, and no checkpoint is loaded.
-
-FILE has each result as soon as it is there. With --resume, cells that have a result there are not tried again, unless it was wrong,
-and results of another build are refused. --most N ends after N cells more. So a matrix can be run in slices.
-
-The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
-import argparse
+A file of results has each as soon as it is there; cells that have one there are not tried again, unless it was wrong, and results
+of another build are refused. So a matrix can be run in slices."""
 import concurrent.futures
 import hashlib
 import itertools
 import json
 import pathlib
-import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import rank_matrix  # noqa: E402
-from kill_campaign import PLACES, SLUICE, short_training  # noqa: E402
+import rank_matrix
+from kill_campaign import PLACES, SLUICE, short_training
 
 STEPS = 3
 OPTIMIZERS = {
@@ -193,24 +181,3 @@ def try_optimizers(a):
         tasks.append(([name], lambda cell=cell, name=name: {name: try_cell(cell)}))
     kinds = {"same bits": "with the same bits in memory and on disk", "refused": "refused with the reason", "WRONG": "wrong"}
     return try_all(tasks, a, 24).finish("cells", kinds)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2, help="how many cells run at a time")
-    parser.add_argument("--json", type=pathlib.Path, help="write all results to this file")
-    parser.add_argument("--resume", action="store_true", help="with --json: go on where the file ends")
-    parser.add_argument("--most", type=int, help="end after so many cells more")
-    parser.add_argument("--ranks", action="store_true", help="cells of several ranks")
-    parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes an hour")
-    parser.add_argument("--only", metavar="VALUES", help="with --ranks: cells that have all of these values, separated by commas")
-    a = parser.parse_args()
-    if a.resume and not a.json:
-        parser.error("--resume needs --json FILE, which has the results to go on from")
-    if a.only and not a.ranks:
-        parser.error("--only is for --ranks; the cells of optimizers cannot be chosen")
-    return try_ranks(a) if a.ranks else try_optimizers(a)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What scripts/kill_campaign.py --ranks N does: kills (SIGKILL) or stops (SIGSTOP) a random rank of a run at a random moment, also
+"""Kills (SIGKILL) or stops (SIGSTOP) a random rank of a run at a random moment, also
 inside saves. All other ranks must end in time and name that rank, and no process of the run may be left. Then the run goes on with
 another stage and another placement, and every other round, which is --reproducible, with another number of ranks. At the end its
 bits must be those of a run that was never stopped: of one rank for --reproducible, otherwise of as many ranks. (host_campaign.py cuts

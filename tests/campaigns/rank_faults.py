@@ -1,6 +1,5 @@
-"""What scripts/fault_campaign.py --ranks N does: real faults that hit a random rank of a run of several, as those of
-scripts/fault_campaign.py hit a run of one. Whatever hits one rank, no rank may hang, all others must name what has failed first, and
---resume must lead to the bits of a run without faults, with other ranks, stages and places (scripts/rank_campaign.py)."""
+"""Real faults that hit a random rank of a run of several, as those of fault_campaign.py hit a run of one. Whatever hits one rank, no rank may hang, all others must name what has failed first, and
+--resume must lead to the bits of a run without faults, with other ranks, stages and places (rank_campaign.py)."""
 import os
 import pathlib
 import random

@@ -1,4 +1,4 @@
-"""What scripts/matrix.py --ranks does: twin runs of several ranks.
+"""Twin runs of several ranks.
 
 Each cell trains GPT-2 or Llama (presets tiny and tiny-llama) with 24 micro-batches a step, at a stage, in a place, with an
 optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks, with clipping by norm or with updates in the
@@ -16,7 +16,7 @@ import tempfile
 
 from kill_campaign import PATIENCE, PLACES, SLUICE, final_files, lesson, losses
 
-STEPS, SAVED_AFTER = 4, 2
+STEPS, SAVED_AFTER = 3, 1
 MODELS = ["tiny", "tiny-llama"]
 STAGES = ["0", "1", "2", "3"]
 OPTIMIZERS = {
@@ -62,7 +62,7 @@ def train(folder, name, cell, *more, steps=STEPS):
     (folder / "text.txt").write_text(lesson())
     # fmt: off
     words = started(
-        start, ranks, "--model", model, "--data", folder / "text.txt", "--seq", "32", "--batch", "1", "--accumulate", "24",
+        start, ranks, "--model", model, "--data", folder / "text.txt", "--seq", "16", "--batch", "1", "--accumulate", "24",
         "--steps", str(steps), "--schedule", "constant", "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk",
         f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *OPTIMIZERS[optimizer], *PLACES[place], *CLIPS[clip],
         *(["--stage", stage] if ranks != "1" else []), *(["--reproducible"] if order == "reproducible" else []), *more)

@@ -1,5 +1,5 @@
 // Runs trainings over faulty disks until so many faults were injected. Each run must end with the bits of a
-// run without faults, or with an error that names the file. scripts/fault_campaign.py runs it:
+// run without faults, or with an error that names the file. tests/campaigns/run.py fault runs it:
 //   fault_campaign FAULTS [SEED]
 #include <unistd.h>
 

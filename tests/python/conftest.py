@@ -6,5 +6,5 @@ import sys
 
 from support.sluice_process import BUILD, PACKAGE, SOURCE
 
-sys.path[:0] = [str(PACKAGE), str(SOURCE / "scripts")]
+sys.path[:0] = [str(PACKAGE), str(SOURCE / "scripts"), str(SOURCE / "tests" / "campaigns")]
 os.environ.setdefault("SLUICE_LIBRARY_PATH", str(BUILD / "lib"))
