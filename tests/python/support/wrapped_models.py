@@ -75,14 +75,11 @@ class Losses:
     def __init__(self, values, epsilon):
         self.values, self.epsilon = values, epsilon
 
-    def first(self, steps):
-        return Losses(self.values[:steps], self.epsilon)
-
     def close_to(self, other):
         return rounding.near(self.values, other.values, rounding.of_losses(self.epsilon))
 
 
-def train(model, optimizer, loss_of, steps=20, accumulate=1, clip=None, scheduler=None, rows=64, dtype=None):
+def train(model, optimizer, loss_of, steps=8, accumulate=1, clip=None, scheduler=None, rows=64, dtype=None):
     """A user's loop. rows and dtype: for rounding.of_model; losses are means over rows."""
     seen = []
     for step in range(steps):

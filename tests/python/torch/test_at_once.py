@@ -26,7 +26,7 @@ at_once = functools.partial(wrap, update_in_backward=True)
 
 
 def loop(model, optimizer, note, loss_of=language_loss, set_to_none=True):
-    for step in range(6):
+    for step in range(4):
         loss = loss_of(model, step)
         loss.backward()
         optimizer.step()
@@ -34,7 +34,7 @@ def loop(model, optimizer, note, loss_of=language_loss, set_to_none=True):
         note(loss)
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral", "resnet"])  # tied, shared, routed, with buffers
 def test_the_bits_are_those_of_updates_at_the_step(name):
     make, loss_of = SHOWN[name].make, SHOWN[name].loss
     expected = outcome("memory", make, functools.partial(loop, loss_of=loss_of))
@@ -240,7 +240,7 @@ def test_backward_through_what_a_backward_changed_is_an_error():
 def test_what_is_read_after_a_step_is_what_the_step_made():
     # The model is small, so that the writes of a step last into the next.
     model, optimizer = at_once(Chain(), "disk", units=units_of_modules(Chain()), held_units=2)
-    for step in range(300):
+    for step in range(100):
         before = values_of(model)
         loss_of(model, step).backward()
         optimizer.step()

@@ -33,7 +33,7 @@ def trained(place, make=small_gpt2, loss_of=language_loss, wrapping=None, **sett
     return losses, values
 
 
-@pytest.mark.parametrize("settings", [{}, {"accumulate": 3}, {"clip": 0.5}, {"accumulate": 2, "clip": 0.1}])
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2, "clip": 0.1}])
 def test_twins_and_plain_pytorch(settings):
     plain, _ = trained(None, **settings)
     memory, values = trained("memory", **settings)
@@ -57,13 +57,11 @@ def cyclic(optimizer):
     return torch.optim.lr_scheduler.CyclicLR(optimizer, 1e-4, 3e-3, step_size_up=4)
 
 
-@pytest.mark.parametrize("scheduler", [one_cycle, cyclic])
 @pytest.mark.parametrize(
-    ("settings", "plain"),
+    ("scheduler", "settings", "plain"),
     [
-        (sluice.AdamW(), torch.optim.AdamW),
-        (sluice.Adam(), torch.optim.Adam),
-        (sluice.SGD(momentum=0.9), lambda p: torch.optim.SGD(p, momentum=0.9)),
+        (one_cycle, sluice.AdamW(), torch.optim.AdamW),
+        (cyclic, sluice.SGD(momentum=0.9), lambda p: torch.optim.SGD(p, momentum=0.9)),
     ],
 )
 def test_schedulers_that_cycle_the_momentum(scheduler, settings, plain):
@@ -123,9 +121,9 @@ def test_parameter_groups_whose_settings_change(update_in_backward):
 def test_momentum_of_muon_and_of_adafactor_in_mid_run():
     def run(place, settings, **changed):
         model, optimizer = wrap(small_gpt2(), place, settings)
-        losses = train(model, optimizer, language_loss, steps=3).values
+        losses = train(model, optimizer, language_loss, steps=2).values
         optimizer.param_groups[0].update(changed)
-        return losses + train(model, optimizer, language_loss, steps=4).values
+        return losses + train(model, optimizer, language_loss, steps=3).values
 
     for settings, changed in (
         (sluice.Muon(), {"momentum": 0.5}),
@@ -135,7 +133,7 @@ def test_momentum_of_muon_and_of_adafactor_in_mid_run():
     ):
         as_it_was, memory = run("memory", settings), run("memory", settings, **changed)
         assert memory == run("disk", settings, **changed)
-        assert memory[:4] == as_it_was[:4] and memory[4:] != as_it_was[4:]
+        assert memory[:3] == as_it_was[:3] and memory[3:] != as_it_was[3:]
 
 
 def test_evaluation_in_between_changes_nothing():
@@ -260,13 +258,13 @@ def plain_muon(**settings):
 def test_other_optimizers(settings, plain):
     def run(place):
         model, optimizer = wrap(small_gpt2(), place, settings)
-        return train(model, optimizer, language_loss, steps=10, clip=1.0), values_of(model)
+        return train(model, optimizer, language_loss, steps=6, clip=1.0), values_of(model)
 
     (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
     assert memory.values == disk.values and same_values(values, values_on_disk)
     if plain is not None:
         model = small_gpt2()
-        assert memory.close_to(train(model, plain(model.parameters()), language_loss, steps=10, clip=1.0))
+        assert memory.close_to(train(model, plain(model.parameters()), language_loss, steps=6, clip=1.0))
 
 
 @pytest.mark.parametrize("state", ["bf16", "8bit"])
