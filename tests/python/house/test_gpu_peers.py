@@ -11,7 +11,7 @@ import zipfile
 
 import gpu_parts
 import pytest
-from support import fake_gpu
+from support import fake_gpu, warm_python
 from support.sluice_process import BUILD, PACKAGE, SOURCE
 
 import sluice
@@ -28,9 +28,11 @@ def variables(**more):
 
 
 def bench(*words, folder=BENCH, **more):
-    """Runs the bench. Returns its exit status and what it printed."""
-    done = subprocess.run([sys.executable, str(folder / "gpu_vs_pytorch.py"), *words], capture_output=True, text=True, timeout=300,
-                          env=variables(**more))
+    """Runs the bench, whose sides are processes of the same Python. Returns its exit status and what it printed."""
+    script, python = str(folder / "gpu_vs_pytorch.py"), warm_python.executable()
+    program = (f"import runpy, sys; sys.executable, sys.argv = {python!r}, {[script, *words]!r}; sys.path[0] = {str(folder)!r}; "
+               "runpy.run_path(sys.argv[0], run_name='__main__')")
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=300, env=variables(**more))
     return done.returncode, done.stdout, done.stderr
 
 
@@ -123,7 +125,7 @@ def test_a_side_measures_as_many_steps_as_there_is_time_for():
     fake_gpu.require_built()
     chosen = gpu_vs_pytorch.CASES["8b"] | gpu_vs_pytorch.FAKE | {"steps": 3, "fake": True, "package": str(PACKAGE), "peers": "", "side": "compute"}
     for until, steps in ((0, 1), (2**40, 3)):
-        done = subprocess.run([sys.executable, str(BENCH / "gpu_sides.py"), json.dumps(chosen | {"until": until})], capture_output=True,
+        done = subprocess.run([warm_python.executable(), str(BENCH / "gpu_sides.py"), json.dumps(chosen | {"until": until})], capture_output=True,
                               text=True, timeout=300, env=variables())
         assert len(json.loads(done.stdout)["seconds"]) == steps, done.stderr
 

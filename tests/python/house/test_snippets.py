@@ -3,9 +3,9 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
+from support import warm_python
 from support.sluice_process import PACKAGE, SOURCE
 
 SMALLER = {"/nvme:8GiB": "DISK:1GiB", "/nvme": "DISK", "GPT2Config()": "GPT2Config(n_layer=2, n_embd=64, n_head=2)"}
@@ -29,8 +29,8 @@ def test_a_snippet_runs(code, tmp_path):
     for text in ("book.txt", "books/a.txt"):
         (tmp_path / text).write_text("What is written here is read again and again. " * 100)
     environment = os.environ | {"PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    strict = "import warnings\nwarnings.simplefilter('error', RuntimeWarning)\n"
+    done = subprocess.run([warm_python.executable(), "-c", strict + code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 

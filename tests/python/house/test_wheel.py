@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from support.sluice_process import BUILD, SLUICE, SOURCE
+from support.sluice_process import SOURCE
+from support.wheels import made_by, make_wheel
 
 TINY_ENGINE = """
 import array, sluice
@@ -33,27 +33,6 @@ def run(*words, cwd, **environment):
     )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
-
-
-def make(out, *words, **environment):
-    """Runs the script on what is built. Returns the finished process."""
-    variables = os.environ | {"SLUICE_WHEEL": str(out)} | environment
-    return subprocess.run([SOURCE / "scripts" / "wheel.sh", "--built", *words], capture_output=True, text=True, timeout=300, env=variables)
-
-
-def made_by(out, *words):
-    if not SLUICE.exists():
-        pytest.skip(f"{SLUICE} is not built")
-    done = make(out, *words)
-    assert done.returncode == 0, done.stderr + done.stdout
-    (made,) = out.glob("*.whl")
-    return made
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    has_kernels = (BUILD / "lib" / "libsluice_kernels.fatbin").exists()
-    return made_by(tmp_path_factory.mktemp("wheel") / "out", *([] if has_kernels else ["--cpu"]))
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +120,11 @@ def test_one_that_would_refuse_a_gpu_is_made_where_it_is_asked_for_alone(tmp_pat
     without, out = tmp_path / "build", tmp_path / "out"
     without.mkdir()
     (without / "cmake_install.cmake").touch()  # it installs nothing
-    refused = make(out, SLUICE_BUILD=str(without))
+    refused = make_wheel(out, SLUICE_BUILD=str(without))
     assert refused.returncode == 1 and not out.exists()
     for words in ("no libsluice_kernels.fatbin", "would refuse every GPU", "scripts/setup.sh --python --cuda", "--cpu"):
         assert words in refused.stderr
     names = zipfile.ZipFile(made_by(out, "--cpu")).namelist()
     assert "sluice/libsluice_c.so" in names and not {"sluice/libsluice_cuda.so", "sluice/libsluice_kernels.fatbin"} & {*names}
-    misspelled = make(out, "--gpu")
+    misspelled = make_wheel(out, "--gpu")
     assert misspelled.returncode == 2 and "'--gpu' is not --built or --cpu" in misspelled.stderr
