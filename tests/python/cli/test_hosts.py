@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -67,7 +66,7 @@ def test_a_c_program_trains_between_hosts():
     assert done.stderr == ""  # MPI ends in order
 
 
-@pytest.mark.parametrize("stage, delay", [("0", "0ms"), ("2", "0ms"), ("3", "0ms"), ("1", "1.5ms")])
+@pytest.mark.parametrize("stage, delay", [("0", "0ms"), ("3", "0ms"), ("1", "1.5ms")])
 def test_hosts_have_the_bits_of_one(tmp_path, stage, delay):
     if delay != "0ms" and not os.path.exists("/dev/net/tun"):
         pytest.skip("there is no /dev/net/tun, with which wires have a delay")
@@ -151,7 +150,7 @@ def test_a_host_whose_disk_is_full_is_named(tmp_path):
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
     mounted = 'if [ "$OMPI_COMM_WORLD_RANK" = 0 ]; then mount -o loop "$1" "$2"; fi && exec 2> "$3.$OMPI_COMM_WORLD_RANK" && shift 3'
     aside = ["sh", "-c", f'{mounted} && exec "$@"', "sh", *map(str, [image, out, tmp_path / "error"])]
-    own = words(tmp_path, "run", 12, "--save-every", "1", "--resume", accumulate=120)
+    own = words(tmp_path, "run", 8, "--save-every", "1", "--resume", accumulate=120)
     own[own.index("--out") + 1] = str(out / "run")
     with subprocess.Popen(on_hosts(1, *aside, *own), stdout=subprocess.DEVNULL) as run:
         until = time.monotonic() + 60
@@ -172,22 +171,23 @@ def test_a_host_whose_disk_is_full_is_named(tmp_path):
     there = ["unshare", "--mount", "sh", "-c", 'mount -o loop "$1" "$2" && rm "$3" && shift 3 && exec "$@"', "sh", image, out, filler]
     again = subprocess.run([*there, *own, "--ranks", "2"], capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
-    subprocess.run(words(tmp_path, "whole", 12, "--ranks", "2", accumulate=120), check=True)
+    subprocess.run(words(tmp_path, "whole", 8, "--ranks", "2", accumulate=120), check=True)
     losses = [[json.loads(line)["loss"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] for name in ("run", "whole")]
-    assert len(losses[0]) == 12 and losses[0] == losses[1]
+    assert len(losses[0]) == 8 and losses[0] == losses[1]
 
 
 def test_cut_wires_and_resumes_change_no_bit(tmp_path):
-    campaign = HostCampaign(tmp_path, 3, seed=random.randrange(1 << 30), within=30)
-    campaign.run(3)
-    assert campaign.killed >= 3 and campaign.rounds >= 1, campaign.kills
+    """A share of tests/campaigns/run.py host."""
+    campaign = HostCampaign(tmp_path, 2, seed=5, within=30)
+    campaign.run(1)
+    assert campaign.killed >= 1 and campaign.rounds >= 1, campaign.kills
 
 
 def test_a_rank_that_is_asked_to_end_lets_all_save(tmp_path):
     """Also in steps that last longer than ranks may be silent: then all of them live, and none may be missed."""
     silence = 1.0
     flags = ["--silence", f"{silence:.0f}"]
-    program = on_hosts(2, *words(tmp_path, "run", 3, *flags, accumulate=1200))
+    program = on_hosts(2, *words(tmp_path, "run", 3, *flags, accumulate=800))
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         until = time.monotonic() + 120
         while not has_metrics(tmp_path / "run.jsonl") and time.monotonic() < until:
@@ -199,8 +199,8 @@ def test_a_rank_that_is_asked_to_end_lets_all_save(tmp_path):
     seconds = [json.loads(line)["seconds"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert len(seconds) == 2
     assert min(seconds) > silence / 4, "a step is shorter than the time between signs of life: give it more micro-batches"
-    again = on_hosts(2, *words(tmp_path, "run", 3, "--resume", accumulate=1200))
+    again = on_hosts(2, *words(tmp_path, "run", 3, "--resume", accumulate=800))
     done = subprocess.run(again, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    subprocess.run(words(tmp_path, "whole", 3, "--ranks", "4", accumulate=1200), check=True)
+    subprocess.run(words(tmp_path, "whole", 3, "--ranks", "4", accumulate=800), check=True)
     assert results(tmp_path, "run", 3) == results(tmp_path, "whole", 3)
