@@ -41,10 +41,7 @@ def ways(model):
 MODELS = [
     ("tiny", "f32"),  # GPT-2, tied
     ("tiny", "bf16"),
-    ("tiny", "f16"),
     ("tiny-llama", "f32"),  # Llama, untied
-    ("tiny-llama", "bf16"),
-    ("wide-untied", "f32"),
     ("wide-untied", "bf16"),
     ("wide-untied", "f16"),
     ("llama-tied", "f32"),
