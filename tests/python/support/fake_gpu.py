@@ -5,7 +5,7 @@ Nothing of it is installed, and no option of Sluice asks for it: a process has i
 test has called share_memory().
 
 With SLUICE_FAKE_GPU=late, early or random, the tests of sluice.torch that wrap models by support.wrapped_models do so on this GPU;
-tests/python/torch/test_on_card.py and test_on_card_later.py run files of them so. What a GPU does not have is marked by cpu_alone()."""
+tests/python/torch/test_on_card.py runs a part of them so. What a GPU does not have is marked by cpu_alone()."""
 
 import contextlib
 import ctypes

@@ -1,14 +1,29 @@
-"""Files of tests that are written for the CPU, run again on the fake GPU: see support/fake_gpu.py. A process of its own has it, since
-a process has one driver for its whole life. What a GPU does not have is skipped there, by fake_gpu.cpu_alone, with the reason.
+"""A chosen part of the tests that are written for the CPU, run again on the fake GPU: see support/fake_gpu.py. A process of its own has it,
+since a process has one driver for its whole life. What a GPU does not have is skipped there, by fake_gpu.cpu_alone, with the reason.
+The tests of the GPU itself are in test_gpu_*.py."""
 
-Not here are files about what a GPU refuses (ranks, reproducible sums, spans), or about the host's memory alone, and those that
-have a GPU already. test_on_card_later.py has the rest: files run in parallel."""
+import os
+import subprocess
 
-from support.on_card import each_of
+import pytest
+from support import fake_gpu, warm_python
+from support.sluice_process import SOURCE
 
-# The GPU does its work as early as it may. Each line is one process, whose start takes as long as a file.
-test_files_pass_on_a_gpu_too = each_of([
-    ("early", ["test_saved.py", "test_wrapping.py", "test_gradients.py", "test_types.py", "test_edits.py", "test_threads.py"]),
-    ("early", ["test_meta.py", "test_pretrained.py", "test_trainer.py", "test_interrupts.py", "test_plan.py", "test_compile.py",
-               "test_operators.py"]),
-])  # fmt: skip
+# When the GPU does its work, the files, and which of their tests.
+RUNS = [
+    ("early", ["test_wrapping.py", "test_gradients.py"], ""),
+    ("late", ["test_loop.py", "test_at_once.py"], "twins or groups or scaler or momentum_of or evaluation or exception or needs or checkpointed"),
+    ("random", ["test_saving.py", "test_models.py"], "t5 or mixtral or (both_state_dicts and disk) or checkpoint or never_updated"),
+]
+
+
+@pytest.mark.parametrize("when, files, chosen", RUNS, ids=[when for when, _, _ in RUNS])
+@pytest.mark.skipif(fake_gpu.asked() is not None, reason="this run is on the fake GPU already")
+def test_files_pass_on_a_gpu_too(when, files, chosen):
+    fake_gpu.require_built()
+    paths = [os.path.join("tests", "python", "torch", name) for name in files]
+    words = ["-m", "pytest", "-q", "-rs", "-p", "no:xdist", "-p", "no:cacheprovider", *paths, "-k", chosen]
+    ended = subprocess.run([warm_python.executable(), *words], cwd=SOURCE, env={**os.environ, "SLUICE_FAKE_GPU": when}, capture_output=True,
+                           text=True, timeout=600)
+    print(ended.stdout[-20_000:], ended.stderr[-5_000:])
+    assert ended.returncode == 0, f"SLUICE_FAKE_GPU={when} pytest {' '.join(paths)} -k '{chosen}'"
