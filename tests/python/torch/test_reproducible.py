@@ -34,7 +34,7 @@ def test_any_number_of_ranks_gives_the_same_bits_at_every_stage(pools):
     expected = trained(pools[1], clip=0.1)
     assert expected == trained(pools[1], clip=0.1, place="disk")
     assert expected["digest"] != pools[1].call("train", steps=2, accumulate=ALL, clip=0.1)[0]["digest"]  # another order
-    for size, stage, place in ((2, 0, "memory"), (2, 3, "disk"), (3, 1, "memory"), (3, 2, "disk"), (4, 0, "disk"), (4, 3, "memory")):
+    for size, stage, place in ((2, 3, "disk"), (3, 1, "memory"), (4, 2, "disk"), (4, 0, "memory")):
         assert trained(pools[size], clip=0.1, stage=stage, place=place) == expected, f"{size} ranks, stage {stage}, {place}"
 
 
@@ -47,7 +47,7 @@ def test_any_number_of_ranks_gives_the_same_bits_at_every_stage(pools):
 ])  # fmt: skip
 def test_every_optimizer_and_experts_give_the_same_bits(pools, options):
     expected = trained(pools[1], **options)
-    for size, stage in ((2, 1), (3, 3), (4, 2)):
+    for size, stage in ((2, 1), (3, 3)):
         assert trained(pools[size], stage=stage, **options) == expected, f"{size} ranks, stage {stage}"
 
 
