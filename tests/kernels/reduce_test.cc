@@ -46,8 +46,7 @@ TEST_F(Reduce, PairwiseSumIsTheSumByLevels) {
 
 TEST_F(Reduce, SquaresAreAddedInTheWrittenOrder) {
   for (const Dtype type : kFloatTypes)
-    for (const std::size_t n :
-         {0u, 1u, 15u, 16u, 17u, 1024u, 1025u, 5 * 1024u + 3, 65536u * 3 + 100, 5000000u}) {
+    for (const std::size_t n : {0u, 1u, 15u, 16u, 17u, 1024u, 1025u, 5 * 1024u + 3, 65536u * 3 + 100}) {
       const TestArray x(type, random_values(n, 4));
       const SquareSum result = sum_of_squares(threads_, 0, n, x);
       EXPECT_EQ(result.sum.total(), squares_in_written_order(x)) << n;
