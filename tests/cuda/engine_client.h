@@ -45,7 +45,7 @@ struct Case {
   bool leaves = false;    // the engine ends in the middle of a step, and nothing is saved
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
   bool abandons = false;                    // the client abandons that step
-  int steps = 3;
+  int steps = 2;
   double norm = 0.5;
   MachineRates rates = {};  // for which the plan is made
 };
@@ -164,7 +164,8 @@ class Client {
     Outcome outcome;
     UnitSink sink;
     const auto append = [this](Values& to, ParameterId p, std::size_t count, const auto& value) {
-      for (std::size_t i = 0; i < count; ++i) to[layout_.spec(p).name].push_back(value(i));
+      std::vector<float>& all = to[layout_.spec(p).name];
+      for (std::size_t i = 0; i < count; ++i) all.push_back(value(i));
     };
     sink.parameter = [&](ParameterId p, std::size_t, std::size_t count, ConstArray values) {
       append(outcome.values, p, count, [&](std::size_t i) { return test::value_at(values, i); });

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 
 #include <cstdlib>
+#include <ctime>
+#include <vector>
 
 #include "cuda/engine_client.h"
 
@@ -25,11 +27,17 @@ class DeviceEngineTest : public KernelTest {
     fake()->begin({.schedule = schedule, .seed = seed});
     device_ = open_device(0);
   }
-  // How many orders are tried, unless $SLUICE_SEEDS says so.
-  static std::uint64_t seeds() {
+  // A test's share of the orders that are tried: as many as $SLUICE_SEEDS says, or else the same few each day
+  // and as many that are new each day. (A real GPU has an order of its own.)
+  static std::vector<std::uint64_t> seeds(std::uint64_t first, std::uint64_t tests) {
     const char* const asked = std::getenv("SLUICE_SEEDS");
-    if (asked == nullptr && fake() == nullptr) return 5;
-    return asked == nullptr ? 100 : std::strtoull(asked, nullptr, 10);
+    std::vector<std::uint64_t> all;
+    for (std::uint64_t seed = first; seed < (asked == nullptr ? tests : std::strtoull(asked, nullptr, 10));
+         seed += tests)
+      all.push_back(seed);
+    const std::uint64_t day = static_cast<std::uint64_t>(std::time(nullptr)) / 86400;
+    if (asked == nullptr && fake() != nullptr) all.push_back(day * tests + first);
+    return all;
   }
   static void check_memory(const Made& made) {
     const auto ledger = made.ledger.snapshot();

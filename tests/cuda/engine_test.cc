@@ -37,7 +37,7 @@ TEST_P(DeviceEngineOrdersTest, ItHasThemInWhateverOrderTheGpuWorks) {
   setup.micro_batches = 2, setup.steps = 2;
   const Outcome expected = train_on_cpu(setup);
   setup.device = 128 * kMiB;
-  for (std::uint64_t seed = GetParam(); seed < seeds(); seed += kTests) {
+  for (const std::uint64_t seed : seeds(GetParam(), kTests)) {
     SCOPED_TRACE(seed);
     const auto place = seed % 5 == 1 ? kDisk : kHost;
     setup.places = {place, seed % 5 == 2 ? kDisk : place, place};
@@ -134,15 +134,16 @@ TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
       const Outcome expected = train_on_cpu(setup);
       setup.device = 128 * kMiB;
       for (const auto updates : {kDevice, kHost})
-        for (const auto gradients : {kDevice, kHost, kDisk})
-          for (const auto rest : {kDevice, kHost}) {
-            SCOPED_TRACE(fmt::format("{} clip {} by {}, {} {}", name_of(dtype), clip, name_of(updates),
-                                     name_of(gradients), name_of(rest)));
-            setup.updates = updates;
-            setup.places = {rest, gradients, updates == kHost ? kHost : rest};
-            if (fake() != nullptr) begin(Schedule::kRandom, 5);
-            expect_twin(setup, expected);
-          }
+        for (const auto gradients : {kDevice, kHost, kDisk}) {
+          const bool is_first = dtype == Dtype::kBf16;
+          const auto rest = (gradients == kHost) == (clip == is_first) ? kDevice : kHost;
+          SCOPED_TRACE(fmt::format("{} clip {} by {}, {} {}", name_of(dtype), clip, name_of(updates),
+                                   name_of(gradients), name_of(rest)));
+          setup.updates = updates;
+          setup.places = {rest, gradients, updates == kHost ? kHost : rest};
+          if (fake() != nullptr) begin(Schedule::kRandom, 5);
+          expect_twin(setup, expected);
+        }
     }
 }
 
@@ -176,7 +177,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     gpu.client.load();
     for (int step = 0; step < 2; ++step) gpu.client.step(step);
     std::set<std::uint64_t> moved;
-    for (int step = 2; step < 5; ++step) {
+    for (int step = 2; step < 4; ++step) {
       const std::uint64_t mapped = mapping(), waited = waits();
       const auto before = fake()->counts();
       gpu.client.step(step);
@@ -205,20 +206,21 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingWhereTheDiskHasAll) {
     auto calls = fake()->counts().calls;
     return calls["cuMemMap"] + calls["cuMemUnmap"] + calls["cuMemSetAccess"];
   };
-  for (const auto& [clip, updates] :
-       {std::pair(true, kDevice), {true, kHost}, {false, kDevice}, {false, kHost}})
-    for (const auto schedule : {Schedule::kEarly, Schedule::kLate, Schedule::kRandom}) {
-      SCOPED_TRACE(fmt::format("{} {}", clip, name_of(updates)));
-      setup.clip = clip;
-      setup.updates = updates;
-      begin(schedule, 1);
-      OnGpu gpu(setup, *device_);
-      gpu.client.load();
-      for (int step = 0; step < 2; ++step) gpu.client.step(step);
-      const std::uint64_t mapped = mapping();
-      for (int step = 2; step < 5; ++step) gpu.client.step(step);
-      EXPECT_EQ(mapping(), mapped);
-    }
+  for (const auto& [clip, updates, schedule] : {std::tuple(true, kDevice, Schedule::kRandom),
+                                                {true, kHost, Schedule::kLate},
+                                                {false, kDevice, Schedule::kEarly},
+                                                {false, kHost, Schedule::kRandom}}) {
+    SCOPED_TRACE(fmt::format("{} {}", clip, name_of(updates)));
+    setup.clip = clip;
+    setup.updates = updates;
+    begin(schedule, 1);
+    OnGpu gpu(setup, *device_);
+    gpu.client.load();
+    for (int step = 0; step < 2; ++step) gpu.client.step(step);
+    const std::uint64_t mapped = mapping();
+    for (int step = 2; step < 4; ++step) gpu.client.step(step);
+    EXPECT_EQ(mapping(), mapped);
+  }
 }
 
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
@@ -251,7 +253,7 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
         "cuLaunchKernel", "cuModuleGetFunction", "cuModuleLoadData"}) {
     const std::uint64_t count = all.at(function) - before[function];
     EXPECT_GT(count, 0u) << function;
-    for (std::uint64_t n = 0; n < count; n += std::max<std::uint64_t>(1, count / 6), ++failures) {
+    for (std::uint64_t n = 0; n < count; n += std::max<std::uint64_t>(1, count / 3), ++failures) {
       SCOPED_TRACE(fmt::format("{} {}", function, n));
       begin(schedule, 0);
       fake()->fail(function, n, 719);
@@ -267,13 +269,12 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
       EXPECT_EQ(fake()->take_misuses(), std::vector<std::string>{});
     }
   }
-  EXPECT_GT(failures, 60);
+  EXPECT_GT(failures, 40);
 }
 
 INSTANTIATE_TEST_SUITE_P(Updates, DeviceEngineFailuresTest,
-                         testing::Combine(testing::Values(kDevice, kHost),
-                                          testing::Values(fake_cuda::Schedule::kEarly,
-                                                          fake_cuda::Schedule::kLate)));
+                         testing::Values(std::tuple(kDevice, fake_cuda::Schedule::kLate),
+                                         std::tuple(kHost, fake_cuda::Schedule::kEarly)));
 
 // Bad input is refused before anything is taken, with what to do about it.
 TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
