@@ -79,6 +79,16 @@ void adam(Reference& r, const Hyperparameters& h, double gradient) {
   r.value -= h.learning_rate * r.first / (1 - std::pow(0.8, t)) / (root + 1e-6);
 }
 
+// Loshchilov, Hutter 2019, algorithm 2.
+void adamw(Reference& r, const Hyperparameters& h, double gradient) {
+  const double g = gradient * h.gradient_factor, t = static_cast<double>(h.step);
+  r.value -= h.learning_rate * h.weight_decay * r.value;
+  r.first = 0.9 * r.first + 0.1 * g;
+  r.second = 0.95 * r.second + 0.05 * g * g;
+  const double root = std::sqrt(r.second / (1 - std::pow(0.95, t)));
+  r.value -= h.learning_rate * r.first / (1 - std::pow(0.9, t)) / (root + 1e-8);
+}
+
 // Chen et al. 2023, algorithm 2.
 void lion(Reference& r, const Hyperparameters& h, double gradient) {
   const double g = gradient * h.gradient_factor, c = 0.9 * r.first + 0.1 * g;
@@ -103,6 +113,7 @@ void nesterov(Reference& r, const Hyperparameters& h, double gradient) {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
+      {"adamw", {"adamw", {{"beta2", 0.95}}}, {"exp_avg", "exp_avg_sq"}, adamw},
       {"adam",
        {"adam", {{"beta1", 0.8}, {"beta2", 0.95}, {"epsilon", 1e-6}}},
        {"exp_avg", "exp_avg_sq"},
@@ -319,6 +330,45 @@ TEST_P(Elementwise, MisuseIsAnError) {
   span.state[0].scales = scales;
   span.first_index = 100;  // lies in the middle of a block
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
+}
+
+// The values are those of three steps of torch.optim.AdamW 2.13 (lr 0.01, betas 0.9 and 0.99, weight decay
+// 0.1, single tensor).
+TEST(AdamW, AgreesWithTorch) {
+  const std::vector<std::vector<float>> gradients = {{0.1f, -0.2f, 1e-4f, 3.0f, -5e-8f, 0.0f},
+                                                     {-0.3f, 0.4f, 2e-4f, -1.0f, 2e-8f, 1e-6f},
+                                                     {0.25f, 0.125f, -3e-4f, 0.5f, 1e-8f, -2.0f}};
+  const std::vector<float> values = {0.492483944f,  -1.24437439f,    2.97206593f,
+                                     -0.017058447f, -0.00777386641f, -0.000954598188f};
+  const std::vector<float> first = {0.00610000035f, 0.0323000029f,    -3.90000196e-06f,
+                                    0.203000009f,   -1.24999999e-09f, -0.199999899f};
+  const std::vector<float> second = {0.00161401008f, 0.00213229028f,  1.39401013e-09f,
+                                     0.10060899f,    2.94624992e-17f, 0.0399999991f};
+  Threads threads(1);
+  const auto optimizer = make_optimizer({.settings = {{"beta2", 0.99}}});
+  Parameter parameter(*optimizer, {0.5f, -1.25f, 3.0f, 1e-3f, -0.02f, 0.0f});
+  for (std::uint64_t step = 1; step <= 3; ++step)
+    optimizer->apply(threads, {0.01, 0.1, 1, step},
+                     parameter.span(TestArray(Dtype::kF32, gradients[step - 1]), 0, values.size()));
+  const auto of = [](const std::vector<float>& all) {
+    return [&all](std::size_t i) { return double{all[i]}; };
+  };
+  expect_close(TestArray(Dtype::kF32, parameter.master), of(values), 3e-7, 5e-10, "value");
+  expect_close(parameter.state[0].values, of(first), 3e-7, 5e-10, "exp_avg");
+  for (std::size_t i = 0; i < second.size(); ++i)
+    EXPECT_NEAR(parameter.state[1].values[i] / second[i], 1, 3e-7) << i;
+}
+
+TEST(AdamW, AnF32ParameterCanBeWrittenToo) {
+  Threads threads(1);
+  const auto optimizer = make_optimizer({});
+  Parameter parameter(*optimizer, random_values(100, 1));
+  std::vector<float> copy(100);
+  const TestArray gradient(Dtype::kF32, random_values(100, 2));
+  Span span = parameter.span(gradient, 0, 100);
+  span.parameter = Array{copy.data(), Dtype::kF32};
+  optimizer->apply(threads, {1e-3, 0, 1, 1}, span);
+  EXPECT_EQ(copy, parameter.master);
 }
 
 // Without a master, the result has the bits of an update of the widened values, each rounded by its own word.
