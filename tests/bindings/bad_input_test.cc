@@ -113,7 +113,7 @@ TEST_F(BadInputTest, SettingsFilesLoseNothingSilently) {
 TEST_F(BadInputTest, TextsSayWhatToDo) {
   expect_train_refused({"--memory", "1"}, 3, "Give --memory ");
   expect_train_refused({"--recompute", "ln1+"}, 2, "lacks a name beside a +");
-  expect_train_refused({"--threads", "256", "--memory", "24MiB"}, 3, "try --threads ");
+  expect_train_refused({"--threads", "8", "--memory", "24MiB"}, 3, "try --threads ");
   expect_train_refused({"--model", "gpt2-355m", "--tokens", "bytes", "--memory", "128MiB"}, 3,
                        "--disk FOLDER:");
   EXPECT_THAT(run_sluice({"train", "--help"}).out, HasSubstr("a multiple of 524288"));
@@ -149,7 +149,6 @@ TEST_F(BadInputTest, BudgetsAndDisksAreChecked) {
   expect_train_refused({"--disk", folder_.path() + ":0"}, 2, "lends nothing");
   expect_train_refused({"--disk", folder_.path() + ":4KiB"}, 2, "the least");
   expect_train_refused({"--disk", "/proc"}, 2, "'/proc'");
-  expect_refused({"doctor", "--disk", folder_ / "nowhere"}, 2, "nowhere");
   expect_refused({"doctor", "--json", "--disk", "/proc"}, 2, "'/proc'");
   expect_train_refused({"--batch", "1000000", "--accumulate", "1000"}, 3, "--memory");
 }

@@ -25,7 +25,7 @@ class BenchTest : public ::testing::Test {
  protected:
   static Json measured(std::vector<std::string> words) {
     words.insert(words.begin(), "bench");
-    words.insert(words.end(), {"--seconds", "0.1", "--json"});
+    words.insert(words.end(), {"--seconds", "0.02", "--json"});
     const Outcome outcome = run_sluice(words);
     EXPECT_EQ(outcome.status, 0) << outcome.error;
     return outcome.status == 0 ? Json::parse(outcome.out) : Json();
@@ -68,33 +68,12 @@ TEST_F(BenchTest, CopiesAreComparedWithTheSameStreams) {
   EXPECT_EQ(report.at("machine").at("threads"), 2);
 }
 
-// A variable of the environment, for as long as this object lives.
-class Variable {
- public:
-  Variable(const char* name, const std::string& value) : name_(name) {
-    if (const char* const before = std::getenv(name)) before_ = before;
-    ::setenv(name, value.c_str(), 1);
-  }
-  ~Variable() {
-    if (before_)
-      ::setenv(name_, before_->c_str(), 1);
-    else
-      ::unsetenv(name_);
-  }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-  std::optional<std::string> before_;
-};
-
 TEST_F(BenchTest, CopiesToAGpuAreComparedWithOneCopy) {
   const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path() / ".." / "lib";
   if (!std::filesystem::exists(folder / "libsluice_cuda.so"))
     GTEST_SKIP() << "Sluice was built without CUDA's header cuda.h";
   {
-    const Variable driver("SLUICE_CUDA_DRIVER", (folder / "libsluice_fake_cuda.so").string());
+    const Variable driver("SLUICE_CUDA_DRIVER", (folder / "libsluice_fake_cuda.so").c_str());
     const Json report = measured({"link", "--size", "32MiB"});
     expect_report(report, "link", 9);
     EXPECT_EQ(report.at("settings").at("gpu"), "fake GPU");

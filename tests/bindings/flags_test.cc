@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "core/error.h"
+#include "thrown.h"
 
 namespace sluice::cli {
 namespace flags_test {
@@ -42,16 +43,7 @@ class FlagsTest : public ::testing::Test {
     app_.parse(words);
     refuse_unknown(app_);
   }
-  template <class Action>
-  static std::string error_of(Action&& action) {
-    try {
-      action();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      return error.what();
-    }
-    return "no error";
-  }
+  static std::string error_of(const std::function<void()>& action) { return message_of(action); }
   CLI::App app_{"", "test"};
   Fields f_;
 };

@@ -50,8 +50,7 @@ class RanksTest : public ::testing::Test {
                         "1", "--ranks", std::to_string(ranks), "--metrics", folder_ / (name + ".jsonl")}});
     *(std::ranges::find(all, "--memory") + 1) = memory;
     all.erase(all.begin() + 1, all.begin() + 3);  // the other model
-    std::istringstream more(flags);
-    for (std::string word; more >> word;) all.push_back(word);
+    for (const std::string& word : words_of(flags)) all.push_back(word);
     return all;
   }
   std::vector<std::string> placed(const std::string& name, const Partition& p, int steps) const {

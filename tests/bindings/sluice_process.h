@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -127,6 +128,12 @@ inline Outcome run_sluice(const std::vector<std::string>& words) {
   return {status, process.out(), process.error()};
 }
 
+// The words of a line, which are apart by spaces.
+inline std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream stream(line);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
 // Makes a text with regularities that a model can learn.
 inline std::string lesson() {
   std::string text;
@@ -138,25 +145,11 @@ inline std::string lesson() {
 // Returns the words that train the smallest model on that text into that folder, followed by more flags.
 inline std::vector<std::string> tiny_training(const std::string& text, const std::string& out, int steps,
                                               const std::vector<std::vector<std::string>>& more) {
-  std::vector<std::string> all = {"train",
-                                  "--model",
-                                  "tiny",
-                                  "--data",
-                                  text,
-                                  "--memory",
-                                  "600MiB",
-                                  "--seq",
-                                  "32",
-                                  "--batch",
-                                  "2",
-                                  "--schedule",
-                                  "constant",
-                                  "--lr",
-                                  "1e-3",
-                                  "--out",
-                                  out,
-                                  "--steps",
-                                  std::to_string(steps)};
+  std::vector<std::string> all =
+      words_of("train --model tiny --memory 600MiB --seq 32 --batch 2 --schedule constant --lr 1e-3");
+  for (const std::string& word : {std::string("--data"), text, std::string("--out"), out,
+                                  std::string("--steps"), std::to_string(steps)})
+    all.push_back(word);
   for (const std::vector<std::string>& flags : more) all.insert(all.end(), flags.begin(), flags.end());
   return all;
 }

@@ -7,9 +7,11 @@
 #include <fstream>
 
 #include "bindings/cli/commands.h"
+#include "bindings/sluice_process.h"
 #include "core/error.h"
 #include "models/run/training_setup.h"
 #include "offload/disk_folders.h"
+#include "thrown.h"
 
 namespace sluice::cli {
 namespace train_flags_test {
@@ -28,67 +30,15 @@ models::TrainSettings settings_of(std::vector<std::string> words) {
 }
 
 std::string error_of(const std::vector<std::string>& words) {
-  try {
-    settings_of(words);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
+  return message_of([&] { settings_of(words); });
 }
 
 TEST(TrainFlagsTest, AWholeCommandLineIsUnderstood) {
-  const models::TrainSettings s = settings_of({"--model",
-                                               "tiny",
-                                               "--data",
-                                               "a.txt",
-                                               "b",
-                                               "--memory",
-                                               "1GiB",
-                                               "--disk",
-                                               "/x:20GiB",
-                                               "/y",
-                                               "--dtype",
-                                               "bf16",
-                                               "--batch",
-                                               "2",
-                                               "--accumulate",
-                                               "8",
-                                               "--seq",
-                                               "64",
-                                               "--steps",
-                                               "50",
-                                               "--lr",
-                                               "1e-3",
-                                               "--warmup",
-                                               "5",
-                                               "--schedule",
-                                               "linear",
-                                               "--clip",
-                                               "0.5",
-                                               "--weight-decay",
-                                               "0.2",
-                                               "--seed",
-                                               "7",
-                                               "--out",
-                                               "o",
-                                               "--save-every",
-                                               "10",
-                                               "--keep",
-                                               "3",
-                                               "--resume",
-                                               "--recompute",
-                                               "full",
-                                               "--threads",
-                                               "2",
-                                               "--metrics",
-                                               "m.jsonl",
-                                               "--trace",
-                                               "t.json",
-                                               "--valid",
-                                               "v.txt",
-                                               "--eval-every",
-                                               "5"});
+  const models::TrainSettings s = settings_of(words_of(
+      "--model tiny --data a.txt b --memory 1GiB --disk /x:20GiB /y --dtype bf16 --batch 2 --accumulate 8 "
+      "--seq 64 --steps 50 --lr 1e-3 --warmup 5 --schedule linear --clip 0.5 --weight-decay 0.2 --seed 7 "
+      "--out o --save-every 10 --keep 3 --resume --recompute full --threads 2 --metrics m.jsonl "
+      "--trace t.json --valid v.txt --eval-every 5"));
   EXPECT_EQ(s.data, (std::vector<std::string>{"a.txt", "b"}));
   EXPECT_EQ(s.memory, 1073741824u);
   ASSERT_EQ(s.disk.size(), 2u);

@@ -29,7 +29,7 @@ uint64_t held_of(sluice_engine* engine, const std::string& tier, const std::stri
 }
 
 constexpr uint32_t kMany = 12;  // units of one parameter each
-constexpr uint64_t kElements = 700 * 1000;
+constexpr uint64_t kElements = 600 * 500;
 
 struct Kind {
   const char* name;
@@ -46,7 +46,7 @@ class ReplanTest : public ::testing::TestWithParam<Kind> {
     sluice_model* model = nullptr;
     EXPECT_OK(sluice_model_create(&model));
     const ModelHandle owner(model, sluice_model_destroy);
-    const std::array<uint64_t, 2> shape = {700, 1000};
+    const std::array<uint64_t, 2> shape = {600, 500};
     for (uint32_t u = 0; u < kMany; ++u) {
       const std::string name = "unit." + std::to_string(u);
       sluice_parameter given = SLUICE_INIT(sluice_parameter);
