@@ -53,6 +53,9 @@ class MpirunProcess {
     // Who tests in a container is root there.
     ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    // A test among its words is run, whatever share of the tests this process has.
+    ::unsetenv("GTEST_TOTAL_SHARDS");
+    ::unsetenv("GTEST_SHARD_INDEX");
     if (file < 0 || ::dup2(file, STDOUT_FILENO) < 0 || ::dup2(file, STDERR_FILENO) < 0) ::_exit(126);
     ::execvp(pointers[0], pointers.data());
     ::_exit(127);
