@@ -34,15 +34,10 @@ inline std::string message_of(const std::function<void()>& call) {
 // Matches an error of this code whose text contains all parts.
 template <class Call>
 void expect_error(ErrorCode code, const std::vector<std::string>& parts, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
-    for (const std::string& part : parts)
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "'" << part << "' is not in: " << error.what();
-  }
+  const Thrown thrown = thrown_by(call);
+  EXPECT_EQ(static_cast<int>(thrown.code), static_cast<int>(code)) << thrown.text;
+  for (const std::string& part : parts)
+    EXPECT_NE(thrown.text.find(part), std::string::npos) << "'" << part << "' is not in: " << thrown.text;
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "thrown.h"
 
 namespace sluice::allocator {
 namespace ledger_test {
@@ -15,15 +16,7 @@ namespace ledger_test {
 using testing::AllOf;
 using testing::HasSubstr;
 
-ErrorCode code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  ADD_FAILURE() << "no error was thrown";
-  return ErrorCode::kInternal;
-}
+ErrorCode code_of(const std::function<void()>& call) { return thrown_by(call).code; }
 
 Ledger::Line line(const Ledger& ledger, Tier tier, Purpose purpose) {
   return ledger.snapshot().lines[static_cast<std::size_t>(tier)][static_cast<std::size_t>(purpose)];

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "thrown.h"
 
 namespace sluice {
 namespace bytes_test {
@@ -40,11 +41,7 @@ TEST(ParseSize, AcceptedForms) {
 
 TEST(ParseSize, PartsOfAByteLackAUnit) {
   for (const char* text : {"1.5", "0.5B"}) {
-    try {
-      ADD_FAILURE() << "'" << text << "' was read as " << parse_size(text);
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("the unit is missing"), std::string::npos) << error.what();
-    }
+    EXPECT_THAT(message_of([&] { parse_size(text); }), testing::HasSubstr("the unit is missing")) << text;
   }
   EXPECT_EQ(parse_size("2.0"), 2u);
 }
@@ -76,13 +73,7 @@ TEST(ParseSize, MalformedSizesAreRefusedWithTheForms) {
                            "9000000TiB",
                            "1K\n",
                            "1BB"}) {
-    try {
-      const std::uint64_t bytes = parse_size(text);
-      ADD_FAILURE() << "'" << text << "' was read as " << bytes;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << text;
-      EXPECT_THAT(error.what(), testing::HasSubstr("512MiB"));
-    }
+    EXPECT_THAT(message_of([&] { parse_size(text); }), testing::HasSubstr("512MiB")) << text;
   }
 }
 

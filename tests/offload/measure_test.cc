@@ -6,6 +6,7 @@
 
 #include "offload/support.h"
 #include "offload/test_files.h"
+#include "thrown.h"
 
 namespace sluice::offload {
 namespace measure_test {
@@ -95,13 +96,7 @@ TEST_F(Measure, ABareFileIsSeenByOthersAndHasNoName) {
 TEST_F(Measure, AFileBeyondTheDiskIsRefusedWithWhatIsMissing) {
   const DirectFolder folder;
   if (!folder.found()) GTEST_SKIP() << kNoDirectFolder;
-  try {
-    BareFile file(folder.path(), std::uint64_t{1} << 50);
-    FAIL() << "there cannot be a PiB";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kBudget);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("too little"));
-  }
+  expect_error(ErrorCode::kBudget, {"too little"}, [&] { BareFile(folder.path(), std::uint64_t{1} << 50); });
 }
 
 }  // namespace measure_test

@@ -39,13 +39,7 @@ class MetricsTest : public ::testing::Test {
   static constexpr const char* kRun = "0123456789abcdef";
   void expect_refused(const std::string& run, std::optional<std::uint64_t> step, const char* part) const {
     const std::string before = read_text_file(path_);
-    try {
-      MetricsFile(path_, run, step);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    }
+    expect_error(ErrorCode::kInvalidArgument, {part}, [&] { MetricsFile(path_, run, step); });
     EXPECT_EQ(read_text_file(path_), before);
   }
   static StepReport report(std::uint64_t step) {
@@ -175,12 +169,10 @@ TEST_F(MetricsTest, OfRanksThatTakeNoPartAreCut) {
 }
 
 TEST_F(MetricsTest, AFolderThatIsMissingIsNamed) {
-  try {
-    MetricsFile(path_ + "/nowhere/m.jsonl", kRun, std::nullopt);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("nowhere/m.jsonl"), std::string::npos);
-  }
+  EXPECT_NE(thrown_by([&] {
+              MetricsFile(path_ + "/nowhere/m.jsonl", kRun, std::nullopt);
+            }).text.find("nowhere/m.jsonl"),
+            std::string::npos);
 }
 
 }  // namespace metrics_test

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "models/families/config.h"
 #include "models/model/model.h"
+#include "thrown.h"
 
 namespace sluice::models {
 namespace recipe_test {
@@ -141,13 +142,8 @@ TEST(RecipeTest, AResumedRunKeepsItsCheckpoints) {
 TEST(RecipeTest, ARecordThatIsNoneIsNamed) {
   Json record = record_of(make_recipe(with("adamw"), {1e6}));
   record["hyperparameters"]["warmup"] = "long";
-  try {
-    make_recipe(with("adamw"), {1e6}, &record, "out/step-00000001");
-    FAIL() << "it was taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("out/step-00000001: 'warmup'"));
-  }
+  expect_error(ErrorCode::kInvalidArgument, {"out/step-00000001: 'warmup'"},
+               [&] { make_recipe(with("adamw"), {1e6}, &record, "out/step-00000001"); });
 }
 
 TEST(RecipeTest, ThePartsOfMuonThatContradictEachOtherAreRefused) {
