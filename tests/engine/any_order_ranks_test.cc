@@ -17,17 +17,6 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kStages = kMostStage + 1;
 
-std::string error_of(const std::function<void()>& action, ErrorCode code) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "there was no error";
-  return {};
-}
-
 // What rank 0 has after some steps of two micro-batches, in one of which gradients are kept and added to.
 toy::Outcome trained(const Case& setup) {
   toy::Outcome outcome;
@@ -62,13 +51,10 @@ TEST_P(TwinsOfRanks, HaveTheSameBitsAtEveryStageAndTier) {
     const toy::Outcome whole = trained(setup);
     ASSERT_EQ(whole.norms.size(), 4u);
     EXPECT_NE(whole.values[kA], std::vector<float>(whole.values[kA].size(), 0));
-    for (std::size_t stage = 0; stage < kStages; ++stage)
-      for (const char* const place : {"memory", "disk"}) {
-        if ((stage == 0 || slow) && std::string(place) == "memory") continue;
-        setup.stage = stage;
-        setup.place = place;
-        EXPECT_TRUE(trained(setup) == whole) << ranks << " ranks, stage " << stage << ", " << place;
-      }
+    for (setup.stage = 0; setup.stage < kStages; ++setup.stage) {
+      setup.place = slow || setup.stage == 0 || (setup.stage + setup.ranks) % 2 == 0 ? "disk" : "memory";
+      EXPECT_TRUE(trained(setup) == whole) << ranks << " ranks, stage " << setup.stage << ", " << setup.place;
+    }
   }
 }
 
@@ -105,8 +91,8 @@ class EveryStage : public testing::TestWithParam<std::tuple<std::size_t, const c
   }
 };
 INSTANTIATE_TEST_SUITE_P(Tiers, EveryStage,
-                         testing::Combine(testing::Range<std::size_t>(0, kStages),
-                                          testing::Values("memory", "disk")));
+                         testing::ValuesIn(std::vector<std::tuple<std::size_t, const char*>>{
+                             {0, "memory"}, {1, "disk"}, {2, "memory"}, {3, "memory"}, {3, "disk"}}));
 
 TEST_P(EveryStage, TheMeanIsTakenInTheWrittenOrder) {
   constexpr float kValues[] = {1e8f, -1e8f, 1.0f};  // another order gives another sum
@@ -201,7 +187,7 @@ TEST_P(EveryStage, DifferencesAreRefusedOnAllRanks) {
   run(setup(2), [&](Rank& rank) {
     const bool first = rank.rank() == 0;
     const auto refused = [&](const StepSettings& settings = Rank::settings()) {
-      return error_of([&] { rank.engine.step(settings); }, ErrorCode::kState);
+      return refusal_of([&] { rank.engine.step(settings); });
     };
     rank.engine.begin_step({});
     for (int i = 0; i < (first ? 1 : 2); ++i) rank.add_constant(kA, 1);
@@ -248,7 +234,7 @@ TEST_P(EveryStage, AnAbandonedStepIsDoneAgain) {
       EXPECT_EQ(rank.read(kA)[0], 33.0f);
       rank.engine.abandon_step();
     } else {
-      EXPECT_THAT(error_of([&] { rank.engine.step(Rank::settings()); }, ErrorCode::kState),
+      EXPECT_THAT(refusal_of([&] { rank.engine.step(Rank::settings()); }),
                   HasSubstr("rank 0 has abandoned the step"));
       rank.engine.abandon_step();
     }
@@ -265,8 +251,7 @@ TEST_P(EveryStage, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
     const auto before = rank.values();
     rank.engine.begin_step({});
     rank.add_constant(kA, rank.rank() == 1 ? std::numeric_limits<float>::infinity() : 1.0f);
-    EXPECT_THAT(error_of([&] { rank.engine.step(Rank::settings()); }, ErrorCode::kNotFinite),
-                HasSubstr("'a'"));
+    expect_error(ErrorCode::kNotFinite, {"'a'"}, [&] { rank.engine.step(Rank::settings()); });
     EXPECT_EQ(rank.engine.steps(), 0u);
     EXPECT_TRUE(rank.values() == before);
     rank.engine.begin_step({});
@@ -355,14 +340,9 @@ TEST_P(EveryStage, ARankThatFailsEndsAll) {
       EXPECT_THROW(rank.engine.load_all(source), Error);
       return;
     }
-    try {
-      rank.engine.step(Rank::settings());
-      ADD_FAILURE() << "rank " << communicator.rank() << " did not hear of it";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2"), HasSubstr("a bad disk")));
-    }
-    EXPECT_THAT(error_of([&] { rank.engine.acquire(kFirst, Hold::kRead); }, ErrorCode::kState),
-                HasSubstr("a bad disk"));
+    EXPECT_THAT(thrown_by([&] { rank.engine.step(Rank::settings()); }).text,
+                AllOf(HasSubstr("rank 2"), HasSubstr("a bad disk")));
+    EXPECT_THAT(refusal_of([&] { rank.engine.acquire(kFirst, Hold::kRead); }), HasSubstr("a bad disk"));
   });
 }
 

@@ -59,13 +59,12 @@ TEST_P(TwinsReproducible, HaveTheSameBitsAtAnyNumberOfRanks) {
   for (const int ranks : {2, 3, 4, 6}) {
     if (slow && ranks > 2) break;
     setup.ranks = ranks;
-    for (std::size_t stage = 0; stage <= kMostStage; stage += ranks == 3 ? 1 : 3)
-      for (const char* const place : {"memory", "disk"}) {
-        if ((slow || ranks == 6) && (std::string(place) == "disk" || stage == 0)) continue;
-        setup.stage = stage;
-        setup.place = place;
-        EXPECT_TRUE(trained(setup) == alone) << ranks << " ranks, stage " << stage << ", " << place;
-      }
+    for (std::size_t stage = 0; stage <= kMostStage; stage += ranks == 3 ? 1 : 3) {
+      if ((slow || ranks == 6) && stage == 0) continue;
+      setup.stage = stage;
+      setup.place = slow || (stage + setup.ranks) % 3 == 0 ? "memory" : "disk";
+      EXPECT_TRUE(trained(setup) == alone) << ranks << " ranks, stage " << stage << ", " << setup.place;
+    }
   }
   setup.ranks = 1;
   setup.stage = 0;
@@ -196,12 +195,8 @@ TEST(ReproducibleGradients, ThatDifferInNumberAreRefusedByAllRanks) {
       rank.add(kA, 0, i);
       rank.engine.end_micro_batch();
     }
-    try {
-      rank.engine.step(Rank::settings());
-      ADD_FAILURE() << "there was no error";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("after 1 micro-batches of rank 1"));
-    }
+    EXPECT_THAT(thrown_by([&] { rank.engine.step(Rank::settings()); }).text,
+                HasSubstr("after 1 micro-batches of rank 1"));
     if (rank.rank() == 1) {
       rank.add(kA, 0, 1);
       rank.engine.end_micro_batch();

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "core/error.h"
-#include "engine/amsgrad.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
 
@@ -52,7 +51,9 @@ StepSettings settings_of(const Options& setup, int step) {
   return settings;
 }
 
-Trained train(const Options& setup, const optim::Optimizer& optimizer, int steps) {
+Trained train(const Options& setup, int steps = 4) {
+  const auto made = optim::make_optimizer(setup.optimizer);
+  const optim::Optimizer& optimizer = *made;
   const Profile profile = toy::profile(setup.micro_batches, setup.types, setup.blocks);
   Trained result;
   result.plan = make_plan(profile, optimizer, {setup.memory, kGiB, 0}, setup.request, {});
@@ -84,10 +85,6 @@ Trained train(const Options& setup, const optim::Optimizer& optimizer, int steps
             snapshot.lines[host][static_cast<std::size_t>(allocator::Purpose::kBase)].current);
   EXPECT_LE(snapshot.total[host].peak, result.plan.peak_memory);
   return result;
-}
-
-Trained train(const Options& setup, int steps = 4) {
-  return train(setup, *optim::make_optimizer(setup.optimizer), steps);
 }
 
 void expect_same(const Trained& a, const Trained& b) {
@@ -204,32 +201,12 @@ TEST_P(Twins, LentMemoryNeverChangesBits) {
   lending("disk", 500, 150 * kMiB);
 }
 
-TEST_P(Twins, ThreeArraysOfStateHaveTheSameBitsEverywhere) {
-  const auto& [clip, types] = GetParam();
-  for (const Dtype state : {Dtype::kF32, Dtype::kBf16, Dtype::kU8}) {
-    SCOPED_TRACE(optim::state_type_name(state));
-    const toy::Amsgrad optimizer({state});
-    const auto run = [&, clip = clip, &types = types](const char* place, const char* of_state,
-                                                      std::size_t chunk = kChunkGrain) {
-      Options setup = with(clip, types, place, place, of_state);
-      setup.blocks = 1;
-      setup.request.chunk_elements = chunk;
-      return train(setup, optimizer, 3);
-    };
-    const Trained memory = run("memory", "memory");
-    for (const auto& array : memory.outcome.states[2])
-      EXPECT_TRUE(std::ranges::any_of(array, [](float value) { return value > 0; }));
-    expect_same(memory, run("disk", "disk"));
-    expect_same(memory, run("disk", "memory", 2 * kChunkGrain));
-    const Trained on_disk = run("memory", "disk");
-    expect_same(memory, on_disk);
-    EXPECT_GT(kept_bytes(on_disk.plan), 0u);
-  }
-}
-
 TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
   const auto& [clip, types] = GetParam();
-  for (const optim::OptimizerSettings& optimizer : kOptimizers) {
+  // Each optimizer has every other of these, with and without clipping.
+  for (std::size_t i = (clip ? 1 : 0) ^ (static_cast<std::size_t>(types.back()) & 1);
+       i < std::size(kOptimizers); i += 2) {
+    const optim::OptimizerSettings& optimizer = kOptimizers[i];
     SCOPED_TRACE(optimizer.name);
     const auto run = [&, clip = clip, &types = types](const char* place, const char* state, std::size_t group,
                                                       std::size_t chunk = kChunkGrain) {
@@ -278,7 +255,7 @@ TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
 TEST_P(Twins, BudgetsBetween) {
   const auto& [clip, types] = GetParam();
   Options large = with(clip, types, "memory", "memory", "memory");
-  large.blocks = 24;
+  large.blocks = 12;
   const Trained base = train(large, 2);
   Options least = large;
   least.request.places = toy::places("disk");
@@ -305,13 +282,13 @@ Trained train_with_a_skipped_step(Dtype dtype, const char* place, std::size_t gr
                                   std::optional<float> scale) {
   Options setup = with(true, {dtype}, place, place, place);
   setup.request.group = group;
-  const Profile profile = toy::profile(setup.micro_batches, {dtype}, 2);
+  const Profile profile = toy::profile(setup.micro_batches, {dtype}, 1);
   const auto optimizer = optim::make_optimizer({});
   Trained result;
   result.plan = make_plan(profile, *optimizer, {kGiB, kGiB, 0}, setup.request, {});
   Threads threads(2);
   allocator::Ledger ledger;
-  const allocator::Region activations(ledger, allocator::Purpose::kActivation, 100 * kMiB);  // lent
+  const allocator::Region activations(ledger, allocator::Purpose::kActivation, 20 * kMiB);  // lent
   offload::RecordStore disk(memory_disk(2), ledger);
   ScheduledEngine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr});
   for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
@@ -338,14 +315,14 @@ Trained train_with_a_skipped_step(Dtype dtype, const char* place, std::size_t gr
 TEST(SkippedSteps, LeaveEverythingAsItWas) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
     const Trained without = train_with_a_skipped_step(dtype, "memory", 3, std::nullopt);
-    for (const char* place : {"memory", "disk"})
-      for (const std::size_t group : {1, 3})
-        for (const float scale : {std::numeric_limits<float>::infinity(), 1e9f}) {
-          if (scale == 1e9f && dtype != Dtype::kF16) continue;  // wider types hold such gradients
-          SCOPED_TRACE(
-              fmt::format("{}, {}, group {}, gradients times {}", name_of(dtype), place, group, scale));
-          expect_same(without, train_with_a_skipped_step(dtype, place, group, scale));
-        }
+    for (const auto& [place, group] :
+         std::vector<std::pair<const char*, std::size_t>>{{"memory", 1}, {"disk", 1}, {"disk", 3}})
+      for (const float scale : {std::numeric_limits<float>::infinity(), 1e9f}) {
+        if (scale == 1e9f && dtype != Dtype::kF16) continue;  // wider types hold such gradients
+        SCOPED_TRACE(
+            fmt::format("{}, {}, group {}, gradients times {}", name_of(dtype), place, group, scale));
+        expect_same(without, train_with_a_skipped_step(dtype, place, group, scale));
+      }
   }
 }
 

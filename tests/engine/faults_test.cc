@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/faulty_runs.h"
+#include "thrown.h"
 
 namespace sluice::engine {
 namespace faults_test {
@@ -78,12 +79,10 @@ TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
     Disks disks(Faults{});
     offload::RecordStore store(std::move(disks.faulty), ledger);
     ledger.set_budget(allocator::Tier::kHost, budget);
-    try {
-      ScheduledEngine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
-      ADD_FAILURE() << budget << " bytes were enough";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();
-    }
+    SCOPED_TRACE(budget);
+    expect_error(ErrorCode::kBudget, {}, [&] {
+      ScheduledEngine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
+    });
   }
 }
 

@@ -11,20 +11,16 @@
 #include "engine/any_order_engine.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
+#include "thrown.h"
 
 // A model that several ranks train, each with an AnyOrderEngine of its own, and what a client does with it.
 namespace sluice::engine::wrapped {
 
 // Why a rank may not do that now.
 inline std::string refusal_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kState) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "there was no error";
-  return {};
+  const Thrown thrown = thrown_by(action);
+  EXPECT_EQ(thrown.code, ErrorCode::kState) << thrown.text;
+  return thrown.text;
 }
 
 struct Case {
@@ -62,7 +58,7 @@ inline Case case_of(const Kind& kind) {
 // Units that are cut into shards, one of them a part of a parameter that spans units; one that is too small
 // for it, and one that is frozen.
 inline Profile profile_of(Dtype dtype, bool by_elements = false, std::size_t blocks = 0) {
-  std::vector<UnitSpec> units = {{"first", {{"a", {700, 1000}, 0, 1}, {"b", {1000}, 1, 1}}}};
+  std::vector<UnitSpec> units = {{"first", {{"a", {5000, 140}, 0, 1}, {"b", {1000}, 1, 1}}}};
   const std::vector<std::size_t> table = {2050, 700};
   for (std::size_t first = 0; first < 2050 * 700; first += kSpanGrain) {
     units.push_back({"table" + std::to_string(first), {{"table", table, 0, 1}}});
@@ -71,11 +67,11 @@ inline Profile profile_of(Dtype dtype, bool by_elements = false, std::size_t blo
     units.back().parameters[0].span_elements = std::min(kSpanGrain, 2050 * 700 - first);
   }
   units.push_back({"small", {{"gain", {1000}, 1, 1}}});
-  units.push_back({"frozen", {{"fixed", {600, 1000}, 0, 1}}});
+  units.push_back({"frozen", {{"fixed", {5000, 120}, 0, 1}}});
   units.back().trainable = false;
-  units.push_back({"last", {{"c", {600, 1000}, 0, 1}, {"d", {}, 1, 1}}});
+  units.push_back({"last", {{"c", {5000, 120}, 0, 1}, {"d", {}, 1, 1}}});
   for (std::size_t block = 0; block < blocks; ++block)
-    units.push_back({"block" + std::to_string(block), {{"w" + std::to_string(block), {600, 1000}, 0, 1}}});
+    units.push_back({"block" + std::to_string(block), {{"w" + std::to_string(block), {5000, 120}, 0, 1}}});
   for (UnitSpec& unit : units) unit.dtype = dtype;
   return any_order_profile(units, 2);
 }
@@ -86,7 +82,9 @@ inline UnitSource start_values() {
   UnitSource source;
   source.values = [](ParameterId p, std::size_t first, std::span<float> out) {
     for (std::size_t i = 0; i < out.size(); ++i)
-      out[i] = static_cast<float>(((first + i) * 2654435761U + p * 40503U) % 10007U) * 1e-4f - 0.5f;
+      out[i] = static_cast<float>((static_cast<std::uint32_t>(first + i) * 2654435761U + p * 40503U) >> 8) *
+                   0x1p-24f -
+               0.5f;
   };
   return source;
 }
@@ -145,13 +143,10 @@ class Rank {
         setup_.alike || setup_.micro_batches > 0 ? 0 : static_cast<std::size_t>(rank());
     const ConstArray values = engine.parameter(p);
     std::vector<float> all(elements(p));
-    for (std::size_t i = 0; i < all.size(); ++i)
-      all[i] = 0.25f * test::value_at(values, i) +
-               static_cast<float>(
-                   (i * 31 + p * 7 + of_rank * 131 + static_cast<std::size_t>(step * 17 + micro_batch * 57)) %
-                   101) *
-                   0.01f -
-               0.4f;
+    auto noise = static_cast<std::uint32_t>(p * 7 + of_rank * 131 +
+                                            static_cast<std::size_t>(step * 17 + micro_batch * 57));
+    for (std::size_t i = 0; i < all.size(); ++i, noise += 31)
+      all[i] = 0.25f * test::value_at(values, i) + static_cast<float>(noise % 101) * 0.01f - 0.4f;
     return all;
   }
   void add(ParameterId p, int step = 0, int micro_batch = 0) {

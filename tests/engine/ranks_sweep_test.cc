@@ -6,6 +6,7 @@
 
 #include "engine/refused.h"
 #include "engine/scheduled_ranks.h"
+#include "thrown.h"
 
 // Plans of ranks at random, each in the least memory and on the least disk with which the plan says that it
 // can do: nobody waits for ever, no frame is missing, and the bits are those of ranks that have everything in
@@ -23,7 +24,6 @@ Value one_of(std::mt19937& random, std::initializer_list<Value> values) {
 
 Case random_case(std::mt19937& random) {
   Case c;
-  c.half = true;
   c.optimizer.name = one_of(random, {"adamw", "adamw", "adam", "lion", "sgd", "adafactor", "muon"});
   if (c.optimizer.name == "sgd") c.optimizer.settings = {{"momentum", 0.9}};
   c.dtype = one_of(random, {Dtype::kF32, Dtype::kBf16});
@@ -54,19 +54,17 @@ Where random_where(std::mt19937& random) {
 // The least that the refusal of a plan in hardly any memory names.
 void take_least(const Case& c, int ranks, Where& where) {
   const auto optimizer = optim::make_optimizer(c.optimizer);
-  try {
-    make_plan(scheduled::profile_of(c), *optimizer, {kMiB, kGiB, 0},
-              scheduled::request_of(c, where, {0, ranks}), scheduled::rates());
-    FAIL() << "there is a plan for 1 MiB of memory";
-  } catch (const Error& error) {
-    where.memory = mebibytes_after("--memory ", error.what()).value_or(0);
-    where.disk = mebibytes_after("--disk FOLDER:", error.what()).value_or(kGiB);
-    ASSERT_GT(where.memory, 0u) << error.what();
-  }
+  const std::string text = thrown_by([&] {
+                             make_plan(scheduled::profile_of(c), *optimizer, {kMiB, kGiB, 0},
+                                       scheduled::request_of(c, where, {0, ranks}), scheduled::rates());
+                           }).text;
+  where.memory = mebibytes_after("--memory ", text).value_or(0);
+  where.disk = mebibytes_after("--disk FOLDER:", text).value_or(kGiB);
+  ASSERT_GT(where.memory, 0u) << text;
 }
 
 TEST(RanksSweep, PlansInTheLeastMemoryHaveTheBitsOfRanksInMemory) {
-  constexpr int kPlans = 24, kSteps = 2;
+  constexpr int kPlans = 10, kSteps = 2;
   std::mt19937 random(20);
   for (int plan = 0; plan < kPlans; ++plan) {
     const Case c = random_case(random);

@@ -53,23 +53,22 @@ TEST(ShardsOnDisk, AreThoseOfEachUnitThatIsPartitioned) {
 
 // Each rank has other plans, and changes them at other times. No plan's memory is exceeded on the way.
 TEST(ShardsOnDisk, MoveByAnotherPlanAndKeepTheirBits) {
-  for (const char* const optimizer : {"adamw", "adafactor"})
-    for (const bool at_once : {false, true}) {
-      Case setup = at_stage_3(nullptr, 3);
-      setup.optimizer.name = optimizer;
-      setup.at_once = at_once;
-      setup.blocks = 16;
-      const toy::Outcome expected = trained(setup);
-      const toy::Outcome found = trained(setup, [&](Rank& rank, int step) {
-        const Plan small = rank.plan_in(rank.least_memory()), large = rank.plan_in(kGiB);
-        EXPECT_GT(shards_on_disk(small), 0u);
-        EXPECT_EQ(shards_on_disk(large), 0u);
-        // (Records on disk stay, and with them what describes them.)
-        rank.limit_memory(std::max(small.peak_memory, large.peak_memory) + 64 * 1024);
-        rank.engine.replan((rank.rank() + step) % 2 == 0 ? small : large);
-      });
-      EXPECT_TRUE(found == expected) << optimizer << (at_once ? " at once" : "");
-    }
+  for (const bool at_once : {false, true}) {
+    Case setup = at_stage_3(nullptr, 3);
+    setup.optimizer.name = at_once ? "adafactor" : "adamw";
+    setup.at_once = at_once;
+    setup.blocks = 16;
+    const toy::Outcome expected = trained(setup);
+    const toy::Outcome found = trained(setup, [&](Rank& rank, int step) {
+      const Plan small = rank.plan_in(rank.least_memory()), large = rank.plan_in(kGiB);
+      EXPECT_GT(shards_on_disk(small), 0u);
+      EXPECT_EQ(shards_on_disk(large), 0u);
+      // (Records on disk stay, and with them what describes them.)
+      rank.limit_memory(std::max(small.peak_memory, large.peak_memory) + 64 * 1024);
+      rank.engine.replan((rank.rank() + step) % 2 == 0 ? small : large);
+    });
+    EXPECT_TRUE(found == expected) << setup.optimizer.name << (at_once ? " at once" : "");
+  }
 }
 
 TEST(ShardsOnDisk, MoveWhileAnotherRankReadsThem) {
@@ -92,8 +91,8 @@ TEST(ShardsOnDisk, MoveForAsLongAsItTakes) {
   using Clock = std::chrono::steady_clock;
   Case setup = at_stage_3(nullptr);
   setup.blocks = 16;
-  setup.disk_delay = 60'000;
-  setup.patience = std::chrono::milliseconds(1000);
+  setup.disk_delay = 40'000;
+  setup.patience = std::chrono::milliseconds(650);
   std::atomic<bool> ended{false};
   run(setup, [&](Rank& rank) {
     const auto values = rank.values();

@@ -211,6 +211,7 @@ class Client {
                                const auto& value) {
       std::vector<float>& all = to[layout_.spec(p).name];
       EXPECT_EQ(all.size(), layout_.spec(p).span_first + first) << "elements come out of order";
+      all.reserve(layout_.spec(p).whole_elements());
       for (std::size_t i = 0; i < count; ++i) all.push_back(value(i));
     };
     sink.parameter = [&outcome, append](ParameterId p, std::size_t first, std::size_t count,

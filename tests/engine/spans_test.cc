@@ -18,23 +18,23 @@ using namespace sluice::engine::spans;  // NOLINT: this file is of these runs
 const Case kKinds[] = {
     {.optimizer = {.name = "adafactor"}},
     {.optimizer = {.name = "adafactor", .settings = {{"beta1", 0.9}, {"relative_step", true}}},
-     .shape = {3, 1'000'003}},
+     .shape = {3, 500'003}},
     {.optimizer = {.name = "adafactor", .storage = {Dtype::kF32, false}}, .dtype = Dtype::kBf16},
     {.optimizer = {.name = "adafactor", .settings = {{"beta1", 0.9}}, .storage = {Dtype::kU8}},
-     .shape = {400'003, 7},
+     .shape = {200'003, 7},
      .dtype = Dtype::kBf16},
     {.optimizer = {.name = "adafactor",
                    .settings = {{"beta1", 0.5}, {"scale_parameter", false}},
                    .storage = {Dtype::kBf16}},
-     .shape = {5, 701, 801},
+     .shape = {5, 401, 801},
      .dtype = Dtype::kF16},
-    {.optimizer = {.name = "adafactor"}, .shape = {2'500'001}},
-    {.optimizer = {.name = "adafactor"}, .shape = {300'000, 3, 3}, .dtype = Dtype::kBf16},
-    {.optimizer = {.name = "muon"}, .shape = {20, 130'003}},
+    {.optimizer = {.name = "adafactor"}, .shape = {1'300'001}},
+    {.optimizer = {.name = "adafactor"}, .shape = {150'000, 3, 3}, .dtype = Dtype::kBf16},
+    {.optimizer = {.name = "muon"}, .shape = {20, 70'003}},
     {.optimizer = {.name = "muon", .storage = {Dtype::kU8, false}},
-     .shape = {130'003, 20},
+     .shape = {70'003, 20},
      .dtype = Dtype::kBf16},
-    {.optimizer = {.name = "muon", .storage = {Dtype::kBf16}}, .shape = {130'003, 17}, .dtype = Dtype::kF16},
+    {.optimizer = {.name = "muon", .storage = {Dtype::kBf16}}, .shape = {80'003, 17}, .dtype = Dtype::kF16},
 };
 
 class SpansTest : public testing::TestWithParam<Case> {};
@@ -66,21 +66,20 @@ TEST_P(SpansTest, HaveTheSameBitsWhereUpdatesFollowGradients) {
 }
 
 TEST(Spans, HaveTheSameBitsInTheOrderOfASchedule) {
-  for (const std::size_t kind : {0, 3, 7})
-    for (const bool clip : {true, false}) {
-      Case setup = kKinds[kind];
-      setup.any_order = false;
-      setup.micro_batches = 2;
-      setup.clip = clip;
-      const Outcome expected = in_one_unit(setup);
-      expect_same(train(setup), expected);
-      expect_same(train(on_disk(setup)), expected);
-    }
+  for (const std::size_t kind : {0, 3, 7}) {
+    Case setup = kKinds[kind];
+    setup.any_order = false;
+    setup.micro_batches = 2;
+    setup.clip = kind != 3;
+    const Outcome expected = in_one_unit(setup);
+    expect_same(train(setup), expected);
+    expect_same(train(on_disk(setup)), expected);
+  }
 }
 
 TEST(Spans, HaveTheSameBitsWithAllThatIsDoneToGradients) {
   for (Case setup : {kKinds[1], kKinds[7]}) {
-    setup.micro_batches = 3;
+    setup.micro_batches = 2;
     setup.factor = 0.125;
     setup.norm = 20;
     setup.clip_value = 0.01;
@@ -136,7 +135,9 @@ TEST(Spans, AreUpdatedTogetherOnlyWhereTheOptimizerHasRounds) {
 }
 
 TEST(Spans, OfMuonTakeTheMemoryOfTheWholeMatrixOnceAndAreRefusedWithWhatWouldDo) {
-  Case spans = on_disk(kKinds[7]), whole = spans;
+  Case spans = on_disk(kKinds[7]);
+  spans.shape = {20, 130'003};
+  Case whole = spans;
   whole.spans = false;
   const auto workspace = [](const Case& setup) {
     const Made made(setup);
@@ -221,7 +222,7 @@ TEST(Spans, AFaultInTheMiddleFailsTheEngine) {
   setup.optimizer.settings["beta1"] = 0.9;
   const Outcome expected = train(setup, 2);
   int well = 0, failed = 0;
-  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
     offload::Faults faults = {.seed = seed + 1, .delay_microseconds = seed % 2 == 0 ? 0u : 50u};
     (seed % 3 == 0   ? faults.read_error
      : seed % 3 == 1 ? faults.write_error

@@ -55,20 +55,17 @@ toy::Outcome trained(Case setup, std::size_t micro_batches, bool counted) {
 }
 
 TEST(TwinsOfSumsBeside, HaveTheBitsOfSumsAtTheStep) {
-  for (const int ranks : {2, 3})
-    for (const std::size_t micro_batches : {1, 2}) {
-      Case setup;
-      setup.ranks = ranks;
-      const toy::Outcome late = trained(setup, micro_batches, false);
-      ASSERT_EQ(late.norms.size(), 3u);
-      for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage)
-        for (const char* const place : {"memory", "disk"}) {
-          setup.place = place;
-          EXPECT_TRUE(trained(setup, micro_batches, true) == late)
-              << ranks << " ranks, " << micro_batches << " micro-batches, stage " << setup.stage << ", "
-              << place;
-        }
+  for (const std::size_t micro_batches : {1, 2}) {
+    Case setup;
+    setup.ranks = micro_batches == 1 ? 2 : 3;
+    const toy::Outcome late = trained(setup, micro_batches, false);
+    ASSERT_EQ(late.norms.size(), 3u);
+    for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage) {
+      setup.place = (setup.stage + setup.ranks) % 2 == 0 ? "memory" : "disk";
+      EXPECT_TRUE(trained(setup, micro_batches, true) == late)
+          << micro_batches << " micro-batches, stage " << setup.stage << ", " << setup.place;
     }
+  }
 }
 
 class SumsBeside : public testing::TestWithParam<std::size_t> {
@@ -95,7 +92,7 @@ class SumsBeside : public testing::TestWithParam<std::size_t> {
   }
   static float own(const Rank& rank) { return static_cast<float>(rank.rank()); }
 };
-INSTANTIATE_TEST_SUITE_P(Stages, SumsBeside, testing::Range<std::size_t>(0, kMostStage + 1));
+INSTANTIATE_TEST_SUITE_P(Stages, SumsBeside, testing::Values<std::size_t>(0, 2, 3));
 
 TEST_P(SumsBeside, BeginInTheLastMicroBatchAndGoOnWithoutACall) {
   if (GetParam() == 3) GTEST_SKIP() << "parameters are fetched ahead meanwhile";
@@ -304,12 +301,8 @@ TEST_P(SumsBeside, ARankThatEndsMeanwhileEndsAll) {
     rank.engine.begin_step({});
     rank.add_constant(kA, 1);
     if (communicator.rank() == 1) return rank.engine.end_gradients(kFirst);
-    try {
-      rank.engine.end_micro_batch();
-      ADD_FAILURE() << "rank 0 did not hear of it";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("while gradients were being summed")));
-    }
+    EXPECT_THAT(thrown_by([&] { rank.engine.end_micro_batch(); }).text,
+                AllOf(HasSubstr("rank 1"), HasSubstr("while gradients were being summed")));
   });
 }
 

@@ -109,13 +109,11 @@ TEST_P(TwinsOfUpdatesInBackward, HaveTheBitsOfUpdatesAtTheStep) {
     Case setup = this->setup(ranks);
     const toy::Outcome late = trained(setup, false, last_to_first);
     ASSERT_EQ(late.norms.size(), 3u);
-    for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage)
-      for (const char* const place : {"memory", "disk"}) {
-        if (slow() && std::string(place) == "memory" && setup.stage < 3) continue;
-        setup.place = place;
-        EXPECT_TRUE(trained(setup, true, last_to_first) == late)
-            << ranks << " ranks, stage " << setup.stage << ", " << place;
-      }
+    for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage) {
+      setup.place = slow() || (setup.stage + setup.ranks) % 2 == 0 ? "disk" : "memory";
+      EXPECT_TRUE(trained(setup, true, last_to_first) == late)
+          << ranks << " ranks, stage " << setup.stage << ", " << setup.place;
+    }
   }
 }
 
@@ -134,7 +132,7 @@ TEST_P(TwinsOfUpdatesInBackward, WhateverUnitsRanksHave) {
     setup.place = "memory";
     setup.stage = 0;
     const toy::Outcome late = trained(setup, false, order, torn);
-    for (const std::size_t stage : {0, 1, 3}) {
+    for (const std::size_t stage : {1, 3}) {
       setup.stage = stage;
       setup.place = stage == 1 ? "memory" : "disk";
       EXPECT_TRUE(trained(setup, true, order, torn) == late) << name << ", stage " << stage;
@@ -279,19 +277,14 @@ class UpdatesInBackward : public testing::TestWithParam<std::tuple<std::size_t, 
   }
   // What an action on this rank fails with, after which its engine, and those of the others, have failed.
   static std::string failure_of(Rank& rank, const std::function<void()>& action) {
-    try {
-      action();
-    } catch (const Error& error) {
-      EXPECT_FALSE(rank.engine.failure().empty()) << error.what();
-      return error.what();
-    }
-    ADD_FAILURE() << "there was no error";
-    return {};
+    const std::string text = thrown_by(action).text;
+    EXPECT_FALSE(rank.engine.failure().empty()) << text;
+    return text;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Tiers, UpdatesInBackward,
-                         testing::Combine(testing::Values<std::size_t>(0, 1, 3),
-                                          testing::Values("memory", "disk")));
+                         testing::ValuesIn(std::vector<std::tuple<std::size_t, const char*>>{
+                             {0, "memory"}, {1, "disk"}, {3, "memory"}, {3, "disk"}}));
 
 TEST_P(UpdatesInBackward, AnUpdateIsAppliedBeforeTheStep) {
   run(setup(), [&](Rank& rank) {
@@ -480,13 +473,8 @@ TEST(UpdatesInBackwardOfRanks, HaveOneMicroBatchOfEach) {
     Case setup;
     setup.at_once = true;
     setup.counted = 2;
-    try {
-      const Rank rank(setup, &communicator);
-      ADD_FAILURE() << "it was made";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      EXPECT_THAT(error.what(), HasSubstr("with 2 micro-batches of each rank"));
-    }
+    EXPECT_THAT(message_of([&] { const Rank rank(setup, &communicator); }),
+                HasSubstr("with 2 micro-batches of each rank"));
   });
 }
 

@@ -127,7 +127,7 @@ TEST(DeviceRefusal, WhatFitsInMemoryUsesNoDiskAndAdviceIsEnough) {
   for (const Kind& kind : kinds()) {
     const Model model(kind);
     const std::uint64_t least = model.least_device();
-    for (const std::uint64_t device : {least, least + 14 * kMiB, least + 40 * kMiB}) {
+    for (const std::uint64_t device : {least, least + 20 * kMiB}) {
       SCOPED_TRACE(fmt::format("{} x {} x {} {}, updates {}, device memory {}", kind.units, kind.rows,
                                kind.width, kind.optimizer,
                                kind.updates ? static_cast<int>(*kind.updates) : -1, format_size(device)));
@@ -138,7 +138,7 @@ TEST(DeviceRefusal, WhatFitsInMemoryUsesNoDiskAndAdviceIsEnough) {
       // From less than anything takes to more than all: a plan takes what it says.
       const std::uint64_t most = all.plan->peak_memory;
       std::vector<std::uint64_t> memories = {most - 1, most, most + 1000};
-      for (std::uint64_t memory = kMiB; memory < most + 24 * kMiB; memory += std::max(kMiB, most / 40))
+      for (std::uint64_t memory = kMiB; memory < most + 24 * kMiB; memory += std::max(kMiB, most / 16))
         memories.push_back(memory);
       std::ranges::sort(memories);
       bool fitted = false;

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "engine/refused.h"
 #include "engine/toy.h"
+#include "thrown.h"
 
 // What the plans of several ranks have to do with each other.
 namespace sluice::engine {
@@ -40,12 +41,7 @@ TEST(PlansOfRanks, FitTheMemoryThatTheRefusalOfAnyOneNames) {
     const Profile profile = matrices(random);
     const std::uint64_t disk = round % 2 == 0 ? 0 : 4 * kGiB;
     for (int refused = 0; refused < kRanks; ++refused) {
-      std::string text;
-      try {
-        plan_of(refused, profile, *optimizer, kMiB, disk);
-      } catch (const Error& error) {
-        text = error.what();
-      }
+      const std::string text = thrown_by([&] { plan_of(refused, profile, *optimizer, kMiB, disk); }).text;
       const auto memory = mebibytes_after("--memory ", text);
       ASSERT_TRUE(memory) << text;
       const std::uint64_t more_disk = mebibytes_after("--disk FOLDER:", text).value_or(disk);

@@ -266,7 +266,7 @@ class UpdatesInParts : public testing::TestWithParam<Case> {};
 TEST_P(UpdatesInParts, HaveTheBitsOfTheWhole) {
   const Case& c = GetParam();
   const Outcome whole = run(c, How::kWhole, 1);
-  for (const int world : {2, 3, 5}) {
+  for (const int world : {2, 5}) {
     EXPECT_TRUE(run(c, How::kShardsOfOneProcess, world) == whole) << world << " shards of one process";
     EXPECT_TRUE(run(c, How::kRanksAsThreads, world) == whole) << world << " ranks as threads";
   }
