@@ -191,8 +191,14 @@ def test_writes_in_later_calls_are_found():
 def test_transforms_of_functions_are_refused():
     with fake_gpu.shared():
         model, _ = wrap(torch.nn.Linear(4, 1), "memory", **GPU)
-        with pytest.raises(sluice.StateError, match="torch.autograd.grad"):
-            torch.func.grad(lambda x: model(x).sum())(torch.randn(4))
+        x = torch.randn(4)
+        for call in (
+            lambda: torch.func.grad(lambda x: model(x).sum())(x),
+            lambda: torch.func.vmap(model)(x.expand(2, 4)),
+            lambda: torch.func.jvp(model, (x,), (x,)),
+        ):
+            with pytest.raises(sluice.StateError, match="torch.autograd.grad"):
+                call()
         sluice.torch.close(model)
         gc.collect()
 

@@ -123,7 +123,7 @@ class Calls:
         self._go(call)
 
     def _go(self, call: Call | None) -> None:
-        self._now = call
+        self._now, self._presence.in_call = call, call is not None
         if not self._presence.engine.closed:
             self._presence.show({} if call is None else call.units)
 

@@ -96,6 +96,7 @@ class Presence:
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
         self.pinned: Collection[int] = ()  # units that nothing else takes the room of, on a GPU
+        self.in_call = False  # whether a call of the model on a GPU, or its backward, goes on
         self.full: set[int] = set()  # the parameters, by index, that are on the host now: see full_parameters()
         self._uses = itertools.count()
         self._last_use = [0] * len(engine.units)
@@ -236,7 +237,7 @@ class Presence:
 
     def check_between_calls(self, what: str) -> None:
         """Raises StateError in a call of the model on a GPU, or in its backward."""
-        if self.pinned:
+        if self.in_call:
             raise StateError(f"{what} within a call of the model or its backward; do it before or after that")
 
     def _missed(self, parameter: torch.nn.Parameter, what: str) -> None:
@@ -249,7 +250,7 @@ class Presence:
         raise StateError(
             f"'{home.name}' is used by {what} where its unit '{self.engine.units[unit].name}' is not on the GPU: it is there in "
             f"calls of {self.belongs_to[unit]} and in their backward, and elsewhere within `with sluice.torch.full_parameters(model):`"
-            + ("; for a module that uses another one's parameters in its call, name both in one unit (wrap(units=...))" if self.pinned else "")
+            + ("; for a module that uses another one's parameters in its call, name both in one unit (wrap(units=...))" if self.in_call else "")
         )
 
     def touches(self) -> int:
