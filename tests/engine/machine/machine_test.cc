@@ -12,8 +12,8 @@ namespace sluice::engine {
 namespace machine_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::MachineFile;
-using testing::small_machine;
+using machines::MachineFile;
+using machines::small_machine;
 using ::testing::StartsWith;
 
 TEST_F(MachineFile, ReadsWhatItWrote) {

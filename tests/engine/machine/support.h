@@ -7,7 +7,7 @@
 #include "core/text_file.h"
 #include "engine/machine/machine.h"
 
-namespace sluice::engine::testing {
+namespace sluice::engine::machines {
 
 inline Json small_machine() {
   return Json::parse(
@@ -28,4 +28,4 @@ class MachineFile : public ::testing::Test {
   const std::string path_ = folder_.path("machine.json");
 };
 
-}  // namespace sluice::engine::testing
+}  // namespace sluice::engine::machines

@@ -9,12 +9,12 @@
 // Plans for a machine that a file describes.
 namespace sluice::models {
 namespace machine_plan_test {
-using engine::testing::small_machine;
+using engine::machines::small_machine;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class MachinePlan : public engine::testing::MachineFile {
+class MachinePlan : public engine::machines::MachineFile {
  protected:
   TrainSettings settings() const {
     TrainSettings s;
