@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does all set-up and runs all checks of CI: the format of the sources, the demo, the build, the C++ tests (ctest), the Python tests
+# Does all set-up and runs all checks of CI: the format of the sources, the types of the Python package, the demo, the build, the C++ tests (ctest), the Python tests
 # (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,6 +9,8 @@ part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
 scripts/setup.sh --clang --python --cuda
 part "format"
 git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 clang-format-14 --dry-run -Werror
+part "types"
+(cd bindings/python && ../../.venv/bin/python -m mypy)
 part "demo"
 scripts/demo.sh  # before all else is built, so that it is seen how long a user waits for it
 part "build"

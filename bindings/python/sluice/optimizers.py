@@ -173,7 +173,7 @@ class Optimizer(metaclass=_FromTable):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
 
 
-def _float(value: numbers.Real) -> float:
+def _float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:

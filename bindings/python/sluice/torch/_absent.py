@@ -19,11 +19,11 @@ Missed = Callable[[torch.nn.Parameter, str], None]
 _ASKS = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
-) | {torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.grad.__set__}
+) | {torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.grad.__set__}  # type: ignore[union-attr]
 # What finds elements without an operation, or gives the parameter others.
 _TAKES = {
     getattr(torch.Tensor, name): f"{name}()" for name in ("data_ptr", "untyped_storage", "storage", "tolist", "share_memory_", "__dlpack__")
-} | {torch.Tensor.data.__set__: "an assignment to .data"}
+} | {torch.Tensor.data.__set__: "an assignment to .data"}  # type: ignore[attr-defined]
 
 
 class Absent(torch.nn.Parameter):
@@ -32,7 +32,7 @@ class Absent(torch.nn.Parameter):
     _missed: Missed
     _was: type[torch.nn.Parameter]  # the class that it has otherwise
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"Parameter of shape {tuple(self.shape)}, whose unit is not on the GPU now"
 
     @classmethod
@@ -77,7 +77,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 def show(parameter: torch.nn.Parameter, memory: torch.Tensor) -> None:
     """Makes a parameter a plain one that refers to this memory."""
     if isinstance(parameter, Absent):
-        parameter.__class__ = parameter._was
+        parameter.__class__ = parameter._was  # type: ignore[assignment]
         del parameter._missed
     with torch._C._DisableTorchDispatch():  # modes would see it as an operation on both
         parameter.data = memory

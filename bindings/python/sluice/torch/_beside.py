@@ -107,7 +107,8 @@ def _told_in(path: str) -> Optional[list[dict[str, Any]]]:
         text = file.read()
     try:
         told = json.loads(text)
-        version, groups = told["version"], told["groups"]
+        version = told["version"]
+        groups: Optional[list[dict[str, Any]]] = told["groups"]
         if groups is not None:
             groups = [{**group, "params": [str(name) for name in group["params"]]} for group in groups]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

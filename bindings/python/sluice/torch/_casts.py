@@ -98,7 +98,7 @@ def _made_by_cast(graph: torch.fx.Graph, views: list[torch.fx.Node]) -> torch.fx
     cast = views[0]
     source: Any = cast.args[0]
     for view in views[1:]:
-        source = graph.call_function(view.target, (source, *view.args[1:]), view.kwargs)
+        source = graph.call_function(view.target, (source, *view.args[1:]), view.kwargs)  # type: ignore[arg-type]
     return graph.call_function(_CAST, (source, cast.args[1]))
 
 

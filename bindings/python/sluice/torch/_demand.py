@@ -97,7 +97,7 @@ class Demand:
                 kept = _Kept(call.keeps)
                 for tensor in tensors_in([[output]]):
                     if tensor.grad_fn is not None:
-                        tensor.grad_fn.metadata[id(self)] = kept
+                        tensor.grad_fn.metadata[id(self)] = kept  # type: ignore[index]
                         self._kept.add(kept)
 
     def freed(self) -> None:

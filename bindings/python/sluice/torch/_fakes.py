@@ -54,7 +54,7 @@ def faked(
 
 def fake_of(fake: Fakes, tensor: torch.Tensor, train: bool, device: torch.device = CPU) -> torch.Tensor:
     """A fake tensor that is like this one, and a leaf of backward. device: a GPU where it is to be."""
-    made = fake.from_tensor(tensor.detach())
+    made: torch.Tensor = fake.from_tensor(tensor.detach())
     if device.type != "cpu":
         with fake:
             made = made.to(device)

@@ -127,7 +127,7 @@ class _Peer:
     @staticmethod
     def _unpacked(whole: torch.Tensor) -> list[memoryview]:
         """The packets of a message. Raises CorruptError where it has no such packets."""
-        view = memoryview(whole.numpy())
+        view = whole.numpy().data
         found, at = [], 0
         while at < len(view):
             begin = at + _PACKET_LENGTH.size

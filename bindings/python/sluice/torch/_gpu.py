@@ -55,7 +55,7 @@ _bounds: dict[torch.device, _Bounds] = {}
 class Gpu(NamedTuple):
     """A GPU by its index, and as PyTorch knows it."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     device: torch.device
 
     @property
@@ -130,7 +130,7 @@ class Gpu(NamedTuple):
         if isinstance(first, float) or isinstance(second, float):
             return float(second) - float(first)  # type: ignore[arg-type]
         second.synchronize()
-        return first.elapsed_time(second) / 1e3
+        return float(first.elapsed_time(second)) / 1e3
 
     def begin_peak(self) -> None:
         """Begins to measure how much of the GPU's memory PyTorch's allocator has at most."""

@@ -101,9 +101,9 @@ class Gradient(torch.Tensor):
     def __init__(self, presence: Presence, home: Home) -> None:
         self._slot = Slot(home.index, weakref.ref(presence))
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         there = self._slot.alive and not self._slot.applied
         return f"sluice.torch.Gradient({self._slot.values()!r})" if there else "sluice.torch.Gradient(gone)"
 
@@ -157,7 +157,7 @@ class Gradient(torch.Tensor):
 
     @classmethod
     @outside_of_graphs
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func.namespace == "c10d":  # collectives do not say what they write, nor when
             next(value for value in _gradients_in([args, kwargs or {}]))._refuse_memory()
         handler = _HANDLERS.get(func)
@@ -417,4 +417,4 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 
 # clip_grad_norm_() then asks for all norms at once, and multiplies all by one number. Otherwise each norm would go to a GPU by itself,
 # and each factor come back.
-torch.utils._foreach_utils._foreach_supported_types.append(Gradient)
+torch.utils._foreach_utils._foreach_supported_types.append(Gradient)  # type: ignore[arg-type]

@@ -18,11 +18,12 @@ from ..errors import InvalidArgumentError, StateError
 Which = Union["torch.distributed.ProcessGroup", bool, None]
 """Which ranks wrap a model together: None: those that are found; False: this process alone; a process group: its ranks."""
 
+_Store = Any  # torch.distributed.Store, of which PyTorch tells type checkers nothing
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MISSING = "missing"  # where rank 0 says which ranks have not come
 _TO_KNOW = datetime.timedelta(seconds=2)  # how much later others may know of it
 _numbers: Counter[str] = Counter()  # of the groups that were made of the same ranks, which all make in the same order
-_stores: list[torch.distributed.Store] = []  # the store that torchrun's ranks share, once there is one
+_stores: list[_Store] = []  # the store that torchrun's ranks share, once there is one
 
 
 def size_and_rank(ranks: Which = None) -> tuple[int, int]:
@@ -63,7 +64,7 @@ def _of_environment() -> tuple[int, int]:
     return size, rank
 
 
-def _store_of_environment(rank: int, limit: datetime.timedelta) -> torch.distributed.Store:
+def _store_of_environment(rank: int, limit: datetime.timedelta) -> _Store:
     """The store that torchrun's ranks share. One for the process, since the first rank may be its server."""
     if not _stores:
         # It would count the ranks that have come, and could not name the others: to it each is alone.
@@ -71,7 +72,7 @@ def _store_of_environment(rank: int, limit: datetime.timedelta) -> torch.distrib
     return _stores[0]
 
 
-def _wait_for_all(store: torch.distributed.Store, rank: int, size: int, limit: datetime.timedelta) -> None:
+def _wait_for_all(store: _Store, rank: int, size: int, limit: datetime.timedelta) -> None:
     """Returns when all ranks have come. Raises StateError that names those that have not: rank 0 finds them and tells the others,
     so that all name the same. The store may be gone with rank 0, which waits until they know."""
     names = [f"rank {other}" for other in range(size)]
@@ -95,7 +96,7 @@ def _wait_for_all(store: torch.distributed.Store, rank: int, size: int, limit: d
         )
 
 
-def _missing(store: torch.distributed.Store, names: list[str], limit: datetime.timedelta) -> list[str]:
+def _missing(store: _Store, names: list[str], limit: datetime.timedelta) -> list[str]:
     """Those of the names that are not in the store when all are, or the time has passed."""
     try:
         store.wait(names, limit)
@@ -152,7 +153,7 @@ def found_group(ranks: Which, patience: float) -> Group | None:
     _numbers[of] += 1
     try:
         shared = _store_of_environment(rank, limit) if theirs is None else theirs.get_group_store()
-        store = torch.distributed.PrefixStore(f"sluice/{number}", shared)
+        store = torch.distributed.PrefixStore(f"sluice/{number}", shared)  # type: ignore[attr-defined]
         _wait_for_all(store, rank, size, limit)
         made = torch.distributed.ProcessGroupGloo(store, rank, size, limit)
     except StateError:

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InvalidArgumentError
 from ..model import whole
-from ._group import size_and_rank
+from ._group import Which, size_and_rank
 
 
 class MicroBatches(torch.utils.data.Sampler[list[int]]):
@@ -32,7 +32,7 @@ class MicroBatches(torch.utils.data.Sampler[list[int]]):
         accumulate: int = 0,
         shuffle: bool = True,
         seed: int = 0,
-        ranks: object = None,
+        ranks: Which = None,
     ) -> None:
         """data: the dataset, or how many samples there are.
         batch: the samples of a micro-batch.

@@ -71,7 +71,7 @@ class Together:
     def share_values(self, model: torch.nn.Module) -> None:
         """Brings rank 0's values of parameters that have some to all ranks."""
         if self.ranks is not None:
-            self._compare(model)
+            self._compare(self.ranks, model)
         self._share("a parameter", (p.data for p in model.parameters() if not p.is_meta))
 
     @contextlib.contextmanager
@@ -138,12 +138,12 @@ class Together:
         owner = None if model is None else dict(model.named_modules()).get(module)
         return "" if owner is None else f" of '{module}' ({type(owner).__name__})"
 
-    def _compare(self, model: torch.nn.Module) -> None:
+    def _compare(self, ranks: Ranks, model: torch.nn.Module) -> None:
         """Refuses, on all ranks, a model that has other tensors on another rank, or has them without values."""
         of_meta = sum(p.is_meta for p in model.parameters())
         tensors = [(name, str(t.dtype), list(t.shape), t.is_meta) for name, t in (*model.named_parameters(), *model.named_buffers())]
         digest = hashlib.sha256(json.dumps(tensors).encode()).hexdigest()
-        found = [json.loads(text) for text in self.ranks.exchange("the model", json.dumps([of_meta, digest]).encode())]
+        found = [json.loads(text) for text in ranks.exchange("the model", json.dumps([of_meta, digest]).encode())]
         for rank, (count, other) in enumerate(found):
             if count != found[0][0]:
                 raise InvalidArgumentError(
@@ -184,7 +184,7 @@ def _short(value: Any) -> str:
 
 def _digest(buffer: torch.Tensor) -> bytes:
     flat = buffer.detach().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(flat.numpy())).digest()
+    return hashlib.sha256(flat.numpy().data).digest()
 
 
 def _shared(folder: Folder, ranks: int) -> Folder:
