@@ -290,8 +290,9 @@ TEST_P(UpdatesInBackward, AnUpdateIsAppliedBeforeTheStep) {
   run(setup(), [&](Rank& rank) {
     rank.engine.begin_step(Rank::settings());
     const auto before = rank.values();
-    rank.add_constant(kC, 1.0f + 2.0f * static_cast<float>(rank.rank()));
-    rank.add_constant(kA, 1);  // the next meeting
+    // From last to first, up to the unit after that of C, which brings the next meeting.
+    for (ParameterId p = static_cast<ParameterId>(rank.layout().parameters()); p-- > kGain - 1;)
+      if (rank.layout().trainable(rank.layout().location(p).unit)) rank.add(p);
     rank.engine.acquire(kLast, Hold::kRead);
     EXPECT_NE(test::value_at(rank.engine.parameter(kC), 7), before[kC][7]);
     rank.engine.release(kLast);
@@ -306,6 +307,7 @@ TEST_P(UpdatesInBackward, AUnitThatIsBeingSummedIsReadWithItsUpdate) {
     rank.engine.begin_step(Rank::settings());
     const auto before = rank.values();
     rank.add_constant(kC, 1);
+    rank.add_constant(kD, 1);
     rank.engine.acquire(kLast, Hold::kRead);
     EXPECT_NE(test::value_at(rank.engine.parameter(kC), 7), before[kC][7]);
     rank.engine.release(kLast);
@@ -424,7 +426,7 @@ TEST_P(UpdatesInBackward, ARankThatEndsMeanwhileEndsAll) {
   comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
     Rank rank(setup(), &communicator);
     rank.engine.begin_step(Rank::settings());
-    rank.add_constant(kA, 1);
+    rank.add_constant(kGain, 1);
     if (rank.rank() == 1) return;
     EXPECT_THAT(failure_of(rank, [&] { rank.engine.step(Rank::settings()); }),
                 AllOf(HasSubstr("rank 1"), HasSubstr("destroyed in the middle of a step")));
@@ -436,21 +438,21 @@ TEST_P(UpdatesInBackward, DifferencesAreRefusedOnAllRanks) {
     StepSettings other = Rank::settings();
     if (rank.rank() == 1) other.clip_value = 3;
     rank.engine.begin_step(other);
-    EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }), HasSubstr("\"clip_value\":3"));
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kGain, 1); }), HasSubstr("\"clip_value\":3"));
     rank.engine.abandon_step();
     rank.engine.begin_step(Rank::settings());
-    rank.add_constant(kA, 1);
-    EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }), HasSubstr("this rank had one before"));
-    rank.engine.release(kFirst);
-    EXPECT_THAT(refusal_of([&] { (void)rank.read(kA); }), HasSubstr("a gradient is read"));
-    EXPECT_THAT(refusal_of([&] { rank.engine.multiply_gradient(kA, 2); }), HasSubstr("multiplied"));
-    EXPECT_THAT(refusal_of([&] { (void)rank.engine.gradient_norm(kA); }), HasSubstr("measured"));
+    rank.add_constant(kGain, 1);
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kGain, 1); }), HasSubstr("this rank had one before"));
+    rank.engine.release(kSmall);
+    EXPECT_THAT(refusal_of([&] { (void)rank.read(kGain); }), HasSubstr("a gradient is read"));
+    EXPECT_THAT(refusal_of([&] { rank.engine.multiply_gradient(kGain, 2); }), HasSubstr("multiplied"));
+    EXPECT_THAT(refusal_of([&] { (void)rank.engine.gradient_norm(kGain); }), HasSubstr("measured"));
     rank.engine.end_micro_batch();
-    EXPECT_THAT(refusal_of([&] { rank.add_constant(kC, 1); }),
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }),
                 HasSubstr("micro-batch of this rank has ended"));
-    rank.engine.release(kLast);
+    rank.engine.release(kFirst);
     rank.engine.step(Rank::settings());
-    EXPECT_EQ(rank.engine.steps(kA), 1u);
+    EXPECT_EQ(rank.engine.steps(kGain), 1u);
   });
 }
 
@@ -462,7 +464,7 @@ TEST_P(UpdatesInBackward, ALoneEditIsFound) {
       rank.engine.acquire(kSmall, Hold::kEdit);
       rank.engine.release(kSmall);
     }
-    EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }),
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kGain, 1); }),
                 HasSubstr("unit 'small' was edited 1 times on rank 1, and 0 times on rank 0"));
     rank.engine.abandon_step();
   });
