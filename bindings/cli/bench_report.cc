@@ -15,7 +15,7 @@ namespace sluice::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kVersion = 1;
+constexpr int kReportVersion = 1;
 constexpr std::size_t kLeastRounds = 3;
 
 std::string value_text(BenchUnit unit, double value) {
@@ -49,7 +49,7 @@ double ratio_of(const BenchRow& row) {
 Json to_json(const BenchReport& report) {
   Json rows = Json::array();
   for (const BenchRow& row : report.rows) rows.push_back(row_json(row));
-  return {{"version", kVersion},
+  return {{"version", kReportVersion},
           {"bench", report.bench},
           {"machine", {{"cpu", cpu_model()}, {"threads", report.threads}, {"kernel", kernel_version()}}},
           {"settings", report.settings},
