@@ -363,32 +363,20 @@ def test_blocks_are_compiled_that_an_estimate_has_run():
     assert same(found, losses_of(None, "memory")) and counted.graphs > 0
 
 
-class Meets(Model):
-    """A model that waits in each call until another one has begun its own, or has ended it."""
+def test_functions_are_compiled_once_after_threads_have_wrapped_models_at_once():
+    """Each estimates a call of its model."""
+    together = threading.Barrier(2)
 
-    def __init__(self, came, waits_for):
-        super().__init__()
-        self.came, self.waits_for = came, waits_for
+    def wrap_and_close():
+        together.wait(60)
+        for _ in range(3):
+            model, _ = wrap(Model(), "memory", reserve=None, sample_batch=torch.randn(5, 24))
+            sluice.torch.close(model)
 
-    def forward(self, x):
-        self.came.set()
-        assert self.waits_for.wait(60)
-        return super().forward(x)
-
-
-def test_functions_are_compiled_once_after_threads_have_wrapped_models_by_turns():
-    """Each estimates a call of its model. The first to begin is the first to end."""
-    begun, other_begun, ended = (threading.Event() for _ in range(3))
-
-    def wrap_and_close(came, waits_for):
-        model, _ = wrap(Meets(came, waits_for), "memory", reserve=None, sample_batch=torch.randn(5, 24))
-        sluice.torch.close(model)
-
-    first = threading.Thread(target=lambda: (wrap_and_close(begun, other_begun), ended.set()))
-    first.start()
-    assert begun.wait(60)
-    wrap_and_close(other_begun, ended)
-    first.join()
+    other = threading.Thread(target=wrap_and_close)
+    other.start()
+    wrap_and_close()
+    other.join()
     assert graphs_of_three_calls() == 1 and not is_in_torch_dispatch_mode()
 
 

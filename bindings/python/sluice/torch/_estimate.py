@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import random
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,10 @@ class Estimate:
     peak: int
     reserve: int
     kept: int = 0
+
+
+# The stance of torch.compile() is the process's: of two threads that set it by turns, one would put back the other's for ever.
+_one_at_a_time = threading.RLock()
 
 
 class _Alive(Mode):
@@ -248,7 +253,7 @@ def _estimated(
         alive.ignored.update(tensor.untyped_storage()._cdata for tensor in tensors)
         # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
         unchecked = torch.autograd.set_detect_anomaly(False)
-        with torch.compiler.set_stance("force_eager"), fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
+        with _one_at_a_time, torch.compiler.set_stance("force_eager"), fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
             kept = _step(called, call[0], call[1], train, alive)
         return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 
