@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from support import rounding
+from support import fake_gpu, rounding
 from support.graphs import Counted, graphs_of_three_calls
 from support.wrapped_models import same, same_values, train, values_of, wrap
 from torch import nn
@@ -380,6 +380,7 @@ def test_functions_are_compiled_once_after_threads_have_wrapped_models_at_once()
     assert graphs_of_three_calls() == 1 and not is_in_torch_dispatch_mode()
 
 
+@fake_gpu.cpu_alone("a function that is compiled looks at all parameters, which are not there between calls")
 def test_steps_may_be_compiled_too():
     """Graphs break where the engine has the gradients, and updates."""
 

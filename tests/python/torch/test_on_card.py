@@ -13,11 +13,12 @@ from support.sluice_process import SOURCE
 RUNS = [
     ("early", ["test_wrapping.py", "test_gradients.py"], ""),
     ("late", ["test_loop.py", "test_at_once.py"], "twins or groups or scaler or momentum_of or evaluation or exception or needs or checkpointed"),
-    ("random", ["test_saving.py", "test_models.py"], "t5 or mixtral or (both_state_dicts and disk) or checkpoint or never_updated"),
+    ("random", ["test_saving.py", "test_models.py"], "t5 or mixtral or (both_state_dicts and disk) or checkpoint"),
+    ("early", ["test_trainer.py", "test_examples.py", "test_pretrained.py"], ""),
 ]
 
 
-@pytest.mark.parametrize("when, files, chosen", RUNS, ids=[when for when, _, _ in RUNS])
+@pytest.mark.parametrize("when, files, chosen", RUNS, ids=[files[0] for _, files, _ in RUNS])
 @pytest.mark.skipif(fake_gpu.asked() is not None, reason="this run is on the fake GPU already")
 def test_files_pass_on_a_gpu_too(when, files, chosen):
     fake_gpu.require_built()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
+from support import fake_gpu
 from support.processes import measures_the_process, run_big
 from support.user_models import SHOWN
 from support.wrapped_models import (
@@ -320,6 +321,7 @@ def test_state_of_torch_optim_is_that_of_the_same_parameters_in_other_units():
     assert train(model, optimizer, language_loss, steps=3).close_to(losses)
 
 
+@fake_gpu.cpu_alone("a module whose parameters belong to the model is called by itself")
 def test_a_parameter_that_was_never_updated_has_no_state():
     model, optimizer = wrap(small_gpt2(), "memory", disk=[])
     model.lm_head(torch.ones(1, 128)).sum().backward()

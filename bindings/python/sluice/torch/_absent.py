@@ -87,8 +87,9 @@ def conceal(parameter: torch.nn.Parameter, missed: Missed) -> None:
     """Makes a parameter an absent one."""
     if isinstance(parameter, Absent):
         return
-    with torch._C._DisableTorchDispatch():
-        parameter.data = _nan(parameter.dtype, parameter.device).expand(parameter.shape)
+    of_inference = parameter.is_inference()  # of such a tensor PyTorch counts no versions, and it stays one
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(of_inference):
+        parameter.data = _nan(parameter.dtype, parameter.device, of_inference).expand(parameter.shape)
     parameter.__class__ = _absent(type(parameter))
     parameter._missed = missed  # type: ignore[attr-defined]
 
@@ -100,6 +101,6 @@ def _absent(own: type[torch.nn.Parameter]) -> type[torch.nn.Parameter]:
 
 
 @functools.cache
-def _nan(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    with torch.inference_mode(False):
+def _nan(dtype: torch.dtype, device: torch.device, of_inference: bool) -> torch.Tensor:
+    with torch.inference_mode(of_inference):
         return torch.full((), float("nan"), dtype=dtype, device=device)
