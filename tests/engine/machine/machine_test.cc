@@ -10,10 +10,10 @@
 
 namespace sluice::engine {
 namespace machine_test {
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using machines::MachineFile;
 using machines::small_machine;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 TEST_F(MachineFile, ReadsWhatItWrote) {
