@@ -57,10 +57,12 @@ SumsInBackward::SumsInBackward(Core& core, Client client)
       order_of_ranks_(MicroBatchSums(false, core.plan.ranks, 1).order()),
       order_(core.layout.units().size()),
       place_(core.layout.units().size()),
-      expected_(core.layout.parameters(), true),
+      expected_(core.layout.parameters()),
       summed_(core.layout.parameters()),
       edits_(core.layout.units().size()) {
   std::iota(order_.rbegin(), order_.rend(), UnitId{0});
+  for (ParameterId p = 0; p < expected_.size(); ++p)
+    expected_[p] = core.layout.trainable(core.layout.location(p).unit);
 }
 
 SumsInBackward::~SumsInBackward() {
@@ -140,7 +142,17 @@ bool SumsInBackward::takes_part() const {
   const std::vector<UnitId> units = waiting();
   if (units.empty()) return false;
   return (agreed_ < kAgreements && !met_) || units.size() > kUnitsThatWait ||
-         (turn_of(units.front()) == next_ && is_complete(units.front()));
+         (is_next(turn_of(units.front())) && is_complete(units.front()));
+}
+
+// Whether no unit has its turn before that of which gradients are expected.
+bool SumsInBackward::is_next(std::uint64_t turn) const {
+  for (std::uint64_t before = next_; before < turn; ++before) {
+    const UnitId unit = order_[before % order_.size()];
+    for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+      if (expected_[p]) return false;
+  }
+  return true;
 }
 
 void SumsInBackward::let_go(UnitId unit) {

@@ -85,6 +85,7 @@ class SumsInBackward {
   // Units that have final gradients, by turn; without the latest one, while that may get more.
   std::vector<UnitId> waiting() const;
   bool takes_part() const;
+  bool is_next(std::uint64_t turn) const;
   Brought brought() const;
   void meet();
   std::vector<Brought> gather();
