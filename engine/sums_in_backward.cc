@@ -323,6 +323,7 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
     if (!c.gradients.has(p)) kernels::fill(c.resources.threads, c.layout.location(p).elements, 0.0f, own);
     summed_[p] = true;
   }
+  std::erase(let_go_, unit);
   const bool whole = parameters.size() == c.layout.end_parameter(unit) - c.layout.first_parameter(unit);
   sum_.emplace(Sum{unit, parameters, c.sum_over_ranks(unit, parameters, whole, order_of_ranks_)});
 }

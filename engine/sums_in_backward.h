@@ -105,7 +105,7 @@ class SumsInBackward {
   int agreed_ = 0;                    // how often ranks have agreed on it
   std::vector<UnitId> proposed_;      // for that: the units that were read, or became ready, each once
   std::uint64_t next_ = 0;            // turns that have passed in this step; order_ comes again and again
-  std::vector<UnitId> let_go_;        // those that may be ready
+  std::vector<UnitId> let_go_;        // that may be ready, and were not summed since
   UnitId latest_ = 0;                 // of these
   std::vector<bool> expected_;        // by parameter: whether its unit is ready only with its gradient
   bool has_learned_ = false;          // whether that is so by earlier steps; before, all are
