@@ -14,6 +14,7 @@ from ._fakes import tensors_in
 from ._homes import Home
 from ._modes import outside_of_graphs
 from ._presence import Presence
+from ._units import owners_around
 
 
 class Owner(NamedTuple):
@@ -51,9 +52,14 @@ class Calls:
         presence.belongs_to = [""] * len(presence.engine.units)
         names = {module: f"'{name}'" if name else "the model" for name, module in model.named_modules()}
         of_model = Owner(names[model], {}, (), ())
+        homes_of: dict[int, list[Home]] = {}  # by unit
+        for home in presence.homes:
+            for unit in home.units:
+                homes_of.setdefault(unit, []).append(home)
+        outside = owners_around(owners)
         for module, units in owners.items():
-            homes = [home for home in presence.homes if set(home.units) & set(units)]
-            around = [names[other] for other in owners if other is not module and any(inner is module for inner in other.modules())]
+            homes = [home for unit in units for home in homes_of.get(unit, ())]
+            around = [names[outer] for outer in outside[module]]
             owner = Owner(names[module], dict.fromkeys(units, _abi.READ), homes, around)
             for unit in units:
                 presence.belongs_to[unit] = f"{names[module]} ({type(module).__name__})"
@@ -85,7 +91,10 @@ class Calls:
         try:
             in_pass = self.begin_pass()
             if presence.full:
-                raise StateError("a wrapped model is called within `with sluice.torch.full_parameters()`, where its parameters are on the CPU; call it after that")
+                raise StateError(
+                    "a wrapped model is called within `with sluice.torch.full_parameters()`, where its parameters are on the CPU; call it "
+                    "after that"
+                )
             presence.check_unwritten(owner.homes)
             around = outer
             while in_pass and around is not None and around.name not in owner.around:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import torch
@@ -195,13 +195,21 @@ def _called(chain: Sequence[torch.nn.Module]) -> torch.nn.Module:
     return called[-1] if called else chain[0]
 
 
+def owners_around(owners: Collection[torch.nn.Module]) -> dict[torch.nn.Module, list[torch.nn.Module]]:
+    """By module to which units belong: those of the others that it is in."""
+    around: dict[torch.nn.Module, list[torch.nn.Module]] = {module: [] for module in owners}
+    for outer in owners:
+        for module in outer.modules():
+            if module is not outer and module in around:
+                around[module].append(outer)
+    return around
+
+
 def held_by_calls(model: torch.nn.Module, groups: Sequence[Group]) -> int:
     """The most units that are there at once in calls within each other."""
-    owners, most = owners_of(model, groups), 1
-    for module in owners:
-        around = [other for other in owners if other is module or any(inner is module for inner in other.modules())]
-        most = max(most, sum(len(owners[other]) for other in around))
-    return most
+    owners = owners_of(model, groups)
+    around = owners_around(owners)
+    return max((sum(len(owners[each]) for each in (module, *around[module])) for module in owners), default=1)
 
 
 def bytes_in_memory(groups: Sequence[Group]) -> int:
