@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Does all set-up and runs all checks of CI: the format of the sources, the types of the Python package, the demo, the build, the C++ tests (ctest), the Python tests
-# (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
+# Does all set-up and runs all checks of CI: the format of the sources, the types of the Python package, the demo, the build, the C++
+# tests (ctest), the Python tests (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cores=$(nproc)
