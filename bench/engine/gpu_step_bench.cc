@@ -15,8 +15,9 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/system.h"
-#include "engine/any_order_engine.h"
 #include "engine/machine/gpu_rates.h"
+#include "engine/planner/planner.h"
+#include "engine/steps/any_order_engine.h"
 
 namespace sluice::engine {
 namespace {

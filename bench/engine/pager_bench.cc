@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/bytes.h"
-#include "engine/store/pager.h"
+#include "engine/memory/pager.h"
 
 namespace {
 

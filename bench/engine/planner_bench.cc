@@ -6,6 +6,7 @@
 
 #include "core/bytes.h"
 #include "engine/plan/plan.h"
+#include "engine/planner/planner.h"
 
 namespace {
 

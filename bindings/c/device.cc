@@ -8,6 +8,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "engine/machine/gpu_rates.h"
+#include "engine/planner/planner.h"
 
 namespace sluice::c {
 namespace {

@@ -7,9 +7,10 @@
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
 #include "core/json.h"
-#include "engine/agreement.h"
 #include "engine/machine/link_rate.h"
 #include "engine/machine/process.h"
+#include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
 
 // How the ranks of a run make their engines: they compare their models, agree on what their plans have in
 // common, and tell each other whether they could.

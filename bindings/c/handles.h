@@ -14,8 +14,8 @@
 #include "bindings/c/status.h"
 #include "core/device.h"
 #include "core/threads.h"
-#include "engine/any_order_engine.h"
-#include "engine/assembly.h"
+#include "engine/steps/any_order_engine.h"
+#include "engine/steps/assembly.h"
 #include "offload/file.h"
 #include "optim/optimizer.h"
 

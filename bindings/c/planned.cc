@@ -9,10 +9,11 @@
 #include "bindings/c/status.h"
 #include "core/bytes.h"
 #include "core/system.h"
-#include "engine/agreement.h"
-#include "engine/checkpoint_values.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
+#include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
+#include "engine/saving/checkpoint_values.h"
 #include "offload/disk_folders.h"
 
 namespace sluice::c {

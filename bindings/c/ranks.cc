@@ -8,7 +8,7 @@
 
 #include "bindings/c/ranks_handle.h"
 #include "core/system.h"
-#include "engine/call_id.h"
+#include "engine/ranks/call_id.h"
 
 namespace sluice::c {
 namespace {

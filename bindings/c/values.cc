@@ -10,11 +10,11 @@
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
 #include "core/json.h"
-#include "engine/agreement.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run_id.h"
 #include "engine/checkpoint/stored_floats.h"
-#include "engine/checkpoint_values.h"
+#include "engine/ranks/agreement.h"
+#include "engine/saving/checkpoint_values.h"
 
 namespace sluice::c {
 namespace {

@@ -11,7 +11,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "engine/plan/device_plan.h"
+#include "engine/planner/device_plan.h"
 
 // `bench link` measures what joins a GPU to the host's memory, as the engine uses it: copies unit by unit,
 // beside one copy of everything; what mapping and registering memory cost; and what they cost copies that are

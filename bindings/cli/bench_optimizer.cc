@@ -6,7 +6,7 @@
 #include "bindings/cli/memory_bench.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "engine/store/state_format.h"
+#include "engine/layout/state_format.h"
 #include "kernels/elementwise.h"
 
 // `bench optimizer` compares updates in memory with loops that only move the same bytes, and with the same

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/random.h"
 #include "engine/machine/machine_rates.h"
-#include "engine/plan/placement.h"
+#include "engine/planner/placement.h"
 #include "models/run/training_run.h"
 
 namespace sluice::cli {

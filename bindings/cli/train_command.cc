@@ -18,7 +18,7 @@
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "engine/agreement.h"
+#include "engine/ranks/agreement.h"
 #include "models/run/machine_plan.h"
 #include "models/run/rank_files.h"
 #include "models/run/recipe.h"

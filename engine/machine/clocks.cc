@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "engine/call_id.h"
+#include "engine/ranks/call_id.h"
 
 namespace sluice::engine {
 namespace {

@@ -11,8 +11,8 @@
 #include "engine/machine/arithmetic_rates.h"
 #include "engine/machine/timing.h"
 #include "engine/machine/update_sample.h"
-#include "engine/store/device_work.h"
-#include "engine/store/host_records.h"
+#include "engine/memory/device_work.h"
+#include "engine/memory/host_records.h"
 #include "optim/device_update.h"
 #include "optim/elementwise.h"
 

@@ -10,7 +10,7 @@
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "core/bytes.h"
-#include "engine/call_id.h"
+#include "engine/ranks/call_id.h"
 
 namespace sluice::engine {
 namespace {

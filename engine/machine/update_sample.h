@@ -1,6 +1,6 @@
 #pragma once
-#include "engine/layout.h"
-#include "engine/store/state_format.h"
+#include "engine/layout/layout.h"
+#include "engine/layout/state_format.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {

@@ -8,10 +8,9 @@
 #include "allocator/ledger.h"
 #include "comm/hosts.h"
 #include "core/json.h"
+#include "engine/layout/tier.h"
 #include "engine/plan/profile.h"
 #include "engine/plan/rates.h"
-#include "engine/plan/walk.h"
-#include "engine/tier.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
@@ -76,7 +75,7 @@ struct PlanRequest {
   const std::optional<allocator::Tier>& place(Part part) const { return places[index(part)]; }
   bool flags = false;  // a refusal names the program's flags; else the members of the C ABI's options
   bool trains = true;  // a refusal also says what helps in training
-  // The tier that is computed on: make_plan() sets it by the budget.
+  // The tier that is computed on: the planner sets it by the budget.
   allocator::Tier compute = kCpuTier;
   // Where a GPU computes: the tier of the processor that updates, kDevice or kHost; nothing: chosen.
   std::optional<allocator::Tier> updates = {};
@@ -125,6 +124,15 @@ struct DeviceTime {
   double least() const { return std::max({link, gpu_updates, cpu_updates, disk}); }
   double wait() const { return std::max(0.0, step - computing.value_or(0)); }
   const char* bound() const;
+};
+
+// How long a step takes, and what of it.
+struct StepTime {
+  double compute = 0, optimizer = 0, disk = 0, link = 0;  // seconds that each takes alone
+  double transfers = 0;  // seconds of all cores for transfers beside computing
+  double step = 0;
+  // Rounding may leave a difference below 0.
+  double wait() const { return std::max(0.0, step - compute - optimizer - transfers); }
 };
 
 // Says where every byte lives. It is made before the first allocation, and nothing else is taken.
@@ -178,17 +186,6 @@ struct Plan {
   // The tier that is computed on. REQUIRES: it has units.
   allocator::Tier compute() const { return units.front().compute; }
 };
-
-// Makes the plan that is fastest at these rates among those that fit. It is a pure function. Throws
-// Error(kBudget), which says which budget is short, by how much, and the cheapest change that fits;
-// Error(kInvalidArgument) for a request that the profile does not allow.
-Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-               const PlanRequest& request, const MachineRates& rates);
-
-// Of a plan for a GPU that was made by these rates: finds how long a step takes in which the client computes
-// for so many seconds.
-void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,
-                     double computing, Plan& plan);
 
 // A table for people, and the same for programs.
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget);

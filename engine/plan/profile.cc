@@ -7,7 +7,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
-#include "engine/kind.h"
+#include "engine/layout/kind.h"
 
 namespace sluice::engine {
 

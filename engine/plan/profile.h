@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 #include "kernels/matrix.h"
 #include "optim/optimizer.h"
 

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 
 namespace sluice::engine {
 namespace {

@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
 

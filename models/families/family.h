@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/json.h"
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 #include "models/families/builder.h"
 #include "models/families/config.h"
 #include "models/families/config_reader.h"

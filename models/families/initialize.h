@@ -3,8 +3,8 @@
 #include <string>
 
 #include "core/threads.h"
-#include "engine/engine.h"
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
+#include "engine/steps/engine.h"
 #include "models/families/config.h"
 
 namespace sluice::models {

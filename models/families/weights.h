@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "engine/checkpoint/safetensors.h"
-#include "engine/engine.h"
+#include "engine/steps/engine.h"
 #include "models/families/config.h"
 #include "offload/file.h"
 

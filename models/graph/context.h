@@ -5,7 +5,7 @@
 #include <span>
 
 #include "core/threads.h"
-#include "engine/scheduled_engine.h"
+#include "engine/steps/scheduled_engine.h"
 #include "kernels/matrix.h"
 #include "models/graph/graph.h"
 #include "models/graph/program.h"

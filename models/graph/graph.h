@@ -7,7 +7,7 @@
 
 #include "core/bytes.h"
 #include "core/dtype.h"
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 #include "kernels/matrix.h"
 
 // What a unit computes on one micro-batch of fixed shape: a straight line of ops over named values. All that

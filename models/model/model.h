@@ -11,7 +11,7 @@
 #include "core/trace.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
-#include "engine/scheduled_engine.h"
+#include "engine/steps/scheduled_engine.h"
 #include "kernels/attention.h"
 #include "kernels/matrix.h"
 #include "models/families/config.h"

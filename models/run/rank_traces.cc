@@ -9,8 +9,8 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/system.h"
-#include "engine/agreement.h"
-#include "engine/call_id.h"
+#include "engine/ranks/agreement.h"
+#include "engine/ranks/call_id.h"
 #include "models/run/rank_files.h"
 
 namespace sluice::models {

@@ -12,8 +12,8 @@
 #include "core/json.h"
 #include "core/system.h"
 #include "core/text_file.h"
-#include "engine/agreement.h"
 #include "engine/machine/link_rate.h"
+#include "engine/ranks/agreement.h"
 #include "models/run/training_run.h"
 
 namespace sluice::models {

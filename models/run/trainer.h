@@ -8,8 +8,8 @@
 
 #include "comm/communicator.h"
 #include "core/json.h"
-#include "engine/assembly.h"
 #include "engine/checkpoint/best_checkpoint.h"
+#include "engine/steps/assembly.h"
 #include "models/families/config.h"
 #include "offload/records.h"
 #include "optim/optimizer.h"

@@ -12,7 +12,7 @@
 #include "core/log.h"
 #include "core/system.h"
 #include "engine/checkpoint/run_id.h"
-#include "engine/checkpoint_values.h"
+#include "engine/saving/checkpoint_values.h"
 #include "models/families/initialize.h"
 #include "models/families/weights.h"
 #include "models/run/rank_files.h"

@@ -6,9 +6,9 @@
 
 #include "allocator/memory.h"
 #include "core/trace.h"
-#include "engine/assembly.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/scheduled_engine.h"
+#include "engine/steps/assembly.h"
+#include "engine/steps/scheduled_engine.h"
 #include "models/model/model.h"
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"

@@ -5,6 +5,7 @@
 
 #include "cuda/capture.h"
 #include "cuda/engine_fixture.h"
+#include "engine/planner/planner.h"
 
 // A GPU computes, and the CPU updates.
 namespace sluice::engine::twins {

@@ -1,4 +1,4 @@
-#include "engine/store/device_disk.h"
+#include "engine/memory/device_disk.h"
 
 #include <cstring>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "engine/step/device_gradients.h"
+#include "engine/gradients/device_gradients.h"
 
 #include <algorithm>
 #include <limits>

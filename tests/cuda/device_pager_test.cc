@@ -2,8 +2,8 @@
 #include <optional>
 
 #include "cuda/gpu.h"
-#include "engine/store/host_records.h"
-#include "engine/store/pager.h"
+#include "engine/memory/host_records.h"
+#include "engine/memory/pager.h"
 
 // A pager whose frames are a GPU's.
 namespace sluice::engine {

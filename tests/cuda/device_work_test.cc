@@ -1,4 +1,4 @@
-#include "engine/store/device_work.h"
+#include "engine/memory/device_work.h"
 
 #include <algorithm>
 

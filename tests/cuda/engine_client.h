@@ -13,7 +13,8 @@
 #include "core/bytes.h"
 #include "cuda/hands.h"
 #include "cuda/kernel_test.h"
-#include "engine/any_order_engine.h"
+#include "engine/planner/planner.h"
+#include "engine/steps/any_order_engine.h"
 #include "float_array.h"
 #include "offload/test_files.h"
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "cuda/engine_fixture.h"
+#include "engine/planner/planner.h"
 #include "thrown.h"
 
 namespace sluice::engine::twins {

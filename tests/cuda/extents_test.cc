@@ -3,7 +3,8 @@
 #include <set>
 
 #include "cuda/engine_fixture.h"
-#include "engine/plan/device_plan.h"
+#include "engine/planner/device_plan.h"
+#include "engine/planner/planner.h"
 
 // The size of the extents of frames, which a plan chooses.
 namespace sluice::engine::twins {

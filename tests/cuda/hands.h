@@ -11,7 +11,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 
 namespace sluice::engine::twins {
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest-spi.h>
 
 #include "cuda/engine_client.h"
-#include "engine/store/device_work.h"
+#include "engine/memory/device_work.h"
 
 // Mutants: an engine whose waits are left out, all those of a kind at a time, by the fake driver. Each must
 // show, as other bits than the CPU's, as an error, or as a misuse that the driver notices.

@@ -1,9 +1,10 @@
-#include "engine/assembly.h"
+#include "engine/steps/assembly.h"
 
 #include <gtest/gtest.h>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/support.h"
 #include "thrown.h"

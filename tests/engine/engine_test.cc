@@ -1,4 +1,4 @@
-#include "engine/scheduled_engine.h"
+#include "engine/steps/scheduled_engine.h"
 
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
 

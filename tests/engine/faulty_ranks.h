@@ -7,10 +7,11 @@
 #include "comm/faulty_links.h"
 #include "comm/local_links.h"
 #include "core/checksum.h"
-#include "engine/any_order_engine.h"
 #include "engine/checkpoint/support.h"
-#include "engine/checkpoint_values.h"
 #include "engine/faulty_runs.h"
+#include "engine/planner/planner.h"
+#include "engine/saving/checkpoint_values.h"
+#include "engine/steps/any_order_engine.h"
 
 namespace sluice::engine::faulty {
 

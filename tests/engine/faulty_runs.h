@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
 

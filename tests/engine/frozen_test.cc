@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
 #include "thrown.h"

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "comm/worlds.h"
-#include "engine/agreement.h"
-#include "engine/any_order_engine.h"
+#include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
+#include "engine/steps/any_order_engine.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
 #include "thrown.h"

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/planner/planner.h"
 #include "engine/refused.h"
 #include "engine/scheduled_ranks.h"
 #include "thrown.h"

@@ -2,9 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "engine/step/buckets.h"
-#include "engine/store/state_format.h"
+#include "engine/layout/state_format.h"
+#include "engine/planner/planner.h"
 #include "engine/toy.h"
+#include "engine/updates/buckets.h"
 #include "kernels/matrix.h"
 #include "offload/test_files.h"
 #include "thrown.h"

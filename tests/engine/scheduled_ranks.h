@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "comm/worlds.h"
-#include "engine/agreement.h"
-#include "engine/store/stored_shards.h"
+#include "engine/memory/stored_shards.h"
+#include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
 #include "engine/toy.h"
 #include "offload/records.h"
 #include "offload/test_files.h"

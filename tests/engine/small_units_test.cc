@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/planner/planner.h"
 #include "spans_client.h"
 
 // Tests of units of a few kilobytes, which share huge pages.

@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "core/bytes.h"
-#include "engine/any_order_engine.h"
-#include "engine/scheduled_engine.h"
+#include "engine/planner/planner.h"
+#include "engine/steps/any_order_engine.h"
+#include "engine/steps/scheduled_engine.h"
 #include "float_array.h"
 #include "kernels/matrix.h"
 #include "offload/test_files.h"

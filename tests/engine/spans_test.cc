@@ -4,8 +4,9 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/planner/planner.h"
 #include "engine/spans_client.h"
-#include "engine/step/buckets.h"
+#include "engine/updates/buckets.h"
 #include "thrown.h"
 
 // Compares a parameter that spans units with the same one in a single unit, under optimizers that need all of

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "engine/ranks_client.h"
-#include "engine/sums_in_backward.h"
+#include "engine/steps/sums_in_backward.h"
 
 // Tests of updates in backward on several ranks: a unit's gradients are summed when it is let go, and
 // applied.

@@ -8,8 +8,9 @@
 #include <thread>
 
 #include "comm/worlds.h"
-#include "engine/agreement.h"
-#include "engine/scheduled_engine.h"
+#include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
+#include "engine/steps/scheduled_engine.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
 #include "thrown.h"

@@ -12,7 +12,7 @@
 
 #include "core/bytes.h"
 #include "core/random.h"
-#include "engine/scheduled_engine.h"
+#include "engine/steps/scheduled_engine.h"
 #include "float_array.h"
 #include "offload/file.h"
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/bytes.h"
+#include "engine/planner/planner.h"
 #include "engine/toy.h"
 
 // The table that people read, and what programs read.

@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/plan/placement.h"
 #include "engine/plan/plan.h"
+#include "engine/planner/placement.h"
+#include "engine/planner/planner.h"
 #include "engine/toy.h"
 
 namespace sluice::engine {

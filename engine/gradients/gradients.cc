@@ -1,0 +1,252 @@
+#include "engine/gradients/gradients.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/plan/micro_batch_sums.h"
+#include "kernels/elementwise.h"
+#include "kernels/reduce.h"
+
+namespace sluice::engine {
+namespace {
+constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
+}
+
+Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks,
+                     Pager& pager, DeviceWork* gpu)
+    : layout_(layout),
+      pager_(pager),
+      waiting_bytes_(plan.sums_bytes),
+      known_(layout.parameters()),
+      on_gpu_(gpu == nullptr ? nullptr : std::make_unique<DeviceGradients>(layout, *gpu)) {
+  const std::vector<int> uses = gradient_uses(profile);
+  const std::vector<std::size_t> sums = gradient_buffers(
+      profile, MicroBatchSums(plan.reproducible, plan.ranks, profile.micro_batches), plan.group);
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    const UnitSpec& spec = layout.units()[unit];
+    std::vector<Buffer> buffers;
+    for (int use = 0; use < uses[unit]; ++use) {
+      Buffer buffer;
+      buffer.elements = use_elements(layout, unit, use);
+      std::size_t offset = 0;
+      for (const ParameterSpec& parameter : spec.parameters) {
+        buffer.offsets.push_back(parameter.uses > use ? offset : kNoSuchUse);
+        if (parameter.uses > use) offset += round_up(parameter.elements(), kParameterAlignment);
+      }
+      const std::string name = "gradient of " + spec.name + (use == 0 ? "" : ", use " + std::to_string(use));
+      const UnitPlan& placed = plan.units[unit];
+      const std::size_t stored =
+          placed.gradient_in_shards
+              ? final_gradient_bytes(ranks->own(unit).size(), final_gradient_type(profile, unit))
+              : 0;
+      for (std::size_t sum = 0; sum < sums[unit]; ++sum)
+        buffer.holdings.push_back(
+            pager.define({.name = name + (sum == 0 ? "" : ", sum " + std::to_string(sum)),
+                          .bytes = buffer.elements * sizeof(float),
+                          .purpose = allocator::Purpose::kGradient,
+                          .tier = placed.tier(Part::kGradient),
+                          .stored = placed.gradient_stored,
+                          .packed = is_packed(layout.unit_bytes(unit)),
+                          .stored_bytes = stored}));
+      buffers.push_back(std::move(buffer));
+    }
+    units_.push_back(std::move(buffers));
+    types_.push_back(final_gradient_type(profile, unit));
+  }
+}
+
+std::size_t Gradients::offset(ParameterId parameter, int use) const {
+  const UnitId unit = layout_.location(parameter).unit;
+  return units_[unit][static_cast<std::size_t>(use)].offsets[parameter - layout_.first_parameter(unit)];
+}
+
+float* Gradients::data(ParameterId parameter, int use) const {
+  return sum(layout_.location(parameter).unit, use, 0, 0) + offset(parameter, use);
+}
+
+float* Gradients::sum(UnitId unit, int use, std::size_t below, std::size_t waiting_from) const {
+  const Buffer& buffer = units_[unit][static_cast<std::size_t>(use)];
+  if (below < buffer.holdings.size()) return reinterpret_cast<float*>(pager_.data(buffer.holdings[below]));
+  return reinterpret_cast<float*>(waiting_.data()) + waiting_from +
+         (below - buffer.holdings.size()) * buffer.elements;
+}
+
+Array Gradients::on_gpu(ParameterId parameter) const {
+  const UnitId unit = layout_.location(parameter).unit;
+  return Array{pager_.data(holding(unit, 0)), types_[unit]}.at(offset(parameter, 0));
+}
+
+void Gradients::add_on_gpu(ParameterId parameter, ConstArray gradient) {
+  const UnitId unit = layout_.location(parameter).unit;
+  Known& known = known_[parameter];
+  Dtype& type = types_[unit];
+  if (!any(unit)) {
+    type = gradient.type;
+  } else if (type != Dtype::kF32 && (known.there || type != gradient.type)) {
+    on_gpu_->widen({pager_.data(holding(unit, 0)), type}, units_[unit][0].elements);
+    type = Dtype::kF32;
+  }
+  on_gpu_->add(parameter, on_gpu(parameter), gradient, known.there,
+               static_cast<float>(known.there ? known.factor : 1));
+  known = {true, {}, 1, true};
+}
+
+void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {
+  if (on_gpu_) return add_on_gpu(parameter, gradient);
+  const std::size_t n = layout_.location(parameter).elements;
+  float* const sum = data(parameter, 0);
+  Known& known = known_[parameter];
+  if (known.there && known.factor != 1)
+    kernels::scale(threads, n, static_cast<float>(known.factor), {sum, Dtype::kF32});
+  known = {true,
+           kernels::store_summing_squares(threads, layout_.spec(parameter).span_first, n, gradient,
+                                          known.there, sum),
+           1, false};
+}
+
+const Gradients::Known& Gradients::known(ParameterId parameter) const {
+  if (!known_[parameter].squares_on_gpu) return known_[parameter];
+  on_gpu_->fetch_squares();
+  for (ParameterId p = 0; p < known_.size(); ++p)
+    if (std::exchange(known_[p].squares_on_gpu, false)) known_[p].squares = on_gpu_->squares(p);
+  return known_[parameter];
+}
+
+void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
+  const std::size_t n = layout_.location(parameter).elements;
+  if (on_gpu_)
+    return on_gpu_->read(parameter, on_gpu(parameter), static_cast<float>(known_[parameter].factor), out);
+  kernels::convert(threads, n, {data(parameter, 0), Dtype::kF32}, out);
+  const auto factor = static_cast<float>(known_[parameter].factor);
+  if (factor != 1) kernels::scale(threads, n, factor, out);
+}
+
+void Gradients::hand_over(UnitId unit) {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    known_[p].there = false;
+}
+
+void Gradients::drop_unit(UnitId unit) {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) known_[p] = {};
+}
+
+void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
+
+void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base,
+                               ElementRange elements) {
+  const Layout::Location& location = layout_.location(parameter);
+  const std::size_t from = std::clamp(elements.begin, location.offset, location.offset + location.elements);
+  const std::size_t to = std::clamp(elements.end, from, location.offset + location.elements);
+  const std::size_t first = layout_.spec(parameter).span_first + from - location.offset;
+  known_[parameter] = {true, {kernels::PartialSum(first / kernels::kGridBlock), true}, 1, false};
+  if (from < to)
+    known_[parameter].squares = kernels::sum_of_squares(
+        threads, first, to - from, ConstArray{base, final_type(location.unit)}.at(from - elements.begin));
+}
+
+std::string Gradients::squares(std::span<const ParameterId> parameters) const {
+  std::string bytes;
+  const auto put = [&](const auto& value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  for (const ParameterId p : parameters) {
+    const Known& known = this->known(p);
+    put(known.squares.finite);
+    put(known.squares.sum.first());
+    const std::vector<kernels::PartialSum::Node> nodes = known.squares.sum.nodes();
+    put(nodes.size());
+    for (const kernels::PartialSum::Node& node : nodes) {
+      put(node.value);
+      put(node.level);
+    }
+  }
+  return bytes;
+}
+
+void Gradients::take_squares(std::span<const ParameterId> parameters,
+                             const std::vector<std::string>& of_ranks) {
+  std::vector<std::size_t> at(of_ranks.size());
+  for (const ParameterId p : parameters) {
+    Known& known = known_[p];
+    std::optional<kernels::PartialSum> sum;
+    known.squares.finite = true;
+    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      const auto get = [&](auto value) {
+        ensure(of_ranks[rank].size() - at[rank] >= sizeof value, "rank {} has sent too few squares", rank);
+        std::memcpy(&value, of_ranks[rank].data() + at[rank], sizeof value);
+        at[rank] += sizeof value;
+        return value;
+      };
+      known.squares.finite &= get(bool());
+      const std::size_t first = get(std::size_t()), nodes = get(std::size_t());
+      if (nodes > 0 && !sum) sum.emplace(first);
+      for (std::size_t i = 0; i < nodes; ++i) {
+        const double value = get(double());
+        sum->add(kernels::PartialSum::Node{value, get(std::uint8_t())});
+      }
+    }
+    if (sum) known.squares.sum = *sum;
+  }
+}
+
+double Gradients::norm(ParameterId parameter) const {
+  const Known& known = this->known(parameter);
+  return std::sqrt(known.squares.sum.total()) * std::abs(known.factor);
+}
+
+std::optional<ParameterId> Gradients::not_finite(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (has(p) && (!known(p).squares.finite || !std::isfinite(known_[p].factor))) return p;
+  return std::nullopt;
+}
+
+std::optional<ParameterId> Gradients::not_finite() const {
+  for (UnitId unit = 0; unit < units_.size(); ++unit)
+    if (const auto parameter = not_finite(unit)) return parameter;
+  return std::nullopt;
+}
+
+const std::uint32_t* Gradients::check_on_gpu(UnitId unit, bool for_cpu) {
+  return on_gpu_->check(
+      unit, [this](ParameterId p) { return has(p); }, for_cpu);
+}
+
+std::optional<ParameterId> Gradients::not_finite_factor(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (has(p) && !std::isfinite(known_[p].factor)) return p;
+  return std::nullopt;
+}
+
+std::optional<ParameterId> Gradients::not_finite_of_step() const {
+  for (ParameterId p = 0; p < known_.size(); ++p)
+    if (!has(p) && !known(p).squares.finite) return p;
+  return std::nullopt;
+}
+
+bool Gradients::any(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (has(p)) return true;
+  return false;
+}
+
+double Gradients::norm() const {
+  double sum = 0;
+  for (ParameterId p = 0; p < known_.size();) {
+    kernels::PartialSum squares = known(p).squares.sum;
+    const double factor = known_[p].factor;
+    // Adds what the parameter has in the next units, where these have a gradient, too.
+    for (++p; p < known_.size() && layout_.spec(p).continues() && known_[p].factor == factor &&
+              known_[p].squares.sum.first() == squares.end();
+         ++p)
+      squares.add(known_[p].squares.sum);
+    sum += squares.total() * factor * factor;
+  }
+  return std::sqrt(sum);
+}
+
+}  // namespace sluice::engine

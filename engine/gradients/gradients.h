@@ -1,0 +1,129 @@
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/threads.h"
+#include "engine/gradients/device_gradients.h"
+#include "engine/layout/layout.h"
+#include "engine/layout/shards.h"
+#include "engine/memory/pager.h"
+#include "engine/plan/plan.h"
+#include "engine/ranks/ranks.h"
+#include "kernels/reduce.h"
+
+namespace sluice::engine {
+
+// The gradients of all units. Each unit has a flat f32 buffer for the first use of its parameters, and one
+// for each further use, with those parameters that have such a use. A buffer is a holding of the pager, so
+// that it may be on disk between groups of micro-batches. The engine decides what is added to a gradient, and
+// when it is final. This class knows which gradients exist, and two things about each that need no element of
+// it: the sum of its squares, and a factor (unscaling, clipping) that is applied where the gradient is used.
+// Thread rule: one thread.
+class Gradients {
+ public:
+  // ranks: null for an engine that trains alone. gpu: null where the CPU computes; else arrays that are added
+  // or read are in its memory, and used on the client's stream.
+  Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks, Pager& pager,
+            DeviceWork* gpu = nullptr);
+
+  // Takes the memory for gradients that wait to be added within an access (Plan::sums_bytes).
+  void start(allocator::Ledger& ledger) {
+    waiting_ = {ledger, allocator::Purpose::kGradient, waiting_bytes_};
+    if (on_gpu_) on_gpu_->start(ledger);
+  }
+  int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
+  HoldingId holding(UnitId unit, int use) const { return holdings(unit, use).front(); }
+  // Where gradients are added pairwise, a use may have several buffers, one for each sum that is kept.
+  const std::vector<HoldingId>& holdings(UnitId unit, int use) const {
+    return units_[unit][static_cast<std::size_t>(use)].holdings;
+  }
+  std::size_t bytes(UnitId unit, int use) const {
+    return units_[unit][static_cast<std::size_t>(use)].elements *
+           (on_gpu_ ? size_of(types_[unit]) : sizeof(float));
+  }
+  float* data(ParameterId parameter, int use) const;  // REQUIRES: its buffer is held
+  // The buffer of the sum that has so many below it. Those that have no holding are in the memory for
+  // gradients that wait, from this element on.
+  float* sum(UnitId unit, int use, std::size_t below, std::size_t waiting_from) const;
+  // Where a parameter's gradient begins in a buffer of that use.
+  std::size_t offset(ParameterId parameter, int use) const;
+  // The type of the unit's final gradient. On a GPU the gradient is in the type in which it came while it is
+  // the only one of each parameter, and its bytes lie close together; sums are f32.
+  Dtype final_type(UnitId unit) const { return types_[unit]; }
+
+  // REQUIRES, for the next three: the unit's buffer is held.
+  // Both sum squares, and the parameter has a gradient from then on.
+  void add(Threads& threads, ParameterId parameter, ConstArray gradient);
+  // The second one sums over those elements of the unit alone, of which `base` has the first.
+  void sum_squares_of(Threads& threads, ParameterId parameter, const void* base, ElementRange elements);
+  void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
+
+  // None of these needs the buffer.
+  bool has(ParameterId parameter) const { return known_[parameter].there; }
+  // States that the parameter has a gradient, of which nothing else is known yet.
+  void begin(ParameterId parameter) { known_[parameter] = {true, {}, 1, false}; }
+  bool any(UnitId unit) const;  // whether any of its parameters has a gradient
+  void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
+  double factor(ParameterId parameter) const { return known_[parameter].factor; }
+  double norm(ParameterId parameter) const;
+  // The norm over all parameters. The squares of one parameter are added in a tree over its grid, whatever
+  // units it spans; parameters are added in registration order.
+  double norm() const;
+  // What this rank knows of the squares of these parameters, as bytes for the other ranks; and what all ranks
+  // know, put together, in their order.
+  std::string squares(std::span<const ParameterId> parameters) const;
+  void take_squares(std::span<const ParameterId> parameters, const std::vector<std::string>& of_ranks);
+  std::optional<ParameterId> not_finite(UnitId unit) const;
+  std::optional<ParameterId> not_finite() const;
+  // Of a unit whose update follows at once, where a GPU computes: has the GPU find out whether the gradients
+  // are finite, and returns where it says so (see DeviceGradients::check()). Factors, which are here, are not
+  // looked at: not_finite_factor() does that.
+  const std::uint32_t* check_on_gpu(UnitId unit, bool for_cpu);
+  std::optional<ParameterId> not_finite_factor(UnitId unit) const;
+  bool any_squares_on_gpu() const { return std::ranges::any_of(known_, &Known::squares_on_gpu); }
+  // A parameter of those that were handed over. Waits where squares are still on the GPU.
+  std::optional<ParameterId> not_finite_of_step() const;
+  void drop(ParameterId parameter) {
+    if (has(parameter)) known_[parameter] = {};
+  }
+  void drop_unit(UnitId unit);
+  void drop_all();
+  // The unit's gradients belong to an update from now on: has() is false, and norm() still counts them.
+  void hand_over(UnitId unit);
+
+ private:
+  struct Buffer {
+    std::vector<HoldingId> holdings;
+    std::size_t elements = 0;
+    std::vector<std::size_t> offsets;  // by parameter of the unit; kNoSuchUse where it has no such use
+  };
+  struct Known {
+    bool there = false;
+    kernels::SquareSum squares;  // of the elements, without the factor
+    double factor = 1;
+    bool squares_on_gpu = false;  // they are still to be fetched from there
+  };
+  // Waits where squares are still on the GPU.
+  const Known& known(ParameterId parameter) const;
+  void add_on_gpu(ParameterId parameter, ConstArray gradient);
+  Array on_gpu(ParameterId parameter) const;  // where its gradient is there
+
+  const Layout& layout_;
+  Pager& pager_;
+  std::size_t waiting_bytes_;
+  allocator::Region waiting_;
+  std::vector<std::vector<Buffer>> units_;
+  std::vector<Dtype> types_;                 // by unit
+  mutable std::vector<Known> known_;         // by parameter
+  std::unique_ptr<DeviceGradients> on_gpu_;  // null: the CPU computes
+};
+
+}  // namespace sluice::engine

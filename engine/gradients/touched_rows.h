@@ -1,0 +1,40 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/layout/layout.h"
+#include "engine/plan/plan.h"
+#include "engine/plan/profile.h"
+#include "engine/ranks/packing.h"
+
+namespace sluice::engine {
+
+// In which rows of the embeddings' gradients a step has values: of tables whose gradient ranks sum by rows
+// (rows_of_tokens()). In all other rows it is 0 on every rank, and these are not sent. Thread rule: one
+// thread.
+class TouchedRows {
+ public:
+  // The layout outlives it.
+  TouchedRows(const Layout& layout, const Profile& profile, const RankOf& ranks);
+
+  bool by_rows(ParameterId parameter, int use) const {
+    return !rows_[parameter].empty() && use + 1 == layout_.spec(parameter).uses;
+  }
+  bool any_by_rows(UnitId unit, int use) const;
+  void begin_step();
+  // REQUIRES: by_rows(parameter, its last use), and all rows are the parameter's.
+  void touch(ParameterId parameter, std::span<const std::int32_t> rows);
+  // What this rank tells the others of the unit's rows, and what of the gradient's buffer for that use has
+  // values on any rank, from what each has told.
+  std::string own(UnitId unit) const;
+  Packing packing(UnitId unit, int use, std::vector<std::string> of_ranks) const;
+
+ private:
+  const Layout& layout_;
+  std::vector<std::string> rows_;  // by parameter: a bit for each row; empty: it is summed whole
+};
+
+}  // namespace sluice::engine

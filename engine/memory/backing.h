@@ -1,0 +1,100 @@
+#pragma once
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "allocator/ledger.h"
+#include "core/threads.h"
+#include "engine/layout/layout.h"
+#include "engine/layout/tier.h"
+#include "offload/records.h"
+
+namespace sluice::engine {
+
+// Holds contents while they are not in the memory that is computed on: a record on disk, the shards of all
+// ranks, or, for a GPU, host memory. Offsets, sizes, errors and thread rule are those of
+// offload::RecordStore: transfers of the same bytes must not overlap in time, and `done` is called once, on
+// any thread.
+class Backing {
+ public:
+  virtual ~Backing() = default;
+  virtual void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
+  virtual void store(std::uint64_t offset, std::span<const std::byte> from, Done done) = 0;
+
+  // For a caller whose threads would otherwise wait: its threads compute the checksums. What
+  // fetch_unchecked() brought must not be used before check() has compared it, which throws where it is not
+  // what was stored.
+  virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
+  virtual void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) = 0;
+  virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done) = 0;
+
+  // How the CPU gets at the bytes of what a GPU computes with, since fetches then go to the GPU's memory:
+  // where they lie, or by another backing with the same bytes. Both are null where the CPU computes.
+  struct ForCpu {
+    std::byte* data = nullptr;
+    Backing* backing = nullptr;
+  };
+  virtual ForCpu for_cpu() { return {}; }
+};
+
+// A backing whose bytes the caller does not see: what has to be checked is checked on the way.
+class CheckedBacking : public Backing {
+ public:
+  using Backing::store;
+  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) final {
+    fetch(offset, into, std::move(done));
+  }
+  void check(std::uint64_t /*offset*/, std::span<const std::byte> /*found*/, Threads& /*threads*/) final {}
+  void store(std::uint64_t offset, std::span<const std::byte> from, Threads& /*threads*/, Done done) final {
+    store(offset, from, std::move(done));
+  }
+};
+
+// Does a transfer that has ended for the caller when it is queued on a GPU's stream.
+template <class Queue>
+void end_queued(const Done& done, const Queue& queue) {
+  std::exception_ptr error;
+  try {
+    queue();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  done(error);
+}
+
+struct BackingSpec {
+  allocator::Tier tier = allocator::Tier::kDisk;  // never the one that is computed on
+  std::string name;                               // appears in messages
+  std::uint64_t bytes = 0;                        // a multiple of kDiskBlock
+  allocator::Purpose purpose = allocator::Purpose::kParameter;
+  std::size_t block_bytes = offload::RecordStore::kBlock;
+  UnitId unit = 0;       // of parameters on the tier kRanks
+  bool for_cpu = false;  // the CPU alone computes with it, also where a GPU computes with the rest
+};
+
+class DeviceDisk;
+class HostRecords;
+class ParameterShards;
+
+// Makes backings; a new tier is a new case of make(). Thread rule: one thread, while nothing is transferred.
+class Backings {
+ public:
+  virtual ~Backings() = default;
+  virtual std::unique_ptr<Backing> make(const BackingSpec& spec) = 0;
+  // Takes the space of all backings that have none yet. Throws Error(kBudget) where there is too little;
+  // these backings are then of no use.
+  virtual void allocate() = 0;
+};
+
+std::unique_ptr<Backing> make_disk_record(offload::RecordStore& disk, const BackingSpec& spec);
+
+// The backings of an engine. All arguments outlive them. disk: null where the plan puts nothing on disk;
+// shards: null where it partitions no parameters; host: null where the CPU computes; gpu_disk: then instead
+// of `disk`, where the plan puts something there.
+std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr,
+                                        HostRecords* host = nullptr, DeviceDisk* gpu_disk = nullptr);
+
+}  // namespace sluice::engine

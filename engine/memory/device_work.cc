@@ -1,0 +1,168 @@
+#include "engine/memory/device_work.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "core/error.h"
+#include "core/log.h"
+
+namespace sluice::engine {
+
+DeviceWork::DeviceWork(Device& device)
+    : device_(device),
+      in_(device.make_stream(true)),
+      out_(device.make_stream(false)),
+      updates_(device.make_stream(false)),
+      own_client_(device.make_stream(false)),
+      client_(own_client_.get()),
+      before_client_(device.make_event(false)) {}
+
+DeviceWork::~DeviceWork() = default;
+
+void DeviceWork::set_client(CUstream_st* stream) {
+  if (stream == client_) return;
+  device_.record(before_client_.get(), client_);
+  device_.wait(stream, before_client_.get());
+  client_ = stream;
+}
+
+void DeviceWork::add(Memory memory, std::size_t piece_bytes) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t at = 0; at < memory.size(); at += piece_bytes)
+    pieces_[memory.data() + at].bytes = std::min(piece_bytes, memory.size() - at);
+}
+
+template <class Pieces, class Body>
+void DeviceWork::for_each(Pieces& pieces, Memory memory, const Body& body) {
+  auto piece = pieces.upper_bound(memory.data());
+  ensure(piece != pieces.begin(), "memory is used on a GPU that the engine does not have");
+  const std::byte* at = memory.data();
+  for (--piece; at < memory.data() + memory.size(); ++piece) {
+    ensure(piece != pieces.end() && piece->first <= at && at < piece->first + piece->second.bytes,
+           "memory is used on a GPU that the engine does not have");
+    body(piece->second);
+    at = piece->first + piece->second.bytes;
+  }
+}
+
+void DeviceWork::wait_for(CUstream_st* stream, const Place& place) {
+  if (place.stream != nullptr && place.stream != stream) device_.wait(stream, place.event.get());
+}
+
+void DeviceWork::record(CUstream_st* stream, Place& place) {
+  if (place.event == nullptr) place.event = device_.make_event(false);
+  device_.record(place.event.get(), stream);
+  place.stream = stream;
+}
+
+void DeviceWork::begin_use(CUstream_st* stream, Memory memory, Use use) {
+  for_each(pieces_, memory, [&](Piece& piece) {
+    wait_for(stream, piece.written);
+    if (use == Use::kRead) return;
+    for (const Place& place : piece.read) wait_for(stream, place);
+  });
+}
+
+// Who writes has waited for all that read, so that whoever waits for the write waits for them, too.
+void DeviceWork::end_use(CUstream_st* stream, Memory memory, Use use) {
+  for_each(pieces_, memory, [&](Piece& piece) {
+    if (use == Use::kWrite) {
+      record(stream, piece.written);
+      for (Place& place : piece.read) place.stream = nullptr;
+      return;
+    }
+    const auto of = [&](CUstream_st* wanted) {
+      return std::ranges::find(piece.read, wanted, &Place::stream);
+    };
+    auto own = of(stream);
+    if (own == piece.read.end()) own = of(nullptr);
+    if (own == piece.read.end()) own = piece.read.insert(own, Place());
+    record(stream, *own);
+  });
+}
+
+void DeviceWork::begin(CUstream_st* stream, Memory memory, Use use) {
+  const std::lock_guard lock(mutex_);
+  begin_use(stream, memory, use);
+}
+
+void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
+  const std::lock_guard lock(mutex_);
+  end_use(stream, memory, use);
+}
+
+void DeviceWork::copy_in(std::byte* to, Memory from) {
+  const Memory written = {to, from.size()};
+  queue(in(), {&from, 1}, {&written, 1},
+        [&] { device_.copy_in(in(), reinterpret_cast<DeviceAddress>(to), from.data(), from.size()); });
+}
+
+void DeviceWork::copy_out(std::byte* to, Memory from) {
+  const Memory written = {to, from.size()};
+  queue(out(), {&from, 1}, {&written, 1},
+        [&] { device_.copy_out(out(), to, reinterpret_cast<DeviceAddress>(from.data()), from.size()); });
+}
+
+std::vector<CUevent_st*> DeviceWork::unfinished(Memory memory, Use use) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CUevent_st*> events;
+  const auto note = [&](const Place& place) {
+    if (place.stream != nullptr && !device_.is_done(place.event.get())) events.push_back(place.event.get());
+  };
+  for_each(pieces_, memory, [&](const Piece& piece) {
+    note(piece.written);
+    for (const Place& place : piece.read)
+      if (use == Use::kWrite) note(place);
+  });
+  return events;
+}
+
+void DeviceWork::wait(Memory memory, Use use) {
+  for (CUevent_st* const event : unfinished(memory, use)) device_.synchronize(event);
+}
+
+std::vector<Device::Event> DeviceWork::give_up(Memory memory) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Device::Event> last;
+  const auto take = [&](Place& place) {
+    if (place.stream != nullptr) last.push_back(std::move(place.event));
+  };
+  for_each(pieces_, memory, [&](Piece& piece) {
+    take(piece.written);
+    for (Place& place : piece.read) take(place);
+    piece.written = {};
+    piece.read.clear();
+  });
+  return last;
+}
+
+// A stream that is captured cannot be waited for. What it used before has events.
+void DeviceWork::wait_for_client() {
+  if (!device_.is_capturing(client_)) return device_.synchronize(client_);
+  device_.synchronize(before_client_.get());
+  const std::lock_guard lock(mutex_);
+  for (const auto& [begin, piece] : pieces_) {
+    if (piece.written.stream == client_) device_.synchronize(piece.written.event.get());
+    for (const Place& place : piece.read)
+      if (place.stream == client_) device_.synchronize(place.event.get());
+  }
+}
+
+void DeviceWork::wait_for_all() {
+  for (CUstream_st* const stream : {in(), out(), updates()}) device_.synchronize(stream);
+  wait_for_client();
+}
+
+void DeviceWork::finish() noexcept {
+  const auto quietly = [](const auto& wait) {
+    try {
+      wait();
+    } catch (const Error& error) {
+      log().debug("{}", error.what());
+    }
+  };
+  for (CUstream_st* const stream : {in(), out(), updates()}) quietly([&] { device_.synchronize(stream); });
+  quietly([&] { wait_for_client(); });
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,108 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "core/device.h"
+#include "engine/layout/tier.h"
+
+namespace sluice::engine {
+
+// What an engine queues on a GPU, and in which order the GPU does it. Work is queued on several streams:
+// units come in on one, go out on another, and are updated on a third; the client computes on streams of its
+// own. Each piece of memory remembers the last work that wrote it, and the last that read it on each stream.
+// Who uses a piece next waits for these on its own stream, so that the caller need not wait. Thread rule: one
+// thread, and others that copy in and out and wait, as DeviceDisk does.
+class DeviceWork {
+ public:
+  using Memory = std::span<const std::byte>;  // of the GPU's, or of registered memory of the host
+  enum class Use : std::uint8_t { kRead, kWrite };
+
+  explicit DeviceWork(Device& device);  // the device outlives it
+  ~DeviceWork();                        // REQUIRES: finish() was called, or nothing was queued
+  DeviceWork(const DeviceWork&) = delete;
+  DeviceWork& operator=(const DeviceWork&) = delete;
+
+  Device& device() const { return device_; }
+  CUstream_st* in() const { return in_.get(); }
+  CUstream_st* out() const { return out_.get(); }
+  CUstream_st* updates() const { return updates_.get(); }
+  // The stream on which the client computes from now on: at first one that is made for it. It goes on when
+  // all is done that the one before has, so that this stands for all that came before it, which may end.
+  // REQUIRES: the client orders what it queues on several streams itself.
+  void set_client(CUstream_st* stream);
+  CUstream_st* client() const { return client_; }
+
+  // Memory that work may use, from now on, in pieces of so many bytes, of which each has an order of its own.
+  void add(Memory memory, std::size_t piece_bytes);
+
+  // What is queued on the stream between the two calls uses the memory, which lies in pieces that were added.
+  void begin(CUstream_st* stream, Memory memory, Use use);
+  void end(CUstream_st* stream, Memory memory, Use use);
+  // Queues work that reads some memory, and writes other memory.
+  template <class Work>
+  void queue(CUstream_st* stream, std::span<const Memory> read, std::span<const Memory> written,
+             Work&& work) {
+    const std::lock_guard lock(mutex_);
+    for (const Memory& memory : read) begin_use(stream, memory, Use::kRead);
+    for (const Memory& memory : written) begin_use(stream, memory, Use::kWrite);
+    std::forward<Work>(work)();
+    for (const Memory& memory : read) end_use(stream, memory, Use::kRead);
+    for (const Memory& memory : written) end_use(stream, memory, Use::kWrite);
+  }
+  void copy_in(std::byte* to, Memory from);   // on in()
+  void copy_out(std::byte* to, Memory from);  // on out()
+
+  // The caller waits until it may use the memory itself; or asks whether it may.
+  void wait(Memory memory, Use use);
+  bool is_done(Memory memory, Use use) const { return unfinished(memory, use).empty(); }
+  // The memory has other uses from now on, or is others'. Returns what its last uses so far have ended with,
+  // and what comes next waits for none of it. REQUIRES: it is whole pieces, and nothing has begun to use it
+  // that has not ended.
+  std::vector<Device::Event> give_up(Memory memory);
+  // The caller waits for everything that is queued, by the client, too; or, while its stream is captured, for
+  // what it has queued with memory that was added, and was not given up since.
+  void wait_for_all();
+  // The same at the end. What fails was reported where it was queued, or has no one left to be told.
+  void finish() noexcept;
+
+ private:
+  // The last place of a stream that used a piece.
+  struct Place {
+    CUstream_st* stream = nullptr;  // null: there is none
+    Device::Event event;
+  };
+  struct Piece {
+    std::size_t bytes = 0;
+    Place written;
+    std::vector<Place> read;  // each on a stream of its own
+  };
+  template <class Pieces, class Body>
+  static void for_each(Pieces& pieces, Memory memory, const Body& body);
+  // What the caller would have to wait for.
+  std::vector<CUevent_st*> unfinished(Memory memory, Use use) const;
+  void wait_for_client();
+  void begin_use(CUstream_st* stream, Memory memory, Use use);
+  void end_use(CUstream_st* stream, Memory memory, Use use);
+  void wait_for(CUstream_st* stream, const Place& place);
+  void record(CUstream_st* stream, Place& place);
+
+  Device& device_;
+  Device::Stream in_, out_, updates_, own_client_;
+  CUstream_st* client_;
+  Device::Event before_client_;               // what the client's streams before this one had
+  mutable std::mutex mutex_;                  // guards what follows
+  std::map<const std::byte*, Piece> pieces_;  // by their beginnings
+};
+
+// The tier that is computed on. gpu: null where the CPU computes.
+inline allocator::Tier tier_of(const DeviceWork* gpu) {
+  return gpu == nullptr ? kCpuTier : allocator::Tier::kDevice;
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,64 @@
+#include "engine/memory/host_records.h"
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace sluice::engine {
+namespace {}  // namespace
+
+void RegisteredRegion::Unregister::operator()(std::byte* memory) const {
+  try {
+    device->unregister_host(memory);
+  } catch (const Error& error) {  // the device has had a fault, which was reported where it was found
+    log().debug("{}", error.what());
+  }
+}
+
+RegisteredRegion::RegisteredRegion(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose,
+                                   std::size_t bytes)
+    : memory_(ledger, purpose, bytes), registered_(nullptr, {&device}) {
+  if (bytes == 0) return;
+  device.register_host(memory_.data(), memory_.size());
+  registered_.reset(memory_.data());
+}
+
+// The driver's copies need no checksums.
+class HostRecords::Record final : public CheckedBacking {
+ public:
+  using CheckedBacking::store;
+  Record(HostRecords& owner, const Place& place) : owner_(owner), place_(place) {}
+  void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    end_queued(done, [&] { owner_.work_.copy_in(into.data(), {data(offset), into.size()}); });
+  }
+  void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    end_queued(done, [&] { owner_.work_.copy_out(data(offset), from); });
+  }
+
+  ForCpu for_cpu() override { return {data(0), nullptr}; }
+
+ private:
+  std::byte* data(std::uint64_t offset) const {
+    return owner_.memory_[index(place_.purpose)].data() + place_.offset + offset;
+  }
+  HostRecords& owner_;
+  const Place place_;
+};
+
+std::unique_ptr<Backing> HostRecords::make(const BackingSpec& spec) {
+  std::size_t& end = bytes_[index(spec.purpose)];
+  places_.push_back({spec.purpose, end, spec.bytes, spec.block_bytes});
+  end += spec.bytes;
+  return std::make_unique<Record>(*this, places_.back());
+}
+
+void HostRecords::allocate() {
+  for (std::size_t purpose = 0; purpose < bytes_.size(); ++purpose)
+    if (bytes_[purpose] > 0)
+      memory_[purpose] = RegisteredRegion(ledger_, work_.device(), static_cast<allocator::Purpose>(purpose),
+                                          bytes_[purpose]);
+  for (const Place& place : places_)
+    work_.add({memory_[index(place.purpose)].data() + place.offset, place.bytes}, place.block_bytes);
+}
+
+}  // namespace sluice::engine

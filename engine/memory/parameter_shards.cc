@@ -1,0 +1,293 @@
+#include "engine/memory/parameter_shards.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+
+namespace sluice::engine {
+namespace {
+
+std::vector<std::optional<std::size_t>> sizes_of(const Layout& layout, const Plan& plan, const Ranks& ranks) {
+  std::vector<std::optional<std::size_t>> sizes;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    sizes.emplace_back();
+    if (plan.units[unit].tier(Part::kParameters) == allocator::Tier::kRanks &&
+        !plan.units[unit].shard_on_disk)
+      sizes.back() = ranks.shard(unit, ranks.rank()).size() * size_of(layout.dtype(unit));
+  }
+  return sizes;
+}
+
+std::exception_ptr gone() {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed"));
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& thrown) {
+    return thrown.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+}  // namespace
+
+// The parameters of a unit, of which each rank has a shard.
+class ParameterShards::AllShards final : public Backing {
+ public:
+  AllShards(ParameterShards& shards, UnitId unit) : shards_(shards), unit_(unit) {}
+
+  void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    ensure(offset == 0, "a partitioned unit is fetched from byte {} on", offset);
+    const Ranks& ranks = shards_.ranks_;
+    std::vector<std::span<std::byte>> parts;  // by rank
+    std::size_t reads = 1;                    // of the own shard
+    const std::size_t size = shards_.element_bytes(unit_);
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      const ElementRange shard = ranks.shard(unit_, rank);
+      parts.push_back(into.subspan(shard.begin * size, shard.size() * size));
+      if (rank != ranks.rank()) reads += divide_up(parts.back().size(), kPiece);
+    }
+    const Done part = after(reads, std::move(done));
+    for (int rank = 0; rank < ranks.size(); ++rank)
+      if (rank != ranks.rank()) read(rank, parts[static_cast<std::size_t>(rank)], part);
+    shards_.read(unit_, 0, parts[static_cast<std::size_t>(ranks.rank())], part);
+  }
+  void store(std::uint64_t, std::span<const std::byte>, Done) override { never_stored(); }
+  void store(std::uint64_t, std::span<const std::byte>, Threads&, Done) override { never_stored(); }
+  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    fetch(offset, into, std::move(done));
+  }
+  void check(std::uint64_t, std::span<const std::byte>, Threads&) override {}
+
+ private:
+  static constexpr std::size_t kPiece = StoredShards::kPiece;
+  // In pieces, since the other rank may have its shard on disk, and several ranks relay it.
+  void read(int rank, std::span<std::byte> shard, const Done& part) {
+    for (std::size_t offset = 0; offset < shard.size(); offset += kPiece) {
+      const std::size_t bytes = std::min(kPiece, shard.size() - offset);
+      shards_.fetch({shards_.ranks_.rank(), rank, unit_, shards_.expected_[unit_], offset, bytes},
+                    shard.subspan(offset, bytes), part);
+    }
+  }
+  [[noreturn]] static void never_stored() {
+    fail(ErrorCode::kInternal, "partitioned parameters are stored as a whole");
+  }
+  ParameterShards& shards_;
+  const UnitId unit_;
+};
+
+ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks)
+    : layout_(layout),
+      ranks_(ranks),
+      memory_(sizes_of(layout, plan, ranks)),
+      stored_(layout.units().size(), plan.serving_pieces, ranks.communicator().hosts().readers(ranks.rank())),
+      expected_(layout.units().size()),
+      published_(layout.units().size()),
+      relayed_(layout, ranks, plan.relay_pieces, plan.relay_piece_bytes) {
+  for (const UnitPlan& unit : plan.units) {
+    partitioned_.push_back(unit.tier(Part::kParameters) == allocator::Tier::kRanks);
+    on_disk_.push_back(partitioned_.back() && unit.shard_on_disk);
+  }
+}
+
+void ParameterShards::define(Backings& backings) {
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+    if (on_disk_[unit]) define(unit, backings);
+}
+
+void ParameterShards::define(UnitId unit, Backings& backings) {
+  stored_.define(unit, "shard of the parameters of " + layout_.units()[unit].name, bytes(unit), backings);
+}
+
+// The most that another plan may keep in memory.
+std::size_t ParameterShards::room_of_all() const {
+  std::size_t room = 0;
+  for (UnitId unit = 0; unit < partitioned_.size(); ++unit)
+    if (partitioned_[unit]) room += ShardMemory::room(bytes(unit));
+  return room;
+}
+
+void ParameterShards::start(allocator::Ledger& ledger) {
+  memory_.start(ledger, allocator::Purpose::kParameter, room_of_all());
+  stored_.start(ledger);
+  relayed_.start(ledger);
+  reads_->shards = this;
+  ranks_.communicator().serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
+    const std::lock_guard lock(reads->serving);
+    if (reads->shards != nullptr) return reads->shards->answer(read, std::move(answer));
+    answer({}, gone(), {});
+  });
+}
+
+ParameterShards::~ParameterShards() {
+  std::vector<Question> unanswered;
+  {
+    const std::lock_guard lock(reads_->serving);
+    if (reads_->shards == nullptr) return;
+    reads_->shards = nullptr;
+    unanswered = std::move(waiting_);
+  }
+  ranks_.communicator().serve({});
+  for (const Question& question : unanswered) question.answer({}, gone(), {});
+  std::unique_lock lock(reads_->counting);
+  reads_->ended.wait(lock, [this] { return reads_->under_way == 0; });
+}
+
+std::unique_ptr<Backing> ParameterShards::make_backing(UnitId unit) {
+  return std::make_unique<AllShards>(*this, unit);
+}
+
+void ParameterShards::take(UnitId unit, const std::byte* values) {
+  const std::byte* const own_values = values + own(unit).begin * element_bytes(unit);
+  if (on_disk(unit)) return stored_.write(unit, own_values);
+  std::copy_n(own_values, bytes(unit), data(unit));  // which is null where it is empty
+}
+
+void ParameterShards::read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done) {
+  if (on_disk(unit)) return stored_.copy(unit, offset, into, std::move(done));
+  std::copy_n(data(unit) + offset, into.size(), into.data());
+  done(nullptr);
+}
+
+// Of another rank's shard.
+void ParameterShards::fetch(const comm::Read& piece, std::span<std::byte> into, Done done) {
+  const int source = relayed_.source(piece.owner, piece.offset / StoredShards::kPiece);
+  if (source != ranks_.rank())
+    return ranks_.communicator().read_through(source, piece.owner, piece.key, piece.version, piece.offset,
+                                              into, std::move(done));
+  relayed_.read(piece, Pieces::copy_to(into, std::move(done)));
+}
+
+void ParameterShards::expect(UnitId unit) { ++expected_[unit]; }
+
+// Takes the questions that can be answered now out of those that wait, and counts them as under way.
+// REQUIRES: mutex_ is held.
+std::vector<ParameterShards::Question> ParameterShards::take_answerable() {
+  std::vector<Question> now;
+  if (paused_) return now;
+  const auto later = std::partition(waiting_.begin(), waiting_.end(), [&](const Question& question) {
+    return question.read.version > published_[question.read.key];
+  });
+  std::move(later, waiting_.end(), std::back_inserter(now));
+  waiting_.erase(later, waiting_.end());
+  const std::lock_guard lock(reads_->counting);
+  reads_->under_way += static_cast<int>(now.size());
+  return now;
+}
+
+void ParameterShards::publish(UnitId unit) {
+  if (on_disk(unit)) stored_.forget(unit);
+  std::vector<Question> now;
+  {
+    const std::lock_guard lock(mutex_);
+    published_[unit] = expected_[unit];
+    now = take_answerable();
+  }
+  for (const Question& question : now) answer_now(question);
+}
+
+// Whether it is of a whole piece that this rank has or relays, or only asks whether there is that version.
+bool ParameterShards::is_possible(const comm::Read& read) const {
+  const auto unit = static_cast<UnitId>(read.key);
+  if (read.owner < 0 || read.owner >= ranks_.size() || read.offset % StoredShards::kPiece != 0) return false;
+  if (read.owner == ranks_.rank() && read.bytes == 0) return true;
+  const std::size_t all = bytes(unit, read.owner);
+  return relayed_.source(read.owner, read.offset / StoredShards::kPiece) == ranks_.rank() &&
+         read.offset < all && read.bytes == std::min(StoredShards::kPiece, all - read.offset);
+}
+
+void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
+  const auto refuse = [&](const char* why) {
+    answer({}, std::make_exception_ptr(Error(ErrorCode::kState, why)), {});
+  };
+  if (read.key >= layout_.units().size() || !has(static_cast<UnitId>(read.key)))
+    return refuse("a unit is read that is not partitioned");
+  if (!is_possible(read)) return refuse("a shard is read as if it had another size, or were elsewhere");
+  if (read.owner != ranks_.rank()) return relayed_.read(read, std::move(answer));
+  std::vector<Question> now;
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back({read, std::move(answer)});
+    now = take_answerable();
+  }
+  for (const Question& question : now) answer_now(question);
+}
+
+void ParameterShards::answer_now(const Question& question) {
+  const auto unit = static_cast<UnitId>(question.read.key);
+  const std::size_t offset = question.read.offset, wanted = question.read.bytes;
+  const auto ended = [reads = reads_] {
+    const std::lock_guard lock(reads->counting);
+    --reads->under_way;
+    reads->ended.notify_all();
+  };
+  const auto sent = [ended](const std::exception_ptr&) { ended(); };
+  if (wanted == 0) return question.answer({}, nullptr, sent);  // a relay asks whether there is the version
+  if (!on_disk(unit)) return question.answer({data(unit) + offset, wanted}, nullptr, sent);
+  // A rank that waits for what this one cannot read learns which rank that is, before it learns the rest.
+  stored_.read(unit, offset, wanted,
+               [this, ended, answer = question.answer](std::span<const std::byte> bytes,
+                                                       const std::exception_ptr& error, const Done& used) {
+                 if (error != nullptr) ranks_.communicator().fail(text_of(error));
+                 answer(bytes, error, [ended, used](std::exception_ptr failure) {
+                   if (used) used(std::move(failure));
+                   ended();
+                 });
+               });
+}
+
+// ---- another plan ----
+
+bool ParameterShards::define_backing(UnitId unit, const UnitPlan& placed, Backings& backings) {
+  if (!placed.shard_on_disk || stored_.has(unit)) return false;
+  define(unit, backings);
+  return true;
+}
+
+void ParameterShards::pause() {
+  {
+    const std::lock_guard lock(mutex_);
+    paused_ = true;
+  }
+  std::unique_lock lock(reads_->counting);
+  reads_->ended.wait(lock, [this] { return reads_->under_way == 0; });
+}
+
+void ParameterShards::leave_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece) {
+  std::vector<UnitId> leaving;
+  for (UnitId unit = 0; unit < on_disk_.size(); ++unit) {
+    if (on_disk_[unit] || !next.units[unit].shard_on_disk) continue;
+    stored_.write_through(unit, data(unit), piece, [this] { ranks_.communicator().report_work(); });
+    on_disk_[unit] = true;
+    leaving.push_back(unit);
+  }
+  memory_.leave(leaving);
+  stored_.set_pieces(ledger, 0);
+}
+
+void ParameterShards::enter_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece) {
+  for (UnitId unit = 0; unit < on_disk_.size(); ++unit) {
+    if (!on_disk_[unit] || next.units[unit].shard_on_disk) continue;
+    memory_.enter(unit, bytes(unit));
+    stored_.read_through(unit, data(unit), piece, [this] { ranks_.communicator().report_work(); });
+    on_disk_[unit] = false;
+  }
+  stored_.set_pieces(ledger, next.serving_pieces);
+}
+
+void ParameterShards::resume() {
+  std::vector<Question> now;
+  {
+    const std::lock_guard lock(mutex_);
+    paused_ = false;
+    now = take_answerable();
+  }
+  for (const Question& question : now) answer_now(question);
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,110 @@
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "engine/memory/backing.h"
+#include "engine/memory/relayed_shards.h"
+#include "engine/memory/shard_memory.h"
+#include "engine/memory/stored_shards.h"
+#include "engine/plan/plan.h"
+#include "engine/ranks/ranks.h"
+
+namespace sluice::engine {
+
+// This rank's shards of the parameters that are partitioned over the ranks, in memory or, where the plan says
+// so, on disk. A whole unit is put together from the shards of all ranks wherever one needs it; to the pager
+// that is a fetch. Each change of a unit makes a new *version* of it, which the ranks count alike: a rank
+// that asks for a version waits until the owner of the shard has it. What ranks of other hosts have comes
+// through those that relay it (RelayedShards). A shard is changed after all ranks have added to the unit's
+// gradient, so nobody reads the version before any more. Thread rule: one thread; it answers the other ranks
+// on the communicator's.
+class ParameterShards {
+ public:
+  // Both arguments outlive it.
+  ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks);
+  // Waits until what the other ranks read now has been sent. Later reads wait for the next engine of the
+  // ranks, which begins when all have destroyed theirs.
+  ~ParameterShards();
+  ParameterShards(const ParameterShards&) = delete;
+  ParameterShards& operator=(const ParameterShards&) = delete;
+  void define(Backings& backings);        // the records of shards on disk; before start()
+  void start(allocator::Ledger& ledger);  // takes the memory, and answers the other ranks from then on
+
+  bool has(UnitId unit) const { return partitioned_[unit]; }  // whether the unit is partitioned
+  // REQUIRES, for all below: has(unit).
+  bool on_disk(UnitId unit) const { return on_disk_[unit]; }
+  std::byte* data(UnitId unit) const { return memory_.data(unit); }  // REQUIRES: it is not on disk
+  // For who updates a shard on disk, from the call of expect() to that of publish().
+  Backing& backing(UnitId unit) const { return stored_.backing(unit); }
+  std::size_t backing_bytes(UnitId unit) const { return StoredShards::backing_bytes(bytes(unit)); }
+  // Copies bytes of the own shard, wherever it is; `offset` is a multiple of StoredShards::kPiece.
+  void read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
+  void take(UnitId unit,
+            const std::byte* values);  // copies the shard from a whole unit; may wait for the disk
+  void expect(UnitId unit);            // a change of the unit will follow
+  void publish(UnitId unit);           // the change is made: the shard is the version that is expected
+  bool was_published(UnitId unit) const { return expected_[unit] > 0; }
+  std::unique_ptr<Backing> make_backing(UnitId unit);
+
+  // Another plan. What will be on disk gets a record first (see StateStore). Between pause() and resume() the
+  // other ranks wait, and shards are moved through a piece of the caller's memory: leave_memory() writes
+  // those that leave, enter_memory() reads those that enter. REQUIRES: this rank fetches nothing.
+  bool define_backing(UnitId unit, const UnitPlan& placed, Backings& backings);
+  void forget_backing(UnitId unit) { stored_.undefine(unit); }
+  void pause();
+  // Others may wait for longer than --patience, so each piece that has moved is reported as work.
+  void leave_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece);
+  void enter_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece);
+  void resume();
+
+ private:
+  class AllShards;
+  // Outlives the shards, since the communicator may call when they are gone.
+  struct Reads {
+    std::mutex serving;  // is held while a read is answered
+    ParameterShards* shards = nullptr;
+    std::mutex counting;
+    std::condition_variable ended;
+    int under_way = 0;  // answers that are still being sent
+  };
+  struct Question {
+    comm::Read read;
+    comm::Answer answer;
+  };
+  ElementRange own(UnitId unit) const { return ranks_.shard(unit, ranks_.rank()); }
+  std::size_t element_bytes(UnitId unit) const { return size_of(layout_.dtype(unit)); }
+  std::size_t bytes(UnitId unit, int rank) const {
+    return ranks_.shard(unit, rank).size() * element_bytes(unit);
+  }
+  std::size_t bytes(UnitId unit) const { return bytes(unit, ranks_.rank()); }
+  void fetch(const comm::Read& piece, std::span<std::byte> into, Done done);
+  bool is_possible(const comm::Read& read) const;
+  std::size_t room_of_all() const;
+  void define(UnitId unit, Backings& backings);
+  void answer(const comm::Read& read, comm::Answer answer);
+  std::vector<Question> take_answerable();
+  void answer_now(const Question& question);
+
+  const Layout& layout_;
+  Ranks& ranks_;
+  // By unit. The second changes only while the reads of other ranks are paused.
+  std::vector<bool> partitioned_, on_disk_;
+  ShardMemory memory_;
+  StoredShards stored_;
+  std::vector<std::uint64_t> expected_;  // by unit
+  const std::shared_ptr<Reads> reads_ = std::make_shared<Reads>();
+
+  // mutex_ guards what follows.
+  std::mutex mutex_;
+  std::vector<std::uint64_t> published_;  // by unit
+  std::vector<Question> waiting_;         // for versions that are still to come, or for resume()
+  bool paused_ = false;
+
+  RelayedShards relayed_;
+};
+
+}  // namespace sluice::engine

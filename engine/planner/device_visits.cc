@@ -1,0 +1,105 @@
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "engine/planner/device_walk.h"
+#include "engine/planner/planner.h"
+#include "engine/planner/shared_updates.h"
+
+// Describes a plan's step as walk_on_gpu() goes over it.
+namespace sluice::engine {
+namespace {
+
+using allocator::Tier;
+
+// Of what the client computes, the part that is forward: a third, or a quarter where backward computes it
+// again, which a plan does not know.
+constexpr double kForward = 0.3;
+
+bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
+
+// Where a unit is fetched once, it was still there for the other use: the last units for backward, and the
+// first ones for the next step's forward.
+void add_fetches(const Placement& placement, UnitId id, std::size_t units, const UnitPlan& plan,
+                 UnitOnGpu& unit) {
+  const std::uint64_t bytes = placement.parameter_bytes(id);
+  const std::uint64_t fetches = bytes == 0 ? 0 : placement.parameter_traffic(id, 1).read / bytes;
+  const bool late = id >= units / 2;
+  unit.forward.fetched = fetches > 1 || (fetches == 1 && late) ? bytes : 0;
+  unit.backward.fetched = fetches > 1 || (fetches == 1 && !late) ? bytes : 0;
+  if (on_disk(plan, Part::kParameters)) {
+    unit.forward.from_disk = unit.forward.fetched;
+    unit.backward.from_disk = unit.backward.fetched;
+  }
+}
+
+}  // namespace
+
+std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan, const MachineRates& rates,
+                                    double computing) {
+  const Layout& layout = placement.layout();
+  double all = 0;
+  for (UnitId id = 0; id < plan.units.size(); ++id) all += static_cast<double>(layout.unit_elements(id));
+  std::vector<UnitOnGpu> units(plan.units.size());
+  for (UnitId id = 0; id < units.size(); ++id) {
+    const UnitPlan& placed = plan.units[id];
+    UnitOnGpu& unit = units[id];
+    const double share = static_cast<double>(layout.unit_elements(id)) / all;
+    unit.forward.compute = kForward * share * computing;
+    unit.backward.compute = (1 - kForward) * share * computing;
+    const auto extents = [&](Part part, std::size_t bytes) {
+      return placed.resident(part) ? 0 : divide_up(bytes, plan.extent_bytes);
+    };
+    unit.forward.extents = extents(Part::kParameters, placement.parameter_bytes(id));
+    unit.backward.extents = unit.forward.extents + extents(Part::kGradient, placement.gradient_bytes(id));
+    if (!placed.resident(Part::kParameters)) add_fetches(placement, id, units.size(), placed, unit);
+    if (placement.gradient_bytes(id) == 0) continue;
+    const Placement::Traffic gradient = placement.gradient_traffic(id, 1);
+    if (placed.gradient_stored && !placed.resident(Part::kGradient)) unit.left = gradient.written;
+    unit.by_cpu = placed.updated_by_cpu();
+    unit.elements = layout.unit_elements(id);
+    unit.update = Beside(placement, rates, id, placed).updating();
+    const Placement::Traffic link = placement.link_traffic(id, placed);
+    unit.in = link.read - std::min(link.read, unit.forward.fetched + unit.backward.fetched);
+    unit.out = link.written - std::min(link.written, unit.left);
+    if (on_disk(placed, Part::kParameters)) unit.written += placement.parameter_traffic(id, 1).written;
+    if (on_disk(placed, Part::kState)) {
+      unit.read += placement.state_traffic(id).read;
+      unit.written += placement.state_traffic(id).written;
+    }
+    if (on_disk(placed, Part::kGradient) && placed.gradient_stored) {
+      unit.to_disk = gradient.written;
+      unit.read += gradient.read;
+    }
+  }
+  return units;
+}
+
+GpuReach reach_on_gpu(const Plan& plan) {
+  GpuReach reach;
+  reach.ahead = plan.prefetch;
+  reach.extents = plan.extents;
+  reach.in_backward = !plan.clip;
+  reach.gpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.staging_slots)};
+  reach.cpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.host_slots)};
+  return reach;
+}
+
+void predict_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,
+                  Plan& plan) {
+  plan.device_time.computing = computing;
+  plan.device_time.step =
+      walk_on_gpu(units_on_gpu(placement, plan, rates, computing.value_or(0)), reach_on_gpu(plan), rates);
+}
+
+void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,
+                     double computing, Plan& plan) {
+  PlanRequest request;
+  request.clip = plan.clip;
+  request.stage = 0;
+  // A small model's chunks end with its largest unit, which is no size that can be asked for.
+  request.chunk_elements = round_up(plan.chunk_elements, kChunkGrain);
+  request.compute = Tier::kDevice;
+  predict_step(Placement(profile, optimizer, request), rates, computing, plan);
+}
+
+}  // namespace sluice::engine

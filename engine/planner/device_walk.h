@@ -1,0 +1,58 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/planner/placement.h"
+
+// Private to the plan.
+namespace sluice::engine {
+
+// What a step on a GPU does with one unit. The client uses it once forward, in order, and once backward, in
+// the opposite order.
+struct UnitOnGpu {
+  struct Use {
+    double compute = 0;           // seconds of the client's
+    std::uint64_t fetched = 0;    // bytes that come to the GPU before
+    std::uint64_t from_disk = 0;  // and of them from the disk
+    std::size_t extents = 0;      // of frames that it takes
+  };
+  Use forward, backward;
+  std::uint64_t left = 0;     // bytes of its gradient that leave the GPU after backward
+  std::uint64_t to_disk = 0;  // and of them to the disk
+  // Its update, which streams so many bytes to the GPU and from it, and from the disk and to it.
+  bool by_cpu = false;
+  std::size_t elements = 0;  // 0: nothing is updated
+  double update = 0;         // seconds of the processor that updates, for all chunks
+  std::uint64_t in = 0, out = 0, read = 0, written = 0;
+  bool streams() const { return in + out + read + written > 0; }
+};
+
+// How updates go on beside what the client computes.
+struct GpuReach {
+  std::size_t ahead = 1;     // how many accesses are fetched ahead
+  std::size_t extents = 0;   // of all frames
+  bool in_backward = false;  // an update follows its unit's backward, and not the step's end
+  struct Pipeline {
+    std::size_t chunk_elements = 1;
+    std::size_t slots = 1;  // how many chunks are under way
+  };
+  Pipeline gpu, cpu;
+};
+
+// How long a step takes when it is repeated. In each direction one copy is under way at a time, slower while
+// another one goes the other way; the disk, the GPU's updates and the CPU's do one thing at a time, too,
+// beside what the client computes. A chunk of an update passes them one after the other, and others follow it
+// as far as there are slots. A unit is not used before its update is complete, also in the next step; and its
+// frames come back when what is in them has left, or is updated.
+double walk_on_gpu(const std::vector<UnitOnGpu>& units, const GpuReach& reach, const MachineRates& rates);
+
+// A plan's step, for walk_on_gpu(), in which the client computes for so many seconds.
+std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan, const MachineRates& rates,
+                                    double computing);
+GpuReach reach_on_gpu(const Plan& plan);
+// Completes Plan::device_time.
+void predict_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,
+                  Plan& plan);
+
+}  // namespace sluice::engine

@@ -1,0 +1,402 @@
+#include "engine/planner/placement.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/layout/kind.h"
+#include "engine/memory/pager.h"
+#include "engine/memory/shard_memory.h"
+#include "engine/memory/stored_shards.h"
+#include "engine/memory/whole_store.h"
+#include "engine/updates/update_pipeline.h"
+
+namespace sluice::engine {
+namespace {
+
+std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
+  if (request.chunk_elements && (*request.chunk_elements == 0 || *request.chunk_elements % kChunkGrain != 0))
+    fail(ErrorCode::kInvalidArgument, "a chunk of {} elements is asked for; it must be a multiple of {}",
+         *request.chunk_elements, kChunkGrain);
+  std::size_t largest = 0;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    largest = std::max(largest, layout.unit_elements(unit));
+  return std::min(request.chunk_elements.value_or(kChunkGrain), largest);
+}
+
+// Whether each rank has a shard of what is updated of a unit, by unit.
+std::vector<bool> are_cut(const std::vector<std::size_t>& stages) {
+  std::vector<bool> cut;
+  for (const std::size_t stage : stages) cut.push_back(stage > 0);
+  return cut;
+}
+
+}  // namespace
+
+Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
+    : profile_(profile),
+      clip_(request.clip),
+      compute_(request.compute),
+      ranks_(request.ranks),
+      stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
+                                     : request.stages),
+      layout_(profile.units),
+      uses_(gradient_uses(profile)),
+      sums_(request.reproducible, request.ranks, profile.micro_batches),
+      hosts_(request.ranks.on_hosts()),
+      format_(layout_, optimizer, choose_chunk(layout_, request),
+              Shards::of(request.ranks.rank, request.ranks.size, are_cut(stages_))),
+      whole_bytes_(WholeStore(layout_, optimizer).bytes()),
+      rounds_(rounds_need(layout_, optimizer)),
+      product_flops_(profile.units.size()),
+      units_(profile.units.size()) {
+  for (int round = 0; round < optimizer.rounds(); ++round)
+    round_reads_values_.push_back(optimizer.reads_values(round));
+  find_positions();
+  buffers_ = gradient_buffers(profile, sums_, request.group.value_or(profile.micro_batches));
+  check_masters(profile.units, optimizer);
+  for (ParameterId p = 0; p < layout_.parameters(); ++p) {
+    const ParameterSpec& spec = layout_.spec(p);
+    const bool counts = layout_.trainable(layout_.location(p).unit) && !spec.continues();
+    if (counts) product_flops_[layout_.location(p).unit] += optimizer.product_flops(kind_of(spec));
+  }
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+    buckets_.push_back(buckets_of(layout_, optimizer, format_.shards(), unit));
+    const UnitRange together = updated_together(layout_, optimizer, unit);
+    together_.push_back(together.size() > 1);
+    if ((stages_[unit] > 0) != (stages_[together.first] > 0))
+      fail(ErrorCode::kInvalidArgument,
+           "the state of some units with a part of '{}' is asked to be partitioned, and that of '{}' not; {} "
+           "updates it as a whole",
+           layout_.units()[unit].parameters.front().name, layout_.units()[unit].name, optimizer.name());
+    if (uses_[unit] != uses_[together.first])
+      fail(ErrorCode::kInvalidArgument,
+           "the schedule asks for the gradient of some units with a part of '{}' and not of '{}'; "
+           "{} updates it as a whole",
+           layout_.units()[unit].parameters.front().name, layout_.units()[unit].name, optimizer.name());
+    for (int round = 0; together_[unit] && round < optimizer.rounds(); ++round)
+      rounds_read_values_ |= optimizer.reads_values(round);
+    measure(unit);
+  }
+  find_routes(optimizer);
+  find_relayed();
+}
+
+void Placement::find_relayed() {
+  if (!partitions_any_parameters() || hosts_.all_on_one()) return;
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+    if (!partitions_parameters(unit)) continue;
+    const auto need = RelayedShards::need_of(layout_, *shards_, unit, hosts_, ranks_.rank);
+    relayed_ = {std::max(relayed_.pieces, need.pieces), std::max(relayed_.bytes, need.bytes)};
+  }
+}
+
+void Placement::find_positions() {
+  for (std::size_t i = profile_.schedule.size(); i-- > 0;) units_[profile_.schedule[i].unit].at.first = i;
+  for (std::size_t i = 0; i < profile_.schedule.size(); ++i) {
+    const Access& access = profile_.schedule[i];
+    Positions& at = units_[access.unit].at;
+    at.last = i;
+    at.writes += access.gradient_use >= 0 ? 1 : 0;
+    at.last_writes.resize(std::max(at.last_writes.size(), static_cast<std::size_t>(access.gradient_use + 1)));
+    if (access.gradient_use >= 0) at.last_writes[static_cast<std::size_t>(access.gradient_use)] = i;
+    if (access.parameters) at.parameters.push_back(i);
+    if (access.gradient_use >= 0 || access.final) at.gradient.push_back(i);
+  }
+}
+
+std::string Placement::largest_of_rounds() const {
+  const ParameterSpec& spec = layout_.spec(rounds_.largest);
+  return fmt::format("'{}' ({})", spec.name, fmt::join(spec.shape, " x "));
+}
+
+std::size_t Placement::parameter_bytes(UnitId unit) const { return layout_.unit_bytes(unit); }
+
+std::size_t Placement::gradient_bytes(UnitId unit) const {
+  const Sizes& sizes = units_[unit].sizes[index(Part::kGradient)];
+  return sizes.own + sizes.shared;
+}
+
+bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
+  if (!updated(unit) || (waits(unit) && !partitions_gradient(unit, groups))) return updated(unit);
+  return groups > 1 || units_[unit].at.writes > 1;
+}
+
+bool Placement::partitions_parameters(UnitId unit) const {
+  return stages_[unit] >= 3 && !is_packed(parameter_bytes(unit));
+}
+
+// A gradient that others are added to is kept whole, where it is, until its update; in any order each may be.
+bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
+  return stages_[unit] >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&
+         !is_packed(parameter_bytes(unit)) && groups == 1 && units_[unit].at.writes <= 1;
+}
+
+std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
+
+// Parameters are read at each access, unless the unit is still there from one of the two accesses before, and
+// written once, after the update. A narrow copy that a waiting update will overwrite is not read.
+Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups) const {
+  std::size_t reads = units_[unit].at.fetches * groups;
+  if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
+  if (together_[unit] && rounds_read_values_ && !format_.has_master(unit)) ++reads;
+  if (format_.has_master(unit) && clip_ && reads > 0) --reads;
+  return {reads * parameter_bytes(unit), parameter_bytes(unit)};
+}
+
+// Gradients are kept between groups, and those of other uses also until the unit's last access in a group.
+Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t groups) const {
+  if (!updated(unit)) return {};
+  const UnitCosts& own = units_[unit];
+  const std::uint64_t once = (groups - 1) * own.last_use_bytes + (2 * groups - 1) * own.other_use_bytes;
+  const std::uint64_t kept = once * buffers_[unit];
+  return {kept, kept};
+}
+
+Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
+  Traffic traffic = kept_gradient_traffic(unit, groups);
+  if (waits(unit) && updated(unit)) {
+    const std::size_t size = size_of(moved_gradient_type(unit));
+    traffic.read += units_[unit].elements_read * size;
+    traffic.written += final_elements(unit) * size;
+  }
+  return traffic;
+}
+
+std::size_t Placement::chunks_of_typical_unit() const {
+  std::vector<std::size_t> chunks;
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+    if (state_bytes(unit) > 0) chunks.push_back(format_.shards().chunks(unit));
+  if (chunks.empty()) return 0;
+  const auto median = chunks.begin() + static_cast<std::ptrdiff_t>(chunks.size() / 2);
+  std::nth_element(chunks.begin(), median, chunks.end());
+  return *median;
+}
+
+FrameNeeds Placement::frame_needs(const Lookahead& lookahead, std::size_t extent_bytes) const {
+  return {profile_, layout_, uses_, buffers_, together_, lookahead, extent_bytes};
+}
+
+void Placement::measure(UnitId unit) {
+  UnitCosts& own = units_[unit];
+  for (const Bucket& bucket : buckets_[unit])
+    for (std::size_t chunk = bucket.first_chunk; chunk < bucket.end_chunk; ++chunk) {
+      const auto times = static_cast<std::size_t>(bucket.rounds + 1);
+      own.elements_read += times * format_.shards().chunk(unit, chunk).size();
+      own.state_traffic.read += times * format_.chunk_bytes(unit, chunk);
+      own.state_traffic.written += format_.chunk_bytes(unit, chunk);
+    }
+  using offload::RecordStore;
+  auto& [parameters, gradient, state] = own.sizes;
+  const bool packed = is_packed(parameter_bytes(unit));
+  const auto take = [&](Sizes& sizes, std::size_t bytes) {
+    (packed ? sizes.shared : sizes.own) += packed ? packed_bytes(bytes) : round_up(bytes, kHugePage);
+    sizes.disk += bytes;
+    sizes.metadata += RecordStore::metadata_bytes(bytes, RecordStore::kBlock);
+  };
+  take(parameters, parameter_bytes(unit));
+  if (packed && profile_.any_order && compute_ == kCpuTier)
+    parameters.own = packed_exposed_bytes(std::exchange(parameters.shared, 0));
+  for (int use = 0; use < uses_[unit]; ++use) {
+    const std::size_t bytes = use_elements(layout_, unit, use) * sizeof(float);
+    (use + 1 == uses_[unit] ? own.last_use_bytes : own.other_use_bytes) += bytes;
+    for (std::size_t buffer = 0; buffer < buffers_[unit]; ++buffer) take(gradient, bytes);
+  }
+  own.gradient_shard.disk =
+      final_gradient_bytes(format_.shards().here(unit).size(), final_gradient_type(profile_, unit));
+  own.gradient_shard.metadata = RecordStore::metadata_bytes(own.gradient_shard.disk, RecordStore::kBlock);
+  own.parameter_shard.disk =
+      StoredShards::backing_bytes(format_.shards().here(unit).size() * size_of(layout_.dtype(unit)));
+  own.parameter_shard.metadata = RecordStore::metadata_bytes(own.parameter_shard.disk, RecordStore::kBlock);
+  own.shard_traffic = measured_shard_traffic(unit);
+  if (const std::size_t bytes = state_bytes(unit); bytes > 0)
+    state = {0, bytes, bytes, RecordStore::metadata_bytes(bytes, format_.block_bytes(unit))};
+  const std::vector<std::size_t>& read_at = own.at.parameters;
+  for (std::size_t i = 0; i < read_at.size(); ++i)
+    own.at.fetches += i == 0 || read_at[i] - read_at[i - 1] > 2 ? 1 : 0;
+}
+
+// The update of a shard on disk reads values where its rounds or its application need them, and writes them
+// once. With masters it only writes them, unless a chunk also has parameters of other buckets.
+Placement::Traffic Placement::measured_shard_traffic(UnitId unit) const {
+  Traffic traffic;
+  if (!updated(unit)) return traffic;
+  const bool has_master = format_.has_master(unit);
+  for (const Bucket& bucket : buckets_[unit]) {
+    std::uint64_t bytes = 0, reads = has_master && buckets_[unit].size() == 1 ? 0 : 1;
+    for (std::size_t chunk = bucket.first_chunk; chunk < bucket.end_chunk; ++chunk)
+      bytes +=
+          round_up(format_.shards().chunk(unit, chunk).size() * size_of(layout_.dtype(unit)), kDiskBlock);
+    for (int round = 0; round < bucket.rounds && !has_master; ++round)
+      reads += round_reads_values_[static_cast<std::size_t>(round)] ? 1 : 0;
+    traffic.read += reads * bytes;
+    traffic.written += bytes;
+  }
+  return traffic;
+}
+
+std::uint64_t Placement::read_apart(const std::vector<UnitPlan>& units, std::size_t group) const {
+  std::uint64_t bytes = 0;
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    if (units[unit].shard_on_disk)
+      bytes += static_cast<std::uint64_t>(ranks_.size - 1) *
+               fetched_of_shard(unit, divide_up(profile_.micro_batches, group));
+  return bytes;
+}
+
+void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times,
+                      Footprint& footprint) const {
+  const bool gradient = part == Part::kGradient;
+  const bool stored_shard =
+      part == Part::kParameters && plan.tier(part) == allocator::Tier::kRanks && plan.shard_on_disk;
+  const Sizes& sizes = stored_shard                          ? units_[unit].parameter_shard
+                       : gradient && plan.gradient_in_shards ? units_[unit].gradient_shard
+                                                             : units_[unit].sizes[index(part)];
+  if (stored_shard) footprint.shards_on_disk += times;
+  if (plan.resident(part) && part == Part::kState && plan.updated_on != plan.compute) {
+    footprint.cpu_state += times * sizes.disk;
+  } else if (plan.resident(part)) {
+    footprint.own[index(part)] += times * sizes.own;
+    footprint.shared[index(part)] += times * sizes.shared;
+  } else if (plan.tier(part) == allocator::Tier::kRanks && !stored_shard) {
+    const Dtype type = gradient ? final_gradient_type(profile_, unit) : layout_.dtype(unit);
+    footprint.shards[index(part)] +=
+        times * ShardMemory::room(format_.shards().here(unit).size() * size_of(type));
+  } else if (!gradient || plan.gradient_stored) {
+    if (plan.tier(part) == allocator::Tier::kHost) {
+      footprint.host[index(part)] += times * sizes.disk;
+      return;
+    }
+    footprint.disk[index(part)] += times * sizes.disk;
+    if (part == Part::kState && plan.updated_on != plan.compute) footprint.cpu_disk += times * sizes.disk;
+    footprint.metadata += times * sizes.metadata;
+  }
+}
+
+Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
+  Footprint footprint;
+  for (UnitId unit = 0; unit < units.size(); ++unit) {
+    footprint.streamed += streams(unit, units[unit]) ? 1 : 0;
+    footprint.cpu_streamed += streams_through_cpu(unit, units[unit]) ? 1 : 0;
+    for (std::size_t part = 0; part < kParts; ++part)
+      count(unit, static_cast<Part>(part), units[unit], 1, footprint);
+  }
+  return footprint;
+}
+
+void Placement::to_memory(UnitId unit, Part part, allocator::Tier tier, UnitPlan& plan,
+                          Footprint& footprint) const {
+  footprint.streamed -= streams(unit, plan) ? 1 : 0;
+  footprint.cpu_streamed -= streams_through_cpu(unit, plan) ? 1 : 0;
+  count(unit, part, plan, -std::uint64_t{1}, footprint);
+  const bool shard = part == Part::kGradient && plan.gradient_in_shards;
+  if (part == Part::kParameters && plan.shard_on_disk)
+    plan.shard_on_disk = false;
+  else
+    plan.place(part, shard ? allocator::Tier::kRanks : tier);
+  if (shard) plan.gradient_stored = false;
+  count(unit, part, plan, 1, footprint);
+  footprint.streamed += streams(unit, plan) ? 1 : 0;
+  footprint.cpu_streamed += streams_through_cpu(unit, plan) ? 1 : 0;
+}
+
+bool Placement::needs_scratch() const {
+  // Rank 0 saves what the others have.
+  if (std::ranges::any_of(stages_, [](std::size_t stage) { return stage > 0; })) return true;
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+    const std::size_t arrays = layout_.trainable(unit) ? format_.arrays() : 0;
+    for (std::size_t array = format_.masters(); array < arrays; ++array)
+      if (format_.array(array).type != Dtype::kF32) return true;
+    if (layout_.dtype(unit) != Dtype::kF32 && !format_.has_master(unit)) return true;
+  }
+  return false;
+}
+
+std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
+  std::size_t bytes = profile_.border_gradient_bytes;
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    bytes += profile_.unit_profiles[unit].input_bytes +
+             profile_.unit_profiles[unit].choices[units[unit].choice].kept_bytes;
+  return bytes * group;
+}
+
+std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const {
+  std::size_t most = 0;
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    most = std::max(most, profile_.unit_profiles[unit].choices[units[unit].choice].workspace_bytes);
+  return profile_.workspace_bytes + most;
+}
+
+std::size_t Placement::sums_bytes() const { return engine::sums_bytes(profile_, layout_, sums_); }
+
+double Placement::element_bytes() const {
+  double elements = 0, bytes = static_cast<double>(whole_bytes_);
+  for (ParameterId p = 0; p < layout_.parameters(); ++p) {
+    const Layout::Location& location = layout_.location(p);
+    if (!layout_.trainable(location.unit)) continue;
+    elements += static_cast<double>(location.elements);
+    bytes += static_cast<double>(location.elements) * format_.element_bytes(p);
+  }
+  return elements == 0 ? 0 : bytes / elements;
+}
+
+template <class Body>
+void Placement::for_each_updated(UnitId unit, const Body& body) const {
+  for (const Bucket& bucket : buckets_[unit])
+    for (ParameterId p = bucket.first; p < bucket.end && updated(unit); ++p)
+      body(p, format_.update_bytes(p, bucket.rounds));
+}
+
+Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) const {
+  Traffic traffic;
+  const auto add = [&](const Traffic& more) {
+    traffic.read += more.read;
+    traffic.written += more.written;
+  };
+  const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
+  const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
+  const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
+  if (!plan.resident(Part::kParameters)) add(parameter_traffic(unit, 1));
+  if (!crosses) {
+    if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
+    if (!plan.resident(Part::kState)) add(state_traffic(unit));
+    return traffic;
+  }
+  // The CPU reads gradients, once for each round, and values where there are no masters, and writes
+  // parameters, all where they are.
+  add({0, (plan.resident(Part::kGradient) || !stored ? passes : 1) * gradients});
+  const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
+  if (plan.resident(Part::kParameters)) add({bytes, reads_values ? passes * bytes : 0});
+  if (!plan.resident(Part::kParameters) && format_.has_master(unit) && clip_) add({bytes, 0});
+  return traffic;
+}
+
+double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
+  if (!updated(unit)) return 0;
+  double elements = 0, bytes = 0;
+  const ElementRange own = format_.shards().here(unit);
+  for_each_updated(unit, [&](ParameterId p, double each) {
+    const auto count = static_cast<double>(format_.shards().slice(p, own).count);
+    elements += count;
+    bytes += count * each;
+  });
+  const double arithmetic = elements * rates.update_seconds.value_or(0);
+  return std::max(arithmetic, bytes / rates.memory_bandwidth) + product_flops_[unit] / rates.flops;
+}
+
+double Placement::gpu_update_seconds(UnitId unit, const GpuRates& rates) const {
+  return updated(unit) ? static_cast<double>(layout_.unit_elements(unit)) * rates.update_seconds : 0;
+}
+
+std::size_t Placement::chunk_for(const MachineRates& rates) const {
+  double moved = std::numeric_limits<double>::infinity();  // bytes moved for each element
+  for (UnitId unit = 0; unit < buckets_.size(); ++unit)
+    for_each_updated(unit, [&](ParameterId, double each) { moved = std::min(moved, each); });
+  return chunk_elements(moved, rates.memory_bandwidth);
+}
+
+}  // namespace sluice::engine

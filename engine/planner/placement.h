@@ -1,0 +1,260 @@
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/sum_route.h"
+#include "core/bytes.h"
+#include "engine/layout/layout.h"
+#include "engine/layout/state_format.h"
+#include "engine/memory/relayed_shards.h"
+#include "engine/plan/micro_batch_sums.h"
+#include "engine/plan/plan.h"
+#include "engine/plan/profile.h"
+#include "engine/planner/frames.h"
+#include "engine/planner/walk.h"
+#include "engine/updates/buckets.h"
+
+namespace sluice::engine {
+
+// What units take in memory and on disk by a plan, without frames and staging.
+struct Footprint {
+  // Bytes in memory: in huge pages of their own, and in pages shared with the same part of other units.
+  std::array<std::uint64_t, kParts> own = {}, shared = {};
+  std::array<std::uint64_t, kParts> disk = {};
+  std::array<std::uint64_t, kParts> host = {};  // in host memory, where a GPU computes
+  // The same, and on disk, of which the GPU knows nothing, since the CPU updates the unit.
+  std::uint64_t cpu_state = 0, cpu_disk = 0;
+  std::size_t cpu_streamed = 0;  // how many units have something that passes through the CPU's staging
+  std::array<std::uint64_t, kParts> shards = {};  // in memory, this rank's shards of what is partitioned
+  std::uint64_t metadata = 0;                     // bytes in memory that describe what is on disk
+  std::size_t streamed = 0;                       // how many units have something that passes through staging
+  std::size_t shards_on_disk = 0;                 // how many units have their shard of parameters there
+  std::uint64_t memory(Part part) const {
+    return own[index(part)] + round_up(shared[index(part)], kHugePage);
+  }
+};
+
+// Knows the size of everything that can be placed, and what each placement costs.
+class Placement {
+ public:
+  Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request);
+
+  const Layout& layout() const { return layout_; }
+  const StateFormat& format() const { return format_; }
+  double element_bytes() const;  // bytes of master and state of a trained element, on average
+  const RoundsNeed& rounds() const { return rounds_; }  // memory while an update is computed
+  std::string largest_of_rounds() const;  // the name and shape of the parameter that needs most of it
+  std::size_t whole_bytes() const { return whole_bytes_; }  // state that is in memory on any tier
+
+  std::size_t stage(UnitId unit) const { return stages_[unit]; }
+  std::size_t parameter_bytes(UnitId unit) const;
+  std::size_t gradient_bytes(UnitId unit) const;  // all uses
+  // What keeping it in memory until its update takes: all of that, or this rank's shard.
+  std::size_t kept_gradient_bytes(UnitId unit, const UnitPlan& plan) const {
+    return plan.gradient_in_shards ? units_[unit].gradient_shard.disk : gradient_bytes(unit);
+  }
+  std::size_t state_bytes(UnitId unit) const;
+  // Whether the unit's gradient is stored: because its update waits for the norm of all gradients or for
+  // other units (a joint update), or because other uses or groups of micro-batches add to it.
+  bool stores_gradient(UnitId unit, std::size_t groups) const;
+
+  // Whether this rank keeps a shard of the unit's parameters; of its final gradient, where that waits.
+  bool partitions_parameters(UnitId unit) const;
+  bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }
+  bool partitions_gradient(UnitId unit, std::size_t groups) const;
+  // Whether that shard of the unit's parameters may be on disk, and what it takes there.
+  bool may_store_shard(UnitId unit) const { return partitions_parameters(unit) && shard_bytes(unit) > 0; }
+  std::size_t shard_bytes(UnitId unit) const { return units_[unit].parameter_shard.disk; }
+
+  // The bytes that one step reads from the disk tier, and writes there, for what is not resident.
+  struct Traffic {
+    std::uint64_t read = 0, written = 0;
+    std::uint64_t total() const { return read + written; }
+  };
+  Traffic parameter_traffic(UnitId unit, std::size_t groups) const;
+  Traffic gradient_traffic(UnitId unit, std::size_t groups) const;
+  // The part of gradient_traffic() that comes from keeping a gradient while other uses and groups add to it.
+  Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
+  Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
+  // What a final gradient takes where it leaves the GPU.
+  std::uint64_t moved_gradient_bytes(UnitId unit) const {
+    return final_elements(unit) * size_of(moved_gradient_type(unit));
+  }
+  // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan.
+  Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
+  double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
+  double gpu_update_seconds(UnitId unit, const GpuRates& rates) const;
+  // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
+  // and for its update.
+  std::uint64_t fetched_of_shard(UnitId unit, std::size_t groups) const {
+    return units_[unit].at.fetches * groups * shard_bytes(unit);
+  }
+  Traffic shard_traffic(UnitId unit) const { return units_[unit].shard_traffic; }
+  // What is read besides in a step where no two ranks share a read of a shard.
+  std::uint64_t read_apart(const std::vector<UnitPlan>& units, std::size_t group) const;
+
+  // Plan::relay_pieces. With more than the fewest, ranks of a host that are ahead of others by an access, and
+  // by what they look ahead, have brought what these need. Other plans of wrapped models have as many.
+  std::size_t relay_pieces(bool fewest) const {
+    return relayed_.pieces * (fewest && !profile_.any_order ? 1 : kUnitsRelayed);
+  }
+  std::size_t relay_piece_bytes() const { return relayed_.bytes; }
+  std::uint64_t relay_bytes(bool fewest) const {
+    return round_up(relay_pieces(fewest) * relay_piece_bytes(), kHugePage);
+  }
+
+  // What this rank receives from the others for a unit in one step.
+  struct Received {
+    Arriving gradient;  // for the sum of its gradient, once all of it is final
+    Arriving early;     // for uses of it that are final, and summed, before others
+    Arriving updated;   // what the others have updated of its parameters
+    Arriving fetched;   // by each fetch of its parameters, where these are partitioned
+  };
+  // Where sums are by rows (rows_of_tokens()), the most that the tokens of a step can cause.
+  Received received(UnitId unit, const UnitPlan& plan) const;
+  std::uint64_t received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const;  // by this rank
+
+  std::size_t chunks_of_typical_unit() const;  // of those that have state; 0: none has
+  FrameNeeds frame_needs(const Lookahead& lookahead, std::size_t extent_bytes = kHugePage) const;
+  Footprint footprint(const std::vector<UnitPlan>& units) const;
+  // Puts a part that is on disk into memory; what is kept in shards, to the tier kRanks.
+  void to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
+    to_memory(unit, part, plan.compute, plan, footprint);
+  }
+  // The same, to host memory where a GPU computes.
+  void to_memory(UnitId unit, Part part, allocator::Tier tier, UnitPlan& plan, Footprint& footprint) const;
+  // Whether loading or saving needs f32 memory that is neither parameter nor master.
+  bool needs_scratch() const;
+
+  std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
+  std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
+  std::size_t sums_bytes() const;  // Plan::sums_bytes
+  // Whether a sum over ranks may go on beside the next access: where each rank gives one array. In any order
+  // those have frames that updates follow at once.
+  bool sums_go_on() const {
+    return ranks_.size > 1 && (profile_.any_order ? !clip_ : sums_.height(profile_.micro_batches) == 1);
+  }
+  // The accesses to a unit in the schedule of one group.
+  struct Positions {
+    std::vector<std::size_t> parameters, gradient;
+    std::size_t first = 0, last = 0;
+    std::vector<std::size_t> last_writes;  // of its gradient, by use
+    std::size_t fetches = 0;               // how often one group fetches its parameters
+    std::size_t writes = 0;                // how many accesses write its gradient
+  };
+  // The seconds that each unit takes at a machine's rates.
+  struct Times {
+    double forward = 0, update = 0;
+    double final = 0;              // for making its gradient final
+    std::vector<double> backward;  // by activation choice
+  };
+  std::vector<Times> times(const MachineRates& rates) const;
+  std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
+                            const std::vector<Times>& times) const {
+    return visits(units, group, times, profile_.micro_batches);
+  }
+  // The same of a step of fewer micro-batches.
+  std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
+                            const std::vector<Times>& times, std::size_t micro_batches) const;
+  // Adds up what a step of these visits moves.
+  void count_bytes(const std::vector<Visit>& visits, Plan& plan) const;
+  // The smallest chunk of which every update takes long enough at this machine's bandwidth of memory.
+  std::size_t chunk_for(const MachineRates& rates) const;
+
+ private:
+  static constexpr std::size_t kUnitsRelayed = 4;  // at a time
+  const Profile& profile_;
+  bool clip_;
+  allocator::Tier compute_;
+  RankOf ranks_;
+  std::vector<std::size_t> stages_;  // by unit
+  Layout layout_;
+  std::vector<int> uses_;  // by unit: the uses of its gradient
+  MicroBatchSums sums_;
+  comm::Hosts hosts_;
+  // How many arrays of others a sum over ranks takes, of this rank's part and of one that it relays; whose it
+  // relays; and how many of other hosts' the part of each rank of this host takes.
+  std::size_t own_arrays_ = 0, relayed_arrays_ = 0;
+  std::vector<int> relayed_owners_;
+  std::vector<std::size_t> from_hosts_;
+  std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
+  bool updated(UnitId unit) const { return uses_[unit] > 0; }
+  // The type in which a final gradient of the unit is moved. On a GPU it is the one in which it came, where
+  // that is the only one of a step.
+  Dtype moved_gradient_type(UnitId unit) const {
+    return compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1
+               ? layout_.dtype(unit)
+               : final_gradient_type(profile_, unit);
+  }
+  // Whether a final gradient of the unit waits for others.
+  bool waits(UnitId unit) const { return clip_ || together_[unit]; }
+  // The elements of which this rank stores the final gradient. In any order each rank keeps all of it.
+  std::size_t final_elements(UnitId unit) const {
+    return profile_.any_order ? layout_.unit_elements(unit) : format_.shards().here(unit).size();
+  }
+  // Whether the CPU updates what a GPU computes with, and whether some of it is not where it can do so.
+  bool crosses(UnitId unit, const UnitPlan& plan) const {
+    return updated(unit) && plan.updated_on != plan.compute;
+  }
+  bool streams_through_cpu(UnitId unit, const UnitPlan& plan) const {
+    return crosses(unit, plan) &&
+           !(plan.resident(Part::kState) && plan.tier(Part::kParameters) == allocator::Tier::kHost &&
+             plan.tier(Part::kGradient) == allocator::Tier::kHost && plan.gradient_stored);
+  }
+  // Whether the unit's update, where the model is computed, streams anything.
+  bool streams(UnitId unit, const UnitPlan& plan) const {
+    return plan.updated_on == plan.compute && streams_parts(unit, plan);
+  }
+  bool streams_parts(UnitId unit, const UnitPlan& plan) const {
+    return !plan.resident(Part::kState) || (plan.shard_on_disk && updated(unit)) ||
+           (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
+  }
+  void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
+                     std::size_t all_micro_batches, std::vector<Visit>& visits) const;
+  // Calls body(parameter, StateFormat::update_bytes()) for each parameter that is updated.
+  template <class Body>
+  void for_each_updated(UnitId unit, const Body& body) const;
+  // Bytes of one part of a unit: in memory, on disk, and in memory to describe what is on disk.
+  struct Sizes {
+    std::size_t own = 0, shared = 0, disk = 0, metadata = 0;
+  };
+  struct UnitCosts {
+    std::array<Sizes, kParts> sizes;
+    Sizes gradient_shard, parameter_shard;  // on disk
+    Traffic state_traffic, shard_traffic;
+    std::uint64_t elements_read = 0;                        // of the gradient, by all rounds of its update
+    std::uint64_t last_use_bytes = 0, other_use_bytes = 0;  // bytes of its gradient buffers
+    Positions at;
+  };
+  void find_routes(const optim::Optimizer& optimizer);
+  Arriving shards_of_others(UnitId unit) const;
+  Arriving received_of_sum(UnitId unit, int use) const;
+  std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
+  // Whether a use of the unit's gradient is summed before others of it are final.
+  bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;
+  Traffic measured_shard_traffic(UnitId unit) const;
+  // Adds to the footprint, so many times (-1: once less), what the part takes where the plan puts it.
+  void count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times, Footprint& footprint) const;
+  void find_positions();
+  void measure(UnitId unit);
+
+  void find_relayed();
+
+  StateFormat format_;
+  std::optional<Shards> shards_;  // of all ranks, where these are on several hosts and have shards
+  std::vector<std::vector<Bucket>> buckets_;  // by unit
+  std::vector<bool> together_;                // by unit: whether it is updated jointly with others
+  bool rounds_read_values_ = false;           // whether a round of a joint update reads values
+  std::vector<bool> round_reads_values_;      // by round
+  std::size_t whole_bytes_;
+  RoundsNeed rounds_;
+  RelayedShards::Need relayed_;        // of any one unit
+  std::vector<double> product_flops_;  // by unit: operations of matrix products in its update
+  std::vector<UnitCosts> units_;
+};
+
+}  // namespace sluice::engine

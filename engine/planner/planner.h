@@ -1,0 +1,17 @@
+#pragma once
+#include "engine/plan/plan.h"
+
+namespace sluice::engine {
+
+// Makes the plan that is fastest at these rates among those that fit. It is a pure function. Throws
+// Error(kBudget), which says which budget is short, by how much, and the cheapest change that fits;
+// Error(kInvalidArgument) for a request that the profile does not allow.
+Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+               const PlanRequest& request, const MachineRates& rates);
+
+// Of a plan for a GPU that was made by these rates: finds how long a step takes in which the client computes
+// for so many seconds.
+void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,
+                     double computing, Plan& plan);
+
+}  // namespace sluice::engine

@@ -1,0 +1,109 @@
+#include <algorithm>
+
+#include "engine/plan/rows_of_tokens.h"
+#include "engine/planner/placement.h"
+
+// What a rank receives from the others in a step, and its host from other hosts.
+namespace sluice::engine {
+
+// Where ranks of a host add before they send, this is not one array of each other rank; see comm::SumRoute.
+void Placement::find_routes(const optim::Optimizer& optimizer) {
+  if (hosts_.ranks() == 1) return;
+  const auto count = [&](std::span<const comm::SumRoute::Input> inputs, const auto& counts) {
+    return static_cast<std::size_t>(std::ranges::count_if(inputs, counts, &comm::SumRoute::Input::from));
+  };
+  const auto from_others = [&](int from) { return from != ranks_.rank; };
+  const comm::SumOrder order = sums_.order();
+  for (const int rank : hosts_.with(ranks_.rank)) {
+    if (rank != ranks_.rank && hosts_.all_on_one()) continue;  // nothing comes from other hosts
+    const comm::SumRoute route(order, hosts_, true, rank);
+    from_hosts_.push_back(count(route.own_inputs(), [&](int from) { return !hosts_.on_one(from, rank); }));
+    if (rank != ranks_.rank) continue;
+    own_arrays_ = count(route.own_inputs(), from_others);
+    relayed_arrays_ = count(route.host_inputs(), from_others);
+    for (int owner = 0; owner < ranks_.size; ++owner)
+      if (route.relays_for(owner)) relayed_owners_.push_back(owner);
+  }
+  if (!hosts_.all_on_one() && std::ranges::count(stages_, 0) < std::ssize(stages_))
+    shards_.emplace(layout_, optimizer, kChunkGrain, Shards::Ranks{ranks_.size, 0, ranks_.size});
+}
+
+bool Placement::sums_early(UnitId unit, const UnitPlan& plan, int use) const {
+  const std::vector<std::size_t>& writes = units_[unit].at.last_writes;
+  const auto at = static_cast<std::size_t>(use);
+  return !profile_.any_order && plan.resident(Part::kGradient) && at < writes.size() &&
+         writes[at] < units_[unit].at.last;
+}
+
+Arriving Placement::shards_of_others(UnitId unit) const {
+  const std::size_t size = size_of(layout_.dtype(unit));
+  Arriving all;
+  all.bytes = all.by_link = (layout_.unit_elements(unit) - format_.shards().here(unit).size()) * size;
+  if (hosts_.all_on_one()) return all;
+  all.by_link = 0;
+  for (int owner = 0; owner < ranks_.size; ++owner)
+    if (!hosts_.on_one(owner, ranks_.rank)) all.by_link += shards_->shard(unit, owner).size() * size;
+  return all;
+}
+
+Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const {
+  Received received;
+  if (ranks_.size == 1) return received;
+  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks) received.fetched = shards_of_others(unit);
+  if (!updated(unit)) return received;
+  for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
+    (sums_early(unit, plan, use) ? received.early : received.gradient) += received_of_sum(unit, use);
+  if (stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks)
+    received.updated = shards_of_others(unit);
+  return received;
+}
+
+std::uint64_t Placement::received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const {
+  const Received all = received(unit, plan);
+  return all.gradient.bytes + all.early.bytes + all.updated.bytes +
+         all.fetched.bytes * units_[unit].at.fetches * groups;
+}
+
+// The sum of a rank's own part takes what the others have of it. Where nothing is partitioned, the other
+// parts come when they are summed.
+Arriving Placement::received_of_sum(UnitId unit, int use) const {
+  const bool cut = stages_[unit] > 0;
+  const std::size_t all_sent = cut ? 0 : sent_elements(unit, use, {0, layout_.unit_elements(unit)});
+  const auto part_of = [&](int owner) {
+    const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(owner);
+    if (!cut) return all_sent / ranks + (rank < all_sent % ranks ? 1 : 0);
+    return sent_elements(unit, use,
+                         owner == ranks_.rank ? format_.shards().here(unit) : shards_->shard(unit, owner));
+  };
+  Arriving all;
+  all.bytes = part_of(ranks_.rank) * own_arrays_ + (!cut ? all_sent - part_of(ranks_.rank) : 0);
+  for (const int owner : relayed_owners_) all.bytes += part_of(owner) * relayed_arrays_;
+  if (hosts_.all_on_one()) {
+    all.by_link = all.bytes;
+  } else {
+    const std::span<const int> here = hosts_.with(ranks_.rank);
+    std::size_t parts_here = 0;
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      all.by_link += part_of(here[i]) * from_hosts_[i];
+      parts_here += part_of(here[i]);
+    }
+    if (!cut) all.by_link += all_sent - parts_here;
+  }
+  return all * sizeof(float);
+}
+
+// How many of these elements of a unit are in sums of that use, at most.
+std::size_t Placement::sent_elements(UnitId unit, int use, const ElementRange& of) const {
+  std::size_t sent = in_use(layout_, unit, use, of.end) - in_use(layout_, unit, use, of.begin);
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+    const ParameterSpec& spec = layout_.spec(p);
+    const std::optional<std::size_t> rows = rows_of_tokens(spec, use, ranks_, profile_);
+    if (!rows) continue;
+    const std::size_t begin = layout_.location(p).offset, end = begin + layout_.location(p).elements;
+    const std::size_t whole = std::clamp(of.end, begin, end) - std::clamp(of.begin, begin, end);
+    sent -= whole - std::min(whole, *rows * (spec.elements() / spec.shape.front()));
+  }
+  return sent;
+}
+
+}  // namespace sluice::engine

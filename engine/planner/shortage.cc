@@ -1,0 +1,89 @@
+#include "engine/planner/shortage.h"
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::engine {
+namespace {
+
+// Rounded up, as the command line takes it.
+std::string format_argument(std::uint64_t bytes) { return fmt::format("{}MiB", divide_up(bytes, kMiB)); }
+
+std::string memory_argument(const Shortage& s, std::uint64_t bytes) {
+  constexpr std::uint64_t kMore = kMiB;  // the next process may take a little more than this one
+  return (s.request.flags ? "--memory " : "memory=") + format_argument(bytes + kMore);
+}
+
+std::string disk_argument(const Shortage& s) {
+  return (s.request.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(s.on_disk.disk);
+}
+
+std::string and_disk(const Shortage& s) {
+  return s.budget.disk >= s.on_disk.disk ? "" : " and " + disk_argument(s);
+}
+
+std::string asked_of(const Shortage& s) {
+  return fmt::format("this model does not fit in {} of memory", format_size(s.budget.memory));
+}
+
+std::string at_a_time(std::size_t group) {
+  return group == 1 ? "one micro-batch at a time" : fmt::format("{} micro-batches at a time", group);
+}
+
+// Refuses, where the plan would fit but for the memory in which the optimizer's rounds work.
+void refuse_rounds(const Shortage& s) {
+  const RoundsNeed& need = s.placement.rounds();
+  const std::uint64_t least = s.on_disk.own.peak_memory;
+  if (least - need.bytes > s.budget.memory) return;
+  fail(
+      ErrorCode::kBudget,
+      "{}: {} updates {} as a whole, which takes {} ({} of its values, {} of workspace), and memory is short "
+      "by {}, with everything else on disk that can be. Give {}{}, or use an optimizer that works by "
+      "elements",
+      asked_of(s), s.optimizer, s.placement.largest_of_rounds(), format_size(need.bytes),
+      format_size(need.scratch_bytes), format_size(need.bytes - need.scratch_bytes),
+      format_size(least - s.budget.memory), memory_argument(s, s.on_disk.memory), and_disk(s));
+}
+
+[[noreturn]] void refuse_memory(const Shortage& s) {
+  refuse_rounds(s);
+  const Plan& least = s.on_disk.own;
+  const std::uint64_t computing = least.activation_bytes + least.workspace_bytes;
+  fail(ErrorCode::kBudget,
+       "{}: memory is short by {}; with everything on disk that can be{} it needs {} ({} activations and "
+       "workspace, {} frames, staging and what stays, {} the process). Give {}{}{}",
+       asked_of(s), format_size(least.peak_memory - s.budget.memory),
+       s.profile.any_order || !s.request.trains ? "" : ", all recomputed, and " + at_a_time(least.group),
+       format_needed(least.peak_memory, s.budget.memory), format_size(computing),
+       format_size(least.peak_memory - computing - s.budget.base), format_size(s.budget.base),
+       memory_argument(s, s.on_disk.memory), and_disk(s),
+       !s.request.trains ? ""
+       : s.request.flags ? ", or a smaller --batch or --seq"
+                         : ", or less that is reserved, or smaller units");
+}
+
+}  // namespace
+
+std::string format_needed(std::uint64_t needed, std::uint64_t given) {
+  const std::string text = format_size(needed);
+  return needed != given && text == format_size(given) ? fmt::format("{} B", needed) : text;
+}
+
+void refuse(const Shortage& s) {
+  const Plan &in_memory = s.in_memory.own, &on_disk = s.on_disk.own;
+  if (on_disk.peak_memory > s.budget.memory) refuse_memory(s);
+  if (in_memory.peak_memory <= s.budget.memory)
+    fail(ErrorCode::kBudget,
+         "the parts that were asked to be on disk take {}, and the disk folders have {} for them; give {}",
+         format_needed(on_disk.disk_bytes, s.budget.disk), format_size(s.budget.disk), disk_argument(s));
+  if (s.budget.disk == 0)
+    fail(ErrorCode::kBudget, "{}: memory is short by {} and no disk is given. Add {}, or give {}",
+         asked_of(s), format_size(in_memory.peak_memory - s.budget.memory), disk_argument(s),
+         memory_argument(s, s.in_memory.memory));
+  fail(ErrorCode::kBudget, "{}: the disk's {} are short by {}. Give the disk folders {} in all, or {}",
+       asked_of(s), format_size(s.budget.disk),
+       format_size(on_disk.disk_bytes - std::min(on_disk.disk_bytes, s.budget.disk)),
+       format_argument(s.on_disk.disk), memory_argument(s, s.in_memory.memory));
+}
+
+}  // namespace sluice::engine

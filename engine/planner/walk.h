@@ -1,0 +1,67 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/plan/plan.h"
+
+namespace sluice::engine {
+
+// What comes from other ranks.
+struct Arriving {
+  std::uint64_t bytes = 0;  // that come to this rank
+  // Those that pass the link: the same; or, of several hosts, all that come to this rank's host from others.
+  std::uint64_t by_link = 0;
+  Arriving& operator+=(const Arriving& more) {
+    bytes += more.bytes;
+    by_link += more.by_link;
+    return *this;
+  }
+  Arriving operator*(std::uint64_t times) const { return {bytes * times, by_link * times}; }
+};
+
+// The update of a unit, or nothing. Bytes are those of the disk tier.
+struct UpdateWork {
+  double seconds = 0;                   // that all cores compute
+  std::uint64_t read = 0, written = 0;  // streamed through staging, chunk by chunk
+  std::size_t chunks = 0;
+  Arriving gathered = {};  // what other ranks have updated of the unit, which they send then
+  bool any() const { return seconds > 0 || read > 0 || written > 0; }
+};
+
+// What a step does at one access of its schedule.
+struct Visit {
+  std::size_t unit = 0;       // the unit, whose updates are complete before it is accessed again
+  bool frames = false;        // whether the access takes frames, which it has until all of it is done
+  double compute = 0;         // seconds that all cores compute
+  std::size_t steps = 1;      // updates go on between so many steps of computing
+  std::uint64_t fetched = 0;  // from disk into frames, before the access begins
+  std::uint64_t written = 0;  // from its frames to disk, once they are not needed
+  Arriving pulled = {};       // from other ranks into frames, before the access begins
+  Arriving summed = {};       // for sums over ranks of what is final with the access
+  bool sum_in_frames = true;  // whether the gradient takes frames until it is summed
+  UpdateWork before, after;   // complete before the access begins; begun when it ends
+  std::uint64_t read_bytes() const { return fetched + before.read + after.read; }
+  Arriving arriving() const {
+    Arriving all = pulled;
+    return ((all += summed) += before.gathered) += after.gathered;
+  }
+  std::uint64_t written_bytes() const { return written + before.written + after.written; }
+};
+
+// How far transfers run ahead of computing.
+struct Reach {
+  std::size_t ahead = 1;  // how many accesses are fetched ahead
+  // How many accesses have frames: a fetch begins when the access so many before has given back its own.
+  std::size_t window = 2;
+  std::size_t slots = 3;     // how many chunks of updates are under way
+  bool sums_beside = false;  // whether a sum over ranks goes on beside the next access
+};
+
+// How long a step of these visits takes when it is repeated, as the engine runs it: one thing is computed at
+// a time, the disk does what it is asked for in turn, an update's arithmetic falls between the steps of
+// computing or into waiting, and frames come back when what is in them is updated and written. What ranks
+// send each other passes one link, in turn: that between hosts, where these are several.
+StepTime walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates);
+
+}  // namespace sluice::engine

@@ -1,0 +1,143 @@
+#include "engine/ranks/ranks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/ranks/call_id.h"
+
+namespace sluice::engine {
+namespace {
+
+std::uint64_t state_id(UnitId unit, std::size_t chunk) {
+  return call_id(CallKind::kState, std::uint64_t{unit} << 24 | chunk);
+}
+
+}  // namespace
+
+Ranks::Ranks(comm::Communicator& communicator, const Layout& layout, const optim::Optimizer& optimizer,
+             std::vector<bool> partitioned)
+    : communicator_(communicator),
+      layout_(layout),
+      partitioned_(std::move(partitioned)),
+      any_partitioned_(std::ranges::count(partitioned_, true) > 0),
+      shards_(layout, optimizer, kChunkGrain, {communicator.size(), 0, communicator.size()}) {}
+
+ElementRange Ranks::own(UnitId unit) const {
+  if (partitioned(unit)) return shard(unit, rank());
+  return {0, layout_.unit_elements(unit)};
+}
+
+std::vector<std::size_t> Ranks::borders(UnitId unit) const {
+  std::vector<std::size_t> borders;
+  for (int r = 0; r < size(); ++r) borders.push_back(shard(unit, r).begin);
+  borders.push_back(layout_.unit_elements(unit));
+  return borders;
+}
+
+// Where the ranks' shards of the unit begin within the parameter.
+std::vector<std::size_t> Ranks::borders_in(ParameterId parameter) const {
+  const Layout::Location& location = layout_.location(parameter);
+  std::vector<std::size_t> all = borders(location.unit);
+  for (std::size_t& border : all)
+    border = std::clamp(border, location.offset, location.offset + location.elements) - location.offset;
+  return all;
+}
+
+void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
+                         const Packing* packing, Done done) {
+  const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
+  const std::uint64_t id = call_id(CallKind::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
+  if (!partitioned(unit))
+    return communicator_.all_reduce(id, name, sums,
+                                    packing != nullptr ? packing->size() : use_elements(layout_, unit, use),
+                                    order, std::move(done));
+  std::vector<std::size_t> parts = borders(unit);
+  for (std::size_t& border : parts) {
+    border = in_use(layout_, unit, use, border);
+    if (packing != nullptr) border = packing->position(border);
+  }
+  communicator_.reduce_scatter(id, name, sums, parts, order, std::move(done));
+}
+
+std::string Ranks::gradient_name(ParameterId parameter) const {
+  return "the gradient of '" + layout_.spec(parameter).name + "'";
+}
+
+void Ranks::sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
+                            Done done) {
+  const std::uint64_t id = call_id(CallKind::kGradientOfParameter, parameter);
+  if (!partitioned(layout_.location(parameter).unit))
+    return communicator_.all_reduce(id, gradient_name(parameter), sums, layout_.location(parameter).elements,
+                                    order, std::move(done));
+  communicator_.reduce_scatter(id, gradient_name(parameter), sums, borders_in(parameter), order,
+                               std::move(done));
+}
+
+void Ranks::gather_gradient_of(ParameterId parameter, Array sum, Done done) {
+  communicator_.all_gather(call_id(CallKind::kWholeGradient, parameter), gradient_name(parameter), sum,
+                           borders_in(parameter), std::move(done));
+}
+
+void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {
+  communicator_.exchange(call_id(CallKind::kEdit, unit), "the edit of '" + layout_.units()[unit].name + "'",
+                         {}, meanwhile);
+}
+
+void Ranks::gather(UnitId unit, Array values, Done done) {
+  communicator_.all_gather(call_id(CallKind::kParameters, unit),
+                           "the parameters of '" + layout_.units()[unit].name + "'", values, borders(unit),
+                           std::move(done));
+}
+
+void Ranks::send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes) {
+  TransferGroup group;
+  communicator_.send(0, id, name, bytes, group.add());
+  group.wait();
+}
+
+void Ranks::receive(int rank, std::uint64_t id, const std::string& name, std::span<std::byte> bytes) {
+  TransferGroup group;
+  communicator_.receive(rank, id, name, bytes, group.add());
+  group.wait();
+}
+
+void Ranks::send_state(UnitId unit, std::size_t chunk, std::span<const std::byte> state) {
+  send(state_id(unit, chunk), state_name(unit), state);
+}
+
+void Ranks::receive_state(int rank, UnitId unit, std::size_t chunk, std::span<std::byte> state) {
+  receive(rank, state_id(unit, chunk), state_name(unit), state);
+}
+
+void Ranks::send_whole(ParameterId parameter, std::span<const std::byte> values) {
+  send(call_id(CallKind::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
+}
+
+void Ranks::receive_whole(int rank, ParameterId parameter, std::span<std::byte> values) {
+  receive(rank, call_id(CallKind::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
+}
+
+int Ranks::owner(UnitId unit, std::size_t element) const {
+  int rank = 0;
+  while (shard(unit, rank).end <= element) ++rank;
+  return rank;
+}
+
+std::string Ranks::state_name(UnitId unit) const {
+  return "the state of '" + layout_.units()[unit].name + "'";
+}
+
+void Ranks::sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group) {
+  const std::string name = "the sums of an optimizer's round";
+  if (!f64.empty()) communicator_.all_reduce(call_id(CallKind::kRoundF64, 0), name, f64, group.add());
+  if (!f32.empty())
+    communicator_.all_reduce(call_id(CallKind::kRoundF32, 0), name, {f32.data(), Dtype::kF32}, f32.size(),
+                             group.add());
+}
+
+std::vector<std::string> Ranks::exchange(const std::string& name, const std::string& own,
+                                         const std::function<void()>& meanwhile) {
+  return communicator_.exchange(call_id(CallKind::kExchange, 0), name, own, meanwhile);
+}
+
+}  // namespace sluice::engine

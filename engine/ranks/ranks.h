@@ -1,0 +1,83 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/dtype.h"
+#include "core/transfers.h"
+#include "engine/layout/layout.h"
+#include "engine/layout/shards.h"
+#include "engine/ranks/packing.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// The ranks that train one model together, as the engine of one of them sees them: who has which shard, and
+// what is sent for a unit. An engine that trains alone has none. Where a unit's optimizer state is
+// partitioned, each rank sums and updates its own shard of the unit; otherwise each has and does all of it.
+// Calls that name a unit are collective: every rank makes them, in any order of units. Thread rule: any
+// thread; `done` is called on the communicator's.
+class Ranks {
+ public:
+  // partitioned: by unit, whether its state is. The other arguments outlive it.
+  Ranks(comm::Communicator& communicator, const Layout& layout, const optim::Optimizer& optimizer,
+        std::vector<bool> partitioned);
+
+  int rank() const { return communicator_.rank(); }
+  int size() const { return communicator_.size(); }
+  bool partitioned(UnitId unit) const { return partitioned_[unit]; }
+  bool any_partitioned() const { return any_partitioned_; }
+  ElementRange shard(UnitId unit, int rank) const { return shards_.shard(unit, rank); }
+  // The rank whose shard has the element. REQUIRES: the unit's state is partitioned.
+  int owner(UnitId unit, std::size_t element) const;
+  // The elements of a unit that this rank sums and updates.
+  ElementRange own(UnitId unit) const;
+
+  // Adds up one use of the unit's gradients over all ranks, in f32. This rank gives as many arrays as `order`
+  // says. Afterwards its own elements of the first one are sums; the rest is unspecified where its state
+  // is partitioned. packing: that of all arrays, on all ranks; null: they are whole.
+  void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
+                    const Packing* packing, Done done);
+  // The same for the gradient of one parameter, of which the arrays have nothing else.
+  void sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
+                       Done done);
+  // Brings to each rank what the others have summed of a parameter's gradient. REQUIRES: its state is
+  // partitioned.
+  void gather_gradient_of(ParameterId parameter, Array sum, Done done);
+  // Waits until every rank has ended its edit of the unit.
+  void wait_for_edit(UnitId unit, const std::function<void()>& meanwhile);
+  // Brings to each rank what the others have updated of the unit. REQUIRES: its state is partitioned.
+  void gather(UnitId unit, Array values, Done done);
+  // The state of a chunk on its way from the rank that has it to rank 0. Both wait.
+  void send_state(UnitId unit, std::size_t chunk, std::span<const std::byte> state);
+  void receive_state(int rank, UnitId unit, std::size_t chunk, std::span<std::byte> state);
+  // The same for what an optimizer keeps for a parameter as a whole.
+  void send_whole(ParameterId parameter, std::span<const std::byte> values);
+  void receive_whole(int rank, ParameterId parameter, std::span<std::byte> values);
+  // Adds up what an optimizer's round has summed. All ranks call it for the same parameters in the same
+  // order.
+  void sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group);
+  // As Communicator::exchange().
+  std::vector<std::string> exchange(const std::string& name, const std::string& own,
+                                    const std::function<void()>& meanwhile);
+  comm::Communicator& communicator() const { return communicator_; }
+
+ private:
+  std::vector<std::size_t> borders(UnitId unit) const;
+  std::vector<std::size_t> borders_in(ParameterId parameter) const;
+  std::string gradient_name(ParameterId parameter) const;
+  std::string state_name(UnitId unit) const;
+  void send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes);  // to rank 0
+  void receive(int rank, std::uint64_t id, const std::string& name, std::span<std::byte> bytes);
+
+  comm::Communicator& communicator_;
+  const Layout& layout_;
+  const std::vector<bool> partitioned_;  // by unit
+  const bool any_partitioned_;
+  Shards shards_;  // of all ranks
+};
+
+}  // namespace sluice::engine

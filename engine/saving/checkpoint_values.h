@@ -1,0 +1,96 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/saving/shared_files.h"
+#include "engine/steps/engine.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// Reads all values of a training run from a checkpoint: parameters, masters and optimizer state. A frozen
+// unit has parameters alone. Thread rule: one thread at a time.
+class CheckpointValues {
+ public:
+  // The first constructor opens the parameters alone; the second also opens the f32 masters, where there are
+  // any, and the optimizer's arrays of whatever type. Throws Error(kInvalidArgument) where the files do not
+  // fit the layout: they belong to another model, or to an optimizer with other arrays.
+  CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout);
+  CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout,
+                   const optim::Optimizer& optimizer);
+  UnitSource source();  // valid as long as this object; every byte is verified
+
+ private:
+  struct State {
+    std::unique_ptr<SafetensorsReader> values, scales;  // scales: null where values are not codes
+    optim::CodeMap map;
+  };
+  bool has_master(ParameterId parameter) const;
+  // Checks that the file has the parameters for which `has` is true.
+  void check(const SafetensorsReader& reader, const std::function<bool(ParameterId)>& has) const;
+  void check_codes(const State& state, const std::vector<bool>& held) const;
+  static void read_codes(const State& state, const std::string& name, std::size_t first,
+                         std::span<float> out);
+  SafetensorsReader& values_of(ParameterId parameter);
+
+  const Layout& layout_;
+  std::unique_ptr<SafetensorsReader> parameters_, masters_;  // masters_: null where there are none
+  std::vector<State> state_;
+  std::vector<std::unique_ptr<SafetensorsReader>> wholes_;  // null where no parameter has the array
+};
+
+// Writes the tensor files of a checkpoint side by side, unit after unit.
+class CheckpointTensors {
+ public:
+  CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer);
+  std::vector<std::uint64_t> file_bytes() const;
+  // What all of them are written or read through by one of so many ranks.
+  std::uint64_t buffer_bytes(int ranks = 1) const;
+  // Saves the engine's values and state as a checkpoint, with the files that are given besides, and returns
+  // its folder. All files share options.buffer_bytes; options.bytes is found here. Throws what
+  // CheckpointWriter and Engine::save() do, and leaves nothing then. REQUIRES: the engine has this layout.
+  //
+  // With a communicator it is collective. Where every rank sees rank 0's options.out under its own, each
+  // writes a part of the files; otherwise the others send theirs to rank 0. Rank 0 alone commits; the others
+  // need no `run` and no `own`, wait for that, and return rank 0's folder. An error of one ends the work
+  // of all. Only while rank 0 commits can it end otherwise on the others than on rank 0; their error says so.
+  std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                   const CheckpointWriter::Options& options, const Json& run,
+                   std::span<const OwnFile> own = {}, comm::Communicator* communicator = nullptr);
+
+ private:
+  using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
+                                 std::span<const std::byte> bytes)>;
+  // save() of this rank, without what rank 0 tells the others. Returns "" on them.
+  std::string write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                        CheckpointWriter::Options options, const Json& run, std::span<const OwnFile> own,
+                        comm::Communicator* communicator);
+  std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
+  // writer: on rank 0 alone, and null on others.
+  std::string write_together(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                             const std::string& folder, std::size_t buffer_bytes, const Json& run,
+                             CheckpointWriter* writer, SharedFiles& shared, comm::Communicator& communicator);
+  void send(Engine& engine);
+  UnitSink sink();
+  // Writes elements of a parameter, from `first` on, into the file with that index.
+  void write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
+             ConstArray values);
+
+  const Layout& layout_;
+  // Units of wider types come first, so that no file has a tensor that begins within an element.
+  std::vector<UnitId> units_;
+  // Parameters, masters where there are any, then state, each array followed by its scales.
+  std::vector<TensorFile> files_;
+  std::vector<std::size_t> state_;   // by array: the index of the file of its values
+  std::vector<std::size_t> wholes_;  // by whole array: the index of its file
+  Put put_;                          // where the sink's bytes go
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,204 @@
+#include "engine/saving/shared_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "engine/checkpoint/folder_probe.h"
+#include "engine/ranks/agreement.h"
+#include "engine/ranks/call_id.h"
+
+namespace sluice::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+PartWriter::Mail mail_of(comm::Communicator& communicator, const std::string& file) {
+  const std::string name = "a part of '" + file + "'";
+  const std::uint64_t id = call_id(name);
+  PartWriter::Mail mail;
+  mail.send = [&communicator, name, id](int to, std::span<const std::byte> bytes, Done done) {
+    communicator.send(to, id, name, bytes, std::move(done));
+  };
+  mail.receive = [&communicator, name, id](int from, std::span<std::byte> bytes, Done done) {
+    communicator.receive(from, id, name, bytes, std::move(done));
+  };
+  return mail;
+}
+
+std::string to_bytes(const std::vector<BlockSum>& sums) {
+  return {reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(BlockSum)};
+}
+
+// Enters the sums of a rank's blocks.
+void take_sums(const std::string& bytes, const std::string& file, int rank,
+               std::vector<std::optional<std::uint64_t>>& blocks) {
+  std::vector<BlockSum> sums(bytes.size() / sizeof(BlockSum));
+  std::copy_n(bytes.data(), sums.size() * sizeof(BlockSum), reinterpret_cast<char*>(sums.data()));
+  for (const BlockSum& sum : sums) {
+    if (sum.block >= blocks.size() || blocks[sum.block])
+      fail(ErrorCode::kCorrupt, "rank {} has written block {} of '{}', which {}", rank, sum.block, file,
+           sum.block < blocks.size() ? "another rank has written, too" : "has no such block");
+    blocks[sum.block] = sum.sum;
+  }
+}
+
+FileSum merged(const std::vector<std::optional<std::uint64_t>>& blocks, const TensorFile& file) {
+  FileSum sum{file.header.file_bytes(), {}};
+  for (const auto& block : blocks) {
+    if (!block)
+      fail(ErrorCode::kCorrupt, "no rank has written block {} of '{}'", sum.blocks.size(), file.name);
+    sum.blocks.push_back(*block);
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::optional<std::string> find_shared_folder(comm::Communicator& communicator, const std::string& out,
+                                              const std::string& partial) {
+  const bool is_first = communicator.rank() == 0;
+  std::optional<FolderProbe> probe;
+  Json told = Json::object();
+  if (is_first) {
+    probe.emplace(partial);
+    told = {
+        {"folder", fs::path(partial).filename().string()}, {"name", probe->name()}, {"text", probe->text()}};
+  }
+  told = Json::parse(exchange(communicator, "a probe of the folder of checkpoints", told.dump())[0]);
+  const auto name = told.at("folder").get<std::string>();
+  const std::string folder = is_first ? partial : (fs::path(out) / name).string();
+  const std::vector<std::string> reasons = exchange(
+      communicator, "who sees the folder of checkpoints",
+      why_not_shared(folder, told.at("name").get<std::string>(), told.at("text").get<std::string>()));
+  for (std::size_t rank = 0; rank < reasons.size(); ++rank)
+    if (!reasons[rank].empty()) {
+      if (is_first)
+        log().info("rank {} cannot write the checkpoint in '{}': it sends its part to rank 0 ({})", rank, out,
+                   reasons[rank]);
+      return std::nullopt;
+    }
+  return folder;
+}
+
+SharedFiles::SharedFiles(const Engine& engine, const std::vector<TensorFile>& files,
+                         const std::vector<UnitId>& order, comm::Communicator& communicator)
+    : engine_(engine), layout_(engine.layout()), files_(files), order_(order), communicator_(communicator) {}
+
+std::uint64_t SharedFiles::buffer_bytes(std::size_t files) {
+  return files * (kHugePage + PartWriter::kSplitBytes);
+}
+
+// Regions are whole huge pages.
+void SharedFiles::open(offload::IoService& io, allocator::Ledger& ledger, const std::string& folder,
+                       std::size_t buffer_bytes) {
+  std::vector<FileParts> parts;
+  std::size_t left = buffer_bytes;
+  for (const TensorFile& file : files_) {
+    parts.push_back(parts_of(file));
+    if (parts.back().any_split()) left -= std::min(left, PartWriter::kSplitBytes);
+  }
+  const std::size_t each = std::max<std::size_t>(kHugePage, left / files_.size() / kHugePage * kHugePage);
+  for (std::size_t i = 0; i < files_.size(); ++i)
+    writers_.push_back(std::make_unique<PartWriter>(io, ledger, (fs::path(folder) / files_[i].name).string(),
+                                                    std::move(parts[i]), communicator_.rank(),
+                                                    mail_of(communicator_, files_[i].name), each));
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    const std::string header = files_[i].header.bytes();
+    writers_[i]->write(0, std::as_bytes(std::span(header)));
+  }
+}
+
+// A unit's elements are consecutive in a file, without those of parameters that it does not have.
+SharedFiles::Bytes SharedFiles::bytes_of(const TensorFile& file, UnitId unit, ElementRange range) const {
+  const std::size_t grain = file.of == TensorFile::Of::kScales ? optim::kScaleBlock : 1;
+  Bytes found;
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+    const StoredTensor* const tensor = file.header.find(layout_.spec(p).name);
+    const Layout::Location& at = layout_.location(p);
+    const std::size_t from = std::max(range.begin, at.offset);
+    const std::size_t to = std::min(range.end, at.offset + at.elements);
+    if (tensor == nullptr || from >= to) continue;
+    const std::uint64_t start = file.header.payload_offset() + tensor->begin;
+    const std::size_t first = layout_.spec(p).span_first, size = size_of(*tensor->dtype());
+    if (found.end == 0) found.begin = start + (first + from - at.offset) / grain * size;
+    found.end = start + divide_up(first + to - at.offset, grain) * size;
+  }
+  return found;
+}
+
+void SharedFiles::add_wholes(const TensorFile& file, UnitId unit, std::vector<FilePart>& parts) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+    const StoredTensor* const tensor = file.header.find(layout_.spec(p).name);
+    if (tensor == nullptr || layout_.spec(p).continues()) continue;
+    const std::uint64_t start = file.header.payload_offset();
+    parts.push_back({start + tensor->begin, start + tensor->end,
+                     engine_.partition(unit).owner(layout_.location(p).offset).value_or(FilePart::kEvery)});
+  }
+}
+
+FileParts SharedFiles::parts_of(const TensorFile& file) const {
+  std::vector<FilePart> parts = {{0, file.header.payload_offset()}};
+  const auto add = [&](UnitId unit, ElementRange range, int rank) {
+    const Bytes bytes = bytes_of(file, unit, range);
+    parts.push_back({bytes.begin, bytes.end, rank});
+  };
+  for (const UnitId unit : order_) {
+    const Partition partition = engine_.partition(unit);
+    const bool is_whole =
+        partition.shards.empty() || (file.of == TensorFile::Of::kParameters && !partition.parameters);
+    if (file.of == TensorFile::Of::kWholes)
+      add_wholes(file, unit, parts);
+    else if (is_whole)
+      add(unit, {0, layout_.unit_elements(unit)}, FilePart::kEvery);
+    else
+      for (std::size_t rank = 0; rank < partition.shards.size(); ++rank)
+        add(unit, partition.shards[rank], static_cast<int>(rank));
+  }
+  return {parts, communicator_.size()};
+}
+
+bool SharedFiles::concerns(std::size_t file, UnitId unit, ElementRange range) const {
+  const Bytes bytes = bytes_of(files_[file], unit, range);
+  return writers_[file]->concerns(bytes.begin, bytes.end);
+}
+
+WantedElements SharedFiles::wanted(UnitId unit) const {
+  WantedElements wanted;
+  wanted.parameters = [this, unit](ElementRange range) { return concerns(0, unit, range); };
+  wanted.state = [this, unit](ElementRange range) {
+    for (std::size_t file = 1; file < files_.size(); ++file)
+      if (files_[file].of != TensorFile::Of::kWholes && concerns(file, unit, range)) return true;
+    return false;
+  };
+  return wanted;
+}
+
+void SharedFiles::put(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
+                      std::span<const std::byte> bytes) {
+  writers_[file]->write(files_[file].header.payload_offset() + tensor.begin + first_byte, bytes);
+}
+
+std::vector<FileSum> SharedFiles::finish() {
+  std::vector<std::vector<BlockSum>> own;
+  for (const auto& writer : writers_) own.push_back(writer->finish());
+  for (const auto& writer : writers_) {
+    communicator_.report_work();  // others may be done
+    writer->sync();
+  }
+  std::vector<FileSum> sums;
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    std::vector<std::optional<std::uint64_t>> blocks(divide_up(files_[i].header.file_bytes(), kStreamBlock));
+    const std::vector<std::string> all =
+        exchange(communicator_, "the blocks of '" + files_[i].name + "'", to_bytes(own[i]));
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      take_sums(all[rank], files_[i].name, static_cast<int>(rank), blocks);
+    sums.push_back(merged(blocks, files_[i]));
+  }
+  return sums;
+}
+
+}  // namespace sluice::engine

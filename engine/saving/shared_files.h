@@ -1,0 +1,75 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "comm/communicator.h"
+#include "engine/checkpoint/file_parts.h"
+#include "engine/checkpoint/part_writer.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/steps/engine.h"
+
+namespace sluice::engine {
+
+// A file of a checkpoint, and what it has of the parameters whose names its tensors have.
+struct TensorFile {
+  enum class Of : std::uint8_t { kParameters, kState, kScales, kWholes };
+  std::string name;
+  SafetensorsHeader header;
+  Of of = Of::kParameters;
+};
+
+// Returns this rank's path of the folder `partial`, which rank 0 has made in its `out`. Nothing, on all ranks
+// alike, where one of them does not see that folder in the `out` that it was given, or may not write there.
+// Collective. Throws Error(kIo) where rank 0 cannot write.
+std::optional<std::string> find_shared_folder(comm::Communicator& communicator, const std::string& out,
+                                              const std::string& partial);
+
+// The tensor files of a checkpoint that all ranks write at once, each its own blocks. Every rank makes one,
+// with the same files, and hands over what it has, unit after unit in the same order. Thread rule: put() from
+// one thread at a time for each file; otherwise one thread. After an error the communicator is told, and only
+// destruction is allowed.
+class SharedFiles {
+ public:
+  // All arguments outlive this. `order` is the order of the units in the files.
+  SharedFiles(const Engine& engine, const std::vector<TensorFile>& files, const std::vector<UnitId>& order,
+              comm::Communicator& communicator);
+
+  // The buffers that a rank needs for so many files at least.
+  static std::uint64_t buffer_bytes(std::size_t files);
+  // Opens the files, which are in that folder and have their lengths. They share `buffer_bytes`. Throws as
+  // PartWriter.
+  void open(offload::IoService& io, allocator::Ledger& ledger, const std::string& folder,
+            std::size_t buffer_bytes);
+  // What of the unit this rank writes or sends.
+  WantedElements wanted(UnitId unit) const;
+  // Takes bytes of a tensor of the file with that index.
+  void put(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
+           std::span<const std::byte> bytes);
+  // Collective. Makes this rank's blocks durable, and waits until all ranks have. Returns the sums of the
+  // files. Throws Error(kCorrupt) where the ranks have not written each block once.
+  std::vector<FileSum> finish();
+
+ private:
+  struct Bytes {
+    std::uint64_t begin = 0, end = 0;
+  };
+  // Where the file has these elements of the unit; empty where it has none.
+  Bytes bytes_of(const TensorFile& file, UnitId unit, ElementRange range) const;
+  FileParts parts_of(const TensorFile& file) const;
+  void add_wholes(const TensorFile& file, UnitId unit, std::vector<FilePart>& parts) const;
+  bool concerns(std::size_t file, UnitId unit, ElementRange range) const;
+
+  const Engine& engine_;
+  const Layout& layout_;
+  const std::vector<TensorFile>& files_;
+  const std::vector<UnitId>& order_;
+  comm::Communicator& communicator_;
+  std::vector<std::unique_ptr<PartWriter>> writers_;  // by file
+};
+
+}  // namespace sluice::engine

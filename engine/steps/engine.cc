@@ -1,0 +1,135 @@
+#include "engine/steps/engine.h"
+
+#include <algorithm>
+
+#include "engine/steps/core.h"
+#include "engine/steps/refusal.h"
+
+namespace sluice::engine {
+
+Engine::Engine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+               const Resources& resources)
+    : core_(std::make_unique<Core>(profile, plan, optimizer, resources)) {}
+Engine::~Engine() = default;
+
+const Layout& Engine::layout() const { return core_->layout; }
+bool Engine::in_step() const { return core_->in_step; }
+std::uint64_t Engine::steps() const { return core_->steps; }
+std::uint64_t Engine::steps(ParameterId parameter) const { return core_->applied[parameter]; }
+const std::string& Engine::failure() const { return core_->failure; }
+
+Engine::Counters Engine::counters() const {
+  return {core_->waits.read_seconds(), core_->waits.write_seconds(),
+          (core_->executor ? core_->executor->seconds() : 0) +
+              (core_->cpu_executor ? core_->cpu_executor->seconds() : 0)};
+}
+
+void Engine::load(UnitId unit, const UnitSource& source) {
+  const std::exception_ptr failed = core_->guarded([&](Core& c) {
+    check_load(unit);
+    learn_of_refused();
+    return c.load(unit, source);
+  });
+  if (failed) std::rethrow_exception(failed);
+}
+
+void Engine::load_all(const UnitSource& source) {
+  core_->guarded([&](Core& c) {
+    for (UnitId unit = 0; unit < c.layout.units().size(); ++unit) check_load(unit);
+    learn_of_refused();
+    for (UnitId unit = 0; unit < c.layout.units().size(); ++unit)
+      if (const std::exception_ptr failed = c.load(unit, source)) std::rethrow_exception(failed);
+  });
+}
+
+void Engine::save(UnitId unit, const UnitSink& sink) {
+  const std::exception_ptr failed = core_->guarded([&](Core& c) {
+    check_save(unit);
+    learn_of_refused();
+    return c.save(unit, sink);
+  });
+  if (failed) std::rethrow_exception(failed);
+}
+
+void Engine::save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted) {
+  const std::exception_ptr failed = core_->guarded([&](Core& c) {
+    check_save(unit);
+    return c.save_own(unit, sink, wanted);
+  });
+  if (failed) std::rethrow_exception(failed);
+}
+
+Partition Engine::partition(UnitId unit) const {
+  Partition found;
+  if (!core_->partitions_state(unit)) return found;
+  for (int rank = 0; rank < core_->ranks->size(); ++rank)
+    found.shards.push_back(core_->ranks->shard(unit, rank));
+  found.parameters = core_->partitions_parameters(unit);
+  return found;
+}
+
+std::optional<int> Partition::owner(std::size_t element) const {
+  if (shards.empty()) return std::nullopt;
+  const auto found = std::ranges::upper_bound(shards, element, {}, &ElementRange::end);
+  return static_cast<int>(found - shards.begin());
+}
+
+namespace {
+
+// More would overflow after some further steps, and are none that anybody made.
+void check_steps(std::uint64_t steps) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 53;
+  if (steps > kMost)
+    refuse(ErrorCode::kInvalidArgument, "{} updates are stated; at most {} are possible", steps, kMost);
+}
+
+}  // namespace
+
+void Engine::set_steps(std::uint64_t steps) {
+  core_->guarded([&](Core& c) {
+    check_steps(steps);
+    learn_of_refused();
+    c.steps = steps;
+    for (ParameterId p = 0; p < c.applied.size(); ++p)
+      c.applied[p] = c.layout.trainable(c.layout.location(p).unit) ? steps : 0;
+  });
+}
+
+void Engine::set_steps(ParameterId parameter, std::uint64_t steps) {
+  core_->guarded([&](Core& c) {
+    check_steps(steps);
+    learn_of_refused();
+    c.applied[parameter] = steps;
+  });
+}
+
+ConstArray Engine::parameter(ParameterId parameter) const {
+  return core_->guarded([&](Core& c) {
+    const Layout::Location& location = c.layout.location(parameter);
+    const std::byte* const unit = c.pager.address(c.parameters[location.unit]);
+    return ConstArray{unit, c.layout.dtype(location.unit)}.at(location.offset);
+  });
+}
+
+void Engine::progress() {
+  core_->guarded([&](Core& c) {
+    check_queuing("progress() is called");
+    c.queue.advance();
+  });
+}
+
+void Engine::serve_ranks() {
+  core().guarded([&](Core& c) {
+    check_queuing("serve_ranks() is called");
+    c.serve_ranks();
+  });
+}
+
+void Engine::settle() {
+  core_->guarded([&](Core& c) {
+    check_queuing("settle() is called");
+    c.settle();
+  });
+}
+
+}  // namespace sluice::engine

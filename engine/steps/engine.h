@@ -1,0 +1,168 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
+#include "comm/communicator.h"
+#include "core/device.h"
+#include "core/threads.h"
+#include "core/trace.h"
+#include "engine/layout/layout.h"
+#include "engine/layout/shards.h"
+#include "engine/plan/plan.h"
+#include "engine/plan/profile.h"
+#include "offload/records.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// Where the values of a unit come from. Elements are counted in the span that the unit has of a parameter.
+struct UnitSource {
+  // Fills `out` with values of a parameter, from element `first` on: those of its master, where it has one.
+  // Null (REQUIRES: the unit has no masters): the values stay as they are.
+  std::function<void(ParameterId, std::size_t first, std::span<float> out)> values;
+  // Does the same for an array of the state (see Optimizer::state()). Null: it becomes zero.
+  std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<float> out)> state;
+  // Fills in an array that is not by elements (see Optimizer::whole_names()). Null: it becomes zero.
+  std::function<void(ParameterId, std::size_t array, std::span<float> out)> whole;
+};
+
+// Where a unit's values go when it is saved. Each function is called with consecutive runs of elements,
+// parameter by parameter; a null function is not called. `parameter`, `master` and `state` are called from
+// several threads at once, each array from one at a time; `values` and `whole` from the caller's thread. A
+// frozen unit has neither masters nor state.
+struct UnitSink {
+  std::function<void(ParameterId, std::size_t first, std::size_t count, ConstArray values)> parameter;
+  std::function<void(ParameterId, std::size_t first, std::span<const float>)> master;
+  // Values have the array's type. With `scales` they are codes, and `first` is a multiple of kScaleBlock.
+  std::function<void(ParameterId, std::size_t array, std::size_t first, std::size_t count, ConstArray values,
+                     const float* scales)>
+      state;
+  // Called last, with all of an array that is not by elements.
+  std::function<void(ParameterId, std::size_t array, std::span<const float> values)> whole;
+  // Called with the values in f32: those of the masters, where there are any. Where several ranks have parts
+  // of the state, it gets the parameters instead, and is alone: no other rank takes part, and nothing else is
+  // called.
+  std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
+};
+
+// Which elements of a unit are wanted of its parameters, and of its masters and state.
+struct WantedElements {
+  std::function<bool(ElementRange)> parameters, state;
+};
+
+// What the ranks have of a unit.
+struct Partition {
+  std::vector<ElementRange> shards;  // by rank: of masters and state; empty: every rank has all of it
+  bool parameters = false;           // whether each has no more than its shard of the parameters either
+  // The rank that has the element of the state; nothing: every rank does.
+  std::optional<int> owner(std::size_t element) const;
+};
+
+struct GroupSettings {
+  double learning_rate = 0;
+  double weight_decay = 0;
+  std::shared_ptr<const optim::Settings> settings = {};  // Optimizer::for_step(); null: the optimizer's own
+};
+
+struct StepSettings {
+  std::vector<GroupSettings> groups;  // by ParameterSpec::group
+  double clip = 0;  // bound of the norm of all gradients; 0: none. REQUIRES: the plan was made for clipping
+  double gradient_factor = 1;   // multiplies all gradients first (unscaling)
+  bool keep_gradients = false;  // in any order: the next step adds to these gradients
+  double clip_value = 0;        // bound of each element's size, after the above; 0: none. Any plan will do
+};
+
+struct StepResult {
+  double gradient_norm = 0;  // before clipping, after unscaling
+  double clip_factor = 1;
+};
+
+struct Resources {
+  Threads& threads;
+  allocator::Ledger& ledger;
+  // REQUIRES: not null where the plan puts anything on disk; not yet allocated.
+  offload::RecordStore* disk = nullptr;
+  Trace* trace = nullptr;
+  kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
+  // The ranks that train the model together, each with an engine of the same layout, and a plan
+  // with the same stages. Null: this engine trains alone.
+  comm::Communicator* communicator = nullptr;
+  Device* device = nullptr;  // REQUIRES: not null where the plan computes on a GPU
+};
+
+struct Core;
+
+// Holds the units of one model and trains them, for native models and for wrapped ones. This class has what
+// every engine does with units and their values. Its steps follow a schedule (ScheduledEngine) or have any
+// order (AnyOrderEngine). Errors: misuse is Error(kState) that names the unit. After an error in the middle
+// of an update or a transfer the engine has failed: every further call but the destructor and the questions
+// throws Error(kState) that repeats the cause. Thread rule: one thread at a time.
+class Engine {
+ public:
+  virtual ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Layout& layout() const;
+
+  // Questions, which are answered at any time, and wait for nothing.
+  bool in_step() const;
+  std::uint64_t steps() const;                       // how many there were
+  std::uint64_t steps(ParameterId parameter) const;  // how many updated this parameter
+  const std::string& failure() const;                // why it has failed; empty: it has not
+  struct Counters {
+    double read_wait_seconds = 0, write_wait_seconds = 0;  // waits of the caller for reads, for writes
+    double optimizer_seconds = 0;                          // how long updates were computed
+  };
+  Counters counters() const;
+
+  // Values. Every unit is loaded before the first step. Neither call needs more memory than the plan has.
+  void load(UnitId unit, const UnitSource& source);
+  // Loads all units. Where the source throws after a unit was loaded, the engine has failed.
+  void load_all(const UnitSource& source);
+  void save(UnitId unit, const UnitSink& sink);  // completes the unit's pending update first
+  // Hands out what this rank has of the unit and is wanted, and perhaps more of it; the sink's `values` are
+  // not called. A rank calls it alone.
+  void save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);
+  Partition partition(UnitId unit) const;
+  void set_steps(std::uint64_t steps);  // called when a run goes on from a checkpoint
+  void set_steps(ParameterId parameter, std::uint64_t steps);
+
+  // The address of a parameter never changes. Its values are there while its unit is acquired.
+  ConstArray parameter(ParameterId parameter) const;
+
+  // Lets updates go on with what has arrived; called between the ops of a model. Never waits.
+  void progress();
+  // The same, for a client that waits for other ranks, which may wait for updates of this one. It may wait
+  // for the disk.
+  virtual void serve_ranks();
+  // Completes all pending updates.
+  void settle();
+
+ protected:
+  // Takes all memory and disk space of the plan; throws Error(kBudget) where it cannot.
+  // optimizer and resources outlive the engine.
+  Engine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+         const Resources& resources);
+  Core& core() const { return *core_; }
+
+ private:
+  // Throws a Refusal where the unit's values must not be replaced, or read, now.
+  virtual void check_load(UnitId unit) const = 0;
+  virtual void check_save(UnitId unit) const = 0;
+  // Learns which updates of this step a GPU has left out, so that they do not count. May wait for it.
+  virtual void learn_of_refused() {}
+  // Throws a Refusal where nothing may be queued on a GPU now. what: the call, for its text.
+  virtual void check_queuing(const char* /*what*/) const {}
+
+  std::unique_ptr<Core> core_;
+};
+
+}  // namespace sluice::engine

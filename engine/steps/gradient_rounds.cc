@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <bit>
+#include <span>
+
+#include "engine/steps/shared_gradients.h"
+
+// What ranks tell each other when they use gradients, and how it is compared. What is done then is in
+// shared_gradients.cc.
+namespace sluice::engine {
+namespace {
+
+template <class T>
+void put(std::string& bytes, std::span<const T> values) {
+  bytes.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+}
+
+template <class T>
+std::size_t get(const std::string& bytes, std::size_t at, std::span<T> values) {
+  ensure(bytes.size() - at >= values.size_bytes(), "a rank has sent too little of its gradients");
+  std::copy_n(bytes.data() + at, values.size_bytes(), reinterpret_cast<char*>(values.data()));
+  return at + values.size_bytes();
+}
+
+}  // namespace
+
+std::string SharedGradients::bytes_of(const Brought& brought) const {
+  std::string bytes;
+  put(bytes, std::span(&brought.wish, 1));
+  put(bytes, std::span(&brought.wanted, 1));
+  put(bytes, std::span(&brought.step, 1));
+  put(bytes, std::span(&brought.micro_batches, 1));
+  put(bytes, std::span(brought.known));
+  put(bytes, std::span(brought.edits));
+  put(bytes, std::span(brought.begun));
+  return bytes + brought.settings;
+}
+
+SharedGradients::Brought SharedGradients::brought_in(const std::string& bytes) const {
+  Brought brought;
+  brought.known.resize(known_.size());
+  brought.edits.resize(edits_.size());
+  brought.begun.resize(edits_.size());
+  std::size_t at = get(bytes, 0, std::span(&brought.wish, 1));
+  at = get(bytes, at, std::span(&brought.wanted, 1));
+  at = get(bytes, at, std::span(&brought.step, 1));
+  at = get(bytes, at, std::span(&brought.micro_batches, 1));
+  at = get(bytes, at, std::span(brought.known));
+  at = get(bytes, at, std::span(brought.edits));
+  at = get(bytes, at, std::span(brought.begun));
+  brought.settings = bytes.substr(at);
+  return brought;
+}
+
+std::vector<SharedGradients::Brought> SharedGradients::gather(const Brought& own) {
+  if (!core_.ranks) return {own};
+  const std::string name = "the gradients of a step";
+  std::vector<std::string> given;
+  core_.waits.during(Waits::For::kRanks, name, [&] {
+    given = core_.ranks->exchange(name, bytes_of(own), [this] { core_.serve_ranks(); });
+  });
+  std::vector<Brought> all;
+  for (const std::string& bytes : given) all.push_back(brought_in(bytes));
+  return all;
+}
+
+void SharedGradients::compare(const std::vector<Brought>& all) const {
+  const Brought* steps = nullptr;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Brought& other = all[rank];
+    if (other.step != all[0].step)
+      refuse(ErrorCode::kState, "rank {} is in step {}, and rank 0 is in step {}; begin all at the same step",
+             rank, other.step, all[0].step);
+    for (UnitId unit = 0; unit < edits_.size(); ++unit)
+      if (other.edits[unit] != all[0].edits[unit])
+        refuse(ErrorCode::kState,
+               "unit '{}' was edited {} times on rank {}, and {} times on rank 0; edit it alike on all ranks",
+               core_.name_of(unit), other.edits[unit], rank, all[0].edits[unit]);
+    compare_shared(all[0], other, rank);
+    if (other.wish != Wish::kStep) continue;
+    if (steps != nullptr && other.settings != steps->settings)
+      refuse(ErrorCode::kState,
+             "rank {} steps with {}, and rank {} with {}; give all ranks the same settings", rank,
+             other.settings, steps - all.data(), steps->settings);
+    steps = &other;
+  }
+  if (pairwise_)
+    compare_micro_batches(all);
+  else
+    compare_counts(all);
+}
+
+// Gradients that nobody has added to since they were used are used again, in whatever micro-batch.
+void SharedGradients::compare_micro_batches(const std::vector<Brought>& all) const {
+  const auto has = [](const Brought& rank) {
+    return std::ranges::any_of(rank.known, [](const Known& known) { return known.added > 0; });
+  };
+  if (std::ranges::none_of(all, has)) return;
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (all[rank].micro_batches != pairwise_->count())
+      refuse(ErrorCode::kState,
+             "gradients are used after {} micro-batches of rank {}, and a step has {} of each rank; with a "
+             "reproducible plan use them when all have ended",
+             all[rank].micro_batches, rank, pairwise_->count());
+}
+
+void SharedGradients::compare_shared(const Brought& first, const Brought& other, std::size_t rank) const {
+  for (ParameterId p = 0; p < known_.size(); ++p) {
+    const Known &a = first.known[p], &b = other.known[p];
+    const std::string& name = core_.layout.spec(p).name;
+    if (a.is_shared() != b.is_shared())
+      refuse(ErrorCode::kState,
+             "the summed gradient of '{}' was dropped on rank {}, and is there on rank {}; drop it on all",
+             name, a.is_shared() ? rank : 0, a.is_shared() ? 0 : rank);
+    // By their bits: what is not a number is alike, too.
+    if (a.is_shared() && std::bit_cast<std::uint64_t>(a.factor) != std::bit_cast<std::uint64_t>(b.factor))
+      refuse(
+          ErrorCode::kState,
+          "the gradient of '{}' was multiplied by {} on rank {}, and by {} on rank 0; multiply it alike on "
+          "all ranks",
+          name, b.factor, rank, a.factor);
+  }
+}
+
+// Ranks may differ in what a parameter got (an expert to which no token was sent), and not in how many
+// micro-batches there were, of which the parameter that got most tells.
+void SharedGradients::compare_counts(const std::vector<Brought>& all) const {
+  const auto most = [](const Brought& rank) {
+    return std::ranges::max_element(rank.known, {}, &Known::added) - rank.known.begin();
+  };
+  const auto p = static_cast<ParameterId>(most(all[0]));
+  const std::uint32_t count = all[0].known[p].added;
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const auto other = static_cast<ParameterId>(most(all[rank]));
+    if (all[rank].known[other].added != count)
+      refuse(ErrorCode::kState,
+             "'{}' got {} gradients on rank {}, the most of all there, and '{}' got {} on rank 0; compute as "
+             "many micro-batches on each rank before gradients are used",
+             core_.layout.spec(other).name, all[rank].known[other].added, rank, core_.layout.spec(p).name,
+             count);
+  }
+}
+
+}  // namespace sluice::engine

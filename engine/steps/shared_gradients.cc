@@ -1,0 +1,354 @@
+#include "engine/steps/shared_gradients.h"
+
+#include <algorithm>
+
+#include "engine/plan/micro_batch_sums.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::engine {
+SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches)
+    : core_(core),
+      order_(MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order()),
+      divisor_(core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
+      micro_batches_(ends_micro_batches ? micro_batches : 0),
+      known_(core.layout.parameters()),
+      edits_(core.layout.units().size()) {
+  if (core.plan.reproducible)
+    pairwise_.emplace(core.layout, MicroBatchSums(true, core.plan.ranks, micro_batches), core.gradients);
+}
+
+SharedGradients::~SharedGradients() {
+  if (!under_way_.empty()) core_.fail_with("its engine was destroyed while gradients were being summed");
+}
+
+void SharedGradients::set(ParameterId parameter, const Known& known) {
+  const auto there = [](const Known& of) { return of.added > 0 || of.is_shared() ? 1u : 0u; };
+  there_ += there(known);
+  there_ -= there(known_[parameter]);
+  known_[parameter] = known;
+}
+
+void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
+  if (!pairwise_) {
+    finish_sum_of(core_.layout.location(parameter).unit);
+    make_whole(parameter);
+  }
+  Known known = known_[parameter];
+  ++known.added;
+  if (!pairwise_) {
+    core_.gradients.add(core_.resources.threads, parameter, gradient);
+    return set(parameter, known);
+  }
+  const std::string& name = core_.layout.spec(parameter).name;
+  if (known.is_shared())
+    refuse(ErrorCode::kState,
+           "a gradient of '{}' is added to one that was used or kept over a step, which a reproducible plan "
+           "allows not; add those of all micro-batches before, and drop it after the step",
+           name);
+  if (pairwise_->ended() == pairwise_->count())
+    refuse(ErrorCode::kState,
+           "a gradient of '{}' is added after this rank's {} micro-batches of the step have ended; step, or "
+           "drop all gradients, or state more micro-batches",
+           name, pairwise_->count());
+  if (pairwise_->added(parameter))
+    refuse(ErrorCode::kState,
+           "a second gradient of '{}' is added in one micro-batch, which a reproducible plan allows not; add "
+           "their sum, or end the micro-batch between them",
+           name);
+  pairwise_->add(core_.resources.threads, parameter, gradient);
+  if (!core_.gradients.has(parameter)) core_.gradients.begin(parameter);
+  set(parameter, known);
+}
+
+void SharedGradients::end_gradients(UnitId unit) {
+  if (!may_begin(unit)) return;
+  std::vector<bool> all(known_.size());
+  std::fill(all.begin() + core_.layout.first_parameter(unit), all.begin() + core_.layout.end_parameter(unit),
+            true);
+  begin_sum(unit, of_unit(unit, all));
+}
+
+// A sum takes the whole unit, as in a round in which nobody has a shared gradient of it. A buffer that is
+// under frames is not held beside others, for which the plan has no frames.
+bool SharedGradients::may_begin(UnitId unit) const {
+  if (!core_.ranks || pairwise_ || ended_ + 1 != micro_batches_ || is_under_way(unit) ||
+      !core_.plan.units[unit].resident(Part::kGradient))
+    return false;
+  bool any = false;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
+    if (known_[p].is_shared()) return false;
+    any = any || known_[p].added > 0;
+  }
+  return any;
+}
+
+void SharedGradients::end_micro_batch() {
+  if (!pairwise_) {
+    if (++ended_ == micro_batches_) use();
+    return;
+  }
+  if (pairwise_->ended() == pairwise_->count())
+    refuse(ErrorCode::kState,
+           "a micro-batch ends after this rank's {} of the step; step, or drop all gradients, or state more "
+           "micro-batches",
+           pairwise_->count());
+  pairwise_->end_micro_batch();
+}
+
+std::size_t SharedGradients::sums_of(UnitId unit) const {
+  std::size_t sums = pairwise_ ? pairwise_->sums_of(unit) : 1;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (known_[p].is_shared()) sums = std::max<std::size_t>(sums, 1);
+  return sums;
+}
+
+// Where no gradient is left, the micro-batches of a step begin anew.
+void SharedGradients::dropped(ParameterId parameter) {
+  const std::size_t before = there_;
+  set(parameter, {});
+  if (pairwise_) pairwise_->drop(parameter);
+  if (before == 0 || there_ > 0) return;
+  ended_ = 0;
+  if (pairwise_) pairwise_->begin_step();
+}
+
+void SharedGradients::dropped_all() {
+  known_.assign(known_.size(), {});
+  there_ = ended_ = 0;
+  if (pairwise_) pairwise_->begin_step();
+}
+
+// For a rank that has added nothing to a parameter that others have added to. A shared gradient is whole
+// then.
+void SharedGradients::bring_nothing(ParameterId parameter) {
+  if (!known_[parameter].is_shared())
+    kernels::fill(core_.resources.threads, core_.layout.location(parameter).elements, 0.0f,
+                  {core_.gradients.data(parameter, 0), Dtype::kF32});
+  else if (core_.gradients.factor(parameter) != 1)
+    core_.scale_gradient(parameter, core_.gradients.factor(parameter),
+                         {0, core_.layout.unit_elements(core_.layout.location(parameter).unit)});
+}
+
+bool SharedGradients::any_added() const {
+  return std::ranges::any_of(known_, [](const Known& known) { return known.added > 0; });
+}
+
+void SharedGradients::use() {
+  while (any_added()) meet(Wish::kUse);
+}
+
+void SharedGradients::end_sum_to_drop(UnitId unit) {
+  while (is_under_way(unit)) meet(Wish::kDrop);
+}
+
+void SharedGradients::make_whole(ParameterId parameter) {
+  while (known_[parameter].shared == Sum::kOwnShard) meet(Wish::kWhole, {}, parameter);
+}
+
+void SharedGradients::step(const StepSettings& settings) {
+  const std::string text = text_of(settings);
+  while (!meet(Wish::kStep, text)) {
+  }
+  met_ = false;
+  ended_ = 0;
+  if (pairwise_) pairwise_->begin_step();
+}
+
+void SharedGradients::abandon() {
+  if ((met_ || !under_way_.empty()) && core_.ranks) meet(Wish::kAbandon);
+  met_ = abandoned_ = false;
+  dropped_all();
+}
+
+bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId wanted) {
+  if (abandoned_ && wish != Wish::kAbandon)
+    refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
+  const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
+  std::vector<std::uint32_t> begun(edits_.size());
+  for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
+  const std::vector<Brought> all =
+      gather({wish, wanted, core_.steps, ended, known_, edits_, begun, settings});
+  const auto wants = [](Wish what) { return [what](const Brought& rank) { return rank.wish == what; }; };
+  const auto abandons = std::ranges::find_if(all, wants(Wish::kAbandon));
+  if (abandons != all.end()) {
+    met_ = false;
+    drain(all);
+    if (wish == Wish::kAbandon) return false;
+    abandoned_ = true;
+    refuse(ErrorCode::kState,
+           "rank {} has abandoned the step after its gradients were summed; abandon it on this rank, too",
+           abandons - all.begin());
+  }
+  const bool all_drop = std::ranges::all_of(all, wants(Wish::kDrop));
+  if (!all_drop && std::ranges::any_of(all, wants(Wish::kDrop))) {
+    drop_begun(all);
+    if (wish != Wish::kDrop) refuse_lone_drop(all);
+    return false;
+  }
+  if (std::ranges::any_of(all, wants(Wish::kWhole))) {
+    gather_wanted(all);
+    return false;
+  }
+  met_ = true;
+  try {
+    compare(all);
+  } catch (const Refusal&) {
+    drop_begun(all);
+    throw;
+  }
+  sum(all);
+  return std::ranges::all_of(all, wants(Wish::kStep));
+}
+
+void SharedGradients::refuse_lone_drop(const std::vector<Brought>& all) {
+  const auto drops = std::ranges::find(all, Wish::kDrop, &Brought::wish);
+  refuse(ErrorCode::kState,
+         "rank {} has dropped gradients while they were being summed, as after a backward pass that failed "
+         "there; drop the gradients of the step on all ranks, and compute its micro-batches again",
+         drops - all.begin());
+}
+
+void SharedGradients::gather_wanted(const std::vector<Brought>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    for (std::size_t other = 0; all[rank].wish == Wish::kWhole && other < all.size(); ++other)
+      if (!all[other].known[all[rank].wanted].is_shared())
+        refuse(ErrorCode::kState,
+               "rank {} reads the summed gradient of '{}' or adds to it, which was dropped on rank {}, and "
+               "each rank "
+               "has a part of it; drop it on all, after that",
+               rank, core_.layout.spec(static_cast<ParameterId>(all[rank].wanted)).name, other);
+  for (const Brought& rank : all)
+    if (rank.wish == Wish::kWhole) gather_whole(static_cast<ParameterId>(rank.wanted));
+}
+
+void SharedGradients::gather_whole(ParameterId parameter) {
+  if (known_[parameter].shared == Sum::kWhole) return;  // two ranks want it
+  const UnitId unit = core_.layout.location(parameter).unit;
+  core_.queue.ensure_updated(unit);  // a pending update owns the gradient
+  const HoldingId holding = core_.gradients.holding(unit, 0);
+  core_.pager.acquire(holding, Pager::Use::kModify);
+  TransferGroup group;
+  core_.ranks->gather_gradient_of(parameter, {core_.gradients.data(parameter, 0), Dtype::kF32}, group.add());
+  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
+  core_.pager.written(holding, core_.gradients.bytes(unit, 0));
+  core_.pager.release(holding);
+  known_[parameter].shared = Sum::kWhole;
+}
+
+void SharedGradients::sum(const std::vector<Brought>& all) {
+  std::vector<bool> added(known_.size());
+  for (const Brought& rank : all)
+    for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
+  for (UnitId unit = 0; unit < edits_.size(); ++unit) {
+    const std::vector<ParameterId> parameters = of_unit(unit, added);
+    if (parameters.empty()) continue;
+    if (!is_under_way(unit)) begin_sum(unit, parameters);
+    // What is under frames is held alone.
+    if (!core_.plan.units[unit].resident(Part::kGradient)) finish_sums(added);
+  }
+  finish_sums(added);
+  std::vector<ParameterId> summed;
+  for (ParameterId p = 0; p < added.size(); ++p)
+    if (added[p]) summed.push_back(p);
+  core_.gather_squares(summed);
+}
+
+std::vector<ParameterId> SharedGradients::of_unit(UnitId unit, const std::vector<bool>& added) const {
+  std::vector<ParameterId> parameters;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (added[p]) parameters.push_back(p);
+  return parameters;
+}
+
+bool SharedGradients::is_under_way(UnitId unit) const {
+  return std::ranges::any_of(under_way_, [&](const UnderWay& sum) { return sum.unit == unit; });
+}
+
+std::optional<UnitId> SharedGradients::under_way() const {
+  return under_way_.empty() ? std::nullopt : std::optional(under_way_.front().unit);
+}
+
+// One sum for the whole unit, unless it has a shared gradient that nobody has added to.
+void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& parameters) {
+  core_.queue.ensure_updated(unit);
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0))
+    core_.pager.acquire(holding, Pager::Use::kModify);
+  for (const ParameterId p : parameters) {
+    if (pairwise_) pairwise_->complete(core_.resources.threads, p);
+    if (!pairwise_ && known_[p].added == 0) bring_nothing(p);
+  }
+  bool whole = true;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    whole = whole && (std::ranges::count(parameters, p) > 0 || !known_[p].is_shared());
+  under_way_.push_back({unit, core_.sum_over_ranks(unit, parameters, whole, order_)});
+}
+
+void SharedGradients::finish_sums(const std::vector<bool>& added) {
+  for (; !under_way_.empty(); under_way_.pop_front()) {
+    UnderWay& sum = under_way_.front();
+    core_.wait_for_ranks("the gradient of " + core_.name_of(sum.unit), sum.group);
+    finish(sum.unit, of_unit(sum.unit, added));
+    core_.pager.written(core_.gradients.holding(sum.unit, 0), core_.gradients.bytes(sum.unit, 0));
+    let_go(sum.unit);
+  }
+}
+
+void SharedGradients::let_go(UnitId unit) {
+  const HoldingId first = core_.gradients.holding(unit, 0);
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0)) {
+    core_.pager.release(holding);
+    if (holding != first && !core_.pager.held(holding)) core_.pager.discard(holding);
+  }
+}
+
+// Ends the sums that any rank has begun, which all have to join. Nothing is made of them.
+void SharedGradients::drain(const std::vector<Brought>& all) {
+  for (const UnitId unit : begun_in(all)) {
+    if (is_under_way(unit)) continue;
+    core_.queue.ensure_updated(unit);
+    core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
+    under_way_.push_back({unit, core_.sum_over_ranks(unit, {}, true, order_)});
+    // What is under frames is held alone.
+    if (!core_.plan.units[unit].resident(Part::kGradient)) end_sums();
+  }
+  end_sums();
+}
+
+// The units whose sums any rank has begun.
+std::vector<UnitId> SharedGradients::begun_in(const std::vector<Brought>& all) const {
+  std::vector<UnitId> units;
+  for (UnitId unit = 0; unit < edits_.size(); ++unit)
+    if (std::ranges::any_of(all, [&](const Brought& rank) { return rank.begun[unit] != 0; }))
+      units.push_back(unit);
+  return units;
+}
+
+// Drops what sums that were begun have left of gradients, alike on all ranks, so that they may go on.
+void SharedGradients::drop_begun(const std::vector<Brought>& all) {
+  drain(all);
+  for (const UnitId unit : begun_in(all))
+    for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
+      core_.gradients.drop(p);
+      dropped(p);
+    }
+}
+
+// Waits for the sums that are under way.
+void SharedGradients::end_sums() {
+  for (; !under_way_.empty(); under_way_.pop_front()) {
+    core_.wait_for_ranks("the gradient of " + core_.name_of(under_way_.front().unit),
+                         under_way_.front().group);
+    let_go(under_way_.front().unit);
+  }
+}
+
+void SharedGradients::finish(UnitId unit, const std::vector<ParameterId>& parameters) {
+  core_.make_mean(unit, parameters, divisor_);
+  const bool parts = core_.partitions_state(unit);
+  for (const ParameterId p : parameters) {
+    set(p, {0, parts ? Sum::kOwnShard : Sum::kWhole, 1});
+    if (pairwise_) pairwise_->drop(p);
+  }
+}
+
+}  // namespace sluice::engine

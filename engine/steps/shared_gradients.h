@@ -1,0 +1,145 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/gradients/pairwise_gradients.h"
+#include "engine/steps/core.h"
+
+// Private to this room.
+namespace sluice::engine {
+
+// How the gradients of an AnyOrderEngine become those of all ranks. Each rank adds its own to a parameter. At
+// their first use they are summed over the ranks and divided by the number of ranks, and are *shared* from
+// then on: the same bits on every rank. Where state is partitioned, a rank gets the sums of its own shard
+// alone, which its updates need; of the whole gradient all know the squares. Who needs all elements has them
+// gathered. Ranks use gradients at different times, and one may use one that the others do not. So a use is a
+// *round*: every rank comes to it with what it wants (to use gradients, to have one whole, to step, to
+// abandon the step) and with what it has added; then all of them gather what any of them wants whole, or else
+// sum what any of them has added. A rank comes again until it has what it wants; one that wants to step,
+// until all want to. What can differ between ranks is compared in each round, and refused on all of them.
+// Thread rule: one thread.
+//
+// To a shared gradient each rank adds as to its own, when it has all of it, and the mean of what ranks have
+// then is the shared gradient and the mean of what they have added, as with torch's DistributedDataParallel.
+//
+// Where the client says where micro-batches end, a unit's sum may begin in the last one, as soon as this rank
+// adds nothing more to its gradients (end_gradients()). It goes on beside what the client computes, and the
+// unit's buffer belongs to it. Each rank begins such sums when it can, and the end of the last micro-batch is
+// a use, in which every rank joins those that it has not begun, with what it has. So is any earlier call that
+// needs the gradient of such a unit.
+//
+// With a reproducible plan, also where an engine trains alone, gradients are added pairwise over the
+// micro-batches of all ranks, and the mean is over these. They are used when all micro-batches of a step have
+// ended, and nothing is added to them then.
+class SharedGradients {
+ public:
+  // micro_batches: of this rank in a step; ends_micro_batches: whether the client says where each ends.
+  SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches);
+  ~SharedGradients();  // a sum that is under way ends the work of all ranks
+
+  // Adds this rank's own gradient. Throws a Refusal where a reproducible plan allows none. REQUIRES: its unit
+  // is held for gradients.
+  void add(ParameterId parameter, ConstArray gradient);
+  // Says that this rank adds nothing more to the unit's gradients in this micro-batch. REQUIRES, for both:
+  // the client says where micro-batches end.
+  void end_gradients(UnitId unit);
+  void end_micro_batch();
+  std::size_t sums_of(UnitId unit) const;  // how many of its gradient buffers have something
+
+  // Ends the unit's sum, if it is under way, before its gradients are dropped: by all ranks alike, or by this
+  // one alone, whose backward pass has failed perhaps. The others have what it will never complete then, and
+  // are refused.
+  void end_sum_to_drop(UnitId unit);
+  std::optional<UnitId> under_way() const;  // a unit whose sum is
+
+  // What the engine tells.
+  void multiplied(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
+  void dropped(ParameterId parameter);
+  void dropped_all();
+  void edited(UnitId unit) { ++edits_[unit]; }
+
+  // Makes every gradient a shared one, where this rank has added any.
+  void use();
+  // Brings all elements of a shared gradient to every rank. Throws a Refusal where one has dropped it.
+  void make_whole(ParameterId parameter);
+  // Does the same, and returns when all ranks step, with the same settings. Throws a Refusal where they
+  // differ.
+  void step(const StepSettings& settings);
+  // Tells the others where they know of this step. The caller drops all gradients.
+  void abandon();
+
+ private:
+  enum class Wish : std::uint32_t { kUse, kWhole, kStep, kDrop, kAbandon };
+  // Of which elements a rank has the sum of all ranks.
+  enum class Sum : std::uint32_t { kNone, kOwnShard, kWhole };
+  struct Known {
+    std::uint32_t added = 0;  // how often this rank has added to it since it was shared
+    Sum shared = Sum::kNone;  // what it has of a shared gradient; all, where it has added to that
+    double factor = 1;        // of the shared gradient
+    bool is_shared() const { return shared != Sum::kNone; }
+    bool operator==(const Known&) const = default;
+  };
+  // What a rank brings to a round.
+  struct Brought {
+    Wish wish = Wish::kUse;
+    std::uint64_t wanted = 0;  // the parameter whose gradient it wants whole
+    std::uint64_t step = 0;
+    std::uint64_t micro_batches = 0;   // how many have ended
+    std::vector<Known> known;          // by parameter
+    std::vector<std::uint32_t> edits;  // by unit
+    std::vector<std::uint32_t> begun;  // by unit: whether its sum is under way
+    std::string settings;              // as text, where it wants to step
+  };
+  bool any_added() const;
+  std::vector<Brought> gather(const Brought& own);
+  std::string bytes_of(const Brought& brought) const;
+  Brought brought_in(const std::string& bytes) const;
+  // A round; returns whether all step.
+  bool meet(Wish wish, const std::string& settings = {}, ParameterId wanted = 0);
+  void compare(const std::vector<Brought>& all) const;
+  void compare_counts(const std::vector<Brought>& all) const;
+  void compare_micro_batches(const std::vector<Brought>& all) const;
+  void compare_shared(const Brought& first, const Brought& other, std::size_t rank) const;
+  void refuse_lone_drop(const std::vector<Brought>& all);
+  void gather_wanted(const std::vector<Brought>& all);
+  void gather_whole(ParameterId parameter);
+  bool is_under_way(UnitId unit) const;
+  void finish_sum_of(UnitId unit) {
+    if (is_under_way(unit)) use();
+  }
+  bool may_begin(UnitId unit) const;
+  std::vector<ParameterId> of_unit(UnitId unit, const std::vector<bool>& added) const;
+  void sum(const std::vector<Brought>& all);
+  void begin_sum(UnitId unit, const std::vector<ParameterId>& parameters);
+  void finish_sums(const std::vector<bool>& added);
+  void finish(UnitId unit, const std::vector<ParameterId>& parameters);
+  void let_go(UnitId unit);
+  void drain(const std::vector<Brought>& all);
+  void drop_begun(const std::vector<Brought>& all);
+  void end_sums();
+  std::vector<UnitId> begun_in(const std::vector<Brought>& all) const;
+  void bring_nothing(ParameterId parameter);
+  void set(ParameterId parameter, const Known& known);
+
+  Core& core_;
+  const comm::SumOrder order_;                 // of what the ranks add up
+  const double divisor_;                       // of the sum
+  std::optional<PairwiseGradients> pairwise_;  // nothing: each rank's gradients are added one after another
+  const std::size_t micro_batches_;            // of this rank in a step; 0: it is not said where they end
+  std::size_t ended_ = 0;                      // how many have ended; with pairwise_, that knows it
+  struct UnderWay {
+    UnitId unit;
+    TransferGroup group;
+  };
+  std::deque<UnderWay> under_way_;    // sums, each of which holds its unit's gradient
+  std::vector<Known> known_;          // by parameter
+  std::size_t there_ = 0;             // how many parameters have a gradient, of which kind ever
+  std::vector<std::uint32_t> edits_;  // by unit
+  bool met_ = false;                  // whether there was a round in this step
+  bool abandoned_ = false;            // whether another rank has abandoned this step
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,350 @@
+#include "engine/steps/sums_in_backward.h"
+
+#include <algorithm>
+#include <numeric>
+#include <ranges>
+#include <set>
+#include <utility>
+
+#include "core/json.h"
+#include "engine/plan/micro_batch_sums.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::engine {
+namespace {
+
+constexpr const char* kMeeting = "the gradients of a step";
+// In the first step ranks agree on the order of units by what they have read, and in the second by what
+// became ready.
+constexpr int kAgreements = 2;
+
+bool contains(const auto& values, const auto& value) { return std::ranges::count(values, value) > 0; }
+
+}  // namespace
+
+std::vector<UnitId> merged_order(const std::vector<UnitId>& order,
+                                 const std::vector<std::vector<UnitId>>& orders) {
+  std::vector<std::size_t> places(order.size());
+  for (std::size_t place = 0; place < order.size(); ++place) places[order[place]] = place;
+  std::vector<std::vector<UnitId>> followers(order.size());
+  std::vector<std::size_t> waits_for(order.size());
+  for (const std::vector<UnitId>& each : orders)
+    for (std::size_t i = 1; i < each.size(); ++i) {
+      followers[each[i - 1]].push_back(each[i]);
+      ++waits_for[each[i]];
+    }
+  std::set<std::size_t> free;  // places of units that may come next
+  for (const UnitId unit : order)
+    if (waits_for[unit] == 0) free.insert(places[unit]);
+  std::vector<UnitId> result;
+  std::vector<bool> taken(order.size());
+  const auto take = [&](UnitId unit) {
+    taken[unit] = true;
+    result.push_back(unit);
+    for (const UnitId next : followers[unit])
+      if (--waits_for[next] == 0 && !taken[next]) free.insert(places[next]);
+  };
+  for (const UnitId first : order) {
+    while (!free.empty()) take(order[free.extract(free.begin()).value()]);
+    if (!taken[first]) take(first);  // the orders contradict each other
+  }
+  return result;
+}
+
+SumsInBackward::SumsInBackward(Core& core, Client client)
+    : core_(core),
+      client_(std::move(client)),
+      order_of_ranks_(MicroBatchSums(false, core.plan.ranks, 1).order()),
+      order_(core.layout.units().size()),
+      place_(core.layout.units().size()),
+      expected_(core.layout.parameters()),
+      summed_(core.layout.parameters()),
+      edits_(core.layout.units().size()) {
+  std::iota(order_.rbegin(), order_.rend(), UnitId{0});
+  for (ParameterId p = 0; p < expected_.size(); ++p)
+    expected_[p] = core.layout.trainable(core.layout.location(p).unit);
+}
+
+SumsInBackward::~SumsInBackward() {
+  if (met_ && !all_ended_) core_.fail_with("its engine was destroyed in the middle of a step");
+}
+
+void SumsInBackward::begin_step() {
+  met_ = ended_ = all_ended_ = false;
+  next_ = 0;
+  let_go_.clear();
+  std::fill(summed_.begin(), summed_.end(), false);
+  if (agreed_ == 0) proposed_.clear();
+}
+
+void SumsInBackward::follow_read(UnitId unit) {
+  if (agreed_ == 0 && !contains(proposed_, unit)) proposed_.push_back(unit);
+}
+
+void SumsInBackward::check_add(ParameterId parameter) const {
+  const std::string& name = core_.layout.spec(parameter).name;
+  if (ended_)
+    refuse(ErrorCode::kState,
+           "a gradient of '{}' is added after the step's only micro-batch of this rank has ended, and "
+           "updates in backward cannot accumulate; step before",
+           name);
+  const bool had_one =
+      core_.gradients.has(parameter) && contains(let_go_, core_.layout.location(parameter).unit);
+  if (summed_[parameter] || had_one)
+    refuse(ErrorCode::kState,
+           "a gradient of '{}' is added in a step in which it is summed over the ranks and applied: this "
+           "rank had one before, or others had one and this rank was further on; give each parameter one "
+           "gradient in a step, in the same order on all ranks, or update at the end of the step",
+           name);
+}
+
+bool SumsInBackward::holds_any(UnitRange units) const {
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    if (client_.holds(unit)) return true;
+  return false;
+}
+
+std::vector<ParameterId> SumsInBackward::final_of(UnitId unit) const {
+  std::vector<ParameterId> parameters;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (core_.gradients.has(p) && !summed_[p]) parameters.push_back(p);
+  if (!parameters.empty() && holds_any(core_.together(unit))) parameters.clear();
+  return parameters;
+}
+
+bool SumsInBackward::is_complete(UnitId unit) const {
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (expected_[p] && !summed_[p] && !core_.gradients.has(p)) return false;
+  return true;
+}
+
+bool SumsInBackward::is_summed(UnitId unit) const {
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (summed_[p]) return true;
+  return false;
+}
+
+// The next one that comes.
+std::uint64_t SumsInBackward::turn_of(UnitId unit) const {
+  const std::uint64_t units = place_.size(), turn = next_ / units * units + place_[unit];
+  return turn < next_ ? turn + units : turn;
+}
+
+std::vector<UnitId> SumsInBackward::waiting() const {
+  std::vector<UnitId> units;
+  for (const UnitId unit : let_go_)
+    if (!final_of(unit).empty() && (ended_ || unit != latest_ || is_complete(unit))) units.push_back(unit);
+  std::ranges::sort(units, {}, [this](UnitId unit) { return turn_of(unit); });
+  return units;
+}
+
+bool SumsInBackward::takes_part() const {
+  const std::vector<UnitId> units = waiting();
+  if (units.empty()) return false;
+  return (agreed_ < kAgreements && !met_) || units.size() > kUnitsThatWait ||
+         (is_next(turn_of(units.front())) && is_complete(units.front()));
+}
+
+// Whether no unit has its turn before that of which gradients are expected.
+bool SumsInBackward::is_next(std::uint64_t turn) const {
+  for (std::uint64_t before = next_; before < turn; ++before) {
+    const UnitId unit = order_[before % order_.size()];
+    for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+      if (expected_[p]) return false;
+  }
+  return true;
+}
+
+void SumsInBackward::let_go(UnitId unit) {
+  const UnitRange units = core_.together(unit);
+  for (UnitId each = units.first; each < units.end; ++each) {
+    if (final_of(each).empty()) continue;
+    if (!contains(let_go_, each)) let_go_.push_back(each);
+    latest_ = each;
+    if (agreed_ == 1 && !contains(proposed_, each)) proposed_.push_back(each);
+  }
+  while (takes_part()) meet();
+}
+
+void SumsInBackward::end() {
+  if (all_ended_) return;
+  ended_ = true;
+  while (!all_ended_) meet();
+  learn_expected();
+}
+
+// The parameters that have had a gradient on any rank, in any step so far.
+void SumsInBackward::learn_expected() {
+  if (!std::exchange(has_learned_, true)) std::fill(expected_.begin(), expected_.end(), false);
+  for (ParameterId p = 0; p < expected_.size(); ++p) expected_[p] = expected_[p] || summed_[p];
+}
+
+void SumsInBackward::await(UnitId unit) {
+  const UnitRange units = core_.together(unit);
+  while (sum_ && units.first <= sum_->unit && sum_->unit < units.end) meet();
+}
+
+void SumsInBackward::abandon() {
+  if (met_)
+    fail(ErrorCode::kState,
+         "step {} is abandoned after its gradients began to be applied in backward on all ranks, which "
+         "cannot be undone",
+         core_.steps);
+}
+
+SumsInBackward::Brought SumsInBackward::brought() const {
+  Brought own;
+  const std::vector<UnitId> units = waiting();
+  own.ended = ended_;
+  own.has_zeros = ended_ || units.size() > kUnitsThatWait;
+  own.step = core_.steps;
+  if (!units.empty() && (own.has_zeros || is_complete(units.front()))) {
+    own.turn = turn_of(units.front());
+    own.parameters = final_of(units.front());
+  }
+  if (!met_) own.settings = text_of(core_.settings);
+  if (!met_) own.edits = edits_;
+  if (!met_ && agreed_ < kAgreements) own.order = proposed_;
+  if (agreed_ == 0) std::ranges::reverse(own.order);
+  if (sum_ && core_.ranks->any_partitioned()) own.squares = core_.gradients.squares(sum_->parameters);
+  return own;
+}
+
+std::vector<SumsInBackward::Brought> SumsInBackward::gather() {
+  const Brought own = brought();
+  const std::string text =
+      Json{{"ended", own.ended},       {"has_zeros", own.has_zeros},  {"step", own.step},
+           {"settings", own.settings}, {"edits", own.edits},          {"order", own.order},
+           {"turn", own.turn},         {"parameters", own.parameters}}
+          .dump();
+  std::vector<std::string> given;
+  core_.waits.during(Waits::For::kRanks, kMeeting, [&] {
+    given = core_.ranks->exchange(kMeeting, text + '\n' + own.squares, [this] { core_.serve_ranks(); });
+  });
+  std::vector<Brought> all;
+  for (const std::string& bytes : given) all.push_back(parsed(bytes, static_cast<int>(all.size())));
+  return all;
+}
+
+SumsInBackward::Brought SumsInBackward::parsed(const std::string& bytes, int rank) {
+  const std::string source = fmt::format("what rank {} tells of {}", rank, kMeeting);
+  const std::size_t end = bytes.find('\n');
+  ensure(end != std::string::npos, "{} has no end", source);
+  const Json json = parse_json(bytes.substr(0, end), source);
+  Brought other;
+  other.ended = json_field<bool>(json, "ended", source);
+  other.has_zeros = json_field<bool>(json, "has_zeros", source);
+  other.step = json_field<std::uint64_t>(json, "step", source);
+  other.settings = json_field<std::string>(json, "settings", source);
+  other.edits = json_field<std::vector<std::uint32_t>>(json, "edits", source);
+  other.order = json_field<std::vector<UnitId>>(json, "order", source);
+  other.turn = json_field<std::uint64_t>(json, "turn", source);
+  other.parameters = json_field<std::vector<ParameterId>>(json, "parameters", source);
+  other.squares = bytes.substr(end + 1);
+  return other;
+}
+
+void SumsInBackward::compare(const std::vector<Brought>& all) const {
+  const Brought& first = all.front();
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const Brought& other = all[rank];
+    if (other.step != first.step)
+      refuse(ErrorCode::kState, "rank {} is in step {}, and rank 0 is in step {}; begin all at the same step",
+             rank, other.step, first.step);
+    if (other.settings != first.settings)
+      refuse(ErrorCode::kState,
+             "rank {} has begun the step with {}, and rank 0 with {}; give all ranks the same settings", rank,
+             other.settings, first.settings);
+    for (UnitId unit = 0; unit < first.edits.size() && unit < other.edits.size(); ++unit)
+      if (other.edits[unit] != first.edits[unit])
+        refuse(ErrorCode::kState,
+               "unit '{}' was edited {} times on rank {}, and {} times on rank 0; edit it alike on all ranks",
+               core_.name_of(unit), other.edits[unit], rank, first.edits[unit]);
+  }
+}
+
+void SumsInBackward::meet() {
+  if (sum_) core_.wait_for_ranks("the gradient of " + core_.name_of(sum_->unit), sum_->group);
+  if (sum_) core_.make_mean(sum_->unit, sum_->parameters, core_.plan.ranks.size);
+  const std::vector<Brought> all = gather();
+  compare(all);
+  const bool is_first = !std::exchange(met_, true);
+  take_mean(all);
+  if (is_first && agreed_ < kAgreements) return agree(all);
+  begin_next(all);
+  all_ended_ = !sum_ && std::ranges::all_of(all, &Brought::ended);
+}
+
+void SumsInBackward::agree(const std::vector<Brought>& all) {
+  std::vector<std::vector<UnitId>> orders;
+  for (const Brought& rank : all) orders.push_back(rank.order);
+  order_ = merged_order(order_, orders);
+  for (std::size_t place = 0; place < order_.size(); ++place) place_[order_[place]] = place;
+  ++agreed_;
+  proposed_ = agreed_ == 1 ? waiting() : std::vector<UnitId>();
+}
+
+// Begins the same sum on all ranks, since all have been told the same. Where a rank has not come to it, and
+// may have a gradient of it yet, none begins.
+void SumsInBackward::begin_next(const std::vector<Brought>& all) {
+  const std::uint64_t turn = std::ranges::min(all, {}, &Brought::turn).turn;
+  const auto has_come = [&](const Brought& rank) { return rank.turn == turn || rank.has_zeros; };
+  if (turn == kNever || !std::ranges::all_of(all, has_come)) return;
+  std::vector<ParameterId> parameters;  // of which any rank has a gradient
+  for (const Brought& rank : all)
+    if (rank.turn == turn)
+      parameters.insert(parameters.end(), rank.parameters.begin(), rank.parameters.end());
+  std::ranges::sort(parameters);
+  parameters.erase(std::ranges::unique(parameters).begin(), parameters.end());
+  next_ = turn + 1;
+  begin(order_[turn % order_.size()], parameters);
+}
+
+// Parameters are held until their update is due, so that it need not wait for the disk.
+void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& parameters) {
+  Core& c = core_;
+  for (ParameterId p = c.layout.first_parameter(unit); p < c.layout.end_parameter(unit); ++p)
+    if (c.gradients.has(p) && !summed_[p] && !contains(parameters, p))
+      fail(
+          ErrorCode::kState,
+          "the gradient of '{}' is summed on the other ranks, and this one still adds to its unit '{}' while "
+          "{} later units wait; give gradients in the same order on all ranks, or update at the end of the "
+          "step",
+          c.layout.spec(p).name, c.name_of(unit), waiting().size());
+  c.queue.ensure_updated(unit);
+  // Nobody reads a shard while it is updated: this rank reads none from now on.
+  if (c.partitions_parameters(unit))
+    c.pager.outdate(c.parameters[unit]);
+  else
+    c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
+  c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kModify);
+  for (const ParameterId p : parameters) {
+    const Array own = {c.gradients.data(p, 0), Dtype::kF32};
+    if (!c.gradients.has(p)) kernels::fill(c.resources.threads, c.layout.location(p).elements, 0.0f, own);
+    summed_[p] = true;
+  }
+  std::erase(let_go_, unit);
+  const bool whole = parameters.size() == c.layout.end_parameter(unit) - c.layout.first_parameter(unit);
+  sum_.emplace(Sum{unit, parameters, c.sum_over_ranks(unit, parameters, whole, order_of_ranks_)});
+}
+
+void SumsInBackward::take_mean(const std::vector<Brought>& all) {
+  if (!sum_) return;
+  Core& c = core_;
+  std::vector<std::string> squares;
+  for (const Brought& rank : all) squares.push_back(rank.squares);
+  if (c.ranks->any_partitioned()) c.gradients.take_squares(sum_->parameters, squares);
+  const UnitId unit = sum_->unit;
+  sum_.reset();
+  if (const auto bad = c.gradients.not_finite(unit))
+    fail(ErrorCode::kNotFinite,
+         "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came before "
+         "were, on all ranks",
+         c.layout.spec(*bad).name);
+  c.pager.written(c.gradients.holding(unit, 0), c.gradients.bytes(unit, 0));
+  client_.update(unit);
+  c.pager.release(c.gradients.holding(unit, 0));
+  if (!c.partitions_parameters(unit)) c.pager.release(c.parameters[unit]);
+}
+
+}  // namespace sluice::engine

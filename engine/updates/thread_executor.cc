@@ -1,0 +1,86 @@
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "engine/updates/update_executor.h"
+
+namespace sluice::engine {
+namespace {
+
+class ThreadExecutor final : public UpdateExecutor {
+ public:
+  explicit ThreadExecutor(std::vector<std::unique_ptr<UpdateExecutor>> turns)
+      : turns_(std::move(turns)), seconds_(turns_.size()) {
+    for (std::size_t i = 0; i < turns_.size(); ++i) threads_.emplace_back([this, i] { work_all(i); });
+  }
+  ~ThreadExecutor() override {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  ThreadExecutor(const ThreadExecutor&) = delete;
+  ThreadExecutor& operator=(const ThreadExecutor&) = delete;
+
+  void start(allocator::Ledger& ledger) override {
+    for (const auto& turns : turns_) turns->start(ledger);
+  }
+  void begin(const ChunkWork& work, Done done) override {
+    {
+      const std::lock_guard lock(mutex_);
+      works_.push_back({work, std::move(done)});
+    }
+    changed_.notify_one();
+  }
+  Threads& threads() override { return turns_.front()->threads(); }
+  // Of the threads on average, so that it compares with the seconds of a step.
+  double seconds() const override {
+    const std::lock_guard lock(mutex_);
+    double sum = 0;
+    for (const double seconds : seconds_) sum += seconds;
+    return sum / static_cast<double>(turns_.size());
+  }
+
+ private:
+  struct Begun {
+    ChunkWork work;
+    Done done;
+  };
+  void work_all(std::size_t i) {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return ends_ || !works_.empty(); });
+      if (works_.empty()) return;
+      const Begun next = std::move(works_.front());
+      works_.pop_front();
+      lock.unlock();
+      turns_[i]->begin(next.work, [&](std::exception_ptr error) {
+        {
+          const std::lock_guard counting(mutex_);
+          seconds_[i] = turns_[i]->seconds();
+        }
+        next.done(std::move(error));
+      });
+    }
+  }
+
+  const std::vector<std::unique_ptr<UpdateExecutor>> turns_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Begun> works_;
+  std::vector<double> seconds_;  // by thread
+  bool ends_ = false;
+  std::vector<std::thread> threads_;  // comes last, since they use the rest
+};
+
+}  // namespace
+
+std::unique_ptr<UpdateExecutor> make_thread_executor(std::vector<std::unique_ptr<UpdateExecutor>> turns) {
+  return std::make_unique<ThreadExecutor>(std::move(turns));
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,287 @@
+#include "engine/updates/update_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice::engine {
+namespace {
+
+// One update is applied while the next one is read.
+constexpr std::size_t kRunning = 2;
+
+}  // namespace
+
+UpdateQueue::UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager,
+                         Gradients& gradients, UpdatePipeline& pipeline, Waits& waits,
+                         const std::vector<HoldingId>& parameters, const Parts& parts)
+    : layout_(layout),
+      optimizer_(optimizer),
+      pager_(pager),
+      gradients_(gradients),
+      pipeline_(pipeline),
+      waits_(waits),
+      parameters_(parameters),
+      parts_(parts),
+      ordered_(parts.ranks != nullptr && optimizer.rounds() > 0),
+      phases_(layout.units().size(), Phase::kCurrent),
+      due_(layout.units().size()) {}
+
+void UpdateQueue::add(UnitRange units, std::vector<Due> due) {
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    phases_[unit] = Phase::kWaiting;
+    due_[unit] = std::move(due[unit - units.first]);
+  }
+  if (units.size() == 1) waiting_.push_back({units.first});
+  for (const auto& [unit, pass] : passes_of(optimizer_, units)) waiting_.push_back({unit, pass});
+}
+
+bool UpdateQueue::start(const Task& task, bool wait) {
+  const UnitId unit = task.unit;
+  if (pipeline_.under_way(unit) || (starting_ && (task.pass || *starting_ == task))) return false;
+  const HoldingId values = parameters_[unit];
+  const HoldingId gradient = gradients_.holding(unit, 0);
+  const bool applies = !task.pass || task.pass->round == optimizer_.rounds();
+  const Pager::Use use = applies ? Pager::Use::kModify : Pager::Use::kRead;
+  const auto bring_in = [&](HoldingId holding, Pager::Use as) {
+    if (!wait) return pager_.try_acquire(holding, as);
+    starting_ = task;
+    pager_.acquire(holding, as);
+    starting_.reset();
+    return true;
+  };
+  Pins pins;
+  const bool by_cpu = pipeline_.by_cpu(unit);
+  pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass) &&
+                    (!by_cpu || pager_.resident(values));
+  if (pins.parameters && !bring_in(values, use)) return false;
+  if (parts_.whole_gradients && !bring_in(gradient, Pager::Use::kRead)) {
+    if (pins.parameters) pager_.release(values);
+    return false;
+  }
+  Update update;
+  update.unit = unit;
+  update.pass = task.pass;
+  update.groups = due_[unit].groups;
+  update.parameter_updates = due_[unit].parameters;
+  update.refused = due_[unit].refused;
+  update.parameters = {pins.parameters ? pager_.data(values) : nullptr, layout_.dtype(unit)};
+  if (partitions_parameters(unit)) {
+    update.first_parameter = parts_.ranks->own(unit).begin;
+    if (parts_.parameters->on_disk(unit)) {
+      update.parameters_backing = &parts_.parameters->backing(unit);
+      update.parameters_backing_bytes = parts_.parameters->backing_bytes(unit);
+    } else {
+      update.parameters.data = parts_.parameters->data(unit);
+    }
+  }
+  update.gradient_type = gradients_.final_type(unit);
+  pins.gradient = !has_gradient_shard(unit) && pager_.present(gradient);
+  if (by_cpu) {
+    start_by_cpu(task, update, pins);
+  } else if (has_gradient_shard(unit)) {
+    update.gradient = {parts_.gradients->data(unit), update.gradient_type};
+  } else if (parts_.whole_gradients) {
+    update.gradient =
+        ConstArray{pager_.data(gradient), update.gradient_type}.at(parts_.ranks->own(unit).begin);
+  } else if (pins.gradient) {
+    update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
+  } else {
+    update.gradient_backing = &pager_.backing(gradient);
+    update.gradient_backing_bytes = pager_.backing_bytes(gradient);
+  }
+  if (applies) phases_[unit] = Phase::kRunning;
+  pipeline_.add(update, [this, task, pins] { on_applied(task, pins); });
+  return true;
+}
+
+// The CPU computes with records where these are in host memory, and otherwise with what passes through its
+// slots, to and from the GPU's memory or the disk.
+void UpdateQueue::start_by_cpu(const Task& task, Update& update, Pins& pins) {
+  const HoldingId values = parameters_[task.unit], gradient = gradients_.holding(task.unit, 0);
+  const auto for_cpu = [&](HoldingId holding, bool on_gpu) {
+    return on_gpu ? Backing::ForCpu{nullptr, &pager_.gpu_memory(holding)} : pager_.backing(holding).for_cpu();
+  };
+  if (pins.gradient) pager_.acquire(gradient, Pager::Use::kRead);
+  const Backing::ForCpu from = for_cpu(gradient, pins.gradient);
+  update.gradient = {from.data, update.gradient_type};
+  update.gradient_backing = from.backing;
+  update.gradient_backing_bytes = pins.gradient ? pager_.bytes(gradient) : pager_.backing_bytes(gradient);
+  if (!pipeline_.needs_parameters(task.unit, task.pass)) return;
+  const Backing::ForCpu to = for_cpu(values, pins.parameters);
+  update.parameters.data = to.data;
+  update.parameters_backing = to.backing;
+  update.parameters_backing_bytes = pins.parameters ? pager_.bytes(values) : pager_.backing_bytes(values);
+}
+
+void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
+  const UnitId unit = task.unit;
+  const bool changed = phases_[unit] == Phase::kRunning;
+  if (pins.gradient) pager_.release(gradients_.holding(unit, 0));
+  if (changed && partitions_parameters(unit)) {
+    parts_.parameters->publish(unit);
+    pager_.unpark(parameters_[unit]);
+    return finish(unit);
+  }
+  if (changed && parts_.ranks != nullptr && parts_.ranks->partitioned(unit)) {
+    phases_[unit] = Phase::kGathering;
+    gathers_.emplace_back().unit = unit;
+    const Array values = {pager_.data(parameters_[unit]), layout_.dtype(unit)};
+    return parts_.ranks->gather(unit, values, gathers_.back().group.add());
+  }
+  if (changed && pipeline_.by_cpu(unit) && !pager_.resident(parameters_[unit])) {
+    pager_.unpark(parameters_[unit]);
+    return finish(unit);
+  }
+  if (changed) pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
+  if (pins.parameters) pager_.release(parameters_[unit]);
+  if (changed) finish(unit);
+}
+
+bool UpdateQueue::finish_gathers() {
+  bool any = false;
+  for (auto gather = gathers_.begin(); gather != gathers_.end();) {
+    if (!gather->group.finished()) {
+      ++gather;
+      continue;
+    }
+    any = true;
+    gather->group.wait();
+    const UnitId unit = gather->unit;
+    gather = gathers_.erase(gather);
+    pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
+    pager_.release(parameters_[unit]);
+    finish(unit);
+  }
+  return any;
+}
+
+bool UpdateQueue::go_on() {
+  struct Within {
+    explicit Within(bool& flag) : within(flag), before(std::exchange(flag, true)) {}
+    ~Within() { within = before; }
+    bool& within;
+    const bool before;
+  } const here(going_on_);
+  const bool gathered = finish_gathers();
+  return pipeline_.pump() || gathered;
+}
+
+void UpdateQueue::finish(UnitId unit) {
+  const HoldingId gradient = gradients_.holding(unit, 0);
+  if (due_[unit].holds_parameters) pager_.release(parameters_[unit]);
+  if (due_[unit].holds_gradient) pager_.release(gradient);
+  if (gradients_.any(unit))  // the client keeps the gradient over the step
+    pager_.unpark(gradient);
+  else
+    pager_.discard(gradient);
+  phases_[unit] = Phase::kCurrent;
+}
+
+// What the CPU updates while a GPU computes needs none of the GPU's frames, so that as many updates as there
+// are may be under way, unless they follow one another.
+void UpdateQueue::start_waiting() {
+  const auto may_start = [&](const Task& task) {
+    return (pipeline_.by_cpu(task.unit) && !task.pass) || pipeline_.unapplied() < kRunning;
+  };
+  while (!waiting_.empty() && may_start(waiting_.front()) && start(waiting_.front(), false))
+    waiting_.pop_front();
+}
+
+void UpdateQueue::start_all() {
+  do start_waiting();
+  while (go_on() && !waiting_.empty());
+}
+
+// Where all parts are in memory, each pass has arithmetic as soon as it is started.
+void UpdateQueue::advance() {
+  do start_waiting();
+  while (go_on() && !waiting_.empty() && waiting_.front().pass);
+}
+
+void UpdateQueue::advance_while_waiting() {
+  if (!going_on_) advance();
+}
+
+void UpdateQueue::serve_ranks() {
+  advance();
+  if (parts_.ranks != nullptr && pipeline_.idle() && !waiting_.empty() && !starting_)
+    start_for(waiting_.front().unit);
+}
+
+void UpdateQueue::ensure_updated(UnitId unit) {
+  while (phases_[unit] != Phase::kCurrent) {
+    if (phases_[unit] == Phase::kWaiting) start_for(unit);
+    if (parts_.ranks != nullptr) start_waiting();  // another rank may wait for a unit that is further ahead
+    if (!go_on()) wait();
+  }
+}
+
+// Starts the unit's update before its turn, unless a joint update is in the way.
+void UpdateQueue::start_for(UnitId unit) {
+  const auto own =
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const Task& task) { return task.unit == unit; });
+  const bool in_turn = ordered_ || own->pass || waiting_.front().goes_on();
+  if (in_turn) start_waiting();
+  if (in_turn && (waiting_.empty() || pipeline_.unapplied() > 0)) return;
+  const Task task = in_turn ? waiting_.front() : *own;
+  if (start(task, true)) std::erase(waiting_, task);
+}
+
+void UpdateQueue::start_shared() {
+  const auto is_shared = [](const Task& task) { return task.pass.has_value(); };
+  while (std::any_of(waiting_.begin(), waiting_.end(), is_shared)) {
+    start_for(std::find_if(waiting_.begin(), waiting_.end(), is_shared)->unit);
+    if (!go_on()) wait();
+  }
+}
+
+void UpdateQueue::wait(std::size_t lent_until) {
+  if (pipeline_.idle() && !gathers_.empty())
+    return waits_.during(Waits::For::kRanks, "updates of other ranks",
+                         [&] { (void)gathers_.front().group.wait_for(std::chrono::milliseconds(1)); });
+  waits_.during(pipeline_.reading() ? Waits::For::kReads : Waits::For::kWrites, "updates",
+                [&] { pipeline_.wait(lent_until); });
+}
+
+bool UpdateQueue::finish_some() {
+  start_waiting();
+  // The first update may wait for memory that another one, further behind, holds.
+  if (!ordered_ && pipeline_.idle() && (waiting_.empty() || !waiting_.front().goes_on()))
+    std::erase_if(waiting_, [&](const Task& task) {
+      return !task.pass && pipeline_.unapplied() < kRunning && start(task, false);
+    });
+  if (idle()) return false;
+  if (!go_on()) {
+    wait();
+    go_on();
+  }
+  return true;
+}
+
+void UpdateQueue::settle() {
+  while (!waiting_.empty() || !idle()) {
+    start_waiting();
+    if (go_on()) continue;
+    if (idle())
+      ensure_updated(waiting_.front().unit);
+    else
+      wait();
+  }
+}
+
+// A foreseen update is among those that wait by now, or it will not come.
+void UpdateQueue::take_back(std::size_t until) {
+  pipeline_.stop_lending();
+  while (pipeline_.uses_before(until)) {
+    start_waiting();
+    if (go_on()) continue;
+    if (!idle())
+      wait(until);
+    else if (!waiting_.empty())
+      ensure_updated(waiting_.front().unit);
+    else
+      pipeline_.forget_foreseen();
+  }
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,123 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "engine/gradients/gradients.h"
+#include "engine/layout/layout.h"
+#include "engine/memory/pager.h"
+#include "engine/memory/parameter_shards.h"
+#include "engine/memory/shard_memory.h"
+#include "engine/ranks/ranks.h"
+#include "engine/updates/update_pipeline.h"
+
+namespace sluice::engine {
+
+// The updates that are due. Each starts when its turn comes, or when somebody needs the unit, and then brings
+// together parameters, gradient and state. A joint update is a series of passes, each over one of its units
+// (see buckets.h). From its first pass to its last no other update starts, and updates that became due
+// earlier start before it. Where each rank updates a part of the unit, an update ends with what the others
+// have updated. Thread rule: one thread.
+class UpdateQueue {
+ public:
+  // What the update of a unit applies, with the settings from when it became due.
+  struct Due {
+    std::vector<optim::Hyperparameters> groups;
+    std::vector<ParameterUpdate> parameters;
+    const std::uint32_t* refused = nullptr;                 // see Update
+    bool holds_gradient = false, holds_parameters = false;  // until the update is applied
+  };
+
+  // Where each rank updates a part of some units; null where there is no such thing.
+  struct Parts {
+    Ranks* ranks = nullptr;
+    ParameterShards* parameters = nullptr;
+    const ShardMemory* gradients = nullptr;
+    // Final gradients are those of whole units, and not of this rank's part. They are brought in for an
+    // update, since the part does not begin with a block of the record.
+    bool whole_gradients = false;
+  };
+  // `parameters` has each unit's holding. All arguments outlive the queue.
+  UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager, Gradients& gradients,
+              UpdatePipeline& pipeline, Waits& waits, const std::vector<HoldingId>& parameters,
+              const Parts& parts);
+
+  // Adds the update of one unit, or the joint update of several; `due` has an entry for each. REQUIRES: the
+  // units are current, and their gradients final.
+  void add(UnitRange units, std::vector<Due> due);
+  bool current(UnitId unit) const { return phases_[unit] == Phase::kCurrent; }  // no update is pending
+
+  void advance();  // goes on with what has arrived, and never waits
+  // Where a GPU computes: starts all that can be started without a wait.
+  void start_all();
+  // For a caller that waits for other ranks, which may wait for updates of this one. It may wait for the
+  // disk.
+  void serve_ranks();
+  // advance() for a pager that waits for a transfer; does nothing where an update of this queue made it wait.
+  void advance_while_waiting();
+  void ensure_updated(UnitId unit);  // waits until the unit is current
+  // Starts every joint update that is due, and waits as need be. An update that holds memory must not be
+  // added behind a joint one, which might then not get the memory that it needs.
+  void start_shared();
+  bool finish_some();  // waits until an update gives up memory; false where none is under way
+  void settle();       // waits until every update is complete
+  // Waits until no transfer uses lent memory before this offset; nothing more goes into any of it.
+  void take_back(std::size_t until);
+
+ private:
+  enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning, kGathering };
+  // The update of a unit, or one pass of a joint update.
+  struct Task {
+    UnitId unit = 0;
+    std::optional<Pass> pass = {};
+    bool operator==(const Task&) const = default;
+    bool goes_on() const { return pass && !(pass->round == 0 && pass->first); }
+  };
+  // What the pager holds for a task that was started.
+  struct Pins {
+    bool parameters = false, gradient = false;
+  };
+  // What is gathered from the other ranks, into parameters that are held meanwhile.
+  struct Gather {
+    UnitId unit = 0;
+    TransferGroup group;
+  };
+  bool start(const Task& task, bool wait);
+  void start_by_cpu(const Task& task, Update& update, Pins& pins);
+  void start_for(UnitId unit);
+  void start_waiting();
+  void on_applied(const Task& task, const Pins& pins);
+  bool go_on();  // does what can be done without waiting; false: there is nothing
+  bool idle() const { return pipeline_.idle() && gathers_.empty(); }
+  bool finish_gathers();
+  bool partitions_parameters(UnitId unit) const {
+    return parts_.parameters != nullptr && parts_.parameters->has(unit);
+  }
+  bool has_gradient_shard(UnitId unit) const {
+    return parts_.gradients != nullptr && parts_.gradients->has(unit);
+  }
+  void finish(UnitId unit);
+  void wait(std::size_t lent_until = 0);
+
+  const Layout& layout_;
+  const optim::Optimizer& optimizer_;
+  Pager& pager_;
+  Gradients& gradients_;
+  UpdatePipeline& pipeline_;
+  Waits& waits_;
+  const std::vector<HoldingId>& parameters_;
+  const Parts parts_;
+  // All ranks must start updates in the same order, because an optimizer's rounds wait for the other ranks.
+  const bool ordered_;
+  std::vector<Phase> phases_;
+  std::vector<Due> due_;
+  std::deque<Task> waiting_;
+  std::list<Gather> gathers_;
+  // Waits for memory; until it has it, neither it nor any pass is started again.
+  std::optional<Task> starting_;
+  bool going_on_ = false;
+};
+
+}  // namespace sluice::engine

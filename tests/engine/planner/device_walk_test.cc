@@ -1,0 +1,235 @@
+#include "engine/planner/device_walk.h"
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/bytes.h"
+
+namespace sluice::engine {
+namespace device_walk_test {
+
+// Rates at which 100 bytes take a second in each direction, also both ways at once, and on the disk.
+MachineRates slow() {
+  MachineRates rates;
+  rates.gpu.in = rates.gpu.out = rates.disk_read = rates.disk_write = 100;
+  rates.gpu.both = 200;
+  return rates;
+}
+
+// Units that compute for a second forward and for two backward, with frames of one extent in backward.
+std::vector<UnitOnGpu> computed(std::size_t count) {
+  UnitOnGpu unit;
+  unit.forward.compute = 1;
+  unit.backward.compute = 2;
+  unit.backward.extents = 1;
+  return std::vector<UnitOnGpu>(count, unit);
+}
+
+// With room for everything, and updates in one chunk.
+GpuReach ample(bool in_backward) {
+  GpuReach reach;
+  reach.ahead = 1;
+  reach.extents = 100;
+  reach.in_backward = in_backward;
+  reach.gpu = reach.cpu = {100, 1};
+  return reach;
+}
+
+void update(UnitOnGpu& unit, bool by_cpu, double seconds, std::uint64_t in, std::uint64_t out) {
+  unit.by_cpu = by_cpu;
+  unit.elements = 100;
+  unit.update = seconds;
+  unit.in = in;
+  unit.out = out;
+}
+
+TEST(WalkOnGpu, IsWhatTheClientComputesWhereAllIsThere) {
+  EXPECT_DOUBLE_EQ(walk_on_gpu(computed(4), ample(false), slow()), 12);
+  EXPECT_EQ(walk_on_gpu({}, ample(false), slow()), 0);
+}
+
+TEST(WalkOnGpu, ComputingHidesWhatIsFetchedMeanwhile) {
+  std::vector<UnitOnGpu> units = computed(4);
+  for (UnitOnGpu& unit : units) unit.forward.fetched = 100;
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(false), slow()), 12);
+  for (UnitOnGpu& unit : units) unit.forward.fetched = 300;
+  // The first one comes beside the end of backward, and the others take 3 s each.
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(false), slow()), 12 + 1 + 3 * 2);
+  // From the disk it comes before the link's turn, beside which the disk has the next one's.
+  for (UnitOnGpu& unit : units) unit.forward.from_disk = 300;
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(false), slow()), 12 + 4 + 2 + 3 + 2);
+}
+
+TEST(WalkOnGpu, CopiesBothWaysSlowEachOther) {
+  std::vector<UnitOnGpu> units = computed(1);
+  units[0].forward = units[0].backward = {};
+  update(units[0], false, 0, 1000, 1000);
+  GpuReach reach = ample(true);
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 20);
+  reach.gpu = {10, 2};  // one chunk comes in while the one before goes out
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 11);
+  MachineRates rates = slow();
+  rates.gpu.both = 100;
+  EXPECT_NEAR(walk_on_gpu(units, reach, rates), 20, 2);
+}
+
+// A chunk's gradient leaves for a second, the CPU updates for two, and parameters come back for one.
+TEST(WalkOnGpu, SlotsLetChunksFollowEachOther) {
+  std::vector<UnitOnGpu> units = computed(1);
+  units[0].forward = units[0].backward = {};
+  update(units[0], true, 20, 1000, 1000);
+  GpuReach reach = ample(true);
+  for (const auto& [slots, seconds] : {std::pair(1, 40), {2, 22}, {3, 22}}) {
+    reach.cpu = {10, static_cast<std::size_t>(slots)};
+    EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), seconds) << slots;
+  }
+  reach.cpu.chunk_elements = 50;  // in two chunks, each way
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 5 + 20 + 5);
+  units[0].by_cpu = false;  // the GPU has its own slots
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 40);
+}
+
+TEST(WalkOnGpu, UpdatesOfBothProcessorsGoOnSideBySide) {
+  std::vector<UnitOnGpu> units = computed(2);
+  for (UnitOnGpu& unit : units) unit.forward = unit.backward = {};
+  for (const bool other : {true, false}) {
+    update(units[0], true, 10, 0, 0);
+    update(units[1], other, 10, 0, 0);
+    EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), other ? 20 : 10);
+  }
+}
+
+// Backward goes from the last unit to the first, and so do updates in it; forward needs the first one first.
+TEST(WalkOnGpu, AUnitWaitsForItsUpdateAlsoInTheNextStep) {
+  std::vector<UnitOnGpu> units = computed(4);
+  for (UnitOnGpu& unit : units) update(unit, true, 2, 0, 0);
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), 12 + 2);
+  // All of them wait for the end, and then the first one lets forward begin.
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(false), slow()), 12 + 2 + 3);
+  for (UnitOnGpu& unit : units) unit.update = 5;
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), 12 + 4 * 5 - 6);
+}
+
+TEST(WalkOnGpu, FramesThatWaitForUpdatesHoldUpBackward) {
+  std::vector<UnitOnGpu> units = computed(8);
+  for (UnitOnGpu& unit : units) {
+    unit.forward.compute = 10;
+    update(unit, true, 5, 0, 0);
+  }
+  GpuReach reach = ample(true);
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 80 + 2 + 8 * 5);  // the first unit's comes last
+  reach.extents = 1;  // each unit's backward, and then its update
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 80 + 8 * 7);
+  for (UnitOnGpu& unit : units) {
+    unit.elements = 0;
+    unit.left = 500;  // the same where a gradient leaves for 5 s, which the next forward does not wait for
+  }
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 80 + 8 * 7 - 5);
+}
+
+// ---- the steps that were measured on an H200 (docs/gpu.md), as they were planned and made that day ----
+
+constexpr std::uint64_t kLayer = 100671488, kTable = 98304000;  // elements, with padding
+constexpr std::size_t kLayers = 28;
+constexpr double kComputing = 0.742, kForward = 0.3;  // seconds, and what of them is forward
+// Of AdamW with f32 masters and state, each element: what the CPU reads and writes, and what is streamed.
+constexpr double kUpdated = 28;
+constexpr std::uint64_t kState = 12, kParameter = 2;
+
+// What the CPU's updates read and wrote a second, as the trace of that day shows: a chunk of 2^20 elements
+// took 0.28 ms.
+constexpr double kCpuMemory = 1.03e11;
+
+struct Rules {
+  std::uint64_t gradient = 4;  // bytes an element on the link
+  bool spread = false;         // the layers that the CPU updates
+};
+
+struct Measured {
+  const char* name;
+  bool in_backward;
+  double computing;
+  std::size_t by_cpu;    // how many layers, from the first one on, the CPU updates
+  std::size_t resident;  // of the others, how many have their state on the GPU
+  std::size_t extents, layer_extents;
+  double seconds;
+};
+constexpr Measured kSteps[] = {
+    {"moves alone", true, 0, 21, 6, 100, 25, 0.600},
+    {"updates in backward", true, kComputing, 24, 0, 150, 25, 1.127},
+    {"the GPU updates", true, kComputing, 0, 0, 150, 25, 1.062},
+    {"updates at step()", false, kComputing, 28, 0, 1247, 193, 1.440},
+};
+
+// Which layers the CPU updates: the first ones, or as many of all, evenly.
+bool is_cpus(const Measured& step, const Rules& rules, std::size_t layer) {
+  if (!rules.spread) return layer < step.by_cpu;
+  return (layer + 1) * step.by_cpu / kLayers > layer * step.by_cpu / kLayers;
+}
+
+double walked(const Measured& step, const Rules& rules) {
+  MachineRates rates;
+  rates.gpu = {Source::kStated, 5.465e10, 5.483e10, 1.009e11, 1 / 4.321e10};
+  std::vector<UnitOnGpu> units;
+  const auto add = [&](std::uint64_t elements, bool by_cpu, bool resident, std::size_t extents) {
+    UnitOnGpu& unit = units.emplace_back();
+    const double share = static_cast<double>(elements) / (kLayers * kLayer + 2 * kTable);
+    unit.forward.compute = kForward * share * step.computing;
+    unit.backward.compute = (1 - kForward) * share * step.computing;
+    unit.backward.extents = extents;
+    unit.by_cpu = by_cpu;
+    unit.elements = elements;
+    unit.update = static_cast<double>(elements) * (by_cpu ? kUpdated / kCpuMemory : 1 / 4.321e10);
+    if (by_cpu) unit.in = kParameter * elements;
+    if (by_cpu) (step.in_backward ? unit.out : unit.left) = rules.gradient * elements;
+    if (!by_cpu && !resident) unit.in = unit.out = kState * elements;
+  };
+  add(kTable, false, true, step.in_backward ? step.layer_extents : 0);
+  for (std::size_t layer = 0, rest = 0; layer < kLayers; ++layer) {
+    const bool by_cpu = is_cpus(step, rules, layer);
+    add(kLayer, by_cpu, !by_cpu && rest++ < step.resident, step.layer_extents);
+  }
+  add(kTable, !step.in_backward, false, step.layer_extents);
+  GpuReach reach;
+  reach.ahead = 2;
+  reach.extents = step.extents;
+  reach.in_backward = step.in_backward;
+  reach.gpu = {1 << 20, 4};
+  reach.cpu = {1 << 20, 3};
+  return walk_on_gpu(units, reach, rates);
+}
+
+TEST(GpuSteps, TakeWhatWasMeasured) {
+  for (const Measured& step : kSteps) EXPECT_NEAR(walked(step, {}) / step.seconds, 1, 0.15) << step.name;
+}
+
+// Prints the table of docs/benchmarks.md.
+TEST(GpuSteps, WhatOtherRulesBring) {
+  const std::pair<const char*, Rules> rows[] = {
+      {"as planned that day", {}}, {"gradients as bf16", {2}}, {"and the CPU's layers spread", {2, true}}};
+  std::vector<std::string> lines;
+  for (const auto& row : rows) lines.push_back(fmt::format("| {} |", row.first));
+  lines.emplace_back("| and as many of them as take least |");
+  for (const Measured& step : kSteps) {
+    const double before = walked(step, {});
+    for (std::size_t i = 0; i < std::size(rows); ++i) {
+      const double seconds = walked(step, rows[i].second);
+      EXPECT_LT(seconds, 1.02 * before) << rows[i].first << ", " << step.name;
+      lines[i] += fmt::format(" {:.2f} |", seconds);
+    }
+    std::pair best(before, step.by_cpu);
+    Measured other = step;
+    for (other.by_cpu = 0; other.by_cpu <= kLayers; other.by_cpu += 4)
+      best = std::min(best, {walked(other, {2, true}), other.by_cpu});
+    lines.back() += fmt::format(" {:.2f} ({}) |", best.first, best.second);
+  }
+  fmt::print("{}\n", fmt::join(lines, "\n"));
+}
+
+}  // namespace device_walk_test
+}  // namespace sluice::engine

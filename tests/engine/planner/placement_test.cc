@@ -1,0 +1,445 @@
+#include "engine/planner/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "core/bytes.h"
+#include "engine/planner/planner.h"
+#include "engine/toy.h"
+
+namespace sluice::engine {
+namespace placement_test {
+
+constexpr auto kDisk = allocator::Tier::kDisk;
+const std::vector<Part> kInFrames = {Part::kParameters, Part::kGradient};
+
+// Units of random sizes, some of them frozen; the first may be tied.
+Profile random_profile(std::mt19937& random, bool any_order) {
+  Profile profile =
+      toy::profile(1 + random() % 4, {random() % 2 == 0 ? Dtype::kF32 : Dtype::kBf16}, 1 + random() % 9);
+  for (UnitSpec& unit : profile.units) {
+    unit.parameters[0].shape = {1 + random() % 3000, 1 + random() % 1000};
+    if (unit.name.starts_with("block")) unit.trainable = random() % 4 != 0;
+  }
+  if (any_order) return any_order_profile(profile.units, 1 + random() % 3);
+  for (Access& access : profile.schedule)
+    if (!profile.units[access.unit].trainable) access = {access.unit, true, -1, false};
+  return profile;
+}
+
+// Puts random parts in memory and the others on disk; a part without bytes is nowhere.
+std::vector<UnitPlan> random_places(std::mt19937& random, const Placement& placement) {
+  std::vector<UnitPlan> units(placement.layout().units().size());
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    for (std::size_t part = 0; part < kParts; ++part) {
+      const auto which = static_cast<Part>(part);
+      const bool empty = (which == Part::kGradient && placement.gradient_bytes(unit) == 0) ||
+                         (which == Part::kState && placement.state_bytes(unit) == 0);
+      if (!empty && random() % 4 != 0) units[unit].place(which, kDisk);
+    }
+  return units;
+}
+
+// Returns the huge pages that an access needs for what is not resident, by part and use.
+std::map<std::pair<Part, int>, std::size_t> needs(const Layout& layout, const Access& access,
+                                                  const UnitPlan& plan) {
+  std::map<std::pair<Part, int>, std::size_t> pages;
+  const auto whole = [](std::size_t bytes) { return (bytes + kHugePage - 1) / kHugePage; };
+  if (access.parameters && !plan.resident(Part::kParameters))
+    pages[{Part::kParameters, 0}] = whole(layout.unit_bytes(access.unit));
+  int uses = 0;
+  for (const ParameterSpec& parameter : layout.units()[access.unit].parameters)
+    uses = std::max(uses, parameter.uses);
+  for (int use = 0; use < uses && layout.trainable(access.unit) && !plan.resident(Part::kGradient); ++use)
+    if (use == access.gradient_use || access.final)
+      pages[{Part::kGradient, use}] = whole(use_elements(layout, access.unit, use) * 4);
+  return pages;
+}
+
+// Tries every window of accesses, one after another.
+std::size_t frames_in_order(const Profile& profile, const Layout& layout, const std::vector<UnitPlan>& units,
+                            std::size_t window) {
+  std::size_t most = 0;
+  for (std::size_t first = 0; first < profile.schedule.size(); ++first) {
+    std::map<UnitId, std::map<std::pair<Part, int>, std::size_t>> taken;
+    for (std::size_t i = first; i < first + std::min(window, profile.schedule.size()); ++i) {
+      const Access& access = profile.schedule[i % profile.schedule.size()];
+      taken[access.unit].merge(needs(layout, access, units[access.unit]));
+    }
+    std::size_t sum = 0;
+    for (const auto& [unit, parts] : taken)
+      for (const auto& [part, pages] : parts) sum += pages;
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+std::size_t frames_in_any_order(const Layout& layout, const std::vector<UnitPlan>& units, std::size_t held) {
+  std::multiset<std::size_t, std::greater<>> all;
+  for (UnitId unit = 0; unit < units.size(); ++unit) {
+    std::size_t sum = 0;
+    for (const auto& [part, pages] : needs(layout, {unit, true, 0, true}, units[unit])) sum += pages;
+    all.insert(sum);
+  }
+  std::size_t sum = 0;
+  for (auto unit = all.begin(); unit != all.end() && held-- > 0; ++unit) sum += *unit;
+  return sum;
+}
+
+TEST(Placement, FramesAreThoseOfTheWorstWindowWhateverBecomesResident) {
+  std::mt19937 random(5);
+  const auto optimizer = optim::make_optimizer({});
+  for (int round = 0; round < 60; ++round) {
+    const Profile profile = random_profile(random, round % 2 == 0);
+    const Placement placement(profile, *optimizer, {});
+    const Lookahead lookahead{1 + random() % 6, random() % 2 == 0};
+    const std::size_t near = profile.any_order ? profile.held_units : 1;
+    const auto expected = [&](const std::vector<UnitPlan>& units) {
+      return profile.any_order
+                 ? frames_in_any_order(placement.layout(), units, near + lookahead.ahead())
+                 : frames_in_order(profile, placement.layout(), units, near + lookahead.ahead());
+    };
+    std::vector<UnitPlan> units = random_places(random, placement);
+    const FrameNeeds frame_needs = placement.frame_needs(lookahead);
+    Frames frames(frame_needs, units);
+    EXPECT_EQ(frames.most(), expected(units));
+    for (int change = 0; change < 20; ++change) {
+      const auto unit = static_cast<UnitId>(random() % units.size());
+      const Part part = kInFrames[random() % 2];
+      if (units[unit].resident(part)) continue;
+      const UnitPlan before = units[unit];
+      units[unit].place(part, kCpuTier);
+      EXPECT_EQ(frames.most_without(unit, part), expected(units));
+      if (random() % 2 == 0)
+        frames.remove(unit, part);
+      else
+        units[unit] = before;
+      EXPECT_GE(frames.bound(), expected(units));
+      EXPECT_EQ(frames.most(), expected(units));
+    }
+  }
+}
+
+TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
+  std::mt19937 random(6);
+  const auto optimizer = optim::make_optimizer({.storage = {Dtype::kU8}});
+  for (int round = 0; round < 40; ++round) {
+    const Profile profile = random_profile(random, round % 2 == 0);
+    PlanRequest request;
+    request.clip = round % 3 != 0;
+    request.ranks = {round % 3, 3};
+    request.stage = round % (kMostStage + 1);
+    const Placement placement(profile, *optimizer, request);
+    std::vector<UnitPlan> units = random_places(random, placement);
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      const bool on_disk = units[unit].tier(Part::kGradient) == kDisk;
+      units[unit].gradient_in_shards = on_disk && placement.partitions_gradient(unit, 1);
+      if (!placement.partitions_parameters(unit)) continue;
+      units[unit].shard_on_disk =
+          placement.may_store_shard(unit) && units[unit].tier(Part::kParameters) == kDisk;
+      units[unit].place(Part::kParameters, allocator::Tier::kRanks);
+    }
+    Footprint moved = placement.footprint(units);
+    for (UnitId unit = 0; unit < units.size(); ++unit)
+      for (std::size_t part = 0; part < kParts; ++part)
+        if (!units[unit].resident(static_cast<Part>(part)) && random() % 2 == 0 &&
+            (part != index(Part::kParameters) || units[unit].tier(Part::kParameters) == kDisk ||
+             units[unit].shard_on_disk))
+          placement.to_memory(unit, static_cast<Part>(part), units[unit], moved);
+    const Footprint measured = placement.footprint(units);
+    EXPECT_EQ(moved.own, measured.own);
+    EXPECT_EQ(moved.shared, measured.shared);
+    EXPECT_EQ(moved.disk, measured.disk);
+    EXPECT_EQ(moved.shards, measured.shards);
+    EXPECT_EQ(moved.metadata, measured.metadata);
+    EXPECT_EQ(moved.streamed, measured.streamed);
+    EXPECT_EQ(moved.shards_on_disk, measured.shards_on_disk);
+    std::uint64_t state = 0;
+    for (UnitId unit = 0; unit < units.size(); ++unit) state += placement.state_bytes(unit);
+    EXPECT_EQ(measured.shared[2] + measured.disk[2], state) << "it is in one place or the other";
+  }
+}
+
+// What one rank stores of a final gradient is its shard, whether in memory or on disk.
+TEST(Placement, ShardsOfFinalGradientsTakeAsMuchOfAllRanksAsTheGradientOfOne) {
+  const auto optimizer = optim::make_optimizer({});
+  Profile profile;
+  for (const std::size_t rows : {256, 1024, 777}) {
+    profile.schedule.push_back({static_cast<UnitId>(profile.units.size()), true, 0, true});
+    profile.units.push_back({std::to_string(rows), {{std::to_string(rows), {rows, 4096}}}});
+    profile.unit_profiles.emplace_back().choices.emplace_back();
+  }
+  std::uint64_t whole = 0, in_memory = 0, on_disk = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    PlanRequest request;
+    request.ranks = {rank, 4};
+    request.stage = 2;
+    const Placement placement(profile, *optimizer, request);
+    std::vector<UnitPlan> units(profile.units.size());
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      ASSERT_TRUE(placement.partitions_gradient(unit, 1));
+      if (rank == 0) whole += placement.layout().unit_bytes(unit);
+      units[unit].gradient_in_shards = true;
+      units[unit].place(Part::kGradient, kDisk);
+    }
+    Footprint footprint = placement.footprint(units);
+    on_disk += footprint.disk[index(Part::kGradient)];
+    EXPECT_EQ(footprint.shards[index(Part::kGradient)], 0u);
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      placement.to_memory(unit, Part::kGradient, units[unit], footprint);
+      EXPECT_EQ(units[unit].tier(Part::kGradient), allocator::Tier::kRanks);
+    }
+    in_memory += footprint.shards[index(Part::kGradient)];
+    EXPECT_EQ(footprint.disk[index(Part::kGradient)], 0u);
+  }
+  const std::uint64_t padding = 4 * profile.units.size() * kDiskBlock;  // of each shard, at most
+  for (const std::uint64_t all : {on_disk, in_memory}) {
+    EXPECT_GE(all, whole);
+    EXPECT_LE(all, whole + padding);
+  }
+}
+
+// A shard of parameters is on disk or in memory, and a step reads it for each fetch of its unit.
+TEST(Placement, ShardsOfParametersTakeAsMuchOfAllRanksAsTheParametersOfOne) {
+  for (const bool narrow : {false, true}) {
+    const auto optimizer = optim::make_optimizer({});
+    Profile profile;
+    for (const std::size_t rows : {256, 1024, 777}) {
+      profile.schedule.push_back({static_cast<UnitId>(profile.units.size()), true, 0, true});
+      profile.units.push_back({std::to_string(rows), {{std::to_string(rows), {rows, 4096}}}});
+      profile.units.back().dtype = narrow ? Dtype::kBf16 : Dtype::kF32;
+      profile.unit_profiles.emplace_back().choices.emplace_back();
+    }
+    std::uint64_t whole = 0, in_memory = 0, on_disk = 0, fetched = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      PlanRequest request;
+      request.ranks = {rank, 4};
+      request.stage = 3;
+      const Placement placement(profile, *optimizer, request);
+      std::vector<UnitPlan> units(profile.units.size());
+      for (UnitId unit = 0; unit < units.size(); ++unit) {
+        if (rank == 0) whole += placement.layout().unit_bytes(unit);
+        ASSERT_TRUE(placement.may_store_shard(unit));
+        units[unit].place(Part::kParameters, allocator::Tier::kRanks);
+        units[unit].shard_on_disk = true;
+        // An update with masters overwrites the parameters.
+        EXPECT_EQ(placement.shard_traffic(unit).read,
+                  placement.format().has_master(unit) ? 0 : placement.shard_bytes(unit));
+        EXPECT_EQ(placement.format().has_master(unit), narrow);
+        EXPECT_EQ(placement.shard_traffic(unit).written, placement.shard_bytes(unit));
+      }
+      Footprint footprint = placement.footprint(units);
+      on_disk += footprint.disk[index(Part::kParameters)];
+      EXPECT_EQ(footprint.shards[index(Part::kParameters)], 0u);
+      for (const Visit& visit : placement.visits(units, 1, placement.times({}))) fetched += visit.fetched;
+      for (UnitId unit = 0; unit < units.size(); ++unit)
+        placement.to_memory(unit, Part::kParameters, units[unit], footprint);
+      for (const Visit& visit : placement.visits(units, 1, placement.times({}))) EXPECT_EQ(visit.fetched, 0u);
+      in_memory += footprint.shards[index(Part::kParameters)];
+      EXPECT_EQ(footprint.disk[index(Part::kParameters)], 0u);
+      EXPECT_EQ(footprint.shards_on_disk, 0u);
+    }
+    const std::uint64_t padding = 4 * profile.units.size() * kDiskBlock;  // of each shard, at most
+    for (const std::uint64_t all : {on_disk, in_memory, fetched}) {
+      EXPECT_GE(all, whole);
+      EXPECT_LE(all, whole + padding);
+    }
+  }
+}
+
+// As memory shrinks, so do the shards of parameters in it, down to where the frames alone are left.
+class ShardsOfParameters : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(InAnyOrder, ShardsOfParameters, testing::Bool());
+
+TEST_P(ShardsOfParameters, AreOnDiskAsFarAsMemoryIsShort) {
+  const auto optimizer = optim::make_optimizer({});
+  Profile profile;
+  for (UnitId unit = 0; unit < 24; ++unit) {
+    profile.units.push_back({std::to_string(unit), {{std::to_string(unit), {2048, 2048}}}});
+    profile.unit_profiles.emplace_back().choices.emplace_back();
+    profile.schedule.push_back({unit, true, -1, false});
+  }
+  for (UnitId unit = 24; unit-- > 0;) profile.schedule.push_back({unit, true, 0, true});
+  profile.any_order = GetParam();
+  const std::uint64_t parameters = 24 * 2048 * 2048 * sizeof(float);
+  PlanRequest request;
+  request.ranks = {0, 2};
+  request.stage = 3;
+  std::size_t most = 0;
+  std::uint64_t least = 0;
+  for (std::uint64_t memory = 1200 * kMiB; memory > 0; memory -= 20 * kMiB) {
+    Plan plan;
+    try {
+      plan = make_plan(profile, *optimizer, {memory, 4 * kGiB, 0}, request, {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBudget);
+      break;
+    }
+    least = memory;
+    EXPECT_LE(plan.peak_memory, memory);
+    const auto on_disk =
+        static_cast<std::size_t>(std::ranges::count(plan.units, true, &UnitPlan::shard_on_disk));
+    EXPECT_EQ(plan.serving_pieces > 0, on_disk > 0);
+    EXPECT_EQ(plan.bytes[static_cast<std::size_t>(kDisk)][0], on_disk * parameters / 2 / 24);
+    EXPECT_TRUE(memory < 1200 * kMiB || on_disk == 0);
+    most = std::max(most, on_disk);
+  }
+  EXPECT_EQ(most, 24u);
+  EXPECT_LT(least, parameters / 2);
+}
+
+// Where not everything can be in memory, partitioned parameters leave the disk less to do, and the link more.
+TEST(Placement, OfStagesThatNeedTheDiskTheFastestIsChosen) {
+  const auto optimizer = optim::make_optimizer({});
+  std::vector<UnitSpec> units;
+  for (UnitId unit = 0; unit < 12; ++unit)
+    units.push_back({std::to_string(unit), {{std::to_string(unit), {2048, 2048}}}});
+  Profile profile = any_order_profile(std::move(units), 1);
+  profile.micro_batches = 4;
+  PlanRequest request;
+  request.ranks = {0, 2};
+  MachineRates rates;
+  const auto stage_with = [&](std::optional<Link> link) {
+    rates.link = link;
+    const Plan plan = make_plan(profile, *optimizer, {500 * kMiB, 4 * kGiB, 0}, request, rates);
+    EXPECT_TRUE(plan.uses_disk());
+    double best = plan.time.step;
+    for (std::size_t stage = 0; stage <= kMostStage; ++stage) {
+      PlanRequest at = request;
+      at.stage = stage;
+      try {
+        best = std::min(best, make_plan(profile, *optimizer, {500 * kMiB, 4 * kGiB, 0}, at, rates).time.step);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kBudget);
+      }
+    }
+    if (link) {
+      EXPECT_LE(plan.time.step, best * 1.01);
+    }
+    return plan.one_stage();
+  };
+  EXPECT_EQ(stage_with(std::nullopt), kMostStage);
+  const std::optional<std::size_t> behind_slow_link = stage_with(Link{1e6, 0});
+  ASSERT_TRUE(behind_slow_link.has_value()) << "units have different stages";
+  EXPECT_LT(*behind_slow_link, kMostStage);
+}
+
+// Goes through a step access by access, and counts the traffic of one unit.
+struct Simulated {
+  std::uint64_t parameters_read = 0, kept_read = 0, kept_written = 0;
+};
+Simulated simulate(const Profile& profile, const Layout& layout, UnitId unit, std::size_t groups,
+                   bool overwritten_first) {
+  Simulated moved;
+  bool is_written_first = overwritten_first;
+  std::map<int, bool> has_sum;  // whether a use has a sum in this step
+  for (std::size_t group = 0; group < groups; ++group) {
+    std::vector<UnitId> near;  // units of the two accesses before
+    for (const Access& access : profile.schedule) {
+      if (access.unit == unit && access.parameters && std::count(near.begin(), near.end(), unit) == 0 &&
+          !std::exchange(is_written_first, false))
+        moved.parameters_read += layout.unit_bytes(unit);
+      const int uses = layout.units()[unit].parameters.front().uses;
+      for (int use = 0; access.unit == unit && use < uses; ++use) {
+        if (use != access.gradient_use && !access.final) continue;
+        const std::uint64_t bytes = use_elements(layout, unit, use) * 4;
+        if (has_sum[use]) {  // it was written, and is read to be added to
+          moved.kept_written += bytes;
+          moved.kept_read += bytes;
+        }
+        has_sum[use] = true;
+      }
+      near.push_back(access.parameters ? access.unit : UnitId(-1));
+      if (near.size() > 2) near.erase(near.begin());
+    }
+  }
+  return moved;
+}
+
+TEST(Placement, TrafficIsThatOfAStepAccessByAccess) {
+  std::mt19937 random(7);
+  const auto optimizer = optim::make_optimizer({});
+  for (int round = 0; round < 30; ++round) {
+    const Profile profile = random_profile(random, false);
+    PlanRequest request;
+    request.clip = round % 2 == 0;
+    const Placement placement(profile, *optimizer, request);
+    const Layout& layout = placement.layout();
+    for (UnitId unit = 0; unit < profile.units.size(); ++unit)
+      for (const std::size_t groups : {1, 2, 3}) {
+        const bool trainable = layout.trainable(unit), narrow = layout.dtype(unit) != Dtype::kF32;
+        const Simulated moved = simulate(profile, layout, unit, groups, trainable && narrow && request.clip);
+        const Placement::Traffic parameters = placement.parameter_traffic(unit, groups);
+        EXPECT_EQ(parameters.read, moved.parameters_read) << unit;
+        EXPECT_EQ(parameters.written, trainable ? layout.unit_bytes(unit) : 0) << unit;
+        const Placement::Traffic kept = placement.kept_gradient_traffic(unit, groups);
+        EXPECT_EQ(kept.read, moved.kept_read) << unit;
+        EXPECT_EQ(kept.written, moved.kept_written) << unit;
+        // A gradient that waits for the norm is written when it is final, and read for its update.
+        const Placement::Traffic all = placement.gradient_traffic(unit, groups);
+        const std::uint64_t once = trainable && request.clip ? layout.unit_bytes(unit) : 0;
+        EXPECT_EQ(all.read - kept.read, once) << unit;
+        EXPECT_EQ(all.written - kept.written, once) << unit;
+        EXPECT_EQ(placement.stores_gradient(unit, groups), trainable && (request.clip || moved.kept_read > 0))
+            << unit;
+        EXPECT_EQ(placement.state_traffic(unit).read, placement.state_bytes(unit));
+        EXPECT_EQ(placement.state_traffic(unit).written, placement.state_bytes(unit));
+      }
+  }
+}
+
+TEST(Frames, TheLargestOfManyNumbersIsFoundAsTheyChange) {
+  std::mt19937 random(8);
+  std::vector<std::uint64_t> values(1000);
+  Maximum maximum(values.size());
+  EXPECT_EQ(maximum.most(), 0u);
+  std::vector<std::vector<Range>> raised;
+  for (int change = 0; change < 500; ++change) {
+    if (random() % 3 != 0 || raised.empty()) {
+      const std::size_t first = random() % 990;
+      raised.push_back({{first, 1 + random() % 10, random() % 5}, {random() % 1000, 1, random() % 9}});
+      maximum.raise(raised.back());
+      for (const Range& range : raised.back())
+        for (std::size_t i = 0; i < range.count; ++i) values[range.first + i] += range.each;
+    } else {
+      std::swap(raised[random() % raised.size()], raised.back());
+      const std::uint64_t then = maximum.most_if_lower(raised.back());
+      EXPECT_EQ(maximum.most(), *std::ranges::max_element(values)) << "nothing was lowered";
+      for (const Range& range : raised.back())
+        for (std::size_t i = 0; i < range.count; ++i) values[range.first + i] -= range.each;
+      EXPECT_EQ(then, *std::ranges::max_element(values));
+      maximum.lower(raised.back());
+      raised.pop_back();
+    }
+    EXPECT_EQ(maximum.most(), *std::ranges::max_element(values));
+  }
+}
+
+TEST(Frames, TheLargestFewAreAddedUp) {
+  std::mt19937 random(9);
+  for (const std::size_t few : {0, 1, 3, 20, 100}) {
+    LargestFew largest({0, 2, 5, 9, 10, 40}, few);
+    const std::vector<std::uint64_t> known = {0, 2, 5, 9, 10, 40};
+    std::vector<std::uint64_t> values;
+    for (int change = 0; change < 200; ++change) {
+      const std::uint64_t value = known[random() % known.size()];
+      if (values.size() < 50) {
+        values.push_back(value);
+        largest.insert(value);
+      } else {
+        std::uint64_t& replaced = values[random() % values.size()];
+        largest.replace(std::exchange(replaced, value), value);
+      }
+      std::vector<std::uint64_t> sorted = values;
+      std::ranges::sort(sorted, std::greater<>());
+      sorted.resize(std::min(sorted.size(), few));
+      EXPECT_EQ(largest.sum(), std::accumulate(sorted.begin(), sorted.end(), std::uint64_t{0}));
+    }
+  }
+}
+
+}  // namespace placement_test
+}  // namespace sluice::engine

@@ -1,0 +1,184 @@
+#include "engine/updates/update_pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "offload/test_files.h"
+#include "thrown.h"
+
+namespace sluice::engine {
+namespace update_pipeline_test {
+
+// A backing in memory. While `holds`, writes do not end before let_go().
+class HoldingFile final : public offload::File {
+ public:
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    inner_->read(offset, into, std::move(done));
+  }
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    if (!holds) return inner_->write(offset, from, std::move(done));
+    inner_->write(offset, from, [](const std::exception_ptr&) {});
+    held_.push_back(std::move(done));
+  }
+  void sync() override {}
+  void allocate(std::uint64_t bytes) override { inner_->allocate(bytes); }
+  std::uint64_t size() const override { return inner_->size(); }
+  const std::string& name() const override { return inner_->name(); }
+
+  void let_go(const std::exception_ptr& error) {
+    for (const Done& done : std::exchange(held_, {})) done(error);
+  }
+  bool holds = false;
+
+ private:
+  std::unique_ptr<offload::File> inner_ = offload::make_memory_file("disk");
+  std::vector<Done> held_;
+};
+
+class UpdatePipelineTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kElements = 4096;
+
+  UpdatePipelineTest() {
+    auto file = std::make_unique<HoldingFile>();
+    file_ = file.get();
+    std::vector<std::unique_ptr<offload::File>> files;
+    files.push_back(std::move(file));
+    disk_.emplace(std::move(files), ledger_);
+    backings_ = make_backings(&*disk_);
+    states_.emplace(layout_, StateFormat(layout_, *optimizer_, kElements),
+                    std::vector<allocator::Tier>{allocator::Tier::kDisk}, *backings_);
+    backings_->allocate();
+    parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
+    gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
+    executor_ = make_turn_executor(layout_, *optimizer_, states_->format(), wholes_, {threads_});
+    executor_->start(ledger_);
+    pipeline_.emplace(layout_, *optimizer_, *states_, *executor_);
+    pipeline_->set_slots(ledger_, 2);
+    write_zero_state();
+  }
+
+  static Layout one_unit() {
+    UnitSpec unit{"unit", {}};
+    unit.parameters.push_back({"weight", {kElements}, 0, 1});
+    return Layout({unit});
+  }
+
+  void write_zero_state() {
+    TransferGroup batch;
+    const std::size_t bytes = states_->format().chunk_bytes(0, 0);
+    states_->backing(0).store(0, {pipeline_->slot(0), bytes}, batch.add());
+    batch.wait();
+  }
+
+  void add(std::function<void()> on_applied) {
+    Update update;
+    update.groups = {{0.01, 0.0, 1.0}};
+    update.parameter_updates = {{1, 1.0}};
+    update.parameters = {parameters_.data(), Dtype::kF32};
+    update.gradient = {gradient_.data(), Dtype::kF32};
+    pipeline_->add(update, std::move(on_applied));
+  }
+
+  Layout layout_ = one_unit();
+  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_optimizer({});
+  Threads threads_{1};
+  allocator::Ledger ledger_;
+  HoldingFile* file_ = nullptr;
+  std::optional<offload::RecordStore> disk_;
+  std::unique_ptr<Backings> backings_;
+  std::optional<StateStore> states_;
+  WholeStore wholes_{layout_, *optimizer_};
+  allocator::Region parameters_, gradient_;
+  std::unique_ptr<UpdateExecutor> executor_;
+  std::optional<UpdatePipeline> pipeline_;
+};
+
+TEST_F(UpdatePipelineTest, AnUpdateEndsWithItsLastWrite) {
+  bool applied = false;
+  file_->holds = true;
+  add([&] { applied = true; });
+  EXPECT_TRUE(pipeline_->pump());
+  EXPECT_TRUE(applied);
+  EXPECT_FALSE(pipeline_->idle());
+  EXPECT_TRUE(pipeline_->under_way(0));
+  EXPECT_FALSE(pipeline_->pump());
+  file_->let_go(nullptr);
+  pipeline_->wait();
+  EXPECT_TRUE(pipeline_->pump());
+  EXPECT_TRUE(pipeline_->idle());
+}
+
+class LentMemory : public UpdatePipelineTest {
+ protected:
+  LentMemory() {
+    lent_ = allocator::Region(ledger_, allocator::Purpose::kActivation, 2 * kElements * 2 * sizeof(float));
+    pipeline_->set_lendable(lent_.bytes(), false);
+  }
+  std::uint64_t bytes_read() const { return disk_->counters().bytes_read; }
+  allocator::Region lent_;
+};
+
+TEST_F(LentMemory, TakesWhatIsForeseenBeforeItsUpdate) {
+  ASSERT_GE(pipeline_->lendable_slots(), 2u);
+  pipeline_->foresee(0);
+  EXPECT_EQ(bytes_read(), 0u) << "nothing was lent yet";
+  pipeline_->lend(0);
+  EXPECT_EQ(bytes_read(), states_->format().bytes(0));
+  EXPECT_FALSE(pipeline_->pump()) << "an update was applied that nobody has asked for";
+  EXPECT_TRUE(pipeline_->idle());
+  bool applied = false;
+  add([&] { applied = true; });
+  EXPECT_TRUE(pipeline_->pump());
+  EXPECT_TRUE(applied);
+  EXPECT_EQ(bytes_read(), states_->format().bytes(0)) << "it was read twice";
+}
+
+TEST_F(LentMemory, IsInUseUntilItWasWritten) {
+  file_->holds = true;
+  pipeline_->foresee(0);
+  pipeline_->lend(0);
+  add([] {});
+  pipeline_->stop_lending();
+  pipeline_->pump();
+  const std::size_t all = lent_.size();
+  EXPECT_TRUE(pipeline_->uses_before(all));
+  EXPECT_FALSE(pipeline_->uses_before(0));
+  file_->let_go(nullptr);
+  EXPECT_FALSE(pipeline_->uses_before(all));
+  pipeline_->wait(all);
+}
+
+TEST_F(LentMemory, IsOnlyTakenFromWhereItIsLent) {
+  pipeline_->foresee(0);
+  pipeline_->lend(lent_.size());
+  EXPECT_EQ(bytes_read(), 0u);
+  pipeline_->lend(1);
+  EXPECT_FALSE(pipeline_->uses_before(1)) << "the slot that begins before what is lent";
+  EXPECT_TRUE(pipeline_->uses_before(lent_.size()));
+}
+
+TEST_F(LentMemory, WhatDoesNotComeIsForgotten) {
+  pipeline_->lend(0);
+  pipeline_->foresee(0);
+  EXPECT_TRUE(pipeline_->uses_before(lent_.size()));
+  pipeline_->forget_foreseen();
+  EXPECT_FALSE(pipeline_->uses_before(lent_.size()));
+  add([] {});
+  EXPECT_TRUE(pipeline_->pump());
+  EXPECT_EQ(bytes_read(), 2 * states_->format().bytes(0));
+}
+
+TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
+  file_->holds = true;
+  add([&] { file_->let_go(std::make_exception_ptr(Error(ErrorCode::kIo, "disk: it is broken"))); });
+  EXPECT_EQ(thrown_by([&] { pipeline_->pump(); }).text, "'optimizer state of unit': disk: it is broken");
+}
+
+}  // namespace update_pipeline_test
+}  // namespace sluice::engine
