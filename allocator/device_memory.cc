@@ -80,30 +80,6 @@ class Addresses {
   bool is_left_ = false;
 };
 
-// An extent of so many bytes that lies under each piece of the addresses.
-class Repeated {
- public:
-  Repeated(Device& device, Addresses& addresses, const Extent& extent, std::size_t bytes)
-      : device_(device), addresses_(addresses), bytes_(bytes) {
-    for (std::size_t at = 0; at < addresses.bytes(); at += bytes)
-      mappings_.push_back({addresses.get() + at, extent.id()});
-    device_.map(bytes_, mappings_);
-  }
-  ~Repeated() {
-    bool is_told = false;
-    for (const Device::Mapping& mapping : mappings_)
-      addresses_.unmap(is_told, [&] { device_.unmap(mapping.address, bytes_); });
-  }
-  Repeated(const Repeated&) = delete;
-  Repeated& operator=(const Repeated&) = delete;
-
- private:
-  Device& device_;
-  Addresses& addresses_;
-  std::size_t bytes_;
-  std::vector<Device::Mapping> mappings_;
-};
-
 // The places that streams have reached. Who gets the memory next waits for them.
 using Uses = std::shared_ptr<const std::vector<Device::Event>>;
 
@@ -147,37 +123,6 @@ DeviceRegion::DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std:
 }
 DeviceAddress DeviceRegion::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
 std::size_t DeviceRegion::size() const { return state_ == nullptr ? 0 : state_->addresses.bytes(); }
-
-struct DeviceNan::State {
-  Charge charge;
-  Extent extent;
-  Addresses addresses;
-  Repeated mappings;
-
-  State(Ledger& ledger, Device& gpu, Purpose purpose, std::size_t bytes, std::size_t piece)
-      : charge(ledger, Tier::kDevice, purpose, piece),
-        extent(gpu, piece),
-        addresses(gpu, round_up(bytes, piece)),
-        mappings(gpu, addresses, extent, piece) {
-    const Device::Stream stream = gpu.make_stream(false);
-    gpu.fill(stream.get(), addresses.get(), std::byte{0xFF}, piece);  // in every type of floats it is NaN
-    try {
-      gpu.synchronize(stream.get());
-    } catch (...) {
-      quietly([&] { gpu.synchronize(stream.get()); });  // the fill may use what is unmapped now
-      throw;
-    }
-    (void)gpu.make_read_only(addresses.get(), addresses.bytes());  // else a write there shows in all of it
-  }
-};
-
-void DeviceNan::End::operator()(State* state) const { delete state; }
-DeviceNan::DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes,
-                     std::size_t extent_bytes) {
-  const std::size_t piece = round_up(extent_bytes, device.info().extent_bytes);
-  if (bytes > 0) state_.reset(new State(ledger, device, purpose, bytes, piece));
-}
-DeviceAddress DeviceNan::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
 
 struct DeviceHome::State {
   std::string name;

@@ -33,23 +33,6 @@ class DeviceRegion {
   std::unique_ptr<State, End> state_;
 };
 
-// Addresses that show NaN, as whatever type of floats they are read: one extent of extent_bytes, which is
-// rounded up to what the device maps, lies under each piece of them. Nobody writes there, which is an error
-// of the device's where its driver can say so. The constructor waits until they show it.
-class DeviceNan {
- public:
-  DeviceNan() = default;
-  DeviceNan(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes, std::size_t extent_bytes);
-  DeviceAddress address() const;  // 0 where it is empty
-
- private:
-  struct State;
-  struct End {
-    void operator()(State* state) const;
-  };
-  std::unique_ptr<State, End> state_;
-};
-
 class DeviceFramePool;
 
 // An address range of the device: reserved once, the same for its whole life, with or without memory under

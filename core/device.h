@@ -77,9 +77,6 @@ class Device {
     const Mapping one{address, extent};
     map(bytes, {&one, 1});
   }
-  // From now on the device may only read there: work that writes is an error. Returns false, and changes
-  // nothing, where the driver cannot say so of the device's memory.
-  virtual bool make_read_only(DeviceAddress address, std::size_t bytes) = 0;
   // Ends the mapping of one extent. All work that was queued with these addresses must be done.
   virtual void unmap(DeviceAddress address, std::size_t bytes) = 0;
 

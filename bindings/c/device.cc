@@ -171,12 +171,6 @@ sluice_status sluice_engine_use_stream(sluice_engine* engine, void* stream) {
   });
 }
 
-sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, const void** data) {
-  return with_engine(engine, [&](sluice_engine& e) {
-    required(data, "data") = e.engine->absent(parameter_of(e, parameter)).data;
-  });
-}
-
 sluice_status sluice_engine_predict(const sluice_engine* engine, double computing, char** json) {
   return guarded([&] {
     const Planned& planned = required(engine, "engine").planned;

@@ -38,8 +38,7 @@
  * returns SLUICE_NOT_FINITE where a gradient was not finite: its unit is as it was then, and the others are
  * updated. A factor that is not finite is SLUICE_NOT_FINITE in sluice_engine_release(). An address of a unit
  * that is not held must not be used by work: it shows anything, or nothing is there, which is an error of the
- * GPU's. So options.serve_touches is refused. sluice_engine_absent() gives addresses that show NaN, for
- * callers that cannot know what uses a parameter.
+ * GPU's. So options.serve_touches is refused.
  *
  * Not yet on a GPU, and refused: ranks, reproducible sums, parameters that span units, sluice_engine_replan()
  * and sluice_engine_leave().
@@ -74,11 +73,6 @@ struct sluice_device_facts {
  * place before. NULL is CUDA's default stream, which is also the one at first. Where the caller uses several
  * streams for one unit, it orders them itself. SLUICE_STATE where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* stream);
-/* Gives another address of a parameter, at which all of its elements are NaN for the engine's whole life, in
- * its type and order. It is this parameter's alone, so that an error can name it; work may read there at any
- * time, and must not write. It takes addresses, and one extent of memory for all units together, of 2 to
- * 32 MiB by the plan. SLUICE_STATE where the CPU computes. */
-SLUICE_API sluice_status sluice_engine_absent(sluice_engine* engine, uint32_t parameter, const void** data);
 /* Gives the caller the engine's plan, as sluice_engine_plan() does, with how long a step takes in which the
  * caller computes on the GPU for so many seconds, as it may have measured since. SLUICE_STATE where the CPU
  * computes. */

@@ -262,24 +262,16 @@ void CudaDevice::map(std::size_t bytes, std::span<const Mapping> mappings) {
                     bytes);
       ++mapped;
     }
-    driver_.check(set_access(begin, all, CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
-                  "cuMemSetAccess({:#x}, {} bytes)", begin, all);
+    driver_.check(set_access(begin, all), "cuMemSetAccess({:#x}, {} bytes)", begin, all);
   } catch (...) {
     for (const auto& [address, extent] : mappings.first(mapped)) (void)driver_.cuMemUnmap(address, bytes);
     throw;
   }
 }
-bool CudaDevice::make_read_only(DeviceAddress address, std::size_t bytes) {
-  const InContext in(driver_, context_);
-  const CUresult result = set_access(address, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ);
-  if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED) return false;
-  driver_.check(result, "cuMemSetAccess({:#x}, {} bytes) for reading", address, bytes);
-  return true;
-}
-CUresult CudaDevice::set_access(DeviceAddress address, std::size_t bytes, CUmemAccess_flags flags) {
+CUresult CudaDevice::set_access(DeviceAddress address, std::size_t bytes) {
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
-  access.flags = flags;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return driver_.cuMemSetAccess(address, bytes, &access, 1);
 }
 void CudaDevice::unmap(DeviceAddress address, std::size_t bytes) {

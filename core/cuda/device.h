@@ -23,7 +23,6 @@ class CudaDevice final : public Device {
   DeviceAddress reserve_addresses(std::size_t bytes) override;
   void free_addresses(DeviceAddress address, std::size_t bytes) override;
   void map(std::size_t bytes, std::span<const Mapping> mappings) override;
-  bool make_read_only(DeviceAddress address, std::size_t bytes) override;
   void unmap(DeviceAddress address, std::size_t bytes) override;
   void register_host(std::byte* memory, std::size_t bytes) override;
   void unregister_host(std::byte* memory) override;
@@ -51,7 +50,7 @@ class CudaDevice final : public Device {
   void end(CUevent_st* event) noexcept override;
 
  private:
-  CUresult set_access(DeviceAddress address, std::size_t bytes, CUmemAccess_flags flags);
+  CUresult set_access(DeviceAddress address, std::size_t bytes);
 
   const Driver driver_;
   CUdevice device_ = 0;

@@ -323,8 +323,7 @@ class DevicePlanner {
   Bytes device_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
                      std::size_t extents) const {
     Bytes bytes = {};
-    bytes[index(Purpose::kParameter)] =
-        footprint.memory(Part::kParameters) + (extents + 1) * plan.extent_bytes;  // one for AbsentUnits
+    bytes[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes;
     bytes[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = footprint.memory(Part::kState);
     bytes[index(Purpose::kStaging)] =

@@ -67,19 +67,7 @@ std::vector<UnitId> AnyOrderEngine::held_units() const {
 
 bool AnyOrderEngine::has_gradient(ParameterId parameter) const { return core().gradients.has(parameter); }
 
-ConstArray AnyOrderEngine::absent(ParameterId parameter) const {
-  return core().guarded([&](const Core& c) {
-    if (!c.absent)
-      refuse(ErrorCode::kState,
-             "the addresses of absent parameters are asked for, and the CPU computes; leave that out");
-    const Layout::Location& location = layout().location(parameter);
-    return ConstArray{c.absent->address(location.unit), layout().dtype(location.unit)}.at(location.offset);
-  });
-}
-
 std::optional<UnitId> AnyOrderEngine::unit_at(const std::byte* address) const {
-  if (core().absent)
-    if (const auto unit = core().absent->unit_at(address)) return unit;
   const auto next = std::ranges::upper_bound(by_address_, address, {}, &Addressed::begin);
   if (next == by_address_.begin()) return std::nullopt;
   const auto [begin, unit] = *std::prev(next);

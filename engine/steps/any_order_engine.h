@@ -79,12 +79,8 @@ class AnyOrderEngine final : public Engine {
   std::vector<UnitId> held_units() const;
   bool has_gradient(ParameterId parameter) const;  // one of this step, or one that was kept
   bool left() const { return left_; }
-  // The unit in whose home it lies, or at whose addresses for while it is absent.
+  // The unit in whose home it lies.
   std::optional<UnitId> unit_at(const std::byte* address) const;
-  // Where a GPU computes: what tensors of a parameter refer to while its unit is not held. It is NaN for
-  // ever, at addresses that no other unit has, since the home of a unit that is not held may show values of
-  // others.
-  ConstArray absent(ParameterId parameter) const;
 
   // Where a GPU computes: the stream on which the client queues what it does with parameters and gradients
   // from now on; it outlives the engine, or another one takes its place before. The GPU begins that when a

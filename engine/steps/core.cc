@@ -77,7 +77,6 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
               {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
-      absent(gpu ? std::optional<AbsentUnits>(std::in_place, layout) : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
@@ -98,7 +97,6 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
   if (plan.uses_disk() || gpu) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
-  if (absent) absent->start(resources.ledger, gpu->device(), plan.extent_bytes);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
   if (parameter_shards) parameter_shards->start(resources.ledger);

@@ -10,7 +10,6 @@
 
 #include "core/error.h"
 #include "engine/gradients/gradients.h"
-#include "engine/memory/absent_units.h"
 #include "engine/memory/backing.h"
 #include "engine/memory/device_disk.h"
 #include "engine/memory/device_work.h"
@@ -141,7 +140,6 @@ struct Core {
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
   std::optional<HostStaging> host_staging;  // nothing: the CPU computes
-  std::optional<AbsentUnits> absent;        // nothing: the CPU computes
   std::vector<HoldingId> parameters;        // by unit
   UpdateQueue queue;
 

@@ -80,9 +80,8 @@ class CallsTest : public DeviceEngineTest {
       (void)engine.held_units();
       (void)engine.has_gradient(0);
       (void)engine.left();
-      const ConstArray home = engine.parameter(0), absent = engine.absent(0);
+      const ConstArray home = engine.parameter(0);
       EXPECT_EQ(engine.unit_at(static_cast<const std::byte*>(home.data)), std::optional<UnitId>(0));
-      EXPECT_EQ(engine.unit_at(static_cast<const std::byte*>(absent.data)), std::optional<UnitId>(0));
     });
   }
 

@@ -37,7 +37,6 @@ class CaptureTest : public KernelTest, public testing::WithParamInterface<CUstre
     device.synchronize(later.get());
     device.synchronize(stream.get());
     (void)device.seconds_between(event.get(), later.get());
-    (void)device.make_read_only(memory.address(), memory.bytes());
   }
   static void on_another_thread(const std::function<void()>& work) { std::thread(work).join(); }
 };

@@ -321,42 +321,6 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   expect_error(ErrorCode::kState, {"on the CPU"}, [&] { on_cpu.engine->use_stream(nullptr); });
 }
 
-// A home may show another unit's values when its own unit is gone; these addresses never do.
-TEST_F(DeviceEngineTest, AbsentParametersHaveAddressesThatShowNan) {
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.places = {kHost, kHost, kHost};
-  train_on_gpu(setup, *device_, [&](Made& made) {
-    const Layout& layout = made.engine->layout();
-    const Device::Stream stream = device_->make_stream(false);
-    std::set<const void*> seen;
-    for (ParameterId p = 0; p < layout.parameters(); ++p) {
-      const ConstArray absent = made.engine->absent(p);
-      const UnitId unit = layout.location(p).unit;
-      EXPECT_EQ(absent.type, layout.dtype(unit));
-      const std::size_t bytes = layout.location(p).elements * size_of(absent.type);
-      HostMemory found(*device_, bytes);
-      const auto* const begin = static_cast<const std::byte*>(absent.data);
-      device_->copy_out(stream.get(), found.data(), reinterpret_cast<DeviceAddress>(begin), bytes);
-      device_->synchronize(stream.get());
-      EXPECT_EQ(std::ranges::count(found.values(), std::byte{0xFF}), static_cast<std::ptrdiff_t>(bytes));
-      for (const std::byte* const at : {begin, begin + bytes - 1})
-        EXPECT_EQ(made.engine->unit_at(at), std::optional(unit));
-      const auto* const home = static_cast<const std::byte*>(made.engine->parameter(p).data);
-      EXPECT_EQ(made.engine->unit_at(home), std::optional(unit));
-      EXPECT_TRUE(seen.insert(begin).second);
-      if (fake() == nullptr) continue;
-      expect_error(ErrorCode::kIo, {"the GPU's driver"}, [&] {
-        device_->fill(stream.get(), reinterpret_cast<DeviceAddress>(begin), std::byte{0}, bytes);
-      });
-      EXPECT_EQ(fake()->take_misuses().size(), 1U) << "it may be written";
-    }
-  });
-  setup.device = 0;
-  Made on_cpu(setup, nullptr);
-  expect_error(ErrorCode::kState, {"the CPU computes"}, [&] { on_cpu.engine->absent(0); });
-}
-
 // The caller may end a stream as soon as it has named another one.
 TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
   Case setup;

@@ -150,42 +150,6 @@ TEST_F(MemoryTest, MisuseIsRefused) {
   device_->release_extent(extent);
 }
 
-// On a GPU a write would be a fault, after which its context is lost.
-TEST_F(MemoryTest, MemoryThatMayOnlyBeReadIsNotWritten) {
-  HostMemory host(*device_, piece_);
-  MappedMemory memory(*device_, 1);
-  const DeviceAddress other = device_->reserve_addresses(piece_);
-  device_->map(other, piece_, memory.extent(0));
-  write(memory.address(), host, std::byte{5});
-  const bool is_read_only = device_->make_read_only(other, piece_);
-  RecordProperty("read_only", is_read_only ? "yes" : "no");
-  EXPECT_EQ(read(other, host), std::vector<std::byte>(piece_, std::byte{5}));
-  if (fake() != nullptr) {
-    EXPECT_TRUE(is_read_only);
-    expect_refused("may only read", [&] { device_->copy_in(stream_.get(), other, host.data(), piece_); });
-    expect_refused("may only read", [&] { device_->fill(stream_.get(), other, std::byte{6}, 1); });
-    expect_refused("may only read", [&] { device_->copy(stream_.get(), other, memory.address(), piece_); });
-  }
-  write(memory.address(), host, std::byte{7});
-  EXPECT_EQ(read(other, host), std::vector<std::byte>(piece_, std::byte{7}));
-  device_->unmap(other, piece_);
-  device_->free_addresses(other, piece_);
-}
-
-TEST_F(MemoryTest, ADriverWithoutMemoryThatMayOnlyBeReadSaysSo) {
-  SLUICE_NEEDS_THE_FAKE();
-  stream_.reset();
-  device_.reset();
-  fake()->begin({.has_read_only = false});
-  device_ = open_device(0);
-  stream_ = device_->make_stream(false);
-  MappedMemory memory(*device_, 1);
-  HostMemory host(*device_, piece_);
-  EXPECT_FALSE(device_->make_read_only(memory.address(), piece_));
-  write(memory.address(), host, std::byte{5});
-  EXPECT_EQ(read(memory.address(), host), std::vector<std::byte>(piece_, std::byte{5}));
-}
-
 TEST_F(MemoryTest, HostMemoryIsRegisteredOnce) {
   HostMemory host(*device_, 1 << 20);
   expect_refused("registered twice", [&] { device_->register_host(host.data(), host.size()); });

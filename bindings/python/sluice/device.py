@@ -55,10 +55,6 @@ class DeviceEngine(Engine):
         """The address of a parameter, which never changes. Its values are there while its unit is held."""
         return int(self._handle.ask("sluice_engine_parameter", self._parameter(name)[0], kind=ctypes.c_void_p) or 0)
 
-    def absent(self, name: str) -> int:
-        """An address that shows NaN for all elements of a parameter, for ever: for what uses it while its unit is not held."""
-        return int(self._handle.ask("sluice_engine_absent", self._parameter(name)[0], kind=ctypes.c_void_p) or 0)
-
     def add_gradient(self, name: str, gradient: int, dtype: str = "f32") -> None:
         """Adds a gradient, all of whose elements lie at this address of the GPU's memory."""
         self._handle.call("sluice_engine_add_gradient", self._parameter(name)[0], gradient, _dtype(dtype))

@@ -100,7 +100,6 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
   };
   using Calls = std::map<std::string, std::function<sluice_status()>>;
   const Calls harmless = {
-      {"absent", [&] { return sluice_engine_absent(engine, 0, &data); }},
       {"checkpoint_file",
        [&] { return freed(sluice_engine_checkpoint_file(engine, saved.c_str(), "none", &text)); }},
       {"counters", [&] { return sluice_engine_counters(engine, &counters); }},

@@ -133,35 +133,6 @@ TEST_F(SharedDeviceTest, GradientsAreReadMeasuredAndDropped) {
   EXPECT_TRUE(seen[0] == seen[1]);
 }
 
-// Also while others have the frames of its home, and after a step.
-TEST_F(SharedDeviceTest, AbsentParametersShowNanAtAddressesOfTheirOwn) {
-  share(fake_cuda::Schedule::kRandom, 3);
-  Choice setup = choice("memory", SLUICE_F32);
-  setup.device_memory = 128 * kMiB;
-  const EngineHandle engine = make_engine(setup, folder_.path());
-  set_start_values(engine.get());
-  std::set<const void*> seen;
-  for (int turn = 0; turn < 2; ++turn) {
-    for (uint32_t p = 0; p < parameters().size(); ++p) {
-      const void *absent = nullptr, *home = nullptr;
-      ASSERT_OK(sluice_engine_absent(engine.get(), p, &absent));
-      ASSERT_OK(sluice_engine_parameter(engine.get(), p, &home));
-      EXPECT_NE(absent, home);
-      EXPECT_EQ(seen.insert(absent).second, turn == 0);
-      const auto* const values = static_cast<const float*>(absent);
-      EXPECT_TRUE(
-          std::all_of(values, values + parameters()[p].elements(), [](float x) { return std::isnan(x); }));
-      expect_error(sluice_engine_get_gradient(engine.get(), p, const_cast<void*>(absent), SLUICE_F32),
-                   SLUICE_INVALID_ARGUMENT, {"is not acquired for editing"});
-    }
-    train(engine.get(), SLUICE_F32, 1);
-  }
-  const void* data = nullptr;
-  expect_error(sluice_engine_absent(engine.get(), 99, &data), SLUICE_INVALID_ARGUMENT, {"99"});
-  const EngineHandle on_cpu = make_engine(choice("memory", SLUICE_F32), "");
-  expect_error(sluice_engine_absent(on_cpu.get(), 0, &data), SLUICE_STATE, {"the CPU computes"});
-}
-
 // What is stated is not measured, and what is measured can be stated.
 TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   fake_cuda::Settings settings;

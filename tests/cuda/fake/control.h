@@ -33,7 +33,6 @@ struct Settings {
   int driver = 13000;
   int major = 9;                   // of the compute capability
   bool has_virtual_memory = true;  // whether it can map memory where the caller wants it
-  bool has_read_only = true;       // whether it can let a device only read its memory
   int compute_mode = 0;            // as CUcomputemode
   bool is_busy = false;            // whether another process has the device for itself
   // Whether the CPU may use the device's memory, where it is mapped, also between calls. The default stream

@@ -83,7 +83,7 @@ std::uint64_t FakeDriver::memory_taken() {
 // has a fault.
 void FakeDriver::copy(CUstream stream, CUdeviceptr device, std::byte* host, std::size_t bytes, bool is_in) {
   if (is_in)
-    memory_->expect_writable(device, bytes);
+    memory_->expect_mapped(device, bytes);
   else
     memory_->expect_mapped(device, bytes);
   memory_->expect_registered(host, bytes);
@@ -104,7 +104,7 @@ void FakeDriver::copy(CUstream stream, CUdeviceptr device, std::byte* host, std:
   if (is_in) ++counts_.copied_to[device], ++counts_.copied_from[begin];
 }
 void FakeDriver::copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
-  memory_->expect_writable(to, bytes);
+  memory_->expect_mapped(to, bytes);
   memory_->expect_mapped(from, bytes);
   work_->queue(stream, {{to, to + bytes, false}, {from, from + bytes, false}}, [this, to, from, bytes] {
     std::vector<std::byte> values;
@@ -120,7 +120,7 @@ void FakeDriver::copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, 
   counts_.bytes_within += bytes;
 }
 void FakeDriver::fill(CUstream stream, CUdeviceptr to, unsigned char value, std::size_t bytes) {
-  memory_->expect_writable(to, bytes);
+  memory_->expect_mapped(to, bytes);
   work_->queue(stream, {{to, to + bytes, false}}, [this, to, value, bytes] {
     memory_->pieces(to, bytes, [&](std::byte* seen, std::size_t size) { std::memset(seen, value, size); });
   });

@@ -180,12 +180,10 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* access,
                         std::size_t count) {
   return fake().call_in_context("cuMemSetAccess", [&] {
-    const bool writes = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (count != 1 || (!writes && access->flags != CU_MEM_ACCESS_FLAGS_PROT_READ))
-      throw Refusal{CUDA_ERROR_INVALID_VALUE, "access is given that is not one device's to read"};
-    if (!writes && !fake().settings_.has_read_only) throw Refusal{CUDA_ERROR_NOT_SUPPORTED, {}};
+    if (count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+      throw Refusal{CUDA_ERROR_INVALID_VALUE, "access is given that is not one device's to read and write"};
     fake().expect_device(access->location.id);
-    fake().memory_->allow(address, bytes, writes);
+    fake().memory_->allow(address, bytes);
   });
 }
 CUresult cuMemHostRegister(void* memory, std::size_t bytes, unsigned) {

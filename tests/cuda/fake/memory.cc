@@ -21,8 +21,6 @@ void expect_whole(const char* what, std::uint64_t value) {
 
 void* at(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
-int protection(bool writes) { return writes ? PROT_READ | PROT_WRITE : PROT_READ; }
-
 // Leaves the addresses reserved, with nothing under them.
 void empty(CUdeviceptr address, std::size_t bytes) {
   ::mmap(at(address), bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -115,14 +113,13 @@ void Memory::unmap(CUdeviceptr address, std::size_t bytes) {
   empty(address, bytes);
   mappings_.erase(found);
 }
-void Memory::allow(CUdeviceptr address, std::size_t bytes, bool writes) {
+void Memory::allow(CUdeviceptr address, std::size_t bytes) {
   for (CUdeviceptr now = address; now < address + bytes;) {
     const auto found = mappings_.find(now);
     if (found == mappings_.end())
       refuse(CUDA_ERROR_INVALID_VALUE, fmt::format("access is given to {:#x}, where nothing is mapped", now));
     found->second.is_allowed = true;
-    found->second.is_writable = writes;
-    if (shares_) ::mprotect(at(now), found->second.extent->bytes, protection(writes));
+    if (shares_) ::mprotect(at(now), found->second.extent->bytes, PROT_READ | PROT_WRITE);
     now += found->second.extent->bytes;
   }
 }
@@ -138,7 +135,7 @@ void Memory::protect(bool is_open) const {
   if (shares_) return;
   for (const auto& [address, mapping] : mappings_)
     if (mapping.is_allowed)
-      ::mprotect(at(address), mapping.extent->bytes, is_open ? protection(mapping.is_writable) : PROT_NONE);
+      ::mprotect(at(address), mapping.extent->bytes, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
@@ -150,16 +147,6 @@ const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
   if (!mapping.is_allowed)
     refuse(CUDA_ERROR_ILLEGAL_ADDRESS, fmt::format("{:#x} is used, to which no access was given", address));
   return mapping;
-}
-
-void Memory::refuse_writes_to_read_only(CUdeviceptr address, std::size_t bytes) const {
-  for (CUdeviceptr now = address; now < address + bytes;) {
-    const Mapping& mapping = mapping_of(now);
-    if (!mapping.is_writable)
-      refuse(CUDA_ERROR_ILLEGAL_ADDRESS,
-             fmt::format("{:#x} is written, where the device may only read", now));
-    now = mapping.address + mapping.extent->bytes;
-  }
 }
 
 void Memory::register_host(void* memory, std::size_t bytes) {

@@ -36,7 +36,7 @@ class Memory {
   void free(CUdeviceptr address, std::size_t bytes);
   void map(CUdeviceptr address, std::size_t bytes, std::uint64_t handle);
   void unmap(CUdeviceptr address, std::size_t bytes);
-  void allow(CUdeviceptr address, std::size_t bytes, bool writes);
+  void allow(CUdeviceptr address, std::size_t bytes);
   void register_host(void* memory, std::size_t bytes);
   void unregister_host(void* memory);
 
@@ -56,10 +56,6 @@ class Memory {
   }
   void expect_mapped(CUdeviceptr address, std::size_t bytes) {
     pieces(address, bytes, [](std::byte*, std::size_t) {});
-  }
-  void expect_writable(CUdeviceptr address, std::size_t bytes) {
-    expect_mapped(address, bytes);
-    if (is_reserved(address)) refuse_writes_to_read_only(address, bytes);
   }
   // The reserved addresses, by their beginning and size, of which this is one.
   std::optional<std::pair<CUdeviceptr, std::size_t>> reservation_of(CUdeviceptr address) const;
@@ -100,9 +96,7 @@ class Memory {
     CUdeviceptr address;
     std::shared_ptr<Extent> extent;
     bool is_allowed;
-    bool is_writable;
   };
-  void refuse_writes_to_read_only(CUdeviceptr address, std::size_t bytes) const;
   const Mapping& mapping_of(CUdeviceptr address) const;
   void protect(bool is_open) const;
   bool is_reserved(CUdeviceptr address) const { return reservation_of(address).has_value(); }

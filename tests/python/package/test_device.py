@@ -103,14 +103,6 @@ def test_a_gradient_is_written_where_the_caller_says():
         engine.abandon_step()
 
 
-def test_a_parameter_whose_unit_is_not_held_has_an_address_that_shows_nan():
-    with fake_gpu.shared(), make_device_engine() as engine:
-        set_start(engine)
-        for unit in engine.units:
-            for p in unit.parameters:
-                assert np.isnan(floats_at(engine.absent(p.name), p.shape)).all() and engine.absent(p.name) != engine.address(p.name)
-
-
 def test_an_engine_without_addresses_refuses_a_gpu():
     with pytest.raises(sluice.InvalidArgumentError, match="DeviceEngine"):
         make_engine(device_memory="1GiB")
