@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/bytes.h"
 #include "core/error.h"
-#include "engine/memory/holding.h"
 
 namespace sluice::engine {
 namespace {
@@ -13,12 +11,28 @@ namespace {
 // Writes look further ahead than fetches by so many accesses.
 constexpr std::size_t kWrittenAhead = 2;
 
-DeviceWork::Use use_of(bool writable) { return writable ? DeviceWork::Use::kWrite : DeviceWork::Use::kRead; }
-
 }  // namespace
 
+struct Pager::Holding {
+  enum class Io : std::uint8_t { kNone, kReading, kWriting };
+  HoldingId id = 0;
+  std::unique_ptr<Backing> backing;  // may also be there where it is resident, from an earlier plan
+  std::size_t contents = 0;          // in bytes; 0: it has none
+  bool present = false;              // it has its memory, which has the contents once no fetch is under way
+  bool backed = false;               // the backing has the present contents
+  bool parked = false;               // an update may read the backing at any time
+  int pins = 0;
+  Io io = Io::kNone;
+  TransferGroup transfers;
+  std::uint64_t transfers_begun = 0;
+
+  bool is_unwritten() const { return contents > 0 && !backed; }
+};
+
 Pager::Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits, DeviceWork* gpu)
-    : ledger_(ledger), backings_(backings), waits_(waits), gpu_(gpu) {}
+    : backings_(backings),
+      waits_(waits),
+      homes_(gpu == nullptr ? make_cpu_homes(ledger) : make_gpu_homes(ledger, *gpu)) {}
 
 Pager::~Pager() {
   for (auto& holding : holdings_) {
@@ -27,72 +41,103 @@ Pager::~Pager() {
     } catch (...) {  // NOLINT: nobody is left to be told
     }
   }
-  if (gpu_ != nullptr) gpu_->finish();
-  for (auto& holding : holdings_) {
-    holding->home = {};
-    holding->hidden = {};
-    holding->device_home = {};
-  }
 }
 
+// ---- before the first access ----
+
 HoldingId Pager::define(const HoldingSpec& spec) {
-  auto holding = std::make_unique<Holding>();
-  const auto id = static_cast<HoldingId>(holdings_.size());
-  holding->id = id;
-  holding->spec = spec;
-  holding->gpu = gpu_;
-  holdings_.push_back(std::move(holding));
+  const HoldingId id = homes_->define(spec);
+  holdings_.push_back(std::make_unique<Holding>());
+  holdings_.back()->id = id;
   uses_.add(id);
-  if (spec.tier != tier_of(gpu_)) define_backing(id, spec.tier);
+  leavers_.add(id);
+  define_backing(id, spec.tier);
   return id;
 }
 
 bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
-  const HoldingSpec& spec = holding.spec;
-  if (holding.backing || !spec.stored || tier == tier_of(gpu_)) return false;
+  const HoldingSpec& spec = homes_->spec(id);
+  if (holding.backing || !spec.stored || tier == homes_->tier()) return false;
   holding.backing = backings_.make(
       {tier, spec.name, spec.backing_bytes(), spec.purpose, offload::RecordStore::kBlock, spec.unit});
   return true;
 }
 
-// Called wherever it changes whether the holding may leave, or when it is needed next.
-void Pager::list(Holding& holding) {
-  std::optional<Leaver> now;
-  const bool unwritten = holding.is_unwritten();
-  if (holding.may_leave() && (!unwritten || holding.spec.stored))
-    now = Leaver{uses_.time(holding.id), holding.id, unwritten};
-  if (now == holding.listed) return;
-  if (holding.listed) leavers(holding.listed->unwritten).erase(*holding.listed);
-  if (now) leavers(now->unwritten).insert(*now);
-  holding.listed = now;
-}
+void Pager::forget_backing(HoldingId id) { holdings_[id]->backing.reset(); }
 
-allocator::FramePool& Pager::pool_of(const Holding& holding) const {
-  return holding.in_shared_pages() ? *small_pool_ : *pool_;
+void Pager::start(std::size_t extent_bytes, std::size_t extents) {
+  homes_->start(extent_bytes, extents);
+  for (auto& holding : holdings_) holding->present = resident(holding->id);
 }
 
 void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses,
-                         std::vector<std::vector<HoldingId>> held) {
-  const bool comes_again = accesses == uses_.schedule() && held == held_;
-  held_ = std::move(held);
+                         const std::vector<std::vector<HoldingId>>& held) {
+  homes_->set_schedule(accesses, held);
   uses_.set_schedule(std::move(accesses));
   for (auto& holding : holdings_) list(*holding);
-  assign_device_frames(comes_again);
 }
 
 void Pager::set_position(std::size_t position) {
   uses_.set_position(position, [this](HoldingId id) { list(*holdings_[id]); });
 }
 
+// ---- who leaves ----
+
+// Called wherever it changes whether the holding may leave, or when it is needed next.
+void Pager::list(Holding& holding) {
+  const bool may_leave = !resident(holding.id) && holding.present && holding.pins == 0 &&
+                         holding.io == Holding::Io::kNone &&
+                         (!holding.is_unwritten() || homes_->spec(holding.id).stored);
+  leavers_.set(holding.id, may_leave ? std::optional(Leavers::Leaver{uses_.time(holding.id), holding.id,
+                                                                     holding.is_unwritten()})
+                                     : std::nullopt);
+}
+
+Pager::Holding* Pager::furthest(bool unwritten) {
+  const std::optional<HoldingId> id = leavers_.furthest(unwritten);
+  return id ? holdings_[*id].get() : nullptr;
+}
+
+Pager::Way Pager::clear_way(const Holding& wanted, bool forced) {
+  const NextUses::Time limit = uses_.distance(wanted.id);
+  const std::vector<HoldingId> in_the_way = homes_->in_the_way(wanted.id);
+  for (const HoldingId id : in_the_way) {
+    const Holding& victim = *holdings_[id];
+    if (victim.pins > 0 || (victim.is_unwritten() && !homes_->spec(id).stored)) return Way::kHeld;
+    const bool is_sooner = uses_.distance(id) <= limit || victim.io != Holding::Io::kNone;
+    if (!forced && is_sooner) return Way::kStays;
+  }
+  Way way = Way::kClear;
+  for (const HoldingId id : in_the_way) {
+    Holding& victim = *holdings_[id];
+    if (victim.io == Holding::Io::kNone && victim.is_unwritten()) begin_transfer(victim, true);
+    // A write to host memory has ended for the caller as soon as it has begun.
+    if (victim.io == Holding::Io::kWriting && victim.transfers.finished()) settle(victim);
+    if (victim.io == Holding::Io::kNone)
+      evict(victim);
+    else
+      way = Way::kStays;
+  }
+  return way;
+}
+
+// Where its frames are held, waits until an update gives some back. Returns whether one has: otherwise a
+// client holds them.
+bool Pager::update_gives_way(const Holding& wanted) {
+  if (!on_stall_) return false;
+  const auto is_held = [&](HoldingId id) { return holdings_[id]->pins > 0; };
+  return std::ranges::any_of(homes_->in_the_way(wanted.id), is_held) && on_stall_();
+}
+
 bool Pager::make_room(const Holding& wanted, bool forced) {
-  const std::size_t extents = frames_for(wanted);
-  ensure(extents <= frames(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name, extents,
-         frames());
-  const Way way = gpu_ == nullptr ? Way::kClear : clear_way(wanted, forced);
+  const std::size_t extents = homes_->extents_for(wanted.id);
+  ensure(extents <= homes_->extents(), "'{}' needs {} extents, and the plan has {} in all",
+         homes_->spec(wanted.id).name, extents, homes_->extents());
+  const Way way = clear_way(wanted, forced);
   if (way == Way::kStays || (way == Way::kHeld && !forced)) return false;
   const NextUses::Time limit = forced ? 0 : uses_.distance(wanted.id);
-  while (free_frames() < extents) {
+  while (homes_->free_extents() < extents) {
     Holding* const victim = furthest(false);
     if (victim == nullptr || (!forced && uses_.distance(victim->id) <= limit)) {
       write_out(extents, limit, forced);
@@ -104,12 +149,7 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
 }
 
 void Pager::evict(Holding& victim) {
-  if (gpu_ != nullptr) {
-    device_pool_->take_away(victim.device_home, gpu_->give_up(victim.memory()));
-  } else {
-    pool_->shrink(victim.home, 0);
-    pool_->shrink(victim.hidden, 0);
-  }
+  homes_->take_away(victim.id);
   victim.present = false;
   list(victim);
 }
@@ -123,25 +163,35 @@ void Pager::write_behind(std::size_t accesses) {
   std::set<HoldingId> wanted;
   uses_.for_each_within(ahead + 1, [&](HoldingId id) {
     const Holding& holding = *holdings_[id];
-    if (!holding.resident() && !holding.present && !holding.parked && uses_.distance(id) <= ahead)
+    if (!resident(id) && !holding.present && !holding.parked && uses_.distance(id) <= ahead)
       wanted.insert(id);
   });
-  if (gpu_ != nullptr) return write_in_the_way(wanted, ahead);
+  if (homes_->assigns()) return write_in_the_way(wanted, ahead);
   std::size_t extents = 0;
-  for (const HoldingId id : wanted) extents += frames_for(*holdings_[id]);
+  for (const HoldingId id : wanted) extents += homes_->extents_for(id);
   write_out(extents, ahead, false);
+}
+
+// Begins to write what must leave for these, and is not used within the `nearest` next accesses.
+void Pager::write_in_the_way(const std::set<HoldingId>& wanted, NextUses::Time nearest) {
+  for (const HoldingId id : wanted)
+    for (const HoldingId other : homes_->in_the_way(id)) {
+      Holding& victim = *holdings_[other];
+      if (leavers_.may_leave(other) && victim.is_unwritten() && uses_.distance(other) > nearest)
+        begin_transfer(victim, true);
+    }
 }
 
 // Begins to write until so many extents are free, or will be without another write. Unless it is forced, it
 // writes nothing that the `nearest` next accesses use.
 void Pager::write_out(std::size_t extents, NextUses::Time nearest, bool forced) {
-  std::size_t available = free_frames();
+  std::size_t available = homes_->free_extents();
   if (available < extents) available += leaving_extents(extents - available, nearest);
   while (available < extents) {
     Holding* const unwritten = furthest(true);
     if (unwritten == nullptr || (!forced && uses_.distance(unwritten->id) <= nearest)) return;
     begin_transfer(*unwritten, true);
-    available += frames_for(*unwritten);
+    available += homes_->extents_for(unwritten->id);
   }
 }
 
@@ -152,23 +202,22 @@ std::size_t Pager::leaving_extents(std::size_t wanted, NextUses::Time nearest) c
   for (const HoldingId id : moving_) {
     const Holding& holding = *holdings_[id];
     if (holding.io == Holding::Io::kWriting && holding.pins == 0 && uses_.distance(id) > nearest)
-      extents += frames_for(holding);
+      extents += homes_->extents_for(id);
   }
-  for (auto leaver = written_.begin(); extents < wanted && leaver != written_.end(); ++leaver) {
+  for (auto leaver = leavers_.written().begin(); extents < wanted && leaver != leavers_.written().end();
+       ++leaver) {
     if (uses_.distance(leaver->id) <= nearest) break;
-    extents += frames_for(*holdings_[leaver->id]);
+    extents += homes_->extents_for(leaver->id);
   }
   return extents;
 }
 
-// Among those that must be written before they leave, or among the others.
-Pager::Holding* Pager::furthest(bool unwritten) {
-  const Leavers& all = leavers(unwritten);
-  return all.empty() ? nullptr : holdings_[all.begin()->id].get();
-}
+// ---- transfers ----
 
 void Pager::begin_transfer(Holding& holding, bool write) {
-  const std::span<std::byte> bytes{holding.data(), holding.transfer_bytes()};
+  const std::size_t size =
+      std::min(round_up(holding.contents, offload::RecordStore::kBlock), backing_bytes(holding.id));
+  const std::span<std::byte> bytes{data(holding.id), size};
   if (write)
     holding.backing->store(0, bytes, holding.transfers.add());
   else
@@ -180,27 +229,14 @@ void Pager::begin_transfer(Holding& holding, bool write) {
 }
 
 bool Pager::begin_fetch(Holding& holding, bool forced) {
-  ensure(!holding.parked, "'{}' is fetched while its backing is for others to read", holding.spec.name);
+  ensure(!holding.parked, "'{}' is fetched while its backing is for others to read",
+         homes_->spec(holding.id).name);
   if (!make_room(holding, forced)) return false;
-  ensure(place(holding), "no room for '{}' after making it", holding.spec.name);
+  ensure(homes_->place(holding.id), "no room for '{}' after making it", homes_->spec(holding.id).name);
   holding.present = true;
   list(holding);
   if (holding.contents > 0) begin_transfer(holding, false);
   return true;
-}
-
-// A GPU's frames may be used on the stream on which units come in, and on others after that.
-bool Pager::place(Holding& holding) {
-  const HoldingSpec& spec = holding.spec;
-  if (gpu_ == nullptr) return pool_->place(holding.arrival(), spec.bytes, spec.purpose);
-  if (!device_pool_->place(holding.device_home, spec.bytes, spec.purpose, gpu_->in())) return false;
-  gpu_->end(gpu_->in(), holding.memory(), DeviceWork::Use::kWrite);
-  return true;
-}
-
-std::size_t Pager::frames_for(const Holding& holding) const {
-  const std::size_t bytes = holding.spec.bytes;
-  return gpu_ == nullptr ? pool_->extents_for(bytes) : device_pool_->extents_for(bytes);
 }
 
 bool Pager::ready(const Holding& holding, Use use) const {
@@ -212,7 +248,7 @@ void Pager::settle(Holding& holding) {
   const bool writing = holding.io == Holding::Io::kWriting;
   if (!holding.transfers.finished()) {
     const std::uint64_t begun = holding.transfers_begun;
-    waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, holding.spec.name,
+    waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, homes_->spec(holding.id).name,
                   [&] { holding.transfers.wait(meanwhile_); });
     // What was done meanwhile may have settled it, and begun another transfer.
     if (holding.io == Holding::Io::kNone || holding.transfers_begun != begun) return;
@@ -223,44 +259,6 @@ void Pager::settle(Holding& holding) {
   moving_.erase(holding.id);
   list(holding);
   arrange(holding);
-}
-
-// Pages do not move during a transfer; when it has ended, this is called again.
-void Pager::arrange(Holding& holding) {
-  if (!holding.spec.exposed || !holding.present || holding.io != Holding::Io::kNone) return;
-  allocator::FramePool& pool = pool_of(holding);
-  if (holding.readers + holding.writers == 0) {
-    if (!holding.is_hidden()) pool.move(holding.home, holding.hidden);
-    return;
-  }
-  if (holding.is_hidden()) pool.move(holding.hidden, holding.home);
-  using allocator::FramePool;
-  pool.protect(holding.home, holding.writers > 0 ? FramePool::Access::kWrite : FramePool::Access::kRead);
-}
-
-void Pager::view(HoldingId id, bool writable) {
-  Holding& holding = *holdings_[id];
-  ++(writable ? holding.writers : holding.readers);
-  if (gpu_ != nullptr) return gpu_->begin(gpu_->client(), holding.memory(), use_of(writable));
-  if (holding.io != Holding::Io::kNone && (holding.is_hidden() || writable)) settle(holding);
-  arrange(holding);
-}
-
-void Pager::conceal(HoldingId id, bool writable) {
-  Holding& holding = *holdings_[id];
-  --(writable ? holding.writers : holding.readers);
-  if (gpu_ != nullptr) return gpu_->end(gpu_->client(), holding.memory(), use_of(writable));
-  arrange(holding);
-}
-
-void Pager::hide(HoldingId id) {
-  Holding& holding = *holdings_[id];
-  if (holding.spec.exposed && holding.home.placed() > 0 && holding.io != Holding::Io::kNone) settle(holding);
-}
-
-void Pager::serve_touches(allocator::TouchServer& server) const {
-  for (const auto& holding : holdings_)
-    if (holding->spec.exposed) server.serve(holding->home);
 }
 
 void Pager::poll() {
@@ -282,8 +280,10 @@ void Pager::wait_for_one() {
   ensure(on_stall_ && on_stall_(), "the plan has too few frames: everything in memory is held");
 }
 
+// ---- accesses ----
+
 void Pager::prefetch(std::size_t accesses) {
-  if (!has_frames()) return;
+  if (homes_->extents() == 0) return;
   poll();
   if (!uses_.schedule().empty()) fetch_ahead(accesses);
   write_behind(accesses);
@@ -298,7 +298,7 @@ void Pager::fetch_ahead(std::size_t accesses) {
 
 void Pager::prefetch_one(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (!holding.present && free_frames() >= frames_for(holding)) begin_fetch(holding, false);
+  if (!holding.present && homes_->free_extents() >= homes_->extents_for(id)) begin_fetch(holding, false);
 }
 
 std::byte* Pager::acquire(HoldingId id, Use use) {
@@ -312,9 +312,7 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
   }
   ++holding.pins;
   list(holding);
-  // Who reads what a GPU's client is still writing gets what it has written so far.
-  if (gpu_ != nullptr && holding.writers > 0)
-    gpu_->end(gpu_->client(), holding.memory(), DeviceWork::Use::kWrite);
+  homes_->share_what_is_written(id);
   return data(id);
 }
 
@@ -330,16 +328,40 @@ bool Pager::try_acquire(HoldingId id, Use use) {
 
 void Pager::release(HoldingId id) {
   Holding& holding = *holdings_[id];
-  ensure(holding.pins > 0, "'{}' is released and was not held", holding.spec.name);
+  ensure(holding.pins > 0, "'{}' is released and was not held", homes_->spec(id).name);
   --holding.pins;
   list(holding);
 }
 
+// Pages do not move during a transfer; when it has ended, this is called again.
+void Pager::arrange(Holding& holding) {
+  if (holding.present && holding.io == Holding::Io::kNone) homes_->arrange(holding.id);
+}
+
+void Pager::view(HoldingId id, bool writable) {
+  Holding& holding = *holdings_[id];
+  homes_->view(id, writable);
+  if (holding.io != Holding::Io::kNone && homes_->must_move(id, writable)) settle(holding);
+  arrange(holding);
+}
+
+void Pager::conceal(HoldingId id, bool writable) {
+  homes_->conceal(id, writable);
+  arrange(*holdings_[id]);
+}
+
+void Pager::hide(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  if (holding.io != Holding::Io::kNone && homes_->is_shown(id)) settle(holding);
+}
+
+// ---- whose contents count ----
+
 void Pager::written(HoldingId id, std::size_t bytes) {
   Holding& holding = *holdings_[id];
   holding.contents = bytes;
-  if (holding.resident() || !holding.spec.stored) return list(holding);
-  ensure(holding.io == Holding::Io::kNone, "'{}' was changed during a transfer", holding.spec.name);
+  if (resident(id) || !homes_->spec(id).stored) return list(holding);
+  ensure(holding.io == Holding::Io::kNone, "'{}' was changed during a transfer", homes_->spec(id).name);
   holding.backed = false;
   list(holding);
 }
@@ -360,43 +382,117 @@ void Pager::unpark(HoldingId id) { set_parked(*holdings_[id], false); }
 
 void Pager::outdate(HoldingId id) {
   Holding& holding = *holdings_[id];
-  ensure(holding.pins == 0, "'{}' is outdated while it is held", holding.spec.name);
+  ensure(holding.pins == 0, "'{}' is outdated while it is held", homes_->spec(id).name);
   if (holding.io != Holding::Io::kNone) settle(holding);
-  holding.contents = holding.spec.bytes;
+  holding.contents = bytes(id);
   holding.backed = true;
   if (holding.present) evict(holding);
   set_parked(holding, true);
 }
 
+void Pager::entrust(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  ensure(!resident(id) && homes_->spec(id).stored, "'{}' is entrusted, and has no backing",
+         homes_->spec(id).name);
+  if (holding.io != Holding::Io::kNone) settle(holding);
+  if (holding.present && holding.is_unwritten()) {
+    begin_transfer(holding, true);
+    settle(holding);
+  }
+  const std::size_t contents = holding.contents;
+  outdate(id);
+  holding.contents = contents;
+}
+
 void Pager::discard(HoldingId id) {
   Holding& holding = *holdings_[id];
   forget(id);
-  if (!holding.resident() && holding.present) evict(holding);
+  if (!resident(id) && holding.present) evict(holding);
 }
 
 void Pager::forget(HoldingId id) {
   Holding& holding = *holdings_[id];
-  ensure(holding.pins == 0, "'{}' is given up while it is held", holding.spec.name);
+  ensure(holding.pins == 0, "'{}' is given up while it is held", homes_->spec(id).name);
   if (holding.io != Holding::Io::kNone) settle(holding);
   holding.contents = 0;
   holding.backed = false;
   set_parked(holding, false);
 }
 
-std::size_t Pager::bytes(HoldingId id) const { return holdings_[id]->spec.bytes; }
-
-std::size_t Pager::backing_bytes(HoldingId id) const { return holdings_[id]->spec.backing_bytes(); }
-bool Pager::resident(HoldingId id) const { return holdings_[id]->resident(); }
 bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }
 bool Pager::held(HoldingId id) const { return holdings_[id]->pins > 0; }
-std::byte* Pager::data(HoldingId id) const { return holdings_[id]->data(); }
-std::byte* Pager::address(HoldingId id) const {
-  const Holding& holding = *holdings_[id];
-  return holding.in_region() ? holding.data() : holding.home_data();
-}
 Backing& Pager::backing(HoldingId id) const {
-  ensure(holdings_[id]->backing != nullptr, "'{}' has no backing", holdings_[id]->spec.name);
+  ensure(holdings_[id]->backing != nullptr, "'{}' has no backing", homes_->spec(id).name);
   return *holdings_[id]->backing;
+}
+
+// ---- another plan, and the end ----
+
+void Pager::set_tier(HoldingId id, allocator::Tier tier) {
+  Holding& holding = *holdings_[id];
+  const HoldingSpec& spec = homes_->spec(id);
+  const bool becomes_resident = tier == homes_->tier();
+  if (resident(id) == becomes_resident) return;
+  ensure(!spec.packed, "'{}' is packed, and the new plan moves it to another tier", spec.name);
+  if (spec.exposed) {
+    if (becomes_resident) {
+      acquire(id, Use::kModify);
+      release(id);
+    }
+    holding.backed = false;  // it changes in memory from now on, or has never been written
+  } else {
+    if (becomes_resident)
+      discard(id);
+    else
+      holding.contents = 0;
+    holding.present = becomes_resident;
+  }
+  homes_->set_tier(id, tier);
+  list(holding);
+}
+
+void Pager::set_extents(std::size_t extents) {
+  if (extents > homes_->extents()) return homes_->take_more(extents);
+  for (homes_->give_back(extents); homes_->extents() > extents; homes_->give_back(extents)) {
+    if (Holding* const victim = furthest(false)) {
+      evict(*victim);
+      continue;
+    }
+    Holding* const unwritten = furthest(true);
+    ensure(unwritten != nullptr, "{} extents are to be left of {}, and everything in them is held", extents,
+           homes_->extents());
+    begin_transfer(*unwritten, true);
+    settle(*unwritten);
+  }
+}
+
+void Pager::drop_unexposed() {
+  for (auto& holding : holdings_) {
+    if (homes_->spec(holding->id).exposed) continue;
+    settle(*holding);
+    holding->present = false;
+    list(*holding);
+  }
+  homes_->drop_unexposed();
+}
+
+allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
+  Holding& holding = *holdings_[id];
+  ensure(homes_->spec(id).exposed, "'{}' has no address to leave", homes_->spec(id).name);
+  if (with_contents) {
+    acquire(id, Use::kModify);
+    view(id, true);
+    release(id);
+  } else {
+    try {
+      holding.transfers.wait();
+    } catch (...) {  // NOLINT: nobody needs what was to be transferred
+    }
+  }
+  allocator::FormerHome former = homes_->leave(id, with_contents);
+  holding.present = false;
+  list(holding);
+  return former;
 }
 
 }  // namespace sluice::engine

@@ -2,57 +2,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <set>
-#include <string>
-#include <tuple>
 #include <vector>
 
-#include "allocator/device_memory.h"
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
-#include "core/bytes.h"
+#include "core/transfers.h"
 #include "engine/memory/backing.h"
-#include "engine/memory/compute_region.h"
 #include "engine/memory/device_work.h"
+#include "engine/memory/homes.h"
+#include "engine/memory/leavers.h"
 #include "engine/memory/next_uses.h"
 #include "engine/memory/waits.h"
 
 namespace sluice::engine {
-
-// Resident holdings of such small units share huge pages, so that thousands of small units take little more
-// than their bytes. They are too small to be worth moving.
-constexpr bool is_packed(std::size_t unit_bytes) { return unit_bytes <= kHugePage / 4; }
-// What a packed holding takes, where it is exposed (so that its address is its own), and otherwise.
-constexpr std::size_t packed_exposed_bytes(std::size_t bytes) {
-  return round_up(bytes, allocator::kSmallestExtent);
-}
-constexpr std::size_t packed_bytes(std::size_t bytes) { return round_up(bytes, kDiskBlock); }
-
-// Contents that are in memory when they are needed: the parameters of a unit, or a gradient buffer.
-struct HoldingSpec {
-  std::string name;
-  std::size_t bytes = 0;
-  allocator::Purpose purpose = allocator::Purpose::kParameter;
-  // Where the contents are while they are not needed. On the tier that is computed on the holding is
-  // resident: its contents are always present. Otherwise they are under frames while they are needed, and in
-  // a backing on that tier the rest of the time.
-  allocator::Tier tier = kCpuTier;
-  // A client reads the contents at their address, where they are only while the client views them. They
-  // arrive, and are updated, under another address, so that a touch at another time is noticed.
-  bool exposed = false;
-  // False: where not resident, it has no backing, and is under frames from its first use until discard().
-  bool stored = true;
-  // Where resident, it shares huge pages with other holdings, and stays resident under every plan.
-  bool packed = false;
-  // Its address follows that of the exposed holding defined before, which has a multiple of a huge page.
-  bool adjoins = false;
-  UnitId unit = 0;  // see BackingSpec
-  // The most that written() states, for which the backing has room; 0: all bytes.
-  std::size_t stored_bytes = 0;
-  std::size_t backing_bytes() const { return round_up(stored_bytes > 0 ? stored_bytes : bytes, kDiskBlock); }
-};
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
 // ahead of its next use in the schedule, and the one whose next use is furthest away makes room; on a GPU
@@ -84,7 +48,7 @@ class Pager {
   // to write what is in the way of these accesses and of two more. held: by access, what is held meanwhile,
   // from an earlier access on, as far as that is known; a GPU's frames are assigned by it.
   void set_schedule(std::vector<std::vector<HoldingId>> accesses,
-                    std::vector<std::vector<HoldingId>> held = {});
+                    const std::vector<std::vector<HoldingId>>& held = {});
   void set_position(std::size_t position);
   void prefetch(std::size_t accesses);
   // For reads outside of the schedule; takes no frames of what is used sooner.
@@ -115,7 +79,7 @@ class Pager {
   // there. REQUIRES: it is not viewed.
   void hide(HoldingId holding);
   // Lets the server serve touches of exposed holdings from now on.
-  void serve_touches(allocator::TouchServer& server) const;
+  void serve_touches(allocator::TouchServer& server) const { homes_->serve_touches(server); }
   // States that the backing has newer contents than the memory, or will have them when unpark() is called.
   // Until then it is not fetched. REQUIRES: it is not held.
   void outdate(HoldingId holding);
@@ -124,7 +88,7 @@ class Pager {
   // unpark() or discard() it is not fetched. REQUIRES: it is not held. gpu_memory() is for what is resident,
   // or held: the GPU's memory as a backing. Its transfers end for the caller as HostRecords' do.
   void entrust(HoldingId holding);
-  Backing& gpu_memory(HoldingId holding);
+  Backing& gpu_memory(HoldingId holding) { return homes_->as_backing(holding); }
   // Is called from time to time while the pager waits for a transfer.
   void meanwhile(std::function<void()> handler) { meanwhile_ = std::move(handler); }
   // Gives up the contents. REQUIRES: it is not held.
@@ -151,21 +115,17 @@ class Pager {
   // nothing. Frames that the remaining holdings do not need are given back. REQUIRES: it is not held;
   // with_contents: it has contents. Without contents nothing but a defect throws.
   allocator::FormerHome leave(HoldingId holding, bool with_contents);
-  // The most by which memory grows while all exposed holdings leave with their contents, and what
-  // drop_unexposed() gives back.
-  struct Leaving {
-    std::size_t growth = 0, given_back = 0;
-  };
-  Leaving leaving() const;
+  Leaving leaving() const { return homes_->leaving(); }
 
-  std::size_t bytes(HoldingId holding) const;
-  std::size_t backing_bytes(HoldingId holding) const;  // for which its backing has room
-  bool resident(HoldingId holding) const;
+  std::size_t bytes(HoldingId holding) const { return homes_->spec(holding).bytes; }
+  std::size_t backing_bytes(HoldingId holding) const { return homes_->spec(holding).backing_bytes(); }
+  bool resident(HoldingId holding) const { return homes_->resident(holding); }
   bool present(HoldingId holding) const;  // readable now without I/O
   bool held(HoldingId holding) const;
-  std::byte* data(HoldingId holding) const;     // where the contents are now
-  std::byte* address(HoldingId holding) const;  // where a client sees them, for the pager's whole life
-  Backing& backing(HoldingId holding) const;    // REQUIRES: not resident
+  std::byte* data(HoldingId holding) const { return homes_->data(holding); }
+  // Where a client sees the contents, for the pager's whole life.
+  std::byte* address(HoldingId holding) const { return homes_->address(holding); }
+  Backing& backing(HoldingId holding) const;  // REQUIRES: not resident
 
   // Called when nothing can be evicted and no transfer is under way: completes something that holds frames,
   // or returns false.
@@ -176,39 +136,14 @@ class Pager {
 
  private:
   struct Holding;
-  // A holding that may leave. The one whose next use is furthest away comes first.
-  struct Leaver {
-    NextUses::Time time;
-    HoldingId id;
-    bool unwritten;
-    bool operator==(const Leaver&) const = default;
-    bool operator<(const Leaver& other) const {
-      return std::tuple(other.time, id) < std::tuple(time, other.id);
-    }
-  };
-  using Leavers = std::set<Leaver>;
-  allocator::FramePool& pool_of(const Holding& holding) const;
-  bool has_frames() const { return pool_ != nullptr || device_pool_ != nullptr; }
-  std::size_t frames() const { return gpu_ == nullptr ? pool_->extents() : device_pool_->extents(); }
-  std::size_t free_frames() const {
-    return gpu_ == nullptr ? pool_->free_extents() : device_pool_->free_extents();
-  }
-  std::size_t frames_for(const Holding& holding) const;
-  bool place(Holding& holding);
-  // On a GPU a holding is to get the frames that are its own (pager_device.cc). kClear: they are free;
-  // kStays: what is there leaves later, or is used sooner, and is not forced away; kHeld: it is held.
+  // A holding is to get the frames that are its own. kClear: they are free; kStays: what is there leaves
+  // later, or is used sooner, and is not forced away; kHeld: it is held.
   enum class Way : std::uint8_t { kClear, kStays, kHeld };
   Way clear_way(const Holding& wanted, bool forced);
   bool update_gives_way(const Holding& wanted);
   void write_in_the_way(const std::set<HoldingId>& wanted, NextUses::Time nearest);
-  void assign_device_frames(bool comes_again);
-  void make_device_homes();
-  void take_packed();
-  void give_back_left();
   void list(Holding& holding);
   void set_parked(Holding& holding, bool parked);
-  Leavers& leavers(bool unwritten) { return unwritten ? unwritten_ : written_; }
-  void make_homes();
   bool make_room(const Holding& wanted, bool forced);
   void write_behind(std::size_t accesses);
   void write_out(std::size_t extents, NextUses::Time nearest, bool forced);
@@ -222,24 +157,13 @@ class Pager {
   void settle(Holding& holding);
   void wait_for_one();
   void arrange(Holding& holding);
-  std::size_t frames_for_any() const;
 
-  allocator::Ledger& ledger_;
   Backings& backings_;
   Waits& waits_;
-  DeviceWork* const gpu_;
+  std::unique_ptr<Homes> homes_;
   std::vector<std::unique_ptr<Holding>> holdings_;
-  // Of huge pages; for holdings that are packed and exposed.
-  std::unique_ptr<allocator::FramePool> pool_, small_pool_;
-  std::map<DeviceAddress, HoldingId> device_homes_;
-  std::unique_ptr<allocator::DeviceFramePool> device_pool_;  // instead of both, where a GPU computes
-  // What is held at each access of the schedule; the schedule for which its frames were assigned, and what
-  // is held then; how often they were.
-  std::vector<std::vector<HoldingId>> held_, assigned_for_, assigned_held_;
-  int assignments_ = 0;
-  std::vector<ComputeRegion> packed_;  // memory of holdings that are packed and not exposed, by purpose
   NextUses uses_;
-  Leavers written_, unwritten_;
+  Leavers leavers_;
   std::set<HoldingId> moving_;  // holdings of which a transfer is under way
   std::function<bool()> on_stall_;
   std::function<void()> meanwhile_;

@@ -389,7 +389,7 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
 }
 
 std::int64_t AnyOrderEngine::growth_of_leaving() const {
-  const Pager::Leaving leaving = core().pager.leaving();
+  const Leaving leaving = core().pager.leaving();
   return static_cast<std::int64_t>(leaving.growth) - static_cast<std::int64_t>(leaving.given_back) -
          static_cast<std::int64_t>(core().states.resident_bytes() + core().wholes.resident_bytes());
 }

@@ -250,8 +250,8 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   for (const char* function :
        {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemHostRegister",
         "cuStreamCreateWithPriority", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery",
-        "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemsetD8Async", "cuStreamSynchronize", "cuMemGetInfo",
-        "cuLaunchKernel", "cuModuleGetFunction", "cuModuleLoadData"}) {
+        "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuMemGetInfo", "cuLaunchKernel",
+        "cuModuleGetFunction", "cuModuleLoadData"}) {
     const std::uint64_t count = all.at(function) - before[function];
     EXPECT_GT(count, 0u) << function;
     for (std::uint64_t n = 0; n < count; n += std::max<std::uint64_t>(1, count / 3), ++failures) {

@@ -103,7 +103,7 @@ void Memory::map(CUdeviceptr address, std::size_t bytes, std::uint64_t handle) {
     refuse(CUDA_ERROR_INVALID_VALUE, fmt::format("{:#x} is mapped, and was mapped before", address));
   if (::mmap(at(address), bytes, PROT_NONE, MAP_FIXED | MAP_SHARED, extent->second->file, 0) == MAP_FAILED)
     refuse(CUDA_ERROR_SYSTEM_NOT_READY, {});
-  mappings_.emplace(address, Mapping{address, extent->second, false, false});
+  mappings_.emplace(address, Mapping{address, extent->second, false});
 }
 void Memory::unmap(CUdeviceptr address, std::size_t bytes) {
   const auto found = mappings_.find(address);
