@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/steps/core.h"
+#include "engine/steps/replan.h"
 #include "engine/steps/shared_gradients.h"
 #include "engine/steps/sums_in_backward.h"
 
@@ -188,7 +189,7 @@ void AnyOrderEngine::abandon_step() {
 
 void AnyOrderEngine::check_acquire(UnitId unit, Hold hold) const {
   const Core& c = core();
-  c.require_values(unit);
+  c.values.require(unit);
   if (with_gradient(hold) && !in_step())
     refuse(ErrorCode::kState, "unit '{}' is acquired for gradients outside of a step", c.name_of(unit));
   if (with_gradient(hold) && !layout().trainable(unit))
@@ -287,12 +288,8 @@ void AnyOrderEngine::let_go(HeldIterator at) {
 
 void AnyOrderEngine::take_edited(UnitId unit) {
   Core& c = core();
-  const HoldingId values = c.parameters[unit];
-  c.pager.conceal(values, true);  // nobody writes them any more
-  if (c.states.has_master(unit)) {
-    c.settle();  // masters are streamed through the staging slots
-    take_masters(c.streams(unit), unit, {c.pager.data(values), layout().dtype(unit)});
-  }
+  c.pager.conceal(c.parameters[unit], true);  // nobody writes them any more
+  c.values.take_masters(unit);
 }
 
 // Every rank has the whole unit until its edit ends, and takes its own shard of it when all have ended
@@ -304,7 +301,7 @@ void AnyOrderEngine::share_edited(UnitId unit) {
   else
     shared_->edited(unit);
   if (!c.partitions_parameters(unit)) return;
-  c.wait_for_edit(unit);
+  c.values.wait_for_edit(unit);
   c.parameter_shards->take(unit, c.pager.data(c.parameters[unit]));
   c.parameter_shards->expect(unit);
   c.parameter_shards->publish(unit);
@@ -372,7 +369,7 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
   const auto go = [&] {
     left_ = true;
     c.failure = "its parameters have left it";
-    c.leave(with_values, take);
+    engine::leave(c, with_values, take);
     // The others put units together from the shards of this rank.
     if (with_values && c.parameter_shards) c.ranks->exchange("the end of the engines", {}, {});
   };
@@ -383,7 +380,7 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
       refuse(ErrorCode::kState,
              "the engine is left while the gradient of '{}' is being summed; step, or abandon the step",
              c.name_of(*unit));
-    for (UnitId unit = 0; unit < layout().units().size(); ++unit) c.require_values(unit);
+    for (UnitId unit = 0; unit < layout().units().size(); ++unit) c.values.require(unit);
     go();
   });
 }
@@ -406,7 +403,7 @@ void AnyOrderEngine::check_replan(const Plan& next) const {
     refuse(ErrorCode::kState, "the plan is changed in the middle of a step; finish or abandon the step");
   require_none_held("the plan is changed");
   for (UnitId unit = 0; unit < layout().units().size(); ++unit) {
-    c.require_values(unit);
+    c.values.require(unit);
     if (c.gradients.any(unit))
       refuse(ErrorCode::kState,
              "the plan is changed while '{}' has gradients; drop them, or finish their step",
@@ -417,7 +414,7 @@ void AnyOrderEngine::check_replan(const Plan& next) const {
 void AnyOrderEngine::replan(const Plan& plan) {
   core().guarded([&](Core& c) {
     check_replan(plan);
-    c.replan(plan);
+    engine::replan(c, plan);
   });
 }
 

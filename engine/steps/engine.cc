@@ -28,7 +28,7 @@ void Engine::load(UnitId unit, const UnitSource& source) {
   const std::exception_ptr failed = core_->guarded([&](Core& c) {
     check_load(unit);
     learn_of_refused();
-    return c.load(unit, source);
+    return c.values.load(unit, source);
   });
   if (failed) std::rethrow_exception(failed);
 }
@@ -38,7 +38,7 @@ void Engine::load_all(const UnitSource& source) {
     for (UnitId unit = 0; unit < c.layout.units().size(); ++unit) check_load(unit);
     learn_of_refused();
     for (UnitId unit = 0; unit < c.layout.units().size(); ++unit)
-      if (const std::exception_ptr failed = c.load(unit, source)) std::rethrow_exception(failed);
+      if (const std::exception_ptr failed = c.values.load(unit, source)) std::rethrow_exception(failed);
   });
 }
 
@@ -46,7 +46,7 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
   const std::exception_ptr failed = core_->guarded([&](Core& c) {
     check_save(unit);
     learn_of_refused();
-    return c.save(unit, sink);
+    return c.values.save(unit, sink);
   });
   if (failed) std::rethrow_exception(failed);
 }
@@ -54,7 +54,7 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
 void Engine::save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted) {
   const std::exception_ptr failed = core_->guarded([&](Core& c) {
     check_save(unit);
-    return c.save_own(unit, sink, wanted);
+    return c.values.save_own(unit, sink, wanted);
   });
   if (failed) std::rethrow_exception(failed);
 }

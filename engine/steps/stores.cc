@@ -1,0 +1,169 @@
+#include "engine/steps/stores.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/updates/device_executor.h"
+
+namespace sluice::engine {
+
+std::vector<allocator::Tier> Stores::state_tiers(const Plan& plan) {
+  std::vector<allocator::Tier> tiers;
+  for (const UnitPlan& unit : plan.units) tiers.push_back(unit.tier(Part::kState));
+  return tiers;
+}
+
+std::vector<std::optional<std::size_t>> Stores::gradient_shard_sizes(const Profile& profile) const {
+  std::vector<std::optional<std::size_t>> sizes(layout.units().size());
+  for (UnitId unit = 0; unit < sizes.size(); ++unit)
+    if (plan.units[unit].tier(Part::kGradient) == allocator::Tier::kRanks)
+      sizes[unit] = ranks->own(unit).size() * size_of(final_gradient_type(profile, unit));
+  return sizes;
+}
+
+Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
+               const Resources& the_resources)
+    : resources(checked(profile, the_plan, the_resources)),
+      optimizer(the_optimizer),
+      plan(the_plan),
+      layout(profile.units),
+      ranks(resources.communicator == nullptr
+                ? std::nullopt
+                : std::optional<Ranks>(std::in_place, *resources.communicator, layout, optimizer,
+                                       plan.partitions_state())),
+      waits(resources.trace),
+      gpu(plan.compute() == allocator::Tier::kDevice
+              ? std::optional<DeviceWork>(std::in_place, *resources.device)
+              : std::nullopt),
+      host_records(gpu ? std::optional<HostRecords>(std::in_place, resources.ledger, *gpu) : std::nullopt),
+      gpu_disk(gpu && resources.disk != nullptr
+                   ? std::optional<DeviceDisk>(std::in_place, resources.ledger, *gpu, *resources.disk)
+                   : std::nullopt),
+      parameter_shards(ranks && plan.partitions_any(Part::kParameters)
+                           ? std::optional<ParameterShards>(std::in_place, layout, plan, *ranks)
+                           : std::nullopt),
+      gradient_shards(gradient_shard_sizes(profile)),
+      backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr,
+                             host_records ? &*host_records : nullptr, gpu_disk ? &*gpu_disk : nullptr)),
+      pager(resources.ledger, *backings, waits, work()),
+      gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager, work()),
+      states(layout,
+             StateFormat(layout, optimizer, plan.chunk_elements,
+                         Shards::of(plan.ranks.rank, plan.ranks.size, plan.partitions_state())),
+             state_tiers(plan), *backings, work(), plan.updated_by_cpu()),
+      wholes(layout, optimizer),
+      sums_of_ranks(ranks && ranks->any_partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
+                                                      : std::nullopt),
+      one_thread(1, resources.threads.team()),
+      executor(make_executor()),
+      cpu_executor(make_cpu_executor()),
+      updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
+              {work(), cpu_executor.get()}),
+      host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
+      queue(layout, optimizer, pager, gradients, updates, waits, parameters,
+            {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
+             parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
+             profile.any_order && ranks && ranks->any_partitioned()}) {
+  // The client may touch parameters at any time, unless they are on a GPU.
+  const bool exposed = profile.any_order && !gpu;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    parameters.push_back(pager.define(
+        {"parameters of " + name_of(unit), layout.unit_bytes(unit), allocator::Purpose::kParameter,
+         plan.units[unit].tier(Part::kParameters), exposed, true, is_packed(layout.unit_bytes(unit)),
+         layout.units()[unit].parameters.front().continues(), unit}));
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    for (int use = 0; use < gradients.uses(unit); ++use)
+      for (const HoldingId holding : gradients.holdings(unit, use)) pager.follow(holding, parameters[unit]);
+  if (parameter_shards) parameter_shards->define(*backings);
+  if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
+  if (plan.uses_disk() || gpu) backings->allocate();
+  pager.start(plan.extent_bytes, plan.extents);
+  states.start(resources.ledger);
+  wholes.start(resources.ledger);
+  if (parameter_shards) parameter_shards->start(resources.ledger);
+  gradients.start(resources.ledger);
+  gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
+  for (UpdateExecutor* const one : {executor.get(), cpu_executor.get()})
+    if (one != nullptr) one->start(resources.ledger);
+  updates.set_slots(resources.ledger, plan.staging_slots);
+  updates.set_cpu_slots(resources.ledger, plan.host_slots);
+  if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
+  pager.on_stall([this] { return queue.finish_some(); });
+  if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
+}
+
+Stores::~Stores() {
+  if (gpu) gpu->finish();
+}
+
+const Resources& Stores::checked(const Profile& profile, const Plan& plan, const Resources& resources) {
+  if (plan.compute() != allocator::Tier::kDevice) return resources;
+  if (resources.device == nullptr)
+    fail(ErrorCode::kInvalidArgument, "the plan computes on a GPU, and the engine was given none");
+  const std::uint64_t needed =
+      plan.device_bytes - plan.bytes[static_cast<std::size_t>(allocator::Tier::kDevice)]
+                                    [static_cast<std::size_t>(allocator::Purpose::kBase)];
+  if (needed > resources.device->free_memory())
+    fail(ErrorCode::kBudget,
+         "the plan takes {} of the memory of {}, of which {} are free; end what else uses it, or give less "
+         "device memory",
+         format_size(needed), resources.device->info().name, format_size(resources.device->free_memory()));
+  ensure(resources.device->info().extent_bytes == kHugePage, "{} maps memory in pieces of {}",
+         resources.device->info().name, resources.device->info().extent_bytes);
+  if (!profile.any_order || resources.communicator != nullptr || plan.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "a GPU is asked for, and it is used by one rank alone, not reproducibly, and by a client that "
+         "acquires units in any order; leave out device memory, or the rest");
+  for (const UnitSpec& unit : profile.units)
+    if (unit.parameters.front().continues())
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' spans several units, which a GPU does not have yet; make it one unit",
+           unit.parameters.front().name);
+  return resources;
+}
+
+std::unique_ptr<UpdateExecutor> Stores::make_turns(Threads& threads) {
+  return make_turn_executor(
+      layout, optimizer, states.format(), wholes,
+      {threads, resources.products, resources.trace, sums_of_ranks ? &*sums_of_ranks : nullptr});
+}
+
+std::unique_ptr<UpdateExecutor> Stores::make_executor() {
+  if (!gpu) return make_turns(resources.threads);
+  if (std::ranges::all_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
+  return make_device_executor(layout, optimizer, states.format(), *gpu, resources.threads);
+}
+
+std::unique_ptr<UpdateExecutor> Stores::make_cpu_executor() {
+  if (!gpu || std::ranges::none_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
+  std::vector<std::unique_ptr<UpdateExecutor>> turns;
+  if (optimizer.rounds() > 0) {
+    turns.push_back(make_turns(resources.threads));
+  } else {
+    for (int i = 0; i < chunks_at_a_time(resources.threads.count()); ++i)
+      turns.push_back(make_turns(one_thread));
+  }
+  return make_thread_executor(std::move(turns));
+}
+
+void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held) {
+  const auto append = [this](std::vector<HoldingId>& to, const Access& access) {
+    if (access.parameters) to.push_back(parameters[access.unit]);
+    for (int use = 0; use < gradients.uses(access.unit); ++use)
+      if (use == access.gradient_use || access.final)
+        for (const HoldingId holding : gradients.holdings(access.unit, use)) to.push_back(holding);
+  };
+  std::vector<std::vector<HoldingId>> used(accesses.size()), held_then(held.size());
+  for (std::size_t i = 0; i < accesses.size(); ++i) append(used[i], accesses[i]);
+  for (std::size_t i = 0; i < held.size(); ++i)
+    for (const Access& access : held[i]) append(held_then[i], access);
+  pager.set_schedule(std::move(used), std::move(held_then));
+}
+
+void Stores::settle() {
+  queue.settle();
+  pager.wait_all();
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,91 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/threads.h"
+#include "engine/gradients/gradients.h"
+#include "engine/memory/backing.h"
+#include "engine/memory/device_disk.h"
+#include "engine/memory/device_work.h"
+#include "engine/memory/host_records.h"
+#include "engine/memory/host_staging.h"
+#include "engine/memory/pager.h"
+#include "engine/memory/parameter_shards.h"
+#include "engine/memory/shard_memory.h"
+#include "engine/memory/state_store.h"
+#include "engine/memory/waits.h"
+#include "engine/memory/whole_store.h"
+#include "engine/ranks/ranks.h"
+#include "engine/steps/engine.h"
+#include "engine/updates/buckets.h"
+#include "engine/updates/sums_of_ranks.h"
+#include "engine/updates/update_pipeline.h"
+#include "engine/updates/update_queue.h"
+
+// Private to this room.
+namespace sluice::engine {
+
+// Everything that an engine holds, where the plan puts it, and what moves and updates it. It knows neither
+// steps nor an order of units.
+struct Stores {
+  // Takes all memory and disk space of the plan; the optimizer and the resources outlive it.
+  Stores(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+         const Resources& resources);
+  ~Stores();
+  Stores(const Stores&) = delete;
+  Stores& operator=(const Stores&) = delete;
+
+  const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
+  UnitRange together(UnitId unit) const { return updated_together(layout, optimizer, unit); }
+  // Whether each rank has a shard of the unit's state; of its parameters.
+  bool partitions_state(UnitId unit) const { return ranks && ranks->partitioned(unit); }
+  bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
+  // The elements of the unit that this engine updates.
+  ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }
+  bool checks_on_gpu() const { return gpu && !plan.clip; }  // whether a GPU finds out if gradients are finite
+  // held: see Pager::set_schedule().
+  void set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held = {});
+  void settle();  // completes all updates and transfers
+  // Tells other ranks that this one works, and does not hang, while they wait for it.
+  void report_work() const {
+    if (ranks) ranks->communicator().report_work();
+  }
+  static std::vector<allocator::Tier> state_tiers(const Plan& plan);  // by unit
+
+  Resources resources;
+  const optim::Optimizer& optimizer;
+  Plan plan;
+  Layout layout;
+  std::optional<Ranks> ranks;  // nothing: the engine trains alone
+  Waits waits;
+  std::optional<DeviceWork> gpu;                    // nothing: the CPU computes
+  std::optional<HostRecords> host_records;          // nothing: the CPU computes
+  std::optional<DeviceDisk> gpu_disk;               // nothing: the CPU computes, or there is no disk
+  std::optional<ParameterShards> parameter_shards;  // nothing: every unit's parameters are whole here
+  ShardMemory gradient_shards;                      // of final gradients that are not kept whole
+  std::unique_ptr<Backings> backings;
+  Pager pager;
+  Gradients gradients;
+  StateStore states;
+  WholeStore wholes;
+  std::optional<SumsOfRanks> sums_of_ranks;  // nothing: this engine has all of every parameter
+  Threads one_thread;                        // the one that calls: on it the CPU updates a chunk beside a GPU
+  // Where the model is computed; and the CPU's beside a GPU. Null: nothing is updated there.
+  std::unique_ptr<UpdateExecutor> executor, cpu_executor;
+  UpdatePipeline updates;
+  std::optional<HostStaging> host_staging;  // nothing: the CPU computes
+  std::vector<HoldingId> parameters;        // by unit
+  UpdateQueue queue;
+
+ private:
+  static const Resources& checked(const Profile& profile, const Plan& plan, const Resources& resources);
+  DeviceWork* work() { return gpu ? &*gpu : nullptr; }
+  std::unique_ptr<UpdateExecutor> make_executor();
+  std::unique_ptr<UpdateExecutor> make_cpu_executor();
+  std::unique_ptr<UpdateExecutor> make_turns(Threads& threads);
+  std::vector<std::optional<std::size_t>> gradient_shard_sizes(const Profile& profile) const;
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,155 @@
+#include "engine/steps/values.h"
+
+#include <algorithm>
+
+#include "engine/steps/core.h"
+#include "engine/steps/unit_values.h"
+
+namespace sluice::engine {
+
+Values::Values(Core& core) : c_(core), has_(core.layout.units().size()) {}
+
+ValueStreams Values::streams(UnitId unit) {
+  Ranks* const parts = c_.partitions_state(unit) ? &*c_.ranks : nullptr;
+  for (int rank = 0; parts != nullptr && rank < parts->size() &&
+                     formats_of_ranks_.size() < static_cast<std::size_t>(parts->size());
+       ++rank)
+    formats_of_ranks_.emplace_back(c_.layout, c_.optimizer, c_.plan.chunk_elements,
+                                   Shards::of(rank, parts->size(), c_.plan.partitions_state()));
+  return {c_.layout,
+          c_.states,
+          c_.updates,
+          c_.resources,
+          parts,
+          &formats_of_ranks_,
+          c_.host_staging ? &*c_.host_staging : nullptr};
+}
+
+void Values::require(UnitId unit) const {
+  if (!has_[unit])
+    refuse(ErrorCode::kState,
+           "unit '{}' has no values yet, or was given them by a source that failed; load it first",
+           c_.name_of(unit));
+}
+
+std::exception_ptr Values::load(UnitId unit, const UnitSource& source) {
+  c_.report_work();  // other ranks may load faster
+  if (!source.values) require(unit);
+  c_.settle();
+  has_[unit] = false;
+  std::byte* values = c_.pager.acquire(c_.parameters[unit], Pager::Use::kModify);
+  std::exception_ptr failed = load_values(streams(unit), unit, {values, c_.layout.dtype(unit)}, source,
+                                          c_.partitions_parameters(unit));
+  try {
+    if (failed == nullptr) c_.wholes.load(unit, source.whole);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  c_.pager.written(c_.parameters[unit], c_.layout.unit_bytes(unit));
+  if (c_.partitions_parameters(unit))
+    take_shard(unit, failed == nullptr);
+  else
+    c_.pager.release(c_.parameters[unit]);
+  has_[unit] = failed == nullptr;
+  if (!source.state)  // state of zeros belongs to a parameter that was never updated
+    std::fill(c_.applied.begin() + c_.layout.first_parameter(unit),
+              c_.applied.begin() + c_.layout.end_parameter(unit), 0);
+  return failed;
+}
+
+// Makes this rank's part of the unit, which is held whole, the shard that all read, once nobody reads the one
+// before. Without values everything stays as it was.
+void Values::take_shard(UnitId unit, bool loaded) {
+  const HoldingId values = c_.parameters[unit];
+  const bool was_published = c_.parameter_shards->was_published(unit);
+  if (loaded) {
+    if (was_published) wait_for_edit(unit);
+    c_.parameter_shards->take(unit, c_.pager.data(values));
+    c_.parameter_shards->expect(unit);
+  }
+  c_.pager.release(values);
+  if (!loaded && !was_published) return c_.pager.discard(values);
+  c_.pager.outdate(values);
+  c_.pager.unpark(values);
+  if (loaded) c_.parameter_shards->publish(unit);
+}
+
+std::exception_ptr Values::save(UnitId unit, const UnitSink& sink) {
+  require(unit);
+  c_.report_work();  // others wait for the rank that writes
+  c_.settle();
+  if (sink.values && c_.partitions_state(unit)) return save_parameters_alone(unit, sink);
+  const bool sends = c_.partitions_state(unit) && c_.ranks->rank() > 0;  // what it has of the state alone
+  std::byte* const values = sends ? nullptr : c_.pager.acquire(c_.parameters[unit], Pager::Use::kRead);
+  if (!sends && unit + 1 < c_.parameters.size()) c_.pager.prefetch_one(c_.parameters[unit + 1]);
+  std::exception_ptr failed = save_values(streams(unit), unit, {values, c_.layout.dtype(unit)}, sink);
+  if (failed == nullptr && c_.partitions_state(unit)) gather_wholes(unit);
+  try {
+    if (failed == nullptr) c_.wholes.save(unit, sink.whole);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  if (!sends) c_.pager.release(c_.parameters[unit]);
+  return failed;
+}
+
+std::exception_ptr Values::save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted) {
+  require(unit);
+  c_.report_work();
+  c_.settle();
+  OwnParameters own;
+  std::exception_ptr failed;
+  if (c_.partitions_parameters(unit) && c_.parameter_shards->on_disk(unit)) {
+    own.read = [&](std::size_t offset, std::span<std::byte> into, Done done) {
+      c_.parameter_shards->read(unit, offset, into, std::move(done));
+    };
+  } else if (c_.partitions_parameters(unit)) {
+    own.shard = {c_.parameter_shards->data(unit), c_.layout.dtype(unit)};
+  } else if (wanted.parameters({0, c_.layout.unit_elements(unit)})) {
+    const std::byte* const values = c_.pager.acquire(c_.parameters[unit], Pager::Use::kRead);
+    failed = save_wanted_parameters(streams(unit), unit, {values, c_.layout.dtype(unit)}, sink, wanted);
+    c_.pager.release(c_.parameters[unit]);
+  }
+  if (failed == nullptr) failed = save_own_chunks(streams(unit), unit, own, sink, wanted);
+  try {
+    if (failed == nullptr) c_.wholes.save(unit, sink.whole);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  return failed;
+}
+
+std::exception_ptr Values::save_parameters_alone(UnitId unit, const UnitSink& sink) {
+  const std::byte* const values = c_.pager.acquire(c_.parameters[unit], Pager::Use::kRead);
+  std::exception_ptr failed = save_parameters(streams(unit), unit, {values, c_.layout.dtype(unit)}, sink);
+  c_.pager.release(c_.parameters[unit]);
+  return failed;
+}
+
+// Brings to rank 0 the arrays of whole parameters from the rank that has the first element: one that is cut
+// nowhere is updated there alone.
+void Values::gather_wholes(UnitId unit) {
+  for (ParameterId p = c_.layout.first_parameter(unit); p < c_.layout.end_parameter(unit); ++p) {
+    if (c_.layout.spec(p).continues()) continue;
+    const int owner = c_.ranks->owner(unit, c_.layout.location(p).offset);
+    const std::span<std::byte> values = std::as_writable_bytes(c_.wholes.values(p));
+    if (owner == 0 || values.empty()) continue;
+    if (c_.ranks->rank() == owner) c_.ranks->send_whole(p, values);
+    if (c_.ranks->rank() == 0) c_.ranks->receive_whole(owner, p, values);
+  }
+}
+
+// Nobody reads the shards that are about to change, when all have come here.
+void Values::wait_for_edit(UnitId unit) {
+  c_.waits.during(Waits::For::kRanks, "the edit of " + c_.name_of(unit),
+                  [&] { c_.ranks->wait_for_edit(unit, [this] { c_.serve_ranks(); }); });
+}
+
+// Masters are streamed through the staging slots.
+void Values::take_masters(UnitId unit) {
+  if (!c_.states.has_master(unit)) return;
+  c_.settle();
+  engine::take_masters(streams(unit), unit, {c_.pager.data(c_.parameters[unit]), c_.layout.dtype(unit)});
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,39 @@
+#pragma once
+#include <exception>
+#include <vector>
+
+#include "engine/layout/state_format.h"
+#include "engine/steps/engine.h"
+
+// Private to this room.
+namespace sluice::engine {
+
+struct Core;
+struct ValueStreams;
+
+// Loads and saves the values of units, and their masters and state. Thread rule: one thread.
+class Values {
+ public:
+  explicit Values(Core& core);  // which outlives it
+
+  void require(UnitId unit) const;  // throws a Refusal where the unit has no values
+  // These return what the caller's function threw, which leaves the engine whole; other errors are thrown.
+  std::exception_ptr load(UnitId unit, const UnitSource& source);
+  std::exception_ptr save(UnitId unit, const UnitSink& sink);
+  std::exception_ptr save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);
+  // Brings the masters of a unit, which is held, up to date with its parameters, which a client has edited.
+  void take_masters(UnitId unit);
+  void wait_for_edit(UnitId unit);  // until every rank changes the unit's values
+
+ private:
+  ValueStreams streams(UnitId unit);
+  void take_shard(UnitId unit, bool loaded);
+  std::exception_ptr save_parameters_alone(UnitId unit, const UnitSink& sink);
+  void gather_wholes(UnitId unit);
+
+  Core& c_;
+  std::vector<bool> has_;                      // by unit
+  std::vector<StateFormat> formats_of_ranks_;  // made when rank 0 saves first
+};
+
+}  // namespace sluice::engine
