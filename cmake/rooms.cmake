@@ -5,12 +5,48 @@ set(SLUICE_PRECOMPILED
   <functional> <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread> <utility> <vector>
   <fmt/ranges.h> <nlohmann/json.hpp>)
 
+# sluice_vector_files(VAR room): puts in the place of the files of VAR that are compiled once for each kind of vectors (they have
+# HWY_EXPORT) two that include them: each pass over Highway's own headers takes as long as one of these files.
+function(sluice_vector_files variable room)
+  set(sources ${${variable}})
+  set(vectors)
+  foreach(source IN LISTS sources)
+    file(STRINGS ${source} exports REGEX "^HWY_EXPORT")
+    if(exports)
+      list(APPEND vectors ${source})
+    endif()
+  endforeach()
+  list(REMOVE_ITEM sources ${vectors})
+  list(LENGTH vectors count)
+  foreach(half RANGE 1)
+    math(EXPR first "${half} * ((${count} + 1) / 2)")
+    math(EXPR length "(${count} + 1 - ${half}) / 2")
+    set(path ${PROJECT_BINARY_DIR}/generated/${room}_vectors_${half}.cc)
+    set(text "#include \"kernels/simd.h\"\n#undef HWY_TARGET_INCLUDE\n#define HWY_TARGET_INCLUDE \"${path}\"\n#include <hwy/foreach_target.h>\n")
+    list(SUBLIST vectors ${first} ${length} files)
+    foreach(file IN LISTS files)
+      string(APPEND text "#include \"${file}\"\n")
+    endforeach()
+    file(CONFIGURE OUTPUT ${path} CONTENT "${text}" @ONLY)
+    list(APPEND sources ${path})
+    set_source_files_properties(${path} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    if(SLUICE_SANITIZE STREQUAL "address")  # with these checks it takes ten times as long
+      set_source_files_properties(${path} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
+        "-fno-sanitize=null,alignment,object-size,vptr,bounds;-fno-sanitize-address-use-after-scope")
+    endif()
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+
 # sluice_room(NAME libraries...) makes the objects of one room, from all .cc files in its folder and sub-rooms.
 function(sluice_room name)
   # The folder in which the project lies may have one of these names, too.
   file(GLOB_RECURSE sources RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cc)
   list(FILTER sources EXCLUDE REGEX "/(dnnl|mpi|cuda|nccl)/")
   list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/)
+  if(name MATCHES "^(kernels|optim)$")
+    sluice_vector_files(sources ${name})
+  endif()
   if(sources)
     add_library(sluice_${name} OBJECT ${sources})
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARGN} Threads::Threads)

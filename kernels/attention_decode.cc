@@ -5,9 +5,6 @@
 #include "kernels/attention.h"
 #include "kernels/attention_common.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/attention_decode.cc"
-#include <hwy/foreach_target.h>
 // foreach_target.h must come first.
 #include <hwy/highway.h>
 

@@ -5,10 +5,6 @@
 #include "core/bytes.h"
 #include "kernels/simd.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/embedding.cc"
-#include <hwy/foreach_target.h>
-
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -10,10 +10,6 @@
 // It declares hwy::FlushStream().
 #include <hwy/cache_control.h>
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/limits.cc"
-#include <hwy/foreach_target.h>
-
 #include "kernels/simd-inl.h"
 
 #ifndef SLUICE_KERNELS_LIMITS_TYPES

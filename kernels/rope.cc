@@ -4,10 +4,6 @@
 
 #include "kernels/simd.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/rope.cc"
-#include <hwy/foreach_target.h>
-
 #include "kernels/simd-inl.h"
 #include "kernels/simd_math-inl.h"
 

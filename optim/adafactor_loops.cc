@@ -8,10 +8,6 @@
 #include "core/bytes.h"
 #include "kernels/simd.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/adafactor_loops.cc"
-#include <hwy/foreach_target.h>
-
 #include "optim/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -295,43 +291,43 @@ double update_square_sum_range(const Normalizer& normalizer, std::size_t at, std
   return square_sum_of(count, {{update.values, Dtype::kF32}, {}});
 }
 
-// update(at, gradient) gives the update of a vector.
-template <bool kMomentum, class Update>
+// The update of each vector is its gradient times what `rows` has for it, or, where that is null, in
+// `updates`.
+template <bool kMomentum>
 HWY_INLINE void apply_updates(const AdafactorFactors& factors, const GradientRule& rule,
-                              const SpanRange& range, Update& update) {
-  update_elements<kMomentum ? 1 : 0>(range, rule, [f = factors, &update](auto at, Elements& e) SLUICE_BODY {
+                              const SpanRange& range, RowFactors* rows, const float* updates) {
+  update_elements<kMomentum ? 1 : 0>(range, rule, [=, f = factors](auto at, Elements& e) SLUICE_BODY {
     using simd::set;
-    auto step = hn::Mul(update(at.begin, e.gradient), set(f.learning_rate));
+    const auto update =
+        rows != nullptr ? rows->times(e.gradient, at.begin) : hn::LoadU(simd::F32(), updates + at.begin);
+    auto step = hn::Mul(update, set(f.learning_rate));
     if constexpr (kMomentum)
       step = e.first = simd::mul_add(e.first, set(f.blend), hn::Mul(step, set(f.rest)));
     e.value = hn::Sub(hn::Mul(e.value, set(f.keep)), step);
   });
 }
 
-template <bool kMomentum>
-HWY_INLINE void apply_range(const Normalizer& s, const AdafactorFactors& factors, const SpanRange& range) {
+void apply_updates(const Normalizer& s, const AdafactorFactors& factors, bool momentum,
+                   const SpanRange& range, RowFactors* rows, const float* updates) {
+  const GradientRule rule = rows != nullptr ? s.rule : GradientRule{};
+  if (momentum)
+    apply_updates<true>(factors, rule, range, rows, updates);
+  else
+    apply_updates<false>(factors, rule, range, rows, updates);
+}
+
+void apply_update_range(const Normalizer& s, const AdafactorFactors& factors, bool momentum,
+                        const SpanRange& range) {
   if (has_whole_vectors(*s.matrices)) {
     RowFactors rows(s, s.first + range.first);
-    auto update = [&](std::size_t i, simd::F32Vector gradient)
-                      SLUICE_BODY { return rows.times(gradient, i); };
-    return apply_updates<kMomentum>(factors, s.rule, range, update);
+    return apply_updates(s, factors, momentum, range, &rows, nullptr);
   }
   Buffer buffer;
   for (std::size_t at = 0; at < range.count; at += kernels::kGridBlock) {
     const SpanRange block = range.part(at, std::min(kernels::kGridBlock, range.count - at));
     normalize<true>(s, block.first, block.count, buffer);
-    auto update = [&](std::size_t i, simd::F32Vector)
-                      SLUICE_BODY { return hn::LoadU(simd::F32(), buffer.values + i); };
-    apply_updates<kMomentum>(factors, {}, block, update);
+    apply_updates(s, factors, momentum, block, nullptr, buffer.values);
   }
-}
-
-void apply_update_range(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
-                        const SpanRange& range) {
-  if (momentum)
-    apply_range<true>(normalizer, factors, range);
-  else
-    apply_range<false>(normalizer, factors, range);
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE

@@ -3,25 +3,15 @@
 #include "kernels/simd.h"
 #include "optim/elementwise.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/adam.cc"
-#include <hwy/foreach_target.h>
-
 #include "optim/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
-// With kDecoupled the decay goes into the parameter (AdamW), else into the gradient (Adam).
-template <bool kDecoupled>
-HWY_INLINE void update_range(const AdamFactors& factors, const SpanRange& range) {
+void adam_range(const AdamFactors& factors, const SpanRange& range) {
   update_elements<2>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
-    update_adam<kDecoupled, VectorOps<simd::F32>>(f, e);
+    update_adam<VectorOps<simd::F32>>(f, e);
   });
-}
-
-void adam_range(const AdamFactors& factors, bool decoupled, const SpanRange& range) {
-  decoupled ? update_range<true>(factors, range) : update_range<false>(factors, range);
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE
@@ -43,7 +33,7 @@ class Adam final : public Optimizer {
   }
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
   std::optional<ElementwiseUpdate> elementwise(const Hyperparameters& h) const override {
-    return ElementwiseUpdate{decoupled_ ? "adamw" : "adam", factors(h)};
+    return ElementwiseUpdate{"adam", factors(h)};
   }
 
  private:
@@ -62,13 +52,14 @@ AdamFactors Adam::factors(const Hyperparameters& h) const {
           .second_rate = rounded(1 - beta2),
           .step_size = rounded(h.learning_rate / (1 - power(beta1, h.step))),
           .root_scale = rounded(1 / std::sqrt(1 - power(beta2, h.step))),
-          .epsilon = rounded(of(h).number("epsilon"))};
+          .epsilon = rounded(of(h).number("epsilon")),
+          .decoupled = decoupled_};
 }
 
 void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const {
   const AdamFactors constants = factors(hyperparameters);
   for_each_range(threads, *this, hyperparameters, span, [&](const SpanRange& range) {
-    HWY_DYNAMIC_DISPATCH(adam_range)(constants, decoupled_, range);
+    HWY_DYNAMIC_DISPATCH(adam_range)(constants, range);
   });
 }
 

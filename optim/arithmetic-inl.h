@@ -12,16 +12,16 @@ SLUICE_ARITHMETIC V ruled(const GradientRule& rule, V gradient) {  // a NaN stay
 }
 
 // Of an element: its gradient, its value, and what the optimizer's two arrays of state have of it.
-// With kDecoupled the decay goes into the parameter (AdamW), else into the gradient (Adam).
-template <bool kDecoupled, class Ops, class Elements>
+// The decay goes into the parameter (AdamW), or into the gradient (Adam).
+template <class Ops, class Elements>
 SLUICE_ARITHMETIC void update_adam(const AdamFactors& f, Elements& e) {
   auto gradient = e.gradient;
-  if constexpr (!kDecoupled) gradient = Ops::mul_add(e.value, Ops::set(f.decay), gradient);
+  if (!f.decoupled) gradient = Ops::mul_add(e.value, Ops::set(f.decay), gradient);
   e.first = Ops::mul_add(e.first, Ops::set(f.first_decay), Ops::mul(gradient, Ops::set(f.first_rate)));
   const auto square = Ops::mul(Ops::mul(gradient, gradient), Ops::set(f.second_rate));
   e.second = Ops::mul_add(e.second, Ops::set(f.second_decay), square);
   const auto divisor = Ops::mul_add(Ops::root(e.second), Ops::set(f.root_scale), Ops::set(f.epsilon));
-  const auto decayed = kDecoupled ? Ops::mul(e.value, Ops::set(f.decay)) : e.value;
+  const auto decayed = f.decoupled ? Ops::mul(e.value, Ops::set(f.decay)) : e.value;
   e.value = Ops::mul_add(Ops::div(e.first, divisor), Ops::set(-f.step_size), decayed);
 }
 

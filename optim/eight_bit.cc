@@ -5,10 +5,6 @@
 #include "kernels/simd.h"
 #include "optim/code_table.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/eight_bit.cc"
-#include <hwy/foreach_target.h>
-
 #include "optim/eight_bit-inl.h"
 
 HWY_BEFORE_NAMESPACE();

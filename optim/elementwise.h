@@ -15,7 +15,7 @@ inline constexpr std::size_t kMostArrays = 3;
 
 // An update of elements by itself, with the constants of a step.
 struct ElementwiseUpdate {
-  const char* name;  // of its kernels: "adamw", "sgd_stateless"
+  const char* name;  // of its kernels: "adam", "sgd_stateless"
   std::variant<AdamFactors, LionFactors, SgdFactors> factors;
 };
 

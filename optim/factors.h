@@ -20,6 +20,7 @@ struct AdamFactors {
   float step_size;                  // lr / (1 - beta1^t)
   float root_scale;                 // 1 / sqrt(1 - beta2^t)
   float epsilon;
+  bool decoupled;  // AdamW
 };
 
 struct LionFactors {

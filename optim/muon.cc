@@ -11,10 +11,6 @@
 #include "kernels/simd.h"
 #include "optim/elementwise.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/muon.cc"
-#include <hwy/foreach_target.h>
-
 #include "optim/update-inl.h"
 
 #ifndef SLUICE_OPTIM_MUON_TYPES

@@ -2,10 +2,6 @@
 #include "kernels/simd.h"
 #include "optim/elementwise.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/sgd.cc"
-#include <hwy/foreach_target.h>
-
 #include "optim/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();

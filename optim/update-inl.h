@@ -276,6 +276,14 @@ HWY_INLINE void update_blocks(const SpanRange& range, const GradientRule& rule, 
                                        scratch, body);
 }
 
+template <std::size_t kArrays, class Value, class Body>
+HWY_INLINE void update_values(const SpanRange& range, const GradientRule& rule, const Body& body) {
+  if constexpr (kArrays > 0)
+    if (range.state[0].values.type == Dtype::kU8)
+      return update_blocks<kArrays, CodedState, Value>(range, rule, body);
+  update_blocks<kArrays, PlainState, Value>(range, rule, body);
+}
+
 }  // namespace update
 
 // Calls body(at, elements) for all vectors of a range; it replaces the value and the state by the new ones.
@@ -284,18 +292,9 @@ HWY_INLINE void update_blocks(const SpanRange& range, const GradientRule& rule, 
 template <std::size_t kArrays, class Body>
 HWY_INLINE void update_elements(const SpanRange& range, const GradientRule& rule, const Body& body) {
   using namespace update;
-  const bool coded = kArrays > 0 && range.state[0].values.type == Dtype::kU8;
-  if (range.master != nullptr) {
-    if (coded)
-      update_blocks<kArrays, CodedState, Master>(range, rule, body);
-    else
-      update_blocks<kArrays, PlainState, Master>(range, rule, body);
-    if (range.parameter.data != nullptr) hwy::FlushStream();
-  } else if (coded) {
-    update_blocks<kArrays, CodedState, Rounded>(range, rule, body);
-  } else {
-    update_blocks<kArrays, PlainState, Rounded>(range, rule, body);
-  }
+  if (range.master == nullptr) return update_values<kArrays, Rounded>(range, rule, body);
+  update_values<kArrays, Master>(range, rule, body);
+  if (range.parameter.data != nullptr) hwy::FlushStream();
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE

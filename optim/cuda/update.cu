@@ -386,8 +386,7 @@ __device__ __forceinline__ void update(const Updates& u, Change change) {
   SLUICE_UPDATE(sluice_##name##_coded_master, arrays, true, true, factors, __VA_ARGS__)    \
   SLUICE_UPDATE(sluice_##name##_coded_rounded, arrays, true, false, factors, __VA_ARGS__)
 
-SLUICE_UPDATES(adamw, 2, AdamFactors, update_adam<true, gpu::Ops>)
-SLUICE_UPDATES(adam, 2, AdamFactors, update_adam<false, gpu::Ops>)
+SLUICE_UPDATES(adam, 2, AdamFactors, update_adam<gpu::Ops>)
 SLUICE_UPDATES(lion, 1, LionFactors, update_lion<gpu::Ops>)
 SLUICE_UPDATES(sgd, 1, SgdFactors, update_sgd<true, gpu::Ops>)
 SLUICE_UPDATE(sluice_sgd_stateless_plain_master, 0, false, true, SgdFactors, update_sgd<false, gpu::Ops>)

@@ -328,7 +328,7 @@ TEST_F(UpdateTest, WhatNeedsWholeParametersIsTheCpus) {
 }
 
 TEST_F(UpdateTest, KernelsAreFoundByTheirNames) {
-  EXPECT_NE(device_->kernel("sluice_adamw_plain_master"), nullptr);
+  EXPECT_NE(device_->kernel("sluice_adam_plain_master"), nullptr);
   expect_error(ErrorCode::kInternal, {"no kernel sluice_nothing"},
                [&] { device_->kernel("sluice_nothing"); });
 }
