@@ -5,7 +5,6 @@
 #include <iterator>
 #include <limits>
 
-#include "core/json.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::engine {
@@ -13,20 +12,6 @@ namespace sluice::engine {
 Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
            const Resources& the_resources)
     : Stores(profile, the_plan, the_optimizer, the_resources), values(*this), applied(layout.parameters()) {}
-
-std::string text_of(const StepSettings& settings) {
-  Json groups = Json::array();
-  for (const GroupSettings& group : settings.groups) {
-    groups.push_back({{"learning_rate", group.learning_rate}, {"weight_decay", group.weight_decay}});
-    if (group.settings != nullptr) groups.back()["settings"] = group.settings->to_json();
-  }
-  return Json{{"clip", settings.clip},
-              {"gradient_factor", settings.gradient_factor},
-              {"keep_gradients", settings.keep_gradients},
-              {"clip_value", settings.clip_value},
-              {"groups", groups}}
-      .dump();
-}
 
 void Core::begin_step(const StepSettings& given) {
   if (in_step) refuse(ErrorCode::kState, "begin_step() is called twice without step()");

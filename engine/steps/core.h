@@ -14,9 +14,6 @@
 // Private to this room.
 namespace sluice::engine {
 
-// What all ranks must step with alike.
-std::string text_of(const StepSettings& settings);
-
 // What both kinds of engine are built on: the stores, and what the steps of both kinds share. It knows
 // nothing of the order in which units are accessed. Its functions throw; the calls on an engine go through
 // guarded().

@@ -68,7 +68,7 @@ void SharedGradients::end_gradients(UnitId unit) {
   begin_sum(unit, of_unit(unit, all));
 }
 
-// A sum takes the whole unit, as in a round in which nobody has a shared gradient of it. A buffer that is
+// A sum takes the whole unit, as in an exchange in which nobody has a shared gradient of it. A buffer that is
 // under frames is not held beside others, for which the plan has no frames.
 bool SharedGradients::may_begin(UnitId unit) const {
   if (!core_.ranks || pairwise_ || ended_ + 1 != micro_batches_ || is_under_way(unit) ||
@@ -134,62 +134,62 @@ bool SharedGradients::any_added() const {
 }
 
 void SharedGradients::use() {
-  while (any_added()) meet(Wish::kUse);
+  while (any_added()) exchange(Request::kUse);
 }
 
 void SharedGradients::end_sum_to_drop(UnitId unit) {
-  while (is_under_way(unit)) meet(Wish::kDrop);
+  while (is_under_way(unit)) exchange(Request::kDrop);
 }
 
 void SharedGradients::make_whole(ParameterId parameter) {
-  while (known_[parameter].shared == Sum::kOwnShard) meet(Wish::kWhole, {}, parameter);
+  while (known_[parameter].shared == Sum::kOwnShard) exchange(Request::kWhole, {}, parameter);
 }
 
 void SharedGradients::step(const StepSettings& settings) {
   const std::string text = text_of(settings);
-  while (!meet(Wish::kStep, text)) {
+  while (!exchange(Request::kStep, text)) {
   }
-  met_ = false;
+  has_exchanged_ = false;
   ended_ = 0;
   if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::abandon() {
-  if ((met_ || !under_way_.empty()) && core_.ranks) meet(Wish::kAbandon);
-  met_ = abandoned_ = false;
+  if ((has_exchanged_ || !under_way_.empty()) && core_.ranks) exchange(Request::kAbandon);
+  has_exchanged_ = abandoned_ = false;
   dropped_all();
 }
 
-bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId wanted) {
-  if (abandoned_ && wish != Wish::kAbandon)
+bool SharedGradients::exchange(Request request, const std::string& settings, ParameterId wanted) {
+  if (abandoned_ && request != Request::kAbandon)
     refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
   std::vector<std::uint32_t> begun(edits_.size());
   for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
-  const std::vector<Brought> all =
-      gather({wish, wanted, core_.steps, ended, known_, edits_, begun, settings});
-  const auto wants = [](Wish what) { return [what](const Brought& rank) { return rank.wish == what; }; };
-  const auto abandons = std::ranges::find_if(all, wants(Wish::kAbandon));
+  const std::vector<Report> all =
+      gather({request, wanted, ended, known_, begun, {core_.steps, edits_, settings}});
+  const auto wants = [](Request what) { return [what](const Report& rank) { return rank.request == what; }; };
+  const auto abandons = std::ranges::find_if(all, wants(Request::kAbandon));
   if (abandons != all.end()) {
-    met_ = false;
+    has_exchanged_ = false;
     drain(all);
-    if (wish == Wish::kAbandon) return false;
+    if (request == Request::kAbandon) return false;
     abandoned_ = true;
     refuse(ErrorCode::kState,
            "rank {} has abandoned the step after its gradients were summed; abandon it on this rank, too",
            abandons - all.begin());
   }
-  const bool all_drop = std::ranges::all_of(all, wants(Wish::kDrop));
-  if (!all_drop && std::ranges::any_of(all, wants(Wish::kDrop))) {
+  const bool all_drop = std::ranges::all_of(all, wants(Request::kDrop));
+  if (!all_drop && std::ranges::any_of(all, wants(Request::kDrop))) {
     drop_begun(all);
-    if (wish != Wish::kDrop) refuse_lone_drop(all);
+    if (request != Request::kDrop) refuse_lone_drop(all);
     return false;
   }
-  if (std::ranges::any_of(all, wants(Wish::kWhole))) {
+  if (std::ranges::any_of(all, wants(Request::kWhole))) {
     gather_wanted(all);
     return false;
   }
-  met_ = true;
+  has_exchanged_ = true;
   try {
     compare(all);
   } catch (const Refusal&) {
@@ -197,28 +197,28 @@ bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId w
     throw;
   }
   sum(all);
-  return std::ranges::all_of(all, wants(Wish::kStep));
+  return std::ranges::all_of(all, wants(Request::kStep));
 }
 
-void SharedGradients::refuse_lone_drop(const std::vector<Brought>& all) {
-  const auto drops = std::ranges::find(all, Wish::kDrop, &Brought::wish);
+void SharedGradients::refuse_lone_drop(const std::vector<Report>& all) {
+  const auto drops = std::ranges::find(all, Request::kDrop, &Report::request);
   refuse(ErrorCode::kState,
          "rank {} has dropped gradients while they were being summed, as after a backward pass that failed "
          "there; drop the gradients of the step on all ranks, and compute its micro-batches again",
          drops - all.begin());
 }
 
-void SharedGradients::gather_wanted(const std::vector<Brought>& all) {
+void SharedGradients::gather_wanted(const std::vector<Report>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank)
-    for (std::size_t other = 0; all[rank].wish == Wish::kWhole && other < all.size(); ++other)
+    for (std::size_t other = 0; all[rank].request == Request::kWhole && other < all.size(); ++other)
       if (!all[other].known[all[rank].wanted].is_shared())
         refuse(ErrorCode::kState,
                "rank {} reads the summed gradient of '{}' or adds to it, which was dropped on rank {}, and "
                "each rank "
                "has a part of it; drop it on all, after that",
                rank, core_.layout.spec(static_cast<ParameterId>(all[rank].wanted)).name, other);
-  for (const Brought& rank : all)
-    if (rank.wish == Wish::kWhole) gather_whole(static_cast<ParameterId>(rank.wanted));
+  for (const Report& rank : all)
+    if (rank.request == Request::kWhole) gather_whole(static_cast<ParameterId>(rank.wanted));
 }
 
 void SharedGradients::gather_whole(ParameterId parameter) {
@@ -235,9 +235,9 @@ void SharedGradients::gather_whole(ParameterId parameter) {
   known_[parameter].shared = Sum::kWhole;
 }
 
-void SharedGradients::sum(const std::vector<Brought>& all) {
+void SharedGradients::sum(const std::vector<Report>& all) {
   std::vector<bool> added(known_.size());
-  for (const Brought& rank : all)
+  for (const Report& rank : all)
     for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
   for (UnitId unit = 0; unit < edits_.size(); ++unit) {
     const std::vector<ParameterId> parameters = of_unit(unit, added);
@@ -302,7 +302,7 @@ void SharedGradients::let_go(UnitId unit) {
 }
 
 // Ends the sums that any rank has begun, which all have to join. Nothing is made of them.
-void SharedGradients::drain(const std::vector<Brought>& all) {
+void SharedGradients::drain(const std::vector<Report>& all) {
   for (const UnitId unit : begun_in(all)) {
     if (is_under_way(unit)) continue;
     core_.queue.ensure_updated(unit);
@@ -315,16 +315,16 @@ void SharedGradients::drain(const std::vector<Brought>& all) {
 }
 
 // The units whose sums any rank has begun.
-std::vector<UnitId> SharedGradients::begun_in(const std::vector<Brought>& all) const {
+std::vector<UnitId> SharedGradients::begun_in(const std::vector<Report>& all) const {
   std::vector<UnitId> units;
   for (UnitId unit = 0; unit < edits_.size(); ++unit)
-    if (std::ranges::any_of(all, [&](const Brought& rank) { return rank.begun[unit] != 0; }))
+    if (std::ranges::any_of(all, [&](const Report& rank) { return rank.begun[unit] != 0; }))
       units.push_back(unit);
   return units;
 }
 
 // Drops what sums that were begun have left of gradients, alike on all ranks, so that they may go on.
-void SharedGradients::drop_begun(const std::vector<Brought>& all) {
+void SharedGradients::drop_begun(const std::vector<Report>& all) {
   drain(all);
   for (const UnitId unit : begun_in(all))
     for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {

@@ -7,6 +7,7 @@
 
 #include "engine/gradients/pairwise_gradients.h"
 #include "engine/steps/core.h"
+#include "engine/steps/step_of_ranks.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -15,11 +16,11 @@ namespace sluice::engine {
 // their first use they are summed over the ranks and divided by the number of ranks, and are *shared* from
 // then on: the same bits on every rank. Where state is partitioned, a rank gets the sums of its own shard
 // alone, which its updates need; of the whole gradient all know the squares. Who needs all elements has them
-// gathered. Ranks use gradients at different times, and one may use one that the others do not. So a use is a
-// *round*: every rank comes to it with what it wants (to use gradients, to have one whole, to step, to
-// abandon the step) and with what it has added; then all of them gather what any of them wants whole, or else
-// sum what any of them has added. A rank comes again until it has what it wants; one that wants to step,
-// until all want to. What can differ between ranks is compared in each round, and refused on all of them.
+// gathered. Ranks use gradients at different times, and one may use one that the others do not. So a use is
+// an *exchange* of reports: every rank reports its request (to use gradients, to have one whole, to step, to
+// abandon the step) and what it has added; then all of them gather what any of them requests whole, or else
+// sum what any of them has added. A rank reports again until its request is met; one that steps, until all
+// step. What can differ between ranks is compared in each exchange, and refused on all of them.
 // Thread rule: one thread.
 //
 // To a shared gradient each rank adds as to its own, when it has all of it, and the mean of what ranks have
@@ -72,7 +73,7 @@ class SharedGradients {
   void abandon();
 
  private:
-  enum class Wish : std::uint32_t { kUse, kWhole, kStep, kDrop, kAbandon };
+  enum class Request : std::uint32_t { kUse, kWhole, kStep, kDrop, kAbandon };
   // Of which elements a rank has the sum of all ranks.
   enum class Sum : std::uint32_t { kNone, kOwnShard, kWhole };
   struct Known {
@@ -82,29 +83,26 @@ class SharedGradients {
     bool is_shared() const { return shared != Sum::kNone; }
     bool operator==(const Known&) const = default;
   };
-  // What a rank brings to a round.
-  struct Brought {
-    Wish wish = Wish::kUse;
-    std::uint64_t wanted = 0;  // the parameter whose gradient it wants whole
-    std::uint64_t step = 0;
+  struct Report {
+    Request request = Request::kUse;
+    std::uint64_t wanted = 0;          // the parameter whose gradient is requested whole
     std::uint64_t micro_batches = 0;   // how many have ended
     std::vector<Known> known;          // by parameter
-    std::vector<std::uint32_t> edits;  // by unit
     std::vector<std::uint32_t> begun;  // by unit: whether its sum is under way
-    std::string settings;              // as text, where it wants to step
+    StepOfRank step;                   // with settings, where the request is to step
   };
   bool any_added() const;
-  std::vector<Brought> gather(const Brought& own);
-  std::string bytes_of(const Brought& brought) const;
-  Brought brought_in(const std::string& bytes) const;
-  // A round; returns whether all step.
-  bool meet(Wish wish, const std::string& settings = {}, ParameterId wanted = 0);
-  void compare(const std::vector<Brought>& all) const;
-  void compare_counts(const std::vector<Brought>& all) const;
-  void compare_micro_batches(const std::vector<Brought>& all) const;
-  void compare_shared(const Brought& first, const Brought& other, std::size_t rank) const;
-  void refuse_lone_drop(const std::vector<Brought>& all);
-  void gather_wanted(const std::vector<Brought>& all);
+  std::vector<Report> gather(const Report& own);
+  std::string bytes_of(const Report& report) const;
+  Report report_in(const std::string& bytes) const;
+  // Returns whether all step.
+  bool exchange(Request request, const std::string& settings = {}, ParameterId wanted = 0);
+  void compare(const std::vector<Report>& all) const;
+  void compare_counts(const std::vector<Report>& all) const;
+  void compare_micro_batches(const std::vector<Report>& all) const;
+  void compare_shared(const Report& first, const Report& other, std::size_t rank) const;
+  void refuse_lone_drop(const std::vector<Report>& all);
+  void gather_wanted(const std::vector<Report>& all);
   void gather_whole(ParameterId parameter);
   bool is_under_way(UnitId unit) const;
   void finish_sum_of(UnitId unit) {
@@ -112,15 +110,15 @@ class SharedGradients {
   }
   bool may_begin(UnitId unit) const;
   std::vector<ParameterId> of_unit(UnitId unit, const std::vector<bool>& added) const;
-  void sum(const std::vector<Brought>& all);
+  void sum(const std::vector<Report>& all);
   void begin_sum(UnitId unit, const std::vector<ParameterId>& parameters);
   void finish_sums(const std::vector<bool>& added);
   void finish(UnitId unit, const std::vector<ParameterId>& parameters);
   void let_go(UnitId unit);
-  void drain(const std::vector<Brought>& all);
-  void drop_begun(const std::vector<Brought>& all);
+  void drain(const std::vector<Report>& all);
+  void drop_begun(const std::vector<Report>& all);
   void end_sums();
-  std::vector<UnitId> begun_in(const std::vector<Brought>& all) const;
+  std::vector<UnitId> begun_in(const std::vector<Report>& all) const;
   void bring_nothing(ParameterId parameter);
   void set(ParameterId parameter, const Known& known);
 
@@ -138,7 +136,7 @@ class SharedGradients {
   std::vector<Known> known_;          // by parameter
   std::size_t there_ = 0;             // how many parameters have a gradient, of which kind ever
   std::vector<std::uint32_t> edits_;  // by unit
-  bool met_ = false;                  // whether there was a round in this step
+  bool has_exchanged_ = false;        // whether there was an exchange in this step
   bool abandoned_ = false;            // whether another rank has abandoned this step
 };
 

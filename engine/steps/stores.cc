@@ -123,28 +123,28 @@ const Resources& Stores::checked(const Profile& profile, const Plan& plan, const
   return resources;
 }
 
-std::unique_ptr<UpdateExecutor> Stores::make_turns(Threads& threads) {
-  return make_turn_executor(
+std::unique_ptr<UpdateExecutor> Stores::make_inline(Threads& threads) {
+  return make_inline_executor(
       layout, optimizer, states.format(), wholes,
       {threads, resources.products, resources.trace, sums_of_ranks ? &*sums_of_ranks : nullptr});
 }
 
 std::unique_ptr<UpdateExecutor> Stores::make_executor() {
-  if (!gpu) return make_turns(resources.threads);
+  if (!gpu) return make_inline(resources.threads);
   if (std::ranges::all_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
   return make_device_executor(layout, optimizer, states.format(), *gpu, resources.threads);
 }
 
 std::unique_ptr<UpdateExecutor> Stores::make_cpu_executor() {
   if (!gpu || std::ranges::none_of(plan.units, &UnitPlan::updated_by_cpu)) return nullptr;
-  std::vector<std::unique_ptr<UpdateExecutor>> turns;
+  std::vector<std::unique_ptr<UpdateExecutor>> executors;
   if (optimizer.rounds() > 0) {
-    turns.push_back(make_turns(resources.threads));
+    executors.push_back(make_inline(resources.threads));
   } else {
     for (int i = 0; i < chunks_at_a_time(resources.threads.count()); ++i)
-      turns.push_back(make_turns(one_thread));
+      executors.push_back(make_inline(one_thread));
   }
-  return make_thread_executor(std::move(turns));
+  return make_thread_executor(std::move(executors));
 }
 
 void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held) {

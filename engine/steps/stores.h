@@ -84,7 +84,7 @@ struct Stores {
   DeviceWork* work() { return gpu ? &*gpu : nullptr; }
   std::unique_ptr<UpdateExecutor> make_executor();
   std::unique_ptr<UpdateExecutor> make_cpu_executor();
-  std::unique_ptr<UpdateExecutor> make_turns(Threads& threads);
+  std::unique_ptr<UpdateExecutor> make_inline(Threads& threads);
   std::vector<std::optional<std::size_t>> gradient_shard_sizes(const Profile& profile) const;
 };
 

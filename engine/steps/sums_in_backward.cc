@@ -13,7 +13,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr const char* kMeeting = "the gradients of a step";
+constexpr const char* kExchange = "the gradients of a step";
 // In the first step ranks agree on the order of units by what they have read, and in the second by what
 // became ready.
 constexpr int kAgreements = 2;
@@ -66,11 +66,11 @@ SumsInBackward::SumsInBackward(Core& core, Client client)
 }
 
 SumsInBackward::~SumsInBackward() {
-  if (met_ && !all_ended_) core_.fail_with("its engine was destroyed in the middle of a step");
+  if (has_exchanged_ && !all_ended_) core_.fail_with("its engine was destroyed in the middle of a step");
 }
 
 void SumsInBackward::begin_step() {
-  met_ = ended_ = all_ended_ = false;
+  has_exchanged_ = ended_ = all_ended_ = false;
   next_ = 0;
   let_go_.clear();
   std::fill(summed_.begin(), summed_.end(), false);
@@ -141,7 +141,7 @@ std::vector<UnitId> SumsInBackward::waiting() const {
 bool SumsInBackward::takes_part() const {
   const std::vector<UnitId> units = waiting();
   if (units.empty()) return false;
-  return (agreed_ < kAgreements && !met_) || units.size() > kUnitsThatWait ||
+  return (agreed_ < kAgreements && !has_exchanged_) || units.size() > kUnitsThatWait ||
          (is_next(turn_of(units.front())) && is_complete(units.front()));
 }
 
@@ -163,13 +163,13 @@ void SumsInBackward::let_go(UnitId unit) {
     latest_ = each;
     if (agreed_ == 1 && !contains(proposed_, each)) proposed_.push_back(each);
   }
-  while (takes_part()) meet();
+  while (takes_part()) exchange();
 }
 
 void SumsInBackward::end() {
   if (all_ended_) return;
   ended_ = true;
-  while (!all_ended_) meet();
+  while (!all_ended_) exchange();
   learn_expected();
 }
 
@@ -181,62 +181,61 @@ void SumsInBackward::learn_expected() {
 
 void SumsInBackward::await(UnitId unit) {
   const UnitRange units = core_.together(unit);
-  while (sum_ && units.first <= sum_->unit && sum_->unit < units.end) meet();
+  while (sum_ && units.first <= sum_->unit && sum_->unit < units.end) exchange();
 }
 
 void SumsInBackward::abandon() {
-  if (met_)
+  if (has_exchanged_)
     fail(ErrorCode::kState,
          "step {} is abandoned after its gradients began to be applied in backward on all ranks, which "
          "cannot be undone",
          core_.steps);
 }
 
-SumsInBackward::Brought SumsInBackward::brought() const {
-  Brought own;
+SumsInBackward::Report SumsInBackward::report() const {
+  Report own;
   const std::vector<UnitId> units = waiting();
   own.ended = ended_;
   own.has_zeros = ended_ || units.size() > kUnitsThatWait;
-  own.step = core_.steps;
+  own.step.step = core_.steps;
   if (!units.empty() && (own.has_zeros || is_complete(units.front()))) {
     own.turn = turn_of(units.front());
     own.parameters = final_of(units.front());
   }
-  if (!met_) own.settings = text_of(core_.settings);
-  if (!met_) own.edits = edits_;
-  if (!met_ && agreed_ < kAgreements) own.order = proposed_;
+  if (!has_exchanged_) own.step = {core_.steps, edits_, text_of(core_.settings)};
+  if (!has_exchanged_ && agreed_ < kAgreements) own.order = proposed_;
   if (agreed_ == 0) std::ranges::reverse(own.order);
   if (sum_ && core_.ranks->any_partitioned()) own.squares = core_.gradients.squares(sum_->parameters);
   return own;
 }
 
-std::vector<SumsInBackward::Brought> SumsInBackward::gather() {
-  const Brought own = brought();
-  const std::string text =
-      Json{{"ended", own.ended},       {"has_zeros", own.has_zeros},  {"step", own.step},
-           {"settings", own.settings}, {"edits", own.edits},          {"order", own.order},
-           {"turn", own.turn},         {"parameters", own.parameters}}
-          .dump();
+std::vector<SumsInBackward::Report> SumsInBackward::gather() {
+  const Report own = report();
+  const std::string text = Json{{"ended", own.ended},      {"has_zeros", own.has_zeros},
+                                {"step", own.step.step},   {"settings", own.step.settings},
+                                {"edits", own.step.edits}, {"order", own.order},
+                                {"turn", own.turn},        {"parameters", own.parameters}}
+                               .dump();
   std::vector<std::string> given;
-  core_.waits.during(Waits::For::kRanks, kMeeting, [&] {
-    given = core_.ranks->exchange(kMeeting, text + '\n' + own.squares, [this] { core_.serve_ranks(); });
+  core_.waits.during(Waits::For::kRanks, kExchange, [&] {
+    given = core_.ranks->exchange(kExchange, text + '\n' + own.squares, [this] { core_.serve_ranks(); });
   });
-  std::vector<Brought> all;
+  std::vector<Report> all;
   for (const std::string& bytes : given) all.push_back(parsed(bytes, static_cast<int>(all.size())));
   return all;
 }
 
-SumsInBackward::Brought SumsInBackward::parsed(const std::string& bytes, int rank) {
-  const std::string source = fmt::format("what rank {} tells of {}", rank, kMeeting);
+SumsInBackward::Report SumsInBackward::parsed(const std::string& bytes, int rank) {
+  const std::string source = fmt::format("what rank {} reports of {}", rank, kExchange);
   const std::size_t end = bytes.find('\n');
   ensure(end != std::string::npos, "{} has no end", source);
   const Json json = parse_json(bytes.substr(0, end), source);
-  Brought other;
+  Report other;
   other.ended = json_field<bool>(json, "ended", source);
   other.has_zeros = json_field<bool>(json, "has_zeros", source);
-  other.step = json_field<std::uint64_t>(json, "step", source);
-  other.settings = json_field<std::string>(json, "settings", source);
-  other.edits = json_field<std::vector<std::uint32_t>>(json, "edits", source);
+  other.step.step = json_field<std::uint64_t>(json, "step", source);
+  other.step.settings = json_field<std::string>(json, "settings", source);
+  other.step.edits = json_field<std::vector<std::uint32_t>>(json, "edits", source);
   other.order = json_field<std::vector<UnitId>>(json, "order", source);
   other.turn = json_field<std::uint64_t>(json, "turn", source);
   other.parameters = json_field<std::vector<ParameterId>>(json, "parameters", source);
@@ -244,40 +243,23 @@ SumsInBackward::Brought SumsInBackward::parsed(const std::string& bytes, int ran
   return other;
 }
 
-void SumsInBackward::compare(const std::vector<Brought>& all) const {
-  const Brought& first = all.front();
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const Brought& other = all[rank];
-    if (other.step != first.step)
-      refuse(ErrorCode::kState, "rank {} is in step {}, and rank 0 is in step {}; begin all at the same step",
-             rank, other.step, first.step);
-    if (other.settings != first.settings)
-      refuse(ErrorCode::kState,
-             "rank {} has begun the step with {}, and rank 0 with {}; give all ranks the same settings", rank,
-             other.settings, first.settings);
-    for (UnitId unit = 0; unit < first.edits.size() && unit < other.edits.size(); ++unit)
-      if (other.edits[unit] != first.edits[unit])
-        refuse(ErrorCode::kState,
-               "unit '{}' was edited {} times on rank {}, and {} times on rank 0; edit it alike on all ranks",
-               core_.name_of(unit), other.edits[unit], rank, first.edits[unit]);
-  }
-}
-
-void SumsInBackward::meet() {
+void SumsInBackward::exchange() {
   if (sum_) core_.wait_for_ranks("the gradient of " + core_.name_of(sum_->unit), sum_->group);
   if (sum_) core_.make_mean(sum_->unit, sum_->parameters, core_.plan.ranks.size);
-  const std::vector<Brought> all = gather();
-  compare(all);
-  const bool is_first = !std::exchange(met_, true);
+  const std::vector<Report> all = gather();
+  std::vector<StepOfRank> steps;
+  for (const Report& report : all) steps.push_back(report.step);
+  require_alike(core_.layout, steps);
+  const bool is_first = !std::exchange(has_exchanged_, true);
   take_mean(all);
   if (is_first && agreed_ < kAgreements) return agree(all);
   begin_next(all);
-  all_ended_ = !sum_ && std::ranges::all_of(all, &Brought::ended);
+  all_ended_ = !sum_ && std::ranges::all_of(all, &Report::ended);
 }
 
-void SumsInBackward::agree(const std::vector<Brought>& all) {
+void SumsInBackward::agree(const std::vector<Report>& all) {
   std::vector<std::vector<UnitId>> orders;
-  for (const Brought& rank : all) orders.push_back(rank.order);
+  for (const Report& rank : all) orders.push_back(rank.order);
   order_ = merged_order(order_, orders);
   for (std::size_t place = 0; place < order_.size(); ++place) place_[order_[place]] = place;
   ++agreed_;
@@ -286,12 +268,12 @@ void SumsInBackward::agree(const std::vector<Brought>& all) {
 
 // Begins the same sum on all ranks, since all have been told the same. Where a rank has not come to it, and
 // may have a gradient of it yet, none begins.
-void SumsInBackward::begin_next(const std::vector<Brought>& all) {
-  const std::uint64_t turn = std::ranges::min(all, {}, &Brought::turn).turn;
-  const auto has_come = [&](const Brought& rank) { return rank.turn == turn || rank.has_zeros; };
+void SumsInBackward::begin_next(const std::vector<Report>& all) {
+  const std::uint64_t turn = std::ranges::min(all, {}, &Report::turn).turn;
+  const auto has_come = [&](const Report& rank) { return rank.turn == turn || rank.has_zeros; };
   if (turn == kNever || !std::ranges::all_of(all, has_come)) return;
   std::vector<ParameterId> parameters;  // of which any rank has a gradient
-  for (const Brought& rank : all)
+  for (const Report& rank : all)
     if (rank.turn == turn)
       parameters.insert(parameters.end(), rank.parameters.begin(), rank.parameters.end());
   std::ranges::sort(parameters);
@@ -328,11 +310,11 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
   sum_.emplace(Sum{unit, parameters, c.sum_over_ranks(unit, parameters, whole, order_of_ranks_)});
 }
 
-void SumsInBackward::take_mean(const std::vector<Brought>& all) {
+void SumsInBackward::take_mean(const std::vector<Report>& all) {
   if (!sum_) return;
   Core& c = core_;
   std::vector<std::string> squares;
-  for (const Brought& rank : all) squares.push_back(rank.squares);
+  for (const Report& rank : all) squares.push_back(rank.squares);
   if (c.ranks->any_partitioned()) c.gradients.take_squares(sum_->parameters, squares);
   const UnitId unit = sum_->unit;
   sum_.reset();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/steps/core.h"
+#include "engine/steps/step_of_ranks.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -17,10 +18,10 @@ namespace sluice::engine {
 // As in torch's DistributedDataParallel all ranks sum units in one order, on which they agree: before the
 // first gradients it is the reverse of the order in which units were read in the first forward pass, and from
 // the second step on the order in which they became ready in the first. What neither tells is in the reverse
-// of the order of declaration. A rank comes to a *meeting* when the unit whose turn it is has become ready
-// there. The unit is summed when all ranks have come, beside what the client computes. In the next meeting
-// all ranks know the mean's squares, and the unit's update is due. So no more gradients exist than those of a
-// few units.
+// of the order of declaration. A rank sends a *report* when the unit whose turn it is has become ready there.
+// The unit is summed when all ranks have, beside what the client computes. With the next report all ranks
+// know the mean's squares, and the unit's update is due. So no more gradients exist than those of a few
+// units.
 //
 // Ranks may have gradients of other units than each other. A rank whose micro-batch has ended has zeros for
 // what it lacks. So has one on which more than kUnitsThatWait units have gradients and wait for their turn;
@@ -58,14 +59,11 @@ class SumsInBackward {
 
  private:
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
-  // What a rank brings to a meeting.
-  struct Brought {
+  struct Report {
     bool ended = false;
-    bool has_zeros = false;  // for units before `turn`
-    std::uint64_t step = 0;
-    std::string settings;
-    std::vector<std::uint32_t> edits;  // by unit; in the first meeting of a step
-    std::vector<UnitId> order;         // that it proposes, while no order holds for good; likewise
+    bool has_zeros = false;     // for units before `turn`
+    StepOfRank step;            // with edits and settings in the first report of a step
+    std::vector<UnitId> order;  // that it proposes, while no order holds for good; likewise
     // Of the first of its units that is ready, or, where it has zeros, that has a gradient; kNever: none.
     std::uint64_t turn = kNever;
     std::vector<ParameterId> parameters;  // of that unit, that have a gradient
@@ -86,14 +84,13 @@ class SumsInBackward {
   std::vector<UnitId> waiting() const;
   bool takes_part() const;
   bool is_next(std::uint64_t turn) const;
-  Brought brought() const;
-  void meet();
-  std::vector<Brought> gather();
-  static Brought parsed(const std::string& bytes, int rank);
-  void compare(const std::vector<Brought>& all) const;
-  void agree(const std::vector<Brought>& all);
-  void take_mean(const std::vector<Brought>& all);
-  void begin_next(const std::vector<Brought>& all);
+  Report report() const;
+  void exchange();
+  std::vector<Report> gather();
+  static Report parsed(const std::string& bytes, int rank);
+  void agree(const std::vector<Report>& all);
+  void take_mean(const std::vector<Report>& all);
+  void begin_next(const std::vector<Report>& all);
   void begin(UnitId unit, const std::vector<ParameterId>& parameters);
 
   Core& core_;
@@ -111,7 +108,7 @@ class SumsInBackward {
   bool has_learned_ = false;          // whether that is so by earlier steps; before, all are
   std::vector<bool> summed_;          // by parameter: in this step
   std::vector<std::uint32_t> edits_;  // by unit
-  bool met_ = false;                  // whether there was a meeting in this step
+  bool has_exchanged_ = false;        // whether there was a report in this step
   bool ended_ = false;                // whether this rank's micro-batch has
   bool all_ended_ = false;
 };

@@ -11,9 +11,9 @@ namespace {
 
 class ThreadExecutor final : public UpdateExecutor {
  public:
-  explicit ThreadExecutor(std::vector<std::unique_ptr<UpdateExecutor>> turns)
-      : turns_(std::move(turns)), seconds_(turns_.size()) {
-    for (std::size_t i = 0; i < turns_.size(); ++i) threads_.emplace_back([this, i] { work_all(i); });
+  explicit ThreadExecutor(std::vector<std::unique_ptr<UpdateExecutor>> executors)
+      : executors_(std::move(executors)), seconds_(executors_.size()) {
+    for (std::size_t i = 0; i < executors_.size(); ++i) threads_.emplace_back([this, i] { work_all(i); });
   }
   ~ThreadExecutor() override {
     {
@@ -27,7 +27,7 @@ class ThreadExecutor final : public UpdateExecutor {
   ThreadExecutor& operator=(const ThreadExecutor&) = delete;
 
   void start(allocator::Ledger& ledger) override {
-    for (const auto& turns : turns_) turns->start(ledger);
+    for (const auto& executor : executors_) executor->start(ledger);
   }
   void begin(const ChunkWork& work, Done done) override {
     {
@@ -36,13 +36,13 @@ class ThreadExecutor final : public UpdateExecutor {
     }
     changed_.notify_one();
   }
-  Threads& threads() override { return turns_.front()->threads(); }
+  Threads& threads() override { return executors_.front()->threads(); }
   // Of the threads on average, so that it compares with the seconds of a step.
   double seconds() const override {
     const std::lock_guard lock(mutex_);
     double sum = 0;
     for (const double seconds : seconds_) sum += seconds;
-    return sum / static_cast<double>(turns_.size());
+    return sum / static_cast<double>(executors_.size());
   }
 
  private:
@@ -58,17 +58,17 @@ class ThreadExecutor final : public UpdateExecutor {
       const Begun next = std::move(works_.front());
       works_.pop_front();
       lock.unlock();
-      turns_[i]->begin(next.work, [&](std::exception_ptr error) {
+      executors_[i]->begin(next.work, [&](std::exception_ptr error) {
         {
           const std::lock_guard counting(mutex_);
-          seconds_[i] = turns_[i]->seconds();
+          seconds_[i] = executors_[i]->seconds();
         }
         next.done(std::move(error));
       });
     }
   }
 
-  const std::vector<std::unique_ptr<UpdateExecutor>> turns_;
+  const std::vector<std::unique_ptr<UpdateExecutor>> executors_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<Begun> works_;
@@ -79,8 +79,8 @@ class ThreadExecutor final : public UpdateExecutor {
 
 }  // namespace
 
-std::unique_ptr<UpdateExecutor> make_thread_executor(std::vector<std::unique_ptr<UpdateExecutor>> turns) {
-  return std::make_unique<ThreadExecutor>(std::move(turns));
+std::unique_ptr<UpdateExecutor> make_thread_executor(std::vector<std::unique_ptr<UpdateExecutor>> executors) {
+  return std::make_unique<ThreadExecutor>(std::move(executors));
 }
 
 }  // namespace sluice::engine

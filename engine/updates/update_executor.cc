@@ -116,9 +116,9 @@ std::vector<optim::Whole> TurnExecutor::wholes_of(const Bucket& bucket) const {
 
 }  // namespace
 
-std::unique_ptr<UpdateExecutor> make_turn_executor(const Layout& layout, const optim::Optimizer& optimizer,
-                                                   const StateFormat& format, const WholeStore& wholes,
-                                                   const ExecutorTools& tools) {
+std::unique_ptr<UpdateExecutor> make_inline_executor(const Layout& layout, const optim::Optimizer& optimizer,
+                                                     const StateFormat& format, const WholeStore& wholes,
+                                                     const ExecutorTools& tools) {
   return std::make_unique<TurnExecutor>(layout, optimizer, format, wholes, tools);
 }
 

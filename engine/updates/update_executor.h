@@ -101,15 +101,15 @@ struct ExecutorTools {
   PartsOfOthers* others = nullptr;  // null: this process has all of every parameter
 };
 
-// The executor for the CPU. It takes turns with its caller: begin() computes on the tools' threads, and calls
-// `done` before it returns. Everything that is handed in outlives it.
-std::unique_ptr<UpdateExecutor> make_turn_executor(const Layout& layout, const optim::Optimizer& optimizer,
-                                                   const StateFormat& format, const WholeStore& wholes,
-                                                   const ExecutorTools& tools);
+// The executor for the CPU. begin() computes on the tools' threads, and calls `done` before it returns.
+// Everything that is handed in outlives it.
+std::unique_ptr<UpdateExecutor> make_inline_executor(const Layout& layout, const optim::Optimizer& optimizer,
+                                                     const StateFormat& format, const WholeStore& wholes,
+                                                     const ExecutorTools& tools);
 
-// As many works at a time as there are `turns`, each of which computes on a thread of its own: begin()
-// returns at once, and works may end in another order. REQUIRES: one alone where the optimizer has rounds.
-std::unique_ptr<UpdateExecutor> make_thread_executor(std::vector<std::unique_ptr<UpdateExecutor>> turns);
+// Computes as many works at a time as there are executors, each on a thread of its own: begin() returns at
+// once, and works may end in another order. REQUIRES: one alone where the optimizer has rounds.
+std::unique_ptr<UpdateExecutor> make_thread_executor(std::vector<std::unique_ptr<UpdateExecutor>> executors);
 
 // How many chunks the CPU updates at a time beside a GPU, each on one thread, of so many threads. Waking and
 // joining all of them for each chunk would take as long as its update. Of many, one is left to the client,

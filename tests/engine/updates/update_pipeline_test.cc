@@ -56,7 +56,7 @@ class UpdatePipelineTest : public testing::Test {
     backings_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
     gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
-    executor_ = make_turn_executor(layout_, *optimizer_, states_->format(), wholes_, {threads_});
+    executor_ = make_inline_executor(layout_, *optimizer_, states_->format(), wholes_, {threads_});
     executor_->start(ledger_);
     pipeline_.emplace(layout_, *optimizer_, *states_, *executor_);
     pipeline_->set_slots(ledger_, 2);

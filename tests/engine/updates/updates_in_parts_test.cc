@@ -132,8 +132,8 @@ class Process {
     states_->start(ledger_);
     wholes_.emplace(layout, optimizer);
     wholes_->start(ledger_);
-    executor_ = make_turn_executor(layout, optimizer, states_->format(), *wholes_,
-                                   {threads_, products_.get(), nullptr, others});
+    executor_ = make_inline_executor(layout, optimizer, states_->format(), *wholes_,
+                                     {threads_, products_.get(), nullptr, others});
     if (later) executor_ = std::make_unique<LaterExecutor>(std::move(executor_));
     executor_->start(ledger_);
     pipeline_.emplace(layout, optimizer, *states_, *executor_);

@@ -4,7 +4,7 @@
 
 #include "engine/steps/shared_gradients.h"
 
-// What ranks tell each other when they use gradients, and how it is compared. What is done then is in
+// What ranks report to each other when they use gradients, and how it is compared. What is done then is in
 // shared_gradients.cc.
 namespace sluice::engine {
 namespace {
@@ -23,66 +23,51 @@ std::size_t get(const std::string& bytes, std::size_t at, std::span<T> values) {
 
 }  // namespace
 
-std::string SharedGradients::bytes_of(const Brought& brought) const {
+std::string SharedGradients::bytes_of(const Report& report) const {
   std::string bytes;
-  put(bytes, std::span(&brought.wish, 1));
-  put(bytes, std::span(&brought.wanted, 1));
-  put(bytes, std::span(&brought.step, 1));
-  put(bytes, std::span(&brought.micro_batches, 1));
-  put(bytes, std::span(brought.known));
-  put(bytes, std::span(brought.edits));
-  put(bytes, std::span(brought.begun));
-  return bytes + brought.settings;
+  put(bytes, std::span(&report.request, 1));
+  put(bytes, std::span(&report.wanted, 1));
+  put(bytes, std::span(&report.step.step, 1));
+  put(bytes, std::span(&report.micro_batches, 1));
+  put(bytes, std::span(report.known));
+  put(bytes, std::span(report.step.edits));
+  put(bytes, std::span(report.begun));
+  return bytes + report.step.settings;
 }
 
-SharedGradients::Brought SharedGradients::brought_in(const std::string& bytes) const {
-  Brought brought;
-  brought.known.resize(known_.size());
-  brought.edits.resize(edits_.size());
-  brought.begun.resize(edits_.size());
-  std::size_t at = get(bytes, 0, std::span(&brought.wish, 1));
-  at = get(bytes, at, std::span(&brought.wanted, 1));
-  at = get(bytes, at, std::span(&brought.step, 1));
-  at = get(bytes, at, std::span(&brought.micro_batches, 1));
-  at = get(bytes, at, std::span(brought.known));
-  at = get(bytes, at, std::span(brought.edits));
-  at = get(bytes, at, std::span(brought.begun));
-  brought.settings = bytes.substr(at);
-  return brought;
+SharedGradients::Report SharedGradients::report_in(const std::string& bytes) const {
+  Report report;
+  report.known.resize(known_.size());
+  report.step.edits.resize(edits_.size());
+  report.begun.resize(edits_.size());
+  std::size_t at = get(bytes, 0, std::span(&report.request, 1));
+  at = get(bytes, at, std::span(&report.wanted, 1));
+  at = get(bytes, at, std::span(&report.step.step, 1));
+  at = get(bytes, at, std::span(&report.micro_batches, 1));
+  at = get(bytes, at, std::span(report.known));
+  at = get(bytes, at, std::span(report.step.edits));
+  at = get(bytes, at, std::span(report.begun));
+  report.step.settings = bytes.substr(at);
+  return report;
 }
 
-std::vector<SharedGradients::Brought> SharedGradients::gather(const Brought& own) {
+std::vector<SharedGradients::Report> SharedGradients::gather(const Report& own) {
   if (!core_.ranks) return {own};
   const std::string name = "the gradients of a step";
   std::vector<std::string> given;
   core_.waits.during(Waits::For::kRanks, name, [&] {
     given = core_.ranks->exchange(name, bytes_of(own), [this] { core_.serve_ranks(); });
   });
-  std::vector<Brought> all;
-  for (const std::string& bytes : given) all.push_back(brought_in(bytes));
+  std::vector<Report> all;
+  for (const std::string& bytes : given) all.push_back(report_in(bytes));
   return all;
 }
 
-void SharedGradients::compare(const std::vector<Brought>& all) const {
-  const Brought* steps = nullptr;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const Brought& other = all[rank];
-    if (other.step != all[0].step)
-      refuse(ErrorCode::kState, "rank {} is in step {}, and rank 0 is in step {}; begin all at the same step",
-             rank, other.step, all[0].step);
-    for (UnitId unit = 0; unit < edits_.size(); ++unit)
-      if (other.edits[unit] != all[0].edits[unit])
-        refuse(ErrorCode::kState,
-               "unit '{}' was edited {} times on rank {}, and {} times on rank 0; edit it alike on all ranks",
-               core_.name_of(unit), other.edits[unit], rank, all[0].edits[unit]);
-    compare_shared(all[0], other, rank);
-    if (other.wish != Wish::kStep) continue;
-    if (steps != nullptr && other.settings != steps->settings)
-      refuse(ErrorCode::kState,
-             "rank {} steps with {}, and rank {} with {}; give all ranks the same settings", rank,
-             other.settings, steps - all.data(), steps->settings);
-    steps = &other;
-  }
+void SharedGradients::compare(const std::vector<Report>& all) const {
+  std::vector<StepOfRank> steps;
+  for (const Report& report : all) steps.push_back(report.step);
+  require_alike(core_.layout, steps);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) compare_shared(all[0], all[rank], rank);
   if (pairwise_)
     compare_micro_batches(all);
   else
@@ -90,8 +75,8 @@ void SharedGradients::compare(const std::vector<Brought>& all) const {
 }
 
 // Gradients that nobody has added to since they were used are used again, in whatever micro-batch.
-void SharedGradients::compare_micro_batches(const std::vector<Brought>& all) const {
-  const auto has = [](const Brought& rank) {
+void SharedGradients::compare_micro_batches(const std::vector<Report>& all) const {
+  const auto has = [](const Report& rank) {
     return std::ranges::any_of(rank.known, [](const Known& known) { return known.added > 0; });
   };
   if (std::ranges::none_of(all, has)) return;
@@ -103,7 +88,7 @@ void SharedGradients::compare_micro_batches(const std::vector<Brought>& all) con
              all[rank].micro_batches, rank, pairwise_->count());
 }
 
-void SharedGradients::compare_shared(const Brought& first, const Brought& other, std::size_t rank) const {
+void SharedGradients::compare_shared(const Report& first, const Report& other, std::size_t rank) const {
   for (ParameterId p = 0; p < known_.size(); ++p) {
     const Known &a = first.known[p], &b = other.known[p];
     const std::string& name = core_.layout.spec(p).name;
@@ -123,8 +108,8 @@ void SharedGradients::compare_shared(const Brought& first, const Brought& other,
 
 // Ranks may differ in what a parameter got (an expert to which no token was sent), and not in how many
 // micro-batches there were, of which the parameter that got most tells.
-void SharedGradients::compare_counts(const std::vector<Brought>& all) const {
-  const auto most = [](const Brought& rank) {
+void SharedGradients::compare_counts(const std::vector<Report>& all) const {
+  const auto most = [](const Report& rank) {
     return std::ranges::max_element(rank.known, {}, &Known::added) - rank.known.begin();
   };
   const auto p = static_cast<ParameterId>(most(all[0]));
