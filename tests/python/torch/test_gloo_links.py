@@ -16,7 +16,6 @@ from support import (
 )
 from support.sluice_process import PACKAGE
 from sluice.torch._gloo_links import _NEVER, _TAG, PACKET, GlooLinks
-from sluice.torch._group import Group
 
 
 def links_of(size):
@@ -25,7 +24,7 @@ def links_of(size):
 
     def make(rank):
         group = torch.distributed.ProcessGroupGloo(store, rank, size, _NEVER)
-        made[rank] = GlooLinks(Group(group, rank, size))
+        made[rank] = GlooLinks(group)
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -167,7 +166,7 @@ def test_what_is_no_message_ends_the_connection(sent, says):
         thread.start()
     for thread in threads:
         thread.join()
-    links = GlooLinks(Group(made[0], 0, 2))
+    links = GlooLinks(made[0])
     made[1].send([sent], 0, _TAG).wait()
     assert wait_for(lambda: links.gone(1) is not None)
     assert not links.gone(1).in_order and says in links.gone(1).how
@@ -178,10 +177,9 @@ DIES = """
 import os, sys, time
 import torch
 from sluice.torch._gloo_links import _NEVER, GlooLinks
-from sluice.torch._group import Group
 rank = int(sys.argv[1])
 store = torch.distributed.TCPStore("localhost", int(sys.argv[2]), 2, rank == 0)
-links = GlooLinks(Group(torch.distributed.ProcessGroupGloo(store, rank, 2, _NEVER), rank, 2))
+links = GlooLinks(torch.distributed.ProcessGroupGloo(store, rank, 2, _NEVER))
 if rank == 1:
     links.send(0, b"the last")
     while links.receive(0) is None:

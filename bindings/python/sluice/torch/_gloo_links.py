@@ -7,13 +7,11 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import CorruptError
-from ._group import Group
 
 PACKET = 256 << 10  # the most bytes of a packet
 _ROOM = 4 << 20  # bytes that wait for being sent to a rank, or for being taken of those that it sent
@@ -110,7 +108,7 @@ class _Peer:
                 self._group.recv([frame], self._rank, _TAG).wait(_NEVER)
                 length = _LENGTH.unpack(bytes(frame[: _LENGTH.size].numpy()))[0]
                 if length == _FAREWELL:
-                    self._tell(lambda: self._leave(Gone(True, "it has left")))
+                    self._leave(Gone(True, "it has left"))
                     return
                 if not 0 < length <= _MOST:
                     raise CorruptError(f"a message of {length} bytes came, of which {_MOST} are the most")
@@ -146,15 +144,11 @@ class _Peer:
             self._changed.wait_for(lambda: self._untaken < _ROOM or self.leaving)
 
     def _lost(self, error: Exception) -> None:
-        how = f"its connection ended ({' '.join(str(error).split())[:200]})"
-        self._tell(lambda: self._leave(Gone(False, how)))
+        self._leave(Gone(False, f"its connection ended ({' '.join(str(error).split())[:200]})"))
 
     def _leave(self, gone: Gone) -> None:
-        self.gone, self.news = self.gone or gone, True
-
-    def _tell(self, change: Callable[[], None]) -> None:
         with self._changed:
-            change()
+            self.gone, self.news = self.gone or gone, True
             self._changed.notify_all()
 
 
@@ -164,14 +158,13 @@ class GlooLinks:
 
     packet_bytes = PACKET
 
-    def __init__(self, group: Group) -> None:
-        """group: of these links alone."""
-        self.rank, self.size = group.rank, group.size
+    def __init__(self, group: Any) -> None:
+        """group: a ProcessGroupGloo of these links alone."""
+        self.rank, self.size = group.rank(), group.size()
         self._changed = threading.Condition()
         self._woken = False
         self._group = group  # outlives the threads
-        others = (rank for rank in range(group.size) if rank != group.rank)
-        self._peers = {rank: _Peer(group.group, rank, self._changed) for rank in others}
+        self._peers = {rank: _Peer(group, rank, self._changed) for rank in range(self.size) if rank != self.rank}
 
     def send(self, to: int, packet: bytes) -> bool:
         """Sends a packet. Returns False where there is no room now."""

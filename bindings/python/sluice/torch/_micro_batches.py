@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InvalidArgumentError
 from ..model import whole
-from ._group import Which, size_and_rank
+from ._joining import Which, size_and_rank
 
 
 class MicroBatches(torch.utils.data.Sampler[list[int]]):

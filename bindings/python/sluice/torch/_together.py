@@ -15,8 +15,7 @@ import torch
 from ..errors import Error, InvalidArgumentError, StateError
 from ..model import Folder, Path, folders_of
 from ..ranks import Ranks
-from ._group import Which, size_and_rank
-from ._joining import join
+from ._joining import Which, join, size_and_rank
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
 from ._full import full
-from ._group import Which
+from ._joining import Which
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._presence import Presence
