@@ -53,9 +53,14 @@ def _buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {
         f"{path}.{name}" if path else name: buffer
         for path, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
+        for name, buffer in saved_buffers(module).items()
     }
+
+
+def saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A module's own buffers that its state_dict() has."""
+    own = dict(module.named_buffers(recurse=False, remove_duplicate=False))
+    return {name: buffer for name, buffer in own.items() if name not in module._non_persistent_buffers_set}
 
 
 def _can_be_saved(buffer: torch.Tensor) -> bool:

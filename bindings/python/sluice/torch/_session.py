@@ -13,7 +13,7 @@ import torch
 from ..device import device_of
 from ..errors import BudgetError, StateError
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _buffers, _closing, _homes, _model_state
+from . import _acquire, _closing, _homes, _model_state, _reproducible
 from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._calls import Calls
@@ -29,7 +29,6 @@ from ._moving import Moving, Source
 from ._prepare import Prepared
 from ._presence import Presence
 from ._ready import Ready
-from ._reproducible import refuse_running_statistics, running_norms
 from ._saved import SavedTensors
 from ._shortage import Shortage
 from ._modes import outside_of_graphs
@@ -79,7 +78,6 @@ class Session:
             self._saved = SavedTensors(self.presence, self._demand, self._shortage, self._calls, note)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
-            self._norms = running_norms(model) if options.reproducible else []
             self._install(model, owners)
             reading = functools.partial(full, self.presence, homes, writeback=False)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device, reading)
@@ -161,8 +159,7 @@ class Session:
         if self.engine.gpu is not None:
             _model_state.install(model, self.presence)
         if self.engine.options.reproducible:
-            self._hooks += _buffers.watch(model, lambda: self._demand.estimating)
-        self._hooks.append(model.register_forward_pre_hook(outside_of_graphs(self._enter)))
+            self._hooks += _reproducible.watch(model, lambda: self._demand.estimating)
         for home in self.presence.homes:
             home.parameter._sluice = self  # type: ignore[attr-defined]
             if home.trainable:
@@ -171,10 +168,6 @@ class Session:
                 hook = outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
                 self._hooks.append(home.parameter.register_hook(before))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
-
-    def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        if not self._demand.estimating:
-            refuse_running_statistics(self._norms)  # the model may have been in eval() when it was wrapped
 
     # ---- gradients ----
 
