@@ -110,7 +110,7 @@ def test_a_plug_in_is_a_part_of_its_folder():
 
 # The imports inside of functions that are allowed, with their reasons.
 LATE_IMPORTS = {
-    ("_conversions", "transformers"): "it is needed for its own models alone, and takes seconds",
+    ("_weights", "transformers"): "it is needed for its own models alone, and takes seconds",
     ("_pretrained", "transformers"): "it is needed for its own models alone, and takes seconds",
 }
 

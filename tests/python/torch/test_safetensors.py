@@ -35,15 +35,15 @@ def test_a_file_that_is_not_whole_is_refused_with_its_name(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(WHOLE))
 def test_a_whole_file_has_the_values_of_the_formats_own_reader(name, tmp_path):
     shutil.copy(CORPUS / name, tmp_path / "model.safetensors")
-    tensors = _safetensors.SafetensorsFolder(tmp_path)._tensors
+    tensors = _safetensors.tensors_of_model(tmp_path)
     theirs = load_file(tmp_path / "model.safetensors")
-    known = {n: value for n, value in theirs.items() if value.dtype in _safetensors._TYPES.values()}
+    known = {n: value for n, value in theirs.items() if value.dtype in _safetensors.TYPES}
     tensors = {n: stored for n, stored in tensors.items() if stored.dtype is not None}
     assert tensors.keys() == known.keys() and len(known) > 1
     for n, value in known.items():
         assert tensors[n].shape == value.shape and tensors[n].dtype == value.dtype
         read = torch.empty(value.numel(), dtype=value.dtype)
-        _safetensors.SafetensorsFolder.read(tensors[n], 0, read)
+        tensors[n].read(0, read)
         assert torch.equal(read, value.flatten())
 
 
@@ -57,7 +57,7 @@ def test_what_is_accepted_of_changed_files_lies_in_them_side_by_side(tmp_path):
             changed[chosen.randrange(len(whole) - 12)] = chosen.choice(b'0123456789-.e[]{}",: a\0\xff')
         file.write_bytes(changed)
         try:
-            tensors = _safetensors.SafetensorsFolder(tmp_path)._tensors
+            tensors = _safetensors.tensors_of_model(tmp_path)
         except sluice.CorruptError:
             continue
         accepted += 1

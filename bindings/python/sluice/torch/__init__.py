@@ -13,7 +13,7 @@ from ._libraries import sgemm, team
 from ._micro_batches import MicroBatches
 from ._optimizer import Optimizer
 from ._pretrained import from_pretrained
-from ._saving import save_file
+from ._safetensors import save_file
 from ._wrap import close, engine_of, full_parameters, plan, wrap
 
 __all__ = [

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Optional, Protocol
 
 import torch
 
 from ..errors import CorruptError, InvalidArgumentError
-from ._safetensors import SafetensorsFolder
-from ._saving import TYPES, pieces_of
+from ._safetensors import TYPES, pieces_of, tensors_of
 
 BUFFERS, GROUPS = "buffers.safetensors", "groups.json"
 _VERSION = 1
@@ -80,7 +79,7 @@ def _is_plain(value: Any) -> bool:
 def reader_of(model: torch.nn.Module, groups: Optional[Groups], files: Mapping[str, str]) -> Callable[[], None]:
     """A function that sets buffers and groups to what a checkpoint's files have. files: their paths, by their names. Raises
     InvalidArgumentError or CorruptError where they do not fit."""
-    found = SafetensorsFolder(os.path.dirname(files[BUFFERS]), file=BUFFERS).tensors
+    found = tensors_of(Path(files[BUFFERS]))
     buffers = {name: buffer for name, buffer in _buffers_of(model).items() if _can_be_saved(buffer)}
     for name in found.keys() ^ buffers.keys():
         which = "this model" if name in found else "the checkpoint"
@@ -93,7 +92,7 @@ def reader_of(model: torch.nn.Module, groups: Optional[Groups], files: Mapping[s
             )
     values = {name: torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu") for name, buffer in buffers.items()}
     for name, value in values.items():
-        SafetensorsFolder.read(found[name], 0, value.view(-1))
+        found[name].read(0, value.view(-1))
     told = _told_in(files[GROUPS])
     take_groups = None if groups is None or told is None else groups.taken(told)
 

@@ -14,7 +14,7 @@ from .. import _abi
 from ..errors import InvalidArgumentError
 from ._homes import Home
 from ._presence import Presence
-from ._safetensors import SafetensorsFolder, Stored
+from ._safetensors import InFiles
 
 _UNSET = 0xA5  # every byte of an integer buffer without values
 _KNOWN = ("torch", "peft")  # packages whose constructors only follow their rules
@@ -42,7 +42,7 @@ def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, tor
             yield from _without_rule(child, f"{path}.{name}" if path else name)
 
 
-def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored], presence: Presence) -> None:
+def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, InFiles], presence: Presence) -> None:
     """Gives values to parameters without any (each element is NaN), and to buffers on the meta device, which have them in
     files where their names are in `stored`, and are where parameters are. Children come before parents, as in construction. Rules change
     no other parameter.
@@ -67,7 +67,7 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Sto
         for name, buffer in model.named_buffers():
             if name in stored:
                 values = torch.empty(buffer.numel(), dtype=stored[name].dtype, device="cpu")
-                SafetensorsFolder.read(stored[name], 0, values)
+                stored[name].read(0, values)
                 buffer.copy_(values.view(buffer.shape))
     with torch.no_grad(), presence.by_use(_abi.READ):
         _check_values(model, unset)

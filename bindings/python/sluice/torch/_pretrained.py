@@ -12,7 +12,7 @@ from ..errors import InvalidArgumentError, NotFoundError
 from ..model import Path
 from ..optimizers import Optimizer as Settings
 from ._optimizer import Optimizer
-from ._safetensors import SafetensorsFolder
+from ._safetensors import tensors_of_model
 from ._weights import stored_of
 from ._wrap import wrap_with
 
@@ -65,7 +65,8 @@ def _class_of(config: Any, folder: str) -> Any:
 
 def _type_of(dtype: Union[torch.dtype, str, None], config: Any, folder: Path) -> torch.dtype:
     if dtype is None or dtype == "auto":
-        dtype = getattr(config, "dtype", None) or SafetensorsFolder(folder).first_dtype
+        types = [] if getattr(config, "dtype", None) else [there.dtype for there in tensors_of_model(folder).values()]
+        dtype = getattr(config, "dtype", None) or next((t for t in types if t is not None and t.is_floating_point), torch.float32)
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         raise InvalidArgumentError(f"dtype is {dtype!r:.80}; it is a type such as torch.bfloat16, its name, or 'auto'")

@@ -1,28 +1,32 @@
-"""Reads values from a folder of safetensors, a run of elements at a time."""
+"""Files of safetensors: reads a model's tensors a run of elements at a time, and writes tensors that need not fit in memory."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 import torch
 
 from .._handle import text_of
 from ..errors import CorruptError, InvalidArgumentError, NotFoundError
+from ._homes import memory_of
 
-_TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_BY_NAME = {name: dtype for dtype, name in TYPES.items()}
 _COMPARED = 1 << 20  # elements that are compared at a time
+_RUN = 8 << 20  # bytes that are written at a time
+_UNWRITTEN = 64 << 20  # the most bytes that the system may keep before they are on the disk
 
-
-_Form = Callable[[str], "str | None"]  # what a parameter's name may be in the files
+# ---- reading ----
 
 
 class Run(NamedTuple):
@@ -33,8 +37,8 @@ class Run(NamedTuple):
     elements: int
 
 
-class Stored(NamedTuple):
-    """Where a tensor lies: in runs that make it up, one after another."""
+class InFiles(NamedTuple):
+    """A tensor in files: the runs that make it up, one after another."""
 
     runs: tuple[Run, ...]
     dtype: torch.dtype | None  # None: a type of the files that is not read
@@ -44,116 +48,34 @@ class Stored(NamedTuple):
     def file(self) -> Path:
         return self.runs[0].file
 
-
-class SafetensorsFolder:
-    """The tensors of a model's files in a folder, which stay closed between reads: those of model.safetensors; where there is none, those
-    that model.safetensors.index.json names, as for `sluice train` and transformers; where there is neither, those of all files.
-    Raises InvalidArgumentError where two of these have a tensor of one name."""
-
-    def __init__(
-        self,
-        folder: os.PathLike[str] | str,
-        named: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda tensors: tensors,
-        file: str | None = None,
-    ) -> None:
-        """named: renames tensors, or joins some. file: the name of the only file that counts, instead of a model's."""
-        self.folder = Path(folder)
-        self._tensors = named(_tensors_of_model(self.folder) if file is None else _tensors_of(self.folder / file))
-        self._forms: list[_Form] = []
-
-    def find(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
-        """Finds each parameter that the files have. Returns where they lie, by their first names. names_of: all names of
-        each, of which a tied parameter has several.
-
-        A name counts as it is, or without an adapter's `base_layer`. Wrappers also put words in front of all names, and
-        files may have more of them (`transformer.wte.weight`, `base_model.model...`): the same words are added or dropped
-        for all names where that finds more parameters. No tensor is taken for two parameters."""
-        exact = self._matched(names_of, _as_it_is)
-        plain = {**self._matched(names_of, plain_name), **exact}
-        found = dict(exact)
-        _add(found, plain)
-        fronts = list(self._fronts(names_of))
-        fronted = [self._matched(names_of, front) for front in fronts]
-        most = max(range(len(fronts)), key=lambda i: len(fronted[i]), default=None)
-        self._forms = [_as_it_is, plain_name]
-        if most is not None and len(fronted[most]) > len(plain):
-            _add(found, fronted[most])
-            self._forms.append(fronts[most])
-        return {first: self._tensors[key] for first, key in found.items()}
-
-    def _matched(self, names_of: Mapping[str, Sequence[str]], form: _Form) -> dict[str, str]:
-        """The tensor's name for each parameter of which a name, in this form, is in the files."""
-        matched = {}
-        for first, names in names_of.items():
-            key = next((key for name in names if (key := form(name)) in self._tensors), None)
-            if key is not None:
-                matched[first] = key
-        return matched
-
-    def _fronts(self, names_of: Mapping[str, Sequence[str]]) -> Iterator[_Form]:
-        """Functions that drop words in front of names, or add some: those that names and files suggest."""
-        names = {plain_name(name) for several in names_of.values() for name in several}
-        fewer = {front for name in names for front, rest in _cuts(name) if rest in self._tensors}
-        more = {front for key in self._tensors for front, rest in _cuts(key) if rest in names}
-        for front in sorted(fewer):
-            yield functools.partial(_without, front)
-        for front in sorted(more):
-            yield functools.partial(_with, front)
-
-    def others(self, found: Mapping[str, Stored]) -> list[str]:
-        """The names of tensors that no parameter has."""
-        taken = {stored.runs for stored in found.values()}
-        return [name for name, stored in self._tensors.items() if stored.runs not in taken]
-
-    @property
-    def tensors(self) -> Mapping[str, Stored]:
-        """All tensors, by their names."""
-        return self._tensors
-
-    @property
-    def first_dtype(self) -> torch.dtype:
-        """The type of the first tensor of numbers with a point; f32 where there is none."""
-        types = (stored.dtype for stored in self._tensors.values())
-        return next((dtype for dtype in types if dtype is not None and dtype.is_floating_point), torch.float32)
-
-    def under(self, names: Iterable[str]) -> dict[str, Stored]:
-        """The tensors under these names, in the forms in which find() looked for them."""
-        keys = (form(name) for name in names for form in self._forms)
-        return {key: self._tensors[key] for key in keys if key in self._tensors}
-
-    def same(self, one: Stored, other: Stored, dtype: torch.dtype) -> bool:
-        """Whether two tensors have the same values, in a type in which they are used."""
-        if one.runs == other.runs:
-            return True
-        if one.shape != other.shape or one.dtype is None or other.dtype is None:
-            return False
-        elements = math.prod(one.shape)
-        for first in range(0, elements, _COMPARED):
-            parts = [torch.empty(min(_COMPARED, elements - first), dtype=dtype, device="cpu") for _ in range(2)]
-            for stored, part in zip((one, other), parts, strict=True):
-                self.read(stored, first, part)
-            # A NaN is equal to itself here.
-            if not torch.equal(*parts) and not torch.equal(*(part.view(torch.uint8) for part in parts)):
-                return False
-        return True
-
-    @staticmethod
-    def read(stored: Stored, first: int, into: torch.Tensor) -> None:
+    def read(self, first: int, into: torch.Tensor) -> None:
         """Reads the elements from `first` on into all of `into`, in its type. REQUIRES: the stored type is read."""
-        assert stored.dtype is not None, "it was checked"
-        for run in stored.runs:
+        assert self.dtype is not None, "it was checked"
+        for run in self.runs:
             count = max(0, min(run.elements - first, into.numel()))
             if count:
-                _read_run(run, first, stored.dtype, into[:count])
+                _read_run(run, first, self.dtype, into[:count])
                 into = into[count:]
             first = max(0, first - run.elements)
 
+    def same(self, other: InFiles, dtype: torch.dtype) -> bool:
+        """Whether the other tensor has the same values, in a type in which they are used. (A NaN is equal to itself here.)"""
+        if self.shape != other.shape or self.dtype is None or other.dtype is None:
+            return False
+        elements = math.prod(self.shape)
+        for first in range(0, elements, _COMPARED):
+            one, two = (torch.empty(min(_COMPARED, elements - first), dtype=dtype, device="cpu") for _ in range(2))
+            self.read(first, one)
+            other.read(first, two)
+            if not torch.allclose(one, two, rtol=0, atol=0, equal_nan=True):
+                return False
+        return True
+
 
 def _read_run(run: Run, first: int, dtype: torch.dtype, into: torch.Tensor) -> None:
-    item = torch.empty((), dtype=dtype).element_size()
-    raw = bytearray(into.numel() * item)
+    raw = bytearray(into.numel() * dtype.itemsize)
     with open(run.file, "rb", buffering=0) as file:
-        file.seek(run.begin + first * item)
+        file.seek(run.begin + first * dtype.itemsize)
         done = 0
         while done < len(raw):
             count = file.readinto(memoryview(raw)[done:])
@@ -168,56 +90,27 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
-def _as_it_is(name: str) -> str:
-    return name
-
-
-def plain_name(name: str) -> str:
-    """A name without the words that adapters add."""
-    return name.replace(".base_layer.", ".")
-
-
-def _without(front: str, name: str) -> str | None:
-    return plain_name(name)[len(front) :] if plain_name(name).startswith(front) else None
-
-
-def _with(front: str, name: str) -> str | None:
-    return front + plain_name(name)
-
-
-def _cuts(name: str) -> Iterator[tuple[str, str]]:
-    """The words in front (with their last point) and the rest, for each point of a name."""
-    end = name.find(".")
-    while end >= 0:
-        yield name[: end + 1], name[end + 1 :]
-        end = name.find(".", end + 1)
-
-
-def _add(found: dict[str, str], others: Mapping[str, str]) -> None:
-    """Adds tensors that are not taken for parameters that have none."""
-    taken = set(found.values())
-    for first, key in others.items():
-        if first not in found and key not in taken:
-            found[first] = key
-            taken.add(key)
-
-
-def _tensors_of(file: Path) -> dict[str, Stored]:
+def tensors_of(file: Path) -> dict[str, InFiles]:
+    """The tensors of a file, by their names."""
     tensors = json.loads(text_of("sluice_safetensors_tensors", os.fsencode(file)))
     return {
-        t["name"]: Stored((Run(file, t["begin"], math.prod(t["shape"])),), _TYPES.get(t["dtype"]), tuple(t["shape"]))
+        t["name"]: InFiles((Run(file, t["begin"], math.prod(t["shape"])),), _BY_NAME.get(t["dtype"]), tuple(t["shape"]))
         for t in tensors
     }
 
 
-def _tensors_of_model(folder: Path) -> dict[str, Stored]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+def tensors_of_model(folder: os.PathLike[str] | str) -> dict[str, InFiles]:
+    """The tensors of a model's files in a folder: those of model.safetensors; where there is none, those that
+    model.safetensors.index.json names, as for `sluice train` and transformers; where there is neither, those of all files. Raises
+    InvalidArgumentError where two of these have a tensor of one name."""
+    path = Path(folder)
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.exists():
-        return _tensors_of(single)
-    return _tensors_of_index(index) if index.exists() else _tensors_of_all(folder)
+        return tensors_of(single)
+    return _tensors_of_index(index) if index.exists() else _tensors_of_all(path)
 
 
-def _tensors_of_index(index: Path) -> dict[str, Stored]:
+def _tensors_of_index(index: Path) -> dict[str, InFiles]:
     if not index.is_file():
         raise InvalidArgumentError(f"'{index}' is not a file; name a regular file")
     try:
@@ -226,11 +119,11 @@ def _tensors_of_index(index: Path) -> dict[str, Stored]:
             raise ValueError("a tensor is in what is no plain file name")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(f"'{index}' is no index of safetensors: {error!r}") from error
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, InFiles] = {}
     for file in sorted(set(files.values())):
         if not (index.parent / file).exists():
             raise NotFoundError(f"'{index.parent / file}' is missing, which '{index}' names")
-        there = _tensors_of(index.parent / file)
+        there = tensors_of(index.parent / file)
         for name in (name for name, of in files.items() if of == file):
             if name not in there:
                 raise CorruptError(f"'{index}' puts '{printable(name)}' in '{file}', which does not have it")
@@ -238,13 +131,13 @@ def _tensors_of_index(index: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _tensors_of_all(folder: Path) -> dict[str, Stored]:
+def _tensors_of_all(folder: Path) -> dict[str, InFiles]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise NotFoundError(f"'{folder}' has no file *.safetensors; save the model there with save_pretrained()")
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, InFiles] = {}
     for file in files:
-        there = _tensors_of(file)
+        there = tensors_of(file)
         twice = next((name for name in there if name in tensors), None)
         if twice is not None:
             raise InvalidArgumentError(
@@ -253,3 +146,106 @@ def _tensors_of_all(folder: Path) -> dict[str, Stored]:
             )
         tensors.update(there)
     return tensors
+
+
+# ---- writing ----
+
+
+def save_file(
+    tensors: Mapping[str, torch.Tensor], path: Union[str, os.PathLike[str]], metadata: Optional[Mapping[str, str]] = None
+) -> None:
+    """Writes tensors, such as a wrapped model's state_dict(), to a file as docs/formats/safetensors.md says, whole or not at
+    all. Parameters come in one after another. Of tied tensors the first is written, and the metadata maps the other names
+    to it, as safetensors' save_model() does.
+
+    Raises InvalidArgumentError that names what the format cannot hold.
+    """
+    written, same = _without_same(tensors)
+    whole = os.path.abspath(os.fspath(path))
+    part = f"{whole}.{secrets.token_hex(4)}.part"
+    try:
+        with open(part, "xb") as file:
+            file.write(_header_of(written, {**same, **(metadata or {})}))
+            _write(file, written.values())
+        os.replace(part, whole)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        raise
+
+
+def pieces_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
+    """The bytes of a file with these tensors, in pieces that follow each other: memory of the tensors, where they are contiguous
+    and on the CPU."""
+    ordered = _widest_first(tensors)
+    pieces = [memoryview(_header_of(ordered, {}))]
+    for copy in [t.detach().to("cpu").contiguous() for t in ordered.values() if t.numel()]:
+        piece = memory_of(copy)
+        piece.obj.keeps = copy  # type: ignore[attr-defined]
+        pieces.append(piece)
+    return pieces
+
+
+def _without_same(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors to write, and which other names are the same as which."""
+    first: dict[Any, str] = {}
+    written, same = {}, {}
+    for name, tensor in tensors.items():
+        _check(name, tensor)
+        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and first.setdefault(memory, name) != name:
+            same[name] = first[memory]
+        else:
+            written[name] = tensor
+    return _widest_first(written), same
+
+
+def _widest_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In the order that readers need."""
+    return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+
+
+def _check(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        what = f"{tensor.layout} on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise InvalidArgumentError(f"'{name}' is {what}; a file of safetensors holds dense tensors, of the CPU or a GPU")
+    if tensor.dtype not in TYPES:
+        raise InvalidArgumentError(f"'{name}' is of {tensor.dtype}; {', '.join(map(str, TYPES))} can be saved")
+
+
+def _header_of(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write(file: BinaryIO, tensors: Iterable[torch.Tensor]) -> None:
+    """Writes tensors to the disk, so that the system keeps none of them in memory."""
+    since = 0
+    for run in (run for tensor in tensors for run in _runs(tensor)):
+        file.write(run)
+        since += run.nbytes
+        if since >= _UNWRITTEN:
+            _to_disk(file)
+            since = 0
+    _to_disk(file)
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _runs(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor in runs, which are copies, since the system cannot write from an absent home."""
+    flat = tensor.detach().contiguous().view(-1)
+    count = _RUN // flat.element_size()
+    for first in range(0, flat.numel(), count):
+        copy = flat[first : first + count].to("cpu", copy=True)
+        yield memory_of(copy)  # which lives as long as the copy

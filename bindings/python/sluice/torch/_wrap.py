@@ -22,7 +22,7 @@ from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._presence import Presence
 from ._ready import Ready
-from ._safetensors import Stored
+from ._safetensors import InFiles
 from ._session import Session
 from ._modes import outside_of_graphs
 from ._together import Together, together, unmet
@@ -160,7 +160,7 @@ def wrap(
 def wrap_with(
     model: Model,
     optimizer: Optional[Settings],
-    find: Optional[Callable[[], Mapping[str, Stored]]],
+    find: Optional[Callable[[], Mapping[str, InFiles]]],
     *,
     ranks: Which = None,
     silence: float = 30.0,
@@ -187,7 +187,7 @@ def _check_known(function: str, options: Mapping[str, Any]) -> None:
 
 
 def _move_in(
-    model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]], others: Together, ready: Ready
+    model: Model, prepared: Prepared, stored: Optional[Mapping[str, InFiles]], others: Together, ready: Ready
 ) -> tuple[Model, Optional[Optimizer]]:
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
