@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import StateError
-from . import _parallel, _saving
+from . import _parallel
 
 _RESIZING = ("resize_token_embeddings", "resize_position_embeddings")
 
 
-def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device, reading: _saving.Reading) -> None:
-    """Guards a model and its modules. dtypes, device: of its parameters; reading: a `with` in which these can be read."""
-    _saving.install(model, reading)
+def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device) -> None:
+    """Guards a model and its modules. dtypes, device: of its parameters."""
     _parallel.guard(model)
     for module in model.modules():
         for name in _RESIZING:
@@ -30,7 +29,6 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device
 
 def unguard(model: torch.nn.Module) -> None:
     """Removes the guards."""
-    _saving.uninstall(model)
     _parallel.unguard(model)
     for module in model.modules():
         if isinstance(compiled := module._compiled_call_impl, functools.partial):

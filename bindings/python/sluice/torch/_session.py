@@ -19,7 +19,6 @@ from ._backward import BackwardPasses
 from ._calls import Calls
 from ._demand import Demand
 from ._engine import WrappedEngine
-from ._full import full
 from ._gpu import Account
 from ._gradients import Gradient, Gradients
 from ._guards import guard, refuse_copy, unguard
@@ -79,8 +78,7 @@ class Session:
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
             self._install(model, owners)
-            reading = functools.partial(full, self.presence, homes, writeback=False)
-            guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device, reading)
+            guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
             if together.ranks is not None and not hasattr(model, "no_sync"):
                 model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
             for home in homes if prepared.gpu is not None else ():
@@ -156,8 +154,7 @@ class Session:
         owner = None if self._calls is None else self._calls.install(model, owners)
         self._saved.guard(model, owner, self.presence.end_call)
         self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
-        if self.engine.gpu is not None:
-            _model_state.install(model, self.presence)
+        _model_state.install(model, self.presence)
         if self.engine.options.reproducible:
             self._hooks += _reproducible.watch(model, lambda: self._demand.estimating)
         for home in self.presence.homes:
