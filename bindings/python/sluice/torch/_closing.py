@@ -6,8 +6,9 @@ import torch
 
 from .. import _abi
 from ..errors import BudgetError
-from . import _absent, _meta
+from . import _absent
 from ._gradients import Gradient, Slot
+from ._moving import places_of, replace
 from ._presence import Presence
 
 
@@ -72,10 +73,10 @@ def without_values(presence: Presence) -> dict[int, torch.Tensor]:
     """Ends the engine, and gives the model parameters on the meta device and no gradients. Its old parameters must not be
     touched."""
     if (model := presence.model()) is not None:
-        places = _meta.places_of(model)
+        places = places_of(model)
         for home in presence.homes:
             if id(home.parameter) in places:
-                _meta.replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
+                replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
     if presence.engine.gpu is None:
         presence.engine.leave(values=False)
     for home in () if presence.engine.gpu is None else presence.homes:

@@ -15,7 +15,7 @@ import torch
 from .._library import library
 from ..engine import Engine
 from ..errors import StateError
-from ..model import Options, Parameter, Unit
+from ..model import Options, Unit
 from . import _absent
 from ._absent import Absent, storage_of
 from ._dlpack import Lent
@@ -263,12 +263,6 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, valid as long as the tensor lives."""
     size = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
-
-
-def floats_of(tensor: torch.Tensor, declared: Parameter) -> torch.Tensor:
-    """The elements that a unit has of a tensor, in f32, contiguous, on the CPU; a copy only where they are not so."""
-    flat = tensor.detach().reshape(-1)[declared.first : declared.first + declared.elements]
-    return flat.to(device="cpu", dtype=torch.float32).contiguous()
 
 
 def has_memory(given: Any) -> bool:

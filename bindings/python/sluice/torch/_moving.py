@@ -4,27 +4,58 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from ..errors import Error
 from ..model import Unit
-from . import _homes, _meta
-from ._homes import Home, Span
+from ._homes import Home, ModelEngine, Span
+from ._safetensors import InFiles
 from ._units import Group
 
-Source = Callable[[str, int, memoryview], object]
-"""Fills in a run of a parameter's elements: its name, the first element, and the memory."""
+Places = Mapping[int, list[tuple[torch.nn.Module, str]]]
+
+
+def places_of(model: torch.nn.Module) -> Places:
+    """By the id of each parameter, the modules that have it and its name there (several where it is tied)."""
+    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return places
+
+
+def put(places: Places, parameter: torch.nn.Parameter, instead: torch.nn.Parameter) -> None:
+    """Puts a parameter in the place of another in all modules."""
+    for module, name in places[id(parameter)]:
+        module._parameters[name] = instead
+
+
+def replace(places: Places, parameter: torch.nn.Parameter, memory: torch.Tensor) -> torch.nn.Parameter:
+    """Makes a parameter over `memory`, and puts it in the place of one that is on the meta device, or will be."""
+    made = torch.nn.Parameter(memory, requires_grad=parameter.requires_grad)
+    put(places, parameter, made)
+    return made
+
+
+def _carry_over(parameter: torch.nn.Parameter, made: torch.nn.Parameter) -> None:
+    """Gives a parameter the class, attributes and hooks of the one on the meta device that it replaces. Hooks are shared,
+    so that handles that remove them stay valid."""
+    made.__class__ = type(parameter)
+    made.__dict__.update(parameter.__dict__)
+    made._backward_hooks = parameter._backward_hooks
+    made._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
 
 
 class Moving:
     """Gives each unit its values, and then its parameters the engine's memory, which frees their own. undo() brings all
     of them back, wherever moving stopped."""
 
-    def __init__(self, model: torch.nn.Module, engine: _homes.ModelEngine) -> None:
+    def __init__(self, model: torch.nn.Module, engine: ModelEngine) -> None:
         self._engine = engine
-        self._device = "cpu" if engine.gpu is None else engine.gpu.device
-        self._places = _meta.places_of(model)
+        self._device = torch.device("cpu") if engine.gpu is None else engine.gpu.device
+        self._places = places_of(model)
         self._homes: list[Home] = []
         self._were: dict[int, torch.device] = {}  # where each home's parameter was
         self._on_meta: dict[int, torch.nn.Parameter] = {}  # the parameters that homes' parameters replaced, by home
@@ -33,69 +64,58 @@ class Moving:
             (module, name, buffer)
             for module in model.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None and (buffer.is_meta or buffer.device.type != torch.device(self._device).type)
+            if buffer is not None and (buffer.is_meta or buffer.device.type != self._device.type)
         ]
 
-    def move_in(self, groups: Sequence[Group], train: bool, source: Source | None) -> list[Home]:
-        """Moves all parameters. Returns their homes."""
+    def move_in(self, groups: Sequence[Group], train: bool, stored: Mapping[str, InFiles]) -> list[Home]:
+        """Moves all parameters. stored: where values lie that are in files, by names. Returns their homes."""
         index, spans = 0, []
-        for u, group in enumerate(groups):
-            unit = self._engine.units[u]
-            self._set_values(unit, group, source)
+        for u, (unit, group) in enumerate(zip(self._engine.units, groups, strict=True)):
+            self._set_values(unit, dict(group.parameters), stored)
             for declared, (name, given) in zip(unit.parameters, group.parameters, strict=True):
                 spans.append(Span(index, declared.key, u, declared.first, declared.elements))
                 index += 1
-                if not group.ends_parameters:
-                    continue
-                self._were[len(self._homes)] = given.device
-                p = self._into_engine(given, spans)
-                trainable = train and p.requires_grad
-                home = Home(name, len(self._homes), spans, p, p.data, trainable, declared.by_elements)
-                if given.is_meta:
-                    self._on_meta[home.index] = given
-                self._homes.append(home)
-                spans = []
+                if group.ends_parameters:
+                    self._move(name, given, spans, train, declared.by_elements)
+                    spans = []
             if self._engine.gpu is not None:
                 self._engine.gpu.give_back()
-        self._move_buffers()
         for p in self._empty:
-            _meta.carry_over(p, _meta.replace(self._places, p, torch.empty(p.shape, dtype=p.dtype, device=self._device)))
-        gc.collect()
-        return self._homes
-
-    def _move_buffers(self) -> None:
-        """Moves buffers to the GPU with the parameters; one that several modules have stays one."""
-        moved: dict[int, torch.Tensor] = {}
+            _carry_over(p, replace(self._places, p, torch.empty(p.shape, dtype=p.dtype, device=self._device)))
+        moved: dict[int, torch.Tensor] = {}  # a buffer that several modules have stays one
         for module, name, buffer in self._buffers:
             if not buffer.is_meta:
                 module._buffers[name] = moved.setdefault(id(buffer), buffer.to(self._device))
+        gc.collect()
+        return self._homes
 
-    def _set_values(self, unit: Unit, group: Group, source: Source | None) -> None:
-        declared = {p.key: (p, given) for p, (_, given) in zip(unit.parameters, group.parameters, strict=True)}
-        if source is not None:
-            self._engine.set_values(
-                unit.name, lambda key, at, part: source(declared[key][0].name, declared[key][0].first + at, part)
-            )
-            return
-        floats = {key: _homes.floats_of(given, p) for key, (p, given) in declared.items() if not given.is_meta}
+    def _set_values(self, unit: Unit, parameters: Mapping[str, torch.nn.Parameter], stored: Mapping[str, InFiles]) -> None:
+        """Gives parameters their own values, or those in files; or NaN where there are none, until a rule of the model gives some."""
+        declared = {p.key: p for p in unit.parameters}
+        own = {name: p.detach().reshape(-1) for name, p in parameters.items() if not p.is_meta}
 
         def fill(key: str, at: int, part: memoryview) -> None:
-            run = torch.frombuffer(part, dtype=torch.float32)
-            if key in floats:
-                run.copy_(floats[key][at : at + len(run)])
+            run, name, first = torch.frombuffer(part, dtype=torch.float32), declared[key].name, declared[key].first + at
+            if name in stored:
+                stored[name].read(first, run)
+            elif name in own:
+                run.copy_(own[name][first : first + len(run)])
             else:
-                run.fill_(math.nan)  # no value, until a rule of the model gives one
+                run.fill_(math.nan)
 
         self._engine.set_values(unit.name, fill)
 
-    def _into_engine(self, given: torch.nn.Parameter, spans: Sequence[Span]) -> torch.nn.Parameter:
+    def _move(self, name: str, given: torch.nn.Parameter, spans: list[Span], train: bool, by_elements: bool) -> None:
         memory = self._engine.tensor(spans, tuple(given.shape), given.dtype)
+        index, p = len(self._homes), given
+        self._were[index] = given.device
         if given.is_meta:
-            made = _meta.replace(self._places, given, memory)
-            _meta.carry_over(given, made)
-            return made
-        given.data = memory
-        return given
+            self._on_meta[index] = given
+            p = replace(self._places, given, memory)
+            _carry_over(given, p)
+        else:
+            given.data = memory
+        self._homes.append(Home(name, index, spans, p, p.data, train and p.requires_grad, by_elements))
 
     def undo(self) -> list[str]:
         """Gives the model parameters of its own again, with the engine's values or on the meta device as before, and closes
@@ -106,30 +126,24 @@ class Moving:
             home.parameter.__dict__.pop("_sluice", None)
             home.let_go()
             if home.index in self._on_meta:
-                self._put(self._on_meta[home.index])
+                put(self._places, self._on_meta[home.index], self._on_meta[home.index])
             elif home.index in values:
                 home.parameter.data = values[home.index]
             else:
                 lost.append(home.name)
-                _meta.replace(self._places, home.parameter, torch.empty_like(home.parameter, device="meta"))
+                replace(self._places, home.parameter, torch.empty_like(home.parameter, device="meta"))
         for p in self._empty:
-            self._put(p)
+            put(self._places, p, p)
         for module, name, buffer in self._buffers:
             module._buffers[name] = buffer
         self._engine.close()
         return lost
 
-    def _put(self, parameter: torch.nn.Parameter) -> None:
-        for module, name in self._places[id(parameter)]:
-            module._parameters[name] = parameter
-
     def _values(self) -> dict[int, torch.Tensor]:
         """The values of parameters that had some before, by their homes' indices, as far as the engine still has them."""
         wanted = [home for home in self._homes if home.index not in self._on_meta]
         values = {
-            home.index: torch.empty_like(
-                home.memory, memory_format=torch.contiguous_format, device=self._were[home.index]
-            )
+            home.index: torch.empty_like(home.memory, memory_format=torch.contiguous_format, device=self._were[home.index])
             for home in wanted
         }
         places = {span.key: (home.index, span) for home in wanted for span in home.spans}

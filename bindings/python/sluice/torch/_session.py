@@ -24,10 +24,11 @@ from ._gradients import Gradient, Gradients
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import Keeper, resident_bytes
-from ._moving import Moving, Source
+from ._moving import Moving
 from ._prepare import Prepared
 from ._presence import Presence
 from ._ready import Ready
+from ._safetensors import InFiles
 from ._saved import SavedTensors
 from ._shortage import Shortage
 from ._modes import outside_of_graphs
@@ -39,9 +40,9 @@ class Session:
     """One wrapped model, from wrap() to close()."""
 
     def __init__(
-        self, model: torch.nn.Module, prepared: Prepared, together: Together, source: Source | None, ready: Ready
+        self, model: torch.nn.Module, prepared: Prepared, together: Together, stored: Mapping[str, InFiles], ready: Ready
     ) -> None:
-        """source: fills in the values; None: they are the model's own."""
+        """stored: where values lie that are in files, by names; the others are the model's own."""
         options, train = prepared.options, prepared.train
         trainable = train and any(p.requires_grad for p in model.parameters())
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
@@ -66,7 +67,7 @@ class Session:
                 prepared.gpu.check_room(model, self._of_pytorch, account())
             self.engine.first_step = prepared.first_step(account, plan)
             with ready.phase("values"):
-                homes = self._moving.move_in(prepared.groups, train, source)
+                homes = self._moving.move_in(prepared.groups, train, stored)
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )

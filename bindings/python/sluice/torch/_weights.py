@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from ..errors import InvalidArgumentError, NotFoundError
 from ..model import Path
-from ._moving import Source
 from ._safetensors import InFiles, printable, tensors_of_model
 
 _Form = Callable[[str], "str | None"]  # what a parameter's name may be in the files
@@ -103,21 +101,6 @@ def _and_more(names: Sequence[str]) -> str:
 
 def _of_others(others: Sequence[str]) -> str:
     return f"; '{printable(others[0])}'{_and_more(others)} is there, which is none of the model's" if others else ""
-
-
-def source_of(stored: Optional[Mapping[str, InFiles]]) -> Optional[Source]:
-    """The function that fills in an engine's first values: those in files, or NaN where there are none."""
-    if stored is None:
-        return None
-
-    def fill(name: str, first: int, part: memoryview) -> None:
-        values = torch.frombuffer(part, dtype=torch.float32)
-        if name in stored:
-            stored[name].read(first, values)
-        else:
-            values.fill_(math.nan)  # no value, until a rule of the model gives one
-
-    return fill
 
 
 # ---- names ----

@@ -26,7 +26,7 @@ from ._safetensors import InFiles
 from ._session import Session
 from ._modes import outside_of_graphs
 from ._together import Together, together, unmet
-from ._weights import source_of, stored_of
+from ._weights import stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -173,7 +173,7 @@ def wrap_with(
     with together(ranks, silence, patience) as others:
         with ready.phase("planning"):
             prepared, stored = others.agreed(
-                lambda: (prepare(model, optimizer, together=others, **options), None if find is None else find())
+                lambda: (prepare(model, optimizer, together=others, **options), {} if find is None else find())
             )
             others.check_alike(prepared.alike)
         return _move_in(model, prepared, stored, others, ready)
@@ -187,20 +187,19 @@ def _check_known(function: str, options: Mapping[str, Any]) -> None:
 
 
 def _move_in(
-    model: Model, prepared: Prepared, stored: Optional[Mapping[str, InFiles]], others: Together, ready: Ready
+    model: Model, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, ready: Ready
 ) -> tuple[Model, Optional[Optimizer]]:
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
-        _first_values.check(model, stored or {})
+        _first_values.check(model, stored)
     others.share_values(model)
-    session = Session(model, prepared, others, source_of(stored), ready)
+    session = Session(model, prepared, others, stored, ready)
     with session.undone_on_failure():
         if on_meta:
-            unset = [home for home in session.presence.homes if home.name in on_meta and home.name not in (stored or {})]
-            of_files = {name: where for name, where in (stored or {}).items() if name in on_meta}
+            unset = [home for home in session.presence.homes if home.name in on_meta and home.name not in stored]
             with ready.phase("first values"):
                 with others.random_of_rank_0():
-                    _first_values.give(model, unset, of_files, session.presence)
+                    _first_values.give(model, unset, stored, session.presence)
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
     session.moved_in()
