@@ -13,10 +13,10 @@ import torch
 from .. import _abi
 from ..errors import InvalidArgumentError
 from ._homes import Home
+from ._moving import places_of, put, replace
 from ._presence import Presence
 from ._safetensors import InFiles
 
-_UNSET = 0xA5  # every byte of an integer buffer without values
 _KNOWN = ("torch", "peft")  # packages whose constructors only follow their rules
 _Rule = Callable[[], Any]
 
@@ -25,9 +25,8 @@ def check(model: torch.nn.Module, stored: Container[str]) -> None:
     """Raises InvalidArgumentError that names what is on the meta device and has no rule. stored: the names of what gets
     its values from files."""
     for path, module in _without_rule(model, ""):
-        own = [*module._parameters.items(), *module._buffers.items()]
-        missing = [t for name, t in own if (f"{path}.{name}" if path else name) not in stored]
-        if any(t is not None and t.is_meta and t.numel() for t in missing):
+        own = [*module.named_parameters(path, recurse=False), *module.named_buffers(path, recurse=False)]
+        if any(t.is_meta and t.numel() and name not in stored for name, t in own):
             raise InvalidArgumentError(
                 f"'{path}' ({type(module).__name__}) is on the meta device, and neither it nor a module around it has a "
                 "reset_parameters() or _init_weights(module), which would give it its first values; add one, or build "
@@ -50,17 +49,15 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, InF
     Raises InvalidArgumentError that names what no rule gave a value. Warns where constructors may do what no rule does.
     """
     ids = {id(home.parameter) for home in unset}
-    buffers = _make_buffers(model, presence.homes[0].memory.device)
+    made = _make_buffers(model, presence.homes[0].memory.device)
     with torch.no_grad(), presence.by_use(_abi.EDIT):
-        for module in _children_first(model, set()):
-            inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in buffers for b in module.buffers())
-            if inside and (rules := _rules_of(module)):
-                with _kept_away(module, ids):
-                    for rule in rules:
-                        rule()
-        for module in model.modules():
-            if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
-                with _kept_away(module, ids):
+        with _kept_away(model, ids):
+            for module in _children_first(model, set()):
+                inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in made for b in module.buffers())
+                for rule in _rules_of(module) if inside else ():
+                    rule()
+            for module in model.modules():
+                if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
                     for adapter in module.lora_A:  # type: ignore[union-attr]
                         module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
         _take_back(unset, presence)
@@ -70,7 +67,7 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, InF
                 stored[name].read(0, values)
                 buffer.copy_(values.view(buffer.shape))
     with torch.no_grad(), presence.by_use(_abi.READ):
-        _check_values(model, unset)
+        _check_values(model, unset, made)
     _warn_of_constructors(model, ids)
 
 
@@ -80,17 +77,10 @@ def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, tor
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                fresh = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
-                if buffer.is_floating_point() or buffer.is_complex():
-                    fresh.fill_(float("nan"))
-                else:
-                    _bytes(fresh).fill_(_UNSET)
-                module._buffers[name] = made[id(fresh)] = fresh
+                with torch.inference_mode(False):  # a tensor that counts writes, by which one without values is known
+                    module._buffers[name] = fresh = torch.empty_like(buffer, device=device)
+                made[id(fresh)] = fresh
     return made
-
-
-def _bytes(buffer: torch.Tensor) -> torch.Tensor:
-    return buffer.contiguous().view(-1).view(torch.uint8)
 
 
 def _children_first(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
@@ -141,22 +131,17 @@ def _by_transformers(model: torch.nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _kept_away(module: torch.nn.Module, ids: Container[int]) -> Iterator[None]:
-    """Puts parameters on the meta device, where rules change nothing, in the place of all others inside a module."""
-    kept = [
-        (inner, name, p)
-        for inner in module.modules()
-        for name, p in inner._parameters.items()
-        if p is not None and id(p) not in ids
-    ]
-    instead = {id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for _, _, p in kept}
+def _kept_away(model: torch.nn.Module, ids: Container[int]) -> Iterator[None]:
+    """Puts parameters on the meta device, where rules change nothing, in the place of all others."""
+    places = places_of(model)
+    kept = {id(p): p for p in model.parameters() if id(p) not in ids}
     try:
-        for inner, name, p in kept:
-            inner._parameters[name] = instead[id(p)]
+        for p in kept.values():
+            replace(places, p, torch.empty_like(p, device="meta"))
         yield
     finally:
-        for inner, name, p in kept:
-            inner._parameters[name] = p
+        for p in kept.values():
+            put(places, p, p)
 
 
 def _take_back(homes: Iterable[Home], presence: Presence) -> None:
@@ -170,7 +155,7 @@ def _take_back(homes: Iterable[Home], presence: Presence) -> None:
             home.parameter.copy_(values)
 
 
-def _check_values(model: torch.nn.Module, unset: Iterable[Home]) -> None:
+def _check_values(model: torch.nn.Module, unset: Iterable[Home], made: Mapping[int, torch.Tensor]) -> None:
     for home in unset:
         if bool(home.parameter.amax().isnan()):
             raise InvalidArgumentError(
@@ -178,18 +163,12 @@ def _check_values(model: torch.nn.Module, unset: Iterable[Home]) -> None:
                 "_init_weights(module)) gave all of it a value; let one do so, or build its module on the CPU"
             )
     for name, buffer in model.named_buffers():
-        if buffer.numel() and _is_unset(buffer):
+        if id(buffer) in made and buffer.numel() and buffer._version == 0:
             raise InvalidArgumentError(
                 f"the buffer '{name}' was on the meta device, and nothing gave it a value; let reset_parameters() do so, or "
                 "give it its values on the CPU (register_buffer(name, torch.arange(n, device='cpu'))), or build the model "
                 "there, or with sluice.torch.from_pretrained()"
             )
-
-
-def _is_unset(buffer: torch.Tensor) -> bool:
-    if buffer.is_floating_point() or buffer.is_complex():
-        return bool(torch.isnan(buffer).any())
-    return bool((_bytes(buffer) == _UNSET).all())
 
 
 def _warn_of_constructors(model: torch.nn.Module, ids: Container[int]) -> None:
