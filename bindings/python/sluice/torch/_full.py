@@ -9,7 +9,7 @@ import torch
 
 from .. import _abi
 from ..errors import StateError
-from . import _absent, _state, _state_files
+from . import _absent, _state_files
 from ._homes import Home
 from ._presence import Presence
 
@@ -35,10 +35,10 @@ def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> 
     presence.check_between_calls("full_parameters() is called")
     mine = [home for home in homes if home.index not in presence.full]
     presence.check_unwritten(mine)
-    folder = _state.room(presence, sum(home.memory.nbytes for home in mine), "a copy of the model's parameters")
+    folder = _state_files.room(presence.engine, sum(home.memory.nbytes for home in mine), "a copy of the model's parameters")
     try:
         for home in mine:
-            copy = _state.make(folder, tuple(home.memory.shape), home.memory.dtype)
+            copy = _state_files.make(folder, tuple(home.memory.shape), home.memory.dtype)
             copy.copy_(_in_gpu(presence, home, _abi.READ))
             _state_files.flush(copy)
             _absent.show(home.parameter, copy)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from .. import _abi
-from ..errors import BudgetError, InvalidArgumentError
-from ..model import folders_of
+from ..errors import InvalidArgumentError
 from ..optimizers import Optimizer as Settings
 from . import _state_files
 from ._homes import Home, Span, outside
 from ._presence import Presence
 from ._units import DTYPES
+
+T = TypeVar("T")
 
 _STEP = "step"
 _MASTER = "master"
@@ -30,80 +30,69 @@ def read(presence: Presence) -> _State:
     """Reads the state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
     in the disk folder, where there is one, so that they may be larger than memory; else in memory. All ranks call it; where
     state is partitioned over them, rank 0 alone gets it."""
-    engine = presence.engine
-    ranks = engine.options.ranks
-    if ranks is None:
-        return _read(presence)
-    if ranks.rank == 0 or engine.plan()["stage"] == 0:
-        return _read(presence, lambda make: ranks.agreed("the optimizer's state_dict", make))
-    ranks.agreed("the optimizer's state_dict", lambda: None)
-    for unit in sorted(_by_unit([home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0])):
-        _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, lambda key, name: None)
-    return {}
-
-
-def _read(presence: Presence, agreed: Callable[[Callable[[], _State]], _State] = lambda make: make()) -> _State:
-    engine = presence.engine
+    engine, ranks = presence.engine, presence.engine.options.ranks
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
-    type_of = {name: _type_of(presence, name) for name in arrays}
-    shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
-    needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
 
     def make_all() -> _State:
-        folder = room(presence, needed, "the optimizer's state_dict")
+        if ranks is not None and ranks.rank != 0 and engine.plan()["stage"] > 0:
+            return {}
+        type_of = {name: _type_of(presence, name) for name in arrays}
+        shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
+        needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
+        folder = _state_files.room(engine, needed, "the optimizer's state_dict")
         return {
             home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)), dtype=torch.float32)}
-            | {name: make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
+            | {name: _state_files.make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
             for home in updated
         }
 
-    state = agreed(make_all)
-    places = {span.key: (home.index, span) for home in updated for span in home.spans}
-    homes_of = _by_unit(updated)
-
-    def place(key: str, name: str) -> torch.Tensor | None:
-        index, span = places.get(key, (None, None))
-        array = state[index].get(name) if index is not None else None
-        return None if span is None or array is None else _part(presence, name, span, array.view(-1))
-
-    for unit, own in sorted(homes_of.items()):
-        _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, place)
+    state = _agreed(presence, make_all)
+    for unit, own in sorted(_by_unit(updated).items()):
+        parts = {
+            (span.key, name): _part(presence, name, span, array.view(-1))
+            for home, span in own
+            for name, array in state.get(home.index, {}).items()
+            if name != _STEP
+        }
+        _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, parts)
         for home, _ in own:
-            for tensor in state[home.index].values():
+            for tensor in state.get(home.index, {}).values():
                 _state_files.flush(tensor)
     return state
+
+
+def _agreed(presence: Presence, make: Callable[[], T]) -> T:
+    """What make() returns, where it raises on no rank."""
+    ranks = presence.engine.options.ranks
+    return make() if ranks is None else ranks.agreed("the optimizer's state_dict", make)
 
 
 def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
     """Sets the state of a state_dict, by the index of a parameter in the engine; a parameter without state was never
     updated. Raises InvalidArgumentError for what does not fit, before anything is changed."""
     arrays = presence.engine.state_arrays()
-    ranks = presence.engine.options.ranks
 
     def check() -> None:
         for home in presence.homes:
             if home.index in state:
                 _check(home, state[home.index], _shapes(presence, home, arrays))
 
-    if ranks is None:
-        check()
-    else:
-        ranks.agreed("the optimizer's state_dict", check)
+    _agreed(presence, check)
     presence.release_all()
     for unit, own in _by_unit([home for home in presence.homes if home.trainable]).items():
-        given = {span.key: _parts(presence, state.get(home.index, {}), span) for home, span in own}
+        parts = {
+            (span.key, name): _given(presence, name, span, array)
+            for home, span in own
+            for name, array in state.get(home.index, {}).items()
+            if name not in _NO_ARRAYS and array is not None
+        }
         if any(_has_master(home, arrays) for home, _ in own):
             presence.use(unit)
             for home, span in own:
-                given[span.key].setdefault(_MASTER, span.of(home.memory.view(-1)).float().cpu())
+                parts.setdefault((span.key, _MASTER), span.of(home.memory.view(-1)).float().cpu())
             presence.release(unit)
-
-        def source(key: str, name: str, given: Any = given) -> torch.Tensor | None:
-            values: torch.Tensor | None = given[key].get(name)
-            return values
-
-        _move(presence, "sluice_engine_set_state", "sluice_read_state_from_arrays", unit, source)
+        _move(presence, "sluice_engine_set_state", "sluice_read_state_from_arrays", unit, parts)
         for home, span in own:
             presence.engine.set_updates(span.key, _steps(state.get(home.index, {})))
             home.changed()
@@ -121,12 +110,12 @@ def _by_unit(homes: Iterable[Home]) -> dict[int, list[tuple[Home, Span]]]:
 
 
 def _move(
-    presence: Presence, function: str, ready_made: str, unit: int, array: Callable[[str, str], torch.Tensor | None]
+    presence: Presence, function: str, ready_made: str, unit: int, parts: Mapping[tuple[str, str], torch.Tensor]
 ) -> None:
-    """Moves a unit's state between the engine and the tensors that `array(parameter, name)` returns: contiguous ones, of a
-    type that the engine knows, or None."""
+    """Moves a unit's state between the engine and the tensors that there are, by the parameter's key and the array's name: contiguous
+    ones, of a type that the engine knows."""
     names = presence.engine.state_arrays()
-    tensors = [[array(p.key, name) for name in names] for p in presence.engine.units[unit].parameters]
+    tensors = [[parts.get((p.key, name)) for name in names] for p in presence.engine.units[unit].parameters]
     rows = [
         [_abi.Array() if t is None else _abi.Array(t.data_ptr(), _abi.DTYPES[DTYPES[t.dtype]]) for t in row]
         for row in tensors
@@ -138,12 +127,9 @@ def _has_master(home: Home, arrays: tuple[str, ...]) -> bool:
     return _MASTER in arrays and home.memory.dtype != torch.float32
 
 
-def _parts(presence: Presence, arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
-    def part(name: str, values: torch.Tensor) -> torch.Tensor:
-        known = values if values.dtype in DTYPES else values.float()
-        return outside(_part(presence, name, span, known.cpu().reshape(-1)), presence.by_storage)
-
-    return {name: part(name, values) for name, values in arrays.items() if name not in _NO_ARRAYS and values is not None}
+def _given(presence: Presence, name: str, span: Span, array: torch.Tensor) -> torch.Tensor:
+    known = array if array.dtype in DTYPES else array.float()
+    return outside(_part(presence, name, span, known.cpu().reshape(-1)), presence.by_storage)
 
 
 def _part(presence: Presence, name: str, span: Span, flat: torch.Tensor) -> torch.Tensor:
@@ -207,41 +193,3 @@ def _settings(presence: Presence) -> Settings:
 def _type_of(presence: Presence, array: str) -> torch.dtype:
     narrow = presence.engine.options.state == "bf16" and array not in (_MASTER, *_settings(presence).whole_arrays)
     return torch.bfloat16 if narrow else torch.float32
-
-
-def room(presence: Presence, needed: int, what: str) -> str | None:
-    """The disk folder that takes so many bytes; None where memory does. Raises BudgetError where neither has room. what: has the
-    bytes, for messages."""
-    if folders_of(presence.engine.options.disk):
-        return _folder_with_room(presence, needed, what)
-    _require_memory(presence, needed, what)
-    return None
-
-
-def make(folder: str | None, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the CPU, in a file of the folder or, where that is None, in memory."""
-    return torch.empty(shape, dtype=dtype, device="cpu") if folder is None else _state_files.make(folder, shape, dtype)
-
-
-def _require_memory(presence: Presence, needed: int, what: str) -> None:
-    total = next(line for line in presence.engine.ledger() if (line.tier, line.purpose) == ("host", "total"))
-    budget = presence.engine.plan()["budget"]["memory"]
-    if total.current + needed > budget:
-        raise BudgetError(
-            f"{what} takes {needed >> 20} MiB more, and {(budget - total.current) >> 20} MiB of the "
-            f"{budget >> 20} MiB are free; save the state with sluice.torch.engine_of(model).save(folder), or wrap with "
-            "more memory, or with a disk folder, where the state_dict then lies"
-        )
-
-
-def _folder_with_room(presence: Presence, needed: int, what: str) -> str:
-    folder = os.fspath(folders_of(presence.engine.options.disk)[0].path)
-    plan = presence.engine.plan()
-    free = plan["budget"]["disk"] - plan["disk"]
-    if needed > free:
-        raise BudgetError(
-            f"{what} takes {needed >> 20} MiB in '{folder}', and {free >> 20} MiB of the disk's budget "
-            "are free; give the folder a larger limit, or save the state with "
-            "sluice.torch.engine_of(model).save(folder)"
-        )
-    return folder
