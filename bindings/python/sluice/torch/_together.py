@@ -30,7 +30,6 @@ class Together:
         """here: how many ranks share this machine. planned: as Options has it, for a plan alone."""
         self.ranks, self.here, self.planned = ranks, here, planned
         self._model: Callable[[], Optional[torch.nn.Module]] = lambda: None
-        self._seen: dict[str, bytes] = {}  # the digest of each buffer, as it was shared
 
     # ---- what they were given ----
 
@@ -38,18 +37,27 @@ class Together:
         """What make() returns, where it raises on no rank; else an error on every one."""
         return make() if self.ranks is None else self.ranks.agreed("whether the model can be wrapped", make)
 
-    def check_alike(self, given: Mapping[str, Any]) -> None:
+    def check_alike(self, given: Mapping[str, Any], model: torch.nn.Module) -> None:
         """Raises InvalidArgumentError that names what is not the same on all ranks."""
         if self.ranks is None:
             return
+        given = {
+            **given,
+            "which parameters are on the meta device": [name for name, p in model.named_parameters() if p.is_meta],
+            "the model (its buffers)": [(name, b.dtype, tuple(b.shape), b.is_meta) for name, b in model.named_buffers()],
+        }
         own = {name: _short(value) for name, value in given.items()}
-        theirs = [json.loads(text) for text in self.ranks.exchange("what wrap() was given", json.dumps(own).encode())]
+        theirs = self._exchange("what wrap() was given", own)
         for rank, other in enumerate(theirs):
             for name in other.keys() | theirs[0].keys():
                 if other.get(name) != theirs[0].get(name):
                     raise InvalidArgumentError(
                         f"{name} is {other.get(name)} on rank {rank}, and {theirs[0].get(name)} on rank 0; give all ranks the same"
                     )
+
+    def _exchange(self, name: str, own: Any) -> list[Any]:
+        assert self.ranks is not None, "there are others"
+        return [json.loads(text) for text in self.ranks.exchange(name, json.dumps(own).encode())]
 
     # ---- what they share of a machine ----
 
@@ -69,25 +77,16 @@ class Together:
 
     def share_values(self, model: torch.nn.Module) -> None:
         """Brings rank 0's values of parameters that have some to all ranks."""
-        if self.ranks is not None:
-            self._compare(self.ranks, model)
         self._share("a parameter", (p.data for p in model.parameters() if not p.is_meta))
 
     @contextlib.contextmanager
     def random_of_rank_0(self) -> Iterator[None]:
         """Lets all ranks draw rank 0's random numbers inside of the `with`, and the others go on with their own after it."""
-        if self.ranks is None:
+        with torch.random.fork_rng(devices=(), enabled=self.ranks is not None and self.ranks.rank != 0):
+            state = torch.get_rng_state()
+            self._share("the random state", [state])
+            torch.set_rng_state(state)
             yield
-            return
-        own = torch.get_rng_state()
-        state = own.clone()
-        self._share("the random state", [state])
-        torch.set_rng_state(state)
-        try:
-            yield
-        finally:
-            if self.ranks.rank != 0:
-                torch.set_rng_state(own)
 
     def watch_buffers(self, model: torch.nn.Module) -> None:
         """Brings rank 0's buffers to all ranks, now and at each share_buffers()."""
@@ -95,37 +94,34 @@ class Together:
         self.share_buffers()
 
     def share_buffers(self) -> None:
-        """Brings rank 0's values of the buffers that any rank has changed to all ranks."""
+        """Brings rank 0's values of the buffers in which ranks differ to all of them."""
         buffers = self._buffers()
-        if self.ranks is None or not buffers and not self._seen:
-            return
-        # (Batch norm changes its buffers without a trace in their version counters.)
-        changed = [i for i, (name, buffer) in enumerate(buffers.items()) if self._seen.get(name) != _digest(buffer)]
-        found = [json.loads(text) for text in self.ranks.exchange("buffers", json.dumps([len(buffers), changed]).encode())]
-        for rank, (count, _) in enumerate(found):
-            if count != found[0][0]:
-                raise StateError(
-                    f"the model has {found[0][0]} buffers on rank 0, and {count} on rank {rank}; all ranks have the same"
-                )
-        chosen = sorted(set().union(*(numbers for _, numbers in found)))
-        names = list(buffers)
-        self._share("a buffer", (buffers[names[number]] for number in chosen))
-        self._seen |= {names[number]: _digest(buffers[names[number]]) for number in chosen}
+        self._share("a buffer", [buffers[name] for name in sorted(self._differing(buffers))])
 
     def compare_buffers(self) -> None:
         """Refuses, on all ranks, buffers that are not the same on all of them."""
-        if self.ranks is None:
-            return
-        own = {name: [list(b.shape), str(b.dtype), _digest(b).hex()] for name, b in self._buffers().items()}
-        found = [json.loads(text) for text in self.ranks.exchange("buffers", json.dumps(own).encode())]
-        for rank, theirs in enumerate(found):
-            for name in sorted(theirs.keys() | found[0].keys()):
-                if theirs.get(name) != found[0].get(name):
-                    raise StateError(
-                        f"the buffer '{name}'{self._owner(name)} has other values on rank {rank} than on rank 0, and the model was "
-                        "wrapped with reproducible=True; let it depend neither on inputs nor on how many there were, or freeze "
-                        "what changes it by eval()"
-                    )
+        for name, rank in self._differing(self._buffers()).items():
+            raise StateError(
+                f"the buffer '{name}'{self._owner(name)} has other values on rank {rank} than on rank 0, and the model was "
+                "wrapped with reproducible=True; let it depend neither on inputs nor on how many there were, or freeze "
+                "what changes it by eval()"
+            )
+
+    def _differing(self, buffers: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """The buffers that a rank has otherwise than rank 0, with that rank. (Batch norm changes its buffers without a trace in their
+        version counters.)"""
+        if self.ranks is None or not buffers:
+            return {}
+        kinds = hashlib.sha256(repr([(name, b.dtype, tuple(b.shape)) for name, b in buffers.items()]).encode()).hexdigest()
+        found = self._exchange("buffers", [kinds, *(_digest(buffer) for buffer in buffers.values())])
+        differing: dict[str, int] = {}
+        for rank, (other, *digests) in enumerate(found):
+            if other != found[0][0]:
+                raise StateError(
+                    f"the model's buffers have other names, types or shapes on rank {rank} than on rank 0; all ranks have the same"
+                )
+            differing |= {name: rank for name, one, first in zip(buffers, digests, found[0][1:], strict=True) if one != first}
+        return differing
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         model = self._model()
@@ -136,24 +132,6 @@ class Together:
         model, (module, _, _) = self._model(), buffer.rpartition(".")
         owner = None if model is None else dict(model.named_modules()).get(module)
         return "" if owner is None else f" of '{module}' ({type(owner).__name__})"
-
-    def _compare(self, ranks: Ranks, model: torch.nn.Module) -> None:
-        """Refuses, on all ranks, a model that has other tensors on another rank, or has them without values."""
-        of_meta = sum(p.is_meta for p in model.parameters())
-        tensors = [(name, str(t.dtype), list(t.shape), t.is_meta) for name, t in (*model.named_parameters(), *model.named_buffers())]
-        digest = hashlib.sha256(json.dumps(tensors).encode()).hexdigest()
-        found = [json.loads(text) for text in ranks.exchange("the model", json.dumps([of_meta, digest]).encode())]
-        for rank, (count, other) in enumerate(found):
-            if count != found[0][0]:
-                raise InvalidArgumentError(
-                    f"{count} parameters are on the meta device on rank {rank}, and {found[0][0]} on rank 0; make the model alike "
-                    "on all ranks"
-                )
-            if other != found[0][1]:
-                raise InvalidArgumentError(
-                    f"the model's parameters or buffers have other names, types or shapes on rank {rank} than on rank 0; make the "
-                    "model alike on all ranks"
-                )
 
     def _share(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
         if self.ranks is None:
@@ -181,9 +159,9 @@ def _short(value: Any) -> str:
     return f"{text[:60]}... ({len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
-def _digest(buffer: torch.Tensor) -> bytes:
+def _digest(buffer: torch.Tensor) -> str:
     flat = buffer.detach().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().data).digest()
+    return hashlib.sha256(flat.numpy().data).hexdigest()[:16]
 
 
 def _shared(folder: Folder, ranks: int) -> Folder:

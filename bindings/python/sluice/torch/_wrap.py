@@ -175,7 +175,7 @@ def wrap_with(
             prepared, stored = others.agreed(
                 lambda: (prepare(model, optimizer, together=others, **options), {} if find is None else find())
             )
-            others.check_alike(prepared.alike)
+            others.check_alike(prepared.alike, model)
         return _move_in(model, prepared, stored, others, ready)
 
 
