@@ -28,14 +28,14 @@ class Groups(Protocol):
 
 def files_of(model: torch.nn.Module, groups: Optional[Groups]) -> tuple[dict[str, list[memoryview]], list[str]]:
     """The files, in pieces, and what cannot be saved, in words."""
-    buffers, lacking = _buffers_of(model), []
-    for name, module in model.named_modules():
-        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-            lacking.append(f"the extra state of '{name}' ({type(module).__name__}.get_extra_state())")
-    for name, buffer in list(buffers.items()):
-        if not _can_be_saved(buffer):
-            del buffers[name]
-            lacking.append(f"the buffer '{name}' ({buffer.dtype}, {buffer.layout})")
+    lacking = [
+        f"the extra state of '{name}' ({type(module).__name__}.get_extra_state())"
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    ]
+    buffers = saved_buffers(model)
+    lacking += [f"the buffer '{name}' ({b.dtype}, {b.layout})" for name, b in buffers.items() if not _can_be_saved(b)]
+    buffers = {name: buffer for name, buffer in buffers.items() if _can_be_saved(buffer)}
     told: Optional[list[dict[str, Any]]] = None
     if groups is not None:
         told = groups.told()
@@ -47,19 +47,14 @@ def files_of(model: torch.nn.Module, groups: Optional[Groups]) -> tuple[dict[str
     return {BUFFERS: pieces_of(buffers), GROUPS: [memoryview(text)]}, lacking
 
 
-def _buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that the model's state_dict() has."""
+def saved_buffers(model: torch.nn.Module, recurse: bool = True) -> dict[str, torch.Tensor]:
+    """The buffers that a model's, or with recurse=False a module's own, state_dict() has."""
     return {
         f"{path}.{name}" if path else name: buffer
-        for path, module in model.named_modules()
-        for name, buffer in saved_buffers(module).items()
+        for path, module in (model.named_modules() if recurse else [("", model)])
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        if name not in module._non_persistent_buffers_set
     }
-
-
-def saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A module's own buffers that its state_dict() has."""
-    own = dict(module.named_buffers(recurse=False, remove_duplicate=False))
-    return {name: buffer for name, buffer in own.items() if name not in module._non_persistent_buffers_set}
 
 
 def _can_be_saved(buffer: torch.Tensor) -> bool:
@@ -80,7 +75,7 @@ def reader_of(model: torch.nn.Module, groups: Optional[Groups], files: Mapping[s
     """A function that sets buffers and groups to what a checkpoint's files have. files: their paths, by their names. Raises
     InvalidArgumentError or CorruptError where they do not fit."""
     found = tensors_of(Path(files[BUFFERS]))
-    buffers = {name: buffer for name, buffer in _buffers_of(model).items() if _can_be_saved(buffer)}
+    buffers = {name: buffer for name, buffer in saved_buffers(model).items() if _can_be_saved(buffer)}
     for name in found.keys() ^ buffers.keys():
         which = "this model" if name in found else "the checkpoint"
         raise InvalidArgumentError(f"'{files[BUFFERS]}' is of another model: {which} has no buffer '{name}'")

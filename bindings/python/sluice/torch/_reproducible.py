@@ -61,11 +61,11 @@ class _Watch:
         self._before = {}
         if module.training and not self._idle():
             _refuse_running_statistics(self._name, module)
-            self._before = {name: (buffer, buffer._version) for name, buffer in saved_buffers(module).items()}
+            self._before = {name: (buffer, buffer._version) for name, buffer in saved_buffers(module, False).items()}
 
     def end(self, module: torch.nn.Module, *_: Any) -> None:
         before, self._before = self._before, {}
-        now = saved_buffers(module) if before else {}
+        now = saved_buffers(module, False) if before else {}
         for name, (buffer, version) in before.items():
             if now.get(name) is not buffer or buffer._version != version:
                 raise InvalidArgumentError(
@@ -81,7 +81,7 @@ def watch(model: torch.nn.Module, idle: Callable[[], bool]) -> list[Any]:
     only tried. Returns what removes the hooks."""
     hooks: list[Any] = []
     for name, module in model.named_modules():
-        if saved_buffers(module):
+        if saved_buffers(module, False):
             made = _Watch(name, idle)
             # Before all others, since some modules keep buffers in such a hook (torch.nn.utils.spectral_norm).
             hooks.append(module.register_forward_pre_hook(_not_compiled(made.begin), prepend=True))
