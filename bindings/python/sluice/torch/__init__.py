@@ -10,9 +10,9 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._libraries import sgemm, team
-from ._micro_batches import MicroBatches
 from ._optimizer import Optimizer
 from ._pretrained import from_pretrained
+from ._reproducible import MicroBatches
 from ._safetensors import save_file
 from ._wrap import close, engine_of, full_parameters, plan, wrap
 
