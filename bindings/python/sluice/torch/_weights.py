@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,24 +114,19 @@ def _find(names_of: Mapping[str, Sequence[str]], tensors: Collection[str]) -> tu
     A name counts as it is, or without an adapter's `base_layer`. Wrappers also put words in front of all names, and
     files may have more of them (`transformer.wte.weight`, `base_model.model...`): the same words are added or dropped
     for all names where that finds more parameters. No tensor is taken for two parameters."""
-
-    def matched(form: _Form) -> dict[str, str]:
-        keys = {first: next((key for key in _in_forms(names, [form]) if key in tensors), "") for first, names in names_of.items()}
-        return {first: key for first, key in keys.items() if key}
-
+    plain = dict.fromkeys(plain_name(name) for names in names_of.values() for name in names)
+    fronts = Counter(("", front) for key in tensors for front, rest in _cuts(key) if rest in plain)
+    fronts.update((front, "") for name in plain for front, rest in _cuts(name) if rest in tensors)
     forms: list[_Form] = [_as_it_is, plain_name]
-    plain = {plain_name(name) for names in names_of.values() for name in names}
-    fewer = {(front, "") for name in plain for front, rest in _cuts(name) if rest in tensors}
-    more = {("", front) for key in tensors for front, rest in _cuts(key) if rest in plain}
-    fronted = [functools.partial(_with_other_front, *fronts) for fronts in [*sorted(fewer), *sorted(more)]]
-    best = max(fronted, key=lambda form: len(matched(form)), default=None)
-    if best is not None and len(matched(best)) > len(matched(plain_name) | matched(_as_it_is)):
-        forms.append(best)
+    for (front, instead), count in fronts.most_common(1):
+        if count > sum(name in tensors for name in plain):
+            forms.append(functools.partial(_with_other_front, front, instead))
     found: dict[str, str] = {}
-    taken: set[str] = set()
     for form in forms:
-        for first, key in matched(form).items():
-            if first not in found and (form is _as_it_is or key not in taken):
+        taken = set(found.values())
+        for first, names in names_of.items():
+            key = next((key for key in _in_forms(names, [form]) if key in tensors and key not in taken), None)
+            if first not in found and key is not None:
                 found[first] = key
                 taken.add(key)
     return found, forms
