@@ -202,7 +202,7 @@ class Gradients:
         if self._presence.updates.in_backward:
             gradient._slot.applied = True
         else:
-            self._presence.stored.begin_absent(gradient._slot)
+            self._presence.stored.begin(gradient._slot)
         return gradient
 
     def _taken(self, home: Home) -> Gradient:

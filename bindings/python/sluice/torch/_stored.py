@@ -47,22 +47,17 @@ class Stored:
         # Gradients without references, as (parameter, serial). Finalizers add them, even inside of an engine's call.
         self.ended: deque[tuple[int, int]] = deque()
 
-    def begin(self, entry: Entry, values: torch.Tensor) -> None:
-        """Puts a parameter's first gradient into the engine, in place of one that is still there."""
+    def begin(self, entry: Entry, values: torch.Tensor | None = None) -> None:
+        """Begins a parameter's gradient, in place of one that is still there. values: None: this rank has added nothing to it."""
         home = self._homes[entry.index]
         with self._lock:
             self.give_up(home)
             self.entries[entry.index] = entry  # comes first: what is added has an entry, and is dropped with it
-            self.add(home, values)
+            entry.absent = values is None
+            if values is not None:
+                self.add(home, values)
 
-    def begin_absent(self, entry: Entry) -> None:
-        """Begins the gradient of a parameter to which this rank has added nothing."""
-        with self._lock:
-            self.give_up(self._homes[entry.index])
-            self.entries[entry.index] = entry
-            entry.absent = True
-
-    def lacks(self, home: Home) -> bool:
+    def _lacks(self, home: Home) -> bool:
         """Whether no rank has added anything to the gradient. Where this rank has not, all ranks are asked: it is a use."""
         entry = self.entries.get(home.index)
         if entry is None or not entry.absent:
@@ -142,14 +137,14 @@ class Stored:
 
     def multiply(self, home: Home, factor: float) -> None:
         """Multiplies the gradient."""
-        if self.lacks(home):
+        if self._lacks(home):
             return
         for span in home.spans:
             self._engine._handle.call("sluice_engine_multiply_gradient", span.index, factor)
 
     def norm(self, home: Home) -> float:
         """The gradient's norm: NaN where an element is, else infinite where one is."""
-        return 0.0 if self.lacks(home) else self._norm(home)
+        return 0.0 if self._lacks(home) else self._norm(home)
 
     def _norm(self, home: Home) -> float:
         ask = self._engine._handle.ask
@@ -159,7 +154,7 @@ class Stored:
 
     def read(self, home: Home) -> torch.Tensor:
         """A copy of the gradient."""
-        if self.lacks(home):
+        if self._lacks(home):
             return torch.zeros_like(home.memory, memory_format=torch.contiguous_format)
         copy = torch.empty_like(home.memory, memory_format=torch.contiguous_format)
         kind = _abi.DTYPES[DTYPES[copy.dtype]]
