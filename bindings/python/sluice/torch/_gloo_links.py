@@ -20,7 +20,6 @@ _ROOM = 4 << 20  # bytes that wait for being sent to a rank, or for being taken 
 _FRAME = 4096
 _LENGTH = struct.Struct("<q")
 _PACKET_LENGTH = struct.Struct("<I")
-_INLINE = _FRAME - _LENGTH.size
 _MOST = 5 * (_ROOM + PACKET)  # bytes that are gathered, where each packet has a byte and its length
 # Waiting for bytes has no end here: a rank that does not come is found by Sluice's own deadlines, and a time-out of Gloo's would
 # end the connection.
@@ -112,13 +111,12 @@ class _Peer:
                     return
                 if not 0 < length <= _MOST:
                     raise CorruptError(f"a message of {length} bytes came, of which {_MOST} are the most")
-                if length > _INLINE:
-                    whole = torch.empty(length, dtype=torch.uint8)
-                    whole[:_INLINE] = frame[_LENGTH.size :]
-                    self._group.recv([whole[_INLINE:]], self._rank, _TAG).wait(_NEVER)
-                else:
-                    whole = frame[_LENGTH.size : _LENGTH.size + length]
-                self._take(self._unpacked(whole))
+                end = _LENGTH.size + length
+                whole = frame if end <= _FRAME else torch.empty(end, dtype=torch.uint8)
+                if end > _FRAME:
+                    whole[:_FRAME] = frame
+                    self._group.recv([whole[_FRAME:]], self._rank, _TAG).wait(_NEVER)
+                self._take(self._unpacked(whole[_LENGTH.size : end]))
         except (RuntimeError, CorruptError) as error:
             self._lost(error)
 

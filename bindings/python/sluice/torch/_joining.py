@@ -112,11 +112,6 @@ class Meeting:
 
     def gloo(self) -> Any:
         """A Gloo group of the ranks, beside whatever the script uses."""
-        if not torch.distributed.is_gloo_available():
-            raise StateError(
-                f"there are {self.size} ranks that share no memory, and this build of PyTorch has no Gloo, over which they would be "
-                "linked; use another, or wrap the model with ranks=False"
-            )
         with self._telling():
             return torch.distributed.ProcessGroupGloo(self._store, self.rank, self.size, self._limit)
 
@@ -168,12 +163,8 @@ def join(which: Which, silence: float, patience: float) -> Optional[Joined]:
 
 def place_of_process() -> list[Any]:
     """What two processes have in common that can open each other's memory: the machine and the processes' names in it."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            machine = file.read().strip()
-        return [machine, os.stat("/proc/self/ns/pid").st_ino, os.geteuid()]
-    except OSError:
-        return [os.uname().nodename, os.getpid(), os.geteuid()]
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return [file.read().strip(), os.stat("/proc/self/ns/pid").st_ino, os.geteuid()]
 
 
 def _opened(meeting: Meeting) -> Optional[int]:
