@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 import sluice
 import sluice.torch
-from sluice.torch import _joining
+from sluice.torch import _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
@@ -90,15 +90,15 @@ def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", **opti
     update: the optimizer's class."""
     torch.manual_seed(3 + (RANK if seed_of_rank else 0))
     model = MODELS[name]()
-    opened, place_of_process = _joining._opened, _joining.place_of_process
+    opened, place_of_process = _together._opened, _together.place_of_process
     if links == "gloo":
-        _joining._opened = lambda group: None
+        _together._opened = lambda group: None
     if links == "hosts":
-        _joining.place_of_process = lambda: ["host", RANK // 2]
+        _together.place_of_process = lambda: ["host", RANK // 2]
     try:
         return wrap(model, place, getattr(sluice, update)(lr=1e-3), **({"units": units_of_modules(model), "held_units": 2} | options))
     finally:
-        _joining._opened, _joining.place_of_process = opened, place_of_process
+        _together._opened, _together.place_of_process = opened, place_of_process
 
 
 def train(

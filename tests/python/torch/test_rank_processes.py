@@ -61,9 +61,9 @@ def test_processes_end_in_order_without_close(tmp_path):
 
 
 FAILS = """
-from sluice.torch import _joining
+from sluice.torch import _together
 if "gloo" in os.environ["HOW"]:
-    _joining._opened = lambda group: None
+    _together._opened = lambda group: None
 model, optimizer = make(stage=int(os.environ["STAGE"]))
 began = time.monotonic()
 try:
@@ -202,8 +202,8 @@ def test_one_rank_plans_alone():
 
 
 HOLDS_THE_LOCK = """
-from sluice.torch import _joining
-_joining._opened = lambda group: None
+from sluice.torch import _together
+_together._opened = lambda group: None
 model = nn.Linear(600, 600)
 model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", stage=3, silence=2.5)
 model(torch.ones(1, 600)).square().mean().backward()

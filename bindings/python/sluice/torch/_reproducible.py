@@ -10,7 +10,7 @@ import torch
 from ..errors import InvalidArgumentError
 from ..model import whole
 from ._beside import saved_buffers
-from ._joining import Which, size_and_rank
+from ._together import Which, size_and_rank
 from ._modes import Hook, outside_of_graphs
 
 
@@ -138,8 +138,8 @@ def computing() -> dict[str, str]:
 
 
 class _Watch:
-    """The buffers of a module that are saved with it. What a call changes there depends on how many calls its rank has made,
-    and often on their inputs. (What is not saved is kept from call to call, as positions are, and the ranks compare it.)"""
+    """Finds changes by a call in the buffers that are saved with a module, which depend on how many calls the rank has made, and often
+    on their inputs. (Buffers that are not saved, such as positions, are kept from call to call, and the ranks compare them.)"""
 
     def __init__(self, name: str, idle: Callable[[], bool]) -> None:
         self._name, self._idle = name, idle

@@ -17,7 +17,6 @@ from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
 from ._full import full
-from ._joining import Which
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._presence import Presence
@@ -25,7 +24,7 @@ from ._ready import Ready
 from ._safetensors import InFiles
 from ._session import Session
 from ._modes import outside_of_graphs
-from ._together import Together, together, unmet
+from ._together import Together, Which, together, unmet
 from ._weights import stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)

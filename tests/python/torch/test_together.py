@@ -6,7 +6,7 @@ import pytest
 from support import sluice_package  # noqa: F401: skips where the library is not built
 
 import sluice
-from sluice.torch import _joining
+from sluice.torch import _together
 
 
 class Failing:
@@ -29,5 +29,5 @@ def test_no_descriptor_is_left_where_a_rank_is_gone(rank, fails):
     group = Failing(rank, fails)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(sluice.StateError, match="another rank is gone"):
-        _joining._opened(group)
+        _together._opened(group)
     assert len(os.listdir("/proc/self/fd")) == before + (1 if rank else 0)  # that of the other rank
