@@ -1,4 +1,4 @@
-"""What a checkpoint of a wrapped model has beside what the engine saves: buffers, and the settings of parameter groups."""
+"""Buffers, and the settings of parameter groups, which a checkpoint of a wrapped model has beside what the engine saves."""
 
 from __future__ import annotations
 

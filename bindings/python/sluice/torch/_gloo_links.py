@@ -29,7 +29,7 @@ _TAG = 0x511CE
 
 
 class Gone(NamedTuple):
-    """What is known of a rank that is gone."""
+    """How a rank has gone."""
 
     in_order: bool
     how: str  # as in "its process has ended"
@@ -191,7 +191,7 @@ class GlooLinks:
             self._changed.notify_all()
 
     def gone(self, rank: int) -> Gone | None:
-        """What is known of a rank that is gone, once all that it sent was taken."""
+        """How a rank has gone, once all that it sent was taken."""
         with self._changed:
             peer = self._peers[rank]
             return None if peer.packets else peer.gone

@@ -1,4 +1,4 @@
-"""What reads or writes all parameters of a wrapped model: its state_dict(), load_state_dict() and save_pretrained()."""
+"""A wrapped model's state_dict(), load_state_dict() and save_pretrained(), which read or write all of its parameters."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def read(presence: Presence) -> _State:
 
 
 def _agreed(presence: Presence, make: Callable[[], T]) -> T:
-    """What make() returns, where it raises on no rank."""
+    """Returns what make() returns. Raises on every rank where it raises on one."""
     ranks = presence.engine.options.ranks
     return make() if ranks is None else ranks.agreed("the optimizer's state_dict", make)
 

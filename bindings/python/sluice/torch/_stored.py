@@ -22,7 +22,7 @@ from ._units import DTYPES
 
 @dataclasses.dataclass(eq=False)
 class Entry:
-    """What is known of a parameter's gradient, from its first backward until it is given up."""
+    """A parameter's gradient, from its first backward until it is given up."""
 
     index: int  # the parameter's
     alive: bool = dataclasses.field(default=True, init=False)
