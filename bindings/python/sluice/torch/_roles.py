@@ -63,8 +63,8 @@ def _dicts(param_groups: Iterable[Any]) -> list[Mapping[str, Any]]:
 
 
 def settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings:
-    """The settings that a group states; its other keys are the user's own. Raises InvalidArgumentError where one is not valid,
-    cannot change, or is a setting that this optimizer does not have."""
+    """The settings that a group states, which may be lists and tensors, as in torch.optim; its other keys are the user's own. Raises
+    InvalidArgumentError where one is not valid, cannot change, or is a setting that this optimizer does not have."""
     had = vars(made_with)
     for name, always in {**dict.fromkeys(_OF_OTHERS, False), **made_with.implied}.items():
         if name not in had and group.get(name) is not None and _plain(group[name]) != always:
@@ -72,23 +72,17 @@ def settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings
                 f"{name} is {group[name]}, which the wrapped model's optimizer does not have: to {type(made_with).__name__} it is always "
                 f"{always}; leave it out"
             )
-    return changed(made_with, {name: value for name, value in group.items() if name in had})
-
-
-def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The settings with other values, which may be lists and tensors, as in torch.optim. Raises InvalidArgumentError where
-    one is out of its range, or cannot change."""
-    made: Settings = settings.replaced(**{name: _plain(value) for name, value in values.items()})
-    for name in settings.fixed:
-        if getattr(made, name) != getattr(settings, name):
+    made: Settings = made_with.replaced(**{name: _plain(value) for name, value in group.items() if name in had})
+    for name in made_with.fixed:
+        if getattr(made, name) != getattr(made_with, name):
             raise InvalidArgumentError(
-                f"{name} is {getattr(made, name)}, and the model was wrapped with {getattr(settings, name)}; it cannot "
-                f"change. {settings.may_change} can"
+                f"{name} is {getattr(made, name)}, and the model was wrapped with {getattr(made_with, name)}; it cannot "
+                f"change. {made_with.may_change} can"
             )
-    if made.has_momentum != settings.has_momentum:
+    if made.has_momentum != made_with.has_momentum:
         raise InvalidArgumentError(
-            f"the {settings.name} optimizer is {'given' if made.has_momentum else 'left without'} momentum, and the model was "
-            f"wrapped {'with' if settings.has_momentum else 'without'}; its array is in the plan, or is not: wrap the model "
+            f"the {made.name} optimizer is {'given' if made.has_momentum else 'left without'} momentum, and the model was "
+            f"wrapped {'with' if made_with.has_momentum else 'without'}; its array is in the plan, or is not: wrap the model "
             "with the momentum that it begins with"
         )
     return made
