@@ -98,7 +98,7 @@ def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
             home.changed()
             for value in state.get(home.index, {}).values():
                 if isinstance(value, torch.Tensor):
-                    _state_files.give_up(value)
+                    _state_files.flush(value)
 
 
 def _by_unit(homes: Iterable[Home]) -> dict[int, list[tuple[Home, Span]]]:

@@ -54,15 +54,9 @@ def make(folder: str | None, shape: tuple[int, ...], dtype: torch.dtype) -> torc
 
 
 def flush(tensor: torch.Tensor) -> None:
-    """Writes a tensor to its file, and gives its memory back to the system."""
-    if (memory := _file_of(tensor)) is not None:
+    """Writes a tensor to its file, if it is in one, and gives its memory back to the system until it is used again."""
+    if (memory := _files.get(tensor.untyped_storage().data_ptr())) is not None:
         memory.flush()
-        memory.madvise(mmap.MADV_DONTNEED)
-
-
-def give_up(tensor: torch.Tensor) -> None:
-    """Gives a tensor's memory back to the system until it is read again, if the tensor is in a file."""
-    if (memory := _file_of(tensor)) is not None:
         memory.madvise(mmap.MADV_DONTNEED)
 
 
@@ -70,10 +64,6 @@ def give_up_all() -> None:
     """Gives the memory of all tensors in files back to the system."""
     for memory in list(_files.values()):
         memory.madvise(mmap.MADV_DONTNEED)
-
-
-def _file_of(tensor: torch.Tensor) -> mmap.mmap | None:
-    return _files.get(tensor.untyped_storage().data_ptr())
 
 
 def _file_without_name(folder: str, size: int) -> mmap.mmap:
