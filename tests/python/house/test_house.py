@@ -151,7 +151,7 @@ def test_modules_of_sluice_torch_import_from_lower_floors():
 
 @pytest.mark.parametrize("module, text", [
     ("_homes", "from ._session import Session"),
-    ("_units", "def f():\n    from . import _checks"),
+    ("_units", "def f():\n    from . import _guards"),
     ("_wrap", "if TYPE_CHECKING:\n    from ._homes import Home"),
     ("_homes", "def f():\n    import transformers"),
 ])

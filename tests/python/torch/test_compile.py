@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import sluice.torch
-from sluice.torch._casts import SeenCasts
+from sluice.torch._saved import SeenCasts
 
 BLOCKS = 3
 LISTS_OF_PASSES = pytest.mark.skipif(torch.__version__ < "2.13", reason="a list of passes is new in PyTorch 2.13")

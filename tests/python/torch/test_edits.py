@@ -189,7 +189,7 @@ def test_a_parameter_that_is_moved_into_shared_memory(share, then):
         loss.backward()
     before = values_of(model)
     share(model.middle.weight)
-    with pytest.raises(sluice.StateError, match=r"'middle.weight' was moved into .*share.*close\(\) .*wrap it again"):
+    with pytest.raises(sluice.StateError, match=r"'middle.weight' was given .*share.*close\(\) .*wrap it again"):
         loss_of(model, 1) if then == "forward" else loss.backward() if then == "backward" else optimizer.step()
     sluice.torch.close(model)
     assert same_values(before, values_of(model))

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import sluice
 import sluice.torch
-from sluice.torch import _gpu, _shortage
-from sluice.torch._gpu import BESIDE, Gpu
-from sluice.torch._gpu_step import Account, FirstStepOnGpu
+from sluice.torch import _demand, _gpu
+from sluice.torch._gpu import BESIDE, Account, Gpu
+from sluice.torch._measures import FirstStepOnGpu
 
 MIB = 1 << 20
 
@@ -89,11 +89,11 @@ class Ends(torch.autograd.Function):
         return gradient, None
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("reserve, device_memory, advice", [
-    ("1MiB", "1GiB", r"and the call takes 1\d\d MiB by an estimate. Wrap the model with reserve='1\d\dMiB', for which there is room"),
-    ("200MiB", "1GiB", r"and the call takes 1\d\d MiB by an estimate. Wrap the model with reserve='251MiB', for which there is room"),
-    ("1MiB", "32MiB", r"With reserve='1\d\dMiB' the model itself has no room any more: .* Or give less at once"),
+@pytest.mark.parametrize("where, reserve, device_memory, advice", [
+    ("forward", "1MiB", "1GiB", r"and the call takes 1\d\d MiB by an estimate. Wrap the model with reserve='1\d\dMiB', for which there is room"),
+    ("forward", "200MiB", "1GiB", r"and the call takes 1\d\d MiB by an estimate. Wrap the model with reserve='251MiB', for which there is room"),
+    ("forward", "1MiB", "32MiB", r"With reserve='1\d\dMiB' the model itself has no room any more: .* Or give less at once"),
+    ("backward", "200MiB", "1GiB", r"beside the model \(reserve\). Wrap the model with reserve='251MiB', for which there is room"),
 ])  # fmt: skip
 def test_pytorchs_error_says_what_to_state(where, reserve, device_memory, advice):
     with fake_gpu.shared():
@@ -137,7 +137,7 @@ def test_a_call_that_cannot_be_estimated_says_the_rest():
 
 
 def test_who_differentiates_otherwise_gets_pytorchs_error():
-    assert torch.autograd._engine_run_backward is _shortage._run_told
+    assert torch.autograd._engine_run_backward is _demand._run_told
     x = torch.ones(1, requires_grad=True)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.autograd.grad(Ends.apply(x, True), x)

@@ -16,9 +16,9 @@ from support.wrapped_models import units_of_modules, wrap
 import sluice
 import sluice.torch
 from sluice import _handle
-from sluice.torch import _memory
-from sluice.torch._gpu import HOST, Gpu
-from sluice.torch._gpu_step import Account, FirstStepOnGpu
+from sluice.torch import _measures
+from sluice.torch._gpu import HOST, Account, Gpu
+from sluice.torch._measures import FirstStepOnGpu
 
 MIB = 1 << 20
 PLAN = {
@@ -110,8 +110,8 @@ def test_memory_that_others_give_back_does_not_count_as_less():
 def test_what_is_taken_of_the_host_is_told(grown, warned, monkeypatch):
     """The plan for 1024 MiB leaves 124 MiB beside the 160 MiB that are assumed for CUDA's libraries."""
     resident = 740 * MIB
-    monkeypatch.setattr(_memory, "resident_bytes", lambda: resident)
-    monkeypatch.setattr(_memory, "_peak_bytes", lambda: resident)
+    monkeypatch.setattr(_measures, "resident_bytes", lambda: resident)
+    monkeypatch.setattr(_measures, "_peak_bytes", lambda: resident)
     step = first_step(Card())
     step.note(2000 * MIB)  # while the model moves in
     step.begin()

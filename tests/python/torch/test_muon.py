@@ -131,7 +131,7 @@ def test_settings_that_cannot_be():
 
 
 def test_a_pytorch_without_products_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(sluice.torch._libraries, "_LIBRARY", tmp_path / "libtorch_cpu.so")
+    monkeypatch.setattr(sluice.torch._prepare, "_LIBRARY", tmp_path / "libtorch_cpu.so")
     assert sluice.torch.team() is None
     with pytest.raises(sluice.NotFoundError, match="sgemm_.*another optimizer"):
         wrap(small_gpt2(), "memory", sluice.Muon())

@@ -24,7 +24,7 @@ from support.wrapped_models import (
 
 import sluice
 import sluice.torch
-from sluice.torch._memory import resident_bytes
+from sluice.torch._measures import resident_bytes
 
 
 @pytest.fixture

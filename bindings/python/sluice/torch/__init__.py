@@ -9,8 +9,8 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
-from ._libraries import sgemm, team
 from ._optimizer import Optimizer
+from ._prepare import sgemm, team
 from ._pretrained import from_pretrained
 from ._reproducible import MicroBatches
 from ._safetensors import save_file

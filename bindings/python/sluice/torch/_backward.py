@@ -1,8 +1,7 @@
-"""Backward passes of a wrapped model, of which one may run within another, and the thread that uses it."""
+"""The thread that uses a wrapped model, and its backward passes, of which one may run within another."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 import threading
@@ -19,75 +18,6 @@ _BEGINNINGS = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 _WAITS_FOR_PASS = torch.autograd.graph._engine_run_backward.__code__  # the function in which a thread waits for its backward pass
 
 
-def _count_beginnings() -> int:
-    """How many backward passes have begun in this thread and not ended. Two: one was begun by a function of the other, for which
-    PyTorch runs both in one thread, and does not tell."""
-    frame: FrameType | None = sys._getframe()
-    passes = 0
-    while frame is not None:
-        passes += frame.f_code in _BEGINNINGS
-        frame = frame.f_back
-    return passes
-
-
-class BackwardPasses(threading.local):
-    """The backward passes of one thread. What runs within another one, as with torch.utils.checkpoint(use_reentrant=True), is
-    a part of it. The numbers that PyTorch gives to passes ascend, and of a pass that fails it does not tell the end."""
-
-    def __init__(self, began: Callable[[], None], ended: Callable[[], None], counted: bool) -> None:
-        """began, ended: methods, whose object it does not keep alive. They are called when an outermost pass is noted first, and
-        when one has ended that gave a gradient. counted: ended() must be called once for each, so that a pass is refused within
-        one that was not noted."""
-        self._began, self._ended, self._counted = weakref.WeakMethod(began), weakref.WeakMethod(ended), counted
-        self._open: dict[int, bool] = {}  # by the pass: whether it gave a gradient
-
-    def note(self) -> None:
-        """Notes the pass that runs in this thread, or that there is none."""
-        now: int = torch._C._current_graph_task_id()
-        if now < 0:
-            self._open.clear()  # those that are left have failed
-        elif now not in self._open:
-            if _count_beginnings() <= 1:
-                self._open = {task: gave for task, gave in self._open.items() if task > now}  # earlier ones have failed
-            if not self._open and (began := self._began()) is not None:
-                began()
-            self._open[now] = False
-            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end, weakref.ref(self), now))
-
-    def gave(self) -> None:
-        """Notes that the pass that runs has given a parameter's gradient."""
-        self.note()
-        self._open[torch._C._current_graph_task_id()] = True
-
-    def end(self, ending: int) -> None:
-        """That pass has ended without an error."""
-        if torch._C._current_autograd_node() is not None:  # the node of another pass, which has begun this one
-            self._end_inner(ending)
-            return
-        gave = any(gave for task, gave in self._open.items() if task >= ending)
-        self._open.clear()
-        if gave and (ended := self._ended()) is not None:
-            ended()
-
-    def _end_inner(self, ending: int) -> None:
-        if not self._open[ending]:
-            del self._open[ending]
-        elif self._counted and min(self._open) == ending:
-            raise StateError(
-                "a backward pass has given gradients within another one of which Sluice knew nothing, and the model was wrapped "
-                "with accumulate=K, where each outermost backward() is a micro-batch; call zero_grad(), and do not call "
-                "backward() in a function that autograd calls"
-            )
-
-
-def _end(passes: weakref.ref[BackwardPasses], ending: int) -> None:
-    if (alive := passes()) is not None:
-        alive.end(ending)
-
-
-# ---- the thread that uses a wrapped model ----
-
-
 class _Pass(NamedTuple):
     """A backward pass that uses the model, as it was noted."""
 
@@ -98,19 +28,30 @@ class _Pass(NamedTuple):
 class Users:
     """Refuses a second thread that uses a wrapped model. A thread uses it inside of a `with`; a backward pass does from begin_pass()
     until it ends or fails. PyTorch runs passes of a GPU, and some on the CPU, in threads of its own: a pass belongs to the thread that
-    waits for it. Calls may come from any thread."""
+    waits for it. A pass that runs within another one, as with torch.utils.checkpoint(use_reentrant=True), is a part of it. Calls may
+    come from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None  # is inside of the `with`
         self._depth = 0
-        self._passes: dict[int, _Pass] = {}  # by PyTorch's number
+        self._passes: dict[int, _Pass] = {}  # by PyTorch's number; these ascend
+        self._gave = False  # whether the pass that goes on has given a parameter's gradient
+        self.failed = False  # whether a pass failed that had given one; who looks at it sets it back
+        self._began: Callable[[], Callable[[], None] | None] = lambda: None
+        self._ended: Callable[[], Callable[[], None] | None] = lambda: None
+        self._counted = False
+
+    def watch(self, began: Callable[[], None], ended: Callable[[], None], counted: bool) -> None:
+        """Lets these methods, whose object it does not keep alive, be called when an outermost pass begins to use the model, and when
+        one has ended without an error that gave a gradient. counted: ended() must be called once for each, so that a pass is refused
+        within one that was not noted."""
+        self._began, self._ended, self._counted = weakref.WeakMethod(began), weakref.WeakMethod(ended), counted
 
     def __enter__(self) -> None:
         me = threading.get_ident()
         with self._lock:
-            in_pass = torch._C._current_graph_task_id() != -1  # and so is what it calls
-            if not in_pass and (self._passes or self._thread not in (None, me)):
+            if not self.in_pass() and (self._passes or self._thread not in (None, me)):  # what a pass calls is the pass's
                 _refuse()
             self._depth += 1
             if self._thread is None:
@@ -122,7 +63,11 @@ class Users:
             if self._depth == 0:
                 self._thread = None
 
-    def begin_pass(self, ended: Callable[[], object] = lambda: None) -> bool:
+    def in_pass(self) -> bool:
+        """Whether this is in a backward pass of PyTorch's."""
+        return torch._C._current_graph_task_id() != -1
+
+    def begin_pass(self, ended: Callable[[], object] | None = None) -> bool:
         """Comes in a backward pass, when it is about to use the model; returns whether this is in one. ended: comes once, when it has
         ended or failed."""
         number: int = torch._C._current_graph_task_id()
@@ -133,22 +78,64 @@ class Users:
             waits = self._thread in (None, made.thread) or _runs_now(self._thread) is _WAITS_FOR_PASS
             if not waits or any(_is_anothers(made, other) for other in self._passes.values()):
                 _refuse()
-            told = _Told()
-            weakref.finalize(told, self._end_pass, number, ended).atexit = False
-            torch.autograd.Variable._execution_engine.queue_callback(told)  # keeps it until the pass ends, in whichever way
+            end = _End(self, number, ended)
+            torch.autograd.Variable._execution_engine.queue_callback(end)  # keeps it until the pass ends, in whichever way
+            is_outermost = not self._passes
             self._passes[number] = made
+        if is_outermost:
+            self._gave = False
+            if (began := self._began()) is not None:
+                began()
         return True
 
-    def _end_pass(self, number: int, ended: Callable[[], object]) -> None:
+    def note_gradient(self) -> None:
+        """Notes that the pass that runs has given a parameter's gradient."""
+        self._gave = self.begin_pass()
+
+    def _end_pass(self, number: int) -> None:
+        """That pass has ended without an error."""
+        if not self._gave or min(self._passes) != number:
+            return
+        if self._passes[number].beginnings <= 1:
+            if (ended := self._ended()) is not None:
+                ended()
+        elif self._counted:
+            raise StateError(
+                "a backward pass has given gradients within another one of which Sluice knew nothing, and the model was wrapped "
+                "with accumulate=K, where each outermost backward() is a micro-batch; call zero_grad(), and do not call "
+                "backward() in a function that autograd calls"
+            )
+
+    def _drop_pass(self, number: int, is_done: bool, ended: Callable[[], object] | None) -> None:
         self._passes.pop(number, None)
-        ended()
+        self.failed = self.failed or (self._gave and not is_done)
+        if ended is not None:
+            ended()
 
 
-class _Told:
-    """What a backward pass keeps until its end."""
+class _End:
+    """What a backward pass keeps until its end, in whichever way, and calls where there was no error."""
+
+    def __init__(self, users: Users, number: int, ended: Callable[[], object] | None) -> None:
+        self._users, self._number, self._ended, self._is_done = users, number, ended, False
 
     def __call__(self) -> None:
-        """Does nothing: the pass then lets go of it."""
+        self._is_done = True
+        self._users._end_pass(self._number)
+
+    def __del__(self) -> None:
+        self._users._drop_pass(self._number, self._is_done, self._ended)
+
+
+def _count_beginnings() -> int:
+    """How many backward passes have begun in this thread and not ended. Two: one was begun by a function of the other, for which
+    PyTorch runs both in one thread, and does not tell."""
+    frame: FrameType | None = sys._getframe()
+    passes = 0
+    while frame is not None:
+        passes += frame.f_code in _BEGINNINGS
+        frame = frame.f_back
+    return passes
 
 
 def _is_anothers(made: _Pass, other: _Pass) -> bool:

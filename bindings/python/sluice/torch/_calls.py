@@ -1,125 +1,208 @@
-"""Which units are on the GPU: those of the calls of modules that go on, and of their backward."""
+"""Calls of a wrapped model and of its modules: what they need is there before they compute, and autograd keeps references to it."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+import torch._dynamo
 
 from .. import _abi
-from ..errors import StateError
-from ._fakes import tensors_in
+from ..errors import Error, StateError
+from ._demand import Demand
+from ._estimate import tensors_in
 from ._homes import Home
 from ._modes import outside_of_graphs
 from ._presence import Presence
-from ._units import owners_around
+from ._saved import SavedTensors, Scope
+from ._units import calls_none, owners_around
+
+_Owners = Mapping[torch.nn.Module, Sequence[int]]
 
 
-class Owner(NamedTuple):
-    """What belongs to a module."""
+@dataclasses.dataclass(eq=False)
+class Owner:
+    """What a module needs in its calls. It refers to modules, so that parameters must not refer to it: Python's collector does not look
+    into all of them. (It is no tuple, into which torch.compile() would look.)"""
 
     name: str  # the module's, by which messages and other owners know it
     units: Mapping[int, int]  # the unit's access, as use_together() takes it
-    homes: Sequence[Home]
-    around: Collection[str]  # the names of owners that the module is in
+    places: Sequence[tuple[Mapping[str, Any], str, Home]]  # parameters of modules, with the name and the home of one
+    around: Collection[str] = ()  # the names of owners that the module is in
+    is_model: bool = False
 
 
-class Call(NamedTuple):
-    """A call of a module that units belong to."""
+class Call:
+    """A call of a module that has begun."""
 
-    name: str  # the module's
-    units: Mapping[int, int]  # with those of the calls that it is in
-    outer: Call | None
-    before: Call | None  # what was there before it, and is after it
+    def __init__(self, name: str, before: Call | None) -> None:
+        self.name = name
+        self.before = before  # what was on the GPU before it, and is after it
+        self.outer: Call | None = None  # the call that it is in
+        self.units: Mapping[int, int] = {}  # what is on the GPU in it, with the units of the calls that it is in
+        self.scope: Scope | None = None  # of a call of the model
+        self.casts: Scope | None = None  # in which it has begun to note casts
+        self.keeps: int | None = None  # see Demand.begin()
+
+
+_RAISED = object()  # the output of a call that an exception has ended
 
 
 class Calls:
-    """Which units of one wrapped model are on the GPU: those of the calls that have not ended; in a backward pass, of the call whose
-    backward is computed, with the calls that it was in. A pass computes what calls have computed in the opposite order, so that one
-    call's backward ends before that of the call before it begins. It refers to no module: parameters refer to it, and Python's
-    collector does not look into all of them."""
+    """The calls of one wrapped model. On the CPU a module's parameters come in when it is called, and go when others need the room.
 
-    def __init__(self, presence: Presence, is_estimating: Callable[[], bool]) -> None:
-        self._presence, self._is_estimating = presence, is_estimating
-        self._now: Call | None = None
-        self._enter, self._leave = outside_of_graphs(self.enter), outside_of_graphs(self.leave)
+    On a GPU are the units of the calls that have not ended; in a backward pass, of the call whose backward is computed, with the calls
+    that it was in. A pass computes what calls have computed in the opposite order, so that one call's backward ends before that of
+    the call before it begins."""
 
-    def install(self, model: torch.nn.Module, owners: Mapping[torch.nn.Module, Sequence[int]]) -> Owner:
-        """Lets calls of modules bring in what belongs to them. Returns what belongs to the model itself."""
+    def __init__(self, presence: Presence, demand: Demand) -> None:
+        """demand: plans for calls."""
+        self._presence, self._demand = presence, demand
+        self._saved = SavedTensors(presence, self.bring_in, self.begin_pass)
+        self._on_gpu = presence.engine.gpu is not None
+        self._scopes: list[Scope] = []  # of the calls of the model that have not ended
+        self._now: Call | None = None  # whose units are on the GPU
+        self._begin_call, self._end_call = outside_of_graphs(self._begin), outside_of_graphs(self._end)
+
+    def install(self, model: torch.nn.Module, owners: _Owners) -> None:
+        """Lets calls bring in what they need. owners: which units belong to which modules on a GPU."""
+        names = {module: f"'{name}'" if name else "the model" for name, module in model.named_modules()}
+        made = self._owners_of_calls(names, owners) if self._on_gpu else self._owners_by_module(names)
+        for module, owner in {model: Owner(names[model], {}, ()), **made}.items():
+            owner.is_model = module is model
+            module.__dict__["_call_impl"] = functools.partial(self._call, module, owner, functools.partial(type(module)._call_impl, module))
+            if module._compiled_call_impl is not None:  # by module.compile(), before it was wrapped
+                module._compiled_call_impl = functools.partial(self._call, module, owner, module._compiled_call_impl)
+
+    def _owners_by_module(self, names: Mapping[torch.nn.Module, str]) -> dict[torch.nn.Module, Owner]:
+        """On the CPU: each module needs its own parameters. A block that was compiled before needs those of all that is in it, where they
+        can be held at once: it is one graph then, in which nothing comes in."""
+        made: dict[torch.nn.Module, Owner] = {}
+        for module, name in names.items():
+            users = [module, *module.children()] if calls_none(module) else [module]
+            if places := self._places_in(users, self._presence.by_id):
+                made[module] = Owner(name, _units_of(places), places)
+        for module in names:
+            places = self._places_in(module.modules(), self._presence.by_id)
+            is_compiled = isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+            if is_compiled and places and len(_units_of(places)) <= self._presence.limit:
+                for inner in module.modules():
+                    made.pop(inner, None)
+                made[module] = Owner(names[module], _units_of(places), places)
+        return made
+
+    def _owners_of_calls(self, names: Mapping[torch.nn.Module, str], owners: _Owners) -> dict[torch.nn.Module, Owner]:
         presence = self._presence
         presence.belongs_to = [""] * len(presence.engine.units)
-        names = {module: f"'{name}'" if name else "the model" for name, module in model.named_modules()}
-        of_model = Owner(names[model], {}, (), ())
-        homes_of: dict[int, list[Home]] = {}  # by unit
-        for home in presence.homes:
-            for unit in home.units:
-                homes_of.setdefault(unit, []).append(home)
-        outside = owners_around(owners)
+        outside, made = owners_around(owners), {}
         for module, units in owners.items():
-            homes = [home for unit in units for home in homes_of.get(unit, ())]
-            around = [names[outer] for outer in outside[module]]
-            owner = Owner(names[module], dict.fromkeys(units, _abi.READ), homes, around)
             for unit in units:
                 presence.belongs_to[unit] = f"{names[module]} ({type(module).__name__})"
-            if module is model:
-                of_model = owner
-                continue
-            module.__dict__["_call_impl"] = functools.partial(self._call, owner, functools.partial(type(module)._call_impl, module))
-            if module._compiled_call_impl is not None:
-                module._compiled_call_impl = functools.partial(self._call, owner, module._compiled_call_impl)
-        return of_model
+            mine = {key: home for key, home in presence.by_id.items() if not set(units).isdisjoint(home.units)}
+            around = [names[outer] for outer in outside[module]]
+            made[module] = Owner(names[module], dict.fromkeys(units, _abi.READ), self._places_in(module.modules(), mine), around)
+        return made
 
-    def _call(self, owner: Owner, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _places_in(self, modules: Iterable[torch.nn.Module], homes: Mapping[int, Home]) -> list[tuple[Mapping[str, Any], str, Home]]:
+        return [
+            (module._parameters, name, homes[id(p)])
+            for module in modules
+            for name, p in module._parameters.items()
+            if id(p) in homes
+        ]
+
+    def _call(self, module: torch.nn.Module, owner: Owner, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`."""
-        if self._is_estimating():
+        if self._demand.estimating:
             return run(*args, **kwargs)
-        output, call = None, self._enter(owner)
+        call, output = self._begin_call(module, owner, args, kwargs), _RAISED
         try:
             output = run(*args, **kwargs)
             return output
+        except torch.OutOfMemoryError as error:
+            if owner.is_model:
+                self._demand.tell(error, (args, kwargs))
+            raise
         finally:
-            self._leave(call, output)
+            self._end_call(call, output)
 
-    def enter(self, owner: Owner) -> Call:
-        """A call begins of the module to which this belongs."""
-        presence, outer = self._presence, self._now
-        presence.check_open()
-        _refuse_transforms()
+    def _begin(self, module: torch.nn.Module, owner: Owner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        presence, call = self._presence, Call(owner.name, self._now)
         presence.users.__enter__()
         try:
             in_pass = self.begin_pass()
-            if presence.full:
-                raise StateError(
-                    "a wrapped model is called within `with sluice.torch.full_parameters()`, where its parameters are on the CPU; call it "
-                    "after that"
-                )
-            presence.check_unwritten(owner.homes)
-            around = outer
-            while in_pass and around is not None and around.name not in owner.around:
-                around = around.outer  # a checkpoint computes a call again that was before or after that one
-            call = Call(owner.name, owner.units if around is None else {**around.units, **owner.units}, around, outer)
-            self._go(call)
+            call.keeps = self._demand.begin(module, args, kwargs)
+            for parameters, name, home in owner.places:
+                home.check_place(parameters.get(name))
+            if self._on_gpu:
+                self._begin_on_gpu(call, owner, in_pass)
+            else:
+                for unit in owner.units:
+                    presence.use(unit)
+            for _, _, home in owner.places:
+                home.check_memory()
+            if owner.is_model:
+                call.scope = Scope(self._saved)
+                call.scope.__enter__()
+                self._scopes.append(call.scope)
+            if self._scopes and self._scopes[-1].begin_casts():
+                call.casts = self._scopes[-1]
         except BaseException:
-            self.leave(Call("", {}, None, outer), None)
+            self._end(call, _RAISED)
             raise
         return call
 
-    def leave(self, call: Call, output: Any) -> None:
-        """That call has ended with this output, or with None after an exception."""
+    def _begin_on_gpu(self, call: Call, owner: Owner, in_pass: bool) -> None:
+        presence, around = self._presence, call.before
+        presence.check_open()
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise StateError(
+                "a model that is wrapped on a GPU is called within a transform of torch.func (grad, vmap, jvp, ...), in which its "
+                "parameters cannot come and go; use torch.autograd.grad(), or wrap the model on the CPU"
+            )
+        if presence.full:
+            raise StateError(
+                "a wrapped model is called within `with sluice.torch.full_parameters()`, where its parameters are on the CPU; call it "
+                "after that"
+            )
+        presence.check_unwritten(home for _, _, home in owner.places)
+        while in_pass and around is not None and around.name not in owner.around:
+            around = around.outer  # a checkpoint computes a call again that was before or after that one
+        call.outer, call.units = around, owner.units if around is None else {**around.units, **owner.units}
+        self._go(call)
+
+    def _end(self, call: Call, output: Any) -> None:
+        """The call has ended with this output, or with _RAISED."""
+        returned = output is not _RAISED
         try:
-            for tensor in [] if output is None else tensors_in([[output]]):
-                if tensor.requires_grad and tensor.grad_fn is not None:
-                    tensor.register_hook(functools.partial(self._begin_backward, call))
-            self._go(call.before)
+            if call.casts is not None:
+                call.casts.end_casts()
+            if call.scope is not None and self._scopes and self._scopes[-1] is call.scope:
+                self._scopes.pop()
+                call.scope.__exit__()
+            if self._on_gpu:
+                for tensor in tensors_in([[output]]) if returned else ():
+                    if tensor.requires_grad and tensor.grad_fn is not None:
+                        tensor.register_hook(functools.partial(self._begin_backward, call))
+                self._go(call.before)
+            if call.keeps is not None:
+                self._demand.end(call.keeps, output if returned else None)
+            if call.scope is not None and not self._scopes and not (self._on_gpu and self._presence.users.in_pass()):
+                with contextlib.nullcontext() if returned else contextlib.suppress(Error):  # the call's own error is told
+                    self._presence.end_call()
         finally:
             self._presence.users.__exit__()
+
+    # ---- backward passes ----
 
     def begin_pass(self) -> bool:
         """Comes in a backward pass, before it uses the model. After it what was there before is there. Returns whether this is in one."""
         before = self._now
-        return self._presence.users.begin_pass(lambda: self._go(before))
+        return self._presence.users.begin_pass(functools.partial(self._go, before) if self._on_gpu else None)
 
     def _begin_backward(self, call: Call, gradient: torch.Tensor) -> None:
         self._presence.check_open()
@@ -131,16 +214,20 @@ class Calls:
             )
         self._go(call)
 
+    def bring_in(self, home: Home) -> None:
+        """Comes in a backward pass that needs a parameter."""
+        if self._on_gpu:
+            self._presence.pinned = {*self._presence.pinned, *home.units}  # until the backward of the next call begins
+        for unit in home.units:
+            self._presence.use(unit)
+        if home.index not in self._presence.full:
+            home.check_memory()
+
     def _go(self, call: Call | None) -> None:
         self._now, self._presence.in_call = call, call is not None
         if not self._presence.engine.closed:
             self._presence.show({} if call is None else call.units)
 
 
-def _refuse_transforms() -> None:
-    """Raises StateError where memory would be shown to parameters as tensors of a transform, which end with it."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise StateError(
-            "a model that is wrapped on a GPU is called within a transform of torch.func (grad, vmap, jvp, ...), in which its parameters "
-            "cannot come and go; use torch.autograd.grad(), or wrap the model on the CPU"
-        )
+def _units_of(places: Iterable[tuple[Mapping[str, Any], str, Home]]) -> dict[int, int]:
+    return dict.fromkeys(sorted({unit for _, _, home in places for unit in home.units}), _abi.READ)

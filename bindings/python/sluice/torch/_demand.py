@@ -1,22 +1,25 @@
-"""Estimates what PyTorch will take for a call of a wrapped model, before anything is computed, and plans for it."""
+"""What PyTorch will take for a call of a wrapped model: it is estimated before anything is computed, and planned for. On a GPU, where the
+plan is made once, it is estimated where PyTorch has no room."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import BudgetError, Error, StateError
-from ._estimate import Estimate, estimate_call, kind_of, with_margin
-from ._fakes import CPU, tensors_in
+from ..engine import plan
+from ..errors import BudgetError, Error, InvalidArgumentError, StateError
+from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
+from ._modes import outside_of_graphs
 from ._presence import Presence
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
 _MOST = 32  # the most estimates that are kept for one kind of calls
+_MIB = 1 << 20
 
 
 class _Seen(NamedTuple):
@@ -37,68 +40,49 @@ class _Kept:
         self.size = size
 
 
-class _Call(NamedTuple):
-    """A call from outside the model that has not ended."""
-
-    module: torch.nn.Module
-    whole: bool  # whether it is a call of the model itself
-    keeps: int  # bytes that it keeps for backward
-
-
 class Demand:
     """Plans for the calls of one wrapped model that come from outside: of the model, or of a module in it where the model
     itself is not called. The engine is planned for the estimate of the call and for what earlier calls keep for backward
-    passes that have not come. Where there is no such plan, the call is refused.
+    passes that have not come. Where there is no such plan, the call is refused. A reserve that the user stated is never changed."""
 
-    A reserve that the user stated is never changed. Calls may come from any thread; while one is estimated, which needs
-    the model's modules, others wait."""
-
-    def __init__(self, presence: Presence, stated: bool, fitted: bool) -> None:
-        """stated: the user stated the reserve; fitted: it was estimated for a batch."""
-        self._presence, self._stated, self._fitted = presence, stated, fitted
+    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int) -> None:
+        """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes."""
+        self._presence, self._stated, self._fitted, self._may_take = presence, stated, fitted, may_take
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._most = 0  # the most bytes that a call needed
         self._besides: int | None = None  # bytes of other use that the process took from wrapping to the first call
-        self._changed = threading.Condition()
-        self._inside: dict[int, _Call] = {}  # the call that each thread is in
+        self._inside = False  # whether a call from outside has not ended
         self._estimating: int | None = None  # the thread that estimates a call now
+        if presence.engine.gpu is not None:
+            _tell_of_passes(self)
 
     @property
     def estimating(self) -> bool:
-        """Whether this thread runs the model for an estimate, in which its hooks do nothing."""
+        """Whether this thread runs the model for an estimate, in which its calls do nothing else."""
         return self._estimating is not None and self._estimating == threading.get_ident()
 
-    def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Comes before a module is called. Raises BudgetError, with nothing changed, where the call would pass the stated
-        memory, and InvalidArgumentError where it cannot be estimated."""
-        if self._stated or self.estimating or _is_no_call():
-            return
-        thread = threading.get_ident()
-        outer = self._inside.get(thread)
-        if outer is not None and (outer.whole or any(inner is module for inner in outer.module.modules())):
-            return
-        with self._changed:
-            self._inside.pop(thread, None)  # a call that was interrupted, without an end
-            train = torch.is_grad_enabled() and self._presence.trainable
-            found = self._find(module, args, kwargs, train)
-            self._provide(module, found, train)
-            self._inside[thread] = _Call(module, module is self._presence.model(), found.kept if train else 0)
+    def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Comes before a module is called. Returns the bytes that the call keeps for backward, for end(), or None where it is not
+        planned for. Raises BudgetError, with nothing changed, where the call would pass the stated memory, and
+        InvalidArgumentError where it cannot be estimated."""
+        if self._stated or self._inside or _is_no_call():
+            return None
+        train = torch.is_grad_enabled() and self._presence.trainable
+        found = self._find(module, args, kwargs, train)
+        self._provide(module, found, train)
+        self._inside = True
+        return found.kept if train else 0
 
-    def end(self, module: torch.nn.Module, output: Any) -> None:
-        """Comes after a module's call, with its output, or with None after an exception."""
-        call = None if self.estimating else self._inside.get(threading.get_ident())
-        if call is None or call.module is not module:
-            return
-        with self._changed:
-            del self._inside[threading.get_ident()]
-            self._changed.notify_all()
-            if call.keeps:
-                kept = _Kept(call.keeps)
-                for tensor in tensors_in([[output]]):
-                    if tensor.grad_fn is not None:
-                        tensor.grad_fn.metadata[id(self)] = kept  # type: ignore[index]
-                        self._kept.add(kept)
+    def end(self, keeps: int, output: Any) -> None:
+        """Comes after that call, with its output, or with None after an exception."""
+        self._inside = False
+        if keeps:
+            kept = _Kept(keeps)
+            for tensor in tensors_in([[output]]):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.metadata[id(self)] = kept  # type: ignore[index]
+                    self._kept.add(kept)
 
     def freed(self) -> None:
         """Comes in a backward pass, which frees what was kept for it."""
@@ -118,27 +102,12 @@ class Demand:
         seen.append(_Seen(sizes, found))
         return found
 
-    def estimated(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Estimate:
-        """The estimate for a call of the model with these arguments. Raises InvalidArgumentError where there is none."""
-        model = self._presence.model()
-        assert model is not None, "it was called"
-        with self._changed:
-            return self._estimated(model, args, kwargs, torch.is_grad_enabled() and self._presence.trainable)
-
     def _estimated(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> Estimate:
         model, gpu = self._presence.model(), self._presence.engine.gpu
         assert model is not None, "it was called"
-        with self._alone():
-            return estimate_call(model, module, args, kwargs, train, CPU if gpu is None else gpu.device)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keeps other threads out of the model inside of the `with`."""
-        while self._inside.keys() & {thread.ident for thread in threading.enumerate()}:
-            self._changed.wait(1.0)
         self._estimating = threading.get_ident()
         try:
-            yield
+            return estimate_call(model, module, args, kwargs, train, CPU if gpu is None else gpu.device)
         finally:
             self._estimating = None
 
@@ -182,8 +151,74 @@ class Demand:
             "gradient checkpointing, accumulation), or wrap the model with more memory"
         )
 
+    # ---- where PyTorch has no room on a GPU ----
+
+    @property
+    def awaits_pass(self) -> bool:
+        """Whether a backward pass may come."""
+        return not self._presence.engine.closed and self._presence.engine.in_step
+
+    def tell(self, error: BaseException, call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> None:
+        """Raises the error for one of PyTorch's in a call of the model with these arguments, or in a backward pass, unless that is told."""
+        gpu, model = self._presence.engine.gpu, self._presence.model()
+        if gpu is None or model is None or isinstance(error, Error):
+            return
+        what = f"this call of {type(model).__name__}" if call else f"the backward pass of a call of {type(model).__name__}"
+        need = None if call is None else self._need_of_call(model, *call)
+        says = str(error).partition(" GPU ")[0].rstrip(". ")
+        raise OutOfMemoryError(
+            f"PyTorch has no room for {what}: {says}. Of the memory of GPU {gpu.index} it may take {self._may_take // _MIB} MiB beside the "
+            f"model (reserve)" + ("" if need is None else f", and the call takes {need // _MIB} MiB by an estimate") + f". {self._advice(need)}"
+        ) from error
+
+    def _need_of_call(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        try:
+            return reserve_for(self._estimated(model, args, kwargs, torch.is_grad_enabled() and self._presence.trainable))
+        except InvalidArgumentError:
+            return None  # its operations depend on values
+
+    def _advice(self, need: int | None) -> str:
+        """What to state instead. Where the estimate is less than there is, the loop keeps something there, or memory lies in pieces."""
+        engine = self._presence.engine
+        if need is None or need <= self._may_take:
+            need = self._may_take + self._may_take // 4
+        reserve = f"reserve='{need // _MIB + 1}MiB'"
+        less = "give less at once (a smaller batch, gradient checkpointing, accumulation)"
+        given_back = sum(line.current for line in engine.ledger() if (line.tier, line.purpose) == ("host", "total"))
+        of_device = (need // _MIB + 1) * _MIB + (0 if engine.gpu is None else engine.gpu.beside)
+        try:
+            plan(engine.units, dataclasses.replace(engine.options, device_reserved=of_device, given_back=given_back))
+        except BudgetError as short:
+            return f"With {reserve} the model itself has no room any more: {short}. Or {less}"
+        return f"Wrap the model with {reserve}, for which there is room beside it, or {less}"
+
 
 def _is_no_call() -> bool:
     """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
     transforms of torch.func, where no model runs with fakes."""
     return torch._C._current_graph_task_id() != -1 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+class OutOfMemoryError(BudgetError, torch.OutOfMemoryError):
+    """PyTorch has no room for a call of a wrapped model, or for its backward pass. It is PyTorch's error, too, for who catches that."""
+
+
+_on_gpus: weakref.WeakSet[Demand] = weakref.WeakSet()
+_run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+
+def _tell_of_passes(demand: Demand) -> None:
+    """Lets it tell of errors in backward passes, which call nothing of the model's at their end."""
+    _on_gpus.add(demand)
+    torch.autograd._engine_run_backward = _run_told  # type: ignore[attr-defined]
+
+
+@outside_of_graphs
+def _run_told(*args: Any, **kwargs: Any) -> Any:
+    try:
+        return _run_backward(*args, **kwargs)
+    except torch.OutOfMemoryError as error:
+        for demand in list(_on_gpus):
+            if demand.awaits_pass:
+                demand.tell(error)
+        raise

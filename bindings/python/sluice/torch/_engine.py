@@ -15,12 +15,21 @@ import torch
 from ..device import predicted
 from ..engine import Values
 from ..errors import InvalidArgumentError, StateError
-from ..model import Path, Size
+from ..model import Path
 from . import _beside
 from ._homes import ModelEngine
-from ._memory import FirstStep
+from ._measures import FirstStep, Ready
 from ._presence import Presence
-from ._ready import Ready
+
+
+def _refused(call: str, remedy: str) -> Any:
+    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
+        """Refused."""
+        raise StateError(
+            f"{call}() is called on the engine of a wrapped model, whose hooks and whose optimizer do that themselves; {remedy}"
+        )
+
+    return refuse
 
 
 class WrappedEngine(ModelEngine):
@@ -32,45 +41,16 @@ class WrappedEngine(ModelEngine):
     presence: weakref.ref[Presence] | None = None  # set once the model has moved in
     groups_of: Callable[[], _beside.Groups | None] = staticmethod(lambda: None)  # the optimizer, as long as it lives
 
-    def begin_step(self, *given: Any, **named: Any) -> NoReturn:
-        """Refused."""
-        _refuse("begin_step", "a forward pass with gradients begins a step")
-
-    def step(self, *given: Any, **named: Any) -> NoReturn:
-        """Refused."""
-        _refuse("step", "call step() of the optimizer that sluice.torch.wrap() gave")
-
-    def abandon_step(self) -> NoReturn:
-        """Refused."""
-        _refuse("abandon_step", "optimizer.zero_grad() drops what the step has")
-
-    def end_micro_batch(self) -> NoReturn:
-        """Refused."""
-        _refuse("end_micro_batch", "each backward() of a model that was wrapped with accumulate= ends one")
-
-    def end_gradients(self, unit: str) -> NoReturn:
-        """Refused."""
-        _refuse("end_gradients", "backward() of a model that was wrapped with accumulate= says so")
-
-    def acquire(self, unit: str, gradient: bool = False) -> NoReturn:
-        """Refused."""
-        _refuse("acquire", "a unit is there when its module is called, and whenever a parameter is touched")
-
-    def add_gradient(self, name: str, gradient: Any, dtype: str = "f32") -> NoReturn:
-        """Refused."""
-        _refuse("add_gradient", "add to p.grad of the model's parameter")
-
-    def multiply_gradient(self, name: str, factor: float) -> NoReturn:
-        """Refused."""
-        _refuse("multiply_gradient", "multiply p.grad of the model's parameter (p.grad.mul_(factor))")
-
-    def drop_gradient(self, name: str) -> NoReturn:
-        """Refused."""
-        _refuse("drop_gradient", "set p.grad of the model's parameter to None")
-
-    def replan(self, reserved: Size) -> NoReturn:
-        """Refused."""
-        _refuse("replan", "what PyTorch needs is found at each call of the model, or stated as wrap(reserve=...)")
+    begin_step = _refused("begin_step", "a forward pass with gradients begins a step")
+    step = _refused("step", "call step() of the optimizer that sluice.torch.wrap() gave")
+    abandon_step = _refused("abandon_step", "optimizer.zero_grad() drops what the step has")
+    end_micro_batch = _refused("end_micro_batch", "each backward() of a model that was wrapped with accumulate= ends one")
+    end_gradients = _refused("end_gradients", "backward() of a model that was wrapped with accumulate= says so")
+    acquire = _refused("acquire", "a unit is there when its module is called, and whenever a parameter is touched")
+    add_gradient = _refused("add_gradient", "add to p.grad of the model's parameter")
+    multiply_gradient = _refused("multiply_gradient", "multiply p.grad of the model's parameter (p.grad.mul_(factor))")
+    drop_gradient = _refused("drop_gradient", "set p.grad of the model's parameter to None")
+    replan = _refused("replan", "what PyTorch needs is found at each call of the model, or stated as wrap(reserve=...)")
 
     def plan(self) -> dict[str, Any]:
         """Engine's plan, with "pytorch": the bytes that PyTorch was estimated to take at once ("peak"), those that were
@@ -132,19 +112,20 @@ class WrappedEngine(ModelEngine):
 
     def set_values(self, unit: str, values: Values) -> None:
         """Sets values as Engine does, also after forward passes, whose graphs backward then refuses."""
-        with self._turn() as presence:
-            if presence is not None:
-                presence.release_all()
+        with self._changing():
             super().set_values(unit, values)
-            if presence is not None:
-                presence.changed()
 
     def load_values(self, path: Path) -> None:
         """Loads values as Engine does, also after forward passes, whose graphs backward then refuses."""
+        with self._changing():
+            super().load_values(path)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
         with self._turn() as presence:
             if presence is not None:
                 presence.release_all()
-            super().load_values(path)
+            yield
             if presence is not None:
                 presence.changed()
 
@@ -154,9 +135,3 @@ class WrappedEngine(ModelEngine):
         presence = None if self.presence is None or self.closed else self.presence()
         with contextlib.nullcontext() if presence is None else presence.users:
             yield presence
-
-
-def _refuse(call: str, remedy: str) -> NoReturn:
-    raise StateError(
-        f"{call}() is called on the engine of a wrapped model, whose hooks and whose optimizer do that themselves; {remedy}"
-    )

@@ -8,20 +8,23 @@ import random
 import sys
 import threading
 import traceback
+import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
-from ._fakes import CPU, Fakes, fake_of, faked, tensors_in
 from ._gpu import HOST, WORKSPACES, Gpu
 from ._modes import Mode
 
+CPU = torch.device("cpu")
+_OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
@@ -40,7 +43,8 @@ class Estimate:
     kept: int = 0
 
 
-# The stance of torch.compile() is the process's: of two threads that set it by turns, one would put back the other's for ever.
+# The stance of torch.compile(), and whether there are modes, are the process's: of two threads that set them by turns, one would put back
+# the other's for ever.
 _one_at_a_time = threading.RLock()
 
 
@@ -59,8 +63,8 @@ class _Alive(Mode):
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 self._note(tensor.untyped_storage())
-        if func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self.ignored:
-            self._casts.add(result.untyped_storage()._cdata)
+        if func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self.ignored:
+            self._casts.add(id(result.untyped_storage()))
         return result
 
     @contextlib.contextmanager
@@ -68,25 +72,22 @@ class _Alive(Mode):
         """Inside of the `with`, neither autocast's cache nor backward keeps casts of parameters, as in a wrapped model.
         kind: of the device that computes."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        allowed = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
-        if not torch.is_autocast_enabled(kind) or not allowed or top is not None:
-            yield
-            return
         cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
-                yield
-        finally:
-            torch.set_autocast_cache_enabled(cached)
+        with contextlib.ExitStack() as hooks:
+            if torch.is_autocast_enabled(kind) and top is None:
+                with contextlib.suppress(RuntimeError):  # they are not allowed
+                    hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
+                    hooks.callback(torch.set_autocast_cache_enabled, cached)
+                    torch.set_autocast_cache_enabled(False)
+            yield
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if tensor.untyped_storage()._cdata in self._casts:
+        if id(tensor.untyped_storage()) in self._casts:
             return tuple(tensor.shape), tensor.stride(), tensor.dtype
         return tensor if tensor.grad_fn is None else tensor.detach()
 
     def _note(self, storage: Any) -> None:
-        key = storage._cdata
+        key = id(storage)
         if key in self._seen or key in self.ignored:
             return
         self._seen.add(key)
@@ -226,7 +227,8 @@ def estimate_call(
     InvalidArgumentError where that is not possible; what, call_of_it: the call, for its message."""
     alive = _Alive()
     try:
-        return _estimated(alive, model, called, args, kwargs, train, device)
+        with _one_at_a_time:
+            return _estimated(alive, model, called, args, kwargs, train, device)
     except Error:
         raise
     except Exception as error:
@@ -242,7 +244,7 @@ def _estimated(
     train: bool,
     device: torch.device,
 ) -> Estimate:
-    fake = Fakes(allow_non_fake_inputs=True)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     call = tree_map(
         lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
     )
@@ -250,10 +252,10 @@ def _estimated(
         for tensor in tensors:
             if tensor.is_leaf and tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
-        alive.ignored.update(tensor.untyped_storage()._cdata for tensor in tensors)
+        alive.ignored.update(id(tensor.untyped_storage()) for tensor in tensors)
         # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
         unchecked = torch.autograd.set_detect_anomaly(False)
-        with _one_at_a_time, torch.compiler.set_stance("force_eager"), fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
+        with torch.compiler.set_stance("force_eager"), fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
             kept = _step(called, call[0], call[1], train, alive)
         return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 
@@ -305,3 +307,122 @@ def _cross_entropy_of(output: torch.Tensor) -> torch.Tensor:
     shifted = values.clone(memory_format=torch.contiguous_format).float()
     rows = shifted.reshape(-1, shifted.shape[-1] if shifted.dim() > 0 else 1)
     return torch.nn.functional.cross_entropy(rows, torch.zeros(len(rows), dtype=torch.int64, device=rows.device))
+
+
+# ---- fake tensors in place of a model's own ----
+
+
+@contextlib.contextmanager
+def faked(
+    model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = (), device: torch.device = CPU
+) -> Iterator[list[torch.Tensor]]:
+    """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
+    and for tensors of objects among its arguments (caches), which are yielded. Afterwards modules, and the lists, dicts,
+    sets and objects that they hold, have what they had, whatever forward and backward put there. device: where those on the
+    meta device will be; a GPU: where all will be."""
+    with fake:
+        made = {id(p): _like(p, device).requires_grad_(p.requires_grad and train) for p in model.parameters()}
+        made |= {id(b): _like(b, device) for b in model.buffers() if id(b) not in made}
+    gradients = [(p, p.grad) for p in model.parameters()]
+    held = [(holder, _contents(holder)) for holder in _holders(call)]
+    made |= {id(t): fake_of(fake, t, train, device) for t in _plain_tensors(contents for _, contents in held)}
+    known = {id(holder) for holder, _ in held}
+    held += [(holder, _contents(holder)) for holder in _holders([model]) if id(holder) not in known]
+    try:
+        for holder, contents in held:
+            swapped = _swapped(contents, made)
+            if not _same(swapped, contents):
+                _fill(holder, swapped)
+        yield list(made.values())
+    finally:
+        for holder, contents in held:
+            if not _same(_contents(holder), contents):
+                _fill(holder, contents)
+        for p, gradient in gradients:
+            if p.grad is not gradient:
+                p.grad = gradient
+
+
+def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool, device: torch.device = CPU) -> torch.Tensor:
+    """A fake tensor that is like this one, and a leaf of backward. device: a GPU where it is to be."""
+    made: torch.Tensor = fake.from_tensor(tensor.detach())
+    if device.type != "cpu":
+        with fake:
+            made = made.to(device)
+    return made.requires_grad_(train and tensor.requires_grad)
+
+
+def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    is_moved = tensor.is_meta or device.type != "cpu"
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device if is_moved else tensor.device)
+
+
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors that these objects hold."""
+    return _plain_tensors(_contents(holder) for holder in _holders(values))
+
+
+def _plain_tensors(held: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors in these holders that are not fake."""
+    found: list[torch.Tensor] = []
+    for contents in held:
+        for value in contents.values() if isinstance(contents, dict) else contents:
+            several = value if type(value) is tuple else (value,)
+            found += [t for t in several if isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor)]
+    return found
+
+
+def _holders(values: Sequence[Any]) -> list[Any]:
+    """All dicts, lists, deques and sets in these values, attributes of modules and other objects included."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    open_ends: list[Any] = list(values)
+    while open_ends:
+        value = open_ends.pop()
+        if id(value) in seen or isinstance(value, _OPAQUE):
+            continue
+        seen.add(id(value))
+        if isinstance(value, (dict, list, deque, set)):
+            found.append(value)
+            open_ends += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, (tuple, frozenset)):
+            open_ends += value
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and _is_of_the_model(value):
+            open_ends.append(attributes)
+    return found
+
+
+def _is_of_the_model(value: Any) -> bool:
+    """Whether an object belongs to the model, and not to PyTorch itself, such as the compiler's state."""
+    return isinstance(value, torch.nn.Module) or not type(value).__module__.startswith("torch")
+
+
+def _contents(holder: Any) -> Any:
+    return dict(holder) if isinstance(holder, dict) else set(holder) if isinstance(holder, set) else list(holder)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if len(one) != len(other):
+        return False
+    if isinstance(one, set):
+        return {id(item) for item in one} == {id(item) for item in other}
+    if isinstance(one, dict) and any(a is not b for a, b in zip(one, other, strict=True)):
+        return False
+    values = (one.values(), other.values()) if isinstance(one, dict) else (one, other)
+    return all(a is b for a, b in zip(*values, strict=True))
+
+
+def _fill(holder: Any, contents: Any) -> None:
+    holder.clear()
+    holder.extend(contents) if isinstance(holder, (list, deque)) else holder.update(contents)
+
+
+def _swapped(contents: Any, made: Mapping[int, torch.Tensor]) -> Any:
+    def swap(value: Any) -> Any:
+        if type(value) is tuple and any(id(item) in made for item in value):
+            return tuple(made.get(id(item), item) for item in value)
+        return made.get(id(value), value)
+
+    if isinstance(contents, dict):
+        return {key: swap(value) for key, value in contents.items()}
+    return contents if isinstance(contents, set) else [swap(value) for value in contents]

@@ -9,7 +9,7 @@ import torch
 
 from .. import _abi
 from ..errors import StateError
-from . import _absent, _state_files
+from . import _homes, _state_files
 from ._homes import Home
 from ._presence import Presence
 
@@ -41,14 +41,14 @@ def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> 
             copy = _state_files.make(folder, tuple(home.memory.shape), home.memory.dtype)
             copy.copy_(_in_gpu(presence, home, _abi.READ))
             _state_files.flush(copy)
-            _absent.show(home.parameter, copy)
+            _homes.show(home.parameter, copy)
             presence.full.add(home.index)
         yield
     finally:
         shown = [(home, home.parameter.detach()) for home in mine if home.index in presence.full]
         for home, _ in shown:
             presence.full.discard(home.index)
-            _absent.show(home.parameter, home.memory)
+            _homes.show(home.parameter, home.memory)
             presence.conceal(home)
             home.note_values()
         for home, values in shown if writeback else ():

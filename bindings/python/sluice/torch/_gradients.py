@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import InvalidArgumentError, StateError
-from ._at_once import refuse_use
-from ._homes import Home, written_by
+from ._homes import Home, name_of, written_by
 from ._presence import Presence
 from ._modes import outside_of_graphs
 from ._stored import Entry
@@ -51,7 +50,11 @@ class Slot(Entry):
             "tensor now, or clone() what is needed later"
         )
         if self.applied and not self.zeroed:
-            raise refuse_use(self.home.name)
+            raise StateError(
+                f"the gradient of '{self.home.name}' is gone: it was applied in backward (update_in_backward=True). Clipping by the norm, "
+                "gradient accumulation, loss scaling (GradScaler) and anything else that looks at p.grad need it: wrap the model "
+                "without update_in_backward, or call zero_grad() before the next backward"
+            )
         if not self.alive:
             raise StateError(
                 f"this gradient of '{self.home.name}' was given up (zero_grad(), or another took its place); "
@@ -101,7 +104,7 @@ class Gradient(torch.Tensor):
     def __init__(self, presence: Presence, home: Home) -> None:
         self._slot = Slot(home.index, weakref.ref(presence))
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch.nn.Parameter.__torch_function__
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         there = self._slot.alive and not self._slot.applied
@@ -127,27 +130,14 @@ class Gradient(torch.Tensor):
         if values is not self:
             self._slot.replace(values.detach().to(self.dtype).clone())
 
-    def data_ptr(self) -> NoReturn:
-        """Raises: the engine's gradients have no address."""
-        self._refuse_memory()
-
-    def share_memory_(self) -> NoReturn:
-        """As data_ptr()."""
-        self._refuse_memory()
-
-    def __dlpack__(self, **_: Any) -> NoReturn:
-        """Raises: writes to shared memory would be lost."""
-        self._refuse_memory()
-
-    def __dlpack_device__(self) -> NoReturn:
-        """As __dlpack__()."""
-        self._refuse_memory()
-
-    def _refuse_memory(self) -> NoReturn:
+    def _refuse_memory(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: the engine's gradients have no address, and writes to shared memory would be lost."""
         raise StateError(
             f"the gradient of '{self._slot.home.name}' is to be used by its address, and it is the engine's, which may have "
             "it on disk; use a clone(), and copy_() back what is written to that"
         )
+
+    data_ptr = share_memory_ = __dlpack__ = __dlpack_device__ = _refuse_memory
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self._slot.values()
@@ -160,10 +150,7 @@ class Gradient(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func.namespace == "c10d":  # collectives do not say what they write, nor when
             next(value for value in _gradients_in([args, kwargs or {}]))._refuse_memory()
-        handler = _HANDLERS.get(func)
-        result = NotImplemented if handler is None else handler(*args, **(kwargs or {}))
-        if result is NotImplemented:
-            result = _on_copies(func, args, kwargs or {})
+        result = _run(func, args, kwargs or {})
         for value in _gradients_in(list(written_by(func, args, kwargs or {}))):
             if value._slot.version is not None:
                 value._slot.version += 1  # by this operation
@@ -218,6 +205,46 @@ class Gradients:
         return gradient
 
 
+class Arrived:
+    """Tells the engine when all gradients of a unit have come, which sums them over the ranks then where this is the last
+    micro-batch of a step. It tells of units of which each gradient came once in an earlier pass: one that comes again would be
+    added to a mean. One that does not come is summed with the others when backward ends."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._of_unit = [0] * len(presence.engine.units)  # how many gradients a unit has
+        for home in presence.homes:
+            for unit in home.units if home.trainable else ():
+                self._of_unit[unit] += 1
+        self._came: set[int] = set()
+        self._missing = list(self._of_unit)
+        self._complete: set[int] = set()  # units all of whose gradients have come in this pass
+        self._known: set[int] = set()  # those of which they have in an earlier one
+        self._repeated: set[int] = set()  # those of which one has come twice in a pass
+
+    def forget(self) -> None:
+        """Begins a backward pass."""
+        self._known |= self._complete
+        self._complete.clear()
+        self._came.clear()
+        self._missing = list(self._of_unit)
+
+    def note(self, home: Home) -> None:
+        """Comes when the engine has the parameter's gradient of this backward pass."""
+        with self._presence.lock:
+            if home.index in self._came:
+                self._repeated.update(home.units)
+                return
+            self._came.add(home.index)
+            for unit in home.units:
+                self._missing[unit] -= 1
+                if self._missing[unit] > 0:
+                    continue
+                self._complete.add(unit)
+                if unit in self._known and unit not in self._repeated:
+                    self._presence.engine._handle.call("sluice_engine_end_gradients", unit)
+
+
 _Copies = dict[int, tuple[Gradient, torch.Tensor]]  # by the slot's id
 
 
@@ -238,9 +265,15 @@ def _plain(value: Any, copies: _Copies) -> Any:
     return value
 
 
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    handler = _HANDLERS.get(func)
+    result = NotImplemented if handler is None else handler(*args, **kwargs)
+    return _on_copies(func, args, kwargs) if result is NotImplemented else result
+
+
 def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     written = list(_gradients_in(list(written_by(func, args, kwargs))))
-    if written and func._opname.removeprefix("_foreach_") not in _WRITES:
+    if written and name_of(func).removeprefix("_foreach_") not in _WRITES:
         raise StateError(
             f"the gradient of '{written[0]._slot.home.name}' is written by {func}, and the engine, which has it, copies, adds, multiplies, "
             "clamps and zeroes; change a clone(), and copy_() that into the gradient"
@@ -338,25 +371,18 @@ def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
     return list(torch.tensor(alone, dtype=kind, device=device).unbind())
 
 
-def _foreach(each: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def apply(values: Any, other: Any) -> Any:
-        factors = _scalars(other if isinstance(other, (list, tuple)) else [other] * len(values))
-        if None in factors or not all(isinstance(value, Gradient) for value in values):
-            return NotImplemented
-        for value, factor in zip(values, factors, strict=True):
-            each(value, factor)
-        return None
+def _each(by_number: Any, by_tensor: Any) -> Callable[..., None]:
+    """An operation on many gradients does one after another, since copies of all may not fit."""
+
+    def apply(values: Any, others: Any) -> None:
+        given = others if isinstance(others, (list, tuple)) else [others] * len(values)
+        different = {id(other): other for other in given}  # each tensor's number is asked once: for one on a GPU that is a wait
+        numbers = {key: _scalar(other) for key, other in different.items()}
+        for value, other in zip(values, given, strict=True):
+            number = numbers[id(other)]
+            _run(by_tensor, (value, other), {}) if number is None else _run(by_number, (value, number), {})
 
     return apply
-
-
-def _scalars(values: Any) -> list[float | None]:
-    """The numbers, each tensor's asked once: for one on a GPU that is a wait."""
-    known: dict[int, float | None] = {}
-    for value in values:
-        if id(value) not in known:
-            known[id(value)] = _scalar(value)
-    return [known[id(value)] for value in values]
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
@@ -377,17 +403,6 @@ def _is_finite(value: Gradient) -> bool:
     return slot.applied or math.isfinite(slot.presence.stored.norm(slot.home))
 
 
-def _foreach_clamp(each: Callable[[torch.Tensor, Any], Any]) -> Callable[..., Any]:
-    """Clamps one gradient after another, since copies of all may not fit."""
-
-    def apply(values: Any, bound: Any) -> Any:
-        for value in values:
-            each(value, bound)
-        return None
-
-    return apply
-
-
 def _detach(value: Gradient) -> Gradient:
     """Another tensor of the same gradient, which stays in the engine until the last of them is gone."""
     return value
@@ -403,17 +418,16 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _detach,
     _aten.linalg_vector_norm.default: _norm,
     _aten._foreach_norm.Scalar: _foreach_norm,
-    _aten._foreach_mul_.Scalar: _foreach(_multiply),
-    _aten._foreach_mul_.ScalarList: _foreach(_multiply),
-    _aten._foreach_mul_.Tensor: _foreach(_multiply),
-    _aten._foreach_mul_.List: _foreach(_multiply),
-    _aten._foreach_div_.Scalar: _foreach(_divide),
-    _aten._foreach_div_.ScalarList: _foreach(_divide),
-    _aten._foreach_div_.Tensor: _foreach(_divide),
-    _aten._foreach_clamp_min_.Scalar: _foreach_clamp(torch.Tensor.clamp_min_),
-    _aten._foreach_clamp_max_.Scalar: _foreach_clamp(torch.Tensor.clamp_max_),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
+
+for _many, _by_number, _by_tensor in (
+    (_aten._foreach_mul_, _aten.mul_.Scalar, _aten.mul_.Tensor),
+    (_aten._foreach_div_, _aten.div_.Scalar, _aten.div_.Tensor),
+    (_aten._foreach_clamp_min_, _aten.clamp_min_.default, _aten.clamp_min_.Tensor),
+    (_aten._foreach_clamp_max_, _aten.clamp_max_.default, _aten.clamp_max_.Tensor),
+):
+    _HANDLERS.update({getattr(_many, overload): _each(_by_number, _by_tensor) for overload in _many.overloads()})
 
 # clip_grad_norm_() then asks for all norms at once, and multiplies all by one number. Otherwise each norm would go to a GPU by itself,
 # and each factor come back.

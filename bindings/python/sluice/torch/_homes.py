@@ -1,25 +1,121 @@
-"""The engine's memory as tensors, and tensors as memory for the engine."""
+"""Where parameters live: the engine's memory as tensors, what a parameter is while its unit is not on the GPU, and tensors as memory for
+the engine."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import gc
-import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch.utils._pytree import tree_iter
+from torch.utils.dlpack import from_dlpack
 
 from .._library import library
 from ..engine import Engine
 from ..errors import StateError
 from ..model import Options, Unit
-from . import _absent
-from ._absent import Absent, storage_of
-from ._dlpack import Lent
 from ._gpu import Gpu
+from ._modes import Mode
+
+
+# ---- parameters whose unit is not on the GPU ----
+
+Missed = Callable[[torch.nn.Parameter, str], None]
+"""Brings a parameter in for what needs it, or raises the StateError that says where it is there."""
+
+# What is asked for at every step, and does not need elements.
+_ASKS = frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in ("device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
+) | {torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.grad.__set__}  # type: ignore[union-attr]
+# What finds elements without an operation, or gives the parameter others.
+_TAKES = {
+    getattr(torch.Tensor, name): f"{name}()" for name in ("data_ptr", "untyped_storage", "storage", "tolist", "share_memory_", "__dlpack__")
+} | {torch.Tensor.data.__set__: "an assignment to .data"}  # type: ignore[attr-defined]
+
+
+class Absent(torch.nn.Parameter):
+    """The class that a parameter has while its unit is not on the GPU. It is one NaN, expanded to its shape."""
+
+    _missed: Missed
+    _was: type[torch.nn.Parameter]  # the class that it has otherwise
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        return f"Parameter of shape {tuple(self.shape)}, whose unit is not on the GPU now"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _ASKS:
+                return func(*args, **(kwargs or {}))
+            if func in _TAKES:
+                _need(args, _TAKES[func])
+            with _Operations():
+                return func(*args, **(kwargs or {}))
+
+
+class _Operations(Mode):
+    """Says which operations need elements of absent parameters."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = name_of(func)
+        if not (name.endswith("_like") or name.startswith("new_") or name == "_has_compatible_shallow_copy_type"):  # of `.data = ...`
+            _need((args, kwargs or {}), f"{func}")
+        return func(*args, **(kwargs or {}))
+
+
+def _need(arguments: Any, what: str) -> None:
+    for tensor in tree_iter(arguments):
+        if isinstance(tensor, Absent):
+            tensor._missed(tensor, what)
+    if any(isinstance(tensor, Absent) for tensor in tree_iter(arguments)):  # one has taken the room of another
+        raise StateError(f"{what} needs parameters of more units at once than may be held; wrap the model with a larger held_units")
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of the storage that a tensor is a view of."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # it has no elements, as the zeros of forward-mode AD
+        return 0
+
+
+def show(parameter: torch.nn.Parameter, memory: torch.Tensor) -> None:
+    """Makes a parameter a plain one that refers to this memory."""
+    if isinstance(parameter, Absent):
+        parameter.__class__ = parameter._was  # type: ignore[assignment]
+        del parameter._missed
+    with torch._C._DisableTorchDispatch():  # modes would see it as an operation on both
+        parameter.data = memory
+
+
+def conceal(parameter: torch.nn.Parameter, missed: Missed) -> None:
+    """Makes a parameter an absent one."""
+    if isinstance(parameter, Absent):
+        return
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+        parameter.data = _nan(parameter.dtype, parameter.device).expand(parameter.shape)
+    parameter.__class__ = _absent(type(parameter))
+    parameter._missed = missed  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _absent(own: type[torch.nn.Parameter]) -> type[torch.nn.Parameter]:
+    """The class of absent parameters that are of the class `own` otherwise."""
+    return type("Absent", (Absent,) if own is torch.nn.Parameter else (Absent, own), {"_was": own})
+
+
+@functools.cache
+def _nan(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), float("nan"), dtype=dtype, device=device)
+
+
+# ---- homes ----
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +154,7 @@ class View(NamedTuple):
         made = torch.empty(0, dtype=self.dtype, device=memory.device)
         made.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
         made = made.conj() if self.conjugate else made
-        return torch._neg_view(made) if self.negative else made
+        return made.neg() if self.negative else made
 
 
 @dataclasses.dataclass
@@ -85,8 +181,8 @@ class Home:
 
     @property
     def version(self) -> int:
-        """A number that changes when values do, by a step or by the user; of a tensor of inference mode PyTorch has none."""
-        return 0 if self.parameter.is_inference() else self.parameter._version
+        """A number that changes when values do, by a step or by the user."""
+        return self.parameter._version
 
     def changed(self) -> None:
         """Comes after values changed: backward through an older graph is then an error, as in PyTorch."""
@@ -108,35 +204,23 @@ class Home:
 
     @property
     def replaced(self) -> bool:
-        """Whether the parameter was given other memory."""
-        return not isinstance(self.parameter, Absent) and self.parameter.data_ptr() != self.address
-
-    @property
-    def moved(self) -> bool:
-        """Whether PyTorch's storage over the engine's memory has moved, as share_memory_() moves it."""
-        return self.memory.data_ptr() != self.address
+        """Whether the parameter was given other memory, or PyTorch's storage over the engine's has moved, as share_memory_() moves it."""
+        shown = None if isinstance(self.parameter, Absent) else self.parameter.data_ptr()
+        return shown not in (None, self.address) or self.memory.data_ptr() != self.address
 
     def check_memory(self) -> None:
         """Raises StateError where the parameter was given other memory."""
-        p = self.parameter
-        if isinstance(p, Absent) or p.data_ptr() == self.address == self.memory.data_ptr():
-            return  # it is asked for each parameter at each use
-        if self.moved:
-            raise StateError(
-                f"'{self.name}' was moved into memory that processes share (by share_memory_(), or by sending it to another "
-                "process), which the engine does not see: sluice.torch.close() the model, and wrap it again; send clone()s "
-                "to other processes"
-            )
         if self.replaced:
             raise StateError(
-                f"'{self.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
-                "copy_() into it instead"
+                f"'{self.name}' was given other memory (by .data = ..., set_(), share_memory_(), or by sending it to another process), which "
+                "the engine does not see; copy_() into it instead, and send clone()s. To mend it, sluice.torch.close() the model, and wrap it "
+                "again"
             )
 
     def let_go(self) -> None:
         """Ends what the parameter has to do with the engine, which keeps its memory for views of it."""
         if isinstance(self.parameter, Absent):
-            _absent.show(self.parameter, self.memory)
+            show(self.parameter, self.memory)
         self.memory = torch.empty(0)
 
     def check_place(self, found: torch.Tensor | None) -> None:
@@ -159,6 +243,70 @@ def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
             home.check_place(here.get(home.name))
 
 
+# ---- memory of the engine as tensors: by DLPack, which asks nothing of the address ----
+
+_CPU, _CUDA = 1, 2  # DLDeviceType
+_FLOAT, _BFLOAT = 2, 4  # DLDataTypeCode
+_NAME = b"dltensor"  # by which PyTorch knows the capsule; the capsule refers to these bytes
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of dlpack.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),  # NULL: the last dimension is fastest
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor of dlpack.h."""
+
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
+
+
+class Lent:
+    """Memory that is lent to PyTorch, until the last tensor over it is gone. `keeps` is what must live as long."""
+
+    def __init__(self, keeps: Any) -> None:
+        self.keeps = keeps
+        self._managed = _Managed()
+
+    def tensor(self, address: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The tensor over the memory. It is called once."""
+        managed = self._managed
+        self._lengths = lengths = (ctypes.c_int64 * len(shape))(*shape)
+        kind = _CPU if device.type == "cpu" else _CUDA
+        code = _BFLOAT if dtype == torch.bfloat16 else _FLOAT
+        managed.tensor = _Tensor(address, kind, device.index or 0, len(shape), code, 8 * dtype.itemsize, 1, lengths, None, 0)
+        managed.deleter = _deleter
+        _lent[ctypes.addressof(managed)] = self
+        capsule = ctypes.pythonapi.PyCapsule_New(ctypes.addressof(managed), _NAME, None)
+        try:
+            made: torch.Tensor = from_dlpack(capsule)
+            return made
+        except BaseException:
+            del _lent[ctypes.addressof(managed)]
+            raise
+
+
+_lent: dict[int, Lent] = {}  # what PyTorch has, by the address of its description
+_deleter = _Deleter(lambda address: _lent.pop(address, None) and None)
+ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
+
+
 class ModelEngine(Engine):
     """An engine whose parameters are tensors, which may outlive it: a unit's addresses stay reserved until the last tensor
     over them is gone, views that the user made included."""
@@ -170,7 +318,7 @@ class ModelEngine(Engine):
         super().__init__(units, options)
         self.gpu = gpu
         self._queues_on = 0  # the stream; 0: the default one
-        self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # the units of each tensor, and the buffer behind it
+        self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # the units of each tensor, and the memory that it was lent
         self.left = False  # whether sluice.torch.close() has closed it
         self.ended = False  # whether it was closed while views of a GPU's memory were there
 
@@ -184,19 +332,9 @@ class ModelEngine(Engine):
         is closed."""
         address = self._handle.ask("sluice_engine_parameter", spans[0].index, kind=ctypes.c_void_p) or 0
         units = [span.unit for span in spans]
-        if self.gpu is not None:
-            return self._of_gpu(address, units, shape, dtype)
-        item = torch.empty((), dtype=dtype).element_size()
-        raw = (ctypes.c_char * (math.prod(shape) * item)).from_address(address)
-        raw.keeps = self  # type: ignore[attr-defined]
-        self._seen.append((units, weakref.ref(raw)))
-        return torch.frombuffer(raw, dtype=dtype).view(shape)
-
-    def _of_gpu(self, address: int, units: list[int], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        assert self.gpu is not None
         lent = Lent(self)
         self._seen.append((units, weakref.ref(lent)))
-        return lent.tensor(address, shape, dtype, self.gpu.device)
+        return lent.tensor(address, shape, dtype, torch.device("cpu") if self.gpu is None else self.gpu.device)
 
     def follow_stream(self, moves: bool = True) -> None:
         """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now. moves:
@@ -238,8 +376,8 @@ class ModelEngine(Engine):
             kept = [None if home is None else _FormerHome(home) for home in homes]
             if all(home is not None for home in kept):
                 for units, reference in self._seen:
-                    if (raw := reference()) is not None:
-                        raw.keeps = [kept[unit] for unit in units]
+                    if (lent := reference()) is not None:
+                        lent.keeps = [kept[unit] for unit in units]
                 super().close()
 
     def close(self) -> None:
@@ -267,7 +405,12 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 def has_memory(given: Any) -> bool:
     """Whether it is a tensor with memory, and none of a class that only stands for others, as while PyTorch traces."""
-    return isinstance(given, torch.Tensor) and type(given).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return isinstance(given, torch.Tensor) and type(given).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def name_of(func: Any) -> str:
+    """An operation's name, such as add_."""
+    return str(func.name()).rpartition("::")[2].partition(".")[0]
 
 
 def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

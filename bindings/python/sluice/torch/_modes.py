@@ -8,15 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Hook = Callable[..., None]
 
 
 class Mode(TorchDispatchMode):
-    """A mode of its thread under which functions are compiled. PyTorch's own __enter__() also sets flags of the whole process, which stay
-    set for ever where two threads enter and leave modes by turns; then compiled functions are compiled anew at each call."""
+    """A mode of its thread under which functions are compiled."""
 
     supports_higher_order_operators = True
 
@@ -25,14 +24,6 @@ class Mode(TorchDispatchMode):
         """Otherwise nothing is compiled while it is active, nothing that was compiled before is used, and what PyTorch is to compile
         then it never compiles."""
         return True
-
-    def __enter__(self) -> Any:
-        """Enters the mode."""
-        _push_mode(self)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _pop_mode(getattr(self, "_mode_key", None))
 
 
 def outside_of_graphs(function: Function) -> Function:

@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..errors import InvalidArgumentError, StateError
 from ..optimizers import Optimizer as Settings
 from . import _state
-from ._at_once import UpdatesInBackward
 from ._homes import Home
+from ._presence import UpdatesInBackward
 from ._roles import settings_of_group
 from ._session import Session
 from ._modes import outside_of_graphs
@@ -60,7 +60,7 @@ class Optimizer(torch.optim.Optimizer):
         self._sealed = True
         session.engine.groups_of = weakref.ref(self)
         if presence.engine.options.update_in_backward:
-            presence.updates = UpdatesInBackward(presence.homes, _settings_of(weakref.ref(self)))
+            presence.updates = UpdatesInBackward(presence.homes, weakref.WeakMethod(self._settings))
 
     def _guard_groups(self) -> None:
         self.param_groups = [_Group(group, self._first) for group in self.param_groups]
@@ -200,20 +200,6 @@ def _as_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Settings]]:
-    """A function that returns an optimizer's settings without keeping it alive."""
-
-    def settings() -> Sequence[Settings]:
-        alive = optimizer()
-        if alive is None:
-            raise StateError(
-                "a gradient is to be applied in backward, and the optimizer that sluice.torch.wrap() gave is gone; keep it"
-            )
-        return alive._settings()
-
-    return settings
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

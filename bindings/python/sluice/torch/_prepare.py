@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
 
 from ..engine import plan
-from ..errors import BudgetError, InvalidArgumentError
+from ..errors import BudgetError, NotFoundError
 from ..model import Options, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
-from ._checks import check_ahead, check_model, check_optimizer, check_writes
+from ._guards import check_ahead, check_model, check_optimizer, check_writes
 from ._estimate import reserves_of, reserves_on_gpu
 from ._gpu import HOST, Account, Gpu, gpu_of
-from ._gpu_step import UNMEASURED, FirstStepOnGpu
-from ._libraries import sgemm, team
-from ._memory import FirstStep
+from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
 from ._roles import roles_of
 from ._together import Together
@@ -109,7 +109,7 @@ def prepare(
 ) -> Prepared:
     """The arguments are wrap()'s; others: those that Options has, too. Takes no memory, and leaves the model as it is.
     Raises InvalidArgumentError for what cannot be wrapped so, and StateError for a wrapped model."""
-    check_model(model, optimizer is not None)
+    check_model(model)
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
     if reproducible:
         check_reproducible(model, accumulate)
@@ -167,3 +167,36 @@ def _fitting(units: Sequence[Unit], options: Options, choices: Sequence[Mapping[
             plan(units, made)
             return made
     return dataclasses.replace(options, **choices[-1])  # type: ignore[arg-type]
+
+
+# ---- PyTorch's own matrix products and threads, for the engine ----
+
+_LIBRARY = pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+
+
+def sgemm() -> int:
+    """The address of sgemm_ in PyTorch's library, for Options.sgemm: its products run on PyTorch's threads. Raises
+    NotFoundError where PyTorch was built without it."""
+    try:
+        return _address("sgemm_")
+    except (OSError, AttributeError) as error:
+        raise NotFoundError(
+            f"Muon's products are made by PyTorch's sgemm_, and this one ({torch.__version__}) has none in '{_LIBRARY}' "
+            f"({error}); use a PyTorch with MKL or OpenBLAS, or another optimizer"
+        ) from error
+
+
+def team() -> Optional[int]:
+    """The address of GOMP_parallel in PyTorch's OpenMP, for Options.team: the engine's loops run on PyTorch's threads.
+    None where PyTorch has no such OpenMP."""
+    try:
+        return _address("GOMP_parallel")
+    except (OSError, AttributeError):
+        return None
+
+
+def _address(name: str) -> int:
+    """The address of a function in PyTorch's library, or in one that it uses."""
+    found = ctypes.cast(getattr(ctypes.CDLL(str(_LIBRARY)), name), ctypes.c_void_p).value
+    assert found is not None
+    return found

@@ -15,11 +15,10 @@ import torch
 from .. import _abi
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from . import _absent
-from ._absent import storage_of
+from . import _homes
 from ._backward import Users
-from ._homes import Home, ModelEngine
-from ._memory import FirstStep, Keeper, resident_bytes
+from ._homes import Home, ModelEngine, storage_of
+from ._measures import FirstStep, Keeper, resident_bytes
 from ._stored import Stored
 
 _OLD_GRAPH = (
@@ -62,18 +61,113 @@ class Updates:
             return False
         presence.release_all()
         presence.begin_step()
-        for home in got:  # comes first, since a KeyboardInterrupt may follow the step
+        for home in got:
             home.changed()
         presence.engine.own.step(settings, clip_value=presence.clip_value, gradient_factor=factor, keep_gradients=True)
         presence.first_step.end()
         return True
 
 
+class UpdatesInBackward(Updates):
+    """Applies gradients in backward. A step begins with the forward pass, takes the settings in force at its first
+    gradient, and ends with optimizer.step(). A parameter's second gradient, after zero_grad(), begins another step, since
+    the first was applied, whether or not step() was called. With several ranks each applies the mean of what all have, and
+    a backward pass that fails on one of them fails the engines of all, once anything of it was summed."""
+
+    in_backward = True
+
+    def __init__(self, homes: Sequence[Home], settings: weakref.WeakMethod[Callable[[], Sequence[Settings]]]) -> None:
+        """settings: the optimizer's method that returns the settings that are in force now."""
+        self._method = settings
+        self._given: Sequence[Settings] = ()
+        self._homes: dict[int, list[Home]] = {}  # by unit
+        for home in homes:
+            if home.trainable:
+                for unit in home.units:
+                    self._homes.setdefault(unit, []).append(home)
+        self._had: set[int] = set()  # parameters that had their gradient in this step
+        self._open: dict[int, list[Home]] = {}  # by unit: the homes whose gradients are not applied yet
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient of this step was applied already."""
+        return bool(self._had)
+
+    def _settings(self) -> Sequence[Settings]:
+        method = self._method()
+        if method is None:
+            raise StateError("a gradient is to be applied in backward, and the optimizer that sluice.torch.wrap() gave is gone; keep it")
+        return method()
+
+    def before_use(self, presence: Presence) -> None:
+        """Comes before a use of parameters. The gradients of a backward pass that has failed are applied now,
+        before graphs are made of the parameters that they change."""
+        if self._has_failed(presence):
+            self._end(presence)
+
+    def _has_failed(self, presence: Presence) -> bool:
+        return presence.users.failed and not presence.users.in_pass()
+
+    def begin(self, presence: Presence) -> None:
+        """Begins the engine's step."""
+        self._given = self._settings()
+        self._had.clear()
+        self._open.clear()
+        presence.engine.own.begin_step(self._given, clip_value=presence.clip_value)
+
+    def apply(self, presence: Presence, home: Home, values: torch.Tensor) -> None:
+        """Takes the parameter's only gradient of this step."""
+        if home.index in self._had:
+            self._end(presence)
+        if not self._had and list(self._settings()) != list(self._given):
+            presence.begin_anew()
+        presence.begin_step()
+        self._had.add(home.index)
+        for unit in home.units:
+            self._open.setdefault(unit, []).append(home)
+        presence.stored.add(home, values)
+        for unit in home.units:
+            if all(other.index in self._had for other in self._homes[unit]):
+                presence.release(unit)
+
+    def release(self, unit: int) -> None:
+        """Comes when a unit is released, which makes its gradients final."""
+        for home in self._open.pop(unit, ()):
+            home.changed()
+
+    def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
+        """Ends the engine's step, whose updates were made, but for gradients that the user put there since."""
+        return self._end(presence) and bool(got)
+
+    def _end(self, presence: Presence) -> bool:
+        several = presence.engine.options.ranks is not None
+        if several and self._has_failed(presence):
+            return self._abandon(presence)
+        presence.users.failed = False
+        presence.release_all()
+        if several:
+            presence.begin_step()  # other ranks may have gradients
+        elif not self._had or not presence.engine.in_step:
+            return False
+        presence.engine.own.step()
+        if several:
+            presence.changed()
+        self._had.clear()
+        presence.first_step.end()
+        return True
+
+    def _abandon(self, presence: Presence) -> bool:
+        """Ends a step whose backward pass failed on this rank: others may have gradients of it that this one does not."""
+        presence.users.failed = False
+        presence.abandon_step()
+        self._had.clear()
+        return False
+
+
 class Presence:
     """Holds the units of one wrapped model that are in use, and begins its engine's steps. The engine is asked what is held,
-    and whether there is a step, so that a KeyboardInterrupt may come between any two lines. All modules here share one
-    presence of a model. Calls may come from any thread: the one that uses the model, and those in which PyTorch runs its
-    backward passes."""
+    and whether there is a step. All modules here share one presence of a model. Calls may come from any thread: the one that
+    uses the model, and those in which PyTorch runs its backward passes."""
 
     def __init__(
         self,
@@ -166,7 +260,7 @@ class Presence:
     def release(self, unit: int) -> None:
         """Releases the unit, however often it is held."""
         self.updates.release(unit)
-        self._held_for[unit] = 0  # comes before the engine's, since a KeyboardInterrupt may follow
+        self._held_for[unit] = 0
         self._conceal(unit)
         self.engine.follow_stream()
         for _ in range(self.engine._times_held(unit)):
@@ -206,7 +300,7 @@ class Presence:
         for home in self._on_gpu[unit]:
             if home.index not in self.full:
                 home.check_memory()
-                _absent.show(home.parameter, home.memory)
+                _homes.show(home.parameter, home.memory)
 
     def _conceal(self, unit: int) -> None:
         if unit in self._shown:
@@ -216,8 +310,8 @@ class Presence:
 
     def conceal(self, home: Home) -> None:
         """Makes a parameter on a GPU absent, unless it was given other memory, which is an error later."""
-        if not home.moved and not home.replaced:
-            _absent.conceal(home.parameter, self._missed)
+        if not home.replaced:
+            _homes.conceal(home.parameter, self._missed)
 
     @contextlib.contextmanager
     def by_use(self, access: int) -> Iterator[None]:
@@ -252,10 +346,6 @@ class Presence:
             f"calls of {self.belongs_to[unit]} and in their backward, and elsewhere within `with sluice.torch.full_parameters(model):`"
             + ("; for a module that uses another one's parameters in its call, name both in one unit (wrap(units=...))" if self.in_call else "")
         )
-
-    def touches(self) -> int:
-        """How often a parameter was touched while its unit was not held."""
-        return self.engine.counters().touches
 
     def check_unwritten(self, homes: Iterable[Home]) -> None:
         """Raises StateError where one of these, on a GPU, was written outside of full_parameters()."""

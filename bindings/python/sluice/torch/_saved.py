@@ -1,28 +1,34 @@
-"""What autograd keeps of a wrapped model: references to parameters, and other tensors as they are."""
+"""What autograd keeps of a wrapped model: references to parameters, to views and casts of them, and other tensors as they are."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import threading
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+import torch._inductor.config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..errors import Error, StateError
-from ._absent import storage_of
-from ._calls import Call, Calls, Owner
-from ._casts import Cast, Casts
-from ._demand import Demand
-from ._homes import Home, View, has_memory
+from ..errors import StateError
+from ._homes import Home, View, has_memory, storage_of, written_by
+from ._modes import Mode, outside_of_graphs
 from ._presence import Presence
-from ._shortage import Shortage
-from ._modes import outside_of_graphs
 
 
-Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+class Cast(NamedTuple):
+    """A cast of a parameter, or of a view of it, to another type."""
+
+    home: Home
+    source: View  # the view of the parameter's memory
+    made: View  # the cast's view of memory of its own
+
+    def make(self) -> torch.Tensor:
+        """Makes the cast again, in other memory with the same layout."""
+        made = torch.empty_strided(self.made.size, self.made.stride, dtype=self.made.dtype, device=self.home.memory.device)
+        return made.copy_(self.source.over(self.home.memory))
 
 
 class _Saved(NamedTuple):
@@ -48,189 +54,32 @@ class _Others(NamedTuple):
     unpack: Callable[[Any], torch.Tensor]
 
 
-class _Scope:
-    """One call of the model. PyTorch is asked which hooks and modes there are, since a KeyboardInterrupt may come between
-    any two lines that note them."""
-
-    def __init__(self, saved: SavedTensors) -> None:
-        self._saved = saved
-        self._others: Hooks | None = innermost()
-        self._casts = Casts(saved.by_storage)
-        self._casting: list[torch.nn.Module] = []  # modules whose calls began under autocast, and have not ended
-
-    def open(self, model: torch.nn.Module) -> None:
-        """Makes autograd keep references. Where hooks are not allowed (in transforms of torch.func), it keeps the parameters
-        themselves, which are brought in when backward touches them."""
-        why = refusal()
-        if why is None:
-            push((self._pack, self._saved.unpack))
-        elif self._saved.gpu is not None:
-            raise StateError(
-                f"a model that is wrapped on a GPU is called where autograd keeps parameters themselves ({why}), which backward would not "
-                "find there; call it without disable_saved_tensors_hooks(), or wrap the model on the CPU"
-            )
-        self.begin_module(model)
-
-    def begin_module(self, module: torch.nn.Module) -> None:
-        """Notes casts until the module's call ends. Autocast may be turned on inside of the model's forward, and a mode must
-        end where it began."""
-        if self._casting or torch.is_autocast_enabled("cpu" if self._saved.gpu is None else self._saved.gpu.device.type):
-            self._casting.append(module)
-            if len(self._casting) == 1:
-                self._casts.__enter__()
-
-    def end_module(self, module: torch.nn.Module) -> None:
-        """Ends the module's call, and calls inside it that an exception ended."""
-        if module in self._casting:
-            while self._casting.pop() is not module:
-                pass
-            if not self._casting:
-                self._end_casts()
-
-    def _end_casts(self) -> None:
-        if _get_current_dispatch_mode() is self._casts:
-            self._casts.__exit__(None, None, None)
-
-    def close(self) -> None:
-        """Removes the hooks and the mode, after those that came later."""
-        self._end_casts()
-        remove(self)
-
-    @outside_of_graphs  # also where the function that calls backward() is compiled
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        reference = self._saved.reference(tensor, self._casts)
-        if reference is not None:
-            return reference
-        if self._others is not None:  # PyTorch itself calls the innermost hooks alone
-            return _Others(self._others[0](tensor), self._others[1])
-        # An operation that keeps its own result would refer to itself: a graph that no backward frees would stay.
-        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
-
-
-class _Open(threading.local):
-    """The calls of the model in this thread that have not ended."""
-
-    def __init__(self) -> None:
-        self.scopes: list[_Scope] = []
-
-
-class _Call:
-    """A call of the model, as far as it has begun."""
-
-    def __init__(self) -> None:
-        self.before: int | None = None  # how many calls the thread was in; None: it has not begun, or has ended
-        self.on_gpu: Call | None = None
-        self.returned = False
-        self.output: Any = None
-
-
 class SavedTensors:
-    """The calls of one wrapped model, and the hooks of saved tensors in them. They keep the presence alive."""
+    """What autograd keeps in the calls of one wrapped model. It keeps the presence alive."""
 
-    def __init__(
-        self, presence: Presence, demand: Demand, shortage: Shortage, calls: Calls | None, note: Callable[[], None] | None = None
-    ) -> None:
-        """demand: plans for calls; shortage: says what a call lacks of a GPU's memory; calls: where a GPU computes; note: is called
-        before a backward pass gives its first gradient, wherever it has saved tensors or calls modules."""
-        self.presence, self._demand, self._shortage, self._calls, self._note = presence, demand, shortage, calls, note
-        self.by_storage = presence.by_storage
-        self.gpu = presence.engine.gpu  # where the parameters are; None: in the memory of the CPU
-        self._open = _Open()
+    def __init__(self, presence: Presence, bring_in: Callable[[Home], None], begin_pass: Callable[[], object]) -> None:
+        """bring_in: brings in a parameter that a backward pass needs; begin_pass: comes before a pass uses what was kept."""
+        self.by_storage, self.gpu = presence.by_storage, presence.engine.gpu
+        self._bring_in, self._begin_pass = bring_in, begin_pass
 
-    def begin_module(self, module: torch.nn.Module) -> None:
-        """Begins a call of one of the model's modules that have parameters, in this thread."""
-        if self._note is not None:
-            self._note()
-        if scopes := self._open.scopes:
-            scopes[-1].begin_module(module)
-
-    def end_module(self, module: torch.nn.Module) -> None:
-        """That call ends."""
-        if scopes := self._open.scopes:
-            scopes[-1].end_module(module)
-
-    def guard(self, model: torch.nn.Module, owner: Owner | None, ended: Callable[[], None]) -> None:
-        """Lets calls of the model begin before all hooks and end after them, also where PyTorch runs none, as after a KeyboardInterrupt.
-        owner: what belongs to the model on a GPU; ended: comes when the thread is in no call any more."""
-        self._owner, self._ended = owner, ended
-        self._begin_call = outside_of_graphs(self._begin)
-        self._end_call = outside_of_graphs(self._end)
-        # This must not refer to the model: its parameters refer to this, and Python's collector does not look into all of them.
-        model.__dict__["_call_impl"] = functools.partial(self._call, model, functools.partial(type(model)._call_impl, model))
-        if model._compiled_call_impl is not None:  # by model.compile(), before it was wrapped
-            model._compiled_call_impl = functools.partial(self._call, model, model._compiled_call_impl)
-
-    def _call(self, model: torch.nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`."""
-        if self._demand.estimating:
-            return run(*args, **kwargs)
-        call = _Call()
-        try:
-            try:
-                self._begin_call(call, model, args, kwargs)
-                call.output = run(*args, **kwargs)
-                call.returned = True
-                return call.output
-            finally:
-                self._end_call(call, model)
-        except torch.OutOfMemoryError as error:
-            told = self._shortage.told(error, (args, kwargs))
-            if told is error:
-                raise
-            raise told from error
-        finally:
-            self._end_call(call, model)  # a KeyboardInterrupt may have come in the middle of that
-
-    def _begin(self, call: _Call, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.presence.users.__enter__()
-        scopes = self._open.scopes
-        call.before = len(scopes)
-        self._demand.begin(model, args, kwargs)
-        self._shortage.begin(args, kwargs)
-        if self._calls is not None and self._owner is not None:
-            call.on_gpu = self._calls.enter(self._owner)
-        scopes.append(_Scope(self))
-        scopes[-1].open(model)
-
-    def _end(self, call: _Call, model: torch.nn.Module) -> None:
-        """Ends what has begun of the call. Does nothing where all has ended."""
-        if call.before is None:
-            return
-        scopes = self._open.scopes
-        while len(scopes) > call.before:
-            scopes[-1].close()
-            scopes.pop()
-        try:
-            if self._calls is not None and call.on_gpu is not None:
-                on_gpu, call.on_gpu = call.on_gpu, None
-                self._calls.leave(on_gpu, call.output)
-            self._demand.end(model, call.output)
-            if not scopes and (self._calls is None or torch._C._current_graph_task_id() == -1):
-                with contextlib.nullcontext() if call.returned else contextlib.suppress(Error):  # the call's own error is told
-                    self._ended()
-        finally:
-            call.before = None
-            self.presence.users.__exit__()
-
-    def reference(self, tensor: torch.Tensor, casts: Casts | None = None) -> _Saved | None:
+    def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
         """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""
         if tensor.layout != torch.strided or not has_memory(tensor):
             return None
         home, cast = self.by_storage.get(storage_of(tensor)), None
-        if home is None and casts is not None and (cast := casts.find(tensor)) is not None:
+        if home is None and (cast := casts.find(tensor)) is not None:
             home = cast.home
         return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
 
     @outside_of_graphs
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for what was kept of it."""
-        if self._note is not None:
-            self._note()
+        self._begin_pass()
         if isinstance(saved, _Others):
             return saved.unpack(saved.kept)
-        return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)
+        return _same_version(saved) if isinstance(saved, _Plain) else self._over(saved)
 
-    def _bring_in(self, saved: _Saved) -> torch.Tensor:
+    def _over(self, saved: _Saved) -> torch.Tensor:
         home = saved.home
         if home.version != saved.version:
             raise RuntimeError(
@@ -238,15 +87,9 @@ class SavedTensors:
                 "within full_parameters()), so its gradients would be wrong; run forward again"
             )
         try:
-            if self._calls is not None:
-                self._calls.begin_pass()
-                self.presence.pinned = {*self.presence.pinned, *home.units}  # until the backward of the next call begins
-            for unit in home.units:
-                self.presence.use(unit)
+            self._bring_in(home)
         except StateError as error:
             raise StateError(f"'{home.name}' is needed: {error}") from None
-        if home.moved:
-            home.check_memory()
         return saved.view.over(home.memory if saved.cast is None else saved.cast.make())
 
 
@@ -260,35 +103,183 @@ def _same_version(saved: _Plain) -> torch.Tensor:
     return saved.tensor
 
 
-# ---- the hooks of saved tensors that are in force in a thread: PyTorch has a stack of them, and calls the innermost alone ----
+class Scope:
+    """Inside of the `with`, which is one call of the model, autograd keeps references."""
+
+    def __init__(self, saved: SavedTensors) -> None:
+        self._saved = saved
+        self._others = torch._C._autograd._top_saved_tensors_default_hooks(True)  # PyTorch itself calls the innermost hooks alone
+        self._hooks: saved_tensors_hooks | None = saved_tensors_hooks(self._pack, saved.unpack)
+        self._casts, self._casting = Casts(saved.by_storage), False
+
+    def __enter__(self) -> None:
+        """Where hooks are not allowed (in transforms of torch.func), autograd keeps the parameters themselves, which are brought in when
+        backward touches them."""
+        try:
+            self._hooks.__enter__()  # type: ignore[union-attr]
+        except RuntimeError as why:
+            self._hooks = None
+            if self._saved.gpu is not None:
+                raise StateError(
+                    f"a model that is wrapped on a GPU is called where autograd keeps parameters themselves ({why}), which backward would "
+                    "not find there; call it without disable_saved_tensors_hooks(), or wrap the model on the CPU"
+                ) from None
+
+    def __exit__(self, *_: object) -> None:
+        if self._hooks is not None:
+            self._hooks.__exit__(None, None, None)
+
+    def begin_casts(self) -> bool:
+        """Notes casts until end_casts(), and returns whether it does, which is where autocast is on and they are not noted yet. Autocast
+        may be turned on inside of the model's forward, so that each module's call asks."""
+        if self._casting or not torch.is_autocast_enabled("cpu" if self._saved.gpu is None else self._saved.gpu.device.type):
+            return False
+        self._casts.__enter__()
+        self._casting = True
+        return True
+
+    def end_casts(self) -> None:
+        """Ends that."""
+        self._casting = False
+        self._casts.__exit__(None, None, None)
+
+    @outside_of_graphs  # also where the function that calls backward() is compiled
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        reference = self._saved.reference(tensor, self._casts)
+        if reference is not None:
+            return reference
+        if self._others is not None:
+            return _Others(self._others[0](tensor), self._others[1])
+        # An operation that keeps its own result would refer to itself: a graph that no backward frees would stay.
+        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
 
 
-def innermost() -> Hooks | None:
-    """This thread's innermost hooks."""
-    top: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return top
+# ---- casts of parameters by autocast, which are made again in backward ----
 
 
-def refusal() -> str | None:
-    """Why no hooks may come into force in this thread, if so."""
-    why: str | None = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-    return why
+_library = torch.library.Library("sluice", "DEF")
+_library.define("cast(Tensor source, ScalarType dtype) -> Tensor")
+_library.impl("cast", lambda source, dtype: torch.ops.aten._to_copy.default(source, dtype=dtype), "CompositeExplicitAutograd")
+_CAST = torch.ops.sluice.cast.default
+_CASTS = (_CAST, torch.ops.aten._to_copy.default)
+# Views that are not the same ones of a cast and of its source, or are larger than what they are views of.
+_OTHER_THAN_OF_ELEMENTS = (torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype, torch.ops.aten.expand.default)
+_OF_AUTOCAST = (torch.bfloat16, torch.float16, torch.float32)  # to other types operations and compilers may not round alike
 
 
-def push(hooks: Hooks) -> None:
-    """Brings hooks into force in this thread."""
-    torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+class SeenCasts(CustomGraphPass):
+    """Lets graphs of torch.compile() that are made by its backend "inductor" make the casts that they keep for backward by an operation
+    that modes see. By themselves they make them in kernels of their own, and nobody sees what these are casts of. Whether that is a
+    parameter is asked at each call: one graph may have a parameter in one call and another tensor in the next."""
+
+    def __init__(self, others: tuple[Any, ...]) -> None:
+        """others: the user's own passes, which come first."""
+        self._others = others
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for other in self._others:
+            other(graph)
+        output = next(iter(reversed(graph.nodes)))
+        shown = output.meta.get("user_visible_output_idxs")
+        if shown is None:
+            return
+        written = {node.args[0] for node in graph.nodes if node.args and _writes(node.target)}
+        results = list(output.args[0])
+        for index, kept in enumerate(results):
+            # What the user sees may be written where no mode sees it, as in another graph.
+            if index not in shown and (views := _views_of_cast(kept)) is not None and _argument(views[0].args[0]) not in written:
+                with graph.inserting_before(output):
+                    results[index] = _made_by_cast(graph, views)
+        output.args = (tuple(results),)
+
+    def uuid(self) -> Any:
+        """What tells graphs on disk that this has made from others; None: they are not kept there."""
+        theirs = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self._others]
+        return None if None in theirs else (get_hash_for_files((__file__,)), *theirs)
 
 
-def remove(scope: _Scope) -> None:
-    """Ends a call's hooks in this thread, if they are in force. Those above them stay."""
-    above: list[Hooks] = []
-    try:
-        while (hooks := innermost()) is not None:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-            if getattr(hooks[0], "__self__", None) is scope:
-                break
-            above.append(hooks)
-    finally:  # also after a KeyboardInterrupt
-        for other in reversed(above):
-            push(other)
+def _views_of_cast(node: Any) -> list[torch.fx.Node] | None:
+    """The cast of an argument, or of a view of one, and the views of it that lead to the node, which may be the cast itself."""
+    views = []
+    while _is_view(node) and node.target not in _OTHER_THAN_OF_ELEMENTS:
+        views.append(node)
+        node = node.args[0]
+    is_cast = isinstance(node, torch.fx.Node) and node.target is torch.ops.prims.convert_element_type.default
+    if not is_cast or node.args[1] not in _OF_AUTOCAST or _argument(node.args[0]) is None:
+        return None
+    return [node, *reversed(views)]
+
+
+def _argument(node: Any) -> torch.fx.Node | None:
+    """The argument of the graph that a node is, or is a view of."""
+    while _is_view(node):
+        node = node.args[0]
+    return node if node.op == "placeholder" else None
+
+
+def _is_view(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and (node.target is operator.getitem or getattr(node.target, "is_view", False))
+
+
+def _made_by_cast(graph: torch.fx.Graph, views: list[torch.fx.Node]) -> torch.fx.Node:
+    """The last of the views, made by _CAST out of the same view of the cast's source, so that it is a tensor of its own."""
+    cast = views[0]
+    source: Any = cast.args[0]
+    for view in views[1:]:
+        source = graph.call_function(view.target, (source, *view.args[1:]), view.kwargs)  # type: ignore[arg-type]
+    return graph.call_function(_CAST, (source, cast.args[1]))
+
+
+def _seen_casts() -> Any:
+    """A `with` in which this thread's graphs are made so."""
+    before = torch._inductor.config.post_grad_custom_post_pass
+    others = tuple(before) if isinstance(before, (list, tuple)) else () if before is None else (before,)
+    return torch._inductor.config.patch(post_grad_custom_post_pass=SeenCasts(others))
+
+
+def _writes(target: Any) -> bool:
+    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
+
+
+class Casts(Mode):
+    """Notes, while it is active, which tensors are casts of parameters or of views of them. Autocast's own cache, which
+    would hold a copy of every parameter until its end, is off meanwhile."""
+
+    def __init__(self, by_storage: Mapping[int, Home]) -> None:
+        super().__init__()
+        self._homes = by_storage
+        self._casts: dict[int, tuple[StorageWeakRef, int, Cast]] = {}  # each with the version that it had
+        self._cached = False
+        self._patch: Any = None
+
+    def __enter__(self) -> Any:
+        self._cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        self._patch = _seen_casts()
+        self._patch.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patch.__exit__(*error)
+        torch.set_autocast_cache_enabled(self._cached)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _CASTS and has_memory(args[0]) and result.layout == torch.strided:
+            home = self._homes.get(storage_of(args[0]))
+            if home is not None and result.storage_offset() == 0:
+                cast = Cast(home, View.of(args[0]), View.of(result))
+                self._casts[storage_of(result)] = (StorageWeakRef(result.untyped_storage()), result._version, cast)
+        if self._casts and _writes(func):
+            for tensor in written_by(func, args, kwargs or {}):
+                if has_memory(tensor) and tensor.layout == torch.strided:
+                    self._casts.pop(storage_of(tensor), None)
+        return result
+
+    def find(self, tensor: torch.Tensor) -> Cast | None:
+        """The cast that the tensor is, or is a view of. A tensor that was written to since is no cast."""
+        if not self._casts:
+            return None
+        made, version, cast = self._casts.get(storage_of(tensor), (None, 0, None))
+        return cast if made is not None and not made.expired() and tensor._version == version else None

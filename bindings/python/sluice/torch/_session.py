@@ -10,27 +10,23 @@ from typing import Any, NoReturn
 
 import torch
 
+from .. import _abi
 from ..device import device_of
 from ..errors import BudgetError, StateError
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _closing, _homes, _model_state, _reproducible
-from ._arrived import Arrived
-from ._backward import BackwardPasses
+from . import _homes, _model_state, _reproducible
 from ._calls import Calls
 from ._demand import Demand
 from ._engine import WrappedEngine
 from ._gpu import Account
-from ._gradients import Gradient, Gradients
+from ._gradients import Arrived, Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
-from ._memory import Keeper, resident_bytes
-from ._moving import Moving
+from ._measures import Keeper, Ready, resident_bytes
+from ._moving import Moving, places_of, replace
 from ._prepare import Prepared
 from ._presence import Presence
-from ._ready import Ready
 from ._safetensors import InFiles
-from ._saved import SavedTensors
-from ._shortage import Shortage
 from ._modes import outside_of_graphs
 from ._together import Together
 from ._units import owners_of
@@ -52,8 +48,6 @@ class Session:
         self._together = together
         several = together.ranks is not None
         self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
-        # Whose beginnings and ends are told; None: nothing depends on them.
-        self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
         owners = {} if prepared.gpu is None else owners_of(model, prepared.groups)  # parameters on the meta device will be others
         with ready.phase("engine"):
             self.engine = _engine_for(model, prepared)
@@ -71,11 +65,11 @@ class Session:
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )
-            self._demand = Demand(self.presence, prepared.stated or prepared.gpu is not None, prepared.estimated is not None)
-            note = self._passes.note if self._passes is not None else None
-            self._shortage = Shortage(self.presence, self._demand.estimated, self._of_pytorch)
-            self._calls = None if prepared.gpu is None else Calls(self.presence, lambda: self._demand.estimating)
-            self._saved = SavedTensors(self.presence, self._demand, self._shortage, self._calls, note)
+            if several or self._counts:  # otherwise nothing depends on when a pass begins and ends
+                self.presence.users.watch(self.begin_backward, self.end_backward, self._counts)
+            stated = prepared.stated or prepared.gpu is not None
+            self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch)
+            self._calls = Calls(self.presence, self._demand)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
             self._install(model, owners)
@@ -128,7 +122,7 @@ class Session:
             return
         presence = self.presence
         with presence.users, presence.lock:
-            gradients = _closing.with_values(presence) if values else _closing.without_values(presence)
+            gradients = _with_values(presence) if values else _without_values(presence)
             presence.forget_held()
             self.engine.left = True  # comes first, since another thread may be about to use the model
             for home in presence.homes:
@@ -152,9 +146,7 @@ class Session:
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module, owners: Mapping[torch.nn.Module, Sequence[int]]) -> None:
-        owner = None if self._calls is None else self._calls.install(model, owners)
-        self._saved.guard(model, owner, self.presence.end_call)
-        self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
+        self._calls.install(model, owners)
         _model_state.install(model, self.presence)
         if self.engine.options.reproducible:
             self._hooks += _reproducible.watch(model, lambda: self._demand.estimating)
@@ -173,8 +165,7 @@ class Session:
         """Comes after autograd made p.grad or added to it."""
         self._demand.freed()
         home, first_step = self.presence.by_id[id(parameter)], self.presence.first_step
-        if self._passes is not None:
-            self._passes.gave()
+        self.presence.users.note_gradient()
         gradient = parameter.grad
         if gradient is None:
             return
@@ -190,13 +181,6 @@ class Session:
             parameter.grad = self._gradients.put(home, gradient)
         if self._counts:
             self._arrived.note(home)
-
-    def begin_pass(self) -> None:
-        """Comes in a backward pass, before autograd adds to p.grad."""
-        if self._calls is None:
-            self.presence.users.begin_pass()
-        else:
-            self._calls.begin_pass()
 
     def begin_backward(self) -> None:
         self._arrived.forget()
@@ -227,7 +211,6 @@ class Session:
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         reproducible = self.engine.options.reproducible
-        self._shortage.end()
         # Parameters that are not on the GPU would take each question for an operation.
         with presence.users, presence.lock, torch._C.DisableTorchFunctionSubclass():
             if reproducible:
@@ -285,6 +268,78 @@ class Session:
         return True
 
 
+def _with_values(presence: Presence) -> dict[int, torch.Tensor]:
+    """Ends the engine, and leaves the parameters where they are; all ranks do so. Returns the gradients, by their parameters'
+    indices. Raises BudgetError, with nothing changed, where all that does not fit."""
+    if presence.engine.gpu is not None:
+        return _with_values_of_gpu(presence)
+    slots = _slots(presence)
+    parameters = [presence.homes[index].parameter for index in slots]
+    try:
+        presence.release_all()
+        besides = sum(p.numel() * p.element_size() for p in parameters)
+        if (ranks := presence.engine.options.ranks) is None:
+            presence.engine.check_leaving(besides)
+        else:
+            ranks.agreed("closing the model", lambda: presence.engine.check_leaving(besides))
+        gradients = {index: slot.values() for index, slot in slots.items()}
+        presence.release_all()  # finding the gradients may have written views back, which acquires units
+        presence.engine.leave(values=True)
+    except BudgetError as error:
+        raise BudgetError(
+            f"{error}. Save the model (model.save_pretrained(folder), or sluice.torch.save_file(model.state_dict(), "
+            "path)), and end with sluice.torch.close(model, values=False), which leaves its parameters on the meta "
+            "device; or wrap it with more memory"
+        ) from None
+    return gradients
+
+
+def _slots(presence: Presence) -> dict[int, Slot]:
+    """The gradients that the engine has, by their parameters' indices."""
+    slots = {}
+    for home in presence.homes:
+        gradient = home.parameter.grad
+        if isinstance(gradient, Gradient) and not gradient._slot.applied:
+            slots[home.index] = gradient._slot
+    return slots
+
+
+def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
+    """The same on a GPU, where parameters get memory of PyTorch's, besides that of the engine."""
+    try:
+        gradients = {index: slot.values() for index, slot in _slots(presence).items()}
+        values = []
+        for home in presence.homes:
+            with torch.no_grad():  # it begins no step
+                presence.use_together(dict.fromkeys(home.units, _abi.READ), f"'{home.name}'")
+            values.append(home.memory.clone())
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(
+            f"the values of the model do not fit as plain tensors in what is left to PyTorch of device_memory ({error}). Save the "
+            "model (sluice.torch.engine_of(model).save(folder)), and end with sluice.torch.close(model, values=False), which "
+            "leaves its parameters on the meta device"
+        ) from error
+    presence.release_all()
+    for home, plain in zip(presence.homes, values, strict=True):
+        _homes.show(home.parameter, plain)
+    return gradients
+
+
+def _without_values(presence: Presence) -> dict[int, torch.Tensor]:
+    """Ends the engine, and gives the model parameters on the meta device and no gradients. Its old parameters must not be
+    touched."""
+    if (model := presence.model()) is not None:
+        places = places_of(model)
+        for home in presence.homes:
+            if id(home.parameter) in places:
+                replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
+    if presence.engine.gpu is None:
+        presence.engine.leave(values=False)
+    for home in () if presence.engine.gpu is None else presence.homes:
+        _homes.show(home.parameter, torch.empty(0, dtype=home.memory.dtype, device=home.memory.device))
+    return {}
+
+
 def _engine_for(model: torch.nn.Module, prepared: Prepared) -> WrappedEngine:
     if prepared.gpu is not None:
         prepared.gpu.give_back()  # what PyTorch's allocator keeps, and no tensor has, counts as free
@@ -310,7 +365,7 @@ def _account(engine: weakref.ref[WrappedEngine]) -> Account:
 
 def _before_gradient(session: weakref.ref[Session], gradient: torch.Tensor) -> None:
     if (alive := session()) is not None:
-        alive.begin_pass()
+        alive._calls.begin_pass()
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:

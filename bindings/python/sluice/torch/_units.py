@@ -189,10 +189,15 @@ def _called(chain: Sequence[torch.nn.Module]) -> torch.nn.Module:
     for outer, module in zip(chain, chain[1:]):
         if isinstance(outer, torch._dynamo.OptimizedModule):
             return outer
-        if isinstance(outer, torch.nn.MultiheadAttention):  # uses its out_proj, and does not call it
+        if calls_none(outer):
             return outer
     called = [module for module in chain if type(module).forward is not torch.nn.Module.forward]
     return called[-1] if called else chain[0]
+
+
+def calls_none(module: torch.nn.Module) -> bool:
+    """Whether a module uses the parameters of its children without calling them."""
+    return isinstance(module, torch.nn.MultiheadAttention)
 
 
 def owners_around(owners: Collection[torch.nn.Module]) -> dict[torch.nn.Module, list[torch.nn.Module]]:

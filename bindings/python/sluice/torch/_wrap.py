@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from ._full import full
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._presence import Presence
-from ._ready import Ready
+from ._measures import Ready
 from ._safetensors import InFiles
 from ._session import Session
 from ._modes import outside_of_graphs
@@ -123,37 +124,9 @@ def wrap(
     Raises BudgetError where the model does not fit, and InvalidArgumentError where it cannot be wrapped; it is then as it
     was.
     """
-    return wrap_with(
-        model,
-        optimizer,
-        None if weights is None else lambda: stored_of(model, weights),
-        ranks=ranks,
-        silence=silence,
-        patience=patience,
-        memory=memory,
-        disk=disk,
-        reserve=reserve,
-        sample_batch=sample_batch,
-        param_groups=param_groups,
-        units=units,
-        threads=threads,
-        held_units=held_units,
-        prefetch=prefetch,
-        trace_events=trace_events,
-        place=place,
-        state=state,
-        master=master,
-        seed=seed,
-        update_in_backward=update_in_backward,
-        clip_value=clip_value,
-        stage=stage,
-        reproducible=reproducible,
-        accumulate=accumulate,
-        device_memory=device_memory,
-        device=device,
-        updates=updates,
-        device_facts=device_facts,
-    )
+    options = {name: given for name, given in locals().items() if name not in ("model", "optimizer", "weights")}
+    find = None if weights is None else functools.partial(stored_of, model, weights)
+    return wrap_with(model, optimizer, find, **options)
 
 
 def wrap_with(

@@ -1,0 +1,265 @@
+"""Measures how long wrapping takes, and what the process and PyTorch take in the first steps; gives back what allocators keep."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from . import _state_files
+from ._gpu import HOST, Account, Gpu, Mark
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
+_MIB = 1 << 20
+_COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine learns their order, and maps memory
+_RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
+
+# What a plan says besides of PyTorch on a GPU, before it is measured.
+UNMEASURED: Mapping[str, Any] = {"beside": None, "host": None, "host_reserve": HOST, "seconds": None}
+
+
+class Ready:
+    """The seconds of each phase, by its name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens inside of the `with` is the phase, or more of it."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+
+
+def resident_bytes() -> int:
+    """The bytes of the process that are in memory now."""
+    with open("/proc/self/statm", "rb", buffering=0) as statm:
+        return int(statm.read(256).split()[1]) * _PAGE
+
+
+def _peak_bytes() -> int:
+    """The most bytes of the process that were ever in memory."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+
+
+class FirstStep:
+    """Measures what PyTorch takes in the first step (without an optimizer: the first forward pass): by how much the process
+    grows beyond what it held when the model was wrapped, which includes all memory of the engine."""
+
+    def __init__(self, memory: int, reserve: int, estimated: int | None, stated: bool) -> None:
+        """reserve: the bytes that were planned for PyTorch; estimated: the most that are alive at once, where they were
+        estimated; stated: the reserve is the user's, who is warned where it is too small. Otherwise the plan changes."""
+        self.memory, self.reserve, self._estimated, self._stated = memory, reserve, estimated, stated
+        self.room = reserve  # the reserve, and what the plan leaves free
+        self.begin()
+        self.measured: int | None = None
+        self.lacking = 0  # the bytes by which the reserve was too small
+
+    def begin(self) -> None:
+        """Comes before the step."""
+        self.held, self._peak_before = resident_bytes(), _peak_bytes()
+        self._seen = 0
+
+    def computing(self) -> float | None:
+        """The seconds of a step in which the GPU did not wait for the engine; None: not measured, or the CPU computes."""
+        return None
+
+    def planned(self, plan: Mapping[str, Any]) -> None:
+        """Comes when the engine has a plan."""
+        self.room = self.reserve + max(0, self.memory - plan["predicted_peak"])
+
+    def replanned(self, reserve: int, estimated: int, grown: int) -> None:
+        """Comes when the engine has another plan, which takes `grown` bytes more."""
+        self.reserve, self._estimated = reserve, estimated
+        self.held += grown
+        self._seen += grown
+        self._peak_before = max(self._peak_before, _peak_bytes())
+
+    def note(self, resident: int) -> None:
+        """Comes now and then in the step, with the bytes of the process."""
+        self._seen = max(self._seen, resident)
+
+    def mark(self) -> Any:
+        """Comes before a unit is acquired; what it returns waited() gets afterwards."""
+
+    def waited(self, since: Any) -> None:
+        """Comes when the unit is acquired."""
+
+    def end(self) -> None:
+        """Comes after each step, and warns where the first took more than was stated."""
+        if self.measured is not None:
+            return
+        peak = _peak_bytes()  # where it has changed, it was reached in this step
+        highest = peak if peak > self._peak_before else max(self._seen, resident_bytes())
+        self.measured = max(0, highest - self.held)
+        room = self.reserve if self._stated else self.room
+        if self.measured <= room:
+            return
+        self.lacking = self.measured - self.reserve + self.measured // 16
+        if self._stated or highest > self.memory:
+            warnings.warn(
+                f"PyTorch took {self.measured >> 20} MiB in the first step, and {self.reserve >> 20} MiB were planned for "
+                f"it{self._of_estimate()}; the process has {highest >> 20} MiB at most, and the memory that was stated is "
+                f"{self.memory >> 20} MiB. {self._advice(highest)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _advice(self, highest: int) -> str:
+        """What to state instead. highest: the most bytes that the process had."""
+        assert self.measured is not None, "the step was measured"
+        return f"Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'"
+
+    def _of_estimate(self) -> str:
+        return "" if self._estimated is None else f" ({self._estimated >> 20} MiB were estimated)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What plan() shows, mostly in bytes; None for what is not known."""
+        return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
+
+
+class _Steps:
+    """The seconds of whole steps, each from the end of the one before."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._ended = 0
+        self._begun = 0.0
+        self._waits: list[tuple[Mark, Mark]] = []
+        self._shortest: tuple[float, float] | None = None  # seconds, and those of them in which PyTorch's stream waited
+
+    def mark(self) -> Mark | None:
+        return self._gpu.mark() if self._ended in _COUNTED else None
+
+    def waited(self, since: Mark | None) -> None:
+        if since is not None and (now := self._gpu.mark()) is not None:
+            self._waits.append((since, now))
+
+    def end(self) -> None:
+        now = time.perf_counter()
+        if self._ended in _COUNTED:
+            waiting = sum(self._gpu.seconds_between(*pair) for pair in self._waits)
+            self._shortest = min(self._shortest or (now - self._begun, waiting), (now - self._begun, waiting))
+        self._waits.clear()
+        self._ended += 1
+        self._begun = time.perf_counter()
+
+    def as_dict(self) -> dict[str, float] | None:
+        return None if self._shortest is None else {"step": self._shortest[0], "waiting": self._shortest[1]}
+
+
+class FirstStepOnGpu(FirstStep):
+    """Measures what PyTorch takes of a GPU's memory in the first step, through its allocator, which is bound to the reserve, and
+    beside that; what the process takes of the host's memory; and the seconds of some steps.
+
+    What is taken beside PyTorch's allocator and the engine, by CUDA's libraries and modules, is what less is free of the GPU. So what
+    other processes take or give back from wrapping to the end of that step counts, too: CUDA tells nobody what a process has."""
+
+    def __init__(
+        self, gpu: Gpu, memory: int, reserve: int, estimated: int | None, account: Callable[[], Account], reserved: int
+    ) -> None:
+        """memory: of the host; reserve, estimated: of the GPU; account: tells how much the GPU has now; reserved: what the plan leaves
+        there to PyTorch and CUDA."""
+        self._reserved = reserved
+        self._gpu, self._account, self._steps = gpu, account, _Steps(gpu)
+        self._of_gpu: dict[str, int | None] = {"peak": estimated, "reserve": reserve, "measured": None}
+        self._beside: int | None = None
+        self._plan: Mapping[str, Any] = {}
+        self._before, self._held_before = account(), gpu.held()
+        super().__init__(memory, HOST, None, False)
+
+    def begin(self) -> None:
+        super().begin()
+        self._held_on_gpu = self._gpu.held()
+        self._gpu.begin_peak()
+
+    def planned(self, plan: Mapping[str, Any]) -> None:
+        super().planned(plan)
+        self._plan = plan
+
+    def mark(self) -> Mark | None:
+        return self._steps.mark()
+
+    def waited(self, since: Mark | None) -> None:
+        self._steps.waited(since)
+
+    def end(self) -> None:
+        self._steps.end()
+        if self.measured is not None:
+            return
+        peak = self._gpu.peak()
+        self._of_gpu["measured"] = None if peak is None else peak - self._held_on_gpu
+        now = self._account()
+        explained = now.engine - self._before.engine + self._gpu.held() - self._held_before
+        self._beside = max(0, self._before.free - now.free - explained)
+        self._warn_of_the_gpu(self._beside)
+        super().end()
+
+    def _warn_of_the_gpu(self, beside: int) -> None:
+        budget = self._plan["budget"]["device"]
+        left = budget - self._plan["device"] + self._reserved - (self._of_gpu["reserve"] or 0)
+        if beside <= left:
+            return
+        base = self._plan["bytes"]["device"]["base"] - self._reserved + beside - self._gpu.beside
+        rates = ", ".join(f"{name}={self._plan['rates'][name]:.4g}" for name in _RATES)
+        warnings.warn(
+            f"{beside / _MIB:.0f} MiB of the GPU's memory were taken until the end of the first step beside PyTorch's allocator and "
+            f"the engine, by CUDA's libraries (cuBLAS, cuDNN, kernels that were loaded) or by other processes, and the plan leaves "
+            f"{max(0, left) / _MIB:.0f} MiB of the {budget / _MIB:.0f} MiB that were stated. Wrap the model with "
+            f"device_facts=sluice.DeviceFacts({rates}, base='{base // _MIB + 1}MiB'), a smaller reserve, or more device_memory",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _advice(self, highest: int) -> str:
+        return (
+            f"To stay within that, wrap the model with memory='{max(0, 2 * self.memory - highest) // _MIB}MiB': on a GPU CUDA's "
+            "libraries take memory of the host, too"
+        )
+
+    def computing(self) -> float | None:
+        seconds = self._steps.as_dict()
+        return None if seconds is None else seconds["step"] - seconds["waiting"]
+
+    def as_dict(self) -> dict[str, Any]:
+        told = {"beside": self._beside, "host": self.measured, "seconds": self._steps.as_dict()}
+        return {**self._of_gpu, **UNMEASURED, **told}
+
+
+class Keeper:
+    """Gives memory back to the system where the next operation might pass the budget: what PyTorch has freed and the C
+    library keeps, and what was read of an optimizer's state_dict. It does not do so earlier, since taking the memory
+    again costs time."""
+
+    def __init__(self, budget: int, largest_gradient: int) -> None:
+        # Autograd holds a tied parameter's gradients of both uses, and their sum, at once.
+        self._threshold = budget - 3 * largest_gradient - budget // 32
+        self._after = 0
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if self._trim is not None:
+            self._trim.argtypes, self._trim.restype = [ctypes.c_size_t], ctypes.c_int
+
+    def look(self) -> int:
+        """Comes now and then in a step. Gives memory back where that is due; returns the bytes that the process had."""
+        resident = resident_bytes()
+        if self._trim is not None and resident > max(self._threshold, self._after + _WORTH):
+            self._after = self.give_back()
+        elif self._after:
+            self._after = min(self._after, resident)
+        return resident
+
+    def give_back(self) -> int:
+        """Gives the memory back at once; returns the bytes that the process has then."""
+        if self._trim is not None:
+            self._trim(0)
+        _state_files.give_up_all()
+        return resident_bytes()
