@@ -1,6 +1,5 @@
-"""Holds every #include to the floors of the house (docs/architecture.md, section 2), the folders of a room to one direction,
-every import of sluice.torch to the floors of bindings/python/README.md, and what is written of files and functions to those
-that there are."""
+"""Holds every #include to the floors of the house (docs/architecture.md, section 2), the folders of a room and
+the modules of sluice.torch to one direction, and what is written of files and functions to those that there are."""
 
 import ast
 import pathlib
@@ -115,13 +114,6 @@ LATE_IMPORTS = {
 }
 
 
-def floors_of_torch():
-    """The floor of each module in the README."""
-    readme = (ROOT / "bindings" / "python" / "README.md").read_text()
-    rows = re.findall(r"^\| (\d+) \| (.*) \|$", readme, re.MULTILINE)
-    return {module: int(floor) for floor, modules in rows for module in re.findall(r"`(\w+)\.py`", modules)}
-
-
 def imports_of(node):
     """The names that an import has: modules of its own package, and others."""
     if isinstance(node, ast.Import):
@@ -131,32 +123,35 @@ def imports_of(node):
     return [], [node.module.split(".")[0]] if node.level == 0 else []
 
 
-def torch_violations(module, text, floors):
+def imports(module, text):
+    """The modules of its own package that a module imports, and what it imports elsewhere than at its top against the rule."""
     tree = ast.parse(text)
     top = set(map(id, tree.body))
+    own, late = set(), []
     for node in (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))):
-        own, others = imports_of(node)
-        yield from (f"{module} may not import {other}" for other in own if floors[other] >= floors[module])
+        mine, others = imports_of(node)
+        own |= set(mine)
         if id(node) not in top:
-            late = [other for other in own + others if (module, other) not in LATE_IMPORTS]
-            yield from (f"{module} imports {other} inside of a function or a condition" for other in late)
+            late += [other for other in mine + others if (module, other) not in LATE_IMPORTS]
+    return own, late
 
 
-def test_modules_of_sluice_torch_import_from_lower_floors():
-    floors, folder = floors_of_torch(), ROOT / "bindings" / "python" / "sluice" / "torch"
-    sources = {path.stem: path.read_text() for path in folder.glob("*.py")}
-    assert floors.keys() == sources.keys()
-    assert [v for module, text in sources.items() for v in torch_violations(module, text, floors)] == []
+def test_modules_of_sluice_torch_import_each_other_one_way_and_at_the_top():
+    folder = ROOT / "bindings" / "python" / "sluice" / "torch"
+    found = {path.stem: imports(path.stem, path.read_text()) for path in folder.glob("*.py")}
+    assert {"_wrap", "_session"} <= found.keys()
+    assert cycle_in({module: own for module, (own, _) in found.items()}) == []
+    assert {module: late for module, (_, late) in found.items() if late} == {}
 
 
-@pytest.mark.parametrize("module, text", [
-    ("_homes", "from ._session import Session"),
-    ("_units", "def f():\n    from . import _guards"),
-    ("_wrap", "if TYPE_CHECKING:\n    from ._homes import Home"),
-    ("_homes", "def f():\n    import transformers"),
+@pytest.mark.parametrize("text, own, late", [
+    ("from ._session import Session", {"_session"}, []),
+    ("def f():\n    from . import _checks", {"_checks"}, ["_checks"]),
+    ("if TYPE_CHECKING:\n    from ._homes import Home", {"_homes"}, ["_homes"]),
+    ("def f():\n    import transformers", set(), ["transformers"]),
 ])
-def test_a_violation_in_sluice_torch_is_found(module, text):
-    assert list(torch_violations(module, text, floors_of_torch()))
+def test_imports_are_found(text, own, late):
+    assert imports("_units", text) == (own, late)
 
 
 def test_every_room_has_a_readme():
