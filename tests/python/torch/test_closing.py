@@ -47,6 +47,20 @@ def test_what_refers_to_parameters_goes_on_to_show_them(place):
 
 
 @VIEWS
+def test_what_was_compiled_or_taken_out_since_computes_after_the_end():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    sluice.torch.wrap(model, sluice.SGD(lr=0.1), memory="2GiB", reserve="200MiB")
+    for block in model:
+        block.compile(backend="eager")
+    x = torch.randn(2, 8)
+    model(x).sum().backward()
+    taken = model[3]
+    model[3] = torch.nn.Identity()
+    sluice.torch.close(model)
+    inside = model(x)
+    assert torch.equal(taken(inside), torch.nn.functional.linear(inside, taken.weight, taken.bias))
+
+
 def test_a_view_keeps_a_model_that_was_dropped_without_a_close():
     model, optimizer = wrapped_chain("disk")
     view, expected = model.last.weight.detach()[2:4], model.last.weight[2:4].detach().clone()

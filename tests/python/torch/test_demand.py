@@ -318,6 +318,25 @@ def test_random_numbers_are_those_of_a_run_without_estimates():
     assert given[0] == given[1]
 
 
+class Outer(torch.nn.Module):
+    """Parameters lie in its children alone, and what is large between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.second(torch.einsum("nij,nj->ni", (h[:, None] * h[..., None]).sigmoid(), h))
+
+
+def test_a_module_whose_children_compute_is_planned_for_whole():
+    model, _ = wrapped("700MiB", lambda: torch.nn.Sequential(Outer(), torch.nn.Linear(64, 8)))
+    with pytest.raises(sluice.BudgetError, match="this call of Outer is not begun"):
+        model[0](torch.ones(1, 64).expand(40000, -1))
+    model[1](model[0](torch.randn(4, 64))).sum().backward()
+
+
 def test_modules_that_are_called_by_themselves():
     class Two(torch.nn.ModuleDict):
         pass

@@ -63,6 +63,10 @@ class Users:
             if self._depth == 0:
                 self._thread = None
 
+    def is_outermost(self) -> bool:
+        """Whether the thread is inside of one `with`, and no pass has begun."""
+        return self._depth == 1 and not self._passes and not self.in_pass()
+
     def in_pass(self) -> bool:
         """Whether this is in a backward pass of PyTorch's."""
         return torch._C._current_graph_task_id() != -1

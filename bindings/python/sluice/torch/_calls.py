@@ -34,6 +34,7 @@ class Owner:
     places: Sequence[tuple[Mapping[str, Any], str, Home]]  # parameters of modules, with the name and the home of one
     around: Collection[str] = ()  # the names of owners that the module is in
     is_model: bool = False
+    needs_plan_alone: bool = False
 
 
 class Call:
@@ -74,6 +75,7 @@ class Calls:
         made = self._owners_of_calls(names, owners) if self._on_gpu else self._owners_by_module(names)
         for module, owner in {model: Owner(names[model], {}, ()), **made}.items():
             owner.is_model = module is model
+            owner.needs_plan_alone = not (owner.is_model or owner.places or self._on_gpu)
             module.__dict__["_call_impl"] = functools.partial(self._call, module, owner, functools.partial(type(module)._call_impl, module))
             if module._compiled_call_impl is not None:  # by module.compile(), before it was wrapped
                 module._compiled_call_impl = functools.partial(self._call, module, owner, module._compiled_call_impl)
@@ -83,6 +85,8 @@ class Calls:
         can be held at once: it is one graph then, in which nothing comes in."""
         made: dict[torch.nn.Module, Owner] = {}
         for module, name in names.items():
+            if not self._demand.stated and self._places_in(module.modules(), self._presence.by_id):
+                made[module] = Owner(name, {}, ())  # a call of it from outside is planned for whole
             users = [module, *module.children()] if calls_none(module) else [module]
             if places := self._places_in(users, self._presence.by_id):
                 made[module] = Owner(name, _units_of(places), places)
@@ -117,7 +121,8 @@ class Calls:
 
     def _call(self, module: torch.nn.Module, owner: Owner, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`."""
-        if self._demand.estimating:
+        # What was compiled since keeps this after close(). A module without parameters of its own needs a plan at most.
+        if self._demand.estimating or self._presence.engine.left or (owner.needs_plan_alone and self._demand.inside):
             return run(*args, **kwargs)
         call, output = self._begin_call(module, owner, args, kwargs), _RAISED
         try:
@@ -134,6 +139,13 @@ class Calls:
         presence, call = self._presence, Call(owner.name, self._now)
         presence.users.__enter__()
         try:
+            if presence.users.is_outermost():
+                self._demand.begin_anew()
+                if self._scopes:
+                    raise StateError(
+                        "a call of the wrapped model was interrupted (Ctrl-C) before it could end, and has left hooks of saved tensors in "
+                        "its thread; make the model anew, in another process where that thread goes on, and load a checkpoint"
+                    )
             in_pass = self.begin_pass()
             call.keeps = self._demand.begin(module, args, kwargs)
             for parameters, name, home in owner.places:

@@ -47,12 +47,12 @@ class Demand:
 
     def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int) -> None:
         """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes."""
-        self._presence, self._stated, self._fitted, self._may_take = presence, stated, fitted, may_take
+        self._presence, self.stated, self._fitted, self._may_take = presence, stated, fitted, may_take
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._most = 0  # the most bytes that a call needed
         self._besides: int | None = None  # bytes of other use that the process took from wrapping to the first call
-        self._inside = False  # whether a call from outside has not ended
+        self.inside = False  # whether a call from outside has not ended
         self._estimating: int | None = None  # the thread that estimates a call now
         if presence.engine.gpu is not None:
             _tell_of_passes(self)
@@ -66,23 +66,27 @@ class Demand:
         """Comes before a module is called. Returns the bytes that the call keeps for backward, for end(), or None where it is not
         planned for. Raises BudgetError, with nothing changed, where the call would pass the stated memory, and
         InvalidArgumentError where it cannot be estimated."""
-        if self._stated or self._inside or _is_no_call():
+        if self.stated or self.inside or _is_no_call():
             return None
         train = torch.is_grad_enabled() and self._presence.trainable
         found = self._find(module, args, kwargs, train)
         self._provide(module, found, train)
-        self._inside = True
+        self.inside = True
         return found.kept if train else 0
 
     def end(self, keeps: int, output: Any) -> None:
         """Comes after that call, with its output, or with None after an exception."""
-        self._inside = False
+        self.inside = False
         if keeps:
             kept = _Kept(keeps)
             for tensor in tensors_in([[output]]):
                 if tensor.grad_fn is not None:
                     tensor.grad_fn.metadata[id(self)] = kept  # type: ignore[index]
                     self._kept.add(kept)
+
+    def begin_anew(self) -> None:
+        """Comes before a call when no other one goes on: Ctrl-C may have ended one without its end."""
+        self.inside = False
 
     def freed(self) -> None:
         """Comes in a backward pass, which frees what was kept for it."""

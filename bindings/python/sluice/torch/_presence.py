@@ -199,7 +199,7 @@ class Presence:
         self._on_gpu: list[list[Home]] = [[] for _ in engine.units]  # by unit; empty where the CPU computes
         self._shown: set[int] = set()  # units whose parameters show their memory
         self._by_use: int | None = None  # for which access an operation on an absent parameter brings its unit in, if it does
-        self.belongs_to: list[str] = []  # by unit, the module in whose calls it is there: see _owners.py
+        self.belongs_to: list[str] = []  # by unit, the module in whose calls it is there: see _calls.py
         for home in homes if engine.gpu is not None else ():
             for unit in home.units:
                 self._on_gpu[unit].append(home)

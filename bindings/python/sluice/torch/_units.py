@@ -197,7 +197,7 @@ def _called(chain: Sequence[torch.nn.Module]) -> torch.nn.Module:
 
 def calls_none(module: torch.nn.Module) -> bool:
     """Whether a module uses the parameters of its children without calling them."""
-    return isinstance(module, torch.nn.MultiheadAttention)
+    return isinstance(module, (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer))
 
 
 def owners_around(owners: Collection[torch.nn.Module]) -> dict[torch.nn.Module, list[torch.nn.Module]]:

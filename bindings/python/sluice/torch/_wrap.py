@@ -30,7 +30,7 @@ from ._weights import stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-# The model itself keeps its session, by its hooks: kept here, the session would outlive the collection that ends the model.
+# The model's parameters keep its session: kept here, the session would outlive the collection that ends the model.
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 
 
