@@ -17,6 +17,7 @@ from ._moving import places_of, put, replace
 from ._presence import Presence
 from ._safetensors import InFiles
 
+_UNSET = 0xA5  # every byte of an integer buffer without values
 _KNOWN = ("torch", "peft")  # packages whose constructors only follow their rules
 _Rule = Callable[[], Any]
 
@@ -77,10 +78,17 @@ def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, tor
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                with torch.inference_mode(False):  # a tensor that counts writes, by which one without values is known
-                    module._buffers[name] = fresh = torch.empty_like(buffer, device=device)
-                made[id(fresh)] = fresh
+                fresh = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+                if buffer.is_floating_point() or buffer.is_complex():
+                    fresh.fill_(float("nan"))
+                else:
+                    _bytes(fresh).fill_(_UNSET)
+                module._buffers[name] = made[id(fresh)] = fresh
     return made
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.contiguous().view(-1).view(torch.uint8)
 
 
 def _children_first(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
@@ -163,12 +171,18 @@ def _check_values(model: torch.nn.Module, unset: Iterable[Home], made: Mapping[i
                 "_init_weights(module)) gave all of it a value; let one do so, or build its module on the CPU"
             )
     for name, buffer in model.named_buffers():
-        if id(buffer) in made and buffer.numel() and buffer._version == 0:
+        if id(buffer) in made and buffer.numel() and _is_unset(buffer):
             raise InvalidArgumentError(
                 f"the buffer '{name}' was on the meta device, and nothing gave it a value; let reset_parameters() do so, or "
                 "give it its values on the CPU (register_buffer(name, torch.arange(n, device='cpu'))), or build the model "
                 "there, or with sluice.torch.from_pretrained()"
             )
+
+
+def _is_unset(buffer: torch.Tensor) -> bool:
+    if buffer.is_floating_point() or buffer.is_complex():
+        return bool(torch.isnan(buffer).any())
+    return bool((_bytes(buffer) == _UNSET).all())
 
 
 def _warn_of_constructors(model: torch.nn.Module, ids: Container[int]) -> None:
