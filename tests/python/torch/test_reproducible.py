@@ -129,6 +129,16 @@ def test_ranks_that_compute_otherwise_are_refused(pools):
         assert "torch.get_num_threads(), with reproducible=True, is '2' on rank 1, and '1' on rank 0" in text
 
 
+def test_running_statistics_in_compiled_blocks_are_refused():
+    block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    model = torch.nn.Sequential(torch.compile(block, backend="eager"), torch.nn.Linear(8, 2)).eval()
+    sluice.torch.wrap(model, sluice.SGD(lr=0.1), memory="3GiB", reserve="100MiB", ranks=False, reproducible=True, accumulate=1)
+    before = block[1].running_mean.clone()
+    with pytest.raises(sluice.InvalidArgumentError, match="BatchNorm1d. keeps running statistics"):
+        model.train()(torch.randn(16, 8))
+    assert torch.equal(block[1].running_mean, before)
+
+
 def test_running_statistics_are_refused():
     given = {"memory": "4GiB", "reserve": "64MiB", "reproducible": True, "accumulate": 4}
     with pytest.raises(sluice.InvalidArgumentError, match="'norm' .BatchNorm1d. keeps running statistics"):

@@ -168,6 +168,14 @@ def watch(model: torch.nn.Module, idle: Callable[[], bool]) -> list[Any]:
     """Lets a call of a module raise InvalidArgumentError where it changes such buffers while it trains. idle: whether a call is
     only tried. Returns what removes the hooks."""
     hooks: list[Any] = []
+    norms = [(name, module) for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
+
+    def begin(*_: Any) -> None:  # the model may have been in eval() when it was wrapped, and blocks may be compiled
+        for name, module in () if idle() else norms:
+            _refuse_running_statistics(name, module)
+
+    if norms:
+        hooks.append(model.register_forward_pre_hook(outside_of_graphs(begin)))
     for name, module in model.named_modules():
         if saved_buffers(module, False):
             made = _Watch(name, idle)
