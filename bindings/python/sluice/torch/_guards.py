@@ -226,7 +226,7 @@ def _check_sharing(model: torch.nn.Module) -> None:
         if len(found) == 1 and parameters[found[0]].requires_grad:
             other = pair[0] if pair[1] == found[0] else pair[1]
             raise InvalidArgumentError(
-                f"'{other}' is a view of the memory of '{found[0]}', which moves when the model is wrapped, so that it would "
+                f"'{other}' lies in the memory of '{found[0]}', which moves when the model is wrapped, so that it would "
                 "keep the values of now; make the view in forward, or give it a clone(). What makes it at each call, as "
                 "torch.nn.utils.spectral_norm() does, makes a tensor of its own: call the model once before it is wrapped"
             )
