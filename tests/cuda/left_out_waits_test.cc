@@ -52,9 +52,10 @@ class LeftOutWaitsTest : public KernelTest {
   }
 
   // Whether the training is as the CPU's, without an error and without a misuse.
-  bool is_right(const Scenario& scenario, const std::optional<LeftOut>& left_out) {
+  bool is_right(const Scenario& scenario, const std::optional<LeftOut>& left_out,
+                const fake_cuda::Settings& settings = {.schedule = Schedule::kLate}) {
     device_.reset();
-    fake()->begin({.schedule = Schedule::kLate});
+    fake()->begin(settings);
     if (left_out) fake()->leave_out(*left_out);
     bool is_right = false;
     {
@@ -105,8 +106,12 @@ TEST_F(LeftOutWaitsTest, EachIsFound) {
   for (const Scenario& scenario : all) EXPECT_TRUE(is_right(scenario, std::nullopt));
   for (const LeftOut& mutant : mutants) {
     times_ = 0;
-    EXPECT_FALSE(is_right(all[way_of(mutant)], mutant))
-        << text(mutant) << ", left out " << times_ << " times";
+    // What the disk has to do with ends at another time each time, so that one order may not show it.
+    const Scenario& scenario = all[way_of(mutant)];
+    bool is_found = !is_right(scenario, mutant);
+    for (std::uint64_t seed = 1; !is_found && seed <= 8; ++seed)
+      is_found = !is_right(scenario, mutant, {.schedule = Schedule::kRandom, .seed = seed});
+    EXPECT_TRUE(is_found) << text(mutant) << ", left out " << times_ << " times";
   }
 }
 
