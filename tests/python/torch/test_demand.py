@@ -331,7 +331,10 @@ class Outer(torch.nn.Module):
 
 
 def test_a_module_whose_children_compute_is_planned_for_whole():
-    model, _ = wrapped("700MiB", lambda: torch.nn.Sequential(Outer(), torch.nn.Linear(64, 8)))
+    def make():
+        return torch.nn.Sequential(Outer(), torch.nn.Linear(64, 8))
+
+    model, _ = wrapped(everything("300MiB", make), make)
     with pytest.raises(sluice.BudgetError, match="this call of Outer is not begun"):
         model[0](torch.ones(1, 64).expand(40000, -1))
     model[1](model[0](torch.randn(4, 64))).sum().backward()
