@@ -111,9 +111,11 @@ TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
     TrainSettings s = settings();
     s.communicator = &communicator;
     s.plan.ranks = {communicator.rank(), communicator.size()};
-    if (communicator.rank() == 1) s.plan.stage = 2;
+    s.plan.stage = communicator.rank() == 1 ? 2 : 0;
     TrainEvents events;
-    events.planned = [&](const std::string& table) { plans[0] = table; };
+    events.planned = [&](const std::string& table) {
+      plans[static_cast<std::size_t>(communicator.rank())] = table;
+    };
     train(s, events);
   });
   expect_part(plans[0], "this is rank 0 of 2, at stage 2");
