@@ -84,14 +84,14 @@ class Calls:
         """On the CPU: each module needs its own parameters. A block that was compiled before needs those of all that is in it, where they
         can be held at once: it is one graph then, in which nothing comes in."""
         made: dict[torch.nn.Module, Owner] = {}
+        inside = {module: self._places_in(module.modules(), self._presence.by_id) for module in names}
         for module, name in names.items():
-            if not self._demand.stated and self._places_in(module.modules(), self._presence.by_id):
+            if not self._demand.stated and inside[module]:
                 made[module] = Owner(name, {}, ())  # a call of it from outside is planned for whole
             users = [module, *module.children()] if calls_none(module) else [module]
             if places := self._places_in(users, self._presence.by_id):
                 made[module] = Owner(name, _units_of(places), places)
-        for module in names:
-            places = self._places_in(module.modules(), self._presence.by_id)
+        for module, places in inside.items():
             is_compiled = isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
             if is_compiled and places and len(_units_of(places)) <= self._presence.limit:
                 for inner in module.modules():
