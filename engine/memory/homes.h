@@ -86,20 +86,19 @@ class Homes {
   virtual std::size_t extents_for(HoldingId holding) const = 0;
   virtual bool place(HoldingId holding) = 0;  // false: too few are free
   virtual void take_away(HoldingId holding) = 0;
-  // Says which holdings each access uses, and which are held meanwhile, for who gives holdings frames of
-  // their own.
+  // An implementation may give each holding frames of its own, by the holdings that each access uses, and
+  // those that are held meanwhile. assigns() tells whether it does.
   virtual void set_schedule(const Schedule& /*accesses*/, const Schedule& /*held*/) {}
-  virtual bool assigns() const { return false; }  // whether it does
-  // Those that are under frames which are this holding's.
+  virtual bool assigns() const { return false; }
+  // The other holdings that lie now in the frames which are this holding's own.
   virtual std::vector<HoldingId> in_the_way(HoldingId /*holding*/) const { return {}; }
 
   // How a client sees a holding. view() and conceal() come in pairs. Pages may then have to move, which they
   // do in arrange(): REQUIRES: it is present, and no transfer of it is under way.
   virtual void view(HoldingId holding, bool writable) = 0;
   virtual void conceal(HoldingId holding, bool writable) = 0;
-  virtual bool must_move(HoldingId /*holding*/, bool /*writable*/) const {
-    return false;
-  }  // for a view of it
+  // Whether a view of the holding waits for its pages to move.
+  virtual bool must_move(HoldingId /*holding*/, bool /*writable*/) const { return false; }
   virtual bool is_shown(HoldingId /*holding*/) const { return false; }
   virtual void arrange(HoldingId /*holding*/) {}
   virtual void serve_touches(allocator::TouchServer& /*server*/) const {}
