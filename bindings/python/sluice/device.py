@@ -22,6 +22,12 @@ def device_of(engine: Engine) -> dict[str, Any]:
         return made
 
 
+def facts_of(engine: Engine) -> DeviceFacts:
+    """What the plan of an engine on a GPU was made by."""
+    facts = device_of(engine)["facts"]
+    return DeviceFacts(**{field.name: facts[field.name] for field in dataclasses.fields(DeviceFacts)})
+
+
 def predicted(engine: Engine, computing: float) -> dict[str, Any]:
     """The plan of an engine on a GPU, with how long a step takes in which the caller computes there for so many seconds."""
     with engine._handle.use() as address:
@@ -48,8 +54,7 @@ class DeviceEngine(Engine):
 
     def facts(self) -> DeviceFacts:
         """What the plan was made by: as it was measured, or stated. Options.device_facts takes it."""
-        facts = self.device()["facts"]
-        return DeviceFacts(**{field.name: facts[field.name] for field in dataclasses.fields(DeviceFacts)})
+        return facts_of(self)
 
     def address(self, name: str) -> int:
         """The address of a parameter, which never changes. Its values are there while its unit is held."""

@@ -221,6 +221,36 @@ def test_what_others_take_of_the_gpu_meanwhile_is_told_with_cudas_own():
         gc.collect()
 
 
+@pytest.mark.parametrize("taken, told", [(4, True), (80, False)])
+def test_a_smaller_reserve_is_told_where_it_moves_less(taken, told, monkeypatch):
+    """Of 256 MiB PyTorch gets half where nothing is stated, and the model has not all of its state beside that."""
+    monkeypatch.setattr(Gpu, "peak", lambda self: taken * MIB)
+    options = {"place": None, "device_memory": "256MiB", "device_facts": fake_gpu.FACTS}
+    with fake_gpu.shared():
+        model, optimizer = wrap(Layers(blocks=8, width=384), reserve=None, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(model, optimizer, range(2))
+        found = [re.search(r"reserve='(\d+MiB)': a step then moves (\S+) GB .*, and now (\S+) GB", str(w.message)) for w in caught]
+        assert bool(found) == told
+        before = sluice.torch.engine_of(model).plan()["step"]
+        sluice.torch.close(model, values=False)
+        del model, optimizer
+        gc.collect()
+        if not told:
+            return
+        reserve, then, now = found[0].groups()
+        model, optimizer = wrap(Layers(blocks=8, width=384), reserve=reserve, **options)
+        after = sluice.torch.engine_of(model).plan()["step"]
+        assert [f"{(step['bytes_in'] + step['bytes_out']) / 1e9:.3g}" for step in (after, before)] == [then, now]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(model, optimizer, range(2))
+        sluice.torch.close(model, values=False)
+        del model, optimizer
+        gc.collect()
+
+
 def test_a_plan_without_an_engine_has_the_same_lines():
     model = Layers()
     plan = sluice.torch.plan(model, sluice.AdamW(), memory="4GiB")["pytorch"]

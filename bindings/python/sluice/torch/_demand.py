@@ -3,7 +3,6 @@ plan is made once, it is estimated where PyTorch has no room."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import weakref
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..engine import plan
 from ..errors import BudgetError, Error, InvalidArgumentError, StateError
 from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
 from ._modes import outside_of_graphs
@@ -188,10 +186,8 @@ class Demand:
             need = self._may_take + self._may_take // 4
         reserve = f"reserve='{need // _MIB + 1}MiB'"
         less = "give less at once (a smaller batch, gradient checkpointing, accumulation)"
-        given_back = sum(line.current for line in engine.ledger() if (line.tier, line.purpose) == ("host", "total"))
-        of_device = (need // _MIB + 1) * _MIB + (0 if engine.gpu is None else engine.gpu.beside)
         try:
-            plan(engine.units, dataclasses.replace(engine.options, device_reserved=of_device, given_back=given_back))
+            engine.plan_with((need // _MIB + 1) * _MIB)
         except BudgetError as short:
             return f"With {reserve} the model itself has no room any more: {short}. Or {less}"
         return f"Wrap the model with {reserve}, for which there is room beside it, or {less}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
@@ -10,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ..errors import BudgetError
 from . import _state_files
 from ._gpu import HOST, Account, Gpu, Mark
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
 _MIB = 1 << 20
+_MORE = 32 << 20  # bytes by which a reserve that is told is larger than a quarter more than what was measured
+_MUCH = 0.9  # of the bytes that a step moves: where another reserve moves less than that, it is told
 _COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine learns their order, and maps memory
 _RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
 
@@ -165,11 +169,18 @@ class FirstStepOnGpu(FirstStep):
     other processes take or give back from wrapping to the end of that step counts, too: CUDA tells nobody what a process has."""
 
     def __init__(
-        self, gpu: Gpu, memory: int, reserve: int, estimated: int | None, account: Callable[[], Account], reserved: int
+        self,
+        gpu: Gpu,
+        memory: int,
+        reserve: int,
+        estimated: int | None,
+        account: Callable[[], Account],
+        reserved: int,
+        plan_with: Callable[[int], Mapping[str, Any]] | None = None,
     ) -> None:
         """memory: of the host; reserve, estimated: of the GPU; account: tells how much the GPU has now; reserved: what the plan leaves
-        there to PyTorch and CUDA."""
-        self._reserved = reserved
+        there to PyTorch and CUDA; plan_with: makes the plan with another reserve, where the user has stated nothing of it."""
+        self._reserved, self._plan_with = reserved, plan_with
         self._gpu, self._account, self._steps = gpu, account, _Steps(gpu)
         self._of_gpu: dict[str, int | None] = {"peak": estimated, "reserve": reserve, "measured": None}
         self._beside: int | None = None
@@ -202,7 +213,27 @@ class FirstStepOnGpu(FirstStep):
         explained = now.engine - self._before.engine + self._gpu.held() - self._held_before
         self._beside = max(0, self._before.free - now.free - explained)
         self._warn_of_the_gpu(self._beside)
+        self._tell_of_less()
         super().end()
+
+    def _tell_of_less(self) -> None:
+        """Warns where a plan that leaves PyTorch what it has taken moves much less than this one."""
+        reserve, measured = self._of_gpu["reserve"] or 0, self._of_gpu["measured"]
+        if self._plan_with is None or measured is None:
+            return
+        enough = (measured + measured // 4 + _MORE) // _MIB * _MIB
+        if enough >= reserve:
+            return
+        with contextlib.suppress(BudgetError):
+            now, then = _moved(self._plan), _moved(self._plan_with(enough))
+            if then < _MUCH * now:
+                warnings.warn(
+                    f"PyTorch took {measured // _MIB} MiB of the GPU's memory in the first step, and may take {reserve // _MIB} MiB, since "
+                    f"neither reserve nor sample_batch was stated. Where no step is larger, wrap the model with reserve='{enough // _MIB}MiB': "
+                    f"a step then moves {then / 1e9:.3g} GB to and from the GPU and the disk, and now {now / 1e9:.3g} GB",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def _warn_of_the_gpu(self, beside: int) -> None:
         budget = self._plan["budget"]["device"]
@@ -233,6 +264,11 @@ class FirstStepOnGpu(FirstStep):
     def as_dict(self) -> dict[str, Any]:
         told = {"beside": self._beside, "host": self.measured, "seconds": self._steps.as_dict()}
         return {**self._of_gpu, **UNMEASURED, **told}
+
+
+def _moved(plan: Mapping[str, Any]) -> int:
+    """The bytes that a step moves by a plan for a GPU."""
+    return sum(plan["step"][way] for way in ("bytes_in", "bytes_out", "bytes_read", "bytes_written"))
 
 
 class Keeper:
