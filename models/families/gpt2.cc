@@ -6,6 +6,7 @@
 #include "core/error.h"
 
 namespace sluice::models {
+namespace gpt2 {
 namespace {
 
 ModelConfig sized(std::size_t layers, std::size_t width, std::size_t heads, std::size_t vocabulary = 50257,
@@ -123,18 +124,19 @@ FirstValues first_values(const ModelConfig& config, const engine::ParameterSpec&
 constexpr std::array<std::string_view, 2> kBuffers = {".attn.bias", ".attn.masked_bias"};
 
 }  // namespace
+}  // namespace gpt2
 
 constinit const Family kGpt2 = {.model_type = "gpt2",
                                 .architecture = "GPT2LMHeadModel",
-                                .presets = presets,
-                                .read = read,
-                                .write = write,
-                                .check = check,
-                                .build = build,
-                                .first_values = first_values,
+                                .presets = gpt2::presets,
+                                .read = gpt2::read,
+                                .write = gpt2::write,
+                                .check = gpt2::check,
+                                .build = gpt2::build,
+                                .first_values = gpt2::first_values,
                                 .prefix = "transformer.",
                                 .table = "transformer.wte.weight",
                                 .head = "lm_head.weight",
-                                .buffers = kBuffers};
+                                .buffers = gpt2::kBuffers};
 
 }  // namespace sluice::models

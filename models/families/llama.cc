@@ -8,6 +8,7 @@
 #include "models/ops/rotary.h"
 
 namespace sluice::models {
+namespace llama {
 namespace {
 
 struct LlamaSizes {
@@ -250,7 +251,8 @@ constexpr Family qwen2() {
 }
 
 }  // namespace
+}  // namespace llama
 
-constinit const Family kLlama = kBoth, kQwen2 = qwen2();
+constinit const Family kLlama = llama::kBoth, kQwen2 = llama::qwen2();
 
 }  // namespace sluice::models
