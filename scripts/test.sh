@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
 # Does all set-up and runs all checks of CI: the format of the sources, the types of the Python package, the demo, the build, the C++
 # tests (ctest), the Python tests (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
+#   scripts/test.sh [--all]    --all: also the tests that are marked as long, which show by many runs what others show by a few
 set -euo pipefail
 cd "$(dirname "$0")/.."
+long=()
+case "${1:-}" in
+  "") ;;
+  --all) long=(--long) ;;
+  *) echo "test: '$1' is no option; only --all is one" >&2; exit 2 ;;
+esac
 cores=$(nproc)
 part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
 
@@ -22,7 +29,8 @@ ctest --test-dir build --output-on-failure --timeout 600 -j "$cores"
 part "Python tests"
 # The test processes share the cores, so OpenMP threads must wait passively: spinning ones would take the cores from others.
 # Files are handed out by name: by the number of tests, the slow ones with few tests would come last, and one core would wait.
-OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$cores" --dist loadfile --no-loadscope-reorder tests/python
+OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$cores" --dist loadfile --no-loadscope-reorder "${long[@]}" tests/python
 part "fuzzers"
 scripts/fuzz.sh 10
 part "passed"
+((${#long[@]})) || echo "(The tests that are marked as long were left out; scripts/test.sh --all runs them, too.)"

@@ -8,3 +8,19 @@ from support.sluice_process import BUILD, PACKAGE, SOURCE
 
 sys.path[:0] = [str(PACKAGE), str(SOURCE / "scripts"), str(SOURCE / "tests" / "campaigns")]
 os.environ.setdefault("SLUICE_LIBRARY_PATH", str(BUILD / "lib"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="run the tests that are marked as long, too: scripts/test.sh --all does")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: takes long beside what else shows the same; it runs with --long alone")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
