@@ -133,6 +133,7 @@ class DevicePlanner {
 
   // Disks are slow, so any plan that does without is better than one that does not.
   std::optional<Plan> attempt(std::uint64_t disk) const {
+    if (Plan plan = all_on_gpu(); plan.device_bytes <= in_.budget.device && fits(plan, disk)) return plan;
     for (const bool with_disk : {false, true})
       for (const Shape& shape : shapes())
         if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
@@ -147,6 +148,9 @@ class DevicePlanner {
         }
     return std::nullopt;
   }
+
+  // Without frames and slots, so that it may fit where no plan does that leaves a little elsewhere.
+  Plan all_on_gpu() const { return describe(shapes().front(), units(Tier::kDevice)); }
 
   struct Item {
     UnitId unit;
@@ -173,9 +177,8 @@ class DevicePlanner {
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         const bool by_cpu = part == Part::kState && units[unit].updated_by_cpu();
         const Tier best = by_cpu ? Tier::kHost : Tier::kDevice;
-        units[unit].place(part, bytes_of(unit, part) == 0
-                                    ? best
-                                    : in_.request.place(part).value_or(by_cpu ? rest : chosen));
+        const Tier usual = !by_cpu ? chosen : rest == Tier::kDevice ? best : rest;
+        units[unit].place(part, bytes_of(unit, part) == 0 ? best : in_.request.place(part).value_or(usual));
       }
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, 1);
@@ -403,6 +406,7 @@ class DevicePlanner {
   // Of the plans that fit on the GPU, the one that takes least host memory.
   Plan least(std::initializer_list<bool> orders, std::initializer_list<InMemory> ways) const {
     std::optional<Plan> least;
+    if (Plan all = all_on_gpu(); all.device_bytes <= in_.budget.device) least = std::move(all);
     for (const bool with_disk : orders)
       for (const Shape& shape : shapes())
         if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
@@ -413,8 +417,10 @@ class DevicePlanner {
   }
 
   [[noreturn]] void refuse() const {
-    const Plan smallest = describe(shapes().back(), units(Tier::kDisk));
-    if (smallest.device_bytes > in_.budget.device) refuse_device_memory(in_.budget, smallest.device_bytes);
+    const std::uint64_t all_elsewhere = describe(shapes().back(), units(Tier::kDisk)).device_bytes;
+    const std::uint64_t all_there = all_on_gpu().device_bytes;
+    if (std::min(all_elsewhere, all_there) > in_.budget.device)
+      refuse_device_memory(in_.budget, all_elsewhere, all_there);
     refuse_beside_gpu({in_.budget, least({false, true}, {InMemory::kAll}),
                        least({true}, {InMemory::kAllButCpuState, InMemory::kNothing}), attempt(kAnyDisk)});
   }

@@ -1,5 +1,7 @@
 #include "engine/planner/device_shortage.h"
 
+#include <algorithm>
+
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/planner/shortage.h"
@@ -21,11 +23,13 @@ std::string and_disk(const Plan& plan, const Budget& budget) {
 [[noreturn]] void refuse_memory(const ShortageBesideGpu& s) {
   const bool is_disk_less = s.on_disk.uses_disk() && s.on_disk.peak_memory < s.in_memory.peak_memory;
   const Plan& least = is_disk_less ? s.on_disk : s.in_memory;
+  const bool moves = least.step_bytes_in + least.step_bytes_out > 0;
+  const char* const where = is_disk_less ? "on disk" : moves ? "in memory" : "on the GPU";
   fail(ErrorCode::kBudget,
        "this model does not fit in {} of memory beside {} of device memory: it is short by {}; with "
        "everything {} that can be it needs {}. Give {}{}{}",
        format_size(s.budget.memory), format_size(s.budget.device),
-       format_size(least.peak_memory - s.budget.memory), is_disk_less ? "on disk" : "in memory",
+       format_size(least.peak_memory - s.budget.memory), where,
        format_needed(least.peak_memory, s.budget.memory), memory_argument(least), and_disk(least, s.budget),
        is_disk_less && least.disk_bytes > s.budget.disk
            ? ", or " + memory_argument(s.in_memory) + and_disk(s.in_memory, s.budget)
@@ -34,11 +38,13 @@ std::string and_disk(const Plan& plan, const Budget& budget) {
 
 }  // namespace
 
-void refuse_device_memory(const Budget& budget, std::uint64_t needed) {
+void refuse_device_memory(const Budget& budget, std::uint64_t all_elsewhere, std::uint64_t all_there) {
+  const std::uint64_t needed = std::min(all_elsewhere, all_there);
   fail(ErrorCode::kBudget,
-       "this model does not fit in {} of device memory: it is short by {}; with everything elsewhere that "
-       "can be it needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller units",
-       format_size(budget.device), format_size(needed - budget.device), format_needed(needed, budget.device),
+       "this model does not fit in {} of device memory: it is short by {}; with everything {} that can be it "
+       "needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller units",
+       format_size(budget.device), format_size(needed - budget.device),
+       needed == all_elsewhere ? "elsewhere" : "there", format_needed(needed, budget.device),
        format_size(budget.device_base), divide_up(needed, kMiB));
 }
 

@@ -17,8 +17,10 @@ struct ShortageBesideGpu {
 };
 
 // Both throw Error(kBudget), which says which budget is short, by how much, and what to give: each of the
-// alternatives is enough. The first one is for a GPU's memory, of which so many bytes are needed.
-[[noreturn]] void refuse_device_memory(const Budget& budget, std::uint64_t needed);
+// alternatives is enough. The first one is for a GPU's memory, of which so many bytes are needed with
+// everything elsewhere that can be, and with everything there.
+[[noreturn]] void refuse_device_memory(const Budget& budget, std::uint64_t all_elsewhere,
+                                       std::uint64_t all_there);
 [[noreturn]] void refuse_beside_gpu(const ShortageBesideGpu& shortage);
 
 }  // namespace sluice::engine

@@ -177,5 +177,22 @@ TEST(DeviceRefusal, SaysInBytesWhatLooksLikeWhatIsGiven) {
   EXPECT_EQ(format_needed(18 * kMiB, 16 * kMiB), "18.0 MiB");
 }
 
+// Also where there would be no room for frames and slots, without which nothing can be elsewhere.
+TEST(DevicePlan, WhatFitsOnTheGpuAsAWholeIsThere) {
+  for (Kind kind : kinds()) {
+    if (kind.places != Kind().places) continue;
+    const Model model(kind);
+    const Planned whole = model.plan(1024 * kGiB, 0, 1024 * kGiB);
+    ASSERT_TRUE(whole.plan) << whole.refusal;
+    const Planned found = model.plan(1024 * kGiB, 0, whole.plan->device_bytes);
+    ASSERT_TRUE(found.plan) << found.refusal;
+    EXPECT_EQ(found.plan->device_bytes, whole.plan->device_bytes);
+    EXPECT_EQ(found.plan->step_bytes_in, whole.plan->step_bytes_in);
+    EXPECT_EQ(found.plan->step_bytes_out, whole.plan->step_bytes_out);
+    const bool by_gpu = std::ranges::none_of(found.plan->units, &UnitPlan::updated_by_cpu);
+    EXPECT_EQ(by_gpu, found.plan->step_bytes_in + found.plan->step_bytes_out == 0);
+  }
+}
+
 }  // namespace device_refusal_test
 }  // namespace sluice::engine
