@@ -3,7 +3,8 @@
 import pytest
 import torch
 from kill_campaign import lesson
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from support.perturbed import gpt2, llama
+from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 
 @pytest.fixture(scope="session")
@@ -14,21 +15,8 @@ def place(tmp_path_factory):
     (folder / "disk").mkdir()
     torch.manual_seed(5)
     # This model's blocks have more than one chunk, its head is not tied, and it has dropout (0.1, the default).
-    special = dict(bos_token_id=0, eos_token_id=0)
-    wide = GPT2Config(
-        vocab_size=256, n_positions=32, n_embd=256, n_layer=2, n_head=4, tie_word_embeddings=False, **special
-    )
+    _, wide = gpt2(n_positions=32, n_embd=256, tie_word_embeddings=False, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
+    _, tied = llama(vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=3, tie_word_embeddings=True)
     GPT2LMHeadModel(wide).save_pretrained(folder / "wide-untied")
-    tied = LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=112,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        **special,
-    )
     LlamaForCausalLM(tied).save_pretrained(folder / "llama-tied")
     return folder

@@ -5,20 +5,18 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.perturbed import gpt2, llama, qwen2
 from support.sluice_process import run_sluice, train
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 import sluice
 
-SHAPE = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-SHAPE |= dict(max_position_embeddings=64, bos_token_id=None, eos_token_id=None)
-GPT2 = dict(n_positions=64, n_embd=48, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
 CONFIGS = {
-    "gpt2-bytes": GPT2Config(vocab_size=256, **GPT2),
-    "gpt2-more": GPT2Config(vocab_size=300, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **GPT2),
-    "llama-tied": LlamaConfig(vocab_size=320, tie_word_embeddings=True, **SHAPE),
-    "llama-untied": LlamaConfig(vocab_size=256, initializer_range=0.05, **SHAPE),
-    "qwen2": Qwen2Config(vocab_size=257, **SHAPE),
+    "gpt2-bytes": gpt2(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)[1],
+    "gpt2-more": gpt2(vocab_size=300)[1],
+    "llama-tied": llama(vocab_size=320, tie_word_embeddings=True)[1],
+    "llama-untied": llama(vocab_size=256, initializer_range=0.05)[1],
+    "qwen2": qwen2(vocab_size=257, num_key_value_heads=2)[1],
 }
 
 
@@ -159,7 +157,7 @@ def expect_refused(command, *parts, **flags):
 
 
 def test_text_needs_a_vocabulary_of_all_bytes(text, tmp_path):
-    small = save(GPT2Config(vocab_size=255, **GPT2), tmp_path / "small")
+    small = save(gpt2(vocab_size=255)[1], tmp_path / "small")
     for tokens, parts in (("bytes", ["at least 256", "255"]), ("auto", ["--tokens bytes", "255"])):
         expect_refused("train", str(small), *parts, **flags_for(tmp_path, model=small, tokens=tokens))
     more = save(CONFIGS["gpt2-more"], tmp_path / "more")
@@ -172,19 +170,20 @@ def test_there_is_nothing_to_sample_from(tmp_path):
     expect_refused("generate", str(shape), "no weights", "sluice train", checkpoint=shape, prompt="a", tokens=1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack",
-        "consolidated.00.pth", "model-q4.gguf", "model-00001-of-00002.safetensors", "model.safetensors.incomplete", "optimizer.pt",
-    ],
-)  # fmt: skip
-def test_weights_that_are_not_read_are_never_taken_for_none(name, text, tmp_path):
+UNREAD = [
+    "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack",
+    "consolidated.00.pth", "model-q4.gguf", "model-00001-of-00002.safetensors", "model.safetensors.incomplete", "optimizer.pt",
+]  # fmt: skip
+
+
+def test_weights_that_are_not_read_are_never_taken_for_none(text, tmp_path):
     shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
-    (shape / name).write_bytes(b"weights")
-    for command, flags in (("train", {}), ("plan", {})):
-        expect_refused(command, str(shape), name, "save_pretrained", **flags_for(tmp_path, model=shape, **flags))
-    expect_refused("generate", str(shape), name, checkpoint=shape, prompt="a", tokens=1)
+    for name in UNREAD:
+        (shape / name).write_bytes(b"weights")
+        for command in ("train", "plan"):
+            expect_refused(command, str(shape), name, "save_pretrained", **flags_for(tmp_path, model=shape))
+        expect_refused("generate", str(shape), name, checkpoint=shape, prompt="a", tokens=1)
+        (shape / name).unlink()
     assert not (tmp_path / "out").exists()
 
 

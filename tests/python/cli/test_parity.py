@@ -8,73 +8,24 @@ import numpy as np
 import pytest
 import torch
 from support import rounding
+from support.perturbed import LLAMA3, gpt2, llama, make_model, qwen2
 from support.sluice_process import BUILD
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 PARITY_DUMP = BUILD / "bin" / "parity_dump"
 BATCH, LENGTH, MICRO_BATCHES = 2, 24, 3
 IGNORED = -1
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "rope_theta": 500.0,
-}
-LLAMA = dict(
-    hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64
-)
-NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-
 CASES = {
-    "gpt2-tied": (
-        GPT2LMHeadModel,
-        GPT2Config(vocab_size=97, n_positions=32, n_embd=64, n_layer=2, n_head=4, **NO_DROPOUT),
-    ),
-    "gpt2-untied": (
-        GPT2LMHeadModel,
-        GPT2Config(
-            vocab_size=257,
-            n_positions=24,
-            n_embd=48,
-            n_layer=3,
-            n_head=3,
-            n_inner=80,
-            tie_word_embeddings=False,
-            **NO_DROPOUT,
-        ),
-    ),
-    "llama-untied": (LlamaForCausalLM, LlamaConfig(vocab_size=101, num_key_value_heads=4, **LLAMA)),
-    "llama-grouped-tied-llama3": (
-        LlamaForCausalLM,
-        LlamaConfig(
-            vocab_size=128, num_key_value_heads=2, tie_word_embeddings=True, head_dim=24, rope_parameters=LLAMA3, **LLAMA
-        ),
-    ),
-    "qwen2-bias": (Qwen2ForCausalLM, Qwen2Config(vocab_size=99, num_key_value_heads=1, **LLAMA)),
+    "gpt2-tied": gpt2(vocab_size=97, n_embd=64),
+    "gpt2-untied": gpt2(vocab_size=257, n_positions=24, n_layer=3, n_head=3, n_inner=80, tie_word_embeddings=False),
+    "llama-untied": llama(num_key_value_heads=4),
+    "llama-grouped-tied-llama3": llama(vocab_size=128, head_dim=24, tie_word_embeddings=True, rope_parameters=LLAMA3),
+    "qwen2-bias": qwen2(),
 }
 
 
-def reference(case):
-    """The model with random weights (biases and norms too), tokens and targets, of which some do not count."""
-    model_type, config = CASES[case]
-    torch.manual_seed(list(CASES).index(case) + 1)
-    model = model_type(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    tokens = torch.randint(0, config.vocab_size, (MICRO_BATCHES * BATCH, LENGTH))
-    targets = torch.randint(0, config.vocab_size, (MICRO_BATCHES * BATCH, LENGTH))
-    targets[0, :5] = IGNORED
-    targets[3, -1] = IGNORED
-    return model, tokens, targets
-
-
-def write_inputs(folder, model, tokens, targets, recompute, group, **more):
+def write_inputs(folder, model, tokens, targets, **settings):
     model.config.to_json_file(str(folder / "config.json"), use_diff=False)
-    settings = dict(batch=BATCH, length=LENGTH, micro_batches=MICRO_BATCHES, recompute=recompute, group=group, **more)
+    settings |= dict(batch=BATCH, length=LENGTH, micro_batches=MICRO_BATCHES)
     (folder / "run.json").write_text(json.dumps(settings))
     tokens.numpy().astype("<i4").tofile(folder / "tokens.bin")
     targets.numpy().astype("<i4").tofile(folder / "targets.bin")
@@ -86,31 +37,26 @@ def relative_error(found, expected):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("recompute,group", [("none", MICRO_BATCHES), ("full", 2)])
+@pytest.mark.skipif(not PARITY_DUMP.exists(), reason=f"{PARITY_DUMP} is not built")
+@pytest.mark.parametrize("settings", [
+    dict(dtype="f32", loss_scale=1.0, recompute="full", group=2),
+    dict(dtype="f16", loss_scale=8192.0, recompute="none", group=MICRO_BATCHES),
+], ids=lambda settings: settings["dtype"])  # fmt: skip
 @pytest.mark.parametrize("case", CASES)
-def test_loss_and_gradients_are_those_of_transformers(case, recompute, group, tmp_path):
-    if not PARITY_DUMP.exists():
-        pytest.skip(f"{PARITY_DUMP} is not built")
-    model, tokens, targets = reference(case)
-    check(tmp_path, model, tokens, targets, recompute, group, dict(dtype="f32", loss_scale=1.0))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_in_f16_as_near_as_f16_is(case, tmp_path):
-    if not PARITY_DUMP.exists():
-        pytest.skip(f"{PARITY_DUMP} is not built")
-    model, tokens, targets = reference(case)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.half())
-    check(tmp_path, model, tokens, targets, "none", MICRO_BATCHES, dict(dtype="f16", loss_scale=8192.0))
-
-
-def check(tmp_path, model, tokens, targets, recompute, group, settings):
+def test_loss_and_gradients_are_those_of_transformers(case, settings, tmp_path):
+    is_half = settings["dtype"] == "f16"
+    model = make_model(CASES, case)
+    if is_half:  # in f16 they are as near as f16 is
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.half())
+    shape = (MICRO_BATCHES * BATCH, LENGTH)
+    tokens, targets = (torch.randint(0, model.config.vocab_size, shape) for _ in range(2))
+    targets[0, :5] = targets[3, -1] = IGNORED
     rows = targets.numel()
-    of_gradients = rounding.of_model(model, rows, torch.float16 if settings["dtype"] == "f16" else None)
-    of_loss = of_gradients if settings["dtype"] == "f32" else rounding.of_mean(of_gradients, rows)
-    write_inputs(tmp_path, model, tokens, targets, recompute, group, **settings)
+    of_gradients = rounding.of_model(model, rows, torch.float16 if is_half else None)
+    of_loss = rounding.of_mean(of_gradients, rows) if is_half else of_gradients
+    write_inputs(tmp_path, model, tokens, targets, **settings)
     subprocess.run([PARITY_DUMP, tmp_path], check=True, timeout=120)
 
     logits = model(tokens).logits

@@ -11,9 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import rounding
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-
-from support.perturbed import make_model
+from support.perturbed import gpt2, llama, make_model, qwen2
 from support.sluice_process import train
 
 LENGTH, BATCH, ACCUMULATE, STEPS, SEED = 16, 2, 2, 20, 0x1234567890
@@ -22,17 +20,10 @@ WINDOWS = 30  # 80 samples are two epochs and a part, whose borders lie within s
 PEAK, WARMUP, FINAL_SHARE = 4e-3, 5, 0.1
 DECAY, CLIP, BETAS, EPSILON = 0.3, 1.0, (0.9, 0.95), 1e-8
 
-SHAPE = dict(hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4)
-SHAPE |= dict(max_position_embeddings=64, bos_token_id=None, eos_token_id=None)
-GPT2 = dict(n_positions=32, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-GPT2 |= dict(bos_token_id=None, eos_token_id=None)
 CASES = {
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=256, **GPT2)),
-    "llama": (LlamaForCausalLM, LlamaConfig(vocab_size=101, num_key_value_heads=2, **SHAPE)),
-    "qwen2-tied": (
-        Qwen2ForCausalLM,
-        Qwen2Config(vocab_size=99, num_key_value_heads=1, tie_word_embeddings=True, **SHAPE),
-    ),
+    "gpt2": gpt2(n_positions=32, n_embd=64),
+    "llama": llama(hidden_size=64, intermediate_size=112),
+    "qwen2-tied": qwen2(hidden_size=64, intermediate_size=112, tie_word_embeddings=True),
 }
 
 
@@ -216,7 +207,7 @@ def test_another_training_has_another_curve(wrong, run):
     assert relative(found.losses, losses) > rounding.of_losses(epsilon_of("gpt2"))
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama"])
+@pytest.mark.parametrize("case", ["gpt2", pytest.param("llama", marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_a_narrow_type_follows_f32_and_keeps_f32_masters(case, dtype, run):
     torch_type, scale = {"bf16": (torch.bfloat16, 1), "f16": (torch.float16, 65536)}[dtype]
