@@ -2,18 +2,18 @@
 
 import ctypes
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import sluice
-from support import fake_gpu
+from support import fake_gpu, warm_python
 from support.sluice_package import GROUPS, LIBRARY, UNITS, gradient_of, make_engine, set_start, train, values_of
-from support.sluice_process import PACKAGE
+from support.sluice_process import PACKAGE, TESTS
 
 
 def floats_at(address, shape):
@@ -45,33 +45,31 @@ def train_on_device(engine, steps):
         engine.step(clip=0.5)
 
 
-@pytest.mark.parametrize("place", ["device", "memory", "disk", None])
-def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path, place):
+@pytest.fixture(scope="module")
+def of_the_cpu():
     with make_engine() as engine:
         set_start(engine)
         train(engine, 3, clip=0.5)
-        expected = values_of(engine)
-    with fake_gpu.shared(seed=2), make_device_engine(tmp_path, place=place) as engine:
-        set_start(engine)
-        train_on_device(engine, 3)
-        assert values_of(engine) == expected
+        return values_of(engine)
 
 
-@pytest.mark.parametrize("updates", ["cpu", "gpu"])
-def test_whatever_updates_gives_the_bits_of_the_cpu(tmp_path, updates):
-    with make_engine() as engine:
-        set_start(engine)
-        train(engine, 3, clip=0.5)
-        expected = values_of(engine)
-    with fake_gpu.shared(seed=3), make_device_engine(tmp_path, place="memory", updates=updates) as engine:
-        assert {unit["updated_by"] for unit in engine.plan()["units"]} == {updates}
+@pytest.mark.parametrize("options", [
+    {"place": "device"}, {"place": "disk"}, {}, {"place": "memory", "updates": "cpu"}, {"place": "memory", "updates": "gpu"},
+], ids=lambda options: "-".join(options.values()))  # fmt: skip
+def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path, of_the_cpu, options):
+    with fake_gpu.shared(seed=2), make_device_engine(tmp_path, **options) as engine:
+        assert "updates" not in options or {unit["updated_by"] for unit in engine.plan()["units"]} == {options["updates"]}
         set_start(engine)
         train_on_device(engine, 3)
-        assert values_of(engine) == expected
+        assert values_of(engine) == of_the_cpu
+
+
+def test_settings_of_updates_that_cannot_be_are_refused():
     with pytest.raises(sluice.InvalidArgumentError, match="updates is 'tpu'; it may be 'gpu' or 'cpu'"):
         make_device_engine(updates="tpu")
-    with pytest.raises(sluice.InvalidArgumentError, match="device_memory is 0"):
-        make_engine(updates=updates)
+    for updates in ("cpu", "gpu"):
+        with pytest.raises(sluice.InvalidArgumentError, match="device_memory is 0"):
+            make_engine(updates=updates)
 
 
 def test_what_an_engine_says_of_its_gpu(tmp_path):
@@ -139,46 +137,44 @@ def test_what_one_engine_measures_another_may_be_told(tmp_path):
         planned(device_memory="1GiB", device_facts=sluice.DeviceFacts(1, 0, 1, 1, 1, 0))
 
 
-def libraries_with(folder, kernels):
-    """A folder of the libraries, with another file of kernels, or with none."""
-    for name in ("libsluice_c.so", "libsluice_cuda.so"):
-        shutil.copy(LIBRARY.parent / name, folder / name)
-    if kernels is not None:
-        (folder / "libsluice_kernels.fatbin").write_bytes(kernels)
-    return folder
-
-
+# Opens a GPU with each of the files that are named, in turn, as the file of kernels, and prints what is said of it.
 PROGRAM = """
+import json, os, shutil, sys
 import sluice
-from support import fake_gpu
+from support import fake_gpu, warm_python
 fake_gpu.share_memory()
 unit = sluice.Unit("unit", [sluice.Parameter("weight", (1000, 1000))])
-try:
-    sluice.DeviceEngine([unit], sluice.Options(memory="4GiB", device_memory="128MiB"))
-except (sluice.NotFoundError, sluice.CorruptError) as error:
-    print(error)
+kernels, *others = sys.argv[1:]
+told = []
+for other in others:
+    shutil.copy(other, kernels) if os.path.exists(other) else os.remove(kernels)
+    try:
+        sluice.DeviceEngine([unit], sluice.Options(memory="4GiB", device_memory="128MiB"))
+        told.append("")
+    except (sluice.NotFoundError, sluice.CorruptError) as error:
+        told.append(str(error))
+print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize("kernels, words", [
-    (lambda own: b"0" * 64 + b"of other sources", "are of another build"),
-    (lambda own: None, "kernels are missing"),
-    (lambda own: own[:-1000], "are damaged"),
-    (lambda own: own[:70], "are damaged"),
-    (lambda own: own[:64], "are damaged"),
-])  # fmt: skip
-def test_kernels_that_are_not_those_of_this_build_are_refused(tmp_path, kernels, words):
-    if not fake_gpu.KERNELS.exists():
-        pytest.skip("the GPU's kernels are not built")
-    places = [str(PACKAGE), str(PACKAGE.parents[1] / "tests" / "python")]
+def test_kernels_that_are_not_those_of_this_build_are_refused(tmp_path):
+    fake_gpu.require_built()
+    own = fake_gpu.KERNELS.read_bytes()
+    files = {"other": b"0" * 64 + b"of other sources", "cut": own[:-1000], "beginning": own[:70], "empty": own[:64]}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    for name in ("libsluice_c.so", "libsluice_cuda.so"):
+        shutil.copy(LIBRARY.parent / name, tmp_path / name)
+    path = tmp_path / "libsluice_kernels.fatbin"
+    words = {"other": "are of another build", "none": "kernels are missing", "cut": "are damaged", "beginning": "are damaged", "empty": "are damaged"}
     found = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"SLUICE_LIBRARY_PATH": str(libraries_with(tmp_path, kernels(fake_gpu.KERNELS.read_bytes()))), "PYTHONPATH": os.pathsep.join(places)},
+        [warm_python.executable(), "-c", PROGRAM, path, *(tmp_path / name for name in words)], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"SLUICE_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, (PACKAGE, TESTS)))},
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
-    path = tmp_path / "libsluice_kernels.fatbin"
-    for word in (words, str(path), "install the wheel again", f"`scripts/kernels.sh {path}`"):
-        assert word in found.stdout, found.stdout
+    for name, told in zip(words, json.loads(found.stdout), strict=True):
+        for word in (words[name], str(path), "install the wheel again", f"`scripts/kernels.sh {path}`"):
+            assert word in told, (name, told)
 
 
 def test_a_driver_that_is_missing_is_an_error(monkeypatch):
