@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the fuzzers (tests/fuzz has one for each parser) and runs each from its corpus. A finding ends the run.
+# Builds the fuzzers (tests/fuzz has one for each parser) and runs each from its corpus, as many at a time as there are cores. A finding
+# ends the run.
 #   scripts/fuzz.sh [SECONDS [NAME...]]    runs each for SECONDS, by default 60; NAMEs ("manifest") limit which
 # Inputs that reach new code are kept in build/fuzz/found/NAME, and a later run goes on from them.
 set -euo pipefail
@@ -14,14 +15,17 @@ fi
 scripts/setup.sh --clang
 cmake --preset fuzz > /dev/null
 cmake --build build/fuzz --target "${names[@]/%/_fuzzer}"
-for name in "${names[@]}"; do
-  echo "fuzz: $name, $seconds s"
-  found=build/fuzz/found/$name
+run() {
+  local name=$1 found=build/fuzz/found/$1
   mkdir -p "$found"
   if ! "build/fuzz/bin/${name}_fuzzer" -max_total_time="$seconds" -artifact_prefix="build/fuzz/$name-" \
       "$found" "tests/fuzz/corpus/$name" > "build/fuzz/$name.log" 2>&1; then
+    echo "fuzz: $name failed:"
     tail -n 40 "build/fuzz/$name.log"
-    exit 1
+    return 255  # xargs starts no other one
   fi
-  tail -n 1 "build/fuzz/$name.log"
-done
+  echo "fuzz: $name, $seconds s: $(tail -n 1 "build/fuzz/$name.log")"
+}
+export -f run
+export seconds
+printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I{} bash -c 'run {}'
