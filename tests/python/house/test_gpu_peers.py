@@ -36,7 +36,7 @@ def bench(*words, folder=BENCH, **more):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("case", gpu_vs_pytorch.CASES)
+@pytest.mark.parametrize("case", [pytest.param("8b", marks=pytest.mark.long) if case == "8b" else case for case in gpu_vs_pytorch.CASES])
 def test_each_case_has_a_plan_in_its_own_size(case):
     chosen = gpu_vs_pytorch.CASES[case]
     with fake_gpu.shared(memory=78 << 30):
@@ -77,6 +77,7 @@ DEEPSPEED = """
 """
 
 
+@pytest.mark.long
 def test_all_sides_are_told_for_people(tmp_path):
     fake_gpu.require_built()
     (tmp_path / "deepspeed.py").write_text(textwrap.dedent(DEEPSPEED))

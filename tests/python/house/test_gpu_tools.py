@@ -95,9 +95,13 @@ def test_a_wheel_for_newer_systems_is_refused(tmp_path):
 
 
 @needs_fake
-def test_it_runs_whole_on_the_fake_where_it_was_unpacked(bundled, tmp_path):
+@pytest.mark.parametrize("is_chosen", [
+    lambda part: part.name in ("link", "kernels", "speed", "step", "wheel", "memcheck"),
+    pytest.param(lambda part: part.name not in SIZES, marks=pytest.mark.long),
+], ids=["what takes seconds", "whole"])  # fmt: skip
+def test_it_runs_on_the_fake_where_it_was_unpacked(bundled, tmp_path, is_chosen):
     folder, _ = bundled
-    chosen = [part for part in gpu_parts.PARTS if part.name not in SIZES]
+    chosen = [part for part in gpu_parts.PARTS if is_chosen(part)]
     words = "--driver", folder / "build" / "lib" / FAKE.name, "--out", tmp_path, "--only", *(part.name for part in chosen)
     told = run(sys.executable, folder / "scripts" / "gpu_check.py", *words, **FEW)
     report = json.loads((tmp_path / "report.json").read_text())

@@ -5,9 +5,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
+from support import warm_python
 from support.sluice_process import PACKAGE, SOURCE
 
 
@@ -15,7 +15,7 @@ from support.sluice_process import PACKAGE, SOURCE
 @pytest.mark.skipif(importlib.util.find_spec("pdoc") is None, reason="there is no pdoc (scripts/setup.sh --python)")
 def test_the_reference_has_what_users_call(tmp_path):
     command = [SOURCE / "scripts" / "docs.sh", tmp_path]
-    done = subprocess.run(command, env=os.environ | {"SLUICE_PYTHON": sys.executable}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=os.environ | {"SLUICE_PYTHON": warm_python.executable()}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     header = "".join(path.read_text() for path in (SOURCE / "bindings" / "c").glob("sluice*.h"))
     functions = re.findall(r"^SLUICE_API [^(;]*?(sluice_\w+)\(", header, re.MULTILINE)

@@ -9,7 +9,7 @@ from support import warm_python
 from support.sluice_process import PACKAGE, SOURCE
 
 SMALLER = {"/nvme:8GiB": "DISK:1GiB", "/nvme": "DISK", "GPT2Config()": "GPT2Config(n_layer=2, n_embd=64, n_head=2)"}
-SMALLER |= {"gpt2-124m": "tiny", "steps=100": "steps=2, batch=2, seq=32"}
+SMALLER |= {"gpt2-124m": "tiny", "steps=100": "steps=2, batch=2, seq=32", "(8, 128)": "(4, 16)", "(64, 128)": "(16, 16)"}
 
 
 def snippets():
