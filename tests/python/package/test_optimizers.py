@@ -1,6 +1,7 @@
-"""Every optimizer, through the whole engine on disk, agrees with its independent reference for 100 steps."""
+"""Every optimizer, through the whole engine on disk, agrees with its independent reference, and keeps what it must."""
 
 import dataclasses
+import itertools
 import pathlib
 import re
 
@@ -38,22 +39,22 @@ def gradient_of(wide, step):
     return np.float32(0.1) * wide + noise
 
 
-def make_engine(tmp_path, optimizer, place="disk", **options):
+def make_engine(tmp_path, optimizer, place="disk", units=UNITS, **options):
     if any(isinstance(group, sluice.Muon) for group in optimizer):
         options = {"sgemm": sluice.torch.sgemm()} | options
     given = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=optimizer, place=place, threads=2, **options)
-    return sluice.Engine(UNITS, given)
+    return sluice.Engine(units, given)
 
 
-def set_start(engine):
-    for unit in UNITS:
+def set_start(engine, units=UNITS):
+    for unit in units:
         engine.set_values(unit.name, {p.name: start_of(p) for p in unit.parameters})
 
 
-def train(engine, steps, **settings):
+def train(engine, steps, units=UNITS, **settings):
     for _ in range(steps):
         engine.begin_step()
-        for unit in UNITS:
+        for unit in units:
             with engine.acquire(unit.name, gradient=True):
                 for p in unit.parameters:
                     engine.add_gradient(p.name, gradient_of(widened(engine.parameter(p.name), engine.options.dtype), engine.steps))
@@ -131,15 +132,16 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("steps", [20, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", CASES)
-def test_agrees_with_its_reference_for_100_steps(tmp_path, case):
+def test_agrees_with_its_reference(tmp_path, case, steps):
     make, reference = CASES[case]
-    expected = torch_trained(reference, 100)
+    expected = torch_trained(reference, steps)
     with make_engine(tmp_path, [make(decay) for decay in DECAY]) as engine:
         set_start(engine)
-        train(engine, 100)
+        train(engine, steps)
         for name, found in values_of(engine).items():
-            allowed = rounding.of_roundings(20 * 100 + LONGEST_SUM) * (np.abs(expected[name]) + STEP_SIZE.get(case, 1e-2))
+            allowed = rounding.of_roundings(20 * steps + LONGEST_SUM) * (np.abs(expected[name]) + STEP_SIZE.get(case, 1e-2))
             # Lion's step jumps where its direction changes sign, which f32 may do a step sooner.
             far = np.abs(found - expected[name]) > allowed
             assert far.mean() <= (1e-3 if case == "lion" else 0), name
@@ -159,14 +161,28 @@ def test_betas_of_zero_are_no_defaults(kind):
         assert engine.get_values("u")["p"] == pytest.approx([1.1, 0.9], rel=1e-4)
 
 
-@pytest.mark.parametrize("state", ["f32", "bf16", "8bit"])
-@pytest.mark.parametrize("dtype, master", [("f32", "f32"), ("bf16", "f32"), ("bf16", "none"), ("f16", "f32")])
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, dtype, master, state):
-    if case in ("sgd", "adafactor", "adafactor_relative") and state != "f32":
+WITHOUT_ARRAYS = ["sgd", "adafactor", "adafactor_relative"]  # by elements, which could have a type
+
+
+@pytest.mark.parametrize("case", WITHOUT_ARRAYS)
+def test_a_type_of_state_that_there_is_not_is_refused(tmp_path, case):
+    for state in ("bf16", "8bit"):
         with pytest.raises(sluice.InvalidArgumentError, match=f"state of type {state} was asked for, but without momentum"):
-            make_engine(tmp_path, [CASES[case][0](0.0)] * 2, dtype=dtype, master=master, state=state)
-        return
+            make_engine(tmp_path, [CASES[case][0](0.0)] * 2, dtype="bf16", state=state)
+
+
+def combinations():
+    """Every optimizer with every pair of types; by default with one, so that each narrow state comes with each type of values."""
+    types = [("f32", "f32"), ("bf16", "f32"), ("bf16", "none"), ("f16", "f32")]
+    f32, narrow = (list(itertools.product(types, states)) for states in (["f32"], ["bf16", "8bit"]))
+    chosen = dict(zip([case for case in CASES if case not in WITHOUT_ARRAYS], narrow)) | dict(zip(WITHOUT_ARRAYS, f32))
+    for case in CASES:
+        for of_values, state in f32 + (narrow if case not in WITHOUT_ARRAYS else []):
+            yield pytest.param(case, *of_values, state, marks=() if chosen[case] == (of_values, state) else pytest.mark.long)
+
+
+@pytest.mark.parametrize("case, dtype, master, state", list(combinations()))
+def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, dtype, master, state):
     kinds = {"dtype": dtype, "master": master, "state": state, "seed": 3}
     groups = [CASES[case][0](decay) for decay in DECAY]
     results = []
@@ -275,46 +291,8 @@ def test_adafactors_learning_rate_where_none_is_given():
     assert sluice.Adafactor(relative_step=True, lr=0.5).rates == (0.5, 0)
 
 
-def test_adafactor_keeps_sums_of_rows_and_columns_in_memory_and_in_checkpoints(tmp_path):
-    with make_engine(tmp_path, [sluice.Adafactor()] * 2) as engine:
-        set_start(engine)
-        train(engine, 2)
-        saved = pathlib.Path(engine.save(tmp_path / "out"))
-        assert engine.state_arrays() == ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
-        found = {}
-        for unit in UNITS:
-            engine.get_state(unit.name, lambda p, array, first, values: found.update({(p, array): np.array(values)}))
-    sizes = {key: values.size for key, values in found.items()}
-    assert sizes == {
-        ("a.weight", "exp_avg_sq_row"): 40,
-        ("a.weight", "exp_avg_sq_col"): 100,
-        ("a.bias", "exp_avg_sq"): 100,
-        ("b.weight", "exp_avg_sq"): 3000,
-        ("b.kernel", "exp_avg_sq_row"): 60,
-        ("b.kernel", "exp_avg_sq_col"): 210,
-    }
-    for name in {name for _, name in found}:
-        with safe_open(saved / f"optimizer.{name}.safetensors", "np") as file:
-            for p, array in found:
-                if array == name:
-                    assert np.array_equal(file.get_tensor(p).reshape(-1), found[p, array])
-    with make_engine(tmp_path, [sluice.Adafactor()] * 2) as engine:
-        engine.load(saved)
-        again = {}
-        for unit in UNITS:
-            engine.set_state(
-                unit.name, lambda p, array, first, values: values.__setitem__(slice(None), found[p, array])
-            )
-            engine.get_state(unit.name, lambda p, array, first, values: again.update({(p, array): np.array(values)}))
-    assert same(found, again)
-    large = [sluice.Unit("u", [sluice.Parameter("p", (3000, 2000))])]
-    plan = sluice.plan(large, sluice.Options(memory="4GiB", optimizer=sluice.Adafactor()))
-    assert plan["state_bytes_per_parameter"] == 4 * 5000 / 6_000_000
-    assert plan["bytes"]["host"]["optimizer state"] == 2 << 20  # one huge page
-
-
 def test_muon_stays_near_torchs_own_which_iterates_in_bfloat16(tmp_path):
-    lr, steps = 1e-2, 100
+    lr, steps = 1e-2, 30
     expected = torch_trained(lambda g: MuonWithAdamW(g, exact=False, lr=lr), steps)
     with make_engine(tmp_path, [sluice.Muon(lr=lr, weight_decay=decay) for decay in DECAY]) as engine:
         set_start(engine)
@@ -327,55 +305,66 @@ def test_muon_stays_near_torchs_own_which_iterates_in_bfloat16(tmp_path):
     assert np.linalg.norm(apart) > 0, "the two are not alike"
 
 
-def test_muon_keeps_momentum_of_matrices_and_averages_of_the_rest(tmp_path):
-    units = [
-        sluice.Unit("a", [sluice.Parameter("w", (30, 700)), sluice.Parameter("bias", (700,))]),
-        sluice.Unit("b", [sluice.Parameter("table", (50, 40), by_elements=True)]),
-    ]
-    kept = {("w", "momentum_buffer")} | {(p, a) for p in ("bias", "table") for a in ("exp_avg", "exp_avg_sq")}
-    options = {"memory": "4GiB", "disk": tmp_path, "place": "disk", "sgemm": sluice.torch.sgemm()}
+WITH_TABLE = [*UNITS, sluice.Unit("c", [sluice.Parameter("c.table", (50, 40), by_elements=True)])]  # no matrix to Muon
+KEPT = {  # elements of each array, in the order of the arrays
+    "adafactor": {
+        "exp_avg_sq_row": {"a.weight": 40, "b.kernel": 60, "c.table": 50},
+        "exp_avg_sq_col": {"a.weight": 100, "b.kernel": 210, "c.table": 40},
+        "exp_avg_sq": {"a.bias": 100, "b.weight": 3000},
+    },
+    "muon": {
+        "momentum_buffer": {"a.weight": 4000},
+        "exp_avg": {"a.bias": 100, "b.weight": 3000, "b.kernel": 4200, "c.table": 2000},
+        "exp_avg_sq": {"a.bias": 100, "b.weight": 3000, "b.kernel": 4200, "c.table": 2000},
+    },
+}
+
+
+@pytest.mark.parametrize("optimizer, state", [
+    (sluice.Adafactor(), "f32"), (sluice.Muon(), "f32"), (sluice.Muon(), "bf16"), (sluice.Muon(), "8bit"),
+], ids=lambda value: getattr(value, "name", value))  # fmt: skip
+def test_what_is_kept_is_read_and_written_and_in_checkpoints(tmp_path, optimizer, state):
+    kept = KEPT[optimizer.name]
+
+    def make():
+        return make_engine(tmp_path, [optimizer] * 2, units=WITH_TABLE, state=state)
 
     def state_of(engine):
         parts = {}
-        for unit in units:
-            engine.get_state(
-                unit.name, lambda p, array, first, values: parts.setdefault((p, array), []).append(np.array(values))
-            )
+        for unit in WITH_TABLE:
+            engine.get_state(unit.name, lambda p, array, first, values: parts.setdefault((p, array), []).append(np.array(values)))
         return {key: np.concatenate(values) for key, values in parts.items()}
-
-    found = {}
 
     def put(p, array, first, values):
         values[:] = found[p, array][first : first + len(values)]
 
-    for state in ("f32", "bf16", "8bit"):
-        given = sluice.Options(optimizer=sluice.Muon(), state=state, **options)
-        with sluice.Engine(units, given) as engine:
-            for unit in units:
-                engine.set_values(unit.name, {p.name: start_of(p) for p in unit.parameters})
-            for _ in range(3):
-                engine.begin_step()
-                for unit in units:
-                    with engine.acquire(unit.name, gradient=True):
-                        for p in unit.parameters:
-                            values = np.asarray(engine.parameter(p.name))
-                            engine.add_gradient(p.name, gradient_of(values, engine.steps))
-                engine.step()
-            assert engine.state_arrays() == ("momentum_buffer", "exp_avg", "exp_avg_sq")
-            found.update(state_of(engine))
-            assert set(found) == kept and all(np.abs(values).max() > 0 for values in found.values())
-            saved = pathlib.Path(engine.save(tmp_path / state))
-        for name in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
-            with safe_open(saved / f"optimizer.{name}.safetensors", "np") as file:
-                assert set(file.keys()) == {p for p, array in kept if array == name}
-        with sluice.Engine(units, given) as engine:
-            engine.load(saved)
-            assert same(state_of(engine), found)
-        with sluice.Engine(units, given) as engine:
-            for unit in units:
-                engine.set_values(unit.name, {p.name: start_of(p) for p in unit.parameters})
-                engine.set_state(unit.name, put)
-            assert same(state_of(engine), found)
+    with make() as engine:
+        set_start(engine, WITH_TABLE)
+        train(engine, 3, WITH_TABLE)
+        assert engine.state_arrays() == tuple(kept)
+        found = state_of(engine)
+        saved = pathlib.Path(engine.save(tmp_path / "out"))
+    assert {key: values.size for key, values in found.items()} == {(p, array): n for array, of in kept.items() for p, n in of.items()}
+    assert all(np.abs(values).max() > 0 for values in found.values())
+    for array, of in kept.items():
+        with safe_open(saved / f"optimizer.{array}.safetensors", "np") as file:
+            assert set(file.keys()) == set(of)
+            assert state != "f32" or all(np.array_equal(file.get_tensor(p).reshape(-1), found[p, array]) for p in of)
+    with make() as engine:
+        engine.load(saved)
+        assert same(state_of(engine), found)
+    with make() as engine:
+        set_start(engine, WITH_TABLE)
+        for unit in WITH_TABLE:
+            engine.set_state(unit.name, put)
+        assert same(state_of(engine), found)
+
+
+def test_adafactors_memory_is_planned():
+    large = [sluice.Unit("u", [sluice.Parameter("p", (3000, 2000))])]
+    plan = sluice.plan(large, sluice.Options(memory="4GiB", optimizer=sluice.Adafactor()))
+    assert plan["state_bytes_per_parameter"] == 4 * 5000 / 6_000_000
+    assert plan["bytes"]["host"]["optimizer state"] == 2 << 20  # one huge page
 
 
 def test_muons_memory_is_planned_and_charged(tmp_path):
