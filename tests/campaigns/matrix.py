@@ -55,19 +55,20 @@ def sample():
     return pairs_of([cell for cell in everything if refused(cell) is None], everything)
 
 
-def pairs_of(*sets):
-    """Few cells, always in the same order, that have every pair of values of two axes; from the first sets, wherever possible."""
+def pairs_of(*sets, together=2):
+    """Few cells, always in the same order, that have every pair of values of two axes, or every value (together=1); from the first sets,
+    wherever possible."""
 
-    def pairs(cell):
-        return {(i, cell[i], j, cell[j]) for i, j in itertools.combinations(range(len(cell)), 2)}
+    def values(cell):
+        return set(itertools.combinations(enumerate(cell), together))
 
     chosen, seen = [], set()
     for cells in sets:
-        missing = set().union(*map(pairs, cells)) - seen
+        missing = set().union(*map(values, cells)) - seen
         while missing:
-            chosen.append(max(cells, key=lambda cell: len(pairs(cell) & missing)))
-            missing -= pairs(chosen[-1])
-            seen |= pairs(chosen[-1])
+            chosen.append(max(cells, key=lambda cell: len(values(cell) & missing)))
+            missing -= values(chosen[-1])
+            seen |= values(chosen[-1])
     return chosen
 
 

@@ -103,13 +103,13 @@ class Matrix:
             return f"WRONG: {error}"
         return compare(found, expected)
 
-    def try_loads(self, model, optimizer):
+    def try_loads(self, model, optimizer, at=LOADED_AT):
         """Saves at 4 ranks, and goes on at other numbers of ranks. Returns results by name."""
         results = {}
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             cell = lambda stage, ranks: (model, stage, "memory", optimizer, "shared memory", ranks, "reproducible", "clip")
-            loads, saved = loads_of(model, optimizer), saved_at(model, optimizer)
+            loads, saved = loads_of(model, optimizer, at), saved_at(model, optimizer)
             try:
                 expected = self.twin(cell("0", "1"))
                 train(folder, "saved", cell(saved, "4"), steps=SAVED_AFTER)
@@ -130,11 +130,11 @@ def saved_at(model, optimizer):
     return STAGES[(MODELS.index(model) * 2 + list(OPTIMIZERS).index(optimizer)) % 4]
 
 
-def loads_of(model, optimizer):
+def loads_of(model, optimizer, at=LOADED_AT):
     """Stages and numbers of ranks that go on from what 4 ranks have saved, by the name of the result."""
     saved = STAGES.index(saved_at(model, optimizer))
     key = f"{model}, {optimizer}, saved at 4 ranks (stage {saved}), loaded at "
-    return {key + ranks: (STAGES[(saved + i) % 4], ranks) for i, ranks in enumerate(LOADED_AT)}
+    return {key + ranks: (STAGES[(saved + i) % 4], ranks) for i, ranks in enumerate(at)}
 
 
 def compare(found, expected):

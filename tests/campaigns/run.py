@@ -14,7 +14,8 @@
   all          each of these with its own number, as before an issue ends
 
 Whatever happens to a run, it must end with the bits of one to which nothing happened, or with an error after which --resume leads to
-them. CI runs a share of each (tests/python/cli/test_campaigns.py). The exit status is 1 where something was wrong."""
+them. CI runs a share of each (tests/python/cli/test_campaigns.py; those of host and rank-fault are marked as long). The exit status is 1
+where something was wrong."""
 import argparse
 import pathlib
 import sys
