@@ -228,7 +228,7 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
 // more, it says by itself that this rank lives.
 void MpiLinks::ask() {
   const auto now = Clock::now();
-  if (missing_since_ && now > *missing_since_ + kSearch) {  // who is lost is known now
+  if (missing_since_ && !leaves_ && now > *missing_since_ + kSearch) {  // who is lost is known now
     missed_ = false;
     missing_since_.reset();
   }
