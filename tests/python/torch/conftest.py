@@ -1,4 +1,5 @@
-"""Runs the tests on the fake GPU where they are asked to: see support/fake_gpu.py."""
+"""Runs the tests on the fake GPU where they are asked to: see support/fake_gpu.py. And lets the collector, which runs at the end of each
+model, look at what tests make alone, and not at all libraries: that would take most of many tests' time."""
 
 import gc
 
@@ -9,7 +10,12 @@ from support import fake_gpu
 @pytest.fixture(scope="session")
 def gpu():
     fake_gpu.begin_if_asked()
-    gc.freeze()  # the collector runs at the end of each model and of each test, and must not look at all libraries then
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_older_objects():
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
