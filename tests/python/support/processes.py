@@ -29,13 +29,11 @@ def mappings():
 def grown(action, warm, times):
     """The growth of memory (bytes), open files, mappings and threads over `times` calls, after `warm` calls."""
     seen = []
-    gc.freeze()  # older objects would slow the collections of wrap()
     for count in (warm, times):
         for _ in range(count):
             action()
         gc.collect()
         seen.append((pages_held(), files_open(), mappings(), len(os.listdir("/proc/self/task"))))
-    gc.unfreeze()
     return [after - before for before, after in zip(*seen, strict=True)]
 
 
@@ -82,15 +80,17 @@ def peak():
 def held():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
-with torch.device("meta"):
-    model = torch.nn.Sequential(*[torch.nn.Linear(2000, 2000) for _ in range(24)])
-units = {str(i): [str(i)] for i in range(24)}
+def layers(count):
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*[torch.nn.Linear(1400, 1400) for _ in range(count)])
+    return model, {str(i): [str(i)] for i in range(count)}
+model, units = layers(24)
 begin = held()
 def wrapped(memory):
     given = {"disk": tempfile.gettempdir(), "reserve": "160MiB", "units": units}
     return sluice.torch.wrap(model, sluice.AdamW(), **fake_gpu.placed(True, memory=begin + memory, **given))
 def step():
-    model(torch.ones(2, 2000)).square().mean().backward()
+    model(torch.ones(2, 1400)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """

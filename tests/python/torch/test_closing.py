@@ -79,8 +79,8 @@ def test_views_that_outlive_their_models_leave_nothing_behind():
         gc.collect()
         assert torch.isfinite(view).all()
 
-    memory, files, maps, threads = grown(action, 5, 30)
-    assert files == 0 and threads == 0 and maps < 50 and memory < 8 << 20
+    memory, files, maps, threads = grown(action, 3, 15)
+    assert files == 0 and threads == 0 and maps < 15 and memory < 4 << 20
 
 
 def test_a_closed_model_is_inherited_by_forked_children():
@@ -123,13 +123,13 @@ def test_without_values_the_model_is_on_the_meta_device(tmp_path):
 
 @measures_the_process
 def test_closing_stays_within_the_budget():
-    """The model has 384 MB of parameters, as much of gradients and twice of state, most of them on disk."""
+    """The model has 188 MB of parameters, as much of gradients and twice of state, most of them on disk."""
     finished = run_big("""
-        model, optimizer = wrapped(700 << 20)
+        model, optimizer = wrapped(430 << 20)
         step()
         sums = [p.double().sum().item() for p in model.parameters()]
         sluice.torch.close(model)
-        assert peak() < begin + (700 << 20), (peak() - begin) >> 20
+        assert peak() < begin + (430 << 20), (peak() - begin) >> 20
         assert [p.double().sum().item() for p in model.parameters()] == sums
         print("done")
     """)
@@ -139,17 +139,18 @@ def test_closing_stays_within_the_budget():
 @measures_the_process
 def test_closing_what_does_not_fit_is_refused_and_the_model_goes_on():
     finished = run_big("""
-        model, optimizer = wrapped(390 << 20)
+        model, units = layers(48)
+        model, optimizer = wrapped(310 << 20)
         step()
         for _ in range(2):
             try:
                 sluice.torch.close(model)
             except sluice.BudgetError as error:
                 print(error)
-            step()
+        step()
         sluice.torch.close(model, values=False)
         assert held() < begin + (200 << 20), (held() - begin) >> 20
-        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        assert peak() < begin + (310 << 20), (peak() - begin) >> 20
         print("done")
     """)
     assert finished.returncode == 0, finished.stderr
@@ -161,11 +162,11 @@ def test_closing_what_does_not_fit_is_refused_and_the_model_goes_on():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_model_that_nobody_has_any_more_ends_with_its_engine(compiled):
-    model = small_gpt2()
+    model = Chain()
     if compiled:
         model.compile(backend="eager")
     model, optimizer = wrap(model, "memory")
-    train(model, optimizer, language_loss, steps=1)
+    assert still_trains(model, optimizer)
     ends = [weakref.ref(model), weakref.ref(sluice.torch.engine_of(model))]
     del model, optimizer
     gc.collect()

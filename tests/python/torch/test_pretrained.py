@@ -88,34 +88,24 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS, ids=lambda name: name.replace(" ", "-"))
-def saved(request, tmp_path):
-    """Saves a model. Returns the folder, the warnings when it is read, and what transformers reads."""
-    make, options, change = KINDS[request.param]
+@pytest.mark.parametrize("make, options, change", KINDS.values(), ids=[name.replace(" ", "-") for name in KINDS])
+def test_a_folder_gives_what_transformers_gives(make, options, change, tmp_path):
     torch.manual_seed(0)
     model = make()
     model.save_pretrained(tmp_path, max_shard_size="50MB" if change else "100KB")
     if change:
         change(tmp_path)
-    return tmp_path, options, type(model).from_pretrained(tmp_path, **options)
-
-
-@pytest.mark.parametrize("place", ["memory", "disk"])
-def test_a_folder_gives_what_transformers_gives(saved, place, tmp_path_factory):
-    folder, options, expected = saved
-    given = fake_gpu.placed(True, memory="4GiB", reserve="256MiB", disk=tmp_path_factory.mktemp("disk"), place=place)
-    made, _ = sluice.torch.from_pretrained(folder, **given, **options)
+    expected = type(model).from_pretrained(tmp_path, **options)
+    given = fake_gpu.placed(True, memory="4GiB", reserve="256MiB")
+    made, _ = sluice.torch.from_pretrained(tmp_path, disk=tmp_path, place="disk", **given, **options)
     same_model(made, expected)
     sluice.torch.close(made)
 
-
-def test_weights_of_a_folder_are_those_that_transformers_reads(saved):
-    folder, options, expected = saved
     with torch.device("meta"):
         model = type(expected)._from_config(expected.config, dtype=options.get("dtype", expected.dtype))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", reserve="256MiB", weights=folder))
+        sluice.torch.wrap(model, weights=tmp_path, **given)
     for name, p in values_of(model).items():
         assert torch.equal(p, expected.get_parameter(name).to(p.dtype)), name
 
@@ -219,16 +209,15 @@ def test_tensors_that_are_left_over_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("in_config", [True, False])
-@pytest.mark.parametrize("given", ["auto", None, "bfloat16", torch.float32])
-def test_types_are_those_of_transformers(tmp_path, in_config, given):
+def test_types_are_those_of_transformers(tmp_path, in_config):
     t.LlamaForCausalLM(llama(False)).half().save_pretrained(tmp_path)
     if not in_config:
         config = json.loads((tmp_path / "config.json").read_text())
         del config["dtype"]
         (tmp_path / "config.json").write_text(json.dumps(config))
-    options = {} if given is None else {"dtype": given}
-    made, _ = sluice.torch.from_pretrained(tmp_path, **options, **fake_gpu.placed(True, memory="4GiB"))
-    assert made.dtype == t.LlamaForCausalLM.from_pretrained(tmp_path, **options).dtype
+    for options in ({}, {"dtype": "auto"}, {"dtype": "bfloat16"}, {"dtype": torch.float32}):
+        made, _ = sluice.torch.from_pretrained(tmp_path, **options, **fake_gpu.placed(True, memory="4GiB"))
+        assert made.dtype == t.LlamaForCausalLM.from_pretrained(tmp_path, **options).dtype, options
 
 
 def test_what_is_no_type(tmp_path):

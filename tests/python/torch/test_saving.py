@@ -11,16 +11,8 @@ from support import fake_gpu
 from support.processes import measures_the_process, run_big
 from support.user_models import SHOWN
 from support.wrapped_models import (
-    language_loss,
-    plain_optimizer,
-    same_values,
-    small_gpt2,
-    tokens,
-    train,
-    units_of_modules,
-    values_of,
-    wrap,
-)
+    language_loss, plain_optimizer, same_values, small_gpt2, tokens, train, units_of_modules, values_of, wrap,
+)  # fmt: skip
 
 import sluice
 import sluice.torch
@@ -30,7 +22,7 @@ from sluice.torch._measures import resident_bytes
 @pytest.fixture
 def trained():
     model, optimizer = wrap(small_gpt2(), "disk")
-    train(model, optimizer, language_loss, steps=3)
+    train(model, optimizer, language_loss, steps=2)
     return model, optimizer
 
 
@@ -75,15 +67,15 @@ def test_save_pretrained_of_adapters(tmp_path):
 
 @measures_the_process
 def test_large_models_are_saved_within_the_budget(tmp_path):
-    """The model has 384 MB of parameters, more than the buffer of a file could hide."""
+    """The model has 188 MB of parameters, more than the buffer of a file could hide."""
     finished = run_big(f"""
         import safetensors.torch
-        model, optimizer = wrapped(390 << 20)
+        model, optimizer = wrapped(310 << 20)
         step()
         sums = {{name: p.double().sum().item() for name, p in model.named_parameters()}}
         sluice.torch.save_file(model.state_dict(), {str(tmp_path / "a.safetensors")!r})
         torch.save(model.state_dict(), {str(tmp_path / "a.pt")!r})
-        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        assert peak() < begin + (310 << 20), (peak() - begin) >> 20
         with safetensors.safe_open({str(tmp_path / "a.safetensors")!r}, "pt") as file:
             assert {{name: file.get_tensor(name).double().sum().item() for name in file.keys()}} == sums
         saved = torch.load({str(tmp_path / "a.pt")!r}, mmap=True)
@@ -99,10 +91,10 @@ def test_a_large_model_of_transformers_is_saved_within_the_budget(tmp_path):
         import transformers
         with torch.device("meta"):
             model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-                n_layer=24, n_embd=1024, n_head=16, vocab_size=4096, n_positions=64, bos_token_id=0, eos_token_id=0))
+                n_layer=12, n_embd=640, n_head=16, vocab_size=4096, n_positions=64, bos_token_id=0, eos_token_id=0))
         units = None
         begin = held()
-        model, optimizer = wrapped(800 << 20)
+        model, optimizer = wrapped(440 << 20)
         sums = {{name: p.double().sum().item() for name, p in model.named_parameters()}}
         before = peak()
         model.save_pretrained({str(tmp_path)!r})
@@ -236,21 +228,19 @@ def same_outcome(a, b):
 
 
 def run_on(model, optimizer):
-    return train(model, optimizer, language_loss, steps=3).values, values_of(model)
+    return train(model, optimizer, language_loss, steps=2).values, values_of(model)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"state": "bf16"},
         {"state": "8bit"},
         {"optimizer": sluice.Lion(lr=1e-4)},
-        {"optimizer": sluice.Adafactor()},
         {"optimizer": sluice.Adafactor(beta1=0.9), "state": "bf16"},
-        {"optimizer": sluice.Muon(adamw_lr=1e-4)},
-        {"optimizer": sluice.Muon(), "state": "8bit", "bf16": True},
-        {"bf16": True},
+        {"optimizer": sluice.Muon(adamw_lr=1e-4), "state": "8bit", "bf16": True},
+        *(pytest.param(options, marks=pytest.mark.long) for options in (
+            {}, {"state": "bf16"}, {"optimizer": sluice.Adafactor()}, {"optimizer": sluice.Muon(adamw_lr=1e-4)}, {"bf16": True},
+        )),
     ],
 )
 def test_a_run_goes_on_from_both_state_dicts_with_the_same_bits(options, tmp_path):
@@ -259,7 +249,7 @@ def test_a_run_goes_on_from_both_state_dicts_with_the_same_bits(options, tmp_pat
         return wrap(small_gpt2(seed).to(kind), place, **{k: v for k, v in options.items() if k != "bf16"})
 
     model, optimizer = made(1, "disk")
-    train(model, optimizer, language_loss, steps=3)
+    train(model, optimizer, language_loss, steps=2)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
     losses, values = run_on(model, optimizer)
     other, its_optimizer = made(9, "memory")
@@ -338,7 +328,7 @@ def test_state_of_another_kind_is_refused_and_nothing_is_changed(trained):
     before = optimizer.state_dict()
 
     def refused(match, change):
-        state = optimizer.state_dict()
+        state = copy.deepcopy(before)
         change(state)
         with pytest.raises(sluice.InvalidArgumentError, match=match):
             optimizer.load_state_dict(state)
@@ -364,29 +354,17 @@ def test_state_of_another_kind_is_refused_and_nothing_is_changed(trained):
 
 
 @measures_the_process
-def test_state_larger_than_memory_lies_on_disk():
-    model, optimizer = wrap(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24))), "disk")
-    model(torch.ones(1, 1024)).sum().backward()
-    optimizer.step()
-    sluice.torch.engine_of(model).settle()
-    before = resident_bytes()
-    state = optimizer.state_dict()["state"]
-    assert resident_bytes() - before < 64 << 20  # of 192 MiB
-    assert state[46]["exp_avg"].any()
-
-
-@measures_the_process
 def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
-    """The state has 768 MB. What torch.save() reads of it is cache of files, which goes back to the system in later steps."""
+    """The state has 376 MB. What torch.save() reads of it is cache of files, which goes back to the system in later steps."""
     finished = run_big(f"""
-        model, optimizer = wrapped(390 << 20)
+        model, optimizer = wrapped(310 << 20)
         step()
         state = optimizer.state_dict()
         optimizer.load_state_dict(state)
-        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        assert peak() < begin + (310 << 20), (peak() - begin) >> 20
         torch.save(state, {str(tmp_path / "optimizer.pt")!r})
         step()
-        assert held() < begin + (390 << 20), (held() - begin) >> 20
+        assert held() < begin + (310 << 20), (held() - begin) >> 20
         saved = torch.load({str(tmp_path / "optimizer.pt")!r}, mmap=True)["state"]
         assert saved[46]["exp_avg"].any() and torch.equal(saved[46]["exp_avg"], state["state"][46]["exp_avg"])
         assert not torch.equal(saved[46]["exp_avg"], optimizer.state_dict()["state"][46]["exp_avg"])
