@@ -10,13 +10,13 @@ def pool():
         yield ranks
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_hosts_give_the_bits_of_one(pool, stage):
-    settings = {"stage": stage, "accumulate": 4, "clip": 0.5, "steps": 3}
+    settings = {"stage": stage, "accumulate": 4, "clip": 0.5, "steps": 2}
     assert pool.call("train", links="hosts", **settings) == pool.call("train", **settings)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3])
 def test_hosts_receive_what_the_plan_says(pool, stage):
     found = pool.call("from_hosts", stage=stage)
     for host in (found[:2], found[2:]):

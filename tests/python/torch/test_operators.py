@@ -56,7 +56,7 @@ class Attention(Around):
         return x + y[0, 1]
 
 
-def found(make, place, steps=3, **options):
+def found(make, place, steps=2, **options):
     """The losses and gradients of steps, and the graphs that PyTorch made."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -79,10 +79,10 @@ def found(make, place, steps=3, **options):
 @pytest.mark.parametrize("make", [Cond, While, Scan, Attention])
 def test_they_have_the_bits_of_plain_pytorch(make):
     expected = found(make, None)
-    assert same(found(make, "memory"), expected) and same(found(make, "disk"), expected)
+    assert same(found(make, "disk"), expected)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_their_bodies_may_call_modules_in_blocks_that_are_compiled_before(backend):
     class Calls(Around):
         def operate(self, x):
