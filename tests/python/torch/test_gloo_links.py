@@ -1,4 +1,4 @@
-"""Packets over a Gloo group: between ranks that are threads here, in order, unchanged, each once."""
+"""How ranks join: packets over a Gloo group, between ranks that are threads here, in order, unchanged, each once; and shared memory."""
 
 import os
 import random
@@ -15,6 +15,9 @@ from support import (
     warm_python,
 )
 from support.sluice_process import PACKAGE
+
+import sluice
+from sluice.torch import _together
 from sluice.torch._gloo_links import _NEVER, _TAG, PACKET, GlooLinks
 
 
@@ -208,3 +211,30 @@ def test_a_process_that_dies_is_gone_and_not_in_order():
     out = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert ranks[1].returncode == 7
     assert out[0].startswith("Gone(in_order=False, how='its connection ended")
+
+
+# ---- memory that ranks share ----
+
+
+class Failing:
+    """A group of two ranks whose calls fail, from that one on."""
+
+    size = 2
+
+    def __init__(self, rank, fails):
+        self.rank, self._left = rank, fails
+
+    def gather(self, value):
+        if self._left == 0:
+            raise sluice.StateError("another rank is gone")
+        self._left -= 1
+        return [[os.getpid(), os.open("/dev/null", os.O_RDWR) if self.rank else value[1]]] * 2
+
+
+@pytest.mark.parametrize("rank, fails", [(0, 0), (0, 1), (1, 1)])
+def test_no_descriptor_is_left_where_a_rank_is_gone(rank, fails):
+    group = Failing(rank, fails)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(sluice.StateError, match="another rank is gone"):
+        _together._opened(group)
+    assert len(os.listdir("/proc/self/fd")) == before + (1 if rank else 0)  # that of the other rank
