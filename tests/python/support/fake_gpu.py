@@ -9,6 +9,7 @@ tests/python/torch/test_on_card.py runs a part of them so. What a GPU does not h
 
 import contextlib
 import ctypes
+import gc
 import os
 import unittest.mock
 
@@ -138,6 +139,7 @@ def shared(**options):
     share_memory(**options)
     try:
         yield
+        gc.collect()
         assert take_misuses() == []
         assert alive() == []
     finally:

@@ -1,7 +1,5 @@
 """Models that tests wrap on a GPU, the arguments with which they do, and the run that compares it with the CPU."""
 
-import gc
-
 import torch
 import torch.utils.checkpoint
 from support import fake_gpu
@@ -74,7 +72,6 @@ def check_twin(make, loss, places=("device", "memory", "disk"), on_gpu_only=None
     for seed, place in enumerate(places):
         with fake_gpu.shared(seed=seed, schedule=("late", "random")[seed % 2]):
             assert same(trained(make, loss, place, GPU | (on_gpu_only or {}), **options), expected), place
-            gc.collect()
 
 
 def least(plan_with, most):

@@ -1,8 +1,6 @@
 """Models that are wrapped on a GPU: the fake one of the tests, whose memory the CPU shares, so that PyTorch's CPU is the GPU. The
 reference is the same model, wrapped on the CPU; nothing may differ by a bit."""
 
-import gc
-
 import pytest
 import torch
 from support import fake_gpu
@@ -13,26 +11,26 @@ import sluice
 import sluice.torch
 
 
-def test_a_gpu_gives_the_bits_of_the_cpu():
-    check_twin(Layers, loss_of)
+HERE = {"places": ["memory"]}
+TWINS = {
+    "any place": (Layers, {}),
+    "micro-batches and a norm": (Layers, HERE | {"accumulate": 2, "clip": 0.05}),
+    "blocks computed again": (lambda: Layers(recompute=True), {"places": ["disk"], "steps": 2}),
+    "updates by the CPU": (Layers, HERE | {"on_gpu_only": {"updates": "cpu"}}),
+    "updates by the GPU": (Layers, HERE | {"on_gpu_only": {"updates": "gpu"}}),
+    "updates in backward by the CPU": (Layers, HERE | {"update_in_backward": True, "on_gpu_only": {"updates": "cpu"}}),
+    "updates in backward by the GPU": (Layers, HERE | {"update_in_backward": True, "on_gpu_only": {"updates": "gpu"}}),
+    "masters": (lambda: Layers().bfloat16(), HERE | {"state": "bf16"}),
+    "SGD": (Layers, HERE | {"optimizer": sluice.SGD(lr=0.1, momentum=0.9), "steps": 2}),
+    "Lion": (Layers, HERE | {"optimizer": sluice.Lion(lr=1e-3), "steps": 2}),
+    "Adam": (Layers, HERE | {"optimizer": sluice.Adam(lr=1e-3), "steps": 2}),
+    "Adafactor": (Layers, HERE | {"optimizer": sluice.Adafactor(lr=1e-3), "steps": 2}),
+}
 
 
-def test_it_does_with_the_norm_clipped_over_micro_batches():
-    check_twin(Layers, loss_of, places=["memory"], accumulate=2, clip=0.05)
-
-
-def test_it_does_with_blocks_computed_again():
-    check_twin(lambda: Layers(recompute=True), loss_of, places=["disk"])
-
-
-@pytest.mark.parametrize("updates", ["cpu", "gpu"])
-@pytest.mark.parametrize("at_once", [False, True])
-def test_it_does_whatever_updates(updates, at_once):
-    check_twin(Layers, loss_of, places=["memory"], update_in_backward=at_once, on_gpu_only={"updates": updates})
-
-
-def test_it_does_with_updates_in_backward():
-    check_twin(Layers, loss_of, places=["memory"], update_in_backward=True)
+@pytest.mark.parametrize("make, options", TWINS.values(), ids=TWINS)
+def test_a_gpu_gives_the_bits_of_the_cpu(make, options):
+    check_twin(make, loss_of, **options)
 
 
 def test_a_gradient_that_is_not_finite_is_found_at_the_step():
@@ -50,23 +48,11 @@ def test_a_gradient_that_is_not_finite_is_found_at_the_step():
         loss_of(model, 1).backward()
         optimizer.step()
         sluice.torch.close(model)
-        gc.collect()
-
-
-def test_it_does_with_masters():
-    check_twin(lambda: Layers().bfloat16(), loss_of, places=["memory"], state="bf16")
-
-
-@pytest.mark.parametrize(
-    "optimizer", [sluice.SGD(lr=0.1, momentum=0.9), sluice.Lion(lr=1e-3), sluice.Adam(lr=1e-3), sluice.Adafactor(lr=1e-3)]
-)
-def test_it_does_with_each_optimizer(optimizer):
-    check_twin(Layers, loss_of, places=["memory"], optimizer=optimizer, steps=2)
 
 
 def test_it_does_with_budgets_for_a_part_on_each_tier(tmp_path):
     def make():
-        return Layers(blocks=10, width=384)
+        return Layers(blocks=6, width=256)
 
     def plan(device_memory=4 << 30, memory=6 << 30):
         given = {"units": units_of_modules(make()), "held_units": 3, "disk": tmp_path, "reserve": "64MiB", "device_facts": fake_gpu.FACTS}
@@ -82,16 +68,11 @@ def test_it_does_with_budgets_for_a_part_on_each_tier(tmp_path):
         assert {unit[part] for unit in units for part in ("parameters", "gradient", "state")} == {"device", "memory", "disk"}
         gpu = GPU | {"device_memory": on_gpu, "memory": on_host, "disk": tmp_path}
         assert same(trained(make, loss_of, None, gpu, steps=2), expected)
-        gc.collect()
 
 
-def test_muon_has_them_with_its_state_on_disk():
-    """It reads chunks of state several times, and the CPU computes with them on a thread of its own."""
-    check_twin(small_gpt2, language_loss, places=["disk"], optimizer=sluice.Muon(lr=1e-2), steps=4)
-
-
-def test_gpt2_of_transformers_has_the_bits_of_the_cpu():
-    check_twin(small_gpt2, language_loss, places=["disk"], steps=2)
+def test_gpt2_of_transformers_has_them_with_muon_and_its_state_on_disk():
+    """Muon reads chunks of state several times, and the CPU computes with them on a thread of its own."""
+    check_twin(small_gpt2, language_loss, places=["disk"], optimizer=sluice.Muon(lr=1e-2), steps=2)
 
 
 def test_what_lies_outside_of_units_belongs_to_the_model():
@@ -168,7 +149,6 @@ def test_full_parameters_are_read_and_written():
             assert torch.equal(loss_of(model, 0), loss_of(plain, 0))
         sluice.torch.close(model)
         assert same(list(model.parameters()), list(plain.parameters()))
-        gc.collect()
 
 
 class Own(torch.nn.Parameter):
@@ -194,7 +174,6 @@ def test_parameters_may_be_of_a_class_of_their_own():
             model.scale.detach().mul_(2)
         sluice.torch.close(model)
         assert torch.equal(model.scale, 2 * plain.scale)
-        gc.collect()
 
 
 def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():
@@ -209,4 +188,3 @@ def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():
         with torch.no_grad():
             assert torch.equal(model(x), plain(x))
         sluice.torch.close(model, values=False)
-        gc.collect()

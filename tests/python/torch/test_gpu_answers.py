@@ -1,7 +1,5 @@
 """What PyTorch answers of tensors on a GPU otherwise than of those of the CPU, which stands in for one here."""
 
-import gc
-
 import pytest
 import torch
 from support import fake_gpu
@@ -12,42 +10,28 @@ import sluice
 import sluice.torch
 
 
-@pytest.fixture
-def wrapped():
-    """A model on the GPU, and its optimizer."""
-    with fake_gpu.shared():
-        made = list(wrap(Layers(), "memory", **GPU))
-        yield made
-        sluice.torch.close(made[0], values=False)
-        made.clear()
-        gc.collect()
-
-
-@pytest.mark.parametrize("moved", [
+STAYS = [
     lambda m: m.to("cuda"), lambda m: m.to("cuda:0"), lambda m: m.to(torch.device("cuda")), lambda m: m.cuda(), lambda m: m.cuda(0),
     lambda m: m.to(device=torch.device("cuda", 0), dtype=torch.float32, non_blocking=True), lambda m: m.share_memory(),
     lambda m: m.blocks[0].to("cuda") and m,
-])  # fmt: skip
-def test_a_model_is_moved_to_where_it_is(wrapped, moved):
+]  # fmt: skip
+MOVES = [lambda m: m.to("cuda:1"), lambda m: m.cuda(1), lambda m: m.half(), lambda m: m.to(torch.bfloat16)]
+
+
+def test_a_model_is_moved_to_where_it_is_and_nowhere_else():
     """All tensors on a GPU are shared for PyTorch, and "cuda" is a name for the GPU in use."""
-    model = wrapped[0]
-    with fake_gpu.answers_of_cuda():
-        assert moved(model) is model
-    with torch.no_grad():
-        loss_of(model, 0)
-
-
-@pytest.mark.parametrize("moved", [lambda m: m.to("cuda:1"), lambda m: m.cuda(1), lambda m: m.half(), lambda m: m.to(torch.bfloat16)])
-def test_it_is_moved_nowhere_else(wrapped, moved):
-    with fake_gpu.answers_of_cuda(), pytest.raises(sluice.StateError, match=r"is to be moved to .*Move it before sluice.torch.wrap"):
-        moved(wrapped[0])
-
-
-def test_shared_memory_of_the_cpu_is_refused():
-    model, _ = sluice.torch.wrap(Layers(), sluice.AdamW(), memory="4GiB", reserve="64MiB")
-    with pytest.raises(sluice.StateError, match="memory that processes share"):
-        model.share_memory()
-    sluice.torch.close(model)
+    with fake_gpu.shared():
+        model, _ = wrap(Layers(), "memory", **GPU)
+        with fake_gpu.answers_of_cuda():
+            for move in STAYS:
+                assert move(model) is model
+            for move in MOVES:
+                with pytest.raises(sluice.StateError, match=r"is to be moved to .*Move it before sluice.torch.wrap"):
+                    move(model)
+        with torch.no_grad():
+            loss_of(model, 0)
+        sluice.torch.close(model, values=False)
+        del model, _
 
 
 @pytest.mark.parametrize("place", ["device", "memory"])
@@ -58,7 +42,6 @@ def test_it_trains_to_the_same_bits(place):
         with fake_gpu.answers_of_cuda():
             found = trained(Layers, loss_of, place, GPU, clip=0.05)
         assert same(found, expected)
-        gc.collect()
 
 
 def test_an_estimate_leaves_the_random_numbers_of_the_gpu_as_they_are(monkeypatch):

@@ -1,8 +1,6 @@
 """torch.compile of models that are wrapped on a GPU. The reference is the same model, wrapped on the CPU, where nothing is compiled;
 nothing may differ by a bit."""
 
-import gc
-
 import pytest
 import torch
 import transformers
@@ -13,7 +11,7 @@ from support.wrapped_models import same, same_values, units_of_modules, wrap
 
 import sluice.torch
 
-STEPS = 3
+STEPS = 2
 
 
 class CompilesInside(Layers):
@@ -67,16 +65,15 @@ def check(make, counted, autocast=False, **how):
         model = seeded(make, counted) if make is CompilesInside else seeded(make)
         assert same(trained(model, autocast=autocast, note=lambda: made.append(counted.graphs), **(GPU | how)), expected)
         del model
-        gc.collect()
     assert made[0] == made[-1] > 0
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.long), True])
 def test_functions_that_a_model_compiles(autocast):
     check(CompilesInside, Counted(), autocast=autocast)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.long), True])
 def test_blocks_that_were_compiled_before(autocast):
     counted = Counted()
 
@@ -87,15 +84,14 @@ def test_blocks_that_were_compiled_before(autocast):
     check(Layers, counted, autocast=autocast, before=compile_blocks)
 
 
-@pytest.mark.parametrize("held_units", [2, 3])
-def test_blocks_that_are_compiled_otherwise(held_units):
+def test_blocks_that_are_compiled_otherwise():
     counted = Counted()
 
     def compile_blocks(model):
         for block in model.blocks:
             block.compile(backend=counted)
 
-    check(Layers, counted, after=compile_blocks, held_units=held_units)
+    check(Layers, counted, after=compile_blocks, held_units=2)
 
 
 def compile_in_place(model, backend):
@@ -106,7 +102,7 @@ def compile_in_place(model, backend):
     "when, how",
     [
         ("after", lambda model, backend: torch.compile(model, backend=backend)),
-        ("after", compile_in_place),
+        pytest.param("after", compile_in_place, marks=pytest.mark.long),
         ("before", compile_in_place),
     ],
 )
@@ -125,7 +121,6 @@ def edited():
         yield model
         sluice.torch.close(model, values=False)
         del model, _
-        gc.collect()
 
 
 def test_a_compiled_function_may_edit(edited):
@@ -180,4 +175,3 @@ def test_compiled_attention_of_transformers():
     expected = logits(wrapped=False)
     with fake_gpu.shared():
         assert same(logits(wrapped=True), expected)
-        gc.collect()

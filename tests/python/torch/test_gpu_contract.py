@@ -80,7 +80,6 @@ def test_what_a_module_uses_of_another_one_is_named_in_one_unit_with_it():
         with pytest.raises(sluice.StateError, match=r"'last.weight' is used by .* calls of 'last' \(Linear\).*name both in one unit"):
             loss(model, 0)
         sluice.torch.close(model)
-        gc.collect()
     check_twin(UsesAnothers, loss, places=["memory"], units={"both": ["first", "last"]}, held_units=1, steps=3)
 
 
@@ -125,7 +124,6 @@ def test_two_models_train_against_each_other(freezes):
     expected = trained_against_each_other(freezes)
     with fake_gpu.shared(schedule="late"):
         assert same(trained_against_each_other(freezes, GPU), expected)
-        gc.collect()
 
 
 # ---- full_parameters() ----
@@ -156,7 +154,6 @@ def test_what_is_not_written_keeps_its_masters():
         after, bias = stepped(edits=True)
         assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
         assert torch.equal(bias.view(torch.int16), torch.full((8,), -0.0, dtype=torch.bfloat16).view(torch.int16))
-        gc.collect()
 
 
 def test_what_full_parameters_cannot_take_back_is_an_error_that_keeps_the_values():
@@ -181,7 +178,6 @@ def test_what_full_parameters_cannot_take_back_is_an_error_that_keeps_the_values
             hook.remove()
         sluice.torch.close(model)
         assert torch.equal(model[0].bias, torch.ones(WIDTH))
-        gc.collect()
 
 
 # ---- the end ----
@@ -214,4 +210,3 @@ def test_modules_that_were_compiled_in_place_go_on_after_the_end():
         assert torch.equal(model(drawn(0, 5, 4)), expected)
         sluice.torch.close(model)
         assert torch.equal(model(drawn(0, 5, 4)), expected)
-        gc.collect()

@@ -112,7 +112,6 @@ def test_states_are_copies(disk, tmp_path):
         assert same(list(model.state_dict().values()), list(expected.values()))
         sluice.torch.close(model)
         assert not {"state_dict", "load_state_dict"} & {name for module in model.modules() for name in vars(module)}
-        gc.collect()
 
 
 def test_a_state_without_room_is_refused():
@@ -129,7 +128,6 @@ def test_a_state_without_room_is_refused():
         with sluice.torch.full_parameters(model[0], writeback=False):
             pass
         sluice.torch.close(model, values=False)
-        gc.collect()
 
 
 @pytest.mark.filterwarnings("ignore:module forward hook:UserWarning")
@@ -150,7 +148,6 @@ def test_a_graph_of_cuda_may_be_captured_within_a_unit_alone():
             assert torch.equal(loss_of(model, 1), expected), "what is computed with units that are held may be captured"
         sluice.torch.close(model)
         del optimizer
-        gc.collect()
 
 
 @pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
@@ -185,7 +182,6 @@ def test_writes_in_later_calls_are_found():
                 use()
         sluice.torch.close(model, values=False)
         del optimizer, use
-        gc.collect()
 
 
 def test_transforms_of_functions_are_refused():
@@ -200,7 +196,6 @@ def test_transforms_of_functions_are_refused():
             with pytest.raises(sluice.StateError, match="torch.autograd.grad"):
                 call()
         sluice.torch.close(model)
-        gc.collect()
 
 
 def test_a_model_ends_while_another_one_of_its_gpu_has_work_queued():
@@ -217,7 +212,6 @@ def test_a_model_ends_while_another_one_of_its_gpu_has_work_queued():
         loss_of(second, 2).backward()
         optimizer.step()
         sluice.torch.close(second)
-        gc.collect()
 
 
 def linears(count):
@@ -236,7 +230,6 @@ def test_what_pytorch_may_take_must_be_free():
         second, _ = wrap(Layers(), "memory", device_memory="1GiB", reserve="700MiB", **given)
         sluice.torch.close(first, values=False)
         sluice.torch.close(second, values=False)
-        gc.collect()
 
 
 def test_a_reserve_counts_beside_those_of_other_models_and_without_parameters_that_will_move(monkeypatch):
@@ -265,7 +258,6 @@ def test_a_model_that_is_on_the_gpu_already_is_told_what_that_takes(monkeypatch)
         with pytest.raises(sluice.BudgetError, match=r"are free.*on the GPU already, where they take 128 MiB .*keep the model on the CPU"):
             wrap(linears(8), "device", **given)
         sluice.torch.close(first, values=False)
-        gc.collect()
 
 
 def test_a_model_that_nobody_has_any_more_gives_its_memory_back_at_one_collection():

@@ -1,6 +1,5 @@
 """What PyTorch may take of a GPU's memory, and its error where that is not enough."""
 
-import gc
 import types
 
 import pytest
@@ -27,7 +26,6 @@ def test_where_nothing_is_stated_pytorch_gets_a_large_part_and_what_is_left():
         loss_of(model, 0).backward()
         sluice.torch.close(model)
         del model, _
-        gc.collect()
 
 
 def test_where_half_is_too_much_it_gets_less():
@@ -38,7 +36,6 @@ def test_where_half_is_too_much_it_gets_less():
         assert plan["pytorch"]["reserve"] == 400 * MIB // 4 + plan["budget"]["device"] - plan["device"]
         sluice.torch.close(model, values=False)
         del model, _
-        gc.collect()
 
 
 def test_room_is_left_for_cudas_libraries(monkeypatch):
@@ -118,7 +115,6 @@ def test_pytorchs_error_says_what_to_state(where, reserve, device_memory, advice
         assert not isinstance(other.value, sluice.Error), "it is a model's own that awaits no pass"
         sluice.torch.close(model)
         del model, optimizer, caught, other
-        gc.collect()
 
 
 def test_a_call_that_cannot_be_estimated_says_the_rest():
@@ -133,7 +129,6 @@ def test_a_call_that_cannot_be_estimated_says_the_rest():
             model(torch.zeros(2, 12, dtype=torch.long))
         sluice.torch.close(model)
         del model, _
-        gc.collect()
 
 
 def test_who_differentiates_otherwise_gets_pytorchs_error():

@@ -1,9 +1,7 @@
 """What autograd keeps of a model that is wrapped on a GPU, where other hooks of saved tensors than the model's are in force, or none:
 its units have gone when backward needs them. The GPU is the fake one of the tests; the reference is the same model on the CPU."""
 
-import contextlib
 import functools
-import gc
 
 import pytest
 import torch
@@ -80,7 +78,6 @@ def test_a_backward_pass_that_makes_a_graph_is_refused():
         assert torch.equal(torch.autograd.grad(output, x)[0], expected)
         sluice.torch.close(model, values=False)
         del output
-        gc.collect()
 
 
 # ---- hooks of others within a call ----
@@ -108,18 +105,17 @@ def kept_twice(part, x):
     return kept_by_users_hooks(lambda x: computed_again(part, x), x)
 
 
-@pytest.mark.parametrize("around", [computed_again, computed_again_within, kept_by_users_hooks, kept_on_the_cpu, kept_twice])
-def test_units_are_there_in_parts_that_others_keep_or_compute_again(around):
-    check_on_gpu(lambda: Stack(around))
+def loss_under_autocast(model, step):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return loss_of(model, step)
 
 
-def test_parameters_in_a_checkpoint_under_autocast():
-    def loss(model, step):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return loss_of(model, step)
-
-    for around in (computed_again, computed_again_within, kept_by_users_hooks):
-        check_on_gpu(lambda around=around: Stack(around), loss)
+@pytest.mark.parametrize("around, loss", [
+    (computed_again_within, loss_of), (kept_on_the_cpu, loss_of), (kept_twice, loss_of),
+    (computed_again, loss_under_autocast), (kept_by_users_hooks, loss_under_autocast),
+])  # fmt: skip
+def test_units_are_there_in_parts_that_others_keep_or_compute_again(around, loss):
+    check_on_gpu(lambda: Stack(around), loss)
 
 
 def test_hooks_of_others_are_as_ever_outside_of_calls():
@@ -134,7 +130,6 @@ def test_hooks_of_others_are_as_ever_outside_of_calls():
             assert innermost() == (pack, pack)
         assert innermost() is None
         sluice.torch.close(model, values=False)
-        gc.collect()
 
 
 # ---- Ctrl-C ----
@@ -169,4 +164,3 @@ def test_an_interrupted_checkpoint_leaves_nothing_behind(by_itself):
             assert same(gradients(), expected)
         sluice.torch.close(model, values=False)
         del optimizer
-        gc.collect()

@@ -204,7 +204,6 @@ def test_a_wrapped_model_tells_what_its_steps_took(in_backward):
         assert made["step"]["seconds"] >= made["step"]["compute_seconds"]
         sluice.torch.close(model)
         del optimizer, told
-        gc.collect()
 
 
 def test_what_others_take_of_the_gpu_meanwhile_is_told_with_cudas_own():
@@ -218,7 +217,6 @@ def test_what_others_take_of_the_gpu_meanwhile_is_told_with_cudas_own():
         sluice.torch.close(model)  # comes first, since the fake takes each kernel that is queued for a user of all memory
         sluice.torch.close(other)
         del optimizer, other
-        gc.collect()
 
 
 @pytest.mark.parametrize("taken, told", [(4, True), (80, False)])
@@ -248,7 +246,6 @@ def test_a_smaller_reserve_is_told_where_it_moves_less(taken, told, monkeypatch)
             train(model, optimizer, range(2))
         sluice.torch.close(model, values=False)
         del model, optimizer
-        gc.collect()
 
 
 def test_a_plan_without_an_engine_has_the_same_lines():
@@ -260,7 +257,6 @@ def test_a_plan_without_an_engine_has_the_same_lines():
         planned = sluice.torch.plan(model, sluice.AdamW(), memory="4GiB", device_facts=fake_gpu.FACTS, **GPU)["pytorch"]
         assert planned == sluice.torch.engine_of(wrapped).plan()["pytorch"]
         sluice.torch.close(wrapped)
-        gc.collect()
 
 
 def test_the_engine_is_asked_nothing_at_each_use(monkeypatch):
@@ -278,4 +274,3 @@ def test_the_engine_is_asked_nothing_at_each_use(monkeypatch):
         assert counts["sluice_engine_held"] <= counts["sluice_engine_acquire"] + counts["sluice_engine_release"]
         sluice.torch.close(model)
         del model, optimizer
-        gc.collect()
