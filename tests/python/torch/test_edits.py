@@ -5,9 +5,7 @@ import torch
 import torch.multiprocessing
 from support import fake_gpu
 from support.chain import Chain, loss_of, plain_loop
-from support.wrapped_models import (
-    check_as_plain, outcome, readable, same, same_values, units_of_modules, values_of, wrap,
-)  # fmt: skip
+from support.wrapped_models import check_as_plain, outcome, readable, same, same_values, units_of_modules, values_of, wrap
 
 import sluice.torch
 
@@ -78,14 +76,10 @@ def test_edits_between_steps(edit):
 @REFUSED
 @pytest.mark.parametrize("edit", EDITS)
 def test_in_a_scope_and_without_one(edit):
-    for place in ("memory", "disk"):
-        assert same(
-            outcome(place, Chain, between_steps(edit)), outcome(place, Chain, between_steps(edit, scope=True))
-        )
+    assert same(outcome("disk", Chain, between_steps(edit)), outcome("disk", Chain, between_steps(edit, scope=True)))
 
 
-@pytest.mark.parametrize("place", ["memory", "disk"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype, place", [(torch.float32, "memory"), (torch.bfloat16, "disk")])
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_masters_are_edited_too(edit, dtype, place):
     """A step with a rate of 0 writes the masters over the parameters, and changes nothing else."""

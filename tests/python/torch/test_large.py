@@ -2,7 +2,6 @@
 
 import gc
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -10,37 +9,16 @@ import transformers
 from safetensors.torch import save_file
 from support import fake_gpu
 from support.processes import measures_the_process, run_big
-from support.wrapped_models import (
-    language_loss,
-    plain_optimizer,
-    same_values,
-    small_gpt2,
-    tokens,
-    train,
-    values_of,
-    wrap,
-)
+from support.wrapped_models import language_loss, plain_optimizer, same_values, small_gpt2, tokens, train, values_of, wrap
 
 import sluice
 import sluice.torch
 
-
 HOST = fake_gpu.cpu_alone("it plans for what PyTorch takes of the host's memory")
 
 
-def small_llama():
-    torch.manual_seed(2)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=512, max_position_embeddings=32,
-        )
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("make", [small_gpt2, small_llama])
-def test_a_folder_is_streamed_and_trains_as_the_plain_model(make, tmp_path):
-    plain = make()
+def test_a_folder_is_streamed_and_trains_as_the_plain_model(tmp_path):
+    plain = small_gpt2()
     plain.save_pretrained(tmp_path, max_shard_size="100KB")
     given = fake_gpu.placed(True, memory="6GiB", disk=tmp_path, place="disk", reserve="256MiB")
     model, optimizer = sluice.torch.from_pretrained(tmp_path, sluice.AdamW(lr=1e-3), **given)
@@ -219,7 +197,7 @@ def test_autocast_keeps_no_copies_of_parameters():
     disk, values_on_disk = _trained("disk")
     assert memory.values == disk.values and same_values(values, values_on_disk)
     plain = small_gpt2()
-    assert memory.close_to(train(plain, plain_optimizer(plain), in_bf16, steps=6))
+    assert memory.close_to(train(plain, plain_optimizer(plain), in_bf16, steps=4))
     model, _ = wrap(small_gpt2(), "disk")
     loss = in_bf16(model, 0)
     gc.collect()
@@ -234,33 +212,4 @@ def test_autocast_keeps_no_copies_of_parameters():
 
 def _trained(place):
     model, optimizer = wrap(small_gpt2(), place)
-    return train(model, optimizer, in_bf16, steps=6, dtype=torch.bfloat16), values_of(model)
-
-
-def test_a_bf16_model():
-    def run(place):
-        model, optimizer = wrap(small_gpt2().to(torch.bfloat16), place)
-        losses = train(model, optimizer, language_loss, steps=6, accumulate=2, clip=1.0)
-        assert all(p.dtype == torch.bfloat16 for p in model.parameters())
-        return losses.values, values_of(model)
-
-    memory, values = run("memory")
-    disk, values_on_disk = run("disk")
-    assert memory == disk and same_values(values, values_on_disk)
-
-
-def test_close_gives_plain_tensors_and_the_engine_back():
-    model, optimizer = wrap(small_gpt2(), "disk")
-    train(model, optimizer, language_loss, steps=2)
-    before = values_of(model)
-    engine = weakref.ref(sluice.torch.engine_of(model))
-    sluice.torch.close(model)
-    assert same_values(before, values_of(model))
-    with pytest.raises(sluice.StateError, match="closed"):
-        optimizer.step()
-    del optimizer
-    gc.collect()
-    assert engine() is None
-    train(model, plain_optimizer(model), language_loss, steps=1)
-    again, optimizer = wrap(model, "memory")
-    assert train(again, optimizer, language_loss, steps=1).values
+    return train(model, optimizer, in_bf16, steps=4, dtype=torch.bfloat16), values_of(model)
