@@ -13,7 +13,7 @@ import sluice.torch
 from sluice.torch import _gradients
 
 
-def with_gradients(edit, steps=3, zero=None):
+def with_gradients(edit, steps=2, zero=None):
     """A loop in which `edit(model, note)` changes gradients between backward and step."""
 
     def loop(model, optimizer, note):

@@ -107,17 +107,6 @@ def test_a_touch_of_what_waits_for_its_update_gets_it():
     assert len(seen) > 0 and same_values(values, expected)
 
 
-@pytest.mark.parametrize("options", [{"update_in_backward": True}, {"state": "8bit", "master": "none"}])
-def test_the_same_bits_in_memory_and_on_disk(options):
-    def run(place):
-        kind = torch.bfloat16 if "master" in options else torch.float32
-        model, optimizer = wrap(small_gpt2().to(kind), place, sluice.Muon(lr=1e-2), **options)
-        return train(model, optimizer, language_loss, steps=4).values, values_of(model)
-
-    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
-    assert memory == disk and same_values(values, values_on_disk)
-
-
 def test_settings_that_cannot_be():
     model = small_gpt2()
     groups = [{"params": ["transformer.ln_f.weight"], "use_muon": True}]

@@ -47,7 +47,7 @@ def square_loss(model, step):
 def test_norms_in_f32_beside_weights_in_bf16(units):
     def run(place):
         model, optimizer = wrap(mixed(), place, units=units)
-        losses = train(model, optimizer, square_loss, steps=10).values
+        losses = train(model, optimizer, square_loss, steps=4).values
         values = values_of(model)
         sluice.torch.close(model)
         return losses, values
@@ -55,7 +55,7 @@ def test_norms_in_f32_beside_weights_in_bf16(units):
     (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
     assert losses == on_disk and same_values(values, values_on_disk)
     model, optimizer = wrap(mixed(), "memory", units=units)
-    check_steps(model, optimizer, mixed(), square_loss, steps=10, rows=8)
+    check_steps(model, optimizer, mixed(), square_loss, steps=4, rows=8)
     assert same_values(values_of(model), values)
 
 
@@ -81,7 +81,7 @@ def test_a_checkpoint_and_a_state_dict_go_on_with_the_same_bits(tmp_path, option
         return wrap(mixed(), place, **options)
 
     model, optimizer = begin("memory")
-    train(model, optimizer, square_loss, steps=3)
+    train(model, optimizer, square_loss, steps=2)
     place = sluice.torch.engine_of(model).save(tmp_path / "run")
     with readable(model):
         weights = {name: t.clone() for name, t in model.state_dict().items()}
@@ -114,10 +114,10 @@ def test_adapters_in_f32_on_a_base_in_bf16():
 
     def run(place):
         model, optimizer = wrap(made(), place)
-        return train(model, optimizer, language_loss, steps=8).values, values_of(model)
+        return train(model, optimizer, language_loss, steps=3).values, values_of(model)
 
     (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
     assert losses == on_disk and same_values(values, values_on_disk)
     model, optimizer = wrap(made(), "memory")
-    check_steps(model, optimizer, made(), language_loss, steps=8, rows=64)
+    check_steps(model, optimizer, made(), language_loss, steps=3, rows=64)
     assert same_values(values_of(model), values)
