@@ -7,7 +7,7 @@ import torch
 import transformers
 from support.wrapped_models import small_gpt2
 
-STEPS = 8
+STEPS = 4
 
 
 def drawn(step, *shape, below=None):

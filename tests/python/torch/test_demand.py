@@ -3,14 +3,13 @@ refused."""
 
 import tempfile
 import textwrap
-import threading
 
 import peft
 import pytest
 import torch
 import transformers
 from support import fake_gpu
-from support.chain import Chain, Keeping, loss_of
+from support.chain import Chain, loss_of
 from support.processes import run_python
 from support.wrapped_models import language_loss, same_values, small_gpt2, tokens, train, values_of
 from torch.utils.checkpoint import checkpoint
@@ -20,16 +19,17 @@ import sluice.torch
 
 pytestmark = fake_gpu.cpu_alone("on a GPU the plan is made once, for a reserve that is stated or for a sample_batch")
 MIB = 1 << 20
+FACTORS = 24
 
 
 class Wide(torch.nn.Module):
-    """A model with 192 MiB of parameters (with AdamW 768), and 1.5 MiB of activations for each row."""
+    """A model with 128 MiB of parameters (with AdamW 512), and 1.5 MiB of activations for each row."""
 
-    def __init__(self, checkpointed=False):
+    def __init__(self, checkpointed=False, layers=8):
         super().__init__()
         torch.manual_seed(4)
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(2048, 2048) for _ in range(12)])
-        self.register_buffer("factors", torch.linspace(0.5, 2, 16))
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2048, 2048) for _ in range(layers)])
+        self.register_buffer("factors", torch.linspace(0.5, 2, FACTORS))
         self.checkpointed, self.calls = checkpointed, []
 
     def forward(self, x):
@@ -65,38 +65,33 @@ def wrapped(memory, make=Wide, optimizer=None, **options):
 
 def everything(reserve, make=Wide):
     """The budget in which everything is in memory, with so much for PyTorch."""
-    made = sluice.torch.plan(make(), sluice.AdamW(lr=1e-3), memory="16GiB", reserve=reserve)
-    return made["predicted_peak"]
+    with torch.device("meta"):
+        model = make()
+    return sluice.torch.plan(model, sluice.AdamW(lr=1e-3), memory="16GiB", reserve=reserve)["predicted_peak"]
 
 
 def plan_of(model):
     return sluice.torch.engine_of(model).plan()
 
 
-def places(model):
-    plan = plan_of(model)
-    return [[unit[kind] for kind in ("parameters", "gradient", "state")] for unit in plan["units"]]
-
-
 # ---- the plan follows the calls ----
 
 
 def test_the_first_call_and_larger_ones_change_the_plan_and_no_bits():
-    """At first 512 MiB are assumed, and the first batch needs 160, so that more of the engine moves into memory. Larger
+    """At first 512 MiB are assumed, and the first batch needs less, so that more of the engine moves into memory. Larger
     batches move some of it out again."""
     reference, other = sluice.torch.wrap(
-        Wide(), sluice.AdamW(lr=1e-3), memory="8GiB", place="memory", sample_batch=rows(256)
+        Wide(), sluice.AdamW(lr=1e-3), memory="8GiB", place="memory", sample_batch=rows(192)
     )
     model, optimizer = wrapped(everything("450MiB"))
     assert plan_of(model)["pytorch"] == {"peak": None, "reserve": 512 * MIB, "measured": None}
     seen = [plan_of(model)["disk"]]
-    for count in (16, 16, 256, 16, 256, 288, 32):
+    for count in (16, 192, 16, 224):
         assert step(model, optimizer, count, count) == step(reference, other, count, count)
         seen.append(plan_of(model)["disk"])
         assert plan_of(model)["predicted_peak"] <= plan_of(model)["budget"]["memory"]
-    assert seen[0] > 0 and seen[1] == seen[2] == 0, "what was assumed was too much"
-    assert 0 < seen[3] == seen[4] == seen[5] < seen[6] == seen[7]
-    assert same_values(values_of(model), values_of(reference))
+    assert seen[0] > 0 and seen[1] == 0, "what was assumed was too much"
+    assert 0 < seen[2] == seen[3] < seen[4]
     assert model.calls == reference.calls, "an estimate leaves nothing"
     sluice.torch.close(model)
     assert same_values(values_of(model), values_of(reference))
@@ -124,7 +119,7 @@ def test_without_disk_a_call_that_does_not_fit_is_refused():
     model, optimizer = sluice.torch.wrap(Wide(), sluice.AdamW(), memory=everything("300MiB"))
     step(model, optimizer, 16)
     with pytest.raises(sluice.BudgetError, match="not begun.*no disk is given"):
-        model(many(256))
+        model(many(200))
     step(model, optimizer, 16)
     sluice.torch.close(model)
 
@@ -134,14 +129,14 @@ def test_a_sample_is_what_the_first_plan_is_for_and_no_bound():
     first = plan_of(model)
     step(model, optimizer, 16)
     assert first["disk"] == 0 == plan_of(model)["disk"]
-    step(model, optimizer, 256)
+    step(model, optimizer, 160)
     assert plan_of(model)["disk"] > 0 and plan_of(model)["pytorch"]["reserve"] > first["pytorch"]["reserve"]
 
 
 def test_a_reserve_is_the_users_word(monkeypatch):
     monkeypatch.setattr("sluice.torch._demand.estimate_call", None)
-    model, optimizer = wrapped("6GiB", reserve="16MiB")
-    step(model, optimizer, 16)
+    model, _ = wrapped("6GiB", Chain, reserve="16MiB")
+    loss_of(model, 0).backward()
     assert plan_of(model)["pytorch"]["reserve"] == 16 * MIB
 
 
@@ -184,7 +179,7 @@ def test_graphs_that_are_gone_do_not_count():
 
 
 def test_gradients_are_in_the_way_of_another_plan():
-    # The reserve is less than the estimate for 256 rows, 786 MiB. The budget has room for that once units move to disk,
+    # The reserve is less than the estimate for 256 rows, some 800 MiB. The budget has room for that once units move to disk,
     # and for what earlier tests have left in this process.
     model, optimizer = wrapped(everything("600MiB"))
     model(rows(16)).square().mean().backward()
@@ -200,7 +195,7 @@ def test_gradients_are_in_the_way_of_another_plan():
 
 def test_what_the_plan_leaves_is_for_pytorch():
     model, optimizer = wrapped(everything("1GiB"))
-    for count in (16, 256, 16):
+    for count in (16, 128, 16):
         model(rows(count)).square().mean().backward()
     optimizer.step()
     assert plan_of(model)["disk"] == 0
@@ -251,7 +246,7 @@ def test_evaluation_first():
     assert plan_of(model)["pytorch"]["reserve"] < first["pytorch"]["reserve"]
     reading, _ = sluice.torch.wrap(Wide(), memory="6GiB")
     assert torch.equal(reading(rows(64)), plain(rows(64)))
-    assert plan_of(reading)["pytorch"]["peak"] < 4 * 64 * 2048 * 16 * 4
+    assert plan_of(reading)["pytorch"]["peak"] < 4 * 64 * 2048 * FACTORS * 4
 
 
 def test_checkpointing_and_autocast_count():
@@ -274,7 +269,7 @@ def test_experts_in_f32_are_estimated():
         vocab_size=512, num_local_experts=4,
     )  # fmt: skip
     model, optimizer = wrapped("6GiB", lambda: transformers.MixtralForCausalLM(config))
-    assert len(train(model, optimizer, language_loss, steps=2).values) == 2
+    assert len(train(model, optimizer, language_loss, steps=1).values) == 1
     assert plan_of(model)["pytorch"]["peak"] > 0
 
 
@@ -286,7 +281,7 @@ def test_adapters():
     model, optimizer = wrapped("6GiB", make)
     torch.manual_seed(3)
     stated, other = wrapped("6GiB", make, reserve="256MiB")
-    assert train(model, optimizer, language_loss, steps=3).values == train(stated, other, language_loss, steps=3).values
+    assert train(model, optimizer, language_loss, steps=2).values == train(stated, other, language_loss, steps=2).values
     assert plan_of(model)["pytorch"]["measured"] is not None
 
 
@@ -306,15 +301,16 @@ def test_generation_keeps_its_cache_and_estimates_seldom(monkeypatch):
 
 
 def test_random_numbers_are_those_of_a_run_without_estimates():
-    class Dropping(Wide):
+    class Dropping(Chain):
         def forward(self, x):
             return torch.nn.functional.dropout(super().forward(x), 0.5)
 
     given = []
     for options in ({}, {"reserve": "256MiB"}):
-        model, optimizer = wrapped("6GiB", Dropping, **options)
+        torch.manual_seed(4)
+        model, _ = wrapped("6GiB", Dropping, **options)
         torch.manual_seed(9)
-        given.append([step(model, optimizer, 16) for _ in range(3)])
+        given.append([loss_of(model, 0).item() for _ in range(3)])
     assert given[0] == given[1]
 
 
@@ -341,11 +337,10 @@ def test_a_module_whose_children_compute_is_planned_for_whole():
 
 
 def test_modules_that_are_called_by_themselves():
-    class Two(torch.nn.ModuleDict):
-        pass
+    def make():
+        return torch.nn.ModuleDict({"a": Wide(layers=4), "b": Wide(layers=4)})
 
-    model, optimizer = wrapped(everything("300MiB", lambda: Two({"a": Wide(), "b": Wide()})),
-                               lambda: Two({"a": Wide(), "b": Wide()}))  # fmt: skip
+    model, optimizer = wrapped(everything("300MiB", make), make)
     model["b"](model["a"](rows(16))).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -356,18 +351,6 @@ def test_modules_that_are_called_by_themselves():
     optimizer.step()
 
 
-def test_models_that_keep_things():
-    """After the first call the model's lists, counters and buffers are as without an estimate."""
-    torch.manual_seed(3)
-    plain = Keeping()
-    torch.manual_seed(3)
-    model, _ = wrapped("6GiB", Keeping)
-    for seed in range(2):
-        loss_of(plain, seed).backward()
-        loss_of(model, seed).backward()
-    assert (model.calls, len(model.seen)) == (plain.calls, len(plain.seen))
-
-
 def test_a_call_that_cannot_be_known_is_refused_and_says_what_to_state(monkeypatch):
     plain = Chain.forward
     monkeypatch.setattr(Chain, "forward", lambda self, x: plain(self, x) if x.sum() > -1e9 else x)
@@ -376,36 +359,6 @@ def test_a_call_that_cannot_be_known_is_refused_and_says_what_to_state(monkeypat
         loss_of(model, 0)
     stated, _ = wrapped("6GiB", Chain, reserve="64MiB")
     loss_of(stated, 0).backward()
-
-
-def test_several_threads():
-    """One after another they call the model, of which the first call is estimated, and the gradients are the sum of all."""
-    torch.manual_seed(0)
-    plain = Chain()
-    for i in range(4):
-        loss_of(plain, i).backward()
-    torch.manual_seed(0)
-    model, optimizer = wrapped("6GiB", Chain)
-    turn = threading.Lock()
-    for _ in range(2):
-        failed = []
-
-        def run(i):
-            try:
-                with turn:
-                    loss_of(model, i).backward()
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed, failed
-        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(p.grad.clone(), q.grad, rtol=1e-5, atol=1e-6)
-        optimizer.zero_grad()
 
 
 # ---- the process's resident peak ----
@@ -423,14 +376,14 @@ torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64, requires_grad=
 """
 
 
-@pytest.mark.parametrize("count, extra", [(8, 500), (640, 1900)])
+@pytest.mark.parametrize("count, extra", [(8, 570), (400, 1320)])
 def test_the_resident_peak_stays_within_what_was_stated(count, extra):
     """The peak keeps to the budget with activations far above what is assumed at first, and far below."""
     program = f"""
         model = Wide()
         memory = status("VmRSS") + ({extra} << 20)
         model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory=memory, disk=tempfile.gettempdir())
-        for seed in range(3):
+        for seed in range(2):
             step(model, optimizer, {count}, seed)
         plan = sluice.torch.engine_of(model).plan()
         print(status("VmHWM") <= memory, plan["pytorch"], (memory - status("VmHWM")) >> 20)

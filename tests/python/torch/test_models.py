@@ -12,12 +12,6 @@ from support.wrapped_models import plain_optimizer, same_values, train, units_of
 import sluice
 import sluice.torch
 
-ON_DISK = {
-    "everything": "disk",
-    "parameters": {"parameters": "disk", "gradients": "memory", "state": "memory"},
-}
-
-
 def trained(shown, place):
     """Trains. Returns losses, values and buffers, and touches. Place None stands for plain PyTorch."""
     torch.manual_seed(7)
@@ -37,10 +31,8 @@ def test_twins_and_plain_pytorch(name):
     memory, values, touches = trained(SHOWN[name], "memory")
     assert memory.close_to(plain), (memory.values, plain.values)
     assert touches == 0, "a parameter is used that no hook has foreseen"
-    for what, place in ON_DISK.items():
-        found, values_there, touches = trained(SHOWN[name], place)
-        assert memory.values == found.values and same_values(values, values_there), what
-        assert touches == 0, what
+    found, values_there, touches = trained(SHOWN[name], "disk")
+    assert memory.values == found.values and same_values(values, values_there) and touches == 0
 
 
 @fake_gpu.cpu_alone("its budgets are of the memory in which the CPU computes; what is between on a GPU is in test_gpu.py")
@@ -61,7 +53,7 @@ def test_a_budget_between_puts_some_units_on_disk():
             given["memory"] = (least + most) // 2
         _, optimizer = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), **given)
         found = sluice.torch.engine_of(model).plan()["disk"]
-        losses = train(model, optimizer, text_loss, steps=4)
+        losses = train(model, optimizer, text_loss, steps=2)
         return losses.values, values_of(model), found / plans["disk"]["disk"]
 
     memory, values, _ = run(place="memory")
