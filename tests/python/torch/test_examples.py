@@ -67,7 +67,7 @@ def test_fine_tuning(dtype, tmp_path):
 
 def test_lora(tmp_path):
     found = run(
-        "lora.py", llama_in(tmp_path), text_in(tmp_path), "--steps", 31, "--seq", 32, "--out", "adapter", folder=tmp_path
+        "lora.py", llama_in(tmp_path), text_in(tmp_path), "--steps", 21, "--seq", 32, "--out", "adapter", folder=tmp_path
     )
     losses = losses_of(found)
     assert losses[-1] < losses[0] < 6
