@@ -25,7 +25,7 @@ def test_they_have_the_bits_of_updates_at_the_step(pool, name, settings):
         assert found == expected, f"stage {stage}, {place}"
 
 
-@pytest.mark.parametrize("options", [{"state": "8bit"}, {"update": "Adafactor"}, {"update": "Muon"}])
+@pytest.mark.parametrize("options", [pytest.param({"state": "8bit"}, marks=pytest.mark.long), {"update": "Adafactor"}, {"update": "Muon"}])
 def test_every_optimizer_gives_the_same_bits(pool, options):
     expected = pool.call("train", stage=0, steps=2, **options)
     assert pool.call("train", stage=3, place="disk", steps=2, stated=True, update_in_backward=True, **options) == expected

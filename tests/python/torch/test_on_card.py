@@ -12,8 +12,8 @@ from support.sluice_process import SOURCE
 # When the GPU does its work, the files, and which of their tests.
 RUNS = [
     ("early", ["test_wrapping.py", "test_gradients.py"], "gradients or midway or tied or elements or estimate or keep_their_names"),
-    ("late", ["test_loop.py", "test_at_once.py"], "twins or groups or scaler or evaluation or exception or needs or checkpointed"),
-    ("random", ["test_saving.py", "test_models.py"], "t5 or mixtral or (both_state_dicts and options0) or checkpoint"),
+    ("late", ["test_loop.py", "test_at_once.py"], "twins or groups or scaler or exception or needs or reentrant"),
+    ("random", ["test_saving.py", "test_models.py"], "(twins and t5) or mixtral or (both_state_dicts and options0) or checkpoint"),
     ("early", ["test_trainer.py", "test_pretrained.py"], "trainer or adapter or accelerate or to-bf16 or mixtral or vit or bert-of-old"),
 ]
 

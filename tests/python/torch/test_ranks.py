@@ -213,7 +213,7 @@ def test_what_cannot_be_is_refused(pool, options, says):
 # ---- what one rank does alone, and what all save ----
 
 
-@pytest.mark.parametrize("what", ["evaluate", "generate", "save"])
+@pytest.mark.parametrize("what", ["evaluate", pytest.param("generate", marks=LONG), "save"])
 @pytest.mark.parametrize("stage, place", [pytest.param(0, "memory", marks=LONG), (3, "memory"), pytest.param(3, "disk", marks=LONG)])
 def test_one_rank_alone(pool, what, stage, place):
     settings = {"steps": 2, "stage": stage, "place": place}
