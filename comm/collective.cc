@@ -28,13 +28,13 @@ std::uint64_t half_checksum(const std::vector<std::size_t>& numbers) {
 
 // The borders are in the lower half of the detail, and the order of sums in the upper one, which is zero
 // where nothing but the usual order is meant.
-Call call_of(const Task& task) {
+Call call_of(const Task& task, const Group& group) {
   std::uint64_t detail = half_checksum(task.borders);
   const SumOrder& order = task.order;
   if (!order.arrays.empty() && order != order_of_ranks(static_cast<int>(order.arrays.size())))
     detail |= (half_checksum(order.merges) | 1) << 32;
   return {static_cast<std::uint8_t>(task.kind), static_cast<std::uint8_t>(task.element), task.borders.back(),
-          task.kind == CallKind::kBroadcast ? static_cast<std::uint64_t>(task.root) : detail};
+          task.kind == CallKind::kBroadcast ? static_cast<std::uint64_t>(group.member(task.root)) : detail};
 }
 
 const char* words_of(std::uint8_t kind) {
@@ -75,17 +75,18 @@ std::string in_words(const std::string& name, const Call& call) {
   return words + (order == 0 ? ")" : fmt::format(", added in the order {:08x})", order));
 }
 
-Collective::Collective(Transport& transport, const Hosts& hosts, Report report, Task task)
+Collective::Collective(Transport& transport, std::shared_ptr<const Group> group, Report report, Task task)
     : transport_(transport),
+      group_(std::move(group)),
       report_(std::move(report)),
       task_(std::move(task)),
-      call_(call_of(task_)),
-      hosts_(hosts),
-      rank_(transport.rank()),
-      ranks_(transport.size()),
-      gathers_by_host_(!hosts.all_on_one() && task_.kind != CallKind::kExchange),
+      call_(call_of(task_, *group_)),
+      hosts_(group_->hosts()),
+      rank_(group_->rank()),
+      ranks_(group_->size()),
+      gathers_by_host_(!hosts_.all_on_one() && task_.kind != CallKind::kExchange),
       // Shorter types are rounded once, when all is added.
-      route_(is_sum() ? std::optional<SumRoute>(std::in_place, task_.order, hosts,
+      route_(is_sum() ? std::optional<SumRoute>(std::in_place, task_.order, hosts_,
                                                 task_.element == element_of(Dtype::kF32), rank_)
                       : std::nullopt),
       block_bytes_(kBlockBytes / (is_sum() ? task_.order.most_arrays() : 1) / sizeof(double) *
@@ -141,11 +142,13 @@ Done Collective::reporting(Event event) {
 
 void Collective::send(int to, std::uint8_t stage, std::uint64_t index, std::span<const std::byte> from,
                       Done done) {
-  transport_.send(to, tag_of(task_.id, task_.use, stage, index), call_, from, std::move(done));
+  transport_.send(group_->member(to), tag_of(task_.id, task_.use, stage, index), call_, from,
+                  std::move(done));
 }
 void Collective::receive(int from, std::uint8_t stage, std::uint64_t index, std::span<std::byte> into,
                          Done done) {
-  transport_.receive(from, tag_of(task_.id, task_.use, stage, index), call_, into, std::move(done));
+  transport_.receive(group_->member(from), tag_of(task_.id, task_.use, stage, index), call_, into,
+                     std::move(done));
 }
 
 void Collective::begin(Adder& adder) {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "comm/call.h"
+#include "comm/group.h"
 #include "comm/hosts.h"
 #include "comm/sum_route.h"
 #include "comm/sums.h"
@@ -34,17 +36,17 @@ std::uint64_t tag_of(std::uint64_t id, std::uint64_t use, std::uint8_t stage, st
 // Returns a call in words.
 std::string in_words(const std::string& name, const Call& call);
 
-// What a collective call was given.
+// What a collective call was given. Ranks are numbers in its group.
 struct Task {
   CallKind kind;
-  std::uint64_t id, use;
-  std::string name;
-  Element element;
-  std::vector<std::byte*> arrays;    // what this rank gives; of a sum as many as `order` says
-  std::vector<std::size_t> borders;  // of the parts, by rank; of a broadcast: 0 and the number of bytes
-  int root;
-  SumOrder order;  // of a sum
-  Done done;
+  std::uint64_t id = 0, use = 0;
+  std::string name{};
+  Element element{};
+  std::vector<std::byte*> arrays{};    // what this rank gives; of a sum as many as `order` says
+  std::vector<std::size_t> borders{};  // of the parts, by rank; of a broadcast: 0 and the number of bytes
+  int root = 0;
+  SumOrder order{};  // of a sum
+  Done done{};
 };
 
 inline constexpr std::size_t kBlockBytes = std::size_t{256} << 10;
@@ -75,10 +77,11 @@ struct Event {
 // One call under way. It begins with empty messages between each two ranks, which compare the calls. A part
 // of a sum is computed block by block, each with a slot; all else lands where it belongs.
 //
-// Sums wait for slots, but never for each other. A slot is given to a call only when all ranks have begun
-// that call. What they send needs no slot: they send each block of the other parts from its place, as soon as
-// it is asked for. So each slot that was given is filled and is free again, whatever else its rank waits for,
-// and whatever order the ranks began their calls in. A rank with all slots in use thus always gets one back.
+// Sums wait for slots, but never for each other. A slot is given to a call only when all ranks of its group
+// have begun that call, so groups may share slots. What they send needs no slot: they send each block of the
+// other parts from its place, as soon as it is asked for. So each slot that was given is filled and is free
+// again, whatever else its rank waits for, and whatever order the ranks began their calls in. A rank with all
+// slots in use thus always gets one back.
 //
 // Of several hosts, a rank may relay blocks (SumRoute): it adds what the ranks of its host have of them. It
 // does so when the rank that has the part asks, which has a slot for the sums then. Slots for this are apart
@@ -88,7 +91,7 @@ struct Event {
 class Collective {
  public:
   using Report = std::function<void(Event event)>;  // of any thread
-  Collective(Transport& transport, const Hosts& hosts, Report report, Task task);
+  Collective(Transport& transport, std::shared_ptr<const Group> group, Report report, Task task);
 
   const Task& task() const { return task_; }
   bool knows(std::uint64_t tag) const;  // whether it may have a message of this tag
@@ -130,6 +133,7 @@ class Collective {
   void gather();
 
   Transport& transport_;
+  const std::shared_ptr<const Group> group_;
   const Report report_;
   const Task task_;
   const Call call_;
@@ -139,7 +143,7 @@ class Collective {
   const std::optional<SumRoute> route_;  // of a sum
   const std::size_t block_bytes_;
   std::size_t under_way_ = 0;                 // messages
-  int begun_ = 0;                             // other ranks that have begun
+  int begun_ = 0;                             // others of the group that have begun
   std::uint64_t next_block_ = 0, added_ = 0;  // blocks of the own part
   std::vector<std::uint64_t> sent_;  // by owner: messages with blocks that were sent, or asks awaited
   std::deque<std::pair<int, std::uint64_t>> asked_;  // owners and blocks that are to be relayed

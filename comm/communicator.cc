@@ -42,6 +42,13 @@ Call message_of(std::size_t bytes) {
   return {static_cast<std::uint8_t>(CallKind::kMessage), static_cast<std::uint8_t>(Dtype::kU8), bytes, 0};
 }
 
+std::exception_ptr outside_of_group(const Read& read) {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kInvalidArgument,
+            fmt::format("rank {} reads bytes of rank {} from one that serves another group", read.reader,
+                        read.owner)));
+}
+
 template <class Value>
 std::byte* bytes_of(std::span<Value> values) {
   return std::as_writable_bytes(values).data();
@@ -59,19 +66,13 @@ struct Communicator::State {
     bool last = false;
   };
 
-  State(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger, Hosts the_hosts);
+  State(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger,
+        const Hosts& hosts);
   ~State();
 
-  void start(CallKind kind, std::uint64_t id, const std::string& name, Element element, std::byte* values,
-             std::vector<std::size_t> borders, int root, Done done);
-  void start_sum(CallKind kind, std::uint64_t id, const std::string& name, Element element,
-                 std::vector<std::byte*> arrays, std::vector<std::size_t> borders, SumOrder order, Done done);
-  void start(Task task);
+  void start(const std::shared_ptr<const Group>& group, Task task);
   std::exception_ptr error_of_end() const;
   bool refuses(Done& done);
-  void check_other(int other, const char* what) const;
-  std::vector<std::byte*> checked_arrays(std::span<const Array> arrays, const SumOrder& order,
-                                         const std::string& name) const;
   std::uint64_t message_tag(int from, int to, std::uint64_t id, const std::string& name);
   Done forgetting(std::uint64_t tag, Done done);
   Done forwarding(Done done);
@@ -95,23 +96,20 @@ struct Communicator::State {
 
   // The communicator's thread.
   allocator::Region buffers;
-  const Hosts hosts;
+  const int rank;
   Slots slots;
   Adder adder;
 
-  int rank, ranks;
   std::atomic<std::uint64_t> exchanged_sent{0}, exchanged_received{0}, exchanged_from_hosts{0};
   std::unique_ptr<Transport> transport;
   std::thread thread;
 };
 
 Communicator::State::State(std::unique_ptr<Links> links, const Deadlines& deadlines,
-                           allocator::Ledger& ledger, Hosts the_hosts)
+                           allocator::Ledger& ledger, const Hosts& hosts)
     : buffers(ledger, allocator::Purpose::kStaging, buffer_bytes(links->size())),
-      hosts(std::move(the_hosts)),
-      slots(buffers.data(), hosts, links->rank()),
       rank(links->rank()),
-      ranks(links->size()) {
+      slots(buffers.data(), hosts, rank) {
   transport = std::make_unique<Transport>(
       std::move(links), deadlines,
       [this](std::uint64_t tag, const Call& call) { return describe(tag, call); }, hosts);
@@ -129,24 +127,12 @@ void Communicator::State::tell(News item) {
   if (news.size() == 1) has_news.notify_one();
 }
 
-void Communicator::State::start(CallKind kind, std::uint64_t id, const std::string& name, Element element,
-                                std::byte* values, std::vector<std::size_t> borders, int root, Done done) {
-  start({kind, id, 0, name, element, {values}, std::move(borders), root, {}, std::move(done)});
-}
-
-void Communicator::State::start_sum(CallKind kind, std::uint64_t id, const std::string& name, Element element,
-                                    std::vector<std::byte*> arrays, std::vector<std::size_t> borders,
-                                    SumOrder order, Done done) {
-  start({kind, id, 0, name, element, std::move(arrays), std::move(borders), 0, std::move(order),
-         std::move(done)});
-}
-
-void Communicator::State::start(Task task) {
+void Communicator::State::start(const std::shared_ptr<const Group>& group, Task task) {
   if (refuses(task.done)) return;
   const std::lock_guard lock(mutex);
   task.use = uses[task.id]++;
   auto call = std::make_unique<Collective>(
-      *transport, hosts, [this](Event event) { tell({.event = std::move(event)}); }, std::move(task));
+      *transport, group, [this](Event event) { tell({.event = std::move(event)}); }, std::move(task));
   news.push_back({.begun = std::move(call)});
   has_news.notify_one();
 }
@@ -161,35 +147,6 @@ bool Communicator::State::refuses(Done& done) {
   if (transport != nullptr) return false;
   tell({.event = {.error = error_of_end()}, .done = std::move(done)});
   return true;
-}
-
-void Communicator::State::check_other(int other, const char* what) const {
-  if (other < 0 || other >= ranks || other == rank)
-    sluice::fail(ErrorCode::kInvalidArgument, "rank {} {} rank {}: it must be another one of {} ranks", rank,
-                 what, other, ranks);
-}
-
-std::vector<std::byte*> Communicator::State::checked_arrays(std::span<const Array> arrays,
-                                                            const SumOrder& order,
-                                                            const std::string& name) const {
-  const std::size_t expected = order.arrays.at(static_cast<std::size_t>(rank));
-  if (arrays.size() != expected || order.arrays.size() != static_cast<std::size_t>(ranks))
-    sluice::fail(
-        ErrorCode::kInvalidArgument,
-        "'{}': {} arrays were given, and an order of {} ranks, of which this one has {}; there are {} "
-        "ranks",
-        name, arrays.size(), order.arrays.size(), expected, ranks);
-  std::vector<std::byte*> bytes;
-  for (const Array& array : arrays) {
-    if (!is_float(array.type) || array.type != arrays[0].type)
-      sluice::fail(
-          ErrorCode::kInvalidArgument,
-          "'{}': a sum over ranks of {} was asked for; it takes arrays of f32, bf16 or f16, all of one "
-          "type",
-          name, name_of(array.type));
-    bytes.push_back(static_cast<std::byte*>(array.data));
-  }
-  return bytes;
 }
 
 std::uint64_t Communicator::State::message_tag(int from, int to, std::uint64_t id, const std::string& name) {
@@ -291,17 +248,57 @@ std::size_t Communicator::buffer_bytes(int ranks) { return round_up(Slots::bytes
 
 Communicator::Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines,
                            allocator::Ledger& ledger, const std::vector<int>& hosts) {
-  Hosts checked = hosts.empty() ? Hosts(links->size()) : Hosts(hosts);
+  const Hosts checked = hosts.empty() ? Hosts(links->size()) : Hosts(hosts);
   if (checked.ranks() != links->size())
     sluice::fail(ErrorCode::kInvalidArgument, "the hosts of {} ranks were given, and links of {}",
                  checked.ranks(), links->size());
-  state_ = std::make_unique<State>(std::move(links), deadlines, ledger, std::move(checked));
+  group_ = std::make_shared<const Group>(checked, links->rank());
+  state_ = std::make_shared<State>(std::move(links), deadlines, ledger, checked);
 }
+Communicator::Communicator(std::shared_ptr<State> state, Group group)
+    : state_(std::move(state)), group_(std::make_shared<const Group>(std::move(group))) {}
 Communicator::~Communicator() = default;
 
-int Communicator::rank() const { return state_->rank; }
-int Communicator::size() const { return state_->ranks; }
-const Hosts& Communicator::hosts() const { return state_->hosts; }
+std::unique_ptr<Communicator> Communicator::group(const std::vector<int>& members) const {
+  return std::unique_ptr<Communicator>(new Communicator(state_, Group(*group_, members)));
+}
+
+int Communicator::rank() const { return group_->rank(); }
+int Communicator::size() const { return group_->size(); }
+const Hosts& Communicator::hosts() const { return group_->hosts(); }
+
+void Communicator::check_other(int other, const char* what) const {
+  if (other < 0 || other >= size() || other == rank())
+    sluice::fail(ErrorCode::kInvalidArgument, "rank {} {} rank {}: it must be another one of {} ranks",
+                 rank(), what, other, size());
+}
+
+std::vector<std::byte*> Communicator::checked_arrays(std::span<const Array> arrays, const SumOrder& order,
+                                                     const std::string& name) const {
+  const std::size_t expected = order.arrays.at(static_cast<std::size_t>(rank()));
+  if (arrays.size() != expected || order.arrays.size() != static_cast<std::size_t>(size()))
+    sluice::fail(
+        ErrorCode::kInvalidArgument,
+        "'{}': {} arrays were given, and an order of {} ranks, of which this one has {}; there are {} "
+        "ranks",
+        name, arrays.size(), order.arrays.size(), expected, size());
+  std::vector<std::byte*> bytes;
+  for (const Array& array : arrays) {
+    if (!is_float(array.type) || array.type != arrays[0].type)
+      sluice::fail(
+          ErrorCode::kInvalidArgument,
+          "'{}': a sum over ranks of {} was asked for; it takes arrays of f32, bf16 or f16, all of one "
+          "type",
+          name, name_of(array.type));
+    bytes.push_back(static_cast<std::byte*>(array.data));
+  }
+  return bytes;
+}
+
+void Communicator::start(Task task) {
+  task.id = group_->id_of_run(task.id);
+  state_->start(group_, std::move(task));
+}
 
 void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders,
                                   Done done) {
@@ -310,15 +307,26 @@ void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, Arr
 
 void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
                                   Borders borders, const SumOrder& order, Done done) {
-  const auto bytes = state_->checked_arrays(arrays, order, name);
-  state_->start_sum(CallKind::kReduceScatter, id, name, element_of(arrays[0].type), bytes,
-                    checked(borders, size(), name), order, std::move(done));
+  const auto bytes = checked_arrays(arrays, order, name);
+  start({.kind = CallKind::kReduceScatter,
+         .id = id,
+         .name = name,
+         .element = element_of(arrays[0].type),
+         .arrays = bytes,
+         .borders = checked(borders, size(), name),
+         .order = order,
+         .done = std::move(done)});
 }
 
 void Communicator::all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders,
                               Done done) {
-  state_->start(CallKind::kAllGather, id, name, element_of(values.type), static_cast<std::byte*>(values.data),
-                checked(borders, size(), name), 0, std::move(done));
+  start({.kind = CallKind::kAllGather,
+         .id = id,
+         .name = name,
+         .element = element_of(values.type),
+         .arrays = {static_cast<std::byte*>(values.data)},
+         .borders = checked(borders, size(), name),
+         .done = std::move(done)});
 }
 
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count,
@@ -327,19 +335,30 @@ void Communicator::all_reduce(std::uint64_t id, const std::string& name, Array v
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
                               std::size_t count, const SumOrder& order, Done done) {
-  const auto bytes = state_->checked_arrays(arrays, order, name);
-  state_->start_sum(CallKind::kAllReduce, id, name, element_of(arrays[0].type), bytes,
-                    equal_borders(count, size()), order, std::move(done));
+  all_reduce(id, name, element_of(arrays[0].type), checked_arrays(arrays, order, name), count, order,
+             std::move(done));
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values,
                               Done done) {
-  state_->start_sum(CallKind::kAllReduce, id, name, Element::kI64, {bytes_of(values)},
-                    equal_borders(values.size(), size()), order_of_ranks(size()), std::move(done));
+  all_reduce(id, name, Element::kI64, {bytes_of(values)}, values.size(), order_of_ranks(size()),
+             std::move(done));
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<double> values,
                               Done done) {
-  state_->start_sum(CallKind::kAllReduce, id, name, Element::kF64, {bytes_of(values)},
-                    equal_borders(values.size(), size()), order_of_ranks(size()), std::move(done));
+  all_reduce(id, name, Element::kF64, {bytes_of(values)}, values.size(), order_of_ranks(size()),
+             std::move(done));
+}
+void Communicator::all_reduce(std::uint64_t id, const std::string& name, Element element,
+                              std::vector<std::byte*> arrays, std::size_t count, const SumOrder& order,
+                              Done done) {
+  start({.kind = CallKind::kAllReduce,
+         .id = id,
+         .name = name,
+         .element = element,
+         .arrays = std::move(arrays),
+         .borders = equal_borders(count, size()),
+         .order = order,
+         .done = std::move(done)});
 }
 
 void Communicator::broadcast(std::uint64_t id, const std::string& name, std::span<std::byte> bytes, int root,
@@ -347,8 +366,14 @@ void Communicator::broadcast(std::uint64_t id, const std::string& name, std::spa
   if (root < 0 || root >= size())
     sluice::fail(ErrorCode::kInvalidArgument, "'{}': a broadcast from rank {} was asked for, of {} ranks",
                  name, root, size());
-  state_->start(CallKind::kBroadcast, id, name, element_of(Dtype::kU8), bytes.data(), {0, bytes.size()}, root,
-                std::move(done));
+  start({.kind = CallKind::kBroadcast,
+         .id = id,
+         .name = name,
+         .element = element_of(Dtype::kU8),
+         .arrays = {bytes.data()},
+         .borders = {0, bytes.size()},
+         .root = root,
+         .done = std::move(done)});
 }
 
 // The ranks tell each other how long their strings are, and then gather them.
@@ -367,8 +392,13 @@ std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::str
       if (!hosts().on_one(r, rank()))
         of_hosts += borders[static_cast<std::size_t>(r) + 1] - borders[static_cast<std::size_t>(r)];
     TransferGroup group;
-    state_->start(CallKind::kExchange, id, name, element_of(Dtype::kU8), bytes, std::move(borders), 0,
-                  group.add());
+    start({.kind = CallKind::kExchange,
+           .id = id,
+           .name = name,
+           .element = element_of(Dtype::kU8),
+           .arrays = {bytes},
+           .borders = std::move(borders),
+           .done = group.add()});
     group.wait(meanwhile);
     state_->exchanged_sent += own_bytes * (ranks - 1);
     state_->exchanged_received += all_bytes - own_bytes;
@@ -396,21 +426,32 @@ std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::str
 
 void Communicator::send(int to, std::uint64_t id, const std::string& name, std::span<const std::byte> from,
                         Done done) {
-  state_->check_other(to, "sends to");
+  check_other(to, "sends to");
   if (state_->refuses(done)) return;
-  const std::uint64_t tag = state_->message_tag(rank(), to, id, name);
-  state_->transport->send(to, tag, message_of(from.size()), from, state_->forgetting(tag, std::move(done)));
+  const int target = group_->member(to);
+  const std::uint64_t tag = state_->message_tag(state_->rank, target, group_->id_of_run(id), name);
+  state_->transport->send(target, tag, message_of(from.size()), from,
+                          state_->forgetting(tag, std::move(done)));
 }
 void Communicator::receive(int from, std::uint64_t id, const std::string& name, std::span<std::byte> into,
                            Done done) {
-  state_->check_other(from, "receives from");
+  check_other(from, "receives from");
   if (state_->refuses(done)) return;
-  const std::uint64_t tag = state_->message_tag(from, rank(), id, name);
-  state_->transport->receive(from, tag, message_of(into.size()), into,
+  const int source = group_->member(from);
+  const std::uint64_t tag = state_->message_tag(source, state_->rank, group_->id_of_run(id), name);
+  state_->transport->receive(source, tag, message_of(into.size()), into,
                              state_->forgetting(tag, std::move(done)));
 }
 
-void Communicator::serve(Server server) { state_->transport->serve(std::move(server)); }
+void Communicator::serve(Server server) {
+  state_->transport->serve([group = group_, server = std::move(server)](Read read, Answer answer) {
+    const auto reader = group->number_of(read.reader), owner = group->number_of(read.owner);
+    if (!reader || !owner) return answer({}, outside_of_group(read), {});
+    read.reader = *reader;
+    read.owner = *owner;
+    server(read, std::move(answer));
+  });
+}
 
 void Communicator::read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
                         std::span<std::byte> into, Done done) {
@@ -418,10 +459,11 @@ void Communicator::read(int from, std::uint64_t key, std::uint64_t version, std:
 }
 void Communicator::read_through(int relay, int owner, std::uint64_t key, std::uint64_t version,
                                 std::uint64_t offset, std::span<std::byte> into, Done done) {
-  state_->check_other(relay, "reads from");
-  state_->check_other(owner, "reads bytes of");
+  check_other(relay, "reads from");
+  check_other(owner, "reads bytes of");
   if (state_->refuses(done)) return;
-  state_->transport->read(relay, owner, key, version, offset, into, state_->forwarding(std::move(done)));
+  state_->transport->read(group_->member(relay), group_->member(owner), key, version, offset, into,
+                          state_->forwarding(std::move(done)));
 }
 
 void Communicator::report_work() { state_->transport->report_work(); }

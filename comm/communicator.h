@@ -8,6 +8,7 @@
 
 #include "allocator/ledger.h"
 #include "comm/call.h"
+#include "comm/group.h"
 #include "comm/hosts.h"
 #include "comm/sums.h"
 #include "comm/transport.h"
@@ -18,18 +19,20 @@
 
 namespace sluice::comm {
 
+struct Task;
+
 // Where each rank's part of an array begins: rank r has the elements borders[r] ... borders[r + 1] - 1. It
 // has size() + 1 entries, which do not descend. Parts may be empty.
 using Borders = std::span<const std::size_t>;
 
-// What the ranks of a run do together. A call that all ranks take part in is *collective*: every rank calls
-// it with the same `id` and the same arguments, in any order among calls of other ids, and as often as it
-// likes with the same id, in the same order on all ranks. Calls that differ end the work of all ranks with an
-// error that names them. No call but exchange() and barrier() waits. `done` is called once on the
-// communicator's thread, must be short, and may make further calls that do not wait. It gets null, or the
-// first failure of the run (see Transport); the arrays stay valid and unused until then. Names are for
-// messages. Ids are remembered, so a run has a limited number of them. Arguments that are wrong in themselves
-// throw Error(kInvalidArgument), and nothing is begun. Thread rule: any thread.
+// What the ranks of a run, or a group of them, do together. A call that all ranks take part in is
+// *collective*: every rank calls it with the same `id` and the same arguments, in any order among calls of
+// other ids, and as often as it likes with the same id, in the same order on all ranks. Calls that differ end
+// the work of all ranks with an error that names them. No call but exchange() and barrier() waits. `done` is
+// called once on the communicator's thread, must be short, and may make further calls that do not wait. It
+// gets null, or the first failure of the run (see Transport); the arrays stay valid and unused until then.
+// Names are for messages. Ids are remembered, so a run has a limited number of them. Arguments that are wrong
+// in themselves throw Error(kInvalidArgument), and nothing is begun. Thread rule: any thread.
 //
 // Sums of f32, bf16 and f16 are computed in f32, and rounded once: pairwise over the ranks
 // (order_of_ranks()), or in the SumOrder that is given. Those of integers are exact, and those of f64 are
@@ -48,9 +51,18 @@ class Communicator {
   // Error(kBudget) where there is no memory for the buffers.
   Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger,
                const std::vector<int>& hosts = {});
-  ~Communicator();  // what is under way ends with an error
+  // The last one of a rank ends what is under way with an error.
+  ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
+
+  // These ranks as a communicator of their own, over the same links, threads and buffers. Their numbers in it
+  // are their places in `members`. Nothing is sent: each of them makes it alike, and one that is made again
+  // is the same. A call of it is collective in it alone, and has nothing to do with a call of other ranks
+  // that has the same id. Each rank serves reads for one communicator. failure(), fail(), report_work() and
+  // counters() are those of all ranks, which errors of the run name by their numbers among all. Throws
+  // Error(kInvalidArgument) where a member is no rank, or is named twice, or this rank is none of them.
+  std::unique_ptr<Communicator> group(const std::vector<int>& members) const;
 
   int rank() const;
   int size() const;
@@ -100,7 +112,17 @@ class Communicator {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  Communicator(std::shared_ptr<State> state, Group group);
+
+  void start(Task task);
+  void all_reduce(std::uint64_t id, const std::string& name, Element element, std::vector<std::byte*> arrays,
+                  std::size_t count, const SumOrder& order, Done done);
+  void check_other(int other, const char* what) const;
+  std::vector<std::byte*> checked_arrays(std::span<const Array> arrays, const SumOrder& order,
+                                         const std::string& name) const;
+
+  std::shared_ptr<State> state_;
+  std::shared_ptr<const Group> group_;
 };
 
 }  // namespace sluice::comm

@@ -17,7 +17,8 @@ std::size_t Slots::bytes(int ranks) { return kSlots * slot_bytes(ranks); }
 
 Slots::Slots(std::byte* memory, const Hosts& hosts, int rank) {
   if (hosts.ranks() == 1) return;
-  const bool adds_for_host = !hosts.all_on_one() && hosts.adds(rank);
+  // Ranks of a host that are no neighbours among all may be in a group, whose sums they add for the host.
+  const bool adds_for_host = !hosts.all_on_one() && hosts.with(rank).size() > 1;
   for (std::size_t i = 0; i < kSlots; ++i) {
     const bool is_own = !adds_for_host || i % 2 == 0;
     slots_.push_back(

@@ -13,7 +13,7 @@ namespace sluice::comm {
 class Slots {
  public:
   static std::size_t bytes(int ranks);
-  Slots(std::byte* memory, const Hosts& hosts, int rank);
+  Slots(std::byte* memory, const Hosts& hosts, int rank);  // of all ranks
 
   // To be called when the call may want slots, or may have ceased to.
   void note(Collective& call);

@@ -368,6 +368,155 @@ TEST_P(Conformance, ReadsOfARankMayBeAskedOfAnother) {
   });
 }
 
+// Groups that overlap; in the third one, ranks of a host are neighbours where they may be none among all.
+std::vector<std::vector<int>> groups_of(const Communicator& comm) {
+  std::vector<std::vector<int>> groups(4);
+  for (int rank = comm.size() - 1; rank >= 0; --rank) {
+    if (rank % 2 == comm.rank() % 2) groups[0].push_back(rank);
+    if (rank / 2 == comm.rank() / 2) groups[1].push_back(rank);
+    groups[2].insert(rank % 2 == 0 ? groups[2].begin() : groups[2].end(), rank);
+  }
+  groups[3] = {comm.rank()};
+  return groups;
+}
+
+TEST_P(Conformance, GroupsHaveCallsOfTheirOwnBesideThoseOfAll) {
+  run([&](Communicator& comm) {
+    std::vector<std::unique_ptr<Communicator>> own;
+    std::vector<Communicator*> groups{&comm};
+    std::vector<std::uint64_t> seeds{1};
+    for (const std::vector<int>& members : groups_of(comm)) {
+      own.push_back(comm.group(members));
+      groups.push_back(own.back().get());
+      seeds.push_back(100 * seeds.size() + static_cast<std::uint64_t>(members.front()));
+      ASSERT_EQ(groups.back()->size(), static_cast<int>(members.size()));
+      ASSERT_EQ(members.at(static_cast<std::size_t>(groups.back()->rank())), comm.rank());
+    }
+    const std::size_t kinds = 4, count = most() / 2;
+    std::vector<std::size_t> order(groups.size() * kinds);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(static_cast<std::uint64_t>(comm.rank()) + 5));
+    std::vector<Values> values;
+    std::vector<Ending> ends(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i)
+      values.emplace_back(Dtype::kF32, count, seeds[i / kinds], groups[i / kinds]->rank());
+    const auto borders_in = [&](const Communicator& group) { return borders_of(77, count, group.size()); };
+    for (const std::size_t i : order) {
+      Communicator& group = *groups[i / kinds];
+      const Array array = values[i].array();
+      if (i % kinds == 0) group.all_reduce(0, "sum", array, count, ends[i].done());
+      if (i % kinds == 1) group.reduce_scatter(1, "part", array, borders_in(group), ends[i].done());
+      if (i % kinds == 2) group.all_gather(2, "gather", array, borders_in(group), ends[i].done());
+      if (i % kinds == 3)
+        group.broadcast(3, "root's", {static_cast<std::byte*>(array.data), 4 * count}, group.size() - 1,
+                        ends[i].done());
+    }
+    for (Ending& end : ends) end.wait();
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const Communicator& group = *groups[i / kinds];
+      const std::uint64_t seed = seeds[i / kinds];
+      const auto borders = borders_in(group);
+      const auto rank = static_cast<std::size_t>(group.rank());
+      Values expected(Dtype::kF32, count, seed, group.size() - 1);
+      if (i % kinds == 0) expected = sum_of(Dtype::kF32, count, seed, group.rank(), group.size(), 0, count);
+      if (i % kinds == 1)
+        expected =
+            sum_of(Dtype::kF32, count, seed, group.rank(), group.size(), borders[rank], borders[rank + 1]);
+      for (std::size_t r = 0; i % kinds == 2 && r + 1 < borders.size(); ++r)
+        for (std::size_t k = borders[r]; k < borders[r + 1]; ++k)
+          set(expected.array(), k, value_of(seed, static_cast<int>(r), k));
+      EXPECT_EQ(values[i], expected) << "call " << i % kinds << " of group " << i / kinds;
+    }
+  });
+}
+
+TEST_P(Conformance, GroupsExchangeSendAndReadByTheirOwnNumbers) {
+  run([&](Communicator& comm) {
+    std::vector<std::vector<int>> all = groups_of(comm);
+    all.push_back(all[0]);
+    std::ranges::reverse(all.back());
+    for (std::size_t g = 0; g < all.size(); ++g) {
+      // The last one is made of another group.
+      std::vector<int> reversed(all[0].size());
+      std::iota(reversed.rbegin(), reversed.rend(), 0);
+      const std::unique_ptr<Communicator> group =
+          g < 4 ? comm.group(all[g]) : comm.group(all[0])->group(reversed);
+      std::vector<std::string> names;
+      for (const int member : all[g]) names.push_back("rank " + std::to_string(member));
+      const std::string& own = names.at(static_cast<std::size_t>(group->rank()));
+      EXPECT_EQ(group->exchange(1, "names", own), names);
+      if (group->size() == 1) continue;
+      const int next = (group->rank() + 1) % group->size();
+      const int before = (group->rank() + group->size() - 1) % group->size();
+      std::string in(own.size(), '?');
+      Ending sent, received;
+      group->receive(before, 1, "a name", std::as_writable_bytes(std::span(in)), received.done());
+      group->send(next, 1, "a name", std::as_bytes(std::span(own)), sent.done());
+      sent.wait();
+      received.wait();
+      EXPECT_EQ(in, names[static_cast<std::size_t>(before)]);
+    }
+    // Reads are served for one of them.
+    const std::unique_ptr<Communicator> group = comm.group(all[2]);
+    group->serve([&](const Read& read, const Answer& answer) {
+      static const std::vector<std::byte> kNumbers = [] {
+        std::vector<std::byte> numbers(256);
+        for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::byte(i);
+        return numbers;
+      }();
+      answer({&kNumbers[static_cast<std::size_t>(read.reader * 16 + read.owner)], 1}, nullptr,
+             [](const std::exception_ptr&) {});
+    });
+    for (int relay = 0; relay < group->size(); ++relay)
+      for (int owner = 0; owner < group->size(); ++owner) {
+        if (relay == group->rank() || owner == group->rank()) continue;
+        std::byte found{};
+        Ending end;
+        group->read_through(relay, owner, 1, 2, 3, {&found, 1}, end.done());
+        end.wait();
+        EXPECT_EQ(found, std::byte(group->rank() * 16 + owner));
+      }
+    comm.barrier(2, "all have read");
+  });
+}
+
+// As above, where the two sums are of groups that overlap.
+TEST_P(Conformance, ASumOfAGroupDoesNotKeepBuffersFromAnother) {
+  const std::size_t count = world() == World::kTinyPackets ? 1000 : 4 << 20;
+  run([&](Communicator& comm) {
+    const auto members = groups_of(comm);
+    const std::unique_ptr<Communicator> of_parity = comm.group(members[0]), pair = comm.group(members[1]);
+    std::vector<float> large(count, 1), small(3, 2);
+    Ending first, second;
+    const auto begin_large = [&] {
+      pair->all_reduce(1, "large", {large.data(), Dtype::kF32}, count, first.done());
+    };
+    if (comm.rank() % 2 == 0) begin_large();
+    of_parity->all_reduce(1, "small", {small.data(), Dtype::kF32}, 3, second.done());
+    second.wait();
+    if (comm.rank() % 2 == 1) begin_large();
+    first.wait();
+    EXPECT_EQ(small, std::vector<float>(3, 2.0f * static_cast<float>(of_parity->size())));
+    EXPECT_EQ(large, std::vector<float>(count, static_cast<float>(pair->size())));
+  });
+}
+
+TEST_P(Conformance, AGroupIsOfDifferentRanksWithThisOneAmongThem) {
+  run([&](Communicator& comm) {
+    const int rank = comm.rank(), ranks = comm.size();
+    for (const std::vector<int>& members :
+         {std::vector<int>{}, {rank, rank}, {rank, ranks}, {-1, rank}, {(rank + 1) % ranks}}) {
+      if (members.size() == 1 && ranks == 1) continue;
+      EXPECT_NE(
+          message_of([&] { comm.group(members); }).find("name different ones of these ranks, itself among"),
+          std::string::npos);
+    }
+    Ending end;
+    comm.group({rank})->all_reduce(1, "x", std::span<double>(), end.done());
+    end.wait();
+  });
+}
+
 TEST_P(Conformance, BytesAreCounted) {
   if (has_hosts(world())) GTEST_SKIP() << "hosts_test.cc counts what comes to a host";
   run([&](Communicator& comm) {

@@ -170,6 +170,30 @@ TEST(Failure, TextReachesAllRanks) {
   for (const std::string& error : errors) EXPECT_EQ(error, "rank 2 has failed: the disk is full");
 }
 
+// A group's calls end where a rank fails that is not in it, which is named by its number among all.
+TEST(Failure, OfARankOutsideEndsAGroupsCalls) {
+  const auto errors = errors_of(4, ErrorCode::kNotFinite, [](Communicator& comm, Done done) {
+    if (comm.rank() == 3) comm.fail("the loss is nan", ErrorCode::kNotFinite);
+    const std::vector<int> members = comm.rank() % 2 == 0 ? std::vector{2, 0} : std::vector{3, 1};
+    if (comm.rank() == 3) return comm.all_reduce(1, "x", array_of(comm), 10, done);
+    // What rank 0 waits for does not come from rank 2, nor from rank 1.
+    if (comm.rank() == 2)
+      return comm.receive(3, 4, "nothing", std::as_writable_bytes(doubles_of(comm)), done);
+    comm.group(members)->all_reduce(1, "x", array_of(comm), 10, done);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "rank 3 has failed: the loss is nan");
+}
+
+// In a call of a group, too.
+TEST(Mismatch, OfAGroupsRootsIsNamedByNumbersAmongAll) {
+  const auto errors = errors_of(4, ErrorCode::kState, [](Communicator& comm, Done done) {
+    comm.group(comm.rank() % 2 == 0 ? std::vector{0, 2} : std::vector{1, 3})
+        ->broadcast(1, "x", std::as_writable_bytes(doubles_of(comm)), comm.rank() == 3 ? 1 : 0, done);
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error, AllOf(HasSubstr("from rank 1"), HasSubstr("from rank 3")));
+}
+
 TEST(Failure, RefusesWhatComesLater) {
   run_communicators(World::kThreads, 2, [](Communicator& comm) {
     if (comm.rank() == 0) comm.fail("it was told to", ErrorCode::kBudget);
