@@ -1,0 +1,78 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace sluice::engine {
+
+// In which order the sections of a pipeline compute. GPipe (Huang et al. 2019): all forward passes, then all
+// backward ones. 1F1B (PipeDream-flush, Narayanan et al. 2021): as soon as there is something to do backward,
+// one pass backward and one forward in turn, so that few items are held.
+enum class PipelineOrder : std::uint8_t { kGPipe, k1F1B };
+// Users write "gpipe" and "1f1b". Throws Error(kInvalidArgument) for other words.
+PipelineOrder pipeline_order(std::string_view word);
+std::string_view name_of(PipelineOrder order);
+
+// A step of a model that is cut into sections, which pass items to each other. An item is as many
+// micro-batches as pass through a unit together.
+struct Pipeline {
+  PipelineOrder order = PipelineOrder::k1F1B;
+  int sections = 1;
+  std::size_t items = 1;
+};
+
+// What a section does next. Receives and sends are begun, and not waited for: see awaited_by().
+struct Action {
+  enum class Kind : std::uint8_t {
+    kReceiveInput,
+    kForward,
+    kSendOutput,
+    kReceiveGradient,
+    kBackward,
+    kSendGradient,
+  };
+  static constexpr std::size_t kKinds = 6;
+  Kind kind = Kind::kForward;
+  std::size_t item = 0;
+  bool operator==(const Action&) const = default;
+};
+
+// What section number `section` does in a step. Actions of a kind ascend by items, so gradients are added in
+// the order of micro-batches, and messages need no numbers. Receives stand where their buffer becomes free,
+// the first ones before all else.
+std::vector<Action> actions_of(const Pipeline& pipeline, int section);
+
+// The receives and sends of the section that must have ended before it does this: what brings the item's
+// input to its forward pass, or the gradient of its output to its backward pass; and what takes away what is
+// in the buffer that the action fills.
+std::vector<Action> awaited_by(const Pipeline& pipeline, int section, const Action& action);
+
+// How many buffers a section has of a kind; item i uses number i modulo that.
+struct PipelineBuffers {
+  std::size_t items = 1;    // for inputs and activations
+  std::size_t outputs = 0;  // for what goes to the next section
+  std::size_t borders = 1;  // for gradients of outputs, which become those of inputs
+};
+PipelineBuffers buffers_of(const Pipeline& pipeline, int section);
+
+// Seconds of an item in a section, and of its message to a neighbour.
+struct SectionSeconds {
+  double forward = 0, backward = 0, message = 0;
+};
+struct PipelineTime {
+  double step = 0;
+  std::vector<double> busy;       // by section: the seconds that it computes
+  std::vector<std::size_t> held;  // by section: the most items between their forward and backward pass
+};
+
+// Goes through what all sections do, and finds how long it takes. Throws Error(kInternal) where none can go
+// on, with what each waits for; and where an action is missing, does not ascend, or has no buffer.
+// REQUIRES: `seconds` has an entry for each section.
+PipelineTime simulate(const Pipeline& pipeline, std::span<const SectionSeconds> seconds);
+// The same for given lists, one for each section.
+PipelineTime simulate(const Pipeline& pipeline, std::span<const std::vector<Action>> lists,
+                      std::span<const SectionSeconds> seconds);
+
+}  // namespace sluice::engine
