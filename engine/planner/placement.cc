@@ -101,9 +101,15 @@ void Placement::find_positions() {
     const Access& access = profile_.schedule[i];
     Positions& at = units_[access.unit].at;
     at.last = i;
-    at.writes += access.gradient_use >= 0 ? 1 : 0;
     at.last_writes.resize(std::max(at.last_writes.size(), static_cast<std::size_t>(access.gradient_use + 1)));
     if (access.gradient_use >= 0) at.last_writes[static_cast<std::size_t>(access.gradient_use)] = i;
+    at.writes.resize(static_cast<std::size_t>(uses_[access.unit]));
+    at.additions.resize(at.writes.size());
+    for (std::size_t use = 0; use < at.writes.size(); ++use) {
+      const bool writes = static_cast<int>(use) == access.gradient_use;
+      at.writes[use] += writes ? 1 : 0;
+      at.additions[use] += access.final && !writes ? 1 : 0;
+    }
     if (access.parameters) at.parameters.push_back(i);
     if (access.gradient_use >= 0 || access.final) at.gradient.push_back(i);
   }
@@ -123,7 +129,7 @@ std::size_t Placement::gradient_bytes(UnitId unit) const {
 
 bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
   if (!updated(unit) || (waits(unit) && !partitions_gradient(unit, groups))) return updated(unit);
-  return groups > 1 || units_[unit].at.writes > 1;
+  return groups > 1 || units_[unit].at.gradient.size() > 1;
 }
 
 bool Placement::partitions_parameters(UnitId unit) const {
@@ -133,7 +139,7 @@ bool Placement::partitions_parameters(UnitId unit) const {
 // A gradient that others are added to is kept whole, where it is, until its update; in any order each may be.
 bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
   return stages_[unit] >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&
-         !is_packed(parameter_bytes(unit)) && groups == 1 && units_[unit].at.writes <= 1;
+         !is_packed(parameter_bytes(unit)) && groups == 1 && units_[unit].at.gradient.size() <= 1;
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
@@ -148,12 +154,15 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
-// Gradients are kept between groups, and those of other uses also until the unit's last access in a group.
+// A use of a gradient is kept from one access that writes it to the next, and to the one that adds all uses.
 Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t groups) const {
   if (!updated(unit)) return {};
   const UnitCosts& own = units_[unit];
-  const std::uint64_t once = (groups - 1) * own.last_use_bytes + (2 * groups - 1) * own.other_use_bytes;
-  const std::uint64_t kept = once * buffers_[unit];
+  std::uint64_t kept = 0;
+  for (std::size_t use = 0; use < own.use_bytes.size(); ++use) {
+    const std::size_t accesses = groups * own.at.writes[use] + own.at.additions[use];
+    kept += (std::max<std::size_t>(accesses, 1) - 1) * own.use_bytes[use] * buffers_[unit];
+  }
   return {kept, kept};
 }
 
@@ -203,7 +212,7 @@ void Placement::measure(UnitId unit) {
     parameters.own = packed_exposed_bytes(std::exchange(parameters.shared, 0));
   for (int use = 0; use < uses_[unit]; ++use) {
     const std::size_t bytes = use_elements(layout_, unit, use) * sizeof(float);
-    (use + 1 == uses_[unit] ? own.last_use_bytes : own.other_use_bytes) += bytes;
+    own.use_bytes.push_back(bytes);
     for (std::size_t buffer = 0; buffer < buffers_[unit]; ++buffer) take(gradient, bytes);
   }
   own.gradient_shard.disk =

@@ -143,8 +143,9 @@ class Placement {
     std::vector<std::size_t> parameters, gradient;
     std::size_t first = 0, last = 0;
     std::vector<std::size_t> last_writes;  // of its gradient, by use
-    std::size_t fetches = 0;               // how often one group fetches its parameters
-    std::size_t writes = 0;                // how many accesses write its gradient
+    // By use: how many accesses of a group write it, and how many that end a step only add it to others.
+    std::vector<std::size_t> writes, additions;
+    std::size_t fetches = 0;  // how often one group fetches its parameters
   };
   // The seconds that each unit takes at a machine's rates.
   struct Times {
@@ -226,8 +227,8 @@ class Placement {
     std::array<Sizes, kParts> sizes;
     Sizes gradient_shard, parameter_shard;  // on disk
     Traffic state_traffic, shard_traffic;
-    std::uint64_t elements_read = 0;                        // of the gradient, by all rounds of its update
-    std::uint64_t last_use_bytes = 0, other_use_bytes = 0;  // bytes of its gradient buffers
+    std::uint64_t elements_read = 0;       // of the gradient, by all rounds of its update
+    std::vector<std::uint64_t> use_bytes;  // of its gradient buffers, by use
     Positions at;
   };
   void find_routes(const optim::Optimizer& optimizer);

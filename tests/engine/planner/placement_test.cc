@@ -344,7 +344,8 @@ Simulated simulate(const Profile& profile, const Layout& layout, UnitId unit, st
         moved.parameters_read += layout.unit_bytes(unit);
       const int uses = layout.units()[unit].parameters.front().uses;
       for (int use = 0; access.unit == unit && use < uses; ++use) {
-        if (use != access.gradient_use && !access.final) continue;
+        const bool is_final = access.final && group + 1 == groups;
+        if (use != access.gradient_use && !is_final) continue;
         const std::uint64_t bytes = use_elements(layout, unit, use) * 4;
         if (has_sum[use]) {  // it was written, and is read to be added to
           moved.kept_written += bytes;
