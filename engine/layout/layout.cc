@@ -78,9 +78,15 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
       fail_for_span(before->parameters.front(), "ends early, and no other span follows");
     first_parameter_.push_back(static_cast<ParameterId>(locations_.size()));
     std::size_t offset = 0;
+    const std::size_t next = logical_.empty() ? 0 : logical_.back() + (continues ? 0 : 1);
+    std::size_t index = units_[unit].index.value_or(next);
+    if (index < next)
+      fail(ErrorCode::kInvalidArgument,
+           "unit '{}' begins with parameter {} of the model, and the units before it have {} of them",
+           units_[unit].name, index, next);
     for (const ParameterSpec& parameter : units_[unit].parameters) {
       check(parameter);
-      logical_.push_back(logical_.empty() ? 0 : logical_.back() + (parameter.continues() ? 0 : 1));
+      logical_.push_back(index++);
       if (!parameter.continues() && !names.insert(parameter.name).second)
         fail(ErrorCode::kInvalidArgument, "two parameters are named '{}'", parameter.name);
       locations_.push_back({unit, offset, parameter.elements()});

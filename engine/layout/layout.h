@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,9 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
   bool trainable = true;      // a frozen unit has no gradient, no master and no optimizer state
   Dtype dtype = Dtype::kF32;  // of all its parameters
+  // The index in the model of its first parameter, where the layout is of some units of a model. Nothing: it
+  // follows the unit before. See Layout::logical_index().
+  std::optional<std::size_t> index = {};
 };
 
 // In elements: parameters begin at multiples in their unit, and units are padded to multiples, which are
@@ -61,7 +65,7 @@ class Layout {
     std::size_t elements;
   };
   // Throws Error(kInvalidArgument) for a unit without parameters, a dimension of 0, a name that is used
-  // twice, or spans that do not make up their parameter.
+  // twice, an index that does not ascend, or spans that do not make up their parameter.
   explicit Layout(std::vector<UnitSpec> units);
 
   const std::vector<UnitSpec>& units() const { return units_; }
@@ -76,7 +80,8 @@ class Layout {
   UnitRange siblings(UnitId unit) const { return siblings_[unit]; }
   // The first span of the parameter, under which what is kept once for all spans is found.
   ParameterId first_span(ParameterId parameter) const;
-  // The index of the parameter in the model, where a parameter that spans units counts once.
+  // The index of the parameter in the model, where a parameter that spans units counts once. It is what
+  // random numbers are keyed by, so that a part of a model has those of the whole.
   std::size_t logical_index(ParameterId parameter) const { return logical_[parameter]; }
   ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }
   ParameterId end_parameter(UnitId unit) const { return first_parameter_[unit + 1]; }

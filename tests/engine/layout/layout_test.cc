@@ -89,6 +89,22 @@ TEST(Layout, SpansOfAParameterAreSiblingsAndOneLogicalParameter) {
   EXPECT_EQ(elements, 2500u * 1024);
 }
 
+TEST(Layout, OfSomeUnitsOfAModelHasItsParametersNumbers) {
+  std::vector<UnitSpec> units = {unit("table", {{"a", {5}}, {"b", {5}}}),
+                                 unit("seventh", {{"c", {5}}, {"d", {5}}}), unit("after", {{"e", {5}}})};
+  units[1].index = 7;
+  for (UnitSpec& span : spans("spanned")) units.push_back(std::move(span));
+  units[3].index = 12;
+  const Layout layout(units);
+  const std::vector<std::size_t> logical = {0, 1, 7, 8, 9, 12, 12, 12};
+  ASSERT_EQ(layout.parameters(), logical.size());
+  for (ParameterId p = 0; p < logical.size(); ++p) EXPECT_EQ(layout.logical_index(p), logical[p]);
+  units[1].index = 1;
+  expect_error(ErrorCode::kInvalidArgument,
+               {"'seventh' begins with parameter 1 of the model", "the units before it have 2 of them"},
+               [&] { Layout{units}; });
+}
+
 TEST(Layout, AUseHasTheParametersThatAreUsedSoOften) {
   UnitSpec tied = unit("tied", {{"once", {1000}}, {"twice", {5000}}});
   tied.parameters[1].uses = 2;
