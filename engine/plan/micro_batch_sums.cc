@@ -1,6 +1,7 @@
 #include "engine/plan/micro_batch_sums.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/pairwise.h"
 
@@ -39,11 +40,13 @@ std::size_t MicroBatchSums::kept(std::size_t group, bool to_the_end) const {
 
 std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBatchSums& sums,
                                           std::size_t group) {
-  std::vector<std::size_t> writes(profile.units.size());
-  for (const Access& access : profile.schedule) writes[access.unit] += access.gradient_use >= 0 ? 1 : 0;
+  std::vector<std::set<int>> uses(profile.units.size());
+  for (const Access& access : profile.schedule)
+    if (access.gradient_use >= 0 || access.final) uses[access.unit].insert(access.gradient_use);
   std::vector<std::size_t> buffers;
-  // In any order gradients are used after the last access.
-  for (const std::size_t count : writes) buffers.push_back(sums.kept(group, count > 1 || profile.any_order));
+  // A use is kept until others are complete. In any order gradients are used after the last access.
+  for (const std::set<int>& of_unit : uses)
+    buffers.push_back(sums.kept(group, of_unit.size() > 1 || profile.any_order));
   return buffers;
 }
 

@@ -55,6 +55,48 @@ Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units) {
   return profile;
 }
 
+std::size_t Profile::repeats(std::size_t group) const {
+  return whole_step ? 1 : divide_up(micro_batches, group);
+}
+
+Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int section, std::size_t group) {
+  if (pipeline.items > kMostItems)
+    fail(ErrorCode::kInvalidArgument,
+         "{} micro-batches pass through a pipeline in {} groups; at most {} groups are possible, so let more "
+         "of them pass together",
+         of_section.micro_batches, pipeline.items, kMostItems);
+  ensure(pipeline.items == divide_up(of_section.micro_batches, group),
+         "{} micro-batches are no {} groups of {}", of_section.micro_batches, pipeline.items, group);
+  const std::vector<Access>& once = of_section.schedule;
+  const auto backward = static_cast<std::size_t>(
+      std::ranges::find_if(once, [](const Access& a) { return a.gradient_use >= 0 || a.final; }) -
+      once.begin());
+  // As in a step that repeats the schedule, a unit is computed forward at its first access, and backward at
+  // its last one.
+  std::vector<std::size_t> first(of_section.units.size(), once.size()), last(of_section.units.size());
+  for (std::size_t i = 0; i < once.size(); ++i) {
+    first[once[i].unit] = std::min(first[once[i].unit], i);
+    last[once[i].unit] = i;
+  }
+  const PipelineBuffers buffers = buffers_of(pipeline, section);
+  Profile profile = of_section;
+  profile.schedule.clear();
+  WholeStep& step = profile.whole_step.emplace();
+  step.group = group;
+  step.held = buffers.items;
+  step.borders = buffers.outputs + buffers.borders;
+  for (const Action& action : actions_of(pipeline, section)) {
+    const bool is_forward = action.kind == Action::Kind::kForward;
+    if (!is_forward && action.kind != Action::Kind::kBackward) continue;
+    for (std::size_t i = is_forward ? 0 : backward; i < (is_forward ? backward : once.size()); ++i) {
+      profile.schedule.push_back(once[i]);
+      profile.schedule.back().final = once[i].final && action.item + 1 == pipeline.items;
+      step.parts.push_back({action.item, i == first[once[i].unit], i == last[once[i].unit]});
+    }
+  }
+  return profile;
+}
+
 void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {
   if (optimizer.keeps_master()) return;
   bool any_narrow = false;

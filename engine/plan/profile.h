@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/layout/layout.h"
+#include "engine/plan/pipeline.h"
 #include "kernels/matrix.h"
 #include "optim/optimizer.h"
 
@@ -43,12 +44,25 @@ struct UnitProfile {
   std::vector<ActivationChoice> choices;  // from all kept ("none") to nothing kept ("full"); never empty
 };
 
+// Where a schedule is of a whole step, whose groups of micro-batches overlap: one that in_pipeline() made.
+struct WholeStep {
+  std::size_t group = 1;    // micro-batches that pass through a unit together: an item
+  std::size_t held = 1;     // items whose inputs and activations are there at once
+  std::size_t borders = 1;  // items of which something that goes from unit to unit is there, beside that
+  struct Part {
+    std::size_t item = 0;                    // that the access is for
+    bool forward = false, backward = false;  // what of the unit is computed meanwhile
+  };
+  std::vector<Part> parts;  // by access
+};
+
 // What the planner must know of a model: sizes only, found without allocating anything.
 struct Profile {
   std::vector<UnitSpec> units;
   std::vector<UnitProfile> unit_profiles;
   std::vector<kernels::Product> products;  // shapes and types, each once
   std::vector<Access> schedule;            // of one group of micro-batches; a step repeats it
+  std::optional<WholeStep> whole_step;     // there: the schedule is not repeated
   bool any_order = false;                 // the schedule is a guess until one is recorded; see AnyOrderEngine
   std::size_t held_units = 1;             // with any_order: the most units that are held at once
   std::size_t micro_batches = 1;          // in one step, of each rank
@@ -58,7 +72,17 @@ struct Profile {
   std::size_t workspace_bytes = 0;        // needed with any choice, beside the choice's own
   std::size_t hidden_bytes = 0;           // memory that libraries allocate beyond operands
   bool native_products = true;            // false: operands are widened to f32 for each product
+
+  // How often a step repeats the schedule, where so many micro-batches pass through a unit together.
+  std::size_t repeats(std::size_t group) const;
 };
+
+// The profile of a section of a pipeline, of whose units `of_section` is the profile: its schedule is that of
+// one group of micro-batches, first all forward passes, then all that write gradients. Throws
+// Error(kInvalidArgument) for a step of more than kMostItems items. REQUIRES: the pipeline's items are as
+// many as groups of so many micro-batches.
+inline constexpr std::size_t kMostItems = 4096;
+Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int section, std::size_t group);
 
 // The profile for a client that acquires units in an order of its own, at most `held_units` at once. The plan
 // counts as if each unit were used once forward, in order, and once backward, in the opposite order. A frozen

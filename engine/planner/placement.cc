@@ -57,7 +57,9 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
   for (int round = 0; round < optimizer.rounds(); ++round)
     round_reads_values_.push_back(optimizer.reads_values(round));
   find_positions();
-  buffers_ = gradient_buffers(profile, sums_, request.group.value_or(profile.micro_batches));
+  buffers_ = gradient_buffers(
+      profile, sums_,
+      profile.whole_step ? profile.whole_step->group : request.group.value_or(profile.micro_batches));
   check_masters(profile.units, optimizer);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
@@ -252,8 +254,7 @@ std::uint64_t Placement::read_apart(const std::vector<UnitPlan>& units, std::siz
   std::uint64_t bytes = 0;
   for (UnitId unit = 0; unit < units.size(); ++unit)
     if (units[unit].shard_on_disk)
-      bytes += static_cast<std::uint64_t>(ranks_.size - 1) *
-               fetched_of_shard(unit, divide_up(profile_.micro_batches, group));
+      bytes += static_cast<std::uint64_t>(ranks_.size - 1) * fetched_of_shard(unit, profile_.repeats(group));
   return bytes;
 }
 
@@ -326,11 +327,13 @@ bool Placement::needs_scratch() const {
 }
 
 std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
-  std::size_t bytes = profile_.border_gradient_bytes;
+  const std::size_t held = profile_.whole_step ? profile_.whole_step->held : 1;
+  const std::size_t borders = profile_.whole_step ? profile_.whole_step->borders : 1;
+  std::size_t bytes = 0;
   for (UnitId unit = 0; unit < units.size(); ++unit)
     bytes += profile_.unit_profiles[unit].input_bytes +
              profile_.unit_profiles[unit].choices[units[unit].choice].kept_bytes;
-  return bytes * group;
+  return (held * bytes + borders * profile_.border_gradient_bytes) * group;
 }
 
 std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const {

@@ -138,7 +138,7 @@ class Placement {
   bool sums_go_on() const {
     return ranks_.size > 1 && (profile_.any_order ? !clip_ : sums_.height(profile_.micro_batches) == 1);
   }
-  // The accesses to a unit in the schedule of one group.
+  // The accesses to a unit in the schedule.
   struct Positions {
     std::vector<std::size_t> parameters, gradient;
     std::size_t first = 0, last = 0;
@@ -214,7 +214,7 @@ class Placement {
     return !plan.resident(Part::kState) || (plan.shard_on_disk && updated(unit)) ||
            (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
-  void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
+  void add_computing(const std::vector<UnitPlan>& units, std::size_t group, const std::vector<Times>& times,
                      std::size_t all_micro_batches, std::vector<Visit>& visits) const;
   // Calls body(parameter, StateFormat::update_bytes()) for each parameter that is updated.
   template <class Body>

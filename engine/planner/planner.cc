@@ -51,7 +51,7 @@ class Planner {
     std::optional<Plan> best;
     std::vector<std::optional<Plan>> last(needs_.size());  // by look-ahead
     for (const std::size_t group : group_sizes()) {
-      const Start start(*this, divide_up(in_.profile.micro_batches, group));
+      const Start start(*this, in_.profile.repeats(group));
       for (const Shape& shape : shapes(group)) {
         if (best && computing(shape.level) > (1 + kSame + kRounding) * best->time.step) continue;
         for (const bool parameters_first : {false, true}) {
@@ -75,7 +75,7 @@ class Planner {
   Least least() const {
     const Shape shape{*in_.request.group, levels_.back(), lookaheads().back(), needs_.size() - 1,
                       kLeastStagingSlots};
-    const std::size_t groups = divide_up(in_.profile.micro_batches, shape.group);
+    const std::size_t groups = in_.profile.repeats(shape.group);
     return {describe(shape, {*this, groups, true}), describe(shape, {*this, groups, false})};
   }
 
@@ -339,7 +339,7 @@ class Planner {
       plan.step_bytes_written = last->step_bytes_written;
       return;
     }
-    const std::size_t groups = divide_up(in_.profile.micro_batches, plan.group);
+    const std::size_t groups = in_.profile.repeats(plan.group);
     const std::size_t beyond = groups - std::min(groups, kWalkedGroups);
     std::optional<Plan> shorter;
     if (beyond > 0) predict_step(shorter.emplace(plan), lookahead, beyond + kLastGroups);

@@ -117,7 +117,7 @@ class StagesOfUnits {
     PlanRequest at = in_.request;
     at.stage = stage;
     const Placement placement(in_.profile, in_.optimizer, at);
-    const std::size_t groups = divide_up(in_.profile.micro_batches, best_->group);
+    const std::size_t groups = in_.profile.repeats(best_->group);
     std::vector<std::uint64_t> received;
     for (UnitId unit = 0; unit < in_.profile.units.size(); ++unit) {
       UnitPlan plan;
@@ -188,6 +188,15 @@ class StagesOfUnits {
   double fastest_ = 0;  // of all that were tried
 };
 
+// The schedule of a whole step is of one group.
+std::size_t group_of_step(const WholeStep& step, const PlanRequest& request) {
+  if (request.group && *request.group != step.group)
+    fail(ErrorCode::kInvalidArgument,
+         "a group of {} micro-batches is asked for, and the step has groups of {}", *request.group,
+         step.group);
+  return step.group;
+}
+
 }  // namespace
 
 // The engine for any order takes one stage for all units. Where it is not known what sending costs, none
@@ -208,6 +217,7 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
   if (budget.device > 0) return make_device_plan({profile, optimizer, budget, request, rates});
   PlanRequest at = request;
   if (request.ranks.size == 1) at.stage = 0;
+  if (profile.whole_step) at.group = group_of_step(*profile.whole_step, request);
   const PlanInputs in{profile, optimizer, budget, at, rates};
   const bool is_given = at.stage || !at.stages.empty();
   std::optional<Plan> plan;

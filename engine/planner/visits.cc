@@ -48,28 +48,33 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
   return all;
 }
 
-// Forward is computed at a unit's first access, backward at its last, where its gradient is made final.
-void Placement::add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
-                              std::size_t all_micro_batches, std::vector<Visit>& visits) const {
-  const ActivationChoice& choice = profile_.unit_profiles[unit].choices[plan.choice];
-  const Positions& own = units_[unit].at;
-  const std::size_t length = profile_.schedule.size(), groups = visits.size() / length;
-  for (std::size_t g = 0; g < groups; ++g) {
-    const std::size_t micro_batches = std::min(group, all_micro_batches - g * group);
-    Visit &first = visits[g * length + own.first], &last = visits[g * length + own.last];
-    first.compute += static_cast<double>(micro_batches) * times.forward;
-    last.compute += static_cast<double>(micro_batches) * times.backward[plan.choice];
-    first.steps = last.steps = 1;
-    if (own.first != own.last) first.steps = std::max<std::size_t>(1, micro_batches * choice.forward_steps);
-    last.steps = std::max<std::size_t>(1, micro_batches * choice.backward_steps);
+// Forward is computed at a unit's first access, backward at its last; in a whole step, where that says so.
+void Placement::add_computing(const std::vector<UnitPlan>& units, std::size_t group,
+                              const std::vector<Times>& times, std::size_t all_micro_batches,
+                              std::vector<Visit>& visits) const {
+  const std::size_t length = profile_.schedule.size();
+  for (std::size_t i = 0; i < visits.size(); ++i) {
+    const UnitId unit = profile_.schedule[i % length].unit;
+    const Positions& own = units_[unit].at;
+    const WholeStep::Part part =
+        profile_.whole_step ? profile_.whole_step->parts[i]
+                            : WholeStep::Part{i / length, i % length == own.first, i % length == own.last};
+    if (!part.forward && !part.backward) continue;
+    const ActivationChoice& choice = profile_.unit_profiles[unit].choices[units[unit].choice];
+    const std::size_t micro_batches = std::min(group, all_micro_batches - part.item * group);
+    if (part.forward) visits[i].compute += static_cast<double>(micro_batches) * times[unit].forward;
+    if (part.backward)
+      visits[i].compute += static_cast<double>(micro_batches) * times[unit].backward[units[unit].choice];
+    visits[i].steps = std::max<std::size_t>(
+        1, micro_batches * (part.backward ? choice.backward_steps : choice.forward_steps));
   }
-  if (updated(unit)) visits[(groups - 1) * length + own.last].compute += times.final;
 }
 
 // An update that waits for all gradients comes before its unit's first access, another after its last.
 std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::size_t group,
                                      const std::vector<Times>& times, std::size_t micro_batches) const {
-  const std::size_t length = profile_.schedule.size(), groups = divide_up(micro_batches, group);
+  const std::size_t length = profile_.schedule.size();
+  const std::size_t groups = profile_.whole_step ? 1 : divide_up(micro_batches, group);
   std::vector<Visit> visits(groups * length);
   for (std::size_t i = 0; i < visits.size(); ++i) {
     const Access& access = profile_.schedule[i % length];
@@ -78,10 +83,11 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     visits[i].frames = (access.parameters && !plan.resident(Part::kParameters)) ||
                        (!plan.resident(Part::kGradient) && (access.gradient_use >= 0 || access.final));
   }
+  add_computing(units, group, times, micro_batches, visits);
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     const Positions& own = units_[unit].at;
     const UnitPlan& plan = units[unit];
-    add_computing(unit, plan, group, times[unit], micro_batches, visits);
+    if (updated(unit)) visits[(groups - 1) * length + own.last].compute += times[unit].final;
     Visit &final = visits[(groups - 1) * length + own.last],
           &updated_at = waits(unit) ? visits[own.first] : final;
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;

@@ -25,7 +25,7 @@ ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const
       order_(sums_.order()),
       touched_(layout(), profile, plan.ranks),
       finished_(profile.units.size()) {
-  const std::size_t groups = divide_up(profile.micro_batches, plan.group);
+  const std::size_t groups = profile.repeats(plan.group);
   for (std::size_t group = 0; group < groups; ++group)
     for (Access access : profile.schedule) {
       access.final = access.final && group + 1 == groups;

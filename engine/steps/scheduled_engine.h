@@ -23,9 +23,9 @@ struct GradientTarget {
 
 // An engine whose client follows the schedule of the profile, and writes gradients where it is told to. A
 // step is begin_step(); then, for each group of micro-batches, the accesses of the schedule, each acquire()
-// ... release(); then step(). The update of a unit follows its final gradient at once, or, with clipping, is
-// due at the unit's next acquire; see "One step" in docs/architecture.md. Values are loaded and saved between
-// steps.
+// ... release(), or those of a whole step at once; then step(). The update of a unit follows its final
+// gradient at once, or, with clipping, is due at the unit's next acquire; see "One step" in
+// docs/architecture.md. Values are loaded and saved between steps.
 class ScheduledEngine final : public Engine {
  public:
   // Takes all memory and disk space of the plan, as Engine() says.

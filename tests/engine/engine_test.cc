@@ -9,6 +9,7 @@
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
+#include "thrown.h"
 
 namespace sluice::engine {
 namespace engine_test {
@@ -24,6 +25,8 @@ struct Options {
   unsigned disk_delay = 0;  // microseconds by which each transfer ends late, on another thread
   optim::OptimizerSettings optimizer = {};
   double clip_norm = 5, clip_value = 0;
+  int section = -1;  // of `pipeline`, in whose order the whole model is trained; -1: one group after another
+  Pipeline pipeline = {};
 };
 
 struct Trained {
@@ -55,7 +58,11 @@ StepSettings settings_of(const Options& setup, int step) {
 Trained train(const Options& setup, int steps = 4) {
   const auto made = optim::make_optimizer(setup.optimizer);
   const optim::Optimizer& optimizer = *made;
-  const Profile profile = toy::profile(setup.micro_batches, setup.types, setup.blocks);
+  Profile profile = toy::profile(setup.micro_batches, setup.types, setup.blocks);
+  profile.schedule[setup.blocks + 2].joined = true;  // the trainer holds the head beside the final unit
+  if (setup.section >= 0)
+    profile = in_pipeline(profile, setup.pipeline, setup.section,
+                          divide_up(setup.micro_batches, setup.pipeline.items));
   Trained result;
   result.plan = make_plan(profile, optimizer, {setup.memory, kGiB, 0}, setup.request, {});
   Threads threads(setup.threads);
@@ -275,6 +282,90 @@ TEST_P(Twins, BudgetsBetween) {
     }
     expect_same(base, other);
   }
+}
+
+struct SectionOf {
+  Pipeline pipeline;
+  int section;
+};
+
+// Items that overlap have the bits of groups that follow each other: gradients are added in the same order.
+TEST(PipelineTwins, HaveTheBitsOfGroupsThatFollowEachOther) {
+  for (const bool clip : {true, false})
+    for (const bool reproducible : {false, true}) {
+      Options setup = with(clip, {Dtype::kF32, Dtype::kBf16}, "memory", "memory", "memory");
+      setup.blocks = 1;
+      setup.micro_batches = 5;
+      setup.request.reproducible = reproducible;
+      const Trained base = train(setup, 2);
+      for (const char* place : {"memory", "disk"})
+        for (const auto& [pipeline, section] :
+             {SectionOf{{PipelineOrder::kGPipe, 3, 5}, 0}, SectionOf{{PipelineOrder::k1F1B, 3, 3}, 0},
+              SectionOf{{PipelineOrder::k1F1B, 3, 5}, 1}}) {
+          SCOPED_TRACE(fmt::format("{}, {} of {} items, section {}", place, name_of(pipeline.order),
+                                   pipeline.items, section));
+          Options other = setup;
+          other.request.places = toy::places(place);
+          other.pipeline = pipeline;
+          other.section = section;
+          other.lent = 1 << 20;
+          expect_same(base, train(other, 2));
+        }
+    }
+}
+
+// What is still there when it is needed again is not moved.
+TEST(PipelinePlan, MovesNoMoreThanIsPlannedAndNotMuchLess) {
+  for (const auto& [pipeline, section] :
+       {SectionOf{{PipelineOrder::kGPipe, 3, 4}, 0}, SectionOf{{PipelineOrder::k1F1B, 3, 4}, 0}}) {
+    SCOPED_TRACE(fmt::format("{} of section {}", name_of(pipeline.order), section));
+    Options setup = with(true, {Dtype::kF32}, "disk", "disk", "disk");
+    setup.micro_batches = 4;
+    setup.request.prefetch = 1;
+    setup.pipeline = pipeline;
+    setup.section = section;
+    const Trained one = train(setup, 1), two = train(setup, 2);
+    const auto expect_near = [](std::uint64_t moved, std::uint64_t planned) {
+      EXPECT_LE(moved, planned);
+      EXPECT_GT(static_cast<double>(moved), 0.7 * static_cast<double>(planned));
+    };
+    expect_near(two.traffic.bytes_read - one.traffic.bytes_read, two.plan.step_bytes_read);
+    expect_near(two.traffic.bytes_written - one.traffic.bytes_written, two.plan.step_bytes_written);
+  }
+}
+
+TEST(PipelinePlan, HoldsWhatTheOrderHolds) {
+  const auto optimizer = optim::make_optimizer({});
+  const Profile profile = toy::profile(8);
+  const auto activations = [&](PipelineOrder order, int section, std::size_t group) {
+    const Pipeline pipeline{order, 3, 8 / group};
+    PlanRequest request;
+    request.recompute = "none";
+    return make_plan(in_pipeline(profile, pipeline, section, group), *optimizer, {kGiB, 0, 0}, request, {})
+        .activation_bytes;
+  };
+  const std::size_t micro_batch = profile.units.size() * (4096 + 8192);
+  for (const std::size_t group : {1u, 2u}) {
+    for (int section = 0; section < 3; ++section) {
+      EXPECT_EQ(activations(PipelineOrder::k1F1B, section, group),
+                group * (3u - static_cast<unsigned>(section)) * micro_batch);
+      EXPECT_EQ(activations(PipelineOrder::kGPipe, section, group), 8 * micro_batch);
+    }
+  }
+}
+
+TEST(PipelinePlan, IsOfTheGroupOfItsItems) {
+  const auto optimizer = optim::make_optimizer({});
+  const Profile profile = in_pipeline(toy::profile(8), {PipelineOrder::k1F1B, 2, 3}, 0, 3);
+  EXPECT_EQ(make_plan(profile, *optimizer, {kGiB, 0, 0}, {}, {}).group, 3u);
+  PlanRequest request;
+  request.group = 4;
+  expect_error(ErrorCode::kInvalidArgument, {"a group of 4 micro-batches", "the step has groups of 3"}, [&] {
+    make_plan(profile, *optimizer, {kGiB, 0, 0}, request, {});
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"5000 micro-batches", "5000 groups; at most 4096"}, [&] {
+    in_pipeline(toy::profile(5000), {PipelineOrder::k1F1B, 2, 5000}, 0, 1);
+  });
 }
 
 // One of three steps has gradients that are not finite, or that the type cannot hold. It changes nothing, not

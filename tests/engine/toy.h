@@ -104,8 +104,11 @@ class Trainer {
     engine_.begin_step(settings);
     // Added up at the end, so that their sum has one order.
     std::vector<double> losses(profile_.micro_batches);
-    for (std::size_t first = 0; first < profile_.micro_batches; first += plan_.group)
-      group(first, std::min(plan_.group, profile_.micro_batches - first), losses);
+    for (std::size_t i = 0; i < profile_.repeats(plan_.group) * profile_.schedule.size(); ++i) {
+      const std::size_t item =
+          profile_.whole_step ? profile_.whole_step->parts[i].item : i / profile_.schedule.size();
+      access(profile_.schedule[i % profile_.schedule.size()], item * plan_.group, losses);
+    }
     if (before_step) before_step();
     const StepResult result = engine_.step();
     if (norm != nullptr) *norm = result.gradient_norm;
@@ -118,26 +121,23 @@ class Trainer {
   std::function<void()> before_step;    // called when all gradients are written
 
  private:
-  void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
-    const Access* waiting = nullptr;  // set while the tied unit is held and the head uses it
-    const bool last_group = first + count == profile_.micro_batches;
-    for (const Access& access : profile_.schedule) {
-      if (before_access) before_access();
-      claim(access);
-      engine_.acquire(access);
-      const Layout& layout = engine_.layout();
-      for (std::size_t m = first; m < first + count; ++m)
-        for (ParameterId p = layout.first_parameter(access.unit); p < layout.end_parameter(access.unit); ++p)
-          visit(access, p, m, losses[m]);
-      engine_.progress();
-      if (access.gradient_use == 0 && profile_.units[access.unit].name == "final") {
-        waiting = &access;
-        continue;
-      }
-      engine_.release(access);
-      if (waiting != nullptr) engine_.release(*std::exchange(waiting, nullptr));
-      if (last_group && access.final) engine_.lend(access.unit * area());
+  void access(const Access& access, std::size_t first, std::vector<double>& losses) {
+    const std::size_t end = std::min(first + plan_.group, profile_.micro_batches);
+    if (before_access) before_access();
+    claim(access);
+    engine_.acquire(access);
+    const Layout& layout = engine_.layout();
+    for (std::size_t m = first; m < end; ++m)
+      for (ParameterId p = layout.first_parameter(access.unit); p < layout.end_parameter(access.unit); ++p)
+        visit(access, p, m, losses[m]);
+    engine_.progress();
+    if (access.gradient_use == 0 && profile_.units[access.unit].name == "final") {
+      waiting_ = &access;
+      return;
     }
+    engine_.release(access);
+    if (waiting_ != nullptr) engine_.release(*std::exchange(waiting_, nullptr));
+    if (end == profile_.micro_batches && access.final) engine_.lend(access.unit * area());
   }
 
   std::size_t area() const { return activations_.size() / profile_.units.size(); }  // of a unit
@@ -181,6 +181,7 @@ class Trainer {
   const Plan& plan_;
   ScheduledEngine& engine_;
   std::span<std::byte> activations_;
+  const Access* waiting_ = nullptr;  // set while the tied unit is held and the head uses it
 };
 
 // `arrays` is how many the optimizer has.
