@@ -24,12 +24,14 @@ std::string pass_name(Pass::Kind kind) {
 
 std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
                              std::size_t group) {
-  std::size_t bytes = profile.border_gradient_bytes;
+  const std::size_t held = profile.whole_step ? profile.whole_step->held : 1;
+  const std::size_t borders = profile.whole_step ? profile.whole_step->borders : 1;
+  std::size_t bytes = 0;
   for (std::size_t unit = 0; unit < choices.size(); ++unit) {
     const engine::UnitProfile& of_unit = profile.unit_profiles[unit];
     bytes += of_unit.input_bytes + of_unit.choices[choices[unit]].kept_bytes;
   }
-  return group * bytes;
+  return group * (held * bytes + borders * profile.border_gradient_bytes);
 }
 
 std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices) {
@@ -41,32 +43,40 @@ std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std:
 }
 
 Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
-                   const Resources& resources)
+                   const Resources& resources, const Place& place)
     : model_(model),
       choices_(std::move(choices)),
       passes_(model.passes()),
       group_(group),
-      resources_(resources) {
+      resources_(resources),
+      place_(place),
+      buffers_(engine::buffers_of(place.pipeline, place.section)) {
+  ensure(model.has_embedding() == place.is_first() && model.has_head() == place.is_last(),
+         "section {} of {} is run with units that are not its own", place.section, place.pipeline.sections);
   kernels::ProductSurvey products(resources_.library);
   std::map<std::pair<const Graph*, std::vector<bool>>, std::shared_ptr<const UnitProgram>> compiled;
-  for (engine::UnitId unit = 0; unit < model_.units.size(); ++unit) {
+  const std::size_t held = buffers_.items * group_;
+  programs_.resize(model_.first());
+  layout_.units.resize(model_.first());
+  for (engine::UnitId unit = model_.first(); unit < model_.units.size(); ++unit) {
     const Graph& graph = model_.graph(unit);
     std::shared_ptr<const UnitProgram>& known = compiled[{&graph, choices_[unit].dropped}];
     if (!known) known = std::make_shared<UnitProgram>(compile(graph, choices_[unit], products));
     programs_.push_back(known);
     const UnitProgram& program = *known;
     workspace_bytes_ = std::max(workspace_bytes_, program.workspace_bytes());
-    ActivationLayout::Offsets place;
-    place.input_bytes = graph.input() ? graph.values()[*graph.input()].bytes() : 0;
-    place.kept_bytes = program.kept_bytes;
-    place.input = layout_.bytes;
-    place.kept = place.input + group_ * place.input_bytes;
-    layout_.bytes = place.kept + group_ * place.kept_bytes;
-    layout_.units.push_back(place);
+    ActivationLayout::Offsets own;
+    own.input_bytes = graph.input() ? graph.values()[*graph.input()].bytes() : 0;
+    own.kept_bytes = program.kept_bytes;
+    own.input = layout_.bytes;
+    own.kept = own.input + held * own.input_bytes;
+    layout_.bytes = own.kept + held * own.kept_bytes;
+    layout_.units.push_back(own);
   }
   layout_.border = layout_.bytes;
   layout_.border_bytes = layout_.units.back().input_bytes;
-  layout_.bytes += group_ * layout_.border_bytes;
+  layout_.output = layout_.border + buffers_.borders * group_ * layout_.border_bytes;
+  layout_.bytes = layout_.output + buffers_.outputs * group_ * layout_.border_bytes;
 }
 
 void Executor::set_memory(std::span<std::byte> activations, std::span<std::byte> workspace) {
@@ -77,17 +87,25 @@ void Executor::set_memory(std::span<std::byte> activations, std::span<std::byte>
   workspace_ = workspace;
 }
 
-Execution Executor::execution(engine::UnitId unit, std::size_t slot, const MicroBatch& micro_batch) {
+Execution Executor::execution(engine::UnitId unit, std::size_t item, std::size_t place,
+                              const MicroBatch& micro_batch) {
+  const std::size_t slot = item % buffers_.items * group_ + place;
   const auto input = [&](engine::UnitId of) {
     return activations_.data() + layout_.units[of].input + slot * layout_.units[of].input_bytes;
+  };
+  const auto border = [&](std::size_t first, std::size_t buffers) {
+    return activations_.data() + first + (item % buffers * group_ + place) * layout_.border_bytes;
   };
   Execution result{resources_.threads, resources_.library, resources_.source, model_.parameter_ids[unit]};
   const auto area = [&](Area which) -> std::byte*& { return result.areas[static_cast<std::size_t>(which)]; };
   area(Area::kInput) = input(unit);
-  if (unit < model_.head()) area(Area::kOutput) = input(unit + 1);
+  if (unit < model_.last())
+    area(Area::kOutput) = input(unit + 1);
+  else if (!place_.is_last())
+    area(Area::kOutput) = border(layout_.output, buffers_.outputs);
   area(Area::kKept) = activations_.data() + layout_.units[unit].kept + slot * layout_.units[unit].kept_bytes;
   area(Area::kWorkspace) = workspace_.data();
-  area(Area::kBorder) = activations_.data() + layout_.border + slot * layout_.border_bytes;
+  area(Area::kBorder) = border(layout_.border, buffers_.borders);
   result.tokens = micro_batch.tokens;
   result.targets = micro_batch.targets;
   result.first_sample = micro_batch.first_sample;
@@ -104,34 +122,75 @@ void Executor::run(engine::UnitId unit, const Program& program, Execution& execu
   });
 }
 
-// Takes back what the pass writes: in forward what it keeps and the next unit's input, from the head on all.
+// Takes back what the pass writes: in forward what it keeps and the next unit's input, from the last one on
+// all.
 void Executor::claim_activations(const Pass& pass) const {
-  if (pass.kind == Pass::Kind::kBackward) return;
-  const bool forward = pass.kind == Pass::Kind::kForward && pass.unit < model_.head();
-  resources_.source.take_activations_back(forward ? layout_.units[pass.unit + 1].kept : layout_.border);
+  if (pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kAdd) return;
+  const bool more = pass.kind == Pass::Kind::kForward && pass.unit < model_.last();
+  resources_.source.take_activations_back(more ? layout_.units[pass.unit + 1].kept : layout_.border);
 }
 
-void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first,
-                        const Key& key, const Between& between, std::vector<double>& losses) {
+void Executor::run_pass(const Pass& pass, std::size_t item, Step& step) {
+  const std::size_t first = item * group_;
+  const auto group = step.micro_batches.subspan(first, std::min(group_, step.micro_batches.size() - first));
   claim_activations(pass);
   for (const engine::Access& access : pass.accesses) resources_.source.acquire(access);
-  {
+  if (pass.kind != Pass::Kind::kAdd) {
     const TraceScope scope(resources_.trace, Trace::Lane::kCompute,
                            pass_name(pass.kind) + model_.units[pass.unit].name);
-    for (std::size_t slot = 0; slot < group.size(); ++slot) {
-      Execution one = execution(pass.unit, slot, group[slot]);
-      one.micro_batch = first + slot;
-      one.seed = key.seed;
-      one.step = key.step;
-      one.gradient_scale = key.gradient_scale;
+    for (std::size_t place = 0; place < group.size(); ++place) {
+      Execution one = execution(pass.unit, item, place, group[place]);
+      one.micro_batch = first + place;
+      one.seed = step.key.seed;
+      one.step = step.key.step;
+      one.gradient_scale = step.key.gradient_scale;
       const UnitProgram& programs = *programs_[pass.unit];
-      run(pass.unit, pass.kind == Pass::Kind::kForward ? programs.forward : programs.backward, one, between);
-      losses[one.micro_batch] += one.loss;
+      run(pass.unit, pass.kind == Pass::Kind::kForward ? programs.forward : programs.backward, one,
+          step.between);
+      step.losses[one.micro_batch] += one.loss;
     }
   }
   for (const engine::Access& access : pass.accesses) resources_.source.release(access);
-  const bool ended = pass.kind != Pass::Kind::kForward && first + group.size() == key.micro_batches;
-  if (ended) resources_.source.lend_activations(layout_.units[pass.unit].input);
+  const bool ended = pass.kind != Pass::Kind::kForward && item + 1 == step.items;
+  if (ended && pass.kind != Pass::Kind::kAdd)
+    resources_.source.lend_activations(layout_.units[pass.unit].input);
+}
+
+std::span<std::byte> Executor::message(const engine::Action& action, std::size_t micro_batches) const {
+  using Kind = engine::Action::Kind;
+  const auto of = [&](std::size_t first, std::size_t buffers) {
+    return activations_.subspan(first + action.item % buffers * group_ * layout_.border_bytes,
+                                micro_batches * layout_.border_bytes);
+  };
+  if (action.kind == Kind::kReceiveInput) return of(layout_.units[model_.first()].input, buffers_.items);
+  if (action.kind == Kind::kSendOutput) return of(layout_.output, buffers_.outputs);
+  return of(layout_.border, buffers_.borders);
+}
+
+void Executor::begin(const engine::Action& action, std::size_t micro_batches,
+                     std::vector<engine::Action>& under_way) {
+  if (action.kind == engine::Action::Kind::kReceiveInput)
+    resources_.source.take_activations_back(layout_.units[model_.first()].kept);
+  place_.neighbours->begin(action, message(action, micro_batches));
+  under_way.push_back(action);
+}
+
+void Executor::await(const engine::Action& action, std::vector<engine::Action>& under_way) {
+  place_.neighbours->await(action);
+  std::erase(under_way, action);
+}
+
+void Executor::act(const engine::Action& action, const engine::Pipeline& pipeline, Step& step) {
+  using Kind = engine::Action::Kind;
+  for (const engine::Action& awaited : engine::awaited_by(pipeline, place_.section, action))
+    await(awaited, step.under_way);
+  if (action.kind != Kind::kForward && action.kind != Kind::kBackward) {
+    const std::size_t first = action.item * group_;
+    return begin(action, std::min(group_, step.micro_batches.size() - first), step.under_way);
+  }
+  for (const Pass& pass : passes_)
+    if ((pass.kind == Pass::Kind::kForward) == (action.kind == Kind::kForward))
+      run_pass(pass, action.item, step);
 }
 
 std::uint64_t counted_targets(std::span<const MicroBatch> micro_batches) {
@@ -150,23 +209,36 @@ std::vector<double> Executor::train_step(std::span<const MicroBatch> micro_batch
   if (step.targets == 0)
     fail(ErrorCode::kInvalidArgument, "no target of this step counts: there is nothing to learn from");
   const auto targets = static_cast<double>(step.targets);
-  const Key key{step.seed, step.number, static_cast<float>(step.loss_scale / targets), micro_batches.size()};
-  std::vector<double> losses(micro_batches.size());
-  for (std::size_t first = 0; first < micro_batches.size(); first += group_) {
-    const auto group = micro_batches.subspan(first, std::min(group_, micro_batches.size() - first));
-    for (const Pass& pass : passes_) run_pass(pass, group, first, key, between, losses);
-  }
-  return losses;
+  engine::Pipeline pipeline = place_.pipeline;
+  pipeline.items = divide_up(micro_batches.size(), group_);
+  ensure(pipeline.sections == 1 || pipeline.items == place_.pipeline.items,
+         "a step of {} items is run in a pipeline of {}", pipeline.items, place_.pipeline.items);
+  Step own{micro_batches,
+           {step.seed, step.number, static_cast<float>(step.loss_scale / targets)},
+           between,
+           std::vector<double>(micro_batches.size()),
+           {},
+           pipeline.items};
+  for (const engine::Action& action : engine::actions_of(pipeline, place_.section))
+    act(action, pipeline, own);
+  while (!own.under_way.empty()) await(engine::Action(own.under_way.front()), own.under_way);
+  return std::move(own.losses);
 }
 
 double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
                              const Text& text) {
   double loss = 0;
   resources_.source.take_activations_back(activations_.size());  // another shape has another layout
+  std::vector<engine::Action> under_way;
+  const auto pass_on = [&](engine::Action::Kind kind) {
+    begin({kind, 0}, 1, under_way);
+    await({kind, 0}, under_way);
+  };
+  if (!place_.is_first()) pass_on(engine::Action::Kind::kReceiveInput);
   for (const Pass& pass : passes_) {
-    if (pass.kind == Pass::Kind::kBackward) break;
+    if (pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kAdd) break;
     for (const engine::Access& access : pass.accesses) resources_.source.acquire_for_reading(access.unit);
-    Execution one = execution(pass.unit, 0, micro_batch);
+    Execution one = execution(pass.unit, 0, 0, micro_batch);
     one.training = false;
     one.logits = logits;
     one.logits_row = logits_row;
@@ -176,6 +248,7 @@ double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> log
     loss += one.loss;
     for (const engine::Access& access : pass.accesses) resources_.source.release_from_reading(access.unit);
   }
+  if (!place_.is_last()) pass_on(engine::Action::Kind::kSendOutput);
   return loss;
 }
 

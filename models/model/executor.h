@@ -7,17 +7,20 @@
 #include "core/trace.h"
 #include "models/graph/context.h"
 #include "models/model/model_impl.h"
+#include "models/model/neighbours.h"
 #include "models/model/text_cache.h"
 
 namespace sluice::models {
 
-// Where a group's activations lie: inputs and kept values, by unit and micro-batch, and border gradients.
+// Where activations lie: inputs and kept values, by unit, item and micro-batch; and what goes from one
+// section to another: border gradients, and outputs, by item and micro-batch. An item is a group of
+// micro-batches.
 struct ActivationLayout {
-  struct Offsets {  // of the group's first micro-batch, which the others follow
+  struct Offsets {  // of the first item's first micro-batch, which the others follow
     std::size_t input = 0, input_bytes = 0, kept = 0, kept_bytes = 0;
   };
   std::vector<Offsets> units;
-  std::size_t border = 0, border_bytes = 0;
+  std::size_t border = 0, output = 0, border_bytes = 0;
   std::size_t bytes = 0;
 };
 
@@ -26,7 +29,8 @@ std::size_t activation_bytes(const engine::Profile& profile, std::span<const std
                              std::size_t group);
 std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices);
 
-// Runs a model's programs in the vertical order, in given memory, with parameters of any ParameterSource.
+// Runs a model's programs, in given memory, with parameters of any ParameterSource: item after item, forward
+// and backward, through all units; those of a section of a pipeline in the order of its actions.
 class Executor {
  public:
   struct Resources {
@@ -39,7 +43,7 @@ class Executor {
 
   // choices: one for each unit.
   Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
-           const Resources& resources);
+           const Resources& resources, const Place& place = {});
 
   std::size_t activation_bytes() const { return layout_.bytes; }
   std::size_t workspace_bytes() const { return workspace_bytes_; }
@@ -48,7 +52,7 @@ class Executor {
   // Comes before any pass. REQUIRES: both have the bytes stated above, and are aligned to kAlignment.
   void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
 
-  // Returns the sum of the losses of each micro-batch.
+  // Returns the sum of the losses of each micro-batch; zeros from a section without the head.
   std::vector<double> train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
                                  const Between& between);
   double evaluate(const MicroBatch& micro_batch);
@@ -63,12 +67,24 @@ class Executor {
   struct Key {
     std::uint64_t seed = 0, step = 0;
     float gradient_scale = 1;
-    std::size_t micro_batches = 0;  // of the step
   };
-  Execution execution(engine::UnitId unit, std::size_t slot, const MicroBatch& micro_batch);
+  struct Step {
+    std::span<const MicroBatch> micro_batches;
+    Key key;
+    const Between& between;
+    std::vector<double> losses;
+    std::vector<engine::Action> under_way;  // receives and sends
+    std::size_t items = 0;
+  };
+  Execution execution(engine::UnitId unit, std::size_t item, std::size_t place,
+                      const MicroBatch& micro_batch);
+  // What an action receives or sends of an item with so many micro-batches.
+  std::span<std::byte> message(const engine::Action& action, std::size_t micro_batches) const;
+  void begin(const engine::Action& action, std::size_t micro_batches, std::vector<engine::Action>& under_way);
+  void await(const engine::Action& action, std::vector<engine::Action>& under_way);
+  void act(const engine::Action& action, const engine::Pipeline& pipeline, Step& step);
   void run(engine::UnitId unit, const Program& program, Execution& execution, const Between& between);
-  void run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first, const Key& key,
-                const Between& between, std::vector<double>& losses);
+  void run_pass(const Pass& pass, std::size_t item, Step& step);
   void claim_activations(const Pass& pass) const;
   struct Text {  // the text that a forward pass continues
     TextCache* cache = nullptr;
@@ -89,6 +105,8 @@ class Executor {
   std::vector<Pass> passes_;
   std::size_t group_;
   Resources resources_;
+  Place place_;
+  engine::PipelineBuffers buffers_;
   ActivationLayout layout_;
   std::size_t workspace_bytes_ = 0;
   std::span<std::byte> activations_, workspace_;

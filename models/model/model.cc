@@ -41,23 +41,37 @@ Architecture make_architecture(const Shape& shape) {
 
 }  // namespace
 
-Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names)
+Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names,
+                  std::optional<engine::UnitRange> section)
     : shape(model_shape), recompute(recompute_names), architecture(make_architecture(shape)) {
   for (const char* word : {"auto", "none", "full"}) {
     if (recompute == word) recompute.clear();
   }
   if (!recompute.empty()) check_recompute();
-  add_unit("embedding", "", architecture.embedding);
-  for (std::size_t i = 0; i < architecture.block_of.size(); ++i) {
+  const std::size_t blocks = architecture.block_of.size();
+  const engine::UnitRange all{0, static_cast<engine::UnitId>(blocks + 2)}, own = section.value_or(all);
+  const auto is_here = [&](std::size_t unit) { return unit >= own.first && unit < own.end; };
+  has_embedding_ = is_here(0);
+  has_head_ = is_here(blocks + 1);
+  ensure(own.end <= all.end && std::max<engine::UnitId>(own.first, 1) < std::min(own.end, all.end - 1),
+         "a section of the units {} to {} has no block of a model of {} blocks", own.first, own.end, blocks);
+  add_unit("embedding", "", architecture.embedding, has_embedding_ || has_copy());
+  for (std::size_t i = 0; i < blocks; ++i) {
     add_unit(fmt::format("block.{}", i), fmt::format(fmt::runtime(architecture.block_prefix), i),
-             architecture.blocks[architecture.block_of[i]]);
+             architecture.blocks[architecture.block_of[i]], is_here(i + 1));
   }
-  add_unit(shape.config.tied_head ? "final" : "head", "", architecture.head);
+  add_unit(shape.config.tied_head ? "final" : "head", "", architecture.head, has_head_);
   check_borders();
 }
 
-void Model::Impl::add_unit(const std::string& name, const std::string& prefix, const Graph& graph) {
-  engine::UnitSpec unit{name, {}, true, shape.dtype};
+void Model::Impl::add_unit(const std::string& name, const std::string& prefix, const Graph& graph,
+                           bool is_here) {
+  const std::uint64_t first_op = std::exchange(ops_of_model_, ops_of_model_ + graph.ops().size());
+  const std::size_t index = parameters_of_model_;
+  for (const GraphParameter& parameter : graph.parameters())
+    parameters_of_model_ += parameter.foreign ? 0 : 1;
+  if (!is_here) return;
+  engine::UnitSpec unit{name, {}, true, shape.dtype, index};
   std::vector<engine::ParameterId> ids;
   for (const GraphParameter& parameter : graph.parameters()) {
     if (parameter.foreign) {
@@ -69,7 +83,7 @@ void Model::Impl::add_unit(const std::string& name, const std::string& prefix, c
     unit.parameters.push_back(std::move(spec));
     ids.push_back(parameters_++);
   }
-  first_ops_.push_back(units.empty() ? 0 : first_ops_.back() + graphs_.back()->ops().size());
+  first_ops_.push_back(first_op);
   graphs_.push_back(&graph);
   units.push_back(std::move(unit));
   parameter_ids.push_back(std::move(ids));
@@ -87,12 +101,12 @@ engine::ParameterId Model::Impl::id_of(const std::string& name) const {
 
 // All gradients between two units lie in the same memory, so that they must have one size.
 void Model::Impl::check_borders() const {
-  for (engine::UnitId unit = 1; unit < units.size(); ++unit) {
+  for (engine::UnitId unit = first() + 1; unit < units.size(); ++unit) {
     const Value &handed = graph(unit - 1).values()[*graph(unit - 1).output()],
                 &taken = graph(unit).values()[*graph(unit).input()],
-                &first = graph(head()).values()[*graph(head()).input()];
+                &first = graph(last()).values()[*graph(last()).input()];
     ensure(handed.bytes() == taken.bytes() && taken.bytes() == first.bytes(),
-           "unit '{}' takes {} bytes, '{}' hands it {}, and the head takes {}", units[unit].name,
+           "unit '{}' takes {} bytes, '{}' hands it {}, and the last one takes {}", units[unit].name,
            taken.bytes(), units[unit - 1].name, handed.bytes(), first.bytes());
   }
 }
@@ -129,22 +143,29 @@ std::vector<Choice> Model::Impl::choices(engine::UnitId unit) const {
 
 std::vector<Pass> Model::Impl::passes() const {
   std::vector<Pass> passes;
-  for (engine::UnitId unit = 0; unit < head(); ++unit) {
+  const engine::UnitId end_of_blocks = last() + (has_head_ ? 0 : 1);
+  for (engine::UnitId unit = first(); unit < end_of_blocks; ++unit) {
     passes.push_back({Pass::Kind::kForward, unit, {{unit, true, -1, false}}});
   }
-  Pass last{Pass::Kind::kHead, head(), {{head(), true, 0, true}}};
-  if (shape.config.tied_head) last.accesses.push_back({0, true, 0, false, true});
-  passes.push_back(std::move(last));
-  for (engine::UnitId unit = head(); --unit > 0;) {
+  if (has_head_) {
+    passes.push_back({Pass::Kind::kHead, last(), {{last(), true, 0, true}}});
+    if (shape.config.tied_head) passes.back().accesses.push_back({0, true, 0, false, true});
+  }
+  for (engine::UnitId unit = end_of_blocks; unit-- > first() + (has_embedding_ ? 1 : 0);) {
     passes.push_back({Pass::Kind::kBackward, unit, {{unit, true, 0, true}}});
   }
-  passes.push_back({Pass::Kind::kBackward, 0, {{0, false, shape.config.tied_head ? 1 : 0, true}}});
+  if (has_embedding_)
+    passes.push_back({Pass::Kind::kBackward, 0, {{0, false, shape.config.tied_head ? 1 : 0, true}}});
+  if (has_copy()) passes.push_back({Pass::Kind::kAdd, 0, {{0, false, -1, true}}});
   return passes;
 }
 
 Model::Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
              const std::string& recompute)
     : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length}, recompute)) {}
+
+Model::Model(const Model& whole, engine::UnitRange units)
+    : impl_(std::make_unique<Impl>(whole.impl_->shape, whole.impl_->recompute, units)) {}
 
 Model::~Model() = default;
 
@@ -248,6 +269,10 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   profile.units = impl_->units;
   std::map<const Graph*, engine::UnitId> known;  // the first unit that has the graph
   for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
+    if (unit < impl_->first()) {  // only its table is read
+      profile.unit_profiles.emplace_back().choices = {{"none", 0, {}, 0}};
+      continue;
+    }
     const auto [first, is_new] = known.emplace(&impl_->graph(unit), unit);
     profile.unit_profiles.push_back(
         is_new ? profile_unit(impl_->graph(unit), impl_->choices(unit), products, profile.products)

@@ -15,6 +15,7 @@
 #include "kernels/attention.h"
 #include "kernels/matrix.h"
 #include "models/families/config.h"
+#include "models/model/neighbours.h"
 
 namespace sluice::models {
 
@@ -26,6 +27,10 @@ class Model {
   // of that name. "", "auto", "none" and "full" add nothing.
   Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
         const std::string& recompute = "");
+  // The section of a pipeline that has these units of a model of its own shape: at least one block, the
+  // embedding with the first ones, the head with the last. Where the head is tied, the last section also has
+  // a copy of the embedding, as its first unit, which the lookups of the first section do not reach.
+  Model(const Model& whole, engine::UnitRange units);
   ~Model();
 
   const ModelConfig& config() const;
@@ -70,8 +75,12 @@ double loss_of_step(std::span<const double> losses, std::uint64_t targets);
 // planned). Thread rule: one thread at a time.
 class Runner {
  public:
+  // place: where the model is a section of a pipeline; its profile is that of engine::in_pipeline(). Throws
+  // Error(kInvalidArgument) for a section of a model with a tied head, or with a plan that waits for the
+  // norm.
   Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine, Threads& threads,
-         kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr);
+         kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr,
+         const Place& place = {});
   ~Runner();
 
   // Runs forward and backward of all micro-batches (as many as the profile was made for), in the vertical
@@ -82,7 +91,8 @@ class Runner {
   std::vector<double> train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
                                  const std::function<void()>& between = {});
 
-  // Returns the mean loss of one micro-batch, without gradients or dropout. Units come in one after another.
+  // Returns the mean loss of one micro-batch, or 0 without the head; without gradients or dropout. Units come
+  // in one after another.
   double evaluate(const MicroBatch& micro_batch);
 
   // From now on the keys and values of a text of up to `tokens` tokens are kept from one next_logits() to the

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "models/families/builder.h"
@@ -9,39 +10,51 @@ namespace sluice::models {
 
 // A pass of all micro-batches of a group through one unit, and what is held meanwhile.
 struct Pass {
-  enum class Kind : std::uint8_t { kForward, kHead, kBackward };
+  // kAdd: of a copied embedding, whose gradient is complete when that of all other units is.
+  enum class Kind : std::uint8_t { kForward, kHead, kBackward, kAdd };
   Kind kind = Kind::kForward;
   engine::UnitId unit = 0;
   std::vector<engine::Access> accesses;
 };
 
 struct Model::Impl {
-  Impl(const Shape& model_shape, const std::string& recompute_names);
+  // Without a section the units are all of the model.
+  Impl(const Shape& model_shape, const std::string& recompute_names,
+       std::optional<engine::UnitRange> section = {});
 
   Shape shape;
   std::string recompute;
   Architecture architecture;
-  std::vector<engine::UnitSpec> units;                          // embedding, blocks, head
+  std::vector<engine::UnitSpec> units;                          // embedding, blocks, head; or some of them
   std::vector<std::vector<engine::ParameterId>> parameter_ids;  // by unit and the slots of its graph
 
   const Graph& graph(engine::UnitId unit) const { return *graphs_[unit]; }
-  // The index of the unit's first op among those of all units, in their order.
+  // The index of the unit's first op among those of all units of the model, in their order.
   std::uint64_t first_op(engine::UnitId unit) const { return first_ops_[unit]; }
-  engine::UnitId head() const { return static_cast<engine::UnitId>(units.size() - 1); }
+  engine::UnitId last() const { return static_cast<engine::UnitId>(units.size() - 1); }
+  bool has_embedding() const { return has_embedding_; }  // and looks up in it; false: it has at most a copy
+  bool has_head() const { return has_head_; }            // as its last unit
+  // The first unit that is computed: all but a copied embedding are.
+  engine::UnitId first() const { return !has_embedding_ && has_copy() ? 1 : 0; }
   // The unit's choices, in the order of its ActivationChoices.
   std::vector<Choice> choices(engine::UnitId unit) const;
   // The passes of one group in the vertical order; the profile's schedule is their accesses.
   std::vector<Pass> passes() const;
 
  private:
-  void add_unit(const std::string& name, const std::string& prefix, const Graph& graph);
+  void add_unit(const std::string& name, const std::string& prefix, const Graph& graph, bool is_here);
+  bool has_copy() const { return has_head_ && !has_embedding_ && shape.config.tied_head; }
   engine::ParameterId id_of(const std::string& name) const;  // of a parameter of the units so far
   void check_recompute() const;
   void check_borders() const;
 
   std::vector<const Graph*> graphs_;  // by unit; of architecture
   std::vector<std::uint64_t> first_ops_;
+  bool has_embedding_ = true, has_head_ = true;
   engine::ParameterId parameters_ = 0;  // of the units so far
+  // Ops and parameters of all units of the model so far.
+  std::uint64_t ops_of_model_ = 0;
+  std::size_t parameters_of_model_ = 0;
 };
 
 }  // namespace sluice::models

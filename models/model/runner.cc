@@ -46,11 +46,12 @@ std::vector<Choice> planned_choices(const Model::Impl& model, const engine::Plan
 
 struct Runner::State {
   State(const Model::Impl& the_model, const engine::Plan& plan, engine::ScheduledEngine& engine,
-        Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace)
+        Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace,
+        const Place& place)
       : model(the_model),
         source(engine),
         lender(engine),
-        executor(model, planned_choices(model, plan), plan.group, {source, threads, library, trace}) {
+        executor(model, planned_choices(model, plan), plan.group, {source, threads, library, trace}, place) {
     ensure(executor.activation_bytes() == plan.activation_bytes &&
                executor.workspace_bytes() <= plan.workspace_bytes,
            "the plan is of another model: {} bytes of activations and {} of workspace against {} and {}",
@@ -85,13 +86,23 @@ struct Runner::State {
 };
 
 Runner::Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine,
-               Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace) {
+               Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace,
+               const Place& place) {
   if (threads.count() > library.threads()) {
     fail(ErrorCode::kInvalidArgument,
          "{} threads are to run a model whose matrix library has {}: give both the same", threads.count(),
          library.threads());
   }
-  state_ = std::make_unique<State>(model.impl(), plan, engine, threads, library, ledger, trace);
+  // Engines of sections do not tell each other their gradients.
+  if (place.pipeline.sections > 1 && (model.config().tied_head || plan.clip)) {
+    fail(
+        ErrorCode::kInvalidArgument,
+        "section {} of {} is to train {}: sections train models with a head of their own, whose updates wait "
+        "for no norm",
+        place.section, place.pipeline.sections,
+        plan.clip ? "with updates that wait for the norm of all gradients" : "a model with a tied head");
+  }
+  state_ = std::make_unique<State>(model.impl(), plan, engine, threads, library, ledger, trace, place);
 }
 
 Runner::~Runner() = default;

@@ -43,8 +43,8 @@ class GuardedMemory {
 // Replaces an engine by plain memory: values, and an accumulator for each use. It checks the schedule.
 class PlainSource : public ParameterSource {
  public:
-  explicit PlainSource(const Model& model, std::size_t micro_batches, const kernels::MatrixLibrary& library)
-      : dtype_(model.impl().shape.dtype), schedule_(model.profile(micro_batches, library).schedule) {
+  PlainSource(const Model& model, const engine::Profile& profile)
+      : dtype_(model.impl().shape.dtype), schedule_(profile.schedule) {
     for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) {
       for (const engine::ParameterSpec& spec : model.units()[unit].parameters) {
         specs_.push_back(spec);
@@ -111,7 +111,9 @@ class PlainSource : public ParameterSource {
   }
 
   void acquire(const engine::Access& access) override {
-    require(access == schedule_[next_++ % schedule_.size()], "an acquire out of the schedule's order");
+    engine::Access next = schedule_[next_++ % schedule_.size()];
+    next.final = access.final;  // in a whole step only the schedule knows this
+    require(access == next, "an acquire out of the schedule's order");
     held_.push_back(access);
   }
   void release(const engine::Access& access) override {
@@ -182,10 +184,10 @@ inline std::vector<std::size_t> choices_named(const Model& model, const std::str
 class PlainRun {
  public:
   PlainRun(const Model& model, const std::string& choice, std::size_t group, std::size_t micro_batches,
-           Threads& threads, kernels::MatrixLibrary& library)
-      : source(model, micro_batches, library),
-        executor(model.impl(), choices(model, choice), group, {source, threads, library}),
-        profile(model.profile(micro_batches, library)),
+           Threads& threads, kernels::MatrixLibrary& library, const Place& place = {})
+      : profile(profile_of(model, group, micro_batches, library, place)),
+        source(model, profile),
+        executor(model.impl(), choices(model, choice), group, {source, threads, library}, place),
         activations_(models::activation_bytes(profile, choices_named(model, choice), group)),
         workspace_(models::workspace_bytes(profile, choices_named(model, choice))) {
     executor.set_memory(activations_.bytes(), workspace_.bytes());
@@ -206,11 +208,17 @@ class PlainRun {
   std::span<std::byte> activations() const { return activations_.bytes(); }
   std::span<std::byte> workspace() const { return workspace_.bytes(); }
 
+  const engine::Profile profile;
   PlainSource source;
   Executor executor;
-  engine::Profile profile;
 
  private:
+  static engine::Profile profile_of(const Model& model, std::size_t group, std::size_t micro_batches,
+                                    const kernels::MatrixLibrary& library, const Place& place) {
+    engine::Profile profile = model.profile(micro_batches, library);
+    if (place.pipeline.sections == 1) return profile;
+    return engine::in_pipeline(profile, place.pipeline, place.section, group);
+  }
   static std::vector<Choice> choices(const Model& model, const std::string& name) {
     std::vector<Choice> result;
     const std::vector<std::size_t> indices = choices_named(model, name);

@@ -88,7 +88,7 @@ TEST_P(LadderTest, ProgramsUseDisjointMemoryAndNoMoreThanTheySay) {
   const Model model(GetParam(), Dtype::kF32, 4, 8);
   const auto library = kernels::load_matrix_library(2);
   kernels::ProductSurvey products(*library);
-  for (const engine::UnitId unit : {engine::UnitId{0}, engine::UnitId{1}, model.impl().head()}) {
+  for (const engine::UnitId unit : {engine::UnitId{0}, engine::UnitId{1}, model.impl().last()}) {
     for (const Choice& choice : model.impl().choices(unit)) {
       const UnitProgram program = compile(model.impl().graph(unit), choice, products);
       for (const Program* part : {&program.forward, &program.backward}) {

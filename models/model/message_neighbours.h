@@ -1,0 +1,27 @@
+#pragma once
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "core/transfers.h"
+#include "models/model/neighbours.h"
+
+namespace sluice::models {
+
+// Neighbours that are other ranks.
+class MessageNeighbours : public Neighbours {
+ public:
+  // sections: the ranks of the pipeline, in its order; outlives this. meanwhile: is called from time to time
+  // while a message is awaited.
+  explicit MessageNeighbours(comm::Communicator& sections, std::function<void()> meanwhile = {});
+  void begin(const engine::Action& message, std::span<std::byte> bytes) override;
+  void await(const engine::Action& message) override;
+
+ private:
+  comm::Communicator& sections_;
+  const std::function<void()> meanwhile_;
+  std::map<std::pair<engine::Action::Kind, std::size_t>, TransferGroup> under_way_;  // by kind and item
+};
+
+}  // namespace sluice::models

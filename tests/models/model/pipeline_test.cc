@@ -1,0 +1,251 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "comm/worlds.h"
+#include "core/bytes.h"
+#include "core/random.h"
+#include "engine/planner/planner.h"
+#include "engine/steps/scheduled_engine.h"
+#include "models/cases.h"
+#include "models/model/message_neighbours.h"
+#include "offload/records.h"
+#include "offload/test_files.h"
+#include "optim/optimizer.h"
+#include "thrown.h"
+
+// A model that is cut into sections learns what it learns as a whole, with the same bits.
+namespace sluice::models::testing {
+namespace pipeline_test {
+
+struct Case {
+  const char* name;
+  ModelConfig config;
+  engine::PipelineOrder order = engine::PipelineOrder::k1F1B;
+  std::vector<engine::UnitId> cut = {3};  // where sections after the first one begin
+  std::size_t group = 1;
+  Dtype dtype = Dtype::kF32;
+  const char* choice = "none";
+};
+void PrintTo(const Case& c, std::ostream* to) { *to << c.name; }
+
+constexpr std::size_t kMicroBatches = 5;
+
+ModelConfig with_layers(ModelConfig config, std::size_t layers) {
+  config.layers = layers;
+  return config;
+}
+
+// What two steps gave, by name of parameter.
+struct Outcome {
+  std::vector<std::map<std::string, std::vector<float>>> gradients;
+  std::vector<double> losses, evaluations;
+};
+
+void learn(PlainRun& run, const Data& data, Outcome& outcome) {
+  for (const std::uint64_t step : {1, 2}) {
+    outcome.losses.push_back(run.train(data.micro_batches, 7, step));
+    auto& gradients = outcome.gradients.emplace_back();
+    for (std::size_t p = 0; p < run.source.parameters(); ++p)
+      gradients[run.source.spec(p).name] = run.source.gradient_of(p);
+    outcome.evaluations.push_back(run.executor.evaluate(data.micro_batches[step]));
+  }
+  EXPECT_TRUE(run.guards_hold());
+}
+
+std::vector<engine::UnitRange> sections_of(const Case& c) {
+  std::vector<engine::UnitRange> sections{{0, 0}};
+  for (const engine::UnitId first : c.cut) {
+    sections.back().end = first;
+    sections.push_back({first, 0});
+  }
+  sections.back().end = static_cast<engine::UnitId>(c.config.layers + 2);
+  return sections;
+}
+
+void copy_values(const PlainSource& from, PlainSource& to) {
+  for (std::size_t p = 0; p < to.parameters(); ++p)
+    for (std::size_t other = 0; other < from.parameters(); ++other)
+      if (from.spec(other).name == to.spec(p).name)
+        for (std::size_t i = 0; i < to.elements(p); ++i) to.set(p, i, from.get(other, i));
+}
+
+class Sections : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Sections, LearnWhatTheWholeModelLearns) {
+  const Case& c = GetParam();
+  const Model model(c.config, c.dtype, 2, 8);
+  const Data data(model, kMicroBatches);
+  const auto library = kernels::load_matrix_library(1);
+  Threads threads(1);
+  PlainRun whole(model, c.choice, c.group, kMicroBatches, threads, *library);
+  randomize(whole.source);
+  Outcome expected;
+  learn(whole, data, expected);
+
+  const std::vector<engine::UnitRange> sections = sections_of(c);
+  std::vector<Outcome> found(sections.size());
+  comm::run_communicators(
+      comm::World::kThreads, static_cast<int>(sections.size()), [&](comm::Communicator& communicator) {
+        const int section = communicator.rank();
+        const Model own(model, sections[static_cast<std::size_t>(section)]);
+        MessageNeighbours neighbours(communicator);
+        const Place place{
+            {c.order, communicator.size(), divide_up(kMicroBatches, c.group)}, section, &neighbours};
+        const auto own_library = kernels::load_matrix_library(1);
+        Threads own_threads(1);
+        PlainRun run(own, c.choice, c.group, kMicroBatches, own_threads, *own_library, place);
+        copy_values(whole.source, run.source);
+        learn(run, data, found[static_cast<std::size_t>(section)]);
+      });
+
+  EXPECT_EQ(found.back().losses, expected.losses);
+  EXPECT_EQ(found.back().evaluations, expected.evaluations);
+  for (std::size_t step = 0; step < expected.gradients.size(); ++step)
+    for (const auto& [name, gradient] : expected.gradients[step]) {
+      std::vector<float> sum(gradient.size());
+      int owners = 0;
+      // A tied table has a use in the last section, and its other use in the first one: in that order.
+      for (std::size_t s = found.size(); s-- > 0;) {
+        const auto own = found[s].gradients.at(step).find(name);
+        if (own == found[s].gradients[step].end()) continue;
+        ++owners;
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += own->second[i];
+      }
+      EXPECT_EQ(sum, gradient) << name << ", which " << owners << " sections have";
+    }
+}
+
+const auto kGPipe = engine::PipelineOrder::kGPipe;
+const auto k1F1B = engine::PipelineOrder::k1F1B;
+INSTANTIATE_TEST_SUITE_P(
+    Cases, Sections,
+    ::testing::Values(
+        Case{"two", with_layers(small_gpt2(true), 4)},
+        Case{"untied", with_layers(small_gpt2(false), 4), kGPipe},
+        Case{"dropout", small_mixed(true, 0.2f), k1F1B, {2, 4}, 2},
+        Case{"gpipe", small_mixed(true, 0.1f), kGPipe, {2, 3}, 1, Dtype::kBf16, "full"},
+        Case{"four", with_layers(small_llama(true), 4), k1F1B, {2, 3, 4}, 1, Dtype::kF32, "full"},
+        Case{"fewer_items_than_sections", with_layers(small_llama(), 5), k1F1B, {2, 3, 4}, 3, Dtype::kBf16},
+        Case{"one_item", with_layers(small_gpt2(true), 3), kGPipe, {2}, 5, Dtype::kF16}),
+    [](const auto& param) { return param.param.name; });
+
+// The values of all parameters, by name, after two steps on an engine, whose disk is a file in memory.
+using Values = std::map<std::string, std::vector<float>>;
+struct Way {
+  const char* tier;
+  engine::PipelineOrder order;
+  std::vector<engine::UnitId> cut;
+  std::size_t group;
+};
+
+Values train_on_engine(const Model& model, const Data& data, const char* tier, std::size_t group,
+                       const Place& place, std::vector<double>& losses, bool clip = false) {
+  const auto optimizer = optim::make_optimizer({.storage = {.master = false}});
+  const auto library = kernels::load_matrix_library(1);
+  Threads threads(1);
+  engine::Profile profile = model.profile(kMicroBatches, *library);
+  if (place.pipeline.sections > 1)
+    profile = engine::in_pipeline(profile, place.pipeline, place.section, group);
+  engine::PlanRequest request;
+  request.places.fill(engine::tier_of_place(tier));
+  request.group = group;
+  request.clip = clip;
+  const engine::Plan plan = engine::make_plan(profile, *optimizer, {kGiB, kGiB, 0}, request, {});
+  allocator::Ledger ledger;
+  std::vector<std::unique_ptr<offload::File>> files;
+  files.push_back(offload::make_memory_file("swap"));
+  offload::RecordStore records(std::move(files), ledger);
+  engine::ScheduledEngine engine(profile, plan, *optimizer,
+                                 {threads, ledger, plan.uses_disk() ? &records : nullptr});
+  Runner runner(model, plan, engine, threads, *library, ledger, nullptr, place);
+  const engine::Layout& layout = engine.layout();
+  engine::UnitSource source;
+  source.values = [&](engine::ParameterId parameter, std::size_t first, std::span<float> out) {
+    const auto index = static_cast<std::uint32_t>(layout.logical_index(parameter));
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] =
+          to_unit_interval(philox({static_cast<std::uint32_t>(first + i), index, 0, 0}, {1, 2})[0]) - 0.4f;
+  };
+  for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) engine.load(unit, source);
+  for (const std::uint64_t step : {1, 2}) {
+    engine.begin_step({{{0.01, 0.1}, {0.01, 0.0}, {0.01, 0.1}}});
+    const std::uint64_t targets = counted_targets(data.micro_batches);
+    losses.push_back(loss_of_step(runner.train_step(data.micro_batches, {7, step, targets}), targets));
+    engine.step();
+    losses.push_back(runner.evaluate(data.micro_batches[step]));
+  }
+  Values values;
+  engine::UnitSink sink;
+  sink.parameter = [&](engine::ParameterId parameter, std::size_t, std::size_t count, ConstArray of_file) {
+    std::vector<float>& own = values[layout.spec(parameter).name];
+    for (std::size_t i = 0; i < count; ++i) own.push_back(test::value_at(of_file, i));
+  };
+  for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) engine.save(unit, sink);
+  return values;
+}
+
+// Each section has an engine of its own, with a plan of its own. Without masters updates round by random
+// numbers, which are those of the whole model, too.
+TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
+  const Model model(small_mixed(false, 0.1f), Dtype::kBf16, 2, 8);
+  const Data data(model, kMicroBatches);
+  for (const Way& way :
+       {Way{"memory", k1F1B, {3}, 1}, Way{"disk", k1F1B, {2, 4}, 2}, Way{"disk", kGPipe, {4}, 1}}) {
+    SCOPED_TRACE(std::string(way.tier) + ", " + std::string(engine::name_of(way.order)));
+    std::vector<double> expected_losses;
+    const Values expected = train_on_engine(model, data, way.tier, way.group, {}, expected_losses);
+    const std::vector<engine::UnitRange> sections = sections_of({"", model.config(), way.order, way.cut});
+    std::vector<Values> found(sections.size());
+    std::vector<std::vector<double>> losses(sections.size());
+    comm::run_communicators(
+        comm::World::kThreads, static_cast<int>(sections.size()), [&](comm::Communicator& communicator) {
+          const auto section = static_cast<std::size_t>(communicator.rank());
+          const Model own(model, sections[section]);
+          MessageNeighbours neighbours(communicator);
+          const Place place{{way.order, communicator.size(), divide_up(kMicroBatches, way.group)},
+                            communicator.rank(),
+                            &neighbours};
+          found[section] = train_on_engine(own, data, way.tier, way.group, place, losses[section]);
+        });
+    EXPECT_EQ(losses.back(), expected_losses);
+    Values all;
+    for (const Values& of_section : found) all.insert(of_section.begin(), of_section.end());
+    EXPECT_TRUE(all == expected);
+  }
+}
+
+TEST(SectionsOnEngines, RefuseWhatNeedsGradientsOfOthers) {
+  for (const bool tied : {true, false}) {
+    const Model model(small_mixed(tied), Dtype::kBf16, 2, 8);
+    const Model first(model, {0, 3});
+    std::vector<double> losses;
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"section 0 of 2", tied ? "a model with a tied head" : "wait for the norm of all gradients"},
+                 [&] {
+                   train_on_engine(first, Data(first, kMicroBatches), "memory", 1,
+                                   {{k1F1B, 2, kMicroBatches}, 0, nullptr}, losses, !tied);
+                 });
+  }
+}
+
+TEST(SectionOfAModel, HasItsUnitsAndTheirNumbersInTheModel) {
+  const Model whole(small_mixed(), Dtype::kF32, 1, 8);
+  const engine::Layout layout(whole.units());
+  const Model last(whole, {4, 7});
+  std::vector<std::string> names;
+  for (const engine::UnitSpec& unit : last.units()) names.push_back(unit.name);
+  EXPECT_THAT(names, ::testing::ElementsAre("embedding", "block.3", "block.4", "final"));
+  const engine::Layout own(last.units());
+  for (engine::ParameterId p = 0; p < own.parameters(); ++p)
+    for (engine::ParameterId other = 0; other < layout.parameters(); ++other)
+      if (layout.spec(other).name == own.spec(p).name) {
+        EXPECT_EQ(own.logical_index(p), layout.logical_index(other)) << own.spec(p).name;
+      }
+  EXPECT_EQ(last.impl().first(), 1u);
+  EXPECT_EQ(last.impl().first_op(1), whole.impl().first_op(4));
+}
+
+}  // namespace pipeline_test
+}  // namespace sluice::models::testing
