@@ -38,8 +38,8 @@ class Mpi {
     std::chrono::milliseconds silence{700};
   };
   // The links of this rank, which the Mpi outlives. Collective: waits until all ranks have called it.
-  // Destroying them waits for the others to leave, too: for 10 s where one gives no sign of life, and for 30
-  // s at most. Throws Error(kIo) where MPI fails.
+  // Destroying them waits until the others leave, too: 10 s where one gives no sign of life, and 30 s at
+  // most. Throws Error(kIo) where MPI fails.
   virtual std::unique_ptr<Links> make_links(const Settings& settings) = 0;
 };
 
