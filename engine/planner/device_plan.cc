@@ -149,7 +149,8 @@ class DevicePlanner {
     return std::nullopt;
   }
 
-  // Without frames and slots, so that it may fit where no plan does that leaves a little elsewhere.
+  // The plan with everything on the GPU. It needs neither frames nor slots, so it may fit where no plan does
+  // that leaves a little elsewhere.
   Plan all_on_gpu() const { return describe(shapes().front(), units(Tier::kDevice)); }
 
   struct Item {

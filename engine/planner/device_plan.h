@@ -10,8 +10,9 @@ inline constexpr std::size_t kLargestExtentBytes = 32 * kMiB;
 
 // make_plan() for a GPU, whose memory is budget.device: as much as fits is there, first what saves most
 // seconds for its bytes, and of the rest as much as fits in host memory. Where the rest fits there as a whole
-// the disk is not used, also if it is given; more memory never makes a plan use it. Throws Error(kBudget)
-// where nothing fits, with alternatives of which each is enough.
+// the disk is not used, also if it is given; more memory never makes a plan use it. Where all of the model
+// fits on the GPU, all of it is there. Throws Error(kBudget) where nothing fits, with alternatives of which
+// each is enough.
 //
 // The GPU updates what has its state there. Of the other units, whose state or whose gradients and parameters
 // must be copied, so many are updated by the CPU that a step takes least (walk_on_gpu()): those first that

@@ -15,7 +15,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "long: takes long beside what else shows the same; it runs with --long alone")
+    config.addinivalue_line("markers", "long: shows by many runs what other tests show by a few; it runs with --long alone")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -18,8 +18,8 @@ from ._gpu import HOST, Account, Gpu, Mark
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
 _MIB = 1 << 20
-_MORE = 32 << 20  # bytes by which a reserve that is told is larger than a quarter more than what was measured
-_MUCH = 0.9  # of the bytes that a step moves: where another reserve moves less than that, it is told
+_MORE = 32 << 20  # bytes that a warning adds to what was measured and a quarter of it, for the reserve that it names
+_MUCH = 0.9  # the part of the bytes that a step moves below which another reserve is worth a warning
 _COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine learns their order, and maps memory
 _RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
 
