@@ -444,6 +444,7 @@ void Communicator::receive(int from, std::uint64_t id, const std::string& name, 
 }
 
 void Communicator::serve(Server server) {
+  if (!server) return state_->transport->serve({});
   state_->transport->serve([group = group_, server = std::move(server)](Read read, Answer answer) {
     const auto reader = group->number_of(read.reader), owner = group->number_of(read.owner);
     if (!reader || !owner) return answer({}, outside_of_group(read), {});

@@ -56,7 +56,7 @@ class Transport {
   // Answers reads of other ranks; those that came before wait for it. The server is called on the transport's
   // thread, must be short, and must not throw. It calls `answer` once, at once or later and from any thread,
   // with bytes that stay unchanged until `sent` is called, or with an error, which is the read's alone.
-  // Called once.
+  // Another call replaces the server; with an empty one, reads wait for the next.
   void serve(Server server);
   // Reads bytes that another rank serves: its own, or those of `owner`.
   void read(int from, int owner, std::uint64_t key, std::uint64_t version, std::uint64_t offset,

@@ -346,6 +346,40 @@ TEST_P(Conformance, ReadsAreServedAtOnceOrLaterOrRefused) {
   });
 }
 
+TEST_P(Conformance, ReadsWaitForTheNextServer) {
+  run([&](Communicator& comm) {
+    const std::vector<std::byte> values{std::byte(1), std::byte(2)};
+    const auto serve = [&](std::size_t at) {
+      comm.serve([&, at](const Read&, const Answer& answer) {
+        answer({&values[at], 1}, nullptr, [](const std::exception_ptr&) {});
+      });
+    };
+    const int other = (comm.rank() + 1) % comm.size();
+    serve(0);
+    comm.barrier(1, "all serve");
+    if (comm.size() > 1) {
+      std::byte found{};
+      Ending end;
+      comm.read(other, 1, 2, 3, {&found, 1}, end.done());
+      end.wait();
+      EXPECT_EQ(found, values[0]);
+    }
+    comm.barrier(2, "all have read");
+    comm.serve({});
+    comm.barrier(3, "none serves");
+    std::byte found{};
+    Ending end;
+    if (comm.size() > 1) comm.read(other, 1, 2, 3, {&found, 1}, end.done());
+    comm.barrier(4, "all have asked");
+    serve(1);
+    if (comm.size() > 1) {
+      end.wait();
+      EXPECT_EQ(found, values[1]);
+    }
+    comm.barrier(5, "all have read again");
+  });
+}
+
 // Whose bytes a rank asks another one for comes to it, whatever that one makes of it.
 TEST_P(Conformance, ReadsOfARankMayBeAskedOfAnother) {
   run([&](Communicator& comm) {
