@@ -21,6 +21,7 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
                      Pager& pager, DeviceWork* gpu)
     : layout_(layout),
       pager_(pager),
+      twin_(profile.twin),
       waiting_bytes_(plan.sums_bytes),
       known_(layout.parameters()),
       on_gpu_(gpu == nullptr ? nullptr : std::make_unique<DeviceGradients>(layout, *gpu)) {
@@ -234,9 +235,13 @@ bool Gradients::any(UnitId unit) const {
   return false;
 }
 
-double Gradients::norm() const {
-  double sum = 0;
+GradientSquares Gradients::all_squares() const {
+  GradientSquares all;
+  const auto is_copy = [&](ParameterId p) {
+    return twin_ && twin_->is_copy && layout_.location(p).unit == twin_->unit;
+  };
   for (ParameterId p = 0; p < known_.size();) {
+    const ParameterId first = p;
     kernels::PartialSum squares = known(p).squares.sum;
     const double factor = known_[p].factor;
     // Adds what the parameter has in the next units, where these have a gradient, too.
@@ -244,9 +249,11 @@ double Gradients::norm() const {
               known_[p].squares.sum.first() == squares.end();
          ++p)
       squares.add(known_[p].squares.sum);
-    sum += squares.total() * factor * factor;
+    if (!is_copy(first))
+      all.terms.push_back({layout_.logical_index(first), squares.total() * factor * factor});
   }
-  return std::sqrt(sum);
+  if (const auto bad = not_finite()) all.not_finite = {layout_.logical_index(*bad), layout_.spec(*bad).name};
+  return all;
 }
 
 }  // namespace sluice::engine

@@ -17,6 +17,7 @@
 #include "engine/memory/pager.h"
 #include "engine/plan/plan.h"
 #include "engine/ranks/ranks.h"
+#include "engine/ranks/sections.h"
 #include "kernels/reduce.h"
 
 namespace sluice::engine {
@@ -74,9 +75,9 @@ class Gradients {
   void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
   double factor(ParameterId parameter) const { return known_[parameter].factor; }
   double norm(ParameterId parameter) const;
-  // The norm over all parameters. The squares of one parameter are added in a tree over its grid, whatever
-  // units it spans; parameters are added in registration order.
-  double norm() const;
+  // What the norm over all parameters is made of: for each one that is not a copy, its squares, with its
+  // factor. They are added in a tree over its grid, whatever units it spans.
+  GradientSquares all_squares() const;
   // What this rank knows of the squares of these parameters, as bytes for the other ranks; and what all ranks
   // know, put together, in their order.
   std::string squares(std::span<const ParameterId> parameters) const;
@@ -118,6 +119,7 @@ class Gradients {
 
   const Layout& layout_;
   Pager& pager_;
+  const std::optional<Twin> twin_;
   std::size_t waiting_bytes_;
   allocator::Region waiting_;
   std::vector<std::vector<Buffer>> units_;

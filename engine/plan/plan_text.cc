@@ -175,7 +175,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("moved per step    {} read{}, {} written ({} written a day)\n",
                       format_size(plan.step_bytes_read), apart, format_size(plan.step_bytes_written),
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
-  if (plan.ranks.size > 1)
+  if (plan.ranks.size > 1 || profile.whole_step)
     text += fmt::format(
         "received per step {}{} from other ranks\n",
         plan.partitions_any(Part::kParameters) || sums_by_rows(profile, plan.ranks) ? "at most " : "",

@@ -85,10 +85,14 @@ Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int sec
   step.group = group;
   step.held = buffers.items;
   step.borders = buffers.outputs + buffers.borders;
+  const std::size_t neighbours = (section > 0 ? 1 : 0) + (section + 1 < pipeline.sections ? 1 : 0);
+  step.received = neighbours * profile.micro_batches * profile.border_gradient_bytes;
   for (const Action& action : actions_of(pipeline, section)) {
     const bool is_forward = action.kind == Action::Kind::kForward;
     if (!is_forward && action.kind != Action::Kind::kBackward) continue;
     for (std::size_t i = is_forward ? 0 : backward; i < (is_forward ? backward : once.size()); ++i) {
+      const bool writes_nothing = !once[i].parameters && once[i].gradient_use < 0;
+      if (writes_nothing && action.item + 1 < pipeline.items) continue;
       profile.schedule.push_back(once[i]);
       profile.schedule.back().final = once[i].final && action.item + 1 == pipeline.items;
       step.parts.push_back({action.item, i == first[once[i].unit], i == last[once[i].unit]});

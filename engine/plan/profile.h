@@ -46,14 +46,24 @@ struct UnitProfile {
 
 // Where a schedule is of a whole step, whose groups of micro-batches overlap: one that in_pipeline() made.
 struct WholeStep {
-  std::size_t group = 1;    // micro-batches that pass through a unit together: an item
-  std::size_t held = 1;     // items whose inputs and activations are there at once
-  std::size_t borders = 1;  // items of which something that goes from unit to unit is there, beside that
+  std::size_t group = 1;       // micro-batches that pass through a unit together: an item
+  std::size_t held = 1;        // items whose inputs and activations are there at once
+  std::size_t borders = 1;     // items of which something that goes from unit to unit is there, beside that
+  std::uint64_t received = 0;  // bytes of a step that come from the sections before and after this one
   struct Part {
     std::size_t item = 0;                    // that the access is for
     bool forward = false, backward = false;  // what of the unit is computed meanwhile
   };
   std::vector<Part> parts;  // by access
+};
+
+// A unit with a table that embedding and head share, where a pipeline has them in two sections. Both have
+// the unit, each writes one use of its gradient, and takes the other use from the other section.
+struct Twin {
+  UnitId unit = 0;
+  int own_use = 0;       // of two
+  bool is_copy = false;  // the model's unit is that of the first section; the last one has a copy
+  int other_use() const { return 1 - own_use; }
 };
 
 // What the planner must know of a model: sizes only, found without allocating anything.
@@ -63,6 +73,7 @@ struct Profile {
   std::vector<kernels::Product> products;  // shapes and types, each once
   std::vector<Access> schedule;            // of one group of micro-batches; a step repeats it
   std::optional<WholeStep> whole_step;     // there: the schedule is not repeated
+  std::optional<Twin> twin;                // there: another section has this unit, too
   bool any_order = false;                 // the schedule is a guess until one is recorded; see AnyOrderEngine
   std::size_t held_units = 1;             // with any_order: the most units that are held at once
   std::size_t micro_batches = 1;          // in one step, of each rank
@@ -78,9 +89,10 @@ struct Profile {
 };
 
 // The profile of a section of a pipeline, of whose units `of_section` is the profile: its schedule is that of
-// one group of micro-batches, first all forward passes, then all that write gradients. Throws
-// Error(kInvalidArgument) for a step of more than kMostItems items. REQUIRES: the pipeline's items are as
-// many as groups of so many micro-batches.
+// one group of micro-batches, first all forward passes, then all that write gradients, and what does neither,
+// but makes a gradient final, which is at the end of a step alone. Throws Error(kInvalidArgument) for a step
+// of more than kMostItems items. REQUIRES: the pipeline's items are as many as groups of so many
+// micro-batches.
 inline constexpr std::size_t kMostItems = 4096;
 Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int section, std::size_t group);
 

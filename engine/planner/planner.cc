@@ -395,6 +395,18 @@ std::optional<Plan> find_plan(const PlanInputs& in) {
   return Planner(in).find();
 }
 
+std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim::Optimizer& optimizer,
+                                             const PlanRequest& request, const MachineRates& rates) {
+  const double message =
+      rates.link
+          ? rates.link->latency + static_cast<double>(profile.border_gradient_bytes) / rates.link->bandwidth
+          : 0;
+  std::vector<SectionSeconds> seconds;
+  for (const Placement::Times& times : Placement(profile, optimizer, request).times(rates))
+    seconds.push_back({times.forward, times.backward.front(), message});
+  return seconds;
+}
+
 void refuse_plan(const PlanInputs& in) {
   const std::vector<int> ranks = largest_ranks(in.profile, in.optimizer, in.request);
   std::optional<LeastOfRanks> in_memory, on_disk;

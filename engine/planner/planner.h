@@ -9,6 +9,11 @@ namespace sluice::engine {
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates);
 
+// How long each unit takes for a micro-batch at these rates, where nothing is computed again, and how long a
+// section's message of it takes.
+std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim::Optimizer& optimizer,
+                                             const PlanRequest& request, const MachineRates& rates);
+
 // Of a plan for a GPU that was made by these rates: finds how long a step takes in which the client computes
 // for so many seconds.
 void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,

@@ -64,6 +64,17 @@ std::uint64_t Placement::received_bytes(UnitId unit, const UnitPlan& plan, std::
          all.fetched.bytes * units_[unit].at.fetches * groups;
 }
 
+std::uint64_t Placement::received_of_sections() const {
+  std::uint64_t bytes = profile_.whole_step ? profile_.whole_step->received : 0;
+  if (!profile_.twin) return bytes;
+  const UnitId unit = profile_.twin->unit;
+  const ElementRange own = format_.shards().here(unit);
+  const auto at = [&](std::size_t element) {
+    return in_use(layout_, unit, profile_.twin->other_use(), element);
+  };
+  return bytes + (at(own.end) - at(own.begin)) * sizeof(float);
+}
+
 // The sum of a rank's own part takes what the others have of it. Where nothing is partitioned, the other
 // parts come when they are summed.
 Arriving Placement::received_of_sum(UnitId unit, int use) const {

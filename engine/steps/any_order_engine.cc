@@ -162,7 +162,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
       c.queue.settle();
     else
       c.queue.advance();
-    const StepResult result = c.measure();
+    const StepResult result = c.measure().result;
     learn_of_refused();
     refuse_what_the_gpu_refused();
     return result;

@@ -224,12 +224,13 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
   Core& c = core();
   c.settings = settings;
   c.in_step = false;
-  StepResult result = c.measure();
-  if (const auto bad = c.gradients.not_finite(); bad || !Core::representable(result.gradient_norm)) {
+  const Core::Measured measured = c.measure();
+  if (!Core::usable(measured)) {
     --c.steps;
     if (!settings.keep_gradients) drop_all_gradients();
-    c.refuse_not_finite(bad, result.gradient_norm);
+    c.refuse_not_finite(measured);
   }
+  StepResult result = measured.result;
   c.clip(result);
   for (const UnitRange& units : units_to_update(accesses)) {
     for (UnitId unit = units.first; unit < units.end; ++unit) {

@@ -40,6 +40,7 @@ class Ground {
     kernels::F32Products* products = nullptr;    // REQUIRES: not null where the optimizer has products
     comm::Communicator* communicator = nullptr;  // see Resources
     Device* device = nullptr;                    // see Resources
+    comm::Communicator* sections = nullptr;      // see Resources
   };
   struct Options {
     std::size_t trace_events = 0;    // the most events that the trace keeps; 0: there is no trace
@@ -55,8 +56,8 @@ class Ground {
 
  protected:
   Resources resources() {
-    return {means_.threads,      ledger_,      disk_.get(), trace(), means_.products,
-            means_.communicator, means_.device};
+    return {means_.threads,      ledger_,       disk_.get(),    trace(), means_.products,
+            means_.communicator, means_.device, means_.sections};
   }
   // `change` applies a plan to the engine.
   void replan(Planned& planned, std::uint64_t base, const std::function<void(const Plan&)>& change);

@@ -60,7 +60,11 @@ void Core::wait_for_ranks(const std::string& what, TransferGroup& group) {
 
 void Core::fail_with(const std::string& why) {
   failure = why;
-  if (resources.communicator != nullptr) resources.communicator->fail(why);
+  tell_ranks(why);
+}
+
+void Core::tell_ranks(const std::string& error) {
+  if (comm::Communicator* const others = resources.others()) others->fail(error);
 }
 
 // The others are told of an error before anything waits for them.
@@ -68,7 +72,7 @@ void Core::serve_ranks() {
   try {
     queue.serve_ranks();
   } catch (const std::exception& error) {
-    if (resources.communicator != nullptr) resources.communicator->fail(error.what());
+    tell_ranks(error.what());
     throw;
   }
 }
@@ -85,7 +89,15 @@ void Core::gather_squares(std::span<const ParameterId> of) {
   });
 }
 
-StepResult Core::measure() const { return {gradients.norm() * std::abs(settings.gradient_factor), 1.0}; }
+Core::Measured Core::measure() {
+  GradientSquares squares = gradients.all_squares();
+  if (sections)
+    waits.during(Waits::For::kRanks, "the norm of the gradients",
+                 [&] { squares = sections->gather(squares, [this] { serve_ranks(); }); });
+  Measured measured{{squares.norm() * std::abs(settings.gradient_factor), 1.0}, std::nullopt};
+  if (squares.not_finite) measured.not_finite = std::move(squares.not_finite->name);
+  return measured;
+}
 
 void Core::clip(StepResult& result) {
   // torch.nn.utils.clip_grad_norm_ adds the same 1e-6.
@@ -93,17 +105,18 @@ void Core::clip(StepResult& result) {
   result.clip_factor = clip_factor;
 }
 
-bool Core::representable(double norm) {
-  return norm <= static_cast<double>(std::numeric_limits<float>::max());
+bool Core::usable(const Measured& measured) {
+  return !measured.not_finite &&
+         measured.result.gradient_norm <= static_cast<double>(std::numeric_limits<float>::max());
 }
 
-void Core::refuse_not_finite(std::optional<ParameterId> parameter, double norm) const {
-  if (parameter)
+void Core::refuse_not_finite(const Measured& measured) const {
+  if (measured.not_finite)
     refuse(ErrorCode::kNotFinite, "the gradient of '{}' is not finite; no parameter was changed",
-           layout.spec(*parameter).name);
+           *measured.not_finite);
   refuse(ErrorCode::kNotFinite,
-         "the norm of the gradients is {} with a gradient factor of {}; no parameter was changed", norm,
-         settings.gradient_factor);
+         "the norm of the gradients is {} with a gradient factor of {}; no parameter was changed",
+         measured.result.gradient_norm, settings.gradient_factor);
 }
 
 // A joint update acquires what it needs pass by pass; an update that follows its gradient, all of it here.

@@ -39,13 +39,20 @@ struct Core : Stores {
       throw;
     }
   }
-  void fail_with(const std::string& why);  // tells the other ranks, too
+  void fail_with(const std::string& why);     // tells the other ranks, too
+  void tell_ranks(const std::string& error);  // of an error that ends the run
 
   // A step. Each kind of engine decides when gradients are final, and which updates become due.
   void begin_step(const StepSettings& given);
   void check_settings(const StepSettings& given) const;
-  StepResult measure() const;  // the norm of all gradients, before clipping
-  void serve_ranks();          // UpdateQueue::serve_ranks(); an error is also the other ranks'
+  // The norm of all gradients, before clipping, and the first parameter whose gradient is not finite.
+  // Collective over the sections of a model, where there are any.
+  struct Measured {
+    StepResult result;
+    std::optional<std::string> not_finite;
+  };
+  Measured measure();
+  void serve_ranks();  // UpdateQueue::serve_ranks(); an error is also the other ranks'
   // Makes what each rank knows of its part of these gradients known to all, where they are in parts.
   void gather_squares(std::span<const ParameterId> of);
   // Begins to sum, over the ranks, what each has added to these gradients of a unit, in the first buffers of
@@ -59,8 +66,9 @@ struct Core : Stores {
   // Waits for other ranks, and goes on with updates meanwhile.
   void wait_for_ranks(const std::string& what, TransferGroup& group);
   void clip(StepResult& result);
-  static bool representable(double norm);  // tells whether f32 can hold the norm, and so every element
-  [[noreturn]] void refuse_not_finite(std::optional<ParameterId> parameter, double norm) const;
+  // Whether all gradients are finite, and f32 can hold their norm, and so every element.
+  static bool usable(const Measured& measured);
+  [[noreturn]] void refuse_not_finite(const Measured& measured) const;
   // Makes the update of these units due, with a copy of the settings. Each parameter that has a gradient is
   // updated. Where an update follows its gradient at once, it holds the parameters until it is applied:
   // with_parameters says whether also those that are not in memory.

@@ -95,6 +95,12 @@ struct Resources {
   // with the same stages. Null: this engine trains alone.
   comm::Communicator* communicator = nullptr;
   Device* device = nullptr;  // REQUIRES: not null where the plan computes on a GPU
+  // The sections of a pipeline, in their order, where this engine has the units of one of them. Those of
+  // other sections are trained by their engines, with the same settings. Null: it has all of the model.
+  comm::Communicator* sections = nullptr;
+
+  // The ranks that learn of an error of this one; null where there are none. All of them do, by any group.
+  comm::Communicator* others() const { return communicator != nullptr ? communicator : sections; }
 };
 
 struct Core;

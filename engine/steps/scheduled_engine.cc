@@ -21,6 +21,7 @@ constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
 ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
                                  const Resources& resources)
     : Engine(profile, plan, optimizer, resources),
+      twin_(profile.twin),
       sums_(plan.reproducible, plan.ranks, profile.micro_batches),
       order_(sums_.order()),
       touched_(layout(), profile, plan.ranks),
@@ -60,7 +61,6 @@ void ScheduledEngine::begin_step(const StepSettings& settings) {
     for (auto& uses : written_) std::ranges::fill(uses, Written{});
     std::fill(finished_.begin(), finished_.end(), false);
     touched_.begin_step();
-    not_finite_.reset();
     unforeseen_ = needed_first_;
   });
 }
@@ -239,10 +239,13 @@ StepResult ScheduledEngine::step() {
     std::vector<ParameterId> all(layout().parameters());
     std::iota(all.begin(), all.end(), ParameterId{0});
     c.gather_squares(all);
-    if (c.ranks && c.plan.clip) not_finite_ = c.gradients.not_finite();
-    StepResult result = c.measure();
+    const Core::Measured measured = c.measure();
+    StepResult result = measured.result;
     if (!c.plan.clip) return result;
-    if (not_finite_ || !Core::representable(result.gradient_norm)) skip_step(result.gradient_norm);
+    if (!Core::usable(measured)) {
+      forget_step();
+      c.refuse_not_finite(measured);
+    }
     c.clip(result);
     for (const Access& access : accesses_)
       if (access.parameters && c.gradients.uses(access.unit) > 0 && c.queue.current(access.unit))
@@ -259,7 +262,7 @@ void ScheduledEngine::serve_ranks() {
   });
 }
 
-void ScheduledEngine::skip_step(double norm) {
+void ScheduledEngine::forget_step() {
   Core& c = core();
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)
     if (c.gradients.uses(unit) > 0) c.pager.discard(c.gradients.holding(unit, 0));
@@ -267,7 +270,6 @@ void ScheduledEngine::skip_step(double norm) {
     if (c.partitions_parameters(unit)) c.pager.unpark(c.parameters[unit]);
   c.updates.forget_foreseen();
   --c.steps;
-  c.refuse_not_finite(not_finite_, norm);
 }
 
 void ScheduledEngine::acquire_for_reading(UnitId unit) {

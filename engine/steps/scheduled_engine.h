@@ -92,6 +92,7 @@ class ScheduledEngine final : public Engine {
   void fill_sums(ParameterId parameter, int use, std::size_t waiting_from);
   // How many sums of a gradient this rank gives.
   std::size_t own_sums() const;
+  void swap_uses();
   void add_uses(UnitId unit);
   Packing pack(UnitId unit, int use, const std::vector<Array>& arrays, const std::vector<std::string>& rows);
   void finish_sums(std::optional<std::size_t> may_go_on);
@@ -101,11 +102,12 @@ class ScheduledEngine final : public Engine {
   std::optional<ParameterId> round_gradient(UnitId unit);
   bool have_final_gradients(UnitRange units) const;
   void enqueue(UnitRange units);
-  [[noreturn]] void skip_step(double norm);
+  void forget_step();  // whose gradients are not applied
 
   std::vector<Access> accesses_;  // of a whole step
   std::size_t position_ = 0;      // the index of the next access
   std::vector<Held> held_;
+  const std::optional<Twin> twin_;
   const MicroBatchSums sums_;
   const comm::SumOrder order_;  // of the ranks' sums
   struct Written {
@@ -117,10 +119,9 @@ class ScheduledEngine final : public Engine {
   std::list<Sum> early_sums_;                  // of uses that are final before others of their gradients
   std::vector<bool> ends_use_, ends_reading_;  // by access of a step
   TouchedRows touched_;
-  std::vector<bool> finished_;             // by unit: whether its gradient is final
-  std::optional<ParameterId> not_finite_;  // the first parameter of this step whose gradient is not finite
-  std::vector<UnitId> needed_first_;       // units whose state is read ahead, the last one needed first
-  std::vector<UnitId> unforeseen_;         // those of them that are still to be foreseen in this step
+  std::vector<bool> finished_;        // by unit: whether its gradient is final
+  std::vector<UnitId> needed_first_;  // units whose state is read ahead, the last one needed first
+  std::vector<UnitId> unforeseen_;    // those of them that are still to be foreseen in this step
 };
 
 }  // namespace sluice::engine

@@ -50,8 +50,9 @@ void ScheduledEngine::begin_use(Sum& sum, const std::vector<std::string>& rows) 
   Core& c = core();
   const UnitId unit = sum.held.access.unit;
   const int use = static_cast<int>(sum.packings.size());
-  end_writing(unit, use, sum.held.waiting_from);
   sum.packings.emplace_back();
+  if (twin_ && unit == twin_->unit && use == twin_->other_use()) return;
+  end_writing(unit, use, sum.held.waiting_from);
   if (!c.ranks) return;
   std::vector<Array> arrays;
   for (std::size_t below = 0; below < own_sums(); ++below)
@@ -111,6 +112,20 @@ void ScheduledEngine::fill_sums(ParameterId parameter, int use, std::size_t wait
   }
 }
 
+// Gives the other section that has the unit what was written here, and takes what was written there.
+void ScheduledEngine::swap_uses() {
+  Core& c = core();
+  const UnitId unit = twin_->unit;
+  const ElementRange own = c.own(unit);
+  const auto elements = [&](int use) {
+    const std::size_t begin = in_use(layout(), unit, use, own.begin);
+    return std::span(c.gradients.sum(unit, use, 0, 0) + begin, in_use(layout(), unit, use, own.end) - begin);
+  };
+  TransferGroup group;
+  c.sections->swap_uses(elements(twin_->own_use), elements(twin_->other_use()), group);
+  c.wait_for_ranks("the gradient of " + c.name_of(unit) + " in another section", group);
+}
+
 // Adds the further uses to the first one, where this rank updates the elements.
 void ScheduledEngine::add_uses(UnitId unit) {
   Core& c = core();
@@ -156,6 +171,7 @@ void ScheduledEngine::finish_gradient(const Sum& sum) {
   Core& c = core();
   const UnitId unit = sum.held.access.unit;
   unpack(sum);
+  if (twin_ && unit == twin_->unit) swap_uses();
   add_uses(unit);
   const HoldingId gradient = c.gradients.holding(unit, 0);
   for (int use = 0; use < c.gradients.uses(unit); ++use)
@@ -164,10 +180,9 @@ void ScheduledEngine::finish_gradient(const Sum& sum) {
       c.pager.release(other);
       c.pager.discard(other);
     }
-  const auto bad = round_gradient(unit);
-  if (!not_finite_) not_finite_ = bad;
-  if (!c.plan.clip && not_finite_)
-    fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout().spec(*not_finite_).name);
+  const auto not_finite = round_gradient(unit);
+  if (!c.plan.clip && not_finite)
+    fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout().spec(*not_finite).name);
   const UnitRange units = c.together(unit);
   if (!c.plan.clip && units.size() == 1) {
     enqueue(units);

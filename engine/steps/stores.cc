@@ -32,6 +32,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
                 ? std::nullopt
                 : std::optional<Ranks>(std::in_place, *resources.communicator, layout, optimizer,
                                        plan.partitions_state())),
+      sections(resources.sections == nullptr ? std::nullopt : std::optional<Sections>(*resources.sections)),
       waits(resources.trace),
       gpu(plan.compute() == allocator::Tier::kDevice
               ? std::optional<DeviceWork>(std::in_place, *resources.device)

@@ -18,6 +18,7 @@
 #include "engine/memory/waits.h"
 #include "engine/memory/whole_store.h"
 #include "engine/ranks/ranks.h"
+#include "engine/ranks/sections.h"
 #include "engine/steps/engine.h"
 #include "engine/updates/buckets.h"
 #include "engine/updates/sums_of_ranks.h"
@@ -50,7 +51,7 @@ struct Stores {
   void settle();  // completes all updates and transfers
   // Tells other ranks that this one works, and does not hang, while they wait for it.
   void report_work() const {
-    if (ranks) ranks->communicator().report_work();
+    if (comm::Communicator* const others = resources.others()) others->report_work();
   }
   static std::vector<allocator::Tier> state_tiers(const Plan& plan);  // by unit
 
@@ -58,7 +59,8 @@ struct Stores {
   const optim::Optimizer& optimizer;
   Plan plan;
   Layout layout;
-  std::optional<Ranks> ranks;  // nothing: the engine trains alone
+  std::optional<Ranks> ranks;        // nothing: the engine trains alone
+  std::optional<Sections> sections;  // nothing: it has all of the model
   Waits waits;
   std::optional<DeviceWork> gpu;                    // nothing: the CPU computes
   std::optional<HostRecords> host_records;          // nothing: the CPU computes

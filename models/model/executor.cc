@@ -125,7 +125,7 @@ void Executor::run(engine::UnitId unit, const Program& program, Execution& execu
 // Takes back what the pass writes: in forward what it keeps and the next unit's input, from the last one on
 // all.
 void Executor::claim_activations(const Pass& pass) const {
-  if (pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kAdd) return;
+  if (pass.kind == Pass::Kind::kBackward) return;
   const bool more = pass.kind == Pass::Kind::kForward && pass.unit < model_.last();
   resources_.source.take_activations_back(more ? layout_.units[pass.unit + 1].kept : layout_.border);
 }
@@ -135,7 +135,7 @@ void Executor::run_pass(const Pass& pass, std::size_t item, Step& step) {
   const auto group = step.micro_batches.subspan(first, std::min(group_, step.micro_batches.size() - first));
   claim_activations(pass);
   for (const engine::Access& access : pass.accesses) resources_.source.acquire(access);
-  if (pass.kind != Pass::Kind::kAdd) {
+  {
     const TraceScope scope(resources_.trace, Trace::Lane::kCompute,
                            pass_name(pass.kind) + model_.units[pass.unit].name);
     for (std::size_t place = 0; place < group.size(); ++place) {
@@ -151,8 +151,7 @@ void Executor::run_pass(const Pass& pass, std::size_t item, Step& step) {
     }
   }
   for (const engine::Access& access : pass.accesses) resources_.source.release(access);
-  const bool ended = pass.kind != Pass::Kind::kForward && item + 1 == step.items;
-  if (ended && pass.kind != Pass::Kind::kAdd)
+  if (pass.kind != Pass::Kind::kForward && item + 1 == step.items)
     resources_.source.lend_activations(layout_.units[pass.unit].input);
 }
 
@@ -180,6 +179,11 @@ void Executor::await(const engine::Action& action, std::vector<engine::Action>& 
   std::erase(under_way, action);
 }
 
+void Executor::hold(const Pass& pass) {
+  for (const engine::Access& access : pass.accesses) resources_.source.acquire(access);
+  for (const engine::Access& access : pass.accesses) resources_.source.release(access);
+}
+
 void Executor::act(const engine::Action& action, const engine::Pipeline& pipeline, Step& step) {
   using Kind = engine::Action::Kind;
   for (const engine::Action& awaited : engine::awaited_by(pipeline, place_.section, action))
@@ -189,7 +193,8 @@ void Executor::act(const engine::Action& action, const engine::Pipeline& pipelin
     return begin(action, std::min(group_, step.micro_batches.size() - first), step.under_way);
   }
   for (const Pass& pass : passes_)
-    if ((pass.kind == Pass::Kind::kForward) == (action.kind == Kind::kForward))
+    if (pass.kind != Pass::Kind::kAdd &&
+        (pass.kind == Pass::Kind::kForward) == (action.kind == Kind::kForward))
       run_pass(pass, action.item, step);
 }
 
@@ -221,6 +226,8 @@ std::vector<double> Executor::train_step(std::span<const MicroBatch> micro_batch
            pipeline.items};
   for (const engine::Action& action : engine::actions_of(pipeline, place_.section))
     act(action, pipeline, own);
+  for (const Pass& pass : passes_)
+    if (pass.kind == Pass::Kind::kAdd) hold(pass);
   while (!own.under_way.empty()) await(engine::Action(own.under_way.front()), own.under_way);
   return std::move(own.losses);
 }

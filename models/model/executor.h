@@ -85,6 +85,7 @@ class Executor {
   void act(const engine::Action& action, const engine::Pipeline& pipeline, Step& step);
   void run(engine::UnitId unit, const Program& program, Execution& execution, const Between& between);
   void run_pass(const Pass& pass, std::size_t item, Step& step);
+  void hold(const Pass& pass);  // of a unit whose gradient is complete, and of which nothing is computed
   void claim_activations(const Pass& pass) const;
   struct Text {  // the text that a forward pass continues
     TextCache* cache = nullptr;

@@ -80,6 +80,7 @@ void Model::Impl::add_unit(const std::string& name, const std::string& prefix, c
     }
     engine::ParameterSpec spec = parameter.spec;
     spec.name = prefix + spec.name;
+    spec.by_tokens &= has_embedding_;  // the head uses all of a copied embedding
     unit.parameters.push_back(std::move(spec));
     ids.push_back(parameters_++);
   }
@@ -281,6 +282,8 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   for (const Pass& pass : impl_->passes()) {
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
   }
+  if (impl_->shape.config.tied_head && impl_->has_embedding() != impl_->has_head())
+    profile.twin = {0, impl_->has_embedding() ? 1 : 0, !impl_->has_embedding()};
   profile.micro_batches = micro_batches;
   // All micro-batches but the first add to gradients of weights, and the first counts as one of them.
   for (kernels::Product& product : profile.products)

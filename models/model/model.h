@@ -75,9 +75,8 @@ double loss_of_step(std::span<const double> losses, std::uint64_t targets);
 // planned). Thread rule: one thread at a time.
 class Runner {
  public:
-  // place: where the model is a section of a pipeline; its profile is that of engine::in_pipeline(). Throws
-  // Error(kInvalidArgument) for a section of a model with a tied head, or with a plan that waits for the
-  // norm.
+  // place: where the model is a section of a pipeline; its profile is that of engine::in_pipeline(), and the
+  // engine has the other sections.
   Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine, Threads& threads,
          kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr,
          const Place& place = {});

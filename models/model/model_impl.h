@@ -10,7 +10,8 @@ namespace sluice::models {
 
 // A pass of all micro-batches of a group through one unit, and what is held meanwhile.
 struct Pass {
-  // kAdd: of a copied embedding, whose gradient is complete when that of all other units is.
+  // kAdd: of a copied embedding, whose gradient is complete at the end of a step, when the first section gets
+  // no more from this one.
   enum class Kind : std::uint8_t { kForward, kHead, kBackward, kAdd };
   Kind kind = Kind::kForward;
   engine::UnitId unit = 0;

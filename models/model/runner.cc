@@ -93,15 +93,6 @@ Runner::Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEn
          "{} threads are to run a model whose matrix library has {}: give both the same", threads.count(),
          library.threads());
   }
-  // Engines of sections do not tell each other their gradients.
-  if (place.pipeline.sections > 1 && (model.config().tied_head || plan.clip)) {
-    fail(
-        ErrorCode::kInvalidArgument,
-        "section {} of {} is to train {}: sections train models with a head of their own, whose updates wait "
-        "for no norm",
-        place.section, place.pipeline.sections,
-        plan.clip ? "with updates that wait for the norm of all gradients" : "a model with a tied head");
-  }
   state_ = std::make_unique<State>(model.impl(), plan, engine, threads, library, ledger, trace, place);
 }
 

@@ -138,27 +138,33 @@ struct Way {
   engine::PipelineOrder order;
   std::vector<engine::UnitId> cut;
   std::size_t group;
+  bool tied = true, clip = true;
 };
 
-Values train_on_engine(const Model& model, const Data& data, const char* tier, std::size_t group,
-                       const Place& place, std::vector<double>& losses, bool clip = false) {
+struct Numbers {
+  std::vector<double> losses, norms;
+};
+
+Values train_on_engine(const Model& model, const Data& data, const Way& way, const Place& place,
+                       Numbers& numbers, comm::Communicator* sections = nullptr) {
   const auto optimizer = optim::make_optimizer({.storage = {.master = false}});
   const auto library = kernels::load_matrix_library(1);
   Threads threads(1);
   engine::Profile profile = model.profile(kMicroBatches, *library);
   if (place.pipeline.sections > 1)
-    profile = engine::in_pipeline(profile, place.pipeline, place.section, group);
+    profile = engine::in_pipeline(profile, place.pipeline, place.section, way.group);
   engine::PlanRequest request;
-  request.places.fill(engine::tier_of_place(tier));
-  request.group = group;
-  request.clip = clip;
+  request.places.fill(engine::tier_of_place(way.tier));
+  request.group = way.group;
+  request.clip = way.clip;
   const engine::Plan plan = engine::make_plan(profile, *optimizer, {kGiB, kGiB, 0}, request, {});
   allocator::Ledger ledger;
   std::vector<std::unique_ptr<offload::File>> files;
   files.push_back(offload::make_memory_file("swap"));
   offload::RecordStore records(std::move(files), ledger);
-  engine::ScheduledEngine engine(profile, plan, *optimizer,
-                                 {threads, ledger, plan.uses_disk() ? &records : nullptr});
+  engine::Resources resources{threads, ledger, plan.uses_disk() ? &records : nullptr};
+  resources.sections = sections;
+  engine::ScheduledEngine engine(profile, plan, *optimizer, resources);
   Runner runner(model, plan, engine, threads, *library, ledger, nullptr, place);
   const engine::Layout& layout = engine.layout();
   engine::UnitSource source;
@@ -170,11 +176,12 @@ Values train_on_engine(const Model& model, const Data& data, const char* tier, s
   };
   for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) engine.load(unit, source);
   for (const std::uint64_t step : {1, 2}) {
-    engine.begin_step({{{0.01, 0.1}, {0.01, 0.0}, {0.01, 0.1}}});
+    engine.begin_step({{{0.01, 0.1}, {0.01, 0.0}, {0.01, 0.1}}, way.clip ? 0.5 : 0.0});
     const std::uint64_t targets = counted_targets(data.micro_batches);
-    losses.push_back(loss_of_step(runner.train_step(data.micro_batches, {7, step, targets}), targets));
-    engine.step();
-    losses.push_back(runner.evaluate(data.micro_batches[step]));
+    numbers.losses.push_back(
+        loss_of_step(runner.train_step(data.micro_batches, {7, step, targets}), targets));
+    numbers.norms.push_back(engine.step().gradient_norm);
+    numbers.losses.push_back(runner.evaluate(data.micro_batches[step]));
   }
   Values values;
   engine::UnitSink sink;
@@ -189,16 +196,20 @@ Values train_on_engine(const Model& model, const Data& data, const char* tier, s
 // Each section has an engine of its own, with a plan of its own. Without masters updates round by random
 // numbers, which are those of the whole model, too.
 TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
-  const Model model(small_mixed(false, 0.1f), Dtype::kBf16, 2, 8);
-  const Data data(model, kMicroBatches);
   for (const Way& way :
-       {Way{"memory", k1F1B, {3}, 1}, Way{"disk", k1F1B, {2, 4}, 2}, Way{"disk", kGPipe, {4}, 1}}) {
-    SCOPED_TRACE(std::string(way.tier) + ", " + std::string(engine::name_of(way.order)));
-    std::vector<double> expected_losses;
-    const Values expected = train_on_engine(model, data, way.tier, way.group, {}, expected_losses);
+       {Way{"memory", k1F1B, {3}, 1}, Way{"disk", k1F1B, {2, 4}, 2}, Way{"disk", kGPipe, {4}, 1},
+        Way{"memory", kGPipe, {2, 3, 4}, 5}, Way{"disk", k1F1B, {3}, 1, true, false},
+        Way{"memory", k1F1B, {4}, 3, false, true}, Way{"disk", kGPipe, {2}, 1, false, false}}) {
+    SCOPED_TRACE(fmt::format("{}, {}, {} sections, groups of {}, {}, {}", way.tier,
+                             engine::name_of(way.order), way.cut.size() + 1, way.group,
+                             way.tied ? "tied" : "untied", way.clip ? "clipped" : "not clipped"));
+    const Model model(small_mixed(way.tied, 0.1f), Dtype::kBf16, 2, 8);
+    const Data data(model, kMicroBatches);
+    Numbers expected_numbers;
+    const Values expected = train_on_engine(model, data, way, {}, expected_numbers);
     const std::vector<engine::UnitRange> sections = sections_of({"", model.config(), way.order, way.cut});
     std::vector<Values> found(sections.size());
-    std::vector<std::vector<double>> losses(sections.size());
+    std::vector<Numbers> numbers(sections.size());
     comm::run_communicators(
         comm::World::kThreads, static_cast<int>(sections.size()), [&](comm::Communicator& communicator) {
           const auto section = static_cast<std::size_t>(communicator.rank());
@@ -207,26 +218,17 @@ TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
           const Place place{{way.order, communicator.size(), divide_up(kMicroBatches, way.group)},
                             communicator.rank(),
                             &neighbours};
-          found[section] = train_on_engine(own, data, way.tier, way.group, place, losses[section]);
+          found[section] = train_on_engine(own, data, way, place, numbers[section], &communicator);
         });
-    EXPECT_EQ(losses.back(), expected_losses);
+    EXPECT_EQ(numbers.back().losses, expected_numbers.losses);
     Values all;
-    for (const Values& of_section : found) all.insert(of_section.begin(), of_section.end());
-    EXPECT_TRUE(all == expected);
-  }
-}
-
-TEST(SectionsOnEngines, RefuseWhatNeedsGradientsOfOthers) {
-  for (const bool tied : {true, false}) {
-    const Model model(small_mixed(tied), Dtype::kBf16, 2, 8);
-    const Model first(model, {0, 3});
-    std::vector<double> losses;
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"section 0 of 2", tied ? "a model with a tied head" : "wait for the norm of all gradients"},
-                 [&] {
-                   train_on_engine(first, Data(first, kMicroBatches), "memory", 1,
-                                   {{k1F1B, 2, kMicroBatches}, 0, nullptr}, losses, !tied);
-                 });
+    for (std::size_t section = 0; section < found.size(); ++section) {
+      EXPECT_EQ(numbers[section].norms, expected_numbers.norms) << section;
+      for (const auto& [name, values] : found[section])
+        EXPECT_TRUE(expected.at(name) == values) << name << " of section " << section;
+      all.merge(found[section]);
+    }
+    EXPECT_EQ(all.size(), expected.size());
   }
 }
 
