@@ -12,10 +12,12 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "engine/checkpoint/stored_floats.h"
 #include "engine/layout/kind.h"
 #include "engine/layout/state_format.h"
 #include "engine/ranks/agreement.h"
+#include "engine/saving/section_values.h"
 
 namespace sluice::engine {
 namespace {
@@ -268,8 +270,9 @@ std::uint64_t CheckpointTensors::buffer_bytes(int ranks) const {
 
 std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                                     const CheckpointWriter::Options& options, const Json& run,
-                                    std::span<const OwnFile> own, comm::Communicator* communicator) {
-  const std::string folder = write_own(engine, io, ledger, options, run, own, communicator);
+                                    std::span<const OwnFile> own, comm::Communicator* communicator,
+                                    const Section* section) {
+  const std::string folder = write_own(engine, io, ledger, options, run, own, communicator, section);
   if (communicator == nullptr) return folder;
   try {
     return exchange(*communicator, "the checkpoint that was written", folder,
@@ -284,7 +287,8 @@ std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allo
 
 std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                                          CheckpointWriter::Options options, const Json& run,
-                                         std::span<const OwnFile> own, comm::Communicator* communicator) {
+                                         std::span<const OwnFile> own, comm::Communicator* communicator,
+                                         const Section* section) {
   const bool is_first = communicator == nullptr || communicator->rank() == 0;
   const std::size_t all_buffers = options.buffer_bytes;
   // Regions are whole huge pages.
@@ -302,12 +306,14 @@ std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io,
       for (const OwnFile& file : own) writer->add_file(file);
     }
     if (communicator == nullptr) return write_all(engine, *writer, run);
-    shared.emplace(engine, files_, units_, *communicator);
-    const auto folder =
+    shared.emplace(engine, layout_, files_, units_, *communicator, section);
+    const SharedFolder folder =
         find_shared_folder(*communicator, options.out, is_first ? writer->partial() : std::string());
-    if (folder)
-      return write_together(engine, io, ledger, *folder, all_buffers, run, is_first ? &*writer : nullptr,
-                            *shared, *communicator);
+    if (folder.why_not.empty())
+      return write_together(engine, io, ledger, folder.path, all_buffers, run, is_first ? &*writer : nullptr,
+                            *shared, *communicator, section);
+    if (section != nullptr) fail(ErrorCode::kInvalidArgument, "{}", folder.why_not);
+    if (is_first) log().info("{}: it sends its part to rank 0", folder.why_not);
     if (is_first) return write_all(engine, *writer, run);
     send(engine);
     return "";
@@ -332,7 +338,7 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
                                               allocator::Ledger& ledger, const std::string& folder,
                                               std::size_t buffer_bytes, const Json& run,
                                               CheckpointWriter* writer, SharedFiles& shared,
-                                              comm::Communicator& communicator) {
+                                              comm::Communicator& communicator, const Section* section) {
   for (const TensorFile& file : files_) {
     if (writer == nullptr) break;
     communicator.report_work();  // reserving the space of a file may take long
@@ -342,8 +348,11 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
   shared.open(io, ledger, folder, buffer_bytes);
   put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
              std::span<const std::byte> bytes) { shared.put(file, tensor, first, bytes); };
-  const UnitSink files = sink();
-  for (const UnitId unit : units_) engine.save_own(unit, files, shared.wanted(unit));
+  const UnitSink files = section == nullptr ? sink() : of_section(sink(), *section);
+  for (const UnitId unit : units_) {
+    const std::optional<UnitId> own = section == nullptr ? unit : section->own(unit);
+    if (own) engine.save_own(*own, files, shared.wanted(unit));
+  }
   std::vector<FileSum> sums = shared.finish();
   if (writer == nullptr) return "";
   for (std::size_t i = 0; i < files_.size(); ++i)

@@ -55,15 +55,18 @@ class CheckpointTensors {
   std::uint64_t buffer_bytes(int ranks = 1) const;
   // Saves the engine's values and state as a checkpoint, with the files that are given besides, and returns
   // its folder. All files share options.buffer_bytes; options.bytes is found here. Throws what
-  // CheckpointWriter and Engine::save() do, and leaves nothing then. REQUIRES: the engine has this layout.
+  // CheckpointWriter and Engine::save() do, and leaves nothing then. REQUIRES: the engine has this layout;
+  // or, with a section, that of its units, and the ranks are the sections in their order.
   //
   // With a communicator it is collective. Where every rank sees rank 0's options.out under its own, each
   // writes a part of the files; otherwise the others send theirs to rank 0. Rank 0 alone commits; the others
   // need no `run` and no `own`, wait for that, and return rank 0's folder. An error of one ends the work
   // of all. Only while rank 0 commits can it end otherwise on the others than on rank 0; their error says so.
+  // Sections only write where all ranks see the folder; else Error(kInvalidArgument) is thrown.
   std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                    const CheckpointWriter::Options& options, const Json& run,
-                   std::span<const OwnFile> own = {}, comm::Communicator* communicator = nullptr);
+                   std::span<const OwnFile> own = {}, comm::Communicator* communicator = nullptr,
+                   const Section* section = nullptr);
 
  private:
   using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
@@ -71,12 +74,13 @@ class CheckpointTensors {
   // save() of this rank, without what rank 0 tells the others. Returns "" on them.
   std::string write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                         CheckpointWriter::Options options, const Json& run, std::span<const OwnFile> own,
-                        comm::Communicator* communicator);
+                        comm::Communicator* communicator, const Section* section);
   std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
   // writer: on rank 0 alone, and null on others.
   std::string write_together(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                              const std::string& folder, std::size_t buffer_bytes, const Json& run,
-                             CheckpointWriter* writer, SharedFiles& shared, comm::Communicator& communicator);
+                             CheckpointWriter* writer, SharedFiles& shared, comm::Communicator& communicator,
+                             const Section* section);
   void send(Engine& engine);
   UnitSink sink();
   // Writes elements of a parameter, from `first` on, into the file with that index.

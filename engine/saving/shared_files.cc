@@ -58,8 +58,8 @@ FileSum merged(const std::vector<std::optional<std::uint64_t>>& blocks, const Te
 
 }  // namespace
 
-std::optional<std::string> find_shared_folder(comm::Communicator& communicator, const std::string& out,
-                                              const std::string& partial) {
+SharedFolder find_shared_folder(comm::Communicator& communicator, const std::string& out,
+                                const std::string& partial) {
   const bool is_first = communicator.rank() == 0;
   std::optional<FolderProbe> probe;
   Json told = Json::object();
@@ -75,18 +75,21 @@ std::optional<std::string> find_shared_folder(comm::Communicator& communicator, 
       communicator, "who sees the folder of checkpoints",
       why_not_shared(folder, told.at("name").get<std::string>(), told.at("text").get<std::string>()));
   for (std::size_t rank = 0; rank < reasons.size(); ++rank)
-    if (!reasons[rank].empty()) {
-      if (is_first)
-        log().info("rank {} cannot write the checkpoint in '{}': it sends its part to rank 0 ({})", rank, out,
-                   reasons[rank]);
-      return std::nullopt;
-    }
-  return folder;
+    if (!reasons[rank].empty())
+      return {folder,
+              fmt::format("rank {} cannot write the checkpoint in '{}' ({})", rank, out, reasons[rank])};
+  return {folder, ""};
 }
 
-SharedFiles::SharedFiles(const Engine& engine, const std::vector<TensorFile>& files,
-                         const std::vector<UnitId>& order, comm::Communicator& communicator)
-    : engine_(engine), layout_(engine.layout()), files_(files), order_(order), communicator_(communicator) {}
+SharedFiles::SharedFiles(const Engine& engine, const Layout& layout, const std::vector<TensorFile>& files,
+                         const std::vector<UnitId>& order, comm::Communicator& communicator,
+                         const Section* section)
+    : engine_(engine),
+      layout_(layout),
+      files_(files),
+      order_(order),
+      communicator_(communicator),
+      section_(section) {}
 
 std::uint64_t SharedFiles::buffer_bytes(std::size_t files) {
   return files * (kHugePage + PartWriter::kSplitBytes);
@@ -135,9 +138,13 @@ void SharedFiles::add_wholes(const TensorFile& file, UnitId unit, std::vector<Fi
     const StoredTensor* const tensor = file.header.find(layout_.spec(p).name);
     if (tensor == nullptr || layout_.spec(p).continues()) continue;
     const std::uint64_t start = file.header.payload_offset();
-    parts.push_back({start + tensor->begin, start + tensor->end,
-                     engine_.partition(unit).owner(layout_.location(p).offset).value_or(FilePart::kEvery)});
+    parts.push_back({start + tensor->begin, start + tensor->end, owner(unit, layout_.location(p).offset)});
   }
+}
+
+int SharedFiles::owner(UnitId unit, std::size_t element) const {
+  if (section_ != nullptr) return section_->owner(unit);
+  return engine_.partition(unit).owner(element).value_or(FilePart::kEvery);
 }
 
 FileParts SharedFiles::parts_of(const TensorFile& file) const {
@@ -147,13 +154,14 @@ FileParts SharedFiles::parts_of(const TensorFile& file) const {
     parts.push_back({bytes.begin, bytes.end, rank});
   };
   for (const UnitId unit : order_) {
-    const Partition partition = engine_.partition(unit);
+    const Partition partition = section_ != nullptr ? Partition() : engine_.partition(unit);
     const bool is_whole =
         partition.shards.empty() || (file.of == TensorFile::Of::kParameters && !partition.parameters);
     if (file.of == TensorFile::Of::kWholes)
       add_wholes(file, unit, parts);
     else if (is_whole)
-      add(unit, {0, layout_.unit_elements(unit)}, FilePart::kEvery);
+      add(unit, {0, layout_.unit_elements(unit)},
+          section_ != nullptr ? section_->owner(unit) : FilePart::kEvery);
     else
       for (std::size_t rank = 0; rank < partition.shards.size(); ++rank)
         add(unit, partition.shards[rank], static_cast<int>(rank));

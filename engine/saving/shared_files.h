@@ -11,6 +11,7 @@
 #include "engine/checkpoint/file_parts.h"
 #include "engine/checkpoint/part_writer.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/layout/section.h"
 #include "engine/steps/engine.h"
 
 namespace sluice::engine {
@@ -23,11 +24,15 @@ struct TensorFile {
   Of of = Of::kParameters;
 };
 
-// Returns this rank's path of the folder `partial`, which rank 0 has made in its `out`. Nothing, on all ranks
-// alike, where one of them does not see that folder in the `out` that it was given, or may not write there.
-// Collective. Throws Error(kIo) where rank 0 cannot write.
-std::optional<std::string> find_shared_folder(comm::Communicator& communicator, const std::string& out,
-                                              const std::string& partial);
+// A folder of rank 0, as this rank finds it.
+struct SharedFolder {
+  std::string path;
+  std::string why_not;  // why it is not shared, on all ranks alike: which rank cannot write there; or empty
+};
+// Finds the folder `partial`, which rank 0 has made in its `out`, in the `out` of this rank. Collective.
+// Throws Error(kIo) where rank 0 cannot write.
+SharedFolder find_shared_folder(comm::Communicator& communicator, const std::string& out,
+                                const std::string& partial);
 
 // The tensor files of a checkpoint that all ranks write at once, each its own blocks. Every rank makes one,
 // with the same files, and hands over what it has, unit after unit in the same order. Thread rule: put() from
@@ -35,9 +40,10 @@ std::optional<std::string> find_shared_folder(comm::Communicator& communicator, 
 // destruction is allowed.
 class SharedFiles {
  public:
-  // All arguments outlive this. `order` is the order of the units in the files.
-  SharedFiles(const Engine& engine, const std::vector<TensorFile>& files, const std::vector<UnitId>& order,
-              comm::Communicator& communicator);
+  // All arguments outlive this. layout: the model's. `order` is the order of the units in the files. section:
+  // which of the units the engine has, where it is one of a pipeline whose sections are the ranks; null: all.
+  SharedFiles(const Engine& engine, const Layout& layout, const std::vector<TensorFile>& files,
+              const std::vector<UnitId>& order, comm::Communicator& communicator, const Section* section);
 
   // The buffers that a rank needs for so many files at least.
   static std::uint64_t buffer_bytes(std::size_t files);
@@ -62,6 +68,8 @@ class SharedFiles {
   Bytes bytes_of(const TensorFile& file, UnitId unit, ElementRange range) const;
   FileParts parts_of(const TensorFile& file) const;
   void add_wholes(const TensorFile& file, UnitId unit, std::vector<FilePart>& parts) const;
+  // The rank that has the element of the unit's state; FilePart::kEvery where all have it.
+  int owner(UnitId unit, std::size_t element) const;
   bool concerns(std::size_t file, UnitId unit, ElementRange range) const;
 
   const Engine& engine_;
@@ -69,6 +77,7 @@ class SharedFiles {
   const std::vector<TensorFile>& files_;
   const std::vector<UnitId>& order_;
   comm::Communicator& communicator_;
+  const Section* const section_;
   std::vector<std::unique_ptr<PartWriter>> writers_;  // by file
 };
 
