@@ -53,6 +53,13 @@ Mesh Mesh::parse(std::string_view text) {
   return mesh;
 }
 
+std::string Mesh::text() const {
+  std::string text;
+  for (const Axis& axis : axes_)
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", axis.name, axis.size);
+  return text;
+}
+
 int Mesh::size(std::string_view axis) const {
   const auto found = std::ranges::find(axes_, axis, &Axis::name);
   return found == axes_.end() ? 1 : found->size;

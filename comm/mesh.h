@@ -20,6 +20,7 @@ class Mesh {
   // size of 1 or more, and for more than kMostRanks ranks.
   static Mesh parse(std::string_view text);
 
+  std::string text() const;               // as parse() reads it
   int ranks() const { return ranks_; }    // the product of the sizes
   int size(std::string_view axis) const;  // 1 where there is no such axis
   int coordinate(int rank, std::string_view axis) const;

@@ -19,6 +19,8 @@ struct TrainOptions {
   std::string machine;  // for `plan`: the file of another machine, or "" for this one
   bool json = false;
   std::optional<int> ranks;                    // nothing: those that a launcher has started, or one
+  std::optional<std::string> mesh;             // axes of the ranks: "pipeline=4"
+  std::string pipeline = "1f1b";               // the order of a pipeline's passes
   std::optional<int> hosts;                    // that share the ranks of a plan; nothing: one
   std::uint64_t silence = 30, patience = 600;  // seconds
   std::uint64_t caller = 0;  // the id of the process that started the run and waits for it, or 0

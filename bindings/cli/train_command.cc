@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "engine/ranks/agreement.h"
 #include "models/run/machine_plan.h"
+#include "models/run/pipeline_plan.h"
 #include "models/run/rank_files.h"
 #include "models/run/recipe.h"
 
@@ -81,6 +82,7 @@ void stop_with(std::uint64_t caller) {
 std::string json_line(const models::PlanResult& result) {
   Json json = engine::to_json(result.plan, result.profile, result.budget);
   json["checkpoint_bytes"] = result.checkpoint_bytes;
+  if (result.pipeline) json["pipeline"] = models::to_json(*result.pipeline);
   json["recipe"] = models::to_json(result.recipe);
   json["recipe"]["defaults"] = result.recipe.defaults;
   if (!result.machine.empty()) json["machine"] = {{"file", result.machine}, {"not_known", result.not_known}};
@@ -88,16 +90,21 @@ std::string json_line(const models::PlanResult& result) {
   return json_text(json);
 }
 
+// How many ranks the flags ask for; nothing where they leave that to a launcher.
+std::optional<int> asked_ranks(const TrainOptions& options, const models::TrainSettings& settings) {
+  if (options.ranks || !settings.mesh) return options.ranks;
+  return settings.mesh->ranks();
+}
+
 // Returns the ranks of the run, or null where this process trains alone.
-std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
+std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int> asked) {
   const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
                                   std::chrono::seconds(options.patience)};
-  if (options.ranks == 1) return nullptr;
-  if (LocalRanks::own_rank() > 0 && options.ranks)
-    return std::make_unique<LocalRanks>(*options.ranks, deadlines);
+  if (asked == 1) return nullptr;
+  if (LocalRanks::own_rank() > 0 && asked) return std::make_unique<LocalRanks>(*asked, deadlines);
   const std::optional<comm::MpiLauncher> launcher = comm::find_mpi_launcher();
   if (!launcher || launcher->ranks == 1)
-    return options.ranks ? std::make_unique<LocalRanks>(*options.ranks, deadlines) : nullptr;
+    return asked ? std::make_unique<LocalRanks>(*asked, deadlines) : nullptr;
   const auto refuse_others = [&](int ranks) {
     if (options.ranks && ranks != 0 && *options.ranks != ranks)
       fail(ErrorCode::kInvalidArgument,
@@ -110,6 +117,11 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   return ranks;
 }
 
+// The ranks that share the micro-batches: stages of a pipeline compute all of them.
+engine::RankOf data_ranks(const models::TrainSettings& settings) {
+  return models::sections_of(settings) > 1 ? engine::RankOf() : settings.ranks;
+}
+
 // Where a rank that is not the first writes what is for the user, which rank 0 writes, too.
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 File nowhere() {
@@ -120,17 +132,19 @@ File nowhere() {
 
 // Plans for rank 0 of the ranks that are asked for, on as many machines as are asked for.
 void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings) {
-  const int ranks = options.ranks.value_or(1), hosts = options.hosts.value_or(1);
-  if (options.hosts && !options.ranks)
+  const std::optional<int> asked = asked_ranks(options, settings);
+  const int ranks = asked.value_or(1), hosts = options.hosts.value_or(1);
+  if (options.hosts && !asked)
     fail(ErrorCode::kInvalidArgument, "--hosts {}: say with --ranks how many ranks they share", hosts);
   if (hosts < 1 || ranks % hosts != 0)
     fail(ErrorCode::kInvalidArgument, "--hosts {}: {} ranks cannot be shared evenly by them", hosts, ranks);
   if (ranks == 1) return;
   settings.ranks_here = ranks / hosts;
   settings.share_of_cores = 1.0 / settings.ranks_here;
-  settings.plan.ranks = {0, ranks};
+  settings.ranks = {0, ranks};
   for (int rank = 0; rank < ranks && hosts > 1; ++rank)
-    settings.plan.ranks.hosts.push_back(rank / settings.ranks_here);
+    settings.ranks.hosts.push_back(rank / settings.ranks_here);
+  settings.plan.ranks = data_ranks(settings);
   settings.communication_bytes =
       hosts == 1 ? LocalRanks::bytes(ranks) : LaunchedRanks::bytes(ranks, settings.ranks_here);
 }
@@ -144,12 +158,13 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
          options.machine);
   models::TrainSettings own = settings;
   File unseen(nullptr, std::fclose);
-  const std::unique_ptr<Ranks> ranks = join_ranks(options);
+  const std::unique_ptr<Ranks> ranks = join_ranks(options, asked_ranks(options, settings));
   if (ranks != nullptr) {
     own.ranks_here = ranks->ranks_here();
     own.share_of_cores = ranks->share_of_cpus();
     own.communicator = &ranks->communicator();
-    own.plan.ranks = engine::rank_of(*own.communicator);
+    own.ranks = engine::rank_of(*own.communicator);
+    own.plan.ranks = data_ranks(own);
     own.communication_bytes = ranks->bytes();
     own.communication_in_use = ranks->bytes_in_use();
     if (const int rank = own.communicator->rank(); rank > 0) {

@@ -45,6 +45,16 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--threads", s.threads, "compute threads (the cores that this process may use)");
 }
 
+// Cuts of the model over ranks.
+void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+  flags.text("--mesh", options.mesh,
+             "axes of the ranks: pipeline=P cuts the model into P stages of consecutive blocks, one for each "
+             "rank; data=N is --ranks N");
+  flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe"},
+               "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages");
+  flags.text("--stages", s.stages, "the blocks of each stage, as 0-7,8-15 (what makes a step short)");
+}
+
 void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Ranks");
   flags.whole(
@@ -187,6 +197,7 @@ void bind_all(CLI::App& app, TrainOptions& options) {
   bind_steps(flags, options.settings, options);
   bind_memory(flags, options.settings, options);
   bind_ranks(flags, options.settings, options);
+  bind_mesh(flags, options.settings, options);
   bind_output(flags, options.settings, options);
   bind_placement(flags, options.settings, options);
 }
@@ -227,6 +238,11 @@ void bind_step_bench(CLI::App& app, TrainOptions& options) {
 void read_choices(const TrainOptions& options, models::TrainSettings& settings) {
   for (const std::string& disk : options.disk) settings.disk.push_back(offload::parse_disk(disk));
   settings.dtype = *dtype_from_name(options.dtype);
+  if (options.mesh) settings.mesh = comm::Mesh::parse(*options.mesh);
+  settings.pipeline = engine::pipeline_order(options.pipeline);
+  if (settings.mesh && options.ranks && *options.ranks != settings.mesh->ranks())
+    fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and --ranks is {}; leave --ranks out",
+         *options.mesh, settings.mesh->ranks(), *options.ranks);
   for (std::size_t part = 0; part < engine::kParts; ++part)
     if (options.places[part]) settings.plan.places[part] = engine::tier_of_place(*options.places[part]);
   settings.optimizer.storage = {*optim::state_type_from_name(options.state), options.master == "f32",

@@ -8,6 +8,8 @@
 #include "core/error.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
+#include "models/run/pipeline_plan.h"
+#include "models/run/run_ranks.h"
 #include "models/run/training_setup.h"
 #include "offload/disk_folders.h"
 
@@ -150,7 +152,13 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
   plan.budget = {s.memory, offload::usable_disk(s.disk),
                  engine::process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers +
                      plan.trace_bytes + s.communication_bytes};
-  fit(plan, s, *optimizer, machine.cores);
+  if (sections_of(s) > 1) {
+    set_request(plan, s);
+    RunRanks alone(nullptr, sections_of(s));
+    plan_section(plan, s, model, *optimizer, library, alone);
+  } else {
+    fit(plan, s, *optimizer, machine.cores);
+  }
   return plan;
 }
 

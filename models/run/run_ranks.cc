@@ -58,18 +58,21 @@ Json comparable(const Setup& setup) {
   record["trace"] = !setup.settings.trace.empty();
   record["saves"] = !setup.settings.out.empty();
   record["resume"] = setup.settings.resume;
+  record["mesh"] = setup.settings.mesh ? setup.settings.mesh->text() : "";
+  record["pipeline"] = engine::name_of(setup.settings.pipeline);
+  record["stages"] = setup.settings.stages.value_or("");
   return record;
 }
 
 }  // namespace
 
-std::vector<std::string> RunRanks::exchange(const std::string& name, const std::string& own) {
+std::vector<std::string> RunRanks::from_all(const std::string& name, const std::string& own) {
   if (communicator_ == nullptr) return {own};
   return engine::exchange(*communicator_, name, own, meanwhile_);
 }
 
 void RunRanks::compare(const Setup& setup) {
-  const std::vector<std::string> all = exchange("the settings of the run", comparable(setup).dump());
+  const std::vector<std::string> all = from_all("the settings of the run", comparable(setup).dump());
   for (int rank = 1; rank < size(); ++rank) {
     const std::vector<std::string> found =
         differences(Json::parse(all[0]), Json::parse(all[static_cast<std::size_t>(rank)]));
@@ -88,12 +91,12 @@ std::optional<engine::Link> RunRanks::link(std::uint64_t memory) {
 }
 
 void RunRanks::agree_on_plan(Setup& setup) {
-  if (size() == 1) return;
+  if (data_size() == 1) return;
   if (!engine::agree_on_plan(*communicator_, setup.plan.plan, setup.settings.plan, meanwhile_)) return;
   fit(setup.plan, setup.settings, *setup.optimizer, setup.settings.threads);
 }
 
-std::string RunRanks::from_first(const std::string& text) { return exchange("a choice of rank 0", text)[0]; }
+std::string RunRanks::from_first(const std::string& text) { return from_all("a choice of rank 0", text)[0]; }
 
 void RunRanks::check_all_read(const std::string& path, const std::string& named) {
   if (size() == 1) return;
@@ -103,8 +106,8 @@ void RunRanks::check_all_read(const std::string& path, const std::string& named)
     found = fmt::format("{:016x}", checksum(std::as_bytes(std::span(text))));
   } catch (const Error&) {  // is told to all ranks
   }
-  const std::vector<std::string> files = exchange("which file each rank reads", found);
-  const std::vector<std::string> hosts = exchange("which host each rank is on", host_name());
+  const std::vector<std::string> files = from_all("which file each rank reads", found);
+  const std::vector<std::string> hosts = from_all("which host each rank is on", host_name());
   for (std::size_t rank = 1; rank < files.size(); ++rank)
     if (files[rank] != files[0])
       sluice::fail(ErrorCode::kNotFound,
@@ -115,28 +118,38 @@ void RunRanks::check_all_read(const std::string& path, const std::string& named)
 }
 
 std::uint64_t RunRanks::sum(std::uint64_t count) {
+  if (data_size() == 1) return count;
   std::uint64_t all = 0;
-  for (const std::string& bytes : exchange("the targets of a step", bytes_of(count)))
+  for (const std::string& bytes : from_all("the targets of a step", bytes_of(count)))
     all += value_of<std::uint64_t>(bytes, "a rank's count");
   return all;
+}
+
+std::span<const std::string> RunRanks::of_last(const std::vector<std::string>& all) const {
+  return std::span(all).last(all.size() / static_cast<std::size_t>(sections_));
 }
 
 RunRanks::Outcome RunRanks::combine(Outcome own) {
   own.losses.push_back(own.stop ? 1 : 0);
   Outcome all;
-  for (const std::string& bytes : exchange("the losses of a step", bytes_of(own.losses))) {
-    const std::vector<double> losses = doubles_of(bytes, own.losses.size(), "a rank's losses");
+  const std::vector<std::string> told = from_all("the losses of a step", bytes_of(own.losses));
+  const auto read = [&](const std::string& bytes) {
+    return doubles_of(bytes, own.losses.size(), "a rank's losses");
+  };
+  for (const std::string& bytes : told) all.stop |= read(bytes).back() != 0;
+  for (const std::string& bytes : of_last(told)) {
+    const std::vector<double> losses = read(bytes);
     all.losses.insert(all.losses.end(), losses.begin(), losses.end() - 1);
-    all.stop |= losses.back() != 0;
   }
   return all;
 }
 
 double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
-  const std::vector<std::string> all = exchange("the losses of a validation", bytes_of(own));
+  const std::vector<std::string> told = from_all("the losses of a validation", bytes_of(own));
+  const std::span<const std::string> all = of_last(told);
   double sum = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
-    const auto ranks = static_cast<std::uint64_t>(size());
+    const auto ranks = static_cast<std::uint64_t>(all.size());
     sum += value_of<double>(all[i % ranks].substr(i / ranks * sizeof(double), sizeof(double)), "a loss");
   }
   return sum / static_cast<double>(count);

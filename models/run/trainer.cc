@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/machine/process.h"
 #include "models/families/weights.h"
+#include "models/run/pipeline_plan.h"
 #include "models/run/run_ranks.h"
 #include "models/run/training_run.h"
 #include "models/run/training_setup.h"
@@ -63,6 +64,7 @@ std::string plan_text(const PlanResult& result) {
   if (!result.machine.empty()) text = fmt::format("for the machine of {}, not this one\n", result.machine);
   text += engine::to_text(result.plan, result.profile, result.budget);
   if (!text.ends_with('\n')) text += '\n';
+  if (result.pipeline) text += to_text(*result.pipeline, result.profile);
   text += result.recipe_text;
   text += fmt::format("a checkpoint takes {}\n", format_size(result.checkpoint_bytes));
   const std::uint64_t extra = result.checkpoint_buffers + result.trace_bytes;
@@ -123,7 +125,7 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
 }  // namespace
 
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
-  RunRanks ranks(settings.communicator);
+  RunRanks ranks(settings.communicator, sections_of(settings));
   try {
     return train(ranks, settings, events);
   } catch (const std::exception& error) {

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "core/json.h"
 #include "engine/checkpoint/best_checkpoint.h"
+#include "engine/plan/pipeline.h"
 #include "engine/steps/assembly.h"
 #include "models/families/config.h"
 #include "offload/records.h"
@@ -54,10 +56,16 @@ struct TrainSettings {
   std::string metrics, trace, profile;
   std::string source;        // the file that these settings came from, if any, which outputs must not replace
   engine::PlanRequest plan;  // recompute and the like
-  // The ranks that train the model together, of which plan.ranks is this one; outlives the run. Null: the run
+  // The ranks that train the model together, of which `ranks` is this one; outlives the run. Null: the run
   // trains alone, or is planned. Sizes, disk space and threads are those of this rank; `accumulate` counts
   // the micro-batches of all ranks.
   comm::Communicator* communicator = nullptr;
+  engine::RankOf ranks;
+  // Along "pipeline" the model is cut into stages, of which each rank has one; plan.ranks are the ranks that
+  // have all of what this one has, along "data". Nothing: all ranks are.
+  std::optional<comm::Mesh> mesh;
+  engine::PipelineOrder pipeline = engine::PipelineOrder::k1F1B;
+  std::optional<std::string> stages;  // the blocks of each stage: "0-7,8-15"; nothing: chosen
   // What joins the ranks. Nothing: it is measured where there are ranks, and in a plan of a run that has not
   // begun, what they send counts as no time.
   std::optional<engine::Link> link;
@@ -120,8 +128,20 @@ struct Recipe {
   std::vector<std::string> defaults;  // command-line names of the settings above that nobody stated
 };
 
+// How a model is cut into the stages of a pipeline, and what is predicted of all of them.
+struct PipelinePlan {
+  engine::Pipeline pipeline;
+  std::vector<engine::UnitRange> cut;  // by stage
+  std::vector<std::string> names;      // of their first and last units
+  int section = 0;                     // the stage that the plan is of
+  engine::PipelineTime time;
+  std::vector<std::uint64_t> peaks;  // bytes of host memory
+  double bubble() const;             // the share of the step in which stages wait for others
+};
+
 // The plan alone, as `sluice plan` shows it.
 struct PlanResult : engine::Planned {
+  std::optional<PipelinePlan> pipeline;
   Recipe recipe;
   std::string recipe_text;             // for people, with the values that the run begins with
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs

@@ -91,7 +91,7 @@ void refuse_files_of_ranks(std::initializer_list<Output> outputs, int ranks) {
 }  // namespace
 
 void check_outputs(const TrainSettings& settings) {
-  const std::string trace_of_first = settings.plan.ranks.rank == 0 ? settings.trace : "";
+  const std::string trace_of_first = settings.ranks.rank == 0 ? settings.trace : "";
   const Output metrics{"--metrics", settings.metrics}, trace{"--trace", trace_of_first},
       profile{"--profile", settings.profile};
   for (const Output& output : {metrics, trace, profile}) {
@@ -103,8 +103,7 @@ void check_outputs(const TrainSettings& settings) {
   refuse_same(trace, metrics);
   refuse_same(profile, metrics);
   refuse_same(profile, trace);
-  if (settings.plan.ranks.rank == 0)
-    refuse_files_of_ranks({metrics, trace, profile}, settings.plan.ranks.size);
+  if (settings.ranks.rank == 0) refuse_files_of_ranks({metrics, trace, profile}, settings.ranks.size);
   refuse_to_replace(trace, "trace", kTraceBeginning);
   refuse_to_replace(profile, "profile", kProfileBeginning);
 }

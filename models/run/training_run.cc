@@ -13,6 +13,7 @@
 #include "core/system.h"
 #include "engine/checkpoint/run_id.h"
 #include "engine/saving/checkpoint_values.h"
+#include "engine/saving/section_values.h"
 #include "models/families/initialize.h"
 #include "models/families/weights.h"
 #include "models/run/rank_files.h"
@@ -46,16 +47,35 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
       traces_(ranks.communicator(), setup.settings.trace),
       assembly_(setup.plan,
                 {setup.tools->threads, *setup.tools->io, *setup.optimizer, setup.tools->library.get(),
-                 ranks.communicator()},
+                 ranks.data(), nullptr, ranks.sections()},
                 {.trace_events = trace_events(settings_),
                  .timeline_parts = settings_.profile.empty() ? 0 : kProfileParts,
                  .origin = origin_}) {
-  runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, engine_, setup.tools->threads,
-                                     *setup.tools->library, assembly_.ledger(), assembly_.trace());
+  runner_ = std::make_unique<Runner>(setup.own_model(), setup.plan.plan, engine_, setup.tools->threads,
+                                     *setup.tools->library, assembly_.ledger(), assembly_.trace(), place());
+  check_folder();
   ranks_.set_meanwhile([this] { engine_.serve_ranks(); });
   if (!ranks_.is_first()) return;
   check_room();
   remove_files_of_absent_ranks(settings_.profile, ranks_.size(), kProfileBeginning);
+}
+
+Place TrainingRun::place() {
+  if (!setup_.plan.pipeline) return {};
+  neighbours_ = std::make_unique<MessageNeighbours>(*ranks_.sections(), [this] { engine_.serve_ranks(); });
+  return {setup_.plan.pipeline->pipeline, setup_.plan.pipeline->section, neighbours_.get()};
+}
+
+// Each section writes its own part of a checkpoint.
+void TrainingRun::check_folder() {
+  if (settings_.out.empty() || ranks_.sections() == nullptr) return;
+  const engine::SharedFolder folder =
+      engine::find_shared_folder(*ranks_.sections(), settings_.out, settings_.out + "/.");
+  if (!folder.why_not.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "{}, where each stage of a pipeline writes its part of a checkpoint; give an --out that all hosts "
+         "see",
+         folder.why_not);
 }
 
 TrainingRun::~TrainingRun() { ranks_.set_meanwhile({}); }
@@ -65,7 +85,8 @@ bool TrainingRun::stop_requested() {
   return stop_;
 }
 
-bool TrainingRun::load_units(const engine::UnitSource& source) {
+bool TrainingRun::load_units(const engine::UnitSource& of_model) {
+  const engine::UnitSource source = setup_.section ? of_section(of_model, *setup_.section) : of_model;
   for (engine::UnitId unit = 0; unit < engine_.layout().units().size(); ++unit) {
     if (ranks_.size() == 1 && stop_requested()) return false;
     engine_.load(unit, source);
@@ -106,10 +127,10 @@ void TrainingRun::load_initial() {
   begin_metrics();
   if (setup_.first_values)
     return void(
-        load_units(initial_values(setup_.config, engine_.layout(), settings_.seed, setup_.tools->threads)));
+        load_units(initial_values(setup_.config, *setup_.layout, settings_.seed, setup_.tools->threads)));
   const LoadingMemory memory = loading_memory(engine::kStreamBuffer);
   engine::ReadAhead ahead(memory.bytes, &setup_.tools->threads);
-  HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, engine_.layout(), ahead);
+  HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, *setup_.layout, ahead);
   load_units(weights.source());
 }
 
@@ -135,7 +156,7 @@ void TrainingRun::resume(const std::string& folder) {
         "checkpoints in '{}' were validated by other data or another number of batches: the best one is "
         "found anew, and --keep alone says how long those stay; copy what you want to keep",
         settings_.out);
-  engine::CheckpointValues values(checkpoint, engine_.layout(), *setup_.optimizer);
+  engine::CheckpointValues values(checkpoint, *setup_.layout, *setup_.optimizer);
   checkpoint_ = folder;
   const auto begin = std::chrono::steady_clock::now();
   if (!load_units(values.source())) return;
@@ -276,9 +297,9 @@ std::optional<double> TrainingRun::evaluate_if_due() {
                       step_ == settings_.steps;
   if (settings_.eval_every == 0 || !is_due) return std::nullopt;
   std::vector<double> losses;
-  const auto ranks = static_cast<std::uint64_t>(ranks_.size());
-  for (auto i = static_cast<std::uint64_t>(ranks_.rank()); i < settings_.eval_batches; i += ranks) {
-    if (ranks == 1 && stop_requested()) return std::nullopt;
+  const auto ranks = static_cast<std::uint64_t>(ranks_.data_size());
+  for (auto i = static_cast<std::uint64_t>(ranks_.data_rank()); i < settings_.eval_batches; i += ranks) {
+    if (ranks_.size() == 1 && stop_requested()) return std::nullopt;
     losses.push_back(runner_->evaluate(setup_.data->validation(i)));
   }
   const double loss = ranks_.mean(losses, settings_.eval_batches);
@@ -297,7 +318,7 @@ void TrainingRun::save() {
   const TraceScope scope(assembly_.trace(), Trace::Lane::kSave, "a checkpoint");
   engine_.settle();
   const auto begin = std::chrono::steady_clock::now();
-  engine::CheckpointTensors tensors(engine_.layout(), *setup_.optimizer);
+  engine::CheckpointTensors tensors(*setup_.layout, *setup_.optimizer);
   const std::string config = config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n";
   const engine::OwnFile file{"config.json", {std::as_bytes(std::span(config))}};
   checkpoint_ =
@@ -305,7 +326,7 @@ void TrainingRun::save() {
                    {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
                    run_record(setup_, {run_id_, step_, skipped_, next_sample_,
                                        loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
-                   {&file, 1}, ranks_.communicator());
+                   {&file, 1}, ranks_.communicator(), setup_.section.get());
   saved_step_ = step_;
   if (!ranks_.is_first()) return;
   CheckpointReport report = checkpoint_report(begin);

@@ -9,6 +9,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/steps/assembly.h"
 #include "engine/steps/scheduled_engine.h"
+#include "models/model/message_neighbours.h"
 #include "models/model/model.h"
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"
@@ -45,6 +46,7 @@ class TrainingRun {
     std::span<std::byte> bytes;
   };
   LoadingMemory loading_memory(std::size_t charged);
+  Place place();
   bool load_units(const engine::UnitSource& source);
   void begin_metrics();
   void resume_metrics();
@@ -54,6 +56,7 @@ class TrainingRun {
   std::string profile_text(const std::string& error);
   void save_reports_after_error(const std::string& error) noexcept;
   void check_room() const;
+  void check_folder();
   StepReport step();
   double run_step(std::uint64_t step, StepReport& report);
   double compute(std::uint64_t step, float scale);
@@ -81,7 +84,8 @@ class TrainingRun {
   engine::Assembly<engine::ScheduledEngine> assembly_;
   engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
-  comm::Transport::Counters traffic_;  // with other ranks, until the last step
+  std::unique_ptr<MessageNeighbours> neighbours_;  // ends before the memory of its messages does
+  comm::Transport::Counters traffic_;              // with other ranks, until the last step
   std::optional<MetricsFile> metrics_;
   std::string run_id_;
   std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;

@@ -14,6 +14,7 @@
 #include "engine/saving/checkpoint_values.h"
 #include "models/families/initialize.h"
 #include "models/run/learning_rate.h"
+#include "models/run/pipeline_plan.h"
 #include "models/run/profile.h"
 #include "models/run/recipe.h"
 #include "models/run/run_ranks.h"
@@ -53,6 +54,26 @@ double block_parameters(const Model& model) {
   return count;
 }
 
+// What cannot be cut over ranks yet is refused with what can.
+void check_mesh(const TrainSettings& s) {
+  if (s.stages && sections_of(s) == 1)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "--stages '{}' says which blocks each stage of a pipeline has, and there is no pipeline: give --mesh "
+        "pipeline=P, too (--stage, without an s, is what ZeRO partitions)",
+        *s.stages);
+  if (!s.mesh) return;
+  if (s.mesh->ranks() != s.ranks.size)
+    fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and there are {}", s.mesh->text(),
+         s.mesh->ranks(), s.ranks.size);
+  if (sections_of(s) > 1 && s.mesh->size("data") > 1)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "--mesh {}: a model that is cut into the stages of a pipeline is trained by one rank for each stage; "
+        "leave out data, or pipeline",
+        s.mesh->text());
+}
+
 std::string values_text(const TrainSettings& s) {
   if (!begins_with_first_values(s.model)) return fmt::format("the weights in '{}'", s.model);
   return fmt::format("first values, seed {}{}", s.seed,
@@ -70,6 +91,7 @@ void check_settings(const TrainSettings& s) {
          "accumulate is {} micro-batches in a step of all ranks, which {} ranks cannot share evenly; give a "
          "multiple of {}",
          s.accumulate, ranks, ranks);
+  check_mesh(s);
   check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
   check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
@@ -154,18 +176,22 @@ void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model
   plan.checkpoint_bytes = engine::bytes_needed(tensors.file_bytes());
   // A run that reads and writes no such file needs no buffer.
   if (!s.out.empty())
-    plan.checkpoint_buffers = tensors.buffer_bytes(s.plan.ranks.size);
+    plan.checkpoint_buffers = tensors.buffer_bytes(s.ranks.size);
   else
     plan.checkpoint_buffers = begins_with_first_values(s.model) ? 0 : engine::kStreamBuffer;
   plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
 }
 
-void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer, int cores) {
+void set_request(PlanResult& plan, const TrainSettings& s) {
   plan.disk = s.disk;
   plan.request = s.plan;
   plan.request.flags = true;
   plan.request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
   plan.rates.link = s.link;
+}
+
+void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer, int cores) {
+  set_request(plan, s);
   try {
     plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
   } catch (const Error& error) {
@@ -187,9 +213,20 @@ int share_of_cores(int cores, const TrainSettings& s) {
 }
 
 void count_transport(const TrainSettings& s, int cores, engine::MachineRates& rates) {
-  if (s.plan.ranks.size == 1) return;
+  if (s.ranks.size == 1) return;
   rates.rank_processor_seconds = engine::rank_processor_seconds(
-      s.ranks_here, s.threads, cores, s.plan.ranks.on_hosts().all_on_one(), rates.memory_bandwidth);
+      s.ranks_here, s.threads, cores, s.ranks.on_hosts().all_on_one(), rates.memory_bandwidth);
+}
+
+void choose_section(Setup& setup, RunRanks& ranks) {
+  PlanResult& plan = setup.plan;
+  set_request(plan, setup.settings);
+  setup.section_model =
+      plan_section(plan, setup.settings, *setup.model, *setup.optimizer, *setup.tools->library, ranks);
+  const PipelinePlan& pipeline = *plan.pipeline;
+  const std::optional<engine::Twin>& twin = plan.profile.twin;
+  setup.section =
+      std::make_unique<engine::Section>(*setup.layout, pipeline.cut, pipeline.section, twin && twin->is_copy);
 }
 
 Setup prepare(const TrainSettings& settings) {
@@ -208,11 +245,11 @@ Setup prepare(const TrainSettings& settings) {
   setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
+  setup.layout = std::make_unique<engine::Layout>(setup.model->units());
   engine::check_masters(setup.model->units(), *setup.optimizer);
   choose_recipe(setup.plan, s, *setup.model);
   if (!s.out.empty())
-    engine::check_file_limit(
-        engine::CheckpointTensors(engine::Layout(setup.model->units()), *setup.optimizer).file_bytes());
+    engine::check_file_limit(engine::CheckpointTensors(*setup.layout, *setup.optimizer).file_bytes());
   add_file_sizes(setup.plan, s, *setup.model, *setup.optimizer);
   offload::resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes), s.ranks_here);
   setup.data = std::make_unique<TrainingData>(s, setup.config);
@@ -237,12 +274,16 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(held - std::min(held, s.communication_in_use), s.threads) +
                            setup.plan.checkpoint_buffers + setup.plan.trace_bytes + s.communication_bytes};
-  RunRanks ranks(s.communicator);
+  RunRanks ranks(s.communicator, sections_of(s));
   ranks.compare(setup);
   const engine::Budget& budget = setup.plan.budget;
   if (!s.link) s.link = ranks.link(budget.memory - std::min(budget.memory, budget.base));
-  fit(setup.plan, s, *setup.optimizer, usable_cpus());
-  ranks.agree_on_plan(setup);
+  if (sections_of(s) > 1) {
+    choose_section(setup, ranks);
+  } else {
+    fit(setup.plan, s, *setup.optimizer, usable_cpus());
+    ranks.agree_on_plan(setup);
+  }
   return setup;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/layout/section.h"
 #include "engine/machine/tools.h"
 #include "engine/plan/plan.h"
 #include "models/families/config.h"
@@ -50,8 +51,13 @@ struct Setup {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<engine::Tools> tools;
   std::unique_ptr<Model> model;
+  std::unique_ptr<engine::Layout> layout;  // of the model
   std::unique_ptr<TrainingData> data;
   PlanResult plan;
+  // Where the model is cut into sections, the one that this rank has. Null: it has the whole model.
+  std::unique_ptr<Model> section_model;
+  std::unique_ptr<engine::Section> section;
+  const Model& own_model() const { return section_model ? *section_model : *model; }
 };
 Setup prepare(const TrainSettings& settings);
 
@@ -60,7 +66,9 @@ void choose_recipe(PlanResult& plan, const TrainSettings& settings, const Model&
 // Sets the sizes of checkpoints and of what is written about the run.
 void add_file_sizes(PlanResult& plan, const TrainSettings& settings, const Model& model,
                     const optim::Optimizer& optimizer);
-// Sets the plan itself, within plan.budget, at plan.rates. cores: how many the machine has.
+// Sets what the plan is asked for, and the plan itself, within plan.budget, at plan.rates. cores: how many
+// the machine has.
 void fit(PlanResult& plan, const TrainSettings& settings, const optim::Optimizer& optimizer, int cores);
+void set_request(PlanResult& plan, const TrainSettings& settings);
 
 }  // namespace sluice::models
