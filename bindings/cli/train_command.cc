@@ -117,11 +117,6 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int
   return ranks;
 }
 
-// The ranks that share the micro-batches: stages of a pipeline compute all of them.
-engine::RankOf data_ranks(const models::TrainSettings& settings) {
-  return models::sections_of(settings) > 1 ? engine::RankOf() : settings.ranks;
-}
-
 // Where a rank that is not the first writes what is for the user, which rank 0 writes, too.
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 File nowhere() {
@@ -144,7 +139,7 @@ void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings
   settings.ranks = {0, ranks};
   for (int rank = 0; rank < ranks && hosts > 1; ++rank)
     settings.ranks.hosts.push_back(rank / settings.ranks_here);
-  settings.plan.ranks = data_ranks(settings);
+  settings.plan.ranks = models::data_ranks(settings);
   settings.communication_bytes =
       hosts == 1 ? LocalRanks::bytes(ranks) : LaunchedRanks::bytes(ranks, settings.ranks_here);
 }
@@ -164,7 +159,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.share_of_cores = ranks->share_of_cpus();
     own.communicator = &ranks->communicator();
     own.ranks = engine::rank_of(*own.communicator);
-    own.plan.ranks = data_ranks(own);
+    own.plan.ranks = models::data_ranks(own);
     own.communication_bytes = ranks->bytes();
     own.communication_in_use = ranks->bytes_in_use();
     if (const int rank = own.communicator->rank(); rank > 0) {

@@ -47,9 +47,10 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
 
 // Cuts of the model over ranks.
 void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
-  flags.text("--mesh", options.mesh,
-             "axes of the ranks: pipeline=P cuts the model into P stages of consecutive blocks, one for each "
-             "rank; data=N is --ranks N");
+  flags.text(
+      "--mesh", options.mesh,
+      "axes of the ranks, as data=2,pipeline=4: along pipeline the model is cut into stages of consecutive "
+      "blocks; along data ranks have the same stage and other micro-batches (data=N alone is --ranks N)");
   flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe"},
                "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages");
   flags.text("--stages", s.stages, "the blocks of each stage, as 0-7,8-15 (what makes a step short)");

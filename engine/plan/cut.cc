@@ -131,7 +131,7 @@ std::vector<UnitRange> parse_cut(std::string_view text, std::size_t blocks) {
     if (first != next || last < first || last >= blocks)
       fail(ErrorCode::kInvalidArgument,
            "the cut '{}' has '{}' where blocks from {} on must be: the model has the blocks 0 to {}, each in "
-           "one section, in their order",
+           "one stage, in their order",
            text, part, next, blocks - 1);
     next = last + 1;
     cut.push_back({static_cast<UnitId>(first == 0 ? 0 : first + 1), static_cast<UnitId>(next + 1)});

@@ -116,6 +116,7 @@ class Placement {
   };
   // Where sums are by rows (rows_of_tokens()), the most that the tokens of a step can cause.
   Received received(UnitId unit, const UnitPlan& plan) const;
+  bool comes_from_section(UnitId unit, int use) const;
   std::uint64_t received_of_sections() const;  // of a section of a pipeline, in a step
   std::uint64_t received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const;  // by this rank
 

@@ -28,11 +28,16 @@ void Placement::find_routes(const optim::Optimizer& optimizer) {
     shards_.emplace(layout_, optimizer, kChunkGrain, Shards::Ranks{ranks_.size, 0, ranks_.size});
 }
 
+// Whether ranks do not sum that use of the unit's gradient, since another section does.
+bool Placement::comes_from_section(UnitId unit, int use) const {
+  return profile_.twin && profile_.twin->unit == unit && profile_.twin->other_use() == use;
+}
+
 bool Placement::sums_early(UnitId unit, const UnitPlan& plan, int use) const {
   const std::vector<std::size_t>& writes = units_[unit].at.last_writes;
   const auto at = static_cast<std::size_t>(use);
-  return !profile_.any_order && plan.resident(Part::kGradient) && at < writes.size() &&
-         writes[at] < units_[unit].at.last;
+  return !profile_.any_order && !comes_from_section(unit, use) && plan.resident(Part::kGradient) &&
+         at < writes.size() && writes[at] < units_[unit].at.last;
 }
 
 Arriving Placement::shards_of_others(UnitId unit) const {
@@ -52,7 +57,8 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const
   if (plan.tier(Part::kParameters) == allocator::Tier::kRanks) received.fetched = shards_of_others(unit);
   if (!updated(unit)) return received;
   for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
-    (sums_early(unit, plan, use) ? received.early : received.gradient) += received_of_sum(unit, use);
+    if (!comes_from_section(unit, use))
+      (sums_early(unit, plan, use) ? received.early : received.gradient) += received_of_sum(unit, use);
   if (stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks)
     received.updated = shards_of_others(unit);
   return received;

@@ -17,7 +17,6 @@
 #include "engine/layout/kind.h"
 #include "engine/layout/state_format.h"
 #include "engine/ranks/agreement.h"
-#include "engine/saving/section_values.h"
 
 namespace sluice::engine {
 namespace {
@@ -271,7 +270,7 @@ std::uint64_t CheckpointTensors::buffer_bytes(int ranks) const {
 std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                                     const CheckpointWriter::Options& options, const Json& run,
                                     std::span<const OwnFile> own, comm::Communicator* communicator,
-                                    const Section* section) {
+                                    const SectionOfFiles* section) {
   const std::string folder = write_own(engine, io, ledger, options, run, own, communicator, section);
   if (communicator == nullptr) return folder;
   try {
@@ -288,7 +287,7 @@ std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allo
 std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                                          CheckpointWriter::Options options, const Json& run,
                                          std::span<const OwnFile> own, comm::Communicator* communicator,
-                                         const Section* section) {
+                                         const SectionOfFiles* section) {
   const bool is_first = communicator == nullptr || communicator->rank() == 0;
   const std::size_t all_buffers = options.buffer_bytes;
   // Regions are whole huge pages.
@@ -306,7 +305,10 @@ std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io,
       for (const OwnFile& file : own) writer->add_file(file);
     }
     if (communicator == nullptr) return write_all(engine, *writer, run);
-    shared.emplace(engine, layout_, files_, units_, *communicator, section);
+    const auto partition = [&](UnitId unit) {
+      return section == nullptr ? engine.partition(unit) : section->partitions[unit];
+    };
+    shared.emplace(partition, layout_, files_, units_, *communicator);
     const SharedFolder folder =
         find_shared_folder(*communicator, options.out, is_first ? writer->partial() : std::string());
     if (folder.why_not.empty())
@@ -338,7 +340,8 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
                                               allocator::Ledger& ledger, const std::string& folder,
                                               std::size_t buffer_bytes, const Json& run,
                                               CheckpointWriter* writer, SharedFiles& shared,
-                                              comm::Communicator& communicator, const Section* section) {
+                                              comm::Communicator& communicator,
+                                              const SectionOfFiles* section) {
   for (const TensorFile& file : files_) {
     if (writer == nullptr) break;
     communicator.report_work();  // reserving the space of a file may take long
@@ -348,9 +351,9 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
   shared.open(io, ledger, folder, buffer_bytes);
   put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
              std::span<const std::byte> bytes) { shared.put(file, tensor, first, bytes); };
-  const UnitSink files = section == nullptr ? sink() : of_section(sink(), *section);
+  const UnitSink files = section == nullptr ? sink() : of_section(sink(), section->section);
   for (const UnitId unit : units_) {
-    const std::optional<UnitId> own = section == nullptr ? unit : section->own(unit);
+    const std::optional<UnitId> own = section == nullptr ? unit : section->section.own(unit);
     if (own) engine.save_own(*own, files, shared.wanted(unit));
   }
   std::vector<FileSum> sums = shared.finish();

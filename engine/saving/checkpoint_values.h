@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/saving/section_values.h"
 #include "engine/saving/shared_files.h"
 #include "engine/steps/engine.h"
 #include "optim/optimizer.h"
@@ -66,7 +67,7 @@ class CheckpointTensors {
   std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                    const CheckpointWriter::Options& options, const Json& run,
                    std::span<const OwnFile> own = {}, comm::Communicator* communicator = nullptr,
-                   const Section* section = nullptr);
+                   const SectionOfFiles* section = nullptr);
 
  private:
   using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
@@ -74,13 +75,13 @@ class CheckpointTensors {
   // save() of this rank, without what rank 0 tells the others. Returns "" on them.
   std::string write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                         CheckpointWriter::Options options, const Json& run, std::span<const OwnFile> own,
-                        comm::Communicator* communicator, const Section* section);
+                        comm::Communicator* communicator, const SectionOfFiles* section);
   std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
   // writer: on rank 0 alone, and null on others.
   std::string write_together(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                              const std::string& folder, std::size_t buffer_bytes, const Json& run,
                              CheckpointWriter* writer, SharedFiles& shared, comm::Communicator& communicator,
-                             const Section* section);
+                             const SectionOfFiles* section);
   void send(Engine& engine);
   UnitSink sink();
   // Writes elements of a parameter, from `first` on, into the file with that index.

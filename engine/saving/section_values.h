@@ -1,8 +1,16 @@
 #pragma once
+#include <vector>
+
 #include "engine/layout/section.h"
 #include "engine/steps/engine.h"
 
 namespace sluice::engine {
+
+// Of an engine that has a section of a model: which one, and who has what of the model's units.
+struct SectionOfFiles {
+  const Section& section;
+  std::vector<Partition> partitions;  // by unit of the model, with the ranks
+};
 
 // The same source, or sink, for the engine of a section, whose parameters have other numbers. The section
 // outlives it.

@@ -81,15 +81,13 @@ SharedFolder find_shared_folder(comm::Communicator& communicator, const std::str
   return {folder, ""};
 }
 
-SharedFiles::SharedFiles(const Engine& engine, const Layout& layout, const std::vector<TensorFile>& files,
-                         const std::vector<UnitId>& order, comm::Communicator& communicator,
-                         const Section* section)
-    : engine_(engine),
+SharedFiles::SharedFiles(PartitionOf partition, const Layout& layout, const std::vector<TensorFile>& files,
+                         const std::vector<UnitId>& order, comm::Communicator& communicator)
+    : partition_(std::move(partition)),
       layout_(layout),
       files_(files),
       order_(order),
-      communicator_(communicator),
-      section_(section) {}
+      communicator_(communicator) {}
 
 std::uint64_t SharedFiles::buffer_bytes(std::size_t files) {
   return files * (kHugePage + PartWriter::kSplitBytes);
@@ -138,13 +136,9 @@ void SharedFiles::add_wholes(const TensorFile& file, UnitId unit, std::vector<Fi
     const StoredTensor* const tensor = file.header.find(layout_.spec(p).name);
     if (tensor == nullptr || layout_.spec(p).continues()) continue;
     const std::uint64_t start = file.header.payload_offset();
-    parts.push_back({start + tensor->begin, start + tensor->end, owner(unit, layout_.location(p).offset)});
+    parts.push_back({start + tensor->begin, start + tensor->end,
+                     partition_(unit).owner(layout_.location(p).offset).value_or(FilePart::kEvery)});
   }
-}
-
-int SharedFiles::owner(UnitId unit, std::size_t element) const {
-  if (section_ != nullptr) return section_->owner(unit);
-  return engine_.partition(unit).owner(element).value_or(FilePart::kEvery);
 }
 
 FileParts SharedFiles::parts_of(const TensorFile& file) const {
@@ -154,17 +148,16 @@ FileParts SharedFiles::parts_of(const TensorFile& file) const {
     parts.push_back({bytes.begin, bytes.end, rank});
   };
   for (const UnitId unit : order_) {
-    const Partition partition = section_ != nullptr ? Partition() : engine_.partition(unit);
+    const Partition partition = partition_(unit);
     const bool is_whole =
         partition.shards.empty() || (file.of == TensorFile::Of::kParameters && !partition.parameters);
     if (file.of == TensorFile::Of::kWholes)
       add_wholes(file, unit, parts);
     else if (is_whole)
-      add(unit, {0, layout_.unit_elements(unit)},
-          section_ != nullptr ? section_->owner(unit) : FilePart::kEvery);
+      add(unit, {0, layout_.unit_elements(unit)}, partition.of_whole().value_or(FilePart::kEvery));
     else
-      for (std::size_t rank = 0; rank < partition.shards.size(); ++rank)
-        add(unit, partition.shards[rank], static_cast<int>(rank));
+      for (std::size_t i = 0; i < partition.shards.size(); ++i)
+        add(unit, partition.shards[i], partition.rank(i));
   }
   return {parts, communicator_.size()};
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,7 +12,6 @@
 #include "engine/checkpoint/file_parts.h"
 #include "engine/checkpoint/part_writer.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/layout/section.h"
 #include "engine/steps/engine.h"
 
 namespace sluice::engine {
@@ -40,10 +40,11 @@ SharedFolder find_shared_folder(comm::Communicator& communicator, const std::str
 // destruction is allowed.
 class SharedFiles {
  public:
-  // All arguments outlive this. layout: the model's. `order` is the order of the units in the files. section:
-  // which of the units the engine has, where it is one of a pipeline whose sections are the ranks; null: all.
-  SharedFiles(const Engine& engine, const Layout& layout, const std::vector<TensorFile>& files,
-              const std::vector<UnitId>& order, comm::Communicator& communicator, const Section* section);
+  // Who has what of a unit.
+  using PartitionOf = std::function<Partition(UnitId)>;
+  // All arguments outlive this. layout: the model's. `order` is the order of the units in the files.
+  SharedFiles(PartitionOf partition, const Layout& layout, const std::vector<TensorFile>& files,
+              const std::vector<UnitId>& order, comm::Communicator& communicator);
 
   // The buffers that a rank needs for so many files at least.
   static std::uint64_t buffer_bytes(std::size_t files);
@@ -68,16 +69,13 @@ class SharedFiles {
   Bytes bytes_of(const TensorFile& file, UnitId unit, ElementRange range) const;
   FileParts parts_of(const TensorFile& file) const;
   void add_wholes(const TensorFile& file, UnitId unit, std::vector<FilePart>& parts) const;
-  // The rank that has the element of the unit's state; FilePart::kEvery where all have it.
-  int owner(UnitId unit, std::size_t element) const;
   bool concerns(std::size_t file, UnitId unit, ElementRange range) const;
 
-  const Engine& engine_;
+  const PartitionOf partition_;
   const Layout& layout_;
   const std::vector<TensorFile>& files_;
   const std::vector<UnitId>& order_;
   comm::Communicator& communicator_;
-  const Section* const section_;
   std::vector<std::unique_ptr<PartWriter>> writers_;  // by file
 };
 

@@ -69,9 +69,9 @@ Partition Engine::partition(UnitId unit) const {
 }
 
 std::optional<int> Partition::owner(std::size_t element) const {
-  if (shards.empty()) return std::nullopt;
+  if (shards.empty()) return of_whole();
   const auto found = std::ranges::upper_bound(shards, element, {}, &ElementRange::end);
-  return static_cast<int>(found - shards.begin());
+  return rank(static_cast<std::size_t>(found - shards.begin()));
 }
 
 namespace {

@@ -59,9 +59,14 @@ struct WantedElements {
 
 // What the ranks have of a unit.
 struct Partition {
-  std::vector<ElementRange> shards;  // by rank: of masters and state; empty: every rank has all of it
-  bool parameters = false;           // whether each has no more than its shard of the parameters either
-  // The rank that has the element of the state; nothing: every rank does.
+  std::vector<ElementRange> shards;  // of masters and state, each of one rank; empty: they are whole
+  bool parameters = false;           // whether a rank has no more than its shard of the parameters either
+  // The ranks of the shards, of which the first also has what is whole. Empty: they are 0, 1, ..., and every
+  // rank has what is whole.
+  std::vector<int> ranks = {};
+  int rank(std::size_t shard) const { return ranks.empty() ? static_cast<int>(shard) : ranks[shard]; }
+  // The rank that has what is whole; the rank that has the element of the state. Nothing: every rank does.
+  std::optional<int> of_whole() const { return ranks.empty() ? std::nullopt : std::optional(ranks[0]); }
   std::optional<int> owner(std::size_t element) const;
 };
 

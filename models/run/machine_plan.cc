@@ -154,7 +154,7 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
                      plan.trace_bytes + s.communication_bytes};
   if (sections_of(s) > 1) {
     set_request(plan, s);
-    RunRanks alone(nullptr, sections_of(s));
+    RunRanks alone(nullptr);
     plan_section(plan, s, model, *optimizer, library, alone);
   } else {
     fit(plan, s, *optimizer, machine.cores);

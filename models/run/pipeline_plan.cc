@@ -9,6 +9,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/layout/shards.h"
 #include "engine/planner/planner.h"
 
 namespace sluice::models {
@@ -16,7 +17,10 @@ namespace {
 
 // How many micro-batches may pass through a unit together, from the fewest on.
 std::vector<std::size_t> group_sizes(const TrainSettings& s, std::size_t micro_batches) {
-  if (s.plan.group) return {std::min(*s.plan.group, micro_batches)};
+  if (s.plan.group && (*s.plan.group == 0 || *s.plan.group > micro_batches))
+    fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
+         *s.plan.group, micro_batches);
+  if (s.plan.group) return {*s.plan.group};
   std::vector<std::size_t> sizes;
   for (std::size_t size = 1; size < micro_batches; size *= 2)
     if (divide_up(micro_batches, size) <= engine::kMostItems) sizes.push_back(size);
@@ -99,8 +103,8 @@ engine::SectionSeconds seconds_of(const engine::Plan& plan, const engine::Profil
 }
 
 SectionWays make_ways(const PlanResult& plan, const TrainSettings& s, const Model& model,
-                         const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
-                         const std::vector<engine::UnitRange>& cut, int section) {
+                      const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
+                      const std::vector<engine::UnitRange>& cut, int section) {
   SectionWays of_section;
   const engine::UnitRange units = cut[static_cast<std::size_t>(section)];
   of_section.model = std::make_unique<Model>(model, units);
@@ -175,6 +179,51 @@ std::size_t choose(const std::vector<Json>& sections, std::size_t micro_batches,
   return *best;
 }
 
+// The ways in which all data ranks of a section can go, in the time of the slowest.
+Json of_all_data_ranks(const std::vector<std::string>& told, int section, const RunRanks& ranks) {
+  const auto of_rank = [&](int data_rank) {
+    return Json::parse(told[static_cast<std::size_t>(ranks.rank_at(section, data_rank))]);
+  };
+  Json all = of_rank(0);
+  for (int data_rank = 1; data_rank < ranks.data_size(); ++data_rank) {
+    const Json other = of_rank(data_rank);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (!all[i].contains("peak")) continue;
+      if (!other[i].contains("peak")) all[i] = other[i];
+      for (const char* name : {"forward", "backward", "message", "peak"})
+        if (all[i].contains(name) && other[i].at(name) > all[i].at(name)) all[i][name] = other[i].at(name);
+    }
+  }
+  return all;
+}
+
+// Makes what must be alike in plans so: the highest stage of each unit and the shortest chunks among the
+// ranks that have the same section, and the stage of a unit that two sections have.
+void agree(PlanResult& plan, const optim::Optimizer& optimizer, RunRanks& ranks) {
+  const std::vector<std::size_t> own = plan.plan.stages();
+  const Json told = {{"stages", own}, {"chunk_elements", plan.plan.chunk_elements}};
+  const int last = plan.pipeline->pipeline.sections - 1, section = ranks.section();
+  std::vector<std::size_t> stages = own;
+  std::size_t chunk_elements = plan.plan.chunk_elements;
+  const std::vector<std::string> all = ranks.from_all("the plan", told.dump());
+  const auto of = [&](int other, int data_rank) {
+    return Json::parse(all[static_cast<std::size_t>(ranks.rank_at(other, data_rank))]);
+  };
+  for (int data_rank = 0; data_rank < ranks.data_size(); ++data_rank) {
+    const Json other = of(section, data_rank);
+    for (std::size_t unit = 0; unit < own.size(); ++unit)
+      stages[unit] = std::max(stages[unit], other.at("stages")[unit].get<std::size_t>());
+    chunk_elements = std::min(chunk_elements, other.at("chunk_elements").get<std::size_t>());
+    if (plan.profile.twin)
+      stages[0] =
+          std::max(stages[0], of(section == 0 ? last : 0, data_rank).at("stages")[0].get<std::size_t>());
+  }
+  plan.request.stages = stages;
+  if (stages == own && chunk_elements == plan.plan.chunk_elements) return;
+  plan.request.chunk_elements = round_up(chunk_elements, engine::kChunkGrain);
+  plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
+}
+
 std::string name_of_units(const Model& model, engine::UnitRange range) {
   return model.units()[range.first].name + " to " + model.units()[range.end - 1].name;
 }
@@ -182,6 +231,15 @@ std::string name_of_units(const Model& model, engine::UnitRange range) {
 }  // namespace
 
 int sections_of(const TrainSettings& s) { return s.mesh ? s.mesh->size("pipeline") : 1; }
+
+engine::RankOf data_ranks(const TrainSettings& s) {
+  if (sections_of(s) == 1) return s.ranks;
+  engine::RankOf ranks{s.mesh->coordinate(s.ranks.rank, "data"), s.mesh->size("data"), {}};
+  if (!s.ranks.hosts.empty())
+    for (const int rank : s.mesh->along(s.ranks.rank, "data"))
+      ranks.hosts.push_back(s.ranks.hosts[static_cast<std::size_t>(rank)]);
+  return ranks;
+}
 
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
@@ -194,13 +252,14 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
   pipeline.cut = engine::parse_cut(text, blocks);
   pipeline.pipeline = {s.pipeline, static_cast<int>(pipeline.cut.size()), micro_batches};
   for (const engine::UnitRange& units : pipeline.cut) pipeline.names.push_back(name_of_units(model, units));
-  pipeline.section = ranks.rank();
+  pipeline.section = ranks.section();
   std::vector<SectionWays> here;
   std::vector<Json> sections;
   if (ranks.size() > 1) {
     here.push_back(make_ways(plan, s, model, optimizer, library, pipeline.cut, pipeline.section));
-    for (const std::string& of_rank : ranks.from_all("the plans of the stages", told(here.front()).dump()))
-      sections.push_back(Json::parse(of_rank));
+    const std::vector<std::string> all = ranks.from_all("the plans of the stages", told(here.front()).dump());
+    for (int section = 0; section < pipeline.pipeline.sections; ++section)
+      sections.push_back(of_all_data_ranks(all, section, ranks));
   } else {
     for (int section = 0; section < pipeline.pipeline.sections; ++section) {
       here.push_back(make_ways(plan, s, model, optimizer, library, pipeline.cut, section));
@@ -213,7 +272,37 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
   plan.request.group = way.plan->group;
   plan.profile = std::move(way.profile);
   plan.plan = *std::move(way.plan);
+  if (ranks.size() > 1) agree(plan, optimizer, ranks);
   return std::move(own.model);
+}
+
+std::vector<engine::Partition> partitions_of(const PlanResult& plan, const TrainSettings& s,
+                                             const engine::Layout& model, const optim::Optimizer& optimizer,
+                                             RunRanks& ranks) {
+  if (ranks.size() == 1) return {};
+  Json own = Json::array();  // by unit of the section
+  for (const engine::UnitPlan& unit : plan.plan.units)
+    own.push_back({{"state", unit.stage > 0},
+                   {"parameters", unit.tier(engine::Part::kParameters) == allocator::Tier::kRanks}});
+  const std::vector<std::string> all = ranks.from_all("who has what of the model", own.dump());
+  const engine::Shards shards(model, optimizer, engine::kChunkGrain,
+                              {ranks.data_size(), 0, ranks.data_size()});
+  std::vector<engine::Partition> partitions;
+  for (int section = 0; section < sections_of(s); ++section) {
+    const engine::UnitRange units = plan.pipeline->cut[static_cast<std::size_t>(section)];
+    const Json told = Json::parse(all[static_cast<std::size_t>(ranks.rank_at(section, 0))]);
+    const std::size_t copies = told.size() - units.size();  // come first
+    for (engine::UnitId unit = units.first; unit < units.end; ++unit) {
+      engine::Partition& partition = partitions.emplace_back();
+      const Json& of_unit = told[unit - units.first + copies];
+      partition.parameters = of_unit.at("parameters");
+      for (int rank = 0; rank < ranks.data_size(); ++rank) {
+        partition.ranks.push_back(ranks.rank_at(section, rank));
+        if (of_unit.at("state")) partition.shards.push_back(shards.shard(unit, rank));
+      }
+    }
+  }
+  return partitions;
 }
 
 double PipelinePlan::bubble() const {

@@ -5,6 +5,7 @@
 
 #include "engine/plan/cut.h"
 #include "engine/plan/pipeline.h"
+#include "engine/steps/engine.h"
 #include "kernels/matrix.h"
 #include "models/model/model.h"
 #include "models/run/run_ranks.h"
@@ -15,6 +16,8 @@ namespace sluice::models {
 
 // How many sections the model is cut into: the stages of a pipeline. 1: it is not.
 int sections_of(const TrainSettings& settings);
+// The ranks that have the same part of the model as this one of settings.ranks.
+engine::RankOf data_ranks(const TrainSettings& settings);
 
 // Sets the plan of this rank's section, within plan.budget, at plan.rates, and what is known of the others.
 // All ranks take rank 0's cut, and items of the size with which the step of all of them is predicted to be
@@ -24,6 +27,11 @@ int sections_of(const TrainSettings& settings);
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& settings, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                                     RunRanks& ranks);
+
+// Who has what of each unit of the model; nothing where nobody trains. Collective.
+std::vector<engine::Partition> partitions_of(const PlanResult& plan, const TrainSettings& settings,
+                                             const engine::Layout& model, const optim::Optimizer& optimizer,
+                                             RunRanks& ranks);
 
 // For people, and for programs.
 std::string to_text(const PipelinePlan& pipeline, const engine::Profile& profile);

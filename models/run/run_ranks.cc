@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 #include <type_traits>
 
 #include "core/checksum.h"
@@ -66,6 +65,29 @@ Json comparable(const Setup& setup) {
 
 }  // namespace
 
+RunRanks::RunRanks(comm::Communicator* communicator, std::optional<comm::Mesh> mesh)
+    : communicator_(communicator), mesh_(std::move(mesh)) {
+  if (communicator == nullptr) return;
+  if (!mesh_ || mesh_->size("pipeline") == 1) {
+    data_ = communicator;
+    return;
+  }
+  if (mesh_->ranks() != size())
+    sluice::fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and there are {}", mesh_->text(),
+                 mesh_->ranks(), size());
+  const auto along = [&](const char* axis) { return communicator->group(mesh_->along(rank(), axis)); };
+  sections_ = along("pipeline");
+  if (mesh_->size("data") == 1) return;
+  own_data_ = along("data");
+  data_ = own_data_.get();
+}
+
+int RunRanks::rank_at(int section, int data_rank) const {
+  if (sections_ == nullptr) return data_rank;
+  const int first = mesh_->along(0, "data")[static_cast<std::size_t>(data_rank)];
+  return mesh_->along(first, "pipeline")[static_cast<std::size_t>(section)];
+}
+
 std::vector<std::string> RunRanks::from_all(const std::string& name, const std::string& own) {
   if (communicator_ == nullptr) return {own};
   return engine::exchange(*communicator_, name, own, meanwhile_);
@@ -92,7 +114,7 @@ std::optional<engine::Link> RunRanks::link(std::uint64_t memory) {
 
 void RunRanks::agree_on_plan(Setup& setup) {
   if (data_size() == 1) return;
-  if (!engine::agree_on_plan(*communicator_, setup.plan.plan, setup.settings.plan, meanwhile_)) return;
+  if (!engine::agree_on_plan(*data_, setup.plan.plan, setup.settings.plan, meanwhile_)) return;
   fit(setup.plan, setup.settings, *setup.optimizer, setup.settings.threads);
 }
 
@@ -120,13 +142,17 @@ void RunRanks::check_all_read(const std::string& path, const std::string& named)
 std::uint64_t RunRanks::sum(std::uint64_t count) {
   if (data_size() == 1) return count;
   std::uint64_t all = 0;
-  for (const std::string& bytes : from_all("the targets of a step", bytes_of(count)))
+  for (const std::string& bytes :
+       engine::exchange(*data_, "the targets of a step", bytes_of(count), meanwhile_))
     all += value_of<std::uint64_t>(bytes, "a rank's count");
   return all;
 }
 
-std::span<const std::string> RunRanks::of_last(const std::vector<std::string>& all) const {
-  return std::span(all).last(all.size() / static_cast<std::size_t>(sections_));
+std::vector<std::string> RunRanks::of_last(const std::vector<std::string>& all) const {
+  const int last = sections_ == nullptr ? 0 : sections_->size() - 1;
+  std::vector<std::string> found;
+  for (int i = 0; i < data_size(); ++i) found.push_back(all[static_cast<std::size_t>(rank_at(last, i))]);
+  return found;
 }
 
 RunRanks::Outcome RunRanks::combine(Outcome own) {
@@ -146,7 +172,7 @@ RunRanks::Outcome RunRanks::combine(Outcome own) {
 
 double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
   const std::vector<std::string> told = from_all("the losses of a validation", bytes_of(own));
-  const std::span<const std::string> all = of_last(told);
+  const std::vector<std::string> all = of_last(told);
   double sum = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     const auto ranks = static_cast<std::uint64_t>(all.size());

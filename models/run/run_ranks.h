@@ -2,13 +2,14 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "engine/plan/plan.h"
 #include "models/run/training_setup.h"
 
@@ -18,21 +19,23 @@ namespace sluice::models {
 // RunRanks of one, which sends nothing. Calls are collective, and wait. Thread rule: one thread at a time.
 class RunRanks {
  public:
-  // communicator: null for a run that trains alone; otherwise outlives it. sections: into so many the model
-  // is cut, of which each rank has one; 1: every rank has all of it.
-  explicit RunRanks(comm::Communicator* communicator, int sections = 1)
-      : communicator_(communicator), sections_(sections) {}
+  // communicator: null for a run that trains alone; otherwise outlives it. mesh: of its ranks; nothing: they
+  // are all along "data".
+  explicit RunRanks(comm::Communicator* communicator, std::optional<comm::Mesh> mesh = {});
 
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   int size() const { return communicator_ == nullptr ? 1 : communicator_->size(); }
   bool is_first() const { return rank() == 0; }
   comm::Communicator* communicator() const { return communicator_; }
-  // The communicator where its ranks share the micro-batches out, and where they share the model out; else
-  // null.
-  comm::Communicator* data() const { return sections_ == 1 ? communicator_ : nullptr; }
-  comm::Communicator* sections() const { return sections_ == 1 ? nullptr : communicator_; }
-  int data_rank() const { return sections_ == 1 ? rank() : 0; }
-  int data_size() const { return sections_ == 1 ? size() : 1; }
+  // The ranks that have the same part of the model as this one, and other micro-batches; and those that have
+  // its other sections, and the same micro-batches. Null: this rank alone has all of that.
+  comm::Communicator* data() const { return data_; }
+  comm::Communicator* sections() const { return sections_.get(); }
+  int data_rank() const { return data_ == nullptr ? 0 : data_->rank(); }
+  int data_size() const { return data_ == nullptr ? 1 : data_->size(); }
+  int section() const { return sections_ == nullptr ? 0 : sections_->rank(); }
+  // The rank that has this section, and the micro-batches of the data rank.
+  int rank_at(int section, int data_rank) const;
 
   // Throws Error(kInvalidArgument) on every rank where ranks were given different settings, models or data,
   // or are of different versions; it names what differs.
@@ -66,11 +69,13 @@ class RunRanks {
   void fail(const std::exception& error) noexcept;
 
  private:
-  // Of what the ranks have told: what those tell that have the losses.
-  std::span<const std::string> of_last(const std::vector<std::string>& all) const;
+  // Of what the ranks have told, what those tell that have the losses: by data rank.
+  std::vector<std::string> of_last(const std::vector<std::string>& all) const;
 
   comm::Communicator* communicator_;
-  const int sections_;
+  const std::optional<comm::Mesh> mesh_;
+  std::unique_ptr<comm::Communicator> own_data_, sections_;
+  comm::Communicator* data_ = nullptr;
   std::function<void()> meanwhile_;
 };
 

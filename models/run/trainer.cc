@@ -125,7 +125,7 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
 }  // namespace
 
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
-  RunRanks ranks(settings.communicator, sections_of(settings));
+  RunRanks ranks(settings.communicator, settings.mesh);
   try {
     return train(ranks, settings, events);
   } catch (const std::exception& error) {

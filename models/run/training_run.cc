@@ -326,7 +326,7 @@ void TrainingRun::save() {
                    {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
                    run_record(setup_, {run_id_, step_, skipped_, next_sample_,
                                        loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
-                   {&file, 1}, ranks_.communicator(), setup_.section.get());
+                   {&file, 1}, ranks_.communicator(), setup_.files.get());
   saved_step_ = step_;
   if (!ranks_.is_first()) return;
   CheckpointReport report = checkpoint_report(begin);

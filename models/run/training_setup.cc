@@ -54,24 +54,13 @@ double block_parameters(const Model& model) {
   return count;
 }
 
-// What cannot be cut over ranks yet is refused with what can.
-void check_mesh(const TrainSettings& s) {
+void check_stages(const TrainSettings& s) {
   if (s.stages && sections_of(s) == 1)
     fail(
         ErrorCode::kInvalidArgument,
         "--stages '{}' says which blocks each stage of a pipeline has, and there is no pipeline: give --mesh "
         "pipeline=P, too (--stage, without an s, is what ZeRO partitions)",
         *s.stages);
-  if (!s.mesh) return;
-  if (s.mesh->ranks() != s.ranks.size)
-    fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and there are {}", s.mesh->text(),
-         s.mesh->ranks(), s.ranks.size);
-  if (sections_of(s) > 1 && s.mesh->size("data") > 1)
-    fail(
-        ErrorCode::kInvalidArgument,
-        "--mesh {}: a model that is cut into the stages of a pipeline is trained by one rank for each stage; "
-        "leave out data, or pipeline",
-        s.mesh->text());
 }
 
 std::string values_text(const TrainSettings& s) {
@@ -91,7 +80,7 @@ void check_settings(const TrainSettings& s) {
          "accumulate is {} micro-batches in a step of all ranks, which {} ranks cannot share evenly; give a "
          "multiple of {}",
          s.accumulate, ranks, ranks);
-  check_mesh(s);
+  check_stages(s);
   check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
   check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
@@ -227,6 +216,8 @@ void choose_section(Setup& setup, RunRanks& ranks) {
   const std::optional<engine::Twin>& twin = plan.profile.twin;
   setup.section =
       std::make_unique<engine::Section>(*setup.layout, pipeline.cut, pipeline.section, twin && twin->is_copy);
+  setup.files = std::make_unique<engine::SectionOfFiles>(engine::SectionOfFiles{
+      *setup.section, partitions_of(plan, setup.settings, *setup.layout, *setup.optimizer, ranks)});
 }
 
 Setup prepare(const TrainSettings& settings) {
@@ -274,7 +265,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(held - std::min(held, s.communication_in_use), s.threads) +
                            setup.plan.checkpoint_buffers + setup.plan.trace_bytes + s.communication_bytes};
-  RunRanks ranks(s.communicator, sections_of(s));
+  RunRanks ranks(s.communicator, s.mesh);
   ranks.compare(setup);
   const engine::Budget& budget = setup.plan.budget;
   if (!s.link) s.link = ranks.link(budget.memory - std::min(budget.memory, budget.base));

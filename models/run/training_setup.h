@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/layout/section.h"
 #include "engine/machine/tools.h"
 #include "engine/plan/plan.h"
+#include "engine/saving/section_values.h"
 #include "models/families/config.h"
 #include "models/model/model.h"
 #include "models/run/loss_scale.h"
@@ -57,6 +57,7 @@ struct Setup {
   // Where the model is cut into sections, the one that this rank has. Null: it has the whole model.
   std::unique_ptr<Model> section_model;
   std::unique_ptr<engine::Section> section;
+  std::unique_ptr<engine::SectionOfFiles> files;
   const Model& own_model() const { return section_model ? *section_model : *model; }
 };
 Setup prepare(const TrainSettings& settings);
