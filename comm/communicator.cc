@@ -470,6 +470,7 @@ void Communicator::read_through(int relay, int owner, std::uint64_t key, std::ui
 void Communicator::report_work() { state_->transport->report_work(); }
 void Communicator::fail(const std::string& error, ErrorCode code) { state_->transport->fail(error, code); }
 std::string Communicator::failure() const { return state_->transport->failure(); }
+std::optional<int> Communicator::failed_rank() const { return state_->transport->failed_rank(); }
 Transport::Counters Communicator::counters() const {
   Transport::Counters counters = state_->transport->counters();
   const auto move = [](std::uint64_t bytes, std::uint64_t& from, std::uint64_t& to) {

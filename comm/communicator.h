@@ -107,6 +107,7 @@ class Communicator {
   void report_work();                                                    // as Transport::report_work()
   void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);  // as Transport::fail()
   std::string failure() const;
+  std::optional<int> failed_rank() const;  // by its number among all
   // What is exchanged counts among all other bytes, once an exchange has ended.
   Transport::Counters counters() const;
 

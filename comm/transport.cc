@@ -436,6 +436,11 @@ void Transport::fail(const std::string& error, ErrorCode code) {
   state_->inbox->post({.kind = Order::kFail, .code = code, .text = text});
 }
 
+std::optional<int> Transport::failed_rank() const {
+  const auto failure = state_->inbox->failure();
+  return failure ? std::optional(failure->rank) : std::nullopt;
+}
+
 std::string Transport::failure() const {
   const auto failure = state_->inbox->failure();
   return failure ? failure->text : std::string();

@@ -70,6 +70,7 @@ class Transport {
   void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);
   // Why the transport has failed: which rank failed first, and what it did. Empty: it has not.
   std::string failure() const;
+  std::optional<int> failed_rank() const;  // whose failure it was
 
   struct Counters {
     std::uint64_t sent = 0, received = 0;                  // bytes of messages and reads

@@ -139,7 +139,6 @@ void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings
   settings.ranks = {0, ranks};
   for (int rank = 0; rank < ranks && hosts > 1; ++rank)
     settings.ranks.hosts.push_back(rank / settings.ranks_here);
-  settings.plan.ranks = models::data_ranks(settings);
   settings.communication_bytes =
       hosts == 1 ? LocalRanks::bytes(ranks) : LaunchedRanks::bytes(ranks, settings.ranks_here);
 }
@@ -159,7 +158,6 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.share_of_cores = ranks->share_of_cpus();
     own.communicator = &ranks->communicator();
     own.ranks = engine::rank_of(*own.communicator);
-    own.plan.ranks = models::data_ranks(own);
     own.communication_bytes = ranks->bytes();
     own.communication_in_use = ranks->bytes_in_use();
     if (const int rank = own.communicator->rank(); rank > 0) {

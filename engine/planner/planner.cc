@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -404,6 +405,10 @@ std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim
   std::vector<SectionSeconds> seconds;
   for (const Placement::Times& times : Placement(profile, optimizer, request).times(rates))
     seconds.push_back({times.forward, times.backward.front(), message});
+  // A unit that is accessed once, as the head is, is computed forward where it is computed backward.
+  for (UnitId unit = 0; unit < seconds.size(); ++unit)
+    if (std::ranges::count(profile.schedule, unit, &Access::unit) == 1)
+      seconds[unit].backward += std::exchange(seconds[unit].forward, 0);
   return seconds;
 }
 

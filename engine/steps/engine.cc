@@ -19,7 +19,7 @@ std::uint64_t Engine::steps(ParameterId parameter) const { return core_->applied
 const std::string& Engine::failure() const { return core_->failure; }
 
 Engine::Counters Engine::counters() const {
-  return {core_->waits.read_seconds(), core_->waits.write_seconds(),
+  return {core_->waits.read_seconds(), core_->waits.write_seconds(), core_->waits.rank_seconds(),
           (core_->executor ? core_->executor->seconds() : 0) +
               (core_->cpu_executor ? core_->cpu_executor->seconds() : 0)};
 }

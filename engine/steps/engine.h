@@ -129,8 +129,9 @@ class Engine {
   std::uint64_t steps(ParameterId parameter) const;  // how many updated this parameter
   const std::string& failure() const;                // why it has failed; empty: it has not
   struct Counters {
-    double read_wait_seconds = 0, write_wait_seconds = 0;  // waits of the caller for reads, for writes
-    double optimizer_seconds = 0;                          // how long updates were computed
+    // Waits of the caller for reads, for writes, and for other ranks.
+    double read_wait_seconds = 0, write_wait_seconds = 0, rank_wait_seconds = 0;
+    double optimizer_seconds = 0;  // how long updates were computed
   };
   Counters counters() const;
 

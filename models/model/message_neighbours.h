@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "core/trace.h"
 #include "core/transfers.h"
+#include "engine/memory/waits.h"
 #include "models/model/neighbours.h"
 
 namespace sluice::models {
@@ -12,14 +14,17 @@ namespace sluice::models {
 // Neighbours that are other ranks.
 class MessageNeighbours : public Neighbours {
  public:
-  // sections: the ranks of the pipeline, in its order; outlives this. meanwhile: is called from time to time
-  // while a message is awaited.
-  explicit MessageNeighbours(comm::Communicator& sections, std::function<void()> meanwhile = {});
+  // sections: the ranks of the pipeline, in its order; outlives this. trace: gets the waits; or null.
+  // meanwhile: is called from time to time while a message is awaited.
+  explicit MessageNeighbours(comm::Communicator& sections, Trace* trace = nullptr,
+                             std::function<void()> meanwhile = {});
   void begin(const engine::Action& message, std::span<std::byte> bytes) override;
   void await(const engine::Action& message) override;
+  const engine::Waits& waits() const { return waits_; }
 
  private:
   comm::Communicator& sections_;
+  engine::Waits waits_;
   const std::function<void()> meanwhile_;
   std::map<std::pair<engine::Action::Kind, std::size_t>, TransferGroup> under_way_;  // by kind and item
 };

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 
 // How every line of a run begins.
 std::string start_of(const std::string& run) {
@@ -76,6 +76,7 @@ nlohmann::ordered_json to_json(const StepReport& r, const std::string& run) {
                                 {"received_from_hosts", r.received_from_hosts},
                                 {"read_wait_seconds", r.read_wait_seconds},
                                 {"write_wait_seconds", r.write_wait_seconds},
+                                {"rank_wait_seconds", r.rank_wait_seconds},
                                 {"optimizer_seconds", r.optimizer_seconds}};
   if (r.loss_scale) {
     row["loss_scale"] = *r.loss_scale;

@@ -181,6 +181,12 @@ double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
   return sum / static_cast<double>(count);
 }
 
+std::string RunRanks::place_of_failure() const {
+  if (sections_ == nullptr) return "";
+  const std::optional<int> rank = communicator_->failed_rank();
+  return rank ? fmt::format("; rank {} is {}", *rank, mesh_->place(*rank)) : "";
+}
+
 // Errors of other kinds mean something to a rank that is not so where they are another's: a gradient that is
 // not finite skips its step.
 void RunRanks::fail(const std::exception& error) noexcept {

@@ -64,6 +64,8 @@ class RunRanks {
   // Losses of validation by micro-batch, of which each rank has measured those with index % data_size() ==
   // data_rank().
   double mean(const std::vector<double>& own, std::uint64_t count);
+  // Where on the mesh the rank is that has failed, as "; rank 1 is pipeline stage 2 of 3"; or nothing.
+  std::string place_of_failure() const;
   // Ends the run of all ranks with this error. A program ends with the same exit status on all of them where
   // it was asked for what is wrong or does not fit.
   void fail(const std::exception& error) noexcept;

@@ -55,14 +55,14 @@ struct TrainSettings {
   // Files; empty: none. A trace is asked for on all ranks or on none, and is a file of rank 0 with all ranks.
   std::string metrics, trace, profile;
   std::string source;        // the file that these settings came from, if any, which outputs must not replace
-  engine::PlanRequest plan;  // recompute and the like
+  engine::PlanRequest plan;  // recompute and the like; its ranks follow from those below
   // The ranks that train the model together, of which `ranks` is this one; outlives the run. Null: the run
   // trains alone, or is planned. Sizes, disk space and threads are those of this rank; `accumulate` counts
   // the micro-batches of all ranks.
   comm::Communicator* communicator = nullptr;
   engine::RankOf ranks;
-  // Along "pipeline" the model is cut into stages, of which each rank has one; plan.ranks are the ranks that
-  // have all of what this one has, along "data". Nothing: all ranks are.
+  // Along "pipeline" the model is cut into stages, of which each rank has one; along "data" ranks have the
+  // same stage. Nothing: each rank has the whole model.
   std::optional<comm::Mesh> mesh;
   engine::PipelineOrder pipeline = engine::PipelineOrder::k1F1B;
   std::optional<std::string> stages;  // the blocks of each stage: "0-7,8-15"; nothing: chosen
@@ -88,7 +88,7 @@ struct StepReport {
   std::uint64_t disk_read = 0, disk_written = 0;                              // bytes of this step
   // Bytes from other ranks since the step before, and those of them that ranks of other hosts sent.
   std::uint64_t received = 0, received_from_hosts = 0;
-  double read_wait_seconds = 0, write_wait_seconds = 0, optimizer_seconds = 0;
+  double read_wait_seconds = 0, write_wait_seconds = 0, rank_wait_seconds = 0, optimizer_seconds = 0;
 };
 
 // A checkpoint that was written, or read.

@@ -6,6 +6,7 @@
 #include "core/checksum.h"
 #include "core/error.h"
 #include "models/families/initialize.h"
+#include "models/run/pipeline_plan.h"
 #include "models/run/training_run.h"
 
 namespace sluice::models {
@@ -93,11 +94,11 @@ ModelConfig resolve_training_model(const TrainSettings& settings) {
 }
 
 std::size_t own_micro_batches(const TrainSettings& settings) {
-  return settings.accumulate / static_cast<std::size_t>(settings.plan.ranks.size);
+  return settings.accumulate / static_cast<std::size_t>(data_ranks(settings).size);
 }
 
 std::size_t first_micro_batch(const TrainSettings& settings) {
-  return own_micro_batches(settings) * static_cast<std::size_t>(settings.plan.ranks.rank);
+  return own_micro_batches(settings) * static_cast<std::size_t>(data_ranks(settings).rank);
 }
 
 TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& config)

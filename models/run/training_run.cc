@@ -62,7 +62,8 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
 
 Place TrainingRun::place() {
   if (!setup_.plan.pipeline) return {};
-  neighbours_ = std::make_unique<MessageNeighbours>(*ranks_.sections(), [this] { engine_.serve_ranks(); });
+  neighbours_ = std::make_unique<MessageNeighbours>(*ranks_.sections(), assembly_.trace(),
+                                                    [this] { engine_.serve_ranks(); });
   return {setup_.plan.pipeline->pipeline, setup_.plan.pipeline->section, neighbours_.get()};
 }
 
@@ -277,9 +278,11 @@ void TrainingRun::describe(StepReport& report) {
     report.received_from_hosts = now.received_from_hosts - traffic_.received_from_hosts;
     traffic_ = now;
   }
-  const engine::Engine::Counters now = engine_.counters();
+  engine::Engine::Counters now = engine_.counters();
+  if (neighbours_) now.rank_wait_seconds += neighbours_->waits().rank_seconds();
   report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;
   report.write_wait_seconds = now.write_wait_seconds - engine_counters_.write_wait_seconds;
+  report.rank_wait_seconds = now.rank_wait_seconds - engine_counters_.rank_wait_seconds;
   report.optimizer_seconds = now.optimizer_seconds - engine_counters_.optimizer_seconds;
   engine_counters_ = now;
 }
@@ -439,8 +442,8 @@ TrainResult TrainingRun::train() {
   } catch (const Error& error) {
     ranks_.fail(error);
     save_reports_after_error(error.what());
-    fail(error.code(), "{} step {}: {}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
-         error.what(), last_checkpoint());
+    fail(error.code(), "{} step {}: {}{}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
+         error.what(), ranks_.place_of_failure(), last_checkpoint());
   }
   save_trace();
   save_profile("");

@@ -75,7 +75,7 @@ void check_settings(const TrainSettings& s) {
   check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
   check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
         "from 1 to 1000000");
-  if (const int ranks = s.plan.ranks.size; s.accumulate % static_cast<std::size_t>(ranks) != 0)
+  if (const int ranks = data_ranks(s).size; s.accumulate % static_cast<std::size_t>(ranks) != 0)
     fail(ErrorCode::kInvalidArgument,
          "accumulate is {} micro-batches in a step of all ranks, which {} ranks cannot share evenly; give a "
          "multiple of {}",
@@ -175,6 +175,7 @@ void set_request(PlanResult& plan, const TrainSettings& s) {
   plan.disk = s.disk;
   plan.request = s.plan;
   plan.request.flags = true;
+  plan.request.ranks = data_ranks(s);
   plan.request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
   plan.rates.link = s.link;
 }

@@ -85,6 +85,23 @@ TEST_F(LostRankTest, LetsAllOthersNameTheLastCheckpoint) {
   EXPECT_EQ(named, 2) << run->error();
 }
 
+TEST_F(LostRankTest, IsNamedWithItsStageOfAPipeline) {
+  for (const int sign : {SIGKILL, SIGSTOP}) {
+    const std::string name = "run" + std::to_string(sign);
+    SluiceProcess run(words(name, 3, 100000, "--mesh pipeline=3 --save-every 2 --silence 2"));
+    wait_for(name + "/step-00000004");  // so that all ranks know of the first one
+    const std::vector<pid_t> others = children_of(run.pid());
+    ASSERT_EQ(others.size(), 2u) << run.error();
+    ::kill(others[0], sign);
+    ASSERT_TRUE(ends_within(run.pid(), std::chrono::seconds(20)));
+    EXPECT_EQ(run.wait(), 1);
+    EXPECT_THAT(run.error(), HasSubstr("; rank 1 is pipeline stage 2 of 3; the last checkpoint stands: "));
+    EXPECT_FALSE(state_of(others[0])) << "it stands still, and has to end with the others";
+    const Outcome verified = run_sluice({"inspect", "--verify", folder_ / name});
+    EXPECT_EQ(verified.status, 0) << verified.error << verified.out;
+  }
+}
+
 // It stands still before it is killed, so that the others wait for what is on its disk.
 TEST_F(LostRankTest, IsNamedByThoseThatWaitForItsDisk) {
   const auto run = start(on_disk());

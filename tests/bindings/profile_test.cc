@@ -29,14 +29,7 @@ class ProfileTest : public ::testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return run_sluice(words);
   }
-  Json data() const {
-    static const std::string kStart = "<script type=\"application/json\" id=\"profile\">";
-    const std::string page = file_text(profile_);
-    const std::size_t begin = page.find(kStart);
-    if (begin == std::string::npos) return {};
-    const std::size_t from = begin + kStart.size();
-    return Json::parse(page.substr(from, page.find("</script>", from) - from));
-  }
+  Json data() const { return profile_of(profile_); }
 
   TemporaryFolder folder_;
   std::string text_ = folder_ / "text.txt", profile_ = folder_ / "p.html";

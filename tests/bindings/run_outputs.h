@@ -31,6 +31,16 @@ inline std::vector<Json> rows_of(const std::string& metrics) {
   return all;
 }
 
+// What a page that --profile wrote shows; null where there is none.
+inline Json profile_of(const std::string& page) {
+  static const std::string kStart = "<script type=\"application/json\" id=\"profile\">";
+  const std::string text = file_text(page);
+  const std::size_t begin = text.find(kStart);
+  if (begin == std::string::npos) return {};
+  const std::size_t from = begin + kStart.size();
+  return Json::parse(text.substr(from, text.find("</script>", from) - from));
+}
+
 inline std::vector<double> losses_of(const std::string& metrics) {
   std::vector<double> all;
   for (const Json& row : rows_of(metrics)) all.push_back(row.at("loss"));

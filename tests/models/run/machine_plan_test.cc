@@ -55,12 +55,12 @@ TEST_F(MachinePlan, IsFasterWhereItsRatesAre) {
 }
 
 TrainSettings of_ranks(TrainSettings s, int ranks, int hosts) {
-  s.plan.ranks = {0, ranks};
+  s.ranks = {0, ranks};
   s.plan.stage = 0;
   s.accumulate = 8;
   s.ranks_here = ranks / hosts;
   s.share_of_cores = 1.0 / s.ranks_here;
-  for (int rank = 0; rank < ranks && hosts > 1; ++rank) s.plan.ranks.hosts.push_back(rank / s.ranks_here);
+  for (int rank = 0; rank < ranks && hosts > 1; ++rank) s.ranks.hosts.push_back(rank / s.ranks_here);
   return s;
 }
 

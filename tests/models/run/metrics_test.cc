@@ -83,7 +83,7 @@ TEST_F(MetricsTest, AScaledLossComesWithItsScaleAndASkippedStepWithoutANorm) {
 
 TEST_F(MetricsTest, ResumingTakesAwayLaterLinesAndTheOneThatWasCutOff) {
   write(1, 5);
-  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"0123)";
+  std::ofstream(path_, std::ios::app) << R"({"version":5,"run":"0123)";
   write(4, 4);  // resumed after step 3
   const auto found = lines();
   ASSERT_EQ(found.size(), 4u);
@@ -92,7 +92,7 @@ TEST_F(MetricsTest, ResumingTakesAwayLaterLinesAndTheOneThatWasCutOff) {
 
 TEST_F(MetricsTest, ALastLineWithoutItsEndIsTakenAwayEvenIfItCanBeRead) {
   write(1, 2);
-  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"0123456789abcdef","step":3,"loss":1})";
+  std::ofstream(path_, std::ios::app) << R"({"version":5,"run":"0123456789abcdef","step":3,"loss":1})";
   write(4, 4);
   const auto found = lines();
   ASSERT_EQ(found.size(), 3u);
@@ -117,7 +117,7 @@ TEST_F(MetricsTest, LinesOfAnotherRunAreKept) {
 
 TEST_F(MetricsTest, LinesOfAnotherRunBehindOwnOnesAreKept) {
   write(1, 3);
-  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"another","step":9,"loss":1})"
+  std::ofstream(path_, std::ios::app) << R"({"version":5,"run":"another","step":9,"loss":1})"
                                       << "\n";
   expect_refused(kRun, 1, "another run");
 }

@@ -42,7 +42,7 @@ class RunRanksTest : public ::testing::Test {
     comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
       TrainSettings s = settings();
       s.communicator = &communicator;
-      s.plan.ranks = {communicator.rank(), communicator.size()};
+      s.ranks = {communicator.rank(), communicator.size()};
       change(s, communicator.rank());
       try {
         train(s, {});
@@ -93,7 +93,7 @@ TEST_F(RunRanksTest, EndWithTheKindOfErrorOfOneWhosePlanDoesNotFit) {
   comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
     TrainSettings s = settings();
     s.communicator = &communicator;
-    s.plan.ranks = {communicator.rank(), communicator.size()};
+    s.ranks = {communicator.rank(), communicator.size()};
     if (communicator.rank() == 1) s.memory = std::uint64_t{1} << 20;
     try {
       train(s, {});
@@ -110,7 +110,7 @@ TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
   comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
     TrainSettings s = settings();
     s.communicator = &communicator;
-    s.plan.ranks = {communicator.rank(), communicator.size()};
+    s.ranks = {communicator.rank(), communicator.size()};
     s.plan.stage = communicator.rank() == 1 ? 2 : 0;
     TrainEvents events;
     events.planned = [&](const std::string& table) {

@@ -29,16 +29,16 @@ TEST(Outputs, AreNoFilesOfOtherRanks) {
     return message_of([&] { check_outputs(settings); });
   };
   TrainSettings s;
-  s.plan.ranks = {0, 3};
+  s.ranks = {0, 3};
   s.metrics = folder.path("run.jsonl");
   s.trace = folder.path("run.rank2.jsonl");
   EXPECT_THAT(refusal(s),
               AllOf(HasSubstr("--metrics of rank 2 and --trace name one file"), HasSubstr(s.trace)));
   std::swap(s.metrics, s.trace);
   EXPECT_THAT(refusal(s), HasSubstr("--trace of rank 2 and --metrics name one file"));
-  s.plan.ranks.size = 2;
+  s.ranks.size = 2;
   EXPECT_NO_THROW(check_outputs(s)) << "there is no rank 2";
-  s.plan.ranks.size = 3;
+  s.ranks.size = 3;
   s.profile = folder.path("run.html");
   s.metrics = folder.path("run.rank1.html");
   s.trace = "";

@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Compares pipelines of as many stages as this machine has cores, one thread each, that train a GPT-2 without a tied head in f32:
+`sluice train --mesh pipeline=P` and PyTorch's torch.distributed.pipelining over Gloo, both with GPipe and 1F1B; and beside them one
+rank of Sluice with as many threads, which computes as much without a bubble.
+
+Sides have the same shapes, micro-batches and optimizer, and take turns; each round has processes of its own, whose first step is not
+counted. Figures are medians. Memory is the most that a rank held (VmHWM). The cut is Sluice's, and PyTorch's stages have the same
+blocks. --json prints JSON.
+
+    .venv/bin/python bench/python/pipeline_vs_peers.py --rounds 2 --steps 3
+"""
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from side_by_side import CORES, SHAPES, free_port, gpt2_config, make_tokens, parser_of, peak_bytes, sluice, sluice_steps, temporary_folder
+
+ORDERS = ("1f1b", "gpipe")
+
+
+def arguments():
+    return parser_of(__doc__, shapes=True, model="gpt2-124m", batch=1, seq=256, micro=8, stages=CORES, rounds=3, steps=4, memory="8GiB",
+                     cut="").parse_args()
+
+
+def shape_of(a, folder, tokens):
+    return ("--model", folder / "model", "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq, "--accumulate", a.micro,
+            "--dtype", "f32")
+
+
+def cut_of(a, order):
+    cut = ("--stages", a.cut) if a.cut else ()
+    return ("--mesh", f"pipeline={a.stages}", "--pipeline", order, "--threads", 1, *cut)
+
+
+def sluice_side(a, folder, tokens, *more):
+    rows = sluice_steps(folder, *shape_of(a, folder, tokens), "--steps", a.steps + 1, *more)
+    peaks = [json.loads(path.read_text().splitlines()[-1])["peak_memory"] for path in folder.glob("metrics*.jsonl")]
+    waits = [row["rank_wait_seconds"] for path in folder.glob("metrics*.jsonl") for row in map(json.loads, path.read_text().splitlines()[1:])]
+    return {"seconds": [row["seconds"] for row in rows], "peak": max(peaks), "rank_wait": statistics.fmean(waits)}
+
+
+def torch_side(a, order, ends):
+    """Each stage is a process of this program."""
+    common = os.environ | {"WORLD_SIZE": str(a.stages), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
+    words = json.dumps({"model": a.model, "batch": a.batch, "seq": a.seq, "micro": a.micro, "steps": a.steps, "order": order, "ends": ends})
+    stages = [subprocess.Popen([sys.executable, __file__, "--stage", words], env=common | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+              for rank in range(a.stages)]
+    told = [json.loads(stage.communicate()[0]) for stage in stages]
+    return {"seconds": [max(each) for each in zip(*(one["seconds"] for one in told), strict=True)], "peak": max(one["peak"] for one in told)}
+
+
+def run_stage(a):
+    """One stage of PyTorch's pipeline: tells its seconds and its peak."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from transformers import GPT2LMHeadModel
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    config = gpt2_config(a["model"])
+    config.tie_word_embeddings = False
+    torch.manual_seed(1)
+    whole = GPT2LMHeadModel(config)
+
+    class Stage(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            if rank == 0:
+                self.wte, self.wpe = whole.transformer.wte, whole.transformer.wpe
+            self.blocks = whole.transformer.h[a["ends"][rank - 1] if rank else 0:a["ends"][rank]]
+            if rank + 1 == stages:
+                self.norm, self.head = whole.transformer.ln_f, whole.lm_head
+
+        def forward(self, x):
+            if rank == 0:
+                x = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
+            for block in self.blocks:
+                out = block(x)
+                x = out[0] if isinstance(out, tuple) else out
+            return self.head(self.norm(x)) if rank + 1 == stages else x
+
+    def loss_of(logits, targets):
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    module = Stage()
+    del whole
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, fused=True)
+    kind = ScheduleGPipe if a["order"] == "gpipe" else Schedule1F1B
+    schedule = kind(PipelineStage(module, rank, stages, torch.device("cpu")), a["micro"], loss_fn=loss_of)
+    seconds = []
+    for _ in range(a["steps"] + 1):
+        tokens = torch.randint(0, 256, (a["micro"] * a["batch"], a["seq"]))
+        dist.barrier()
+        begin = time.perf_counter()
+        if rank == 0:
+            schedule.step(tokens)
+        elif rank + 1 == stages:
+            schedule.step(target=tokens, losses=[])
+        else:
+            schedule.step()
+        # The norm over all stages, as clipping needs it.
+        squares = sum(p.grad.square().sum() for p in module.parameters())
+        dist.all_reduce(squares)
+        torch._foreach_mul_([p.grad for p in module.parameters()], min(1.0, 1.0 / (squares.sqrt().item() + 1e-6)))
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+        seconds.append(time.perf_counter() - begin)
+    print(json.dumps({"seconds": seconds[1:], "peak": peak_bytes()}))
+    dist.destroy_process_group()
+
+
+def measure(a, folder):
+    (folder / "model").mkdir()
+    config = gpt2_config(a.model)
+    config.tie_word_embeddings = False
+    (folder / "model/config.json").write_text(config.to_json_string())
+    tokens = folder / "tokens.bin"
+    make_tokens(tokens, 64 * a.micro * a.batch * a.seq)
+    planned = json.loads(sluice("plan", "--json", *shape_of(a, folder, tokens), *cut_of(a, "1f1b")))["pipeline"]
+    ends = [stage["units"][1] - 1 for stage in planned["stages"]]
+    ends[-1] = SHAPES[a.model][0]
+    sides = {"alone": lambda: sluice_side(a, folder, tokens, "--threads", a.stages)}
+    for order in ORDERS:
+        sides[f"sluice {order}"] = lambda order=order: sluice_side(a, folder, tokens, *cut_of(a, order))
+        sides[f"torch {order}"] = lambda order=order: torch_side(a, order, ends)
+    rounds = {name: [] for name in sides}
+    for number in range(a.rounds):
+        for name, side in sides.items():
+            rounds[name].append(side())
+        print(f"round {number + 1}/{a.rounds}", file=sys.stderr)
+    result = {"cut": ends, "planned_step": planned["step_seconds"], "planned_bubble": planned["bubble"], "sides": {}}
+    for name, found in rounds.items():
+        seconds = statistics.median(second for one in found for second in one["seconds"])
+        own = result["sides"][name] = {"seconds": seconds, "tokens_per_second": a.micro * a.batch * a.seq / seconds,
+                                       "peak": max(one["peak"] for one in found)}
+        if "rank_wait" in found[0]:
+            own["rank_wait"] = statistics.fmean(one["rank_wait"] for one in found)
+    return result
+
+
+def main():
+    if sys.argv[1:2] == ["--stage"]:
+        return run_stage(json.loads(sys.argv[2]))
+    a = arguments()
+    with temporary_folder(tempfile.gettempdir()) as folder:
+        result = measure(a, folder)
+    if a.json:
+        print(json.dumps(result))
+        return
+    least = (a.micro + a.stages - 1) / a.micro
+    print(f"{a.model} untied, {a.stages} stages of one thread, {a.micro} micro-batches of {a.batch} x {a.seq}; blocks end at {result['cut']}; "
+          f"planned {result['planned_step']:.2f} s, {100 * result['planned_bubble']:.0f}% bubble; equal stages would take {least:.3f} of one rank")
+    alone = result["sides"]["alone"]["seconds"]
+    for name, side in result["sides"].items():
+        print(f"{name}: {side['seconds']:.2f} s a step ({side['seconds'] / alone:.3f} of one rank), {side['tokens_per_second']:.0f} tokens/s, "
+              f"at most {side['peak'] >> 20} MiB a rank" + (f", waits {side['rank_wait']:.2f} s" if side.get("rank_wait") else ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <numeric>
+
+#include "bindings/ranks_runs.h"
+
+// Runs of models that are cut into the stages of a pipeline, as users start them. They have the bits of runs
+// in which each rank has the whole model.
+namespace sluice::cli {
+namespace pipeline_test {
+
+using ::testing::HasSubstr;
+
+struct Mesh {
+  int data, stages;
+  std::string zero, place, flags;
+  int ranks() const { return data * stages; }
+  std::string text() const {
+    return " --mesh data=" + std::to_string(data) + ",pipeline=" + std::to_string(stages);
+  }
+};
+void PrintTo(const Mesh& m, std::ostream* to) {
+  *to << m.text() << ", ZeRO " << m.zero << ", " << m.place << ", " << m.flags;
+}
+
+class PipelineTest : public RanksTest, public ::testing::WithParamInterface<Mesh> {
+ protected:
+  std::vector<std::string> cut(const std::string& name, const Mesh& m, int steps) const {
+    Partition partition{m.ranks(), m.zero, m.place, m.flags + m.text()};
+    return placed(name, partition, steps);
+  }
+};
+// Every two of stages, order, ZeRO's stage, place, optimizer and type are together in one of them.
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, PipelineTest,
+    ::testing::Values(Mesh{1, 2, "0", "memory", "--optimizer adamw --eval-every 2"},
+                      Mesh{1, 3, "0", "disk", "--optimizer adafactor --dtype bf16 --pipeline gpipe --clip 0"},
+                      Mesh{1, 3, "0", "memory", "--optimizer muon --dtype f16 --initial-scale 1e30"},
+                      Mesh{1, 2, "0", "disk",
+                           "--optimizer adamw --state 8bit --dtype bf16 --master none --group 5"},
+                      Mesh{2, 2, "3", "disk", "--optimizer adamw --dtype bf16 --recompute full"},
+                      Mesh{2, 2, "1", "memory", "--optimizer muon --pipeline gpipe --eval-every 2"},
+                      Mesh{2, 3, "2", "memory", "--optimizer adamw --state 8bit --clip 0"},
+                      Mesh{2, 2, "2", "disk", "--optimizer adafactor --dtype f16 --pipeline gpipe --group 1"},
+                      Mesh{3, 2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
+                      Mesh{2, 2, "0", "memory", "--optimizer lion --stages 0-1,2"}));
+
+TEST_P(PipelineTest, HasTheBitsOfRanksThatHaveTheWholeModel) {
+  const Mesh& mesh = GetParam();
+  Partition whole{mesh.data, "0", "memory", mesh.flags};
+  if (const std::size_t at = whole.flags.find("--pipeline"); at != std::string::npos)
+    whole.flags.erase(at, std::string("--pipeline gpipe").size());
+  if (const std::size_t at = whole.flags.find("--stages"); at != std::string::npos) whole.flags.erase(at);
+  expect_done(run_sluice(placed("whole", whole, 3)));
+  expect_done(run_sluice(cut("parts", mesh, 3)));
+  EXPECT_EQ(losses("parts"), losses("whole"));
+  EXPECT_TRUE(tensors("parts", 3) == tensors("whole", 3));
+}
+
+class PipelineRunsTest : public PipelineTest {};
+
+TEST_F(PipelineRunsTest, HaveTheBitsOfOneRankWhereTheyAreReproducible) {
+  const std::string flags = "--reproducible --optimizer adamw --dtype bf16 --master none";
+  expect_done(run_sluice(placed("alone", {1, "0", "memory", flags}, 3)));
+  expect_done(run_sluice(cut("parts", {2, 3, "3", "memory", flags}, 3)));
+  EXPECT_EQ(losses("parts"), losses("alone"));
+  EXPECT_TRUE(tensors("parts", 3) == tensors("alone", 3));
+}
+
+// What a rank reads is the same in each step but the first, which begins with what was loaded; what it
+// receives, too.
+TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
+  for (const Mesh& mesh : {Mesh{1, 3, "0", "memory", "--optimizer adamw"},
+                           Mesh{1, 2, "0", "disk", "--group 1"}, Mesh{2, 2, "2", "memory", "--clip 0"}}) {
+    SCOPED_TRACE(mesh.text());
+    const std::string run = "run" + std::to_string(mesh.ranks());
+    std::vector<std::string> all = cut(run, mesh, 4);
+    all.insert(all.end(), {"--profile", folder_ / (run + ".html")});
+    expect_done(run_sluice(all));
+    for (int rank = 0; rank < mesh.ranks(); ++rank) {
+      const std::string name = rank == 0 ? run : run + ".rank" + std::to_string(rank);
+      const Json plan = profile_of(folder_ / (name + ".html")).at("plan");
+      const Json last = rows(name).back();
+      const Json& step = plan.at("step");
+      if (mesh.data == 1) {
+        EXPECT_EQ(last.at("received"), step.at("bytes_received")) << name;
+      } else {  // of a table's gradient the rows of tokens that occurred
+        EXPECT_LE(last.at("received"), step.at("bytes_received")) << name;
+        EXPECT_GT(last.at("received").get<double>(), 0.5 * step.at("bytes_received").get<double>()) << name;
+      }
+      EXPECT_LE(last.at("disk_read"), step.at("bytes_read")) << name;
+      EXPECT_LE(last.at("peak_memory"), plan.at("predicted_peak")) << name;
+      EXPECT_GT(last.at("rank_wait_seconds"), 0) << name;
+    }
+  }
+}
+
+TEST_F(PipelineRunsTest, GoOnWithAnotherMesh) {
+  const std::string flags = "--optimizer adamw --dtype bf16 --save-every 2 --reproducible";
+  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 8)));
+  expect_done(run_sluice(cut("run", {1, 2, "0", "memory", flags}, 2)));
+  expect_done(run_sluice(cut("run", {2, 3, "3", "memory", flags + " --resume"}, 4)));
+  expect_done(run_sluice(placed("run", {1, "0", "memory", flags + " --resume"}, 6)));
+  expect_done(run_sluice(cut("run", {1, 3, "0", "disk", flags + " --resume --pipeline gpipe"}, 8)));
+  EXPECT_EQ(losses("run"), losses("whole"));
+  EXPECT_TRUE(tensors("run", 8) == tensors("whole", 8));
+}
+
+TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
+  std::vector<std::string> all = cut("plan", {2, 3, "1", "memory", "--group 2 --json"}, 3);
+  all[0] = "plan";
+  const Outcome outcome = run_sluice(all);
+  ASSERT_EQ(outcome.status, 0) << outcome.error;
+  const Json plan = Json::parse(outcome.out).at("pipeline");
+  EXPECT_EQ(plan.at("items"), 3);  // of 12 micro-batches, which two ranks share
+  ASSERT_EQ(plan.at("stages").size(), 3u);
+  std::vector<int> ends;
+  for (const Json& stage : plan.at("stages")) ends.push_back(stage.at("units")[1]);
+  EXPECT_THAT(ends, ::testing::ElementsAre(2, 3, 5));
+  EXPECT_EQ(plan.at("stages")[0].at("items_held"), 3);
+  EXPECT_EQ(plan.at("stages")[2].at("items_held"), 1);
+  EXPECT_GT(plan.at("bubble"), 0.2);  // (p - 1) / (m + p - 1) where stages are equal
+  EXPECT_LT(plan.at("bubble"), 0.9);
+}
+
+TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
+  const struct {
+    int ranks;
+    std::string flags;
+    std::vector<std::string> words;
+  } cases[] = {
+      {2, "--mesh pipeline=3", {"--mesh pipeline=3 is of 3 ranks", "--ranks is 2"}},
+      {4, "--mesh pipeline=4", {"4 stages", "3 blocks"}},
+      {2, "--mesh pipeline=2 --stages 0,1,2", {"--stages '0,1,2' has 3 stages", "has 2 along pipeline"}},
+      {2, "--mesh pipeline=2 --stages 0-1,1-2", {"'1-2'", "blocks from 2 on"}},
+      {2, "--mesh pipeline=2 --stages 0,1", {"ends with block 1"}},
+      {2, "--stages 0,1-2", {"give --mesh pipeline=P", "--stage, without an s"}},
+      {2, "--mesh tensor=2", {"'tensor'", "data, pipeline"}},
+      {2, "--mesh pipeline=2 --group 13", {"a group of 13", "a step has 12"}},
+      {8, "--mesh data=4,pipeline=2 --accumulate 6", {"accumulate", "4 ranks cannot share"}},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.flags);
+    std::vector<std::string> all = words("run", c.ranks, 1, c.flags);
+    if (c.flags.find("--accumulate") != std::string::npos) {
+      const auto given = std::ranges::find(all, "--accumulate");
+      all.erase(given, given + 2);
+    }
+    const Outcome outcome = run_sluice(all);
+    EXPECT_EQ(outcome.status, 2);
+    for (const std::string& word : c.words) EXPECT_THAT(outcome.error, HasSubstr(word));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  }
+}
+
+TEST_F(PipelineRunsTest, NameTheStageThatDoesNotFit) {
+  const Outcome outcome = run_sluice(words("run", 3, 1, "--mesh pipeline=3 --stages 0,1,2", "40MiB"));
+  EXPECT_EQ(outcome.status, 3);
+  EXPECT_THAT(outcome.error, HasSubstr("pipeline stage 1 of 3 (embedding to block.0): "));
+  EXPECT_THAT(outcome.error, HasSubstr("other --stages may fit"));
+}
+
+}  // namespace pipeline_test
+}  // namespace sluice::cli
