@@ -18,7 +18,7 @@ using Time = Trace::Clock::time_point;
 
 constexpr std::size_t kBytesPerPart = 64 * 1024;
 constexpr std::array<const char*, Trace::kLanes> kNames = {
-    "compute", "read", "write", "optimizer", "read wait", "write wait", "rank wait", "save"};
+    "compute", "read", "write", "optimizer", "read wait", "write wait", "rank wait", "message", "save"};
 
 std::size_t index_of(const Trace::Event& event) { return static_cast<std::size_t>(event.lane); }
 
@@ -94,13 +94,17 @@ TraceText::TraceText(const Trace& trace, TraceProcess process)
     const Trace::Event& event = trace.kept(i);
     rows_[i] = static_cast<std::uint32_t>(lanes[index_of(event)].take(event.begin, event.end));
   }
-  const bool has_ranks = std::ranges::any_of(
-      trace.events_, [](const Trace::Event& event) { return event.lane == Trace::Lane::kRankWait; });
+  // A process that trains alone has none of these.
+  const auto left_out = [&](std::size_t lane) {
+    const bool of_ranks = lane == static_cast<std::size_t>(Trace::Lane::kRankWait) ||
+                          lane == static_cast<std::size_t>(Trace::Lane::kMessage);
+    return of_ranks && std::ranges::none_of(
+                           trace.events_, [&](const Trace::Event& event) { return index_of(event) == lane; });
+  };
   std::size_t threads = 0;
   for (std::size_t lane = 0; lane < Trace::kLanes; ++lane) {
     first_threads_[lane] = threads + 1;
-    const bool left_out = lane == static_cast<std::size_t>(Trace::Lane::kRankWait) && !has_ranks;
-    row_counts_[lane] = left_out ? 0 : lanes[lane].count();
+    row_counts_[lane] = left_out(lane) ? 0 : lanes[lane].count();
     threads += row_counts_[lane];
   }
 }

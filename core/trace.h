@@ -25,9 +25,10 @@ class Trace {
     kReadWait,
     kWriteWait,
     kRankWait,
+    kMessage,
     kSave
   };
-  static constexpr std::size_t kLanes = 8;
+  static constexpr std::size_t kLanes = 9;
   static const char* name_of(Lane lane);
 
   explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) {

@@ -137,7 +137,8 @@ void Executor::run_pass(const Pass& pass, std::size_t item, Step& step) {
   for (const engine::Access& access : pass.accesses) resources_.source.acquire(access);
   {
     const TraceScope scope(resources_.trace, Trace::Lane::kCompute,
-                           pass_name(pass.kind) + model_.units[pass.unit].name);
+                           pass_name(pass.kind) + model_.units[pass.unit].name +
+                               (place_.pipeline.sections > 1 ? fmt::format(", item {}", item) : ""));
     for (std::size_t place = 0; place < group.size(); ++place) {
       Execution one = execution(pass.unit, item, place, group[place]);
       one.micro_batch = first + place;

@@ -22,7 +22,7 @@ std::string name_of(const engine::Action& message) {
 
 MessageNeighbours::MessageNeighbours(comm::Communicator& sections, Trace* trace,
                                      std::function<void()> meanwhile)
-    : sections_(sections), waits_(trace), meanwhile_(std::move(meanwhile)) {}
+    : sections_(sections), trace_(trace), waits_(trace), meanwhile_(std::move(meanwhile)) {}
 
 // Messages between two sections are told apart by their direction, and those of one come in order.
 void MessageNeighbours::begin(const engine::Action& message, std::span<std::byte> bytes) {
@@ -32,7 +32,11 @@ void MessageNeighbours::begin(const engine::Action& message, std::span<std::byte
   const auto [at, is_new] = under_way_.try_emplace({message.kind, message.item});
   ensure(is_new, "a message of item {} is begun again before it has ended", message.item);
   const std::string name = name_of(message);
-  Done done = at->second.add();
+  Done done = [this, name, size = bytes.size(), begin = Trace::Clock::now(),
+               ended = at->second.add()](std::exception_ptr error) {
+    if (trace_ != nullptr) trace_->add(Trace::Lane::kMessage, name, begin, Trace::Clock::now(), size);
+    ended(std::move(error));
+  };
   switch (message.kind) {
     case Kind::kReceiveInput:
       return sections_.receive(before, kId, name, bytes, std::move(done));

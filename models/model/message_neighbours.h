@@ -14,8 +14,8 @@ namespace sluice::models {
 // Neighbours that are other ranks.
 class MessageNeighbours : public Neighbours {
  public:
-  // sections: the ranks of the pipeline, in its order; outlives this. trace: gets the waits; or null.
-  // meanwhile: is called from time to time while a message is awaited.
+  // sections: the ranks of the pipeline, in its order; outlives this. trace: gets messages and waits; or
+  // null. meanwhile: is called from time to time while a message is awaited.
   explicit MessageNeighbours(comm::Communicator& sections, Trace* trace = nullptr,
                              std::function<void()> meanwhile = {});
   void begin(const engine::Action& message, std::span<std::byte> bytes) override;
@@ -24,6 +24,7 @@ class MessageNeighbours : public Neighbours {
 
  private:
   comm::Communicator& sections_;
+  Trace* const trace_;
   engine::Waits waits_;
   const std::function<void()> meanwhile_;
   std::map<std::pair<engine::Action::Kind, std::size_t>, TransferGroup> under_way_;  // by kind and item

@@ -42,6 +42,16 @@ std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimize
   return bytes;
 }
 
+// What a section keeps of an item of one micro-batch at least.
+std::uint64_t activation_bytes(const engine::Profile& profile, engine::UnitRange units) {
+  std::uint64_t bytes = 0;
+  for (engine::UnitId unit = units.first; unit < units.end; ++unit) {
+    const engine::UnitProfile& own = profile.unit_profiles[unit];
+    bytes += own.input_bytes + own.choices.back().kept_bytes;
+  }
+  return bytes;
+}
+
 std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSettings& s, const Model& model,
                                           const optim::Optimizer& optimizer) {
   const std::size_t blocks = model.units().size() - 2;
@@ -60,12 +70,14 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
          sections, blocks);
   const engine::Layout layout(model.units());
   const std::uint64_t memory = plan.budget.memory - std::min(plan.budget.memory, plan.budget.base);
-  const auto fits = [&](int, engine::UnitRange units) {
-    return plan.budget.disk > 0 || resident_bytes(layout, optimizer, units) <= memory;
+  const engine::Pipeline pipeline{s.pipeline, sections, plan.profile.micro_batches};
+  const auto fits = [&](int section, engine::UnitRange units) {
+    const std::size_t held = engine::buffers_of(pipeline, section).items;
+    return plan.budget.disk > 0 ||
+           resident_bytes(layout, optimizer, units) + held * activation_bytes(plan.profile, units) <= memory;
   };
   const std::vector<engine::SectionSeconds> seconds =
       engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
-  const engine::Pipeline pipeline{s.pipeline, sections, plan.profile.micro_batches};
   std::vector<engine::UnitRange> cut = engine::cut(pipeline, seconds, fits);
   if (!cut.empty()) return cut;
   // The plans say what is missing.

@@ -42,10 +42,11 @@ struct RankTraces::Member {
 };
 
 // What an earlier run left after a failure would be taken for a part of this one, as rank 0's is replaced.
-RankTraces::RankTraces(comm::Communicator* communicator, std::string path,
+RankTraces::RankTraces(comm::Communicator* communicator, std::string path, std::string place,
                        std::function<std::int64_t()> clock)
     : communicator_(communicator != nullptr && communicator->size() > 1 ? communicator : nullptr),
       path_(std::move(path)),
+      place_(std::move(place)),
       clock_(std::move(clock)) {
   if (path_.empty()) return;
   if (communicator_ == nullptr || communicator_->rank() == 0)
@@ -88,7 +89,7 @@ std::int64_t RankTraces::beginning_of(const std::vector<Member>& members) const 
 
 TraceProcess RankTraces::process(const std::string& host, std::int64_t beginning) const {
   const int rank = communicator_->rank();
-  return {rank + 1, fmt::format("rank {} on {}", rank, host),
+  return {rank + 1, fmt::format("rank {} on {}{}{}", rank, host, place_.empty() ? "" : ", ", place_),
           [this, rank, beginning](Trace::Clock::time_point time) {
             return nanoseconds(to_first(rank, nanoseconds_of(time)) - beginning);
           }};

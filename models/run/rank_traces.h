@@ -24,9 +24,9 @@ class RankTraces {
  public:
   // Does nothing where `path` is empty, which it is on all ranks or on none. Otherwise removes what ranks
   // wrote after the failure of an earlier run, those that take no part now included. communicator: null for a
-  // run that trains alone; otherwise outlives this. `clock` is that of the traces. Throws the first failure
-  // of the run.
-  RankTraces(comm::Communicator* communicator, std::string path,
+  // run that trains alone; otherwise outlives this. place: where on the mesh this rank is, for the name of
+  // its process; or nothing. `clock` is that of the traces. Throws the first failure of the run.
+  RankTraces(comm::Communicator* communicator, std::string path, std::string place = "",
              std::function<std::int64_t()> clock = engine::steady_nanoseconds);
 
   // Writes the file, or nothing. Text travels a small part at a time. Rank 0 throws Error(kIo) where the file
@@ -49,7 +49,7 @@ class RankTraces {
   std::string receive(int rank);
 
   comm::Communicator* communicator_;
-  std::string path_;
+  std::string path_, place_;
   std::function<std::int64_t()> clock_;
   std::vector<engine::ClockReading> first_, last_;  // by rank; at the end as at the start, until then
 };

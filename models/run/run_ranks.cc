@@ -181,6 +181,8 @@ double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
   return sum / static_cast<double>(count);
 }
 
+std::string RunRanks::place() const { return sections_ == nullptr ? "" : mesh_->place(rank()); }
+
 std::string RunRanks::place_of_failure() const {
   if (sections_ == nullptr) return "";
   const std::optional<int> rank = communicator_->failed_rank();

@@ -64,6 +64,7 @@ class RunRanks {
   // Losses of validation by micro-batch, of which each rank has measured those with index % data_size() ==
   // data_rank().
   double mean(const std::vector<double>& own, std::uint64_t count);
+  std::string place() const;  // of this rank on the mesh: "pipeline stage 2 of 3"; nothing without stages
   // Where on the mesh the rank is that has failed, as "; rank 1 is pipeline stage 2 of 3"; or nothing.
   std::string place_of_failure() const;
   // Ends the run of all ranks with this error. A program ends with the same exit status on all of them where

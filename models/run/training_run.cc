@@ -44,7 +44,7 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
       events_(events),
       learning_rate_(learning_rate_of(setup.plan.recipe, setup.settings.steps)),
       loss_scale_(loss_scale_of(setup.settings)),
-      traces_(ranks.communicator(), setup.settings.trace),
+      traces_(ranks.communicator(), setup.settings.trace, ranks.place()),
       assembly_(setup.plan,
                 {setup.tools->threads, *setup.tools->io, *setup.optimizer, setup.tools->library.get(),
                  ranks.data(), nullptr, ranks.sections()},

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "bindings/ranks_runs.h"
 
@@ -96,6 +97,28 @@ TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
       EXPECT_GT(last.at("rank_wait_seconds"), 0) << name;
     }
   }
+}
+
+TEST_F(PipelineRunsTest, HavePassesAndMessagesInTheirTrace) {
+  const std::string trace = folder_ / "trace.json";
+  expect_done(run_sluice(words("run", 3, 2, "--mesh pipeline=3 --group 6 --trace " + trace)));
+  const Json file = parse_json(file_text(trace), trace);
+  std::map<int, std::string> processes;
+  std::map<int, std::set<std::string>> events;
+  for (const Json& event : file.at("traceEvents"))
+    if (event.at("name") == "process_name")
+      processes[event.at("pid")] = event.at("args").at("name");
+    else if (event.at("ph") == "X")
+      events[event.at("pid")].insert(event.at("cat").get<std::string>() + ": " +
+                                     event.at("name").get<std::string>());
+  EXPECT_THAT(processes.at(2), HasSubstr(", pipeline stage 2 of 3"));
+  using ::testing::IsSupersetOf;
+  EXPECT_THAT(events.at(1), IsSupersetOf({"compute: forward block.0, item 1", "message: the output of item 1",
+                                          "message: the output's gradient of item 0"}));
+  EXPECT_THAT(events.at(2),
+              IsSupersetOf({"message: the input of item 0", "message: the input's gradient of item 1",
+                            "compute: backward block.1, item 1"}));
+  EXPECT_THAT(events.at(3), IsSupersetOf({"compute: loss final, item 1"}));
 }
 
 TEST_F(PipelineRunsTest, GoOnWithAnotherMesh) {

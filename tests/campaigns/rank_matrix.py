@@ -2,8 +2,9 @@
 
 Each cell trains GPT-2 or Llama (presets tiny and tiny-llama) with 24 micro-batches a step, at a stage, in a place, with an
 optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks, with clipping by norm or with updates in the
-backward pass. Losses, norms and every file of the checkpoint must have the bits of as many ranks of Sluice's own that have everything
-in memory (stage 0); with --reproducible those of one rank.
+backward pass, whole or cut into the stages of a pipeline, each of which so many ranks have. Losses, norms and every file of the
+checkpoint must have the bits of as many ranks of Sluice's own that have everything in memory (stage 0); with --reproducible those
+of one rank.
 Then checkpoints that 4 ranks have written go on at 1, 3 and 8 ranks, and at 4, as if these had trained from the first step.
 (Ranks that are threads of one process are no program's; tests/comm and tests/engine hold them to the same sums.)"""
 import itertools
@@ -29,13 +30,16 @@ STARTS = ["shared memory", "mpirun"]
 RANKS = ["1", "2", "3", "4"]
 ORDERS = ["folded", "reproducible"]
 CLIPS = {"clip": ["--clip", "1"], "no clip": ["--clip", "0"]}
-AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS, list(CLIPS)]
+CUTS = {"whole": (1, []), "2 stages": (2, []), "2 stages, gpipe": (2, ["--pipeline", "gpipe"]), "3 stages": (3, [])}
+MOST_PROCESSES = 6
+AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS, list(CLIPS), list(CUTS)]
 LOADED_AT = ["1", "3", "4", "8"]
 
 
 def possible(cell):
     """One rank partitions nothing, so that it has no stage but 0; and a fourth start would be needed where mpirun is missing."""
-    return (cell[5] != "1" or cell[1] == "0") and (cell[4] != "mpirun" or mpirun_is_there())
+    few = int(cell[5]) * CUTS[cell[8]][0] <= MOST_PROCESSES
+    return few and (cell[5] != "1" or cell[1] == "0") and (cell[4] != "mpirun" or mpirun_is_there())
 
 
 def mpirun_is_there():
@@ -56,15 +60,17 @@ def started(start, ranks, *words):
 
 def train(folder, name, cell, *more, steps=STEPS):
     """Trains in a folder. Returns losses and files of the last checkpoint. Raises AssertionError where the run fails."""
-    model, stage, place, optimizer, start, ranks, order, clip = cell
+    model, stage, place, optimizer, start, ranks, order, clip, cut = cell
+    stages, pipeline = CUTS[cut]
     out, metrics, disk = folder / name, folder / f"{name}.jsonl", folder / "disk"
     disk.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(lesson())
     # fmt: off
     words = started(
-        start, ranks, "--model", model, "--data", folder / "text.txt", "--seq", "16", "--batch", "1", "--accumulate", "24",
+        start, str(int(ranks) * stages), "--model", model, "--data", folder / "text.txt", "--seq", "16", "--batch", "1", "--accumulate", "24",
         "--steps", str(steps), "--schedule", "constant", "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk",
         f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *OPTIMIZERS[optimizer], *PLACES[place], *CLIPS[clip],
+        *(["--mesh", f"data={ranks},pipeline={stages}", *pipeline] if stages > 1 else []),
         *(["--stage", stage] if ranks != "1" else []), *(["--reproducible"] if order == "reproducible" else []), *more)
     # fmt: on
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -77,8 +83,8 @@ def train(folder, name, cell, *more, steps=STEPS):
 
 def twin_of(cell):
     """The cell whose bits this one must have."""
-    model, _, _, optimizer, _, ranks, order, clip = cell
-    return (model, "0", "memory", optimizer, "shared memory", "1" if order == "reproducible" else ranks, order, clip)
+    model, _, _, optimizer, _, ranks, order, clip, _ = cell
+    return (model, "0", "memory", optimizer, "shared memory", "1" if order == "reproducible" else ranks, order, clip, "whole")
 
 
 class Matrix:
@@ -108,7 +114,7 @@ class Matrix:
         results = {}
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            cell = lambda stage, ranks: (model, stage, "memory", optimizer, "shared memory", ranks, "reproducible", "clip")
+            cell = lambda stage, ranks: (model, stage, "memory", optimizer, "shared memory", ranks, "reproducible", "clip", "whole")
             loads, saved = loads_of(model, optimizer, at), saved_at(model, optimizer)
             try:
                 expected = self.twin(cell("0", "1"))

@@ -9,7 +9,7 @@
   fault        injects N faults (10000) into short runs, and produces each real fault that the machine allows
   rank-fault   injects faults at one of several ranks in N rounds (1000), and produces real ones there
   matrix       trains each combination of optimizer, state type, precision, clipping and accumulation in memory and on disk
-  rank-matrix  trains the combinations of model, stage, place, optimizer, start, number of ranks, order and clipping that
+  rank-matrix  trains the combinations of model, stage, place, optimizer, start, number of ranks, order, clipping and cut that
                have every pair, and loads checkpoints at other numbers of ranks; with --all every combination
   all          each of these with its own number, as before an issue ends
 

@@ -46,7 +46,7 @@ class RankTracesTest : public ::testing::Test {
     const std::int64_t origin = engine::steady_nanoseconds();
     comm::run_communicators(comm::World::kThreads, ranks, [&](comm::Communicator& communicator) {
       const int rank = communicator.rank();
-      RankTraces all(&communicator, path(),
+      RankTraces all(&communicator, path(), rank == 0 ? "" : "the second",
                      [&, rank] { return skewed(rank, origin, engine::steady_nanoseconds()); });
       Trace trace(1000);
       // Once all clocks have been read.
