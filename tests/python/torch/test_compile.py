@@ -3,12 +3,15 @@ and go; one graph of a whole model is refused, with what to do instead."""
 
 import functools
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 from support import fake_gpu, rounding
 from support.graphs import Counted, graphs_of_three_calls
+from support.sluice_process import BUILD, PACKAGE
 from support.wrapped_models import same, values_of, wrap
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -394,3 +397,43 @@ def test_steps_may_be_compiled_too(what):
         return found
 
     assert same(trained_by(what), trained_by(None))
+
+
+LOADS_THE_COMPILER = """
+import sys, traceback
+
+loaders = []
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch._dynamo":
+            loaders.append([frame.filename for frame in traceback.extract_stack()[:-1] if "importlib" not in frame.filename][-1])
+
+sys.meta_path.insert(0, Finder)
+import sluice.torch, torch
+assert "torch._dynamo" not in sys.modules, loaders
+
+def made(optimizer):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    return sluice.torch.wrap(model, optimizer, memory="2GiB", reserve="160MiB")
+
+model, _ = made(None)
+with torch.no_grad():
+    model(torch.ones(2, 8))
+sluice.torch.close(model)
+assert "torch._dynamo" not in sys.modules, loaders
+
+model, optimizer = made(sluice.AdamW(lr=1e-2))
+model(torch.ones(2, 8)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+assert all(file.endswith("torch/_compile.py") for file in loaders), loaders  # by which torch.optim.Optimizer itself loads it
+"""
+
+
+def test_the_compiler_is_loaded_by_pytorch_alone():
+    """It takes as long to import as the rest of PyTorch."""
+    environment = {"PYTHONPATH": str(PACKAGE), "SLUICE_LIBRARY_PATH": str(BUILD / "lib"), "PATH": "/usr/bin:/bin"}
+    ended = subprocess.run([sys.executable, "-c", LOADS_THE_COMPILER], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr

@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
 
 from .. import _abi
 from ..errors import Error, StateError
 from ._demand import Demand
 from ._estimate import tensors_in
 from ._homes import Home
-from ._modes import outside_of_graphs
+from ._modes import is_by_compiler, outside_of_graphs
 from ._presence import Presence
 from ._saved import SavedTensors, Scope
 from ._units import calls_none, owners_around
@@ -92,7 +91,7 @@ class Calls:
             if places := self._places_in(users, self._presence.by_id):
                 made[module] = Owner(name, _units_of(places), places)
         for module, places in inside.items():
-            is_compiled = isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+            is_compiled = is_by_compiler(module) or module._compiled_call_impl is not None
             if is_compiled and places and len(_units_of(places)) <= self._presence.limit:
                 for inner in module.modules():
                     made.pop(inner, None)

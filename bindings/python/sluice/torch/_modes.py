@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,19 +27,30 @@ class Mode(TorchDispatchMode):
         return True
 
 
+_BREAKS = (
+    "the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its blocks instead, before "
+    "sluice.torch.wrap() (model.blocks[i] = torch.compile(model.blocks[i])), or the model without fullgraph=True"
+)
+
+
+def is_by_compiler(module: torch.nn.Module) -> bool:
+    """Whether torch.compile() made the module of another one. Where the compiler, which takes as long to load as the rest of PyTorch, is
+    not loaded yet, it has made none."""
+    return "torch._dynamo" in sys.modules and isinstance(module, torch._dynamo.OptimizedModule)
+
+
 def outside_of_graphs(function: Function) -> Function:
-    """The same function, at which graphs of torch.compile() break, and which is compiled nowhere."""
-    disabled: Function = torch.compiler.disable(
-        function,
-        reason="the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its "
-        "blocks instead, before sluice.torch.wrap() (model.blocks[i] = torch.compile(model.blocks[i])), or the model "
-        "without fullgraph=True",
-    )
+    """The same function, at which graphs of torch.compile() break, and which is compiled nowhere. torch.compiler.disable() does that, but
+    loads the compiler; so it is called when a frame is first compiled that comes here."""
+    disabled: Function | None = None
 
-    @functools.wraps(disabled)  # with what tells torch.compile() that it is disabled
+    @functools.wraps(function)
     def made(*args: Any, **kwargs: Any) -> Any:
-        # Where no frame is compiled in this thread, `disabled` changes nothing, and takes ten times as long.
-        return function(*args, **kwargs) if get_eval_frame_callback() is None else disabled(*args, **kwargs)
+        nonlocal disabled
+        if get_eval_frame_callback() is None:  # no frame is compiled in this thread
+            return function(*args, **kwargs)
+        disabled = disabled or torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
 
-    made._torchdynamo_wrapper_id = id(made)  # type: ignore[attr-defined]
+    made._torchdynamo_disable, made._torchdynamo_disable_msg = True, _BREAKS  # type: ignore[attr-defined]
     return made  # type: ignore[return-value]

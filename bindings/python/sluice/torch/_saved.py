@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch._inductor.config
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -167,7 +167,7 @@ _OTHER_THAN_OF_ELEMENTS = (torch.ops.aten.as_strided.default, torch.ops.aten.vie
 _OF_AUTOCAST = (torch.bfloat16, torch.float16, torch.float32)  # to other types operations and compilers may not round alike
 
 
-class SeenCasts(CustomGraphPass):
+class SeenCasts:
     """Lets graphs of torch.compile() that are made by its backend "inductor" make the casts that they keep for backward by an operation
     that modes see. By themselves they make them in kernels of their own, and nobody sees what these are casts of. Whether that is a
     parameter is asked at each call: one graph may have a parameter in one call and another tensor in the next."""
@@ -194,8 +194,8 @@ class SeenCasts(CustomGraphPass):
 
     def uuid(self) -> Any:
         """What tells graphs on disk that this has made from others; None: they are not kept there."""
-        theirs = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self._others]
-        return None if None in theirs else (get_hash_for_files((__file__,)), *theirs)
+        theirs = [other.uuid() if hasattr(other, "uuid") else None for other in self._others]
+        return None if None in theirs else (hashlib.sha256(Path(__file__).read_bytes()).hexdigest(), *theirs)
 
 
 def _views_of_cast(node: Any) -> list[torch.fx.Node] | None:
@@ -231,7 +231,8 @@ def _made_by_cast(graph: torch.fx.Graph, views: list[torch.fx.Node]) -> torch.fx
 
 
 def _seen_casts() -> Any:
-    """A `with` in which this thread's graphs are made so."""
+    """A `with` in which this thread's graphs are made so. It loads the compiler, which the first operation under a mode does anyway."""
+    torch._inductor.custom_graph_pass.CustomGraphPass.register(SeenCasts)  # PyTorch asks for a subclass of it
     before = torch._inductor.config.post_grad_custom_post_pass
     others = tuple(before) if isinstance(before, (list, tuple)) else () if before is None else (before,)
     return torch._inductor.config.patch(post_grad_custom_post_pass=SeenCasts(others))

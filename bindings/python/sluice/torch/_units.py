@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import torch
-import torch._dynamo
 
 from ..errors import InvalidArgumentError
 from ..model import Parameter, Unit
+from ._modes import is_by_compiler
 
 _SMALLEST = 4 << 20  # bytes; smaller neighbours are one unit
 _LARGEST = 256 << 20  # bytes; a larger repeated block (one of many experts) is cut along its modules
@@ -187,9 +187,7 @@ def owners_of(model: torch.nn.Module, groups: Sequence[Group]) -> dict[torch.nn.
 def _called(chain: Sequence[torch.nn.Module]) -> torch.nn.Module:
     """The innermost of these modules, each within the one before, that is called by others."""
     for outer, module in zip(chain, chain[1:]):
-        if isinstance(outer, torch._dynamo.OptimizedModule):
-            return outer
-        if calls_none(outer):
+        if is_by_compiler(outer) or calls_none(outer):
             return outer
     called = [module for module in chain if type(module).forward is not torch.nn.Module.forward]
     return called[-1] if called else chain[0]
