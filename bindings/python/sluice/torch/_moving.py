@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 
@@ -86,7 +85,6 @@ class Moving:
         for module, name, buffer in self._buffers:
             if not buffer.is_meta:
                 module._buffers[name] = moved.setdefault(id(buffer), buffer.to(self._device))
-        gc.collect()
         return self._homes
 
     def _set_values(self, unit: Unit, parameters: Mapping[str, torch.nn.Parameter], stored: Mapping[str, InFiles]) -> None:
