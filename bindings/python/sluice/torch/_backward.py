@@ -18,6 +18,11 @@ _BEGINNINGS = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 _WAITS_FOR_PASS = torch.autograd.graph._engine_run_backward.__code__  # the function in which a thread waits for its backward pass
 
 
+def in_pass() -> bool:
+    """Whether this is in a backward pass of PyTorch's."""
+    return torch._C._current_graph_task_id() != -1
+
+
 class _Pass(NamedTuple):
     """A backward pass that uses the model, as it was noted."""
 
@@ -51,7 +56,7 @@ class Users:
     def __enter__(self) -> None:
         me = threading.get_ident()
         with self._lock:
-            if not self.in_pass() and (self._passes or self._thread not in (None, me)):  # what a pass calls is the pass's
+            if not in_pass() and (self._passes or self._thread not in (None, me)):  # what a pass calls is the pass's
                 _refuse()
             self._depth += 1
             if self._thread is None:
@@ -65,11 +70,7 @@ class Users:
 
     def is_outermost(self) -> bool:
         """Whether the thread is inside of one `with`, and no pass has begun."""
-        return self._depth == 1 and not self._passes and not self.in_pass()
-
-    def in_pass(self) -> bool:
-        """Whether this is in a backward pass of PyTorch's."""
-        return torch._C._current_graph_task_id() != -1
+        return self._depth == 1 and not self._passes and not in_pass()
 
     def begin_pass(self, ended: Callable[[], object] | None = None) -> bool:
         """Comes in a backward pass, when it is about to use the model; returns whether this is in one. ended: comes once, when it has

@@ -12,6 +12,7 @@ import torch
 
 from .. import _abi
 from ..errors import Error, StateError
+from ._backward import in_pass
 from ._demand import Demand
 from ._estimate import tensors_in
 from ._homes import Home
@@ -145,12 +146,12 @@ class Calls:
                         "a call of the wrapped model was interrupted (Ctrl-C) before it could end, and has left hooks of saved tensors in "
                         "its thread; make the model anew, in another process where that thread goes on, and load a checkpoint"
                     )
-            in_pass = self.begin_pass()
+            is_in_pass = self.begin_pass()
             call.keeps = self._demand.begin(module, args, kwargs)
             for parameters, name, home in owner.places:
                 home.check_place(parameters.get(name))
             if self._on_gpu:
-                self._begin_on_gpu(call, owner, in_pass)
+                self._begin_on_gpu(call, owner, is_in_pass)
             else:
                 for unit in owner.units:
                     presence.use(unit)
@@ -167,7 +168,7 @@ class Calls:
             raise
         return call
 
-    def _begin_on_gpu(self, call: Call, owner: Owner, in_pass: bool) -> None:
+    def _begin_on_gpu(self, call: Call, owner: Owner, is_in_pass: bool) -> None:
         presence, around = self._presence, call.before
         presence.check_open()
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -181,7 +182,7 @@ class Calls:
                 "after that"
             )
         presence.check_unwritten(home for _, _, home in owner.places)
-        while in_pass and around is not None and around.name not in owner.around:
+        while is_in_pass and around is not None and around.name not in owner.around:
             around = around.outer  # a checkpoint computes a call again that was before or after that one
         call.outer, call.units = around, owner.units if around is None else {**around.units, **owner.units}
         self._go(call)
@@ -202,7 +203,7 @@ class Calls:
                 self._go(call.before)
             if call.keeps is not None:
                 self._demand.end(call.keeps, output if returned else None)
-            if call.scope is not None and not self._scopes and not (self._on_gpu and self._presence.users.in_pass()):
+            if call.scope is not None and not self._scopes and not (self._on_gpu and in_pass()):
                 with contextlib.nullcontext() if returned else contextlib.suppress(Error):  # the call's own error is told
                     self._presence.end_call()
         finally:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import BudgetError, Error, InvalidArgumentError, StateError
+from ._backward import in_pass
 from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
 from ._modes import outside_of_graphs
 from ._presence import Presence
@@ -196,7 +197,7 @@ class Demand:
 def _is_no_call() -> bool:
     """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
     transforms of torch.func, where no model runs with fakes."""
-    return torch._C._current_graph_task_id() != -1 or torch._C._functorch.peek_interpreter_stack() is not None
+    return in_pass() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class OutOfMemoryError(BudgetError, torch.OutOfMemoryError):

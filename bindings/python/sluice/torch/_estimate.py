@@ -144,7 +144,7 @@ def kind_of(
 def _sizes_in(tensor: torch.Tensor) -> Sequence[int]:
     """The sizes of a tensor, or of all parts of a nested one, which has none of its own."""
     if tensor.is_nested and tensor.layout == torch.strided:
-        return [int(size) for size in tensor._nested_tensor_size().flatten().tolist()]
+        return [size for part in tensor.unbind() for size in part.shape]
     return tensor.shape
 
 

@@ -76,14 +76,15 @@ def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, tor
     """Makes buffers without values in place of those on the meta device. Returns them by their ids."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
+        for name, buffer in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
+            if buffer.is_meta:
                 fresh = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
                 if buffer.is_floating_point() or buffer.is_complex():
                     fresh.fill_(float("nan"))
                 else:
                     _bytes(fresh).fill_(_UNSET)
-                module._buffers[name] = made[id(fresh)] = fresh
+                made[id(fresh)] = fresh
+                setattr(module, name, fresh)
     return made
 
 

@@ -73,9 +73,8 @@ def _apply(
     if recurse:
         for child in module.children():
             child._apply(fn)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = fn(buffer)
+    for name, buffer in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
+        setattr(module, name, fn(buffer))
     return module
 
 
@@ -213,7 +212,7 @@ def _check_sharing(model: torch.nn.Module) -> None:
     others = {
         f"{path}.{name}" if path else name: t
         for path, module in model.named_modules()
-        for name, t in [*module._buffers.items(), *vars(module).items()]
+        for name, t in [*module.named_buffers(recurse=False, remove_duplicate=False), *vars(module).items()]
         if type(t) is torch.Tensor
     }
     for pair in _sharing(others, parameters):

@@ -51,13 +51,12 @@ class Absent(torch.nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            if func in _ASKS:
-                return func(*args, **(kwargs or {}))
-            if func in _TAKES:
-                _need(args, _TAKES[func])
-            with _Operations():
-                return func(*args, **(kwargs or {}))
+        if func in _ASKS:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        if func in _TAKES:
+            _need(args, _TAKES[func])
+        with _Operations():
+            return super().__torch_function__(func, types, args, kwargs or {})
 
 
 class _Operations(Mode):
@@ -65,7 +64,7 @@ class _Operations(Mode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = name_of(func)
-        if not (name.endswith("_like") or name.startswith("new_") or name == "_has_compatible_shallow_copy_type"):  # of `.data = ...`
+        if not (name.endswith("_like") or name.startswith("new_")):
             _need((args, kwargs or {}), f"{func}")
         return func(*args, **(kwargs or {}))
 
@@ -91,15 +90,14 @@ def show(parameter: torch.nn.Parameter, memory: torch.Tensor) -> None:
     if isinstance(parameter, Absent):
         parameter.__class__ = parameter._was  # type: ignore[assignment]
         del parameter._missed
-    with torch._C._DisableTorchDispatch():  # modes would see it as an operation on both
-        parameter.data = memory
+    parameter.data = memory
 
 
 def conceal(parameter: torch.nn.Parameter, missed: Missed) -> None:
     """Makes a parameter an absent one."""
     if isinstance(parameter, Absent):
         return
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+    with torch.inference_mode(False):
         parameter.data = _nan(parameter.dtype, parameter.device).expand(parameter.shape)
     parameter.__class__ = _absent(type(parameter))
     parameter._missed = missed  # type: ignore[attr-defined]

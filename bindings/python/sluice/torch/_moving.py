@@ -62,8 +62,8 @@ class Moving:
         self._buffers = [
             (module, name, buffer)
             for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and (buffer.is_meta or buffer.device.type != self._device.type)
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+            if buffer.is_meta or buffer.device.type != self._device.type
         ]
 
     def move_in(self, groups: Sequence[Group], train: bool, stored: Mapping[str, InFiles]) -> list[Home]:
@@ -84,7 +84,7 @@ class Moving:
         moved: dict[int, torch.Tensor] = {}  # a buffer that several modules have stays one
         for module, name, buffer in self._buffers:
             if not buffer.is_meta:
-                module._buffers[name] = moved.setdefault(id(buffer), buffer.to(self._device))
+                setattr(module, name, moved.setdefault(id(buffer), buffer.to(self._device)))
         return self._homes
 
     def _set_values(self, unit: Unit, parameters: Mapping[str, torch.nn.Parameter], stored: Mapping[str, InFiles]) -> None:
@@ -133,7 +133,7 @@ class Moving:
         for p in self._empty:
             put(self._places, p, p)
         for module, name, buffer in self._buffers:
-            module._buffers[name] = buffer
+            setattr(module, name, buffer)
         self._engine.close()
         return lost
 

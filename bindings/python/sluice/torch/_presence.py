@@ -16,7 +16,7 @@ from .. import _abi
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from . import _homes
-from ._backward import Users
+from ._backward import Users, in_pass
 from ._homes import Home, ModelEngine, storage_of
 from ._measures import FirstStep, Keeper, resident_bytes
 from ._stored import Stored
@@ -106,7 +106,7 @@ class UpdatesInBackward(Updates):
             self._end(presence)
 
     def _has_failed(self, presence: Presence) -> bool:
-        return presence.users.failed and not presence.users.in_pass()
+        return presence.users.failed and not in_pass()
 
     def begin(self, presence: Presence) -> None:
         """Begins the engine's step."""
