@@ -1,25 +1,41 @@
-"""A wrapped model's engine as users have it."""
+"""A wrapped model's engine as users have it, and what its checkpoints have beside values and state: buffers, and the settings of
+parameter groups."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
+import pathlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from ..device import predicted
 from ..engine import Values
-from ..errors import InvalidArgumentError, StateError
+from ..errors import CorruptError, InvalidArgumentError, StateError
 from ..model import Path
-from . import _beside
 from ._homes import ModelEngine
 from ._measures import FirstStep, Ready
 from ._presence import Presence
+from ._safetensors import TYPES, pieces_of, tensors_of
+
+_BUFFERS, _GROUPS = "buffers.safetensors", "groups.json"
+_VERSION = 1
+
+
+class Groups(Protocol):
+    """An optimizer with parameter groups."""
+
+    def told(self) -> list[dict[str, Any]]:
+        """The groups' settings and other keys, with "params" as names."""
+
+    def taken(self, groups: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
+        """A function that sets them. Raises InvalidArgumentError where they do not fit."""
 
 
 def _refused(call: str, remedy: str) -> Any:
@@ -39,7 +55,7 @@ class WrappedEngine(ModelEngine):
     first_step: FirstStep | None = None
     ready: Ready | None = None
     presence: weakref.ref[Presence] | None = None  # set once the model has moved in
-    groups_of: Callable[[], _beside.Groups | None] = staticmethod(lambda: None)  # the optimizer, as long as it lives
+    groups_of: Callable[[], Groups | None] = staticmethod(lambda: None)  # the optimizer, as long as it lives
 
     begin_step = _refused("begin_step", "a forward pass with gradients begins a step")
     step = _refused("step", "call step() of the optimizer that sluice.torch.wrap() gave")
@@ -75,10 +91,10 @@ class WrappedEngine(ModelEngine):
         with self._turn() as presence:
             if presence is None or (model := presence.model()) is None:
                 return super().save(out, keep, files)
-            for name in {_beside.BUFFERS, _beside.GROUPS} & (files or {}).keys():
+            for name in {_BUFFERS, _GROUPS} & (files or {}).keys():
                 raise InvalidArgumentError(f"'{name}' is a file of the checkpoint's own; give yours another name")
             presence.end_begun_step("saved")
-            beside, lacking = _beside.files_of(model, self.groups_of())
+            beside, lacking = _files_of(model, self.groups_of())
             made = super().save(out, keep, {**(files or {}), **beside})
         if lacking:
             warnings.warn(f"the checkpoint '{made}' has not {', '.join(lacking)}; save that yourself", UserWarning, stacklevel=2)
@@ -99,9 +115,9 @@ class WrappedEngine(ModelEngine):
 
     def _read_beside(self, path: Path, model: torch.nn.Module) -> tuple[Path, Callable[[], object]]:
         """The checkpoint's folder, and a function that sets what it has beside values and state."""
-        found = {name: self.checkpoint_file(path, name) for name in (_beside.BUFFERS, _beside.GROUPS)}
+        found = {name: self.checkpoint_file(path, name) for name in (_BUFFERS, _GROUPS)}
         if all(found.values()):
-            return os.path.dirname(found[_beside.BUFFERS]), _beside.reader_of(model, self.groups_of(), found)
+            return os.path.dirname(found[_BUFFERS]), _reader_of(model, self.groups_of(), found)
         warnings.warn(
             f"the checkpoint '{os.fspath(path)}' was not saved by a wrapped model: it has neither buffers nor the settings of "
             "parameter groups, which stay as they are",
@@ -135,3 +151,97 @@ class WrappedEngine(ModelEngine):
         presence = None if self.presence is None or self.closed else self.presence()
         with contextlib.nullcontext() if presence is None else presence.users:
             yield presence
+
+
+# ---- what checkpoints have beside ----
+
+
+def _files_of(model: torch.nn.Module, groups: Groups | None) -> tuple[dict[str, list[memoryview]], list[str]]:
+    """The files, in pieces, and what cannot be saved, in words."""
+    lacking = [
+        f"the extra state of '{name}' ({type(module).__name__}.get_extra_state())"
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    ]
+    buffers = saved_buffers(model)
+    lacking += [f"the buffer '{name}' ({b.dtype}, {b.layout})" for name, b in buffers.items() if not _can_be_saved(b)]
+    buffers = {name: buffer for name, buffer in buffers.items() if _can_be_saved(buffer)}
+    told: list[dict[str, Any]] | None = None
+    if groups is not None:
+        told = groups.told()
+        for number, group in enumerate(told):
+            for key in [key for key, value in group.items() if not _is_plain(value)]:
+                del group[key]
+                lacking.append(f"'{key}' of parameter group {number}")
+    text = json.dumps({"version": _VERSION, "groups": told}, indent=1).encode()
+    return {_BUFFERS: pieces_of(buffers), _GROUPS: [memoryview(text)]}, lacking
+
+
+def saved_buffers(model: torch.nn.Module, recurse: bool = True) -> dict[str, torch.Tensor]:
+    """The buffers that a model's, or with recurse=False a module's own, state_dict() has."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in (model.named_modules() if recurse else [("", model)])
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def _can_be_saved(buffer: torch.Tensor) -> bool:
+    if buffer.dtype not in TYPES or buffer.layout != torch.strided:
+        return False
+    # Elements that share memory, as expand() makes them, cannot be written.
+    return all(size < 2 or stride for size, stride in zip(buffer.shape, buffer.stride()))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives the value back, but for tuples, which become lists."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _reader_of(model: torch.nn.Module, groups: Groups | None, files: Mapping[str, str]) -> Callable[[], None]:
+    """A function that sets buffers and groups to what a checkpoint's files have. files: their paths, by their names. Raises
+    InvalidArgumentError or CorruptError where they do not fit."""
+    found = tensors_of(pathlib.Path(files[_BUFFERS]))
+    buffers = {name: buffer for name, buffer in saved_buffers(model).items() if _can_be_saved(buffer)}
+    for name in found.keys() ^ buffers.keys():
+        which = "this model" if name in found else "the checkpoint"
+        raise InvalidArgumentError(f"'{files[_BUFFERS]}' is of another model: {which} has no buffer '{name}'")
+    for name, buffer in buffers.items():
+        if (found[name].dtype, found[name].shape) != (buffer.dtype, tuple(buffer.shape)):
+            raise InvalidArgumentError(
+                f"the buffer '{name}' is {found[name].dtype} {list(found[name].shape)} in '{files[_BUFFERS]}', and {buffer.dtype} "
+                f"{list(buffer.shape)} in the model"
+            )
+    values = {name: torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu") for name, buffer in buffers.items()}
+    for name, value in values.items():
+        found[name].read(0, value.view(-1))
+    told = _told_in(files[_GROUPS])
+    take_groups = None if groups is None or told is None else groups.taken(told)
+
+    def take() -> None:
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(values[name])
+        if take_groups is not None:
+            take_groups()
+
+    return take
+
+
+def _told_in(path: str) -> list[dict[str, Any]] | None:
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        told = json.loads(text)
+        version = told["version"]
+        groups: list[dict[str, Any]] | None = told["groups"]
+        if groups is not None:
+            groups = [{**group, "params": [str(name) for name in group["params"]]} for group in groups]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptError(f"'{path}' is not what a wrapped model saves: {error!r}") from error
+    if version != _VERSION:
+        raise InvalidArgumentError(f"'{path}' is of version {version!r}, and {_VERSION} can be read; use the Sluice that wrote it")
+    return groups

@@ -1,18 +1,28 @@
-"""Moves a model's parameters into an engine, and back where wrapping fails."""
+"""Moves a model's parameters into an engine, with their values, or back where wrapping fails; and gives first values to what was built on
+the meta device, by the model's own rules, as far as these are known."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from ..errors import Error
+from .. import _abi
+from ..errors import Error, InvalidArgumentError
 from ..model import Unit
 from ._homes import Home, ModelEngine, Span
+from ._presence import Presence
 from ._safetensors import InFiles
 from ._units import Group
 
+_UNSET = 0xA5  # every byte of an integer buffer without values
+_KNOWN = ("torch", "peft")  # packages whose constructors only follow their rules
+_Rule = Callable[[], Any]
 Places = Mapping[int, list[tuple[torch.nn.Module, str]]]
 
 
@@ -160,3 +170,189 @@ class Moving:
                     if unit in home.units:
                         values.pop(home.index, None)
         return values
+
+
+# ---- first values ----
+
+
+def check_rules(model: torch.nn.Module, stored: Container[str]) -> None:
+    """Raises InvalidArgumentError that names what is on the meta device and has no rule. stored: the names of what gets
+    its values from files."""
+    for path, module in _without_rule(model, ""):
+        own = [*module.named_parameters(path, recurse=False), *module.named_buffers(path, recurse=False)]
+        if any(t.is_meta and t.numel() and name not in stored for name, t in own):
+            raise InvalidArgumentError(
+                f"'{path}' ({type(module).__name__}) is on the meta device, and neither it nor a module around it has a "
+                "reset_parameters() or _init_weights(module), which would give it its first values; add one, or build "
+                "this module on the CPU"
+            )
+
+
+def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    if not _rules_of(module):
+        yield path, module
+        for name, child in module.named_children():
+            yield from _without_rule(child, f"{path}.{name}" if path else name)
+
+
+def give_first_values(
+    model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, InFiles], presence: Presence
+) -> None:
+    """Gives values to parameters without any (each element is NaN), and to buffers on the meta device, which have them in
+    files where their names are in `stored`, and are where parameters are. Children come before parents, as in construction. Rules change
+    no other parameter.
+
+    Raises InvalidArgumentError that names what no rule gave a value. Warns where constructors may do what no rule does.
+    """
+    ids = {id(home.parameter) for home in unset}
+    made = _make_buffers(model, presence.homes[0].memory.device)
+    with torch.no_grad(), presence.by_use(_abi.EDIT):
+        with _kept_away(model, ids):
+            for module in _children_first(model, set()):
+                inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in made for b in module.buffers())
+                for rule in _rules_of(module) if inside else ():
+                    rule()
+            for module in model.modules():
+                if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
+                    for adapter in module.lora_A:  # type: ignore[union-attr]
+                        module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
+        _take_back(unset, presence)
+        for name, buffer in model.named_buffers():
+            if name in stored:
+                values = torch.empty(buffer.numel(), dtype=stored[name].dtype, device="cpu")
+                stored[name].read(0, values)
+                buffer.copy_(values.view(buffer.shape))
+    with torch.no_grad(), presence.by_use(_abi.READ):
+        _check_values(model, unset, made)
+    _warn_of_constructors(model, ids)
+
+
+def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
+    """Makes buffers without values in place of those on the meta device. Returns them by their ids."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, buffer in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
+            if buffer.is_meta:
+                fresh = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+                if buffer.is_floating_point() or buffer.is_complex():
+                    fresh.fill_(float("nan"))
+                else:
+                    _bytes(fresh).fill_(_UNSET)
+                made[id(fresh)] = fresh
+                setattr(module, name, fresh)
+    return made
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.contiguous().view(-1).view(torch.uint8)
+
+
+def _children_first(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    """The module and those inside it, children first. A model of transformers is one: it has an order of its own."""
+    seen.add(module)
+    if not _is_of_transformers(module):
+        for child in module.children():
+            if child not in seen:
+                yield from _children_first(child, seen)
+    yield module
+
+
+def _rules_of(module: torch.nn.Module) -> list[_Rule]:
+    """The rules for the first values of a module and those inside it, in their order."""
+    if _is_of_transformers(module):
+        return [lambda: _by_transformers(module)]
+    rules: list[_Rule] = []
+    for names in (("reset_parameters", "_reset_parameters"), ("init_weights", "_init_weights")):
+        rule = next((rule for name in names if (rule := _rule(module, name)) is not None), None)
+        if rule is not None:
+            rules.append(rule)
+    return rules
+
+
+def _rule(module: torch.nn.Module, name: str) -> _Rule | None:
+    """The method of that name as a rule: it takes nothing, or each module in turn, as Module.apply() calls it."""
+    method = getattr(module, name, None)
+    if not callable(method):
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty and p.kind in kinds]
+    if not needed:
+        return method  # type: ignore[no-any-return]
+    return (lambda: module.apply(method)) if len(needed) == 1 and name.endswith("init_weights") else None
+
+
+def _is_of_transformers(module: torch.nn.Module) -> bool:
+    return callable(getattr(module, "initialize_weights", None)) and callable(getattr(module, "tie_weights", None))
+
+
+def _by_transformers(model: torch.nn.Module) -> None:
+    for p in model.parameters():
+        p._is_hf_initialized = p.is_meta  # type: ignore[attr-defined]
+    for module in model.modules():
+        module.__dict__.pop("_is_hf_initialized", None)
+    model.initialize_weights()  # type: ignore[operator]
+    model.tie_weights()  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def _kept_away(model: torch.nn.Module, ids: Container[int]) -> Iterator[None]:
+    """Puts parameters on the meta device, where rules change nothing, in the place of all others."""
+    places = places_of(model)
+    kept = {id(p): p for p in model.parameters() if id(p) not in ids}
+    try:
+        for p in kept.values():
+            replace(places, p, torch.empty_like(p, device="meta"))
+        yield
+    finally:
+        for p in kept.values():
+            put(places, p, p)
+
+
+def _take_back(homes: Iterable[Home], presence: Presence) -> None:
+    """Copies the values of parameters that a rule gave other memory back into the engine's."""
+    for home in homes:
+        if home.replaced and home.parameter.shape == home.memory.shape:
+            values = home.parameter.detach()
+            home.parameter.data = home.memory
+            if presence.engine.gpu is not None:
+                presence.conceal(home)
+            home.parameter.copy_(values)
+
+
+def _check_values(model: torch.nn.Module, unset: Iterable[Home], made: Mapping[int, torch.Tensor]) -> None:
+    for home in unset:
+        if bool(home.parameter.amax().isnan()):
+            raise InvalidArgumentError(
+                f"'{home.name}' was on the meta device, and no rule of the model (reset_parameters(), "
+                "_init_weights(module)) gave all of it a value; let one do so, or build its module on the CPU"
+            )
+    for name, buffer in model.named_buffers():
+        if id(buffer) in made and buffer.numel() and _is_unset(buffer):
+            raise InvalidArgumentError(
+                f"the buffer '{name}' was on the meta device, and nothing gave it a value; let reset_parameters() do so, or "
+                "give it its values on the CPU (register_buffer(name, torch.arange(n, device='cpu'))), or build the model "
+                "there, or with sluice.torch.from_pretrained()"
+            )
+
+
+def _is_unset(buffer: torch.Tensor) -> bool:
+    if buffer.is_floating_point() or buffer.is_complex():
+        return bool(torch.isnan(buffer).any())
+    return bool((_bytes(buffer) == _UNSET).all())
+
+
+def _warn_of_constructors(model: torch.nn.Module, ids: Container[int]) -> None:
+    unknown = {
+        type(module).__name__: path
+        for path, module in _without_rule(model, "")
+        if type(module).__module__.split(".")[0] not in _KNOWN and any(id(p) in ids for p in module.parameters())
+    }
+    if unknown:
+        names = ", ".join(f"{kind} ('{path}')" if path else kind for kind, path in list(unknown.items())[:4])
+        warnings.warn(
+            f"the first values in {names} are those of reset_parameters() of the layers inside: what a constructor does to "
+            "parameters itself is not known of a model on the meta device. Where it does something, give the class an "
+            "_init_weights(module) or reset_parameters() that does it, or build the model on the CPU",
+            UserWarning,
+            stacklevel=6,
+        )

@@ -14,8 +14,8 @@ from ..errors import InvalidArgumentError, StateError
 from ..optimizers import Optimizer as Settings
 from . import _state
 from ._homes import Home
+from ._prepare import settings_of_group
 from ._presence import UpdatesInBackward
-from ._roles import settings_of_group
 from ._session import Session
 from ._modes import outside_of_graphs
 from ._units import Roles

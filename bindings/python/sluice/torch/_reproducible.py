@@ -9,9 +9,9 @@ import torch
 
 from ..errors import InvalidArgumentError
 from ..model import whole
-from ._beside import saved_buffers
-from ._together import Which, size_and_rank
+from ._engine import saved_buffers
 from ._modes import Hook, outside_of_graphs
+from ._together import Which, size_and_rank
 
 
 class MicroBatches(torch.utils.data.Sampler[list[int]]):

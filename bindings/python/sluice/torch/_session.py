@@ -14,7 +14,7 @@ from .. import _abi
 from ..device import device_of
 from ..errors import BudgetError, StateError
 from ..optimizers import Optimizer as Settings
-from . import _homes, _model_state, _reproducible
+from . import _full, _homes, _reproducible
 from ._calls import Calls
 from ._demand import Demand
 from ._engine import WrappedEngine
@@ -141,14 +141,14 @@ class Session:
 
     def _unguard(self) -> None:
         if (model := self.model()) is not None:
-            _model_state.uninstall(model)
+            _full.uninstall(model)
             unguard(model)
 
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module, owners: Mapping[torch.nn.Module, Sequence[int]]) -> None:
         self._calls.install(model, owners)
-        _model_state.install(model, self.presence)
+        _full.install(model, self.presence)
         if self.engine.options.reproducible:
             self._hooks += _reproducible.watch(model, lambda: self._demand.estimating)
         for home in self.presence.homes:

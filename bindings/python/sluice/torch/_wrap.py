@@ -16,8 +16,8 @@ from ..engine import plan as _plan
 from ..errors import BudgetError, StateError, unexpected
 from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
-from . import _first_values
 from ._full import full
+from ._moving import check_rules, give_first_values
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._presence import Presence
@@ -163,7 +163,7 @@ def _move_in(
 ) -> tuple[Model, Optional[Optimizer]]:
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
-        _first_values.check(model, stored)
+        check_rules(model, stored)
     others.share_values(model)
     session = Session(model, prepared, others, stored, ready)
     with session.undone_on_failure():
@@ -171,7 +171,7 @@ def _move_in(
             unset = [home for home in session.presence.homes if home.name in on_meta and home.name not in stored]
             with ready.phase("first values"):
                 with others.random_of_rank_0():
-                    _first_values.give(model, unset, stored, session.presence)
+                    give_first_values(model, unset, stored, session.presence)
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
     session.moved_in()
