@@ -107,8 +107,7 @@ class WrappedEngine(ModelEngine):
             if presence is None or (model := presence.model()) is None:
                 return super().load(path)
             presence.end_begun_step("loaded")
-            ranks, read = self.options.ranks, functools.partial(self._read_beside, path, model)
-            folder, take = read() if ranks is None else ranks.agreed("what a checkpoint has beside", read)
+            folder, take = self.agreed("what a checkpoint has beside", functools.partial(self._read_beside, path, model))
             super().load(folder)
             presence.changed()
             take()

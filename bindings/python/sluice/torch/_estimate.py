@@ -225,39 +225,26 @@ def estimate_call(
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
     of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises
     InvalidArgumentError where that is not possible; what, call_of_it: the call, for its message."""
-    alive = _Alive()
+    alive, fake = _Alive(), FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with _one_at_a_time:
-            return _estimated(alive, model, called, args, kwargs, train, device)
+        with _one_at_a_time, _random_states_kept(device):
+            call = tree_map(
+                lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
+            )
+            with faked(model, fake, train, call, device) as tensors:
+                for tensor in tensors:
+                    if tensor.is_leaf and tensor.requires_grad:
+                        tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
+                alive.ignored.update(id(tensor.untyped_storage()) for tensor in tensors)
+                # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
+                unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
+                with uncompiled, fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
+                    kept = _step(called, call[0], call[1], train, alive)
     except Error:
         raise
     except Exception as error:
         raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
-
-
-def _estimated(
-    alive: _Alive,
-    model: torch.nn.Module,
-    called: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    train: bool,
-    device: torch.device,
-) -> Estimate:
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    call = tree_map(
-        lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
-    )
-    with _random_states_kept(device), faked(model, fake, train, call, device) as tensors:
-        for tensor in tensors:
-            if tensor.is_leaf and tensor.requires_grad:
-                tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
-        alive.ignored.update(id(tensor.untyped_storage()) for tensor in tensors)
-        # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
-        unchecked = torch.autograd.set_detect_anomaly(False)
-        with torch.compiler.set_stance("force_eager"), fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
-            kept = _step(called, call[0], call[1], train, alive)
-        return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
+    return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 
 
 @contextlib.contextmanager

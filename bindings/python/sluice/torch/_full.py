@@ -49,7 +49,7 @@ def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> 
     try:
         for home in mine:
             copy = _state_files.make(folder, tuple(home.memory.shape), home.memory.dtype)
-            copy.copy_(_in_gpu(presence, home, _abi.READ))
+            copy.copy_(in_gpu(presence, home, _abi.READ))
             _state_files.flush(copy)
             _homes.show(home.parameter, copy)
             presence.full.add(home.index)
@@ -73,11 +73,12 @@ def _write(presence: Presence, home: Home, values: torch.Tensor) -> None:
             f"shape {tuple(home.memory.shape)}; it keeps its values. Close the model, change it, and wrap it again"
         )
     bits = torch.int32 if values.element_size() == 4 else torch.int16
-    if not torch.equal(_in_gpu(presence, home, _abi.READ).view(bits), values.to(home.memory.device).view(bits)):
-        _in_gpu(presence, home, _abi.EDIT).copy_(values)
+    if not torch.equal(in_gpu(presence, home, _abi.READ).view(bits), values.to(home.memory.device).view(bits)):
+        in_gpu(presence, home, _abi.EDIT).copy_(values)
 
 
-def _in_gpu(presence: Presence, home: Home, access: int) -> torch.Tensor:
+def in_gpu(presence: Presence, home: Home, access: int) -> torch.Tensor:
+    """The memory of a parameter on a GPU, whose unit is held for that."""
     with torch.no_grad():  # it begins no step
         presence.use_together(dict.fromkeys(home.units, access), f"'{home.name}'")
     return home.memory.detach()

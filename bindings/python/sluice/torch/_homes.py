@@ -9,7 +9,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.utils._pytree import tree_iter
@@ -23,6 +23,7 @@ from ..model import Options, Unit
 from ._gpu import Gpu
 from ._modes import Mode
 
+T = TypeVar("T")
 
 # ---- parameters whose unit is not on the GPU ----
 
@@ -369,6 +370,11 @@ class ModelEngine(Engine):
     def closed(self) -> bool:
         """Whether it was closed."""
         return self.ended or self._handle.closed
+
+    def agreed(self, what: str, make: Callable[[], T]) -> T:
+        """Returns what make() returns. Where ranks share the engine, it raises on every one of them where it raises on one."""
+        ranks = self.options.ranks
+        return make() if ranks is None else ranks.agreed(what, make)
 
     def check_leaving(self, besides: int) -> None:
         """Raises BudgetError where leave(True) would while `besides` more bytes are taken."""

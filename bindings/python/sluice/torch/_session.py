@@ -279,10 +279,7 @@ def _with_values(presence: Presence) -> dict[int, torch.Tensor]:
     try:
         presence.release_all()
         besides = sum(p.numel() * p.element_size() for p in parameters)
-        if (ranks := presence.engine.options.ranks) is None:
-            presence.engine.check_leaving(besides)
-        else:
-            ranks.agreed("closing the model", lambda: presence.engine.check_leaving(besides))
+        presence.engine.agreed("closing the model", lambda: presence.engine.check_leaving(besides))
         gradients = {index: slot.values() for index, slot in slots.items()}
         presence.release_all()  # finding the gradients may have written views back, which acquires units
         presence.engine.leave(values=True)
@@ -309,11 +306,7 @@ def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
     """The same on a GPU, where parameters get memory of PyTorch's, besides that of the engine."""
     try:
         gradients = {index: slot.values() for index, slot in _slots(presence).items()}
-        values = []
-        for home in presence.homes:
-            with torch.no_grad():  # it begins no step
-                presence.use_together(dict.fromkeys(home.units, _abi.READ), f"'{home.name}'")
-            values.append(home.memory.clone())
+        values = [_full.in_gpu(presence, home, _abi.READ).clone() for home in presence.homes]
     except torch.OutOfMemoryError as error:
         raise BudgetError(
             f"the values of the model do not fit as plain tensors in what is left to PyTorch of device_memory ({error}). Save the "

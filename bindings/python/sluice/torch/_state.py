@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -16,8 +16,7 @@ from ._homes import Home, Span, outside
 from ._presence import Presence
 from ._units import DTYPES
 
-T = TypeVar("T")
-
+_WHAT = "the optimizer's state_dict"
 _STEP = "step"
 _MASTER = "master"
 _MOST_STEPS = 1 << 53  # as often a parameter may have been updated
@@ -40,14 +39,14 @@ def read(presence: Presence) -> _State:
         type_of = {name: _type_of(presence, name) for name in arrays}
         shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
         needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
-        folder = _state_files.room(engine, needed, "the optimizer's state_dict")
+        folder = _state_files.room(engine, needed, _WHAT)
         return {
             home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)), dtype=torch.float32)}
             | {name: _state_files.make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
             for home in updated
         }
 
-    state = _agreed(presence, make_all)
+    state = engine.agreed(_WHAT, make_all)
     for unit, own in sorted(_by_unit(updated).items()):
         parts = {
             (span.key, name): _part(presence, name, span, array.view(-1))
@@ -62,12 +61,6 @@ def read(presence: Presence) -> _State:
     return state
 
 
-def _agreed(presence: Presence, make: Callable[[], T]) -> T:
-    """Returns what make() returns. Raises on every rank where it raises on one."""
-    ranks = presence.engine.options.ranks
-    return make() if ranks is None else ranks.agreed("the optimizer's state_dict", make)
-
-
 def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
     """Sets the state of a state_dict, by the index of a parameter in the engine; a parameter without state was never
     updated. Raises InvalidArgumentError for what does not fit, before anything is changed."""
@@ -78,7 +71,7 @@ def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
             if home.index in state:
                 _check(home, state[home.index], _shapes(presence, home, arrays))
 
-    _agreed(presence, check)
+    presence.engine.agreed(_WHAT, check)
     presence.release_all()
     for unit, own in _by_unit([home for home in presence.homes if home.trainable]).items():
         parts = {
