@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import sluice
 import sluice.torch
-from sluice.torch import _demand, _gpu
+from sluice.torch import _backward, _gpu
 from sluice.torch._gpu import BESIDE, Account, Gpu
 from sluice.torch._measures import FirstStepOnGpu
 
@@ -132,7 +132,7 @@ def test_a_call_that_cannot_be_estimated_says_the_rest():
 
 
 def test_who_differentiates_otherwise_gets_pytorchs_error():
-    assert torch.autograd._engine_run_backward is _demand._run_told
+    assert torch.autograd._engine_run_backward is _backward._run_counted
     x = torch.ones(1, requires_grad=True)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.autograd.grad(Ends.apply(x, True), x)

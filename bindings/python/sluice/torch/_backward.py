@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
-from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from ..errors import StateError
+from ._modes import outside_of_graphs
 
-_BEGINNINGS = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
-_WAITS_FOR_PASS = torch.autograd.graph._engine_run_backward.__code__  # the function in which a thread waits for its backward pass
+_waits: Counter[int] = Counter()  # by thread: the backward passes that it has begun and that have not ended, each within the one before
+_run = torch.autograd.graph._engine_run_backward
+on_failures: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects whose tell_of_pass() is called with the error of a backward pass for which PyTorch has no memory, and may raise another one."""
+
+
+@outside_of_graphs
+def _run_counted(*args: Any, **kwargs: Any) -> Any:
+    """Runs a backward pass, in place of PyTorch's own function: a pass says neither who waits for it nor that it has failed."""
+    me = threading.get_ident()
+    _waits[me] += 1
+    try:
+        return _run(*args, **kwargs)
+    except torch.OutOfMemoryError as error:
+        for each in list(on_failures):
+            each.tell_of_pass(error)
+        raise
+    finally:
+        _waits[me] -= 1
+        if not _waits[me]:
+            del _waits[me]
 
 
 def in_pass() -> bool:
@@ -27,7 +45,12 @@ class _Pass(NamedTuple):
     """A backward pass that uses the model, as it was noted."""
 
     thread: int  # in which PyTorch runs it
-    beginnings: int  # how many passes have begun in that thread and not ended
+    begun: int  # how many passes that thread has begun that have not ended; two: this one is within another, of which PyTorch says nothing
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a thread of the user's has begun it, and within no other one."""
+        return self.begun == 1 and not isinstance(threading.current_thread(), threading._DummyThread)
 
 
 class Users:
@@ -46,6 +69,7 @@ class Users:
         self._began: Callable[[], Callable[[], None] | None] = lambda: None
         self._ended: Callable[[], Callable[[], None] | None] = lambda: None
         self._counted = False
+        torch.autograd._engine_run_backward = _run_counted  # type: ignore[attr-defined]
 
     def watch(self, began: Callable[[], None], ended: Callable[[], None], counted: bool) -> None:
         """Lets these methods, whose object it does not keep alive, be called when an outermost pass begins to use the model, and when
@@ -78,10 +102,11 @@ class Users:
         number: int = torch._C._current_graph_task_id()
         if number == -1 or number in self._passes:
             return number != -1
-        made = _Pass(threading.get_ident(), _count_beginnings())
+        me = threading.get_ident()
+        made = _Pass(me, _waits[me])
         with self._lock:
-            waits = self._thread in (None, made.thread) or _runs_now(self._thread) is _WAITS_FOR_PASS
-            if not waits or any(_is_anothers(made, other) for other in self._passes.values()):
+            waits = self._thread in (None, me) or (_waits[self._thread or 0] > 0 and not made.is_own)
+            if not waits or any(made.is_own if other.thread != me else made.begun <= other.begun for other in self._passes.values()):
                 _refuse()
             end = _End(self, number, ended)
             torch.autograd.Variable._execution_engine.queue_callback(end)  # keeps it until the pass ends, in whichever way
@@ -101,7 +126,7 @@ class Users:
         """That pass has ended without an error."""
         if not self._gave or min(self._passes) != number:
             return
-        if self._passes[number].beginnings <= 1:
+        if self._passes[number].begun <= 1:
             if (ended := self._ended()) is not None:
                 ended()
         elif self._counted:
@@ -130,37 +155,6 @@ class _End:
 
     def __del__(self) -> None:
         self._users._drop_pass(self._number, self._is_done, self._ended)
-
-
-def _count_beginnings() -> int:
-    """How many backward passes have begun in this thread and not ended. Two: one was begun by a function of the other, for which
-    PyTorch runs both in one thread, and does not tell."""
-    frame: FrameType | None = sys._getframe()
-    passes = 0
-    while frame is not None:
-        passes += frame.f_code in _BEGINNINGS
-        frame = frame.f_back
-    return passes
-
-
-def _is_anothers(made: _Pass, other: _Pass) -> bool:
-    """Whether a pass, which begins while another one goes on, is not within that one."""
-    if made.thread == other.thread:
-        return made.beginnings <= other.beginnings
-    return made.beginnings == 1 and not isinstance(threading.current_thread(), threading._DummyThread)
-
-
-def _runs_now(thread: int | None) -> object:
-    """The innermost function of Python's that runs in a thread, if any does."""
-    # The collector may run in the middle of it in CPython 3.11, and let other threads go on, whose frames are then no longer there.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        frame = sys._current_frames().get(thread or 0)
-        return None if frame is None else frame.f_code
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _refuse() -> NoReturn:

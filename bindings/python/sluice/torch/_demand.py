@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import BudgetError, Error, InvalidArgumentError, StateError
-from ._backward import in_pass
+from ._backward import in_pass, on_failures
 from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
-from ._modes import outside_of_graphs
 from ._presence import Presence
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
@@ -54,7 +53,7 @@ class Demand:
         self.inside = False  # whether a call from outside has not ended
         self._estimating: int | None = None  # the thread that estimates a call now
         if presence.engine.gpu is not None:
-            _tell_of_passes(self)
+            on_failures.add(self)
 
     @property
     def estimating(self) -> bool:
@@ -156,10 +155,10 @@ class Demand:
 
     # ---- where PyTorch has no room on a GPU ----
 
-    @property
-    def awaits_pass(self) -> bool:
-        """Whether a backward pass may come."""
-        return not self._presence.engine.closed and self._presence.engine.in_step
+    def tell_of_pass(self, error: BaseException) -> None:
+        """Raises the error for one of PyTorch's in a backward pass, unless none of this model's may come."""
+        if not self._presence.engine.closed and self._presence.engine.in_step:
+            self.tell(error)
 
     def tell(self, error: BaseException, call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> None:
         """Raises the error for one of PyTorch's in a call of the model with these arguments, or in a backward pass, unless that is told."""
@@ -202,24 +201,3 @@ def _is_no_call() -> bool:
 
 class OutOfMemoryError(BudgetError, torch.OutOfMemoryError):
     """PyTorch has no room for a call of a wrapped model, or for its backward pass. It is PyTorch's error, too, for who catches that."""
-
-
-_on_gpus: weakref.WeakSet[Demand] = weakref.WeakSet()
-_run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-
-
-def _tell_of_passes(demand: Demand) -> None:
-    """Lets it tell of errors in backward passes, which call nothing of the model's at their end."""
-    _on_gpus.add(demand)
-    torch.autograd._engine_run_backward = _run_told  # type: ignore[attr-defined]
-
-
-@outside_of_graphs
-def _run_told(*args: Any, **kwargs: Any) -> Any:
-    try:
-        return _run_backward(*args, **kwargs)
-    except torch.OutOfMemoryError as error:
-        for demand in list(_on_gpus):
-            if demand.awaits_pass:
-                demand.tell(error)
-        raise
