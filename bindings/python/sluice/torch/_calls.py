@@ -15,6 +15,7 @@ from ..errors import Error, StateError
 from ._backward import in_pass
 from ._demand import Demand
 from ._estimate import tensors_in
+from ._guards import override
 from ._homes import Home
 from ._modes import is_by_compiler, outside_of_graphs
 from ._presence import Presence
@@ -76,9 +77,10 @@ class Calls:
         for module, owner in {model: Owner(names[model], {}, ()), **made}.items():
             owner.is_model = module is model
             owner.needs_plan_alone = not (owner.is_model or owner.places or self._on_gpu)
-            module.__dict__["_call_impl"] = functools.partial(self._call, module, owner, functools.partial(type(module)._call_impl, module))
-            if module._compiled_call_impl is not None:  # by module.compile(), before it was wrapped
-                module._compiled_call_impl = functools.partial(self._call, module, owner, module._compiled_call_impl)
+            run = functools.partial(type(module)._call_impl, module)
+            override(module, "_call_impl", functools.partial(self._call, module, owner, run))
+            if (compiled := module._compiled_call_impl) is not None:  # by module.compile(), before it was wrapped
+                override(module, "_compiled_call_impl", functools.partial(self._call, module, owner, compiled))
 
     def _owners_by_module(self, names: Mapping[torch.nn.Module, str]) -> dict[torch.nn.Module, Owner]:
         """On the CPU: each module needs its own parameters. A block that was compiled before needs those of all that is in it, where they

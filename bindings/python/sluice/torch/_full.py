@@ -15,12 +15,12 @@ import torch
 from .. import _abi
 from ..errors import StateError
 from . import _homes, _state_files
+from ._guards import override
 from ._homes import Home
 from ._modes import outside_of_graphs
 from ._presence import Presence
 from ._safetensors import save_file
 
-_ON_A_GPU = ("state_dict", "load_state_dict")  # where parameters are there in calls of the model alone
 _substituting = threading.RLock()
 
 
@@ -90,20 +90,12 @@ def in_gpu(presence: Presence, home: Home, access: int) -> torch.Tensor:
 def install(model: torch.nn.Module, presence: Presence) -> None:
     """Lets save_pretrained() of a model and its modules write by save_file(), and on a GPU state_dict() give copies of parameters, and
     load_state_dict() write them."""
-    names = ("save_pretrained", *(() if presence.engine.gpu is None else _ON_A_GPU))
+    # On a GPU parameters are there in calls of the model alone.
+    names = ("save_pretrained",) if presence.engine.gpu is None else ("save_pretrained", "state_dict", "load_state_dict")
     for module in model.modules():
         for name in names:
-            if callable(getattr(type(module), name, None)):
-                module.__dict__.setdefault(name, functools.partial(_with_parameters, module, presence, name))
-
-
-def uninstall(model: torch.nn.Module) -> None:
-    """Undoes install()."""
-    for module in model.modules():
-        for name in ("save_pretrained", *_ON_A_GPU):
-            made = module.__dict__.get(name)
-            if isinstance(made, functools.partial) and made.func is _with_parameters:
-                del module.__dict__[name]
+            if callable(getattr(type(module), name, None)) and name not in module.__dict__:
+                override(module, name, functools.partial(_with_parameters, module, presence, name))
 
 
 @outside_of_graphs

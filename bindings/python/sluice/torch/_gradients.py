@@ -201,7 +201,7 @@ class Gradients:
         slot = gradient._slot
         slot.gradient = weakref.ref(gradient)
         # The finalizer must not keep this object, which keeps the gradients that are ready.
-        weakref.finalize(gradient, self._presence.stored.ended.append, (home.index, slot.serial)).atexit = False
+        weakref.finalize(gradient, self._presence.stored.ended.append, slot).atexit = False
         return gradient
 
 

@@ -19,34 +19,36 @@ from ..model import whole
 from ..optimizers import Optimizer as Settings
 
 _RESIZING = ("resize_token_embeddings", "resize_position_embeddings")
+_WERE = "_before_wrap"  # a module's attribute: by name, what was in place of its overrides, in a tuple, or nothing
+
+
+def override(module: torch.nn.Module, name: str, value: Any) -> None:
+    """Gives a module an attribute that stands in for that of its class, until restore()."""
+    own = module.__dict__
+    own.setdefault(_WERE, {})[name] = (own[name],) if name in own else ()
+    own[name] = value
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Lets the modules have the attributes that they had."""
+    for own in (module.__dict__ for module in model.modules()):
+        for name, was in own.pop(_WERE, {}).items():
+            own.pop(name, None)
+            own.update((name, value) for value in was)
 
 
 def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device) -> None:
     """Guards a model and its modules. dtypes, device: of its parameters."""
     for module in model.modules():
-        module.__dict__.setdefault(REGISTRY_KEY, _Registry())
+        if REGISTRY_KEY not in module.__dict__:
+            override(module, REGISTRY_KEY, _Registry())
         for name in _RESIZING:
             if callable(getattr(type(module), name, None)):
-                module.__dict__[name] = functools.partial(_refuse_to_resize, name)
-    for module in _with_parameters(model):
-        module.__dict__["_apply"] = functools.partial(_apply, module, dtypes, device)
-        module.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part")
-        module.__dict__["__reduce_ex__"] = functools.partial(refuse_copy, "pickled in whole or in part")
-
-
-def unguard(model: torch.nn.Module) -> None:
-    """Removes the guards."""
-    for module in model.modules():
-        if isinstance(module.__dict__.get(REGISTRY_KEY), _Registry):
-            del module.__dict__[REGISTRY_KEY]
-        if isinstance(compiled := module._compiled_call_impl, functools.partial):
-            module._compiled_call_impl = compiled.args[2]  # see Calls.install()
-        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__", "no_sync", *_RESIZING):
-            module.__dict__.pop(name, None)
-
-
-def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    return (module for module in model.modules() if next(module.parameters(), None) is not None)
+                override(module, name, functools.partial(_refuse_to_resize, name))
+        if next(module.parameters(), None) is not None:
+            override(module, "_apply", functools.partial(_apply, module, dtypes, device))
+            override(module, "__deepcopy__", functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part"))
+            override(module, "__reduce_ex__", functools.partial(refuse_copy, "pickled in whole or in part"))
 
 
 def _apply(

@@ -20,7 +20,7 @@ from ._demand import Demand
 from ._engine import WrappedEngine
 from ._gpu import Account
 from ._gradients import Arrived, Gradient, Gradients, Slot
-from ._guards import guard, refuse_copy, unguard
+from ._guards import guard, override, refuse_copy, restore
 from ._homes import Home
 from ._measures import Keeper, Ready, resident_bytes
 from ._moving import Moving, places_of, replace
@@ -76,7 +76,7 @@ class Session:
             self._install(model, owners)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
             if together.ranks is not None and not hasattr(model, "no_sync"):
-                model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
+                override(model, "no_sync", contextlib.nullcontext)  # for scripts that know DDP; which pass is the last is counted
             for home in homes if prepared.gpu is not None else ():
                 self.presence.conceal(home)
 
@@ -92,9 +92,7 @@ class Session:
         try:
             yield
         except BaseException as error:
-            for hook in self._hooks:
-                hook.remove()
-            self._unguard()
+            self._uninstall()
             if lost := self._moving.undo():
                 raise StateError(
                     f"wrapping the model failed ({error}), and the engine cannot give back the values of "
@@ -134,15 +132,14 @@ class Session:
             if self.engine.gpu is not None:
                 self.engine.end_on_gpu()
                 self._unbind()
-            for hook in self._hooks:
-                hook.remove()
-            self._unguard()
+            self._uninstall()
         self._together.close()
 
-    def _unguard(self) -> None:
+    def _uninstall(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
         if (model := self.model()) is not None:
-            _full.uninstall(model)
-            unguard(model)
+            restore(model)
 
     # ---- hooks ----
 

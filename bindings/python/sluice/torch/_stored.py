@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ class Entry:
     index: int  # the parameter's
     alive: bool = dataclasses.field(default=True, init=False)
     absent: bool = dataclasses.field(default=False, init=False)  # this rank has added nothing to it; others may have
-    serial: int = dataclasses.field(default_factory=itertools.count().__next__, init=False)
 
 
 class Stored:
@@ -44,8 +42,7 @@ class Stored:
         """use: makes a unit present, for an access; by_storage: the homes by the addresses of their memory."""
         self._engine, self._homes, self._lock, self._use, self._by_storage = engine, homes, lock, use, by_storage
         self.entries: dict[int, Entry] = {}  # by the parameter's index
-        # Gradients without references, as (parameter, serial). Finalizers add them, even inside of an engine's call.
-        self.ended: deque[tuple[int, int]] = deque()
+        self.ended: deque[Entry] = deque()  # those to which there is no reference; finalizers add them, even inside of an engine's call
 
     def begin(self, entry: Entry, values: torch.Tensor | None = None) -> None:
         """Begins a parameter's gradient, in place of one that is still there. values: None: this rank has added nothing to it."""
@@ -99,9 +96,8 @@ class Stored:
     def drop_ended(self) -> None:
         """Ends the gradients to which there is no reference."""
         while self.ended:
-            index, serial = self.ended[0]
-            entry = self.entries.get(index)
-            if entry is not None and entry.serial == serial:
+            entry = self.ended[0]
+            if self.entries.get(entry.index) is entry:
                 self.end(entry)
             self.ended.popleft()  # it stays where it could not be ended
 
