@@ -153,27 +153,17 @@ def with_margin(alive: int) -> int:
     return alive + int(alive * _SHARE)
 
 
-def reserves_of(model: torch.nn.Module, stated: Size | None, batch: Any, train: bool) -> tuple[Sequence[int], int | None]:
-    """The reserves that may be planned for PyTorch, the best first, and the estimated peak, or None."""
-    if stated is not None:
-        return [size_of(stated, "reserve")], None
-    if batch is None:
-        return _RESERVES, None
-    found = estimate(model, batch, train)
-    return [found.reserve], found.peak
-
-
-def reserves_on_gpu(
-    model: torch.nn.Module, stated: Size | None, batch: Any, train: bool, gpu: Gpu, memory: int
+def reserves_of(
+    model: torch.nn.Module, stated: Size | None, batch: Any, train: bool, gpu: Gpu | None, of_gpu: int
 ) -> tuple[Sequence[int], int | None]:
-    """What may be planned for PyTorch of so many bytes of a GPU's memory, the best first, and the estimated peak, or None. The plan for a
-    GPU does not change any more, so without either it is a large part."""
+    """The reserves that may be planned for PyTorch, the best first, and the estimated peak, or None. The plan for a GPU, of whose memory
+    `of_gpu` bytes may be taken, does not change any more, so that it is a large part where nothing is known."""
     if stated is not None:
         return [size_of(stated, "reserve")], None
     if batch is None:
-        return [memory // part for part in _PARTS_OF_GPU], None
-    found = estimate(model, batch, train, gpu.device)
-    return [reserve_for(found)], found.peak
+        return _RESERVES if gpu is None else [of_gpu // part for part in _PARTS_OF_GPU], None
+    found = estimate(model, batch, train, CPU if gpu is None else gpu.device)
+    return [found.reserve if gpu is None else reserve_for(found)], found.peak
 
 
 def reserve_for(found: Estimate) -> int:

@@ -8,7 +8,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from ..errors import BudgetError
@@ -33,7 +32,7 @@ class Ready:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    @contextmanager
+    @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What happens inside of the `with` is the phase, or more of it."""
         begun = time.perf_counter()

@@ -17,7 +17,7 @@ from ..model import Options, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._guards import check_ahead, check_model, check_optimizer, check_writes
-from ._estimate import reserves_of, reserves_on_gpu
+from ._estimate import reserves_of
 from ._gpu import HOST, Account, Gpu, gpu_of
 from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
@@ -130,12 +130,8 @@ def prepare(
     given_back = bytes_in_memory(groups)
     check_ahead(held_units, prefetch, len(groups))
     of_gpu = 0 if gpu is None else size_of(device_memory or 0, "device_memory")
-    if gpu is None:
-        reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None)
-        choices = [{"reserved": each} for each in reserves]
-    else:
-        reserves, estimated = reserves_on_gpu(model, reserve, sample_batch, optimizer is not None, gpu, of_gpu)
-        choices = [{"reserved": HOST, "device_reserved": each + gpu.beside} for each in reserves]
+    reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None, gpu, of_gpu)
+    choices = [{"reserved": each} if gpu is None else {"reserved": HOST, "device_reserved": each + gpu.beside} for each in reserves]
     budget = size_of(memory, "memory")
     options = Options(
         memory=budget,

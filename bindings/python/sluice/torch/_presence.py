@@ -120,7 +120,8 @@ class UpdatesInBackward(Updates):
         if home.index in self._had:
             self._end(presence)
         if not self._had and list(self._settings()) != list(self._given):
-            presence.begin_anew()
+            presence.release_all()
+            presence.abandon_step()  # it has no gradient yet, and begins again with these settings
         presence.begin_step()
         self._had.add(home.index)
         for unit in home.units:
@@ -372,11 +373,6 @@ class Presence:
         if self.trainable and not self.engine.in_step:
             self.updates.begin(self)
 
-    def begin_anew(self) -> None:
-        """Begins the step again, which has no gradient yet."""
-        self._abandon_step()
-        self.begin_step()
-
     def apply_gradient(self, home: Home, values: torch.Tensor) -> None:
         """Applies a gradient in backward, without keeping it."""
         with self.lock:
@@ -401,11 +397,7 @@ class Presence:
                     "it does not hold; do it after optimizer.step() and before the next forward pass, or after "
                     "optimizer.zero_grad(set_to_none=True)"
                 )
-            self._abandon_step()
-
-    def _abandon_step(self) -> None:
-        self.release_all()
-        self.abandon_step()
+            self.abandon_step()
 
     def abandon_step(self) -> None:
         """Ends the engine's step, if there is one, without an update. Units that are held are released, and make nothing final."""
@@ -433,7 +425,8 @@ class Presence:
             self._drop_unused()
             if self.stored.entries or (self.engine.in_step and self.updates.begun):
                 raise StateError("there are gradients, of a step that optimizer.step() and zero_grad() have not ended")
-            self._abandon_step()
+            self.release_all()
+            self.abandon_step()
             before = self.keeper.give_back()
             self.engine._handle.call("sluice_engine_replan", reserve)
             self.first_step.replanned(reserve, estimated, resident_bytes() - before)
