@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -60,8 +61,9 @@ def test_a_wrap_whose_engine_fails_names_what_is_lost(monkeypatch):
 
 
 def test_the_memory_that_parameters_had_is_free_without_a_collection(monkeypatch):
-    """A collection takes a second in a process that has transformers."""
+    """A collection takes half a second in a process that has transformers."""
     model = Chain()
+    gc.collect()  # other tests' models
     had = [StorageWeakRef(p.untyped_storage()) for p in model.parameters()]
     monkeypatch.setattr(gc, "collect", lambda *_: pytest.fail("wrap() lets Python's collector run"))
     gc.disable()
@@ -70,6 +72,19 @@ def test_the_memory_that_parameters_had_is_free_without_a_collection(monkeypatch
         assert all(storage.expired() for storage in had)
     finally:
         gc.enable()
+
+
+def test_a_model_that_was_dropped_is_gone_when_another_one_is_wrapped():
+    """Its memory would go in the other one's first step, and what PyTorch takes in that would seem less."""
+    gc.disable()
+    try:
+        dropped = weakref.ref(sluice.torch.engine_of(wrap(Chain(), "memory")[0]))
+        assert dropped() is not None
+        model, _ = wrap(Chain(), "memory")
+        assert dropped() is None
+    finally:
+        gc.enable()
+    sluice.torch.close(model)
 
 
 class Rooted(torch.nn.Module):

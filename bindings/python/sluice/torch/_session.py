@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -32,6 +33,9 @@ from ._together import Together
 from ._units import owners_of
 
 
+_engines: weakref.WeakSet[WrappedEngine] = weakref.WeakSet()  # of this process
+
+
 class Session:
     """One wrapped model, from wrap() to close()."""
 
@@ -51,6 +55,7 @@ class Session:
         owners = {} if prepared.gpu is None else owners_of(model, prepared.groups)  # parameters on the meta device will be others
         with ready.phase("engine"):
             self.engine = _engine_for(model, prepared)
+        _engines.add(self.engine)
         self.engine.ready = ready
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
@@ -105,6 +110,8 @@ class Session:
         """Ends moving in, which can then not be undone any more."""
         presence = self.presence
         self._moving = None
+        if len(_engines) > 1:
+            gc.collect()  # a model that was dropped has its memory until then, and would make what PyTorch takes seem less
         presence.keeper.give_back()
         if (gpu := self.engine.gpu) is not None:
             gpu.give_back()
