@@ -144,10 +144,12 @@ class Rank {
         setup_.alike || setup_.micro_batches > 0 ? 0 : static_cast<std::size_t>(rank());
     const ConstArray values = engine.parameter(p);
     std::vector<float> all(elements(p));
-    auto noise = static_cast<std::uint32_t>(p * 7 + of_rank * 131 +
-                                            static_cast<std::size_t>(step * 17 + micro_batch * 57));
-    for (std::size_t i = 0; i < all.size(); ++i, noise += 31)
-      all[i] = 0.25f * test::value_at(values, i) + static_cast<float>(noise % 101) * 0.01f - 0.4f;
+    const std::size_t first = p * 7 + of_rank * 131 + static_cast<std::size_t>(step * 17 + micro_batch * 57);
+    test::with_values(values, [&](const auto& value) {
+      test::for_each_with_noise(all.size(), first, [&](std::size_t i, float noise) {
+        all[i] = 0.25f * value(i) + noise * 0.01f - 0.4f;
+      });
+    });
     return all;
   }
   void add(ParameterId p, int step = 0, int micro_batch = 0) {

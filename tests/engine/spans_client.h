@@ -167,18 +167,21 @@ class Client {
   UnitSource start() const {
     UnitSource source;
     source.values = [this](ParameterId p, std::size_t first, std::span<float> out) {
-      for (std::size_t i = 0; i < out.size(); ++i)
-        out[i] = noise(layout_.logical_index(p), layout_.spec(p).span_first + first + i, -1, 0);
+      const std::size_t index = layout_.logical_index(p), begin = layout_.spec(p).span_first + first;
+      for (std::size_t i = 0; i < out.size(); ++i) out[i] = noise(index, begin + i, -1, 0);
     };
     return source;
   }
 
   double seen(UnitId unit) const {
     double sum = 0;
-    for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-      for (std::size_t i = 0; i < layout_.location(p).elements; ++i)
-        if ((layout_.spec(p).span_first + i) % 97 == 0)  // sums of multiples of 2^-20: exact in any order
-          sum += std::ldexp(std::nearbyint(std::ldexp(test::value_at(engine_.parameter(p), i), 20)), -20);
+    for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+      const ConstArray values = engine_.parameter(p);
+      const std::size_t first = layout_.spec(p).span_first;
+      for (std::size_t i = round_up(first, 97) - first; i < layout_.location(p).elements; i += 97)
+        sum +=
+            std::ldexp(std::nearbyint(std::ldexp(test::value_at(values, i), 20)), -20);  // exact in any order
+    }
     return sum;
   }
 
@@ -191,9 +194,10 @@ class Client {
     for (ParameterId p = layout_.first_parameter(unit); !skips && p < layout_.end_parameter(unit); ++p) {
       const std::size_t n = layout_.location(p).elements;
       std::vector<float> gradient(n);
-      for (std::size_t i = 0; i < n; ++i)
-        gradient[i] = 0.1f * test::value_at(engine_.parameter(p), i) +
-                      noise(layout_.logical_index(p), layout_.spec(p).span_first + i, step, m);
+      test::with_values(engine_.parameter(p), [&, first = layout_.spec(p).span_first,
+                                               index = layout_.logical_index(p)](const auto& value) {
+        for (std::size_t i = 0; i < n; ++i) gradient[i] = 0.1f * value(i) + noise(index, first + i, step, m);
+      });
       if (any_order_ != nullptr) {
         any_order_->add_gradient(p, {gradient.data(), Dtype::kF32});
         continue;

@@ -157,24 +157,25 @@ class Trainer {
     }
   }
 
-  static float value(const ConstArray& array, std::size_t i) { return test::value_at(array, i); }
-
   void visit(const Access& access, ParameterId p, std::size_t m, double& loss) {
     const std::size_t n = engine_.layout().location(p).elements;
     const ConstArray values = access.parameters ? engine_.parameter(p) : ConstArray{};
     if (access.gradient_use < 0) {
-      for (std::size_t i = 0; i < n; i += 97) loss += std::abs(value(values, i));
+      for (std::size_t i = 0; i < n; i += 97) loss += std::abs(test::value_at(values, i));
       return;
     }
     if (access.gradient_use >= engine_.layout().spec(p).uses) return;
     const GradientTarget target = engine_.gradient(p, access.gradient_use, m);
-    std::size_t pulled = (first_micro_batch + m) * 17 % 101;
-    for (std::size_t i = 0; i < n; ++i) {
-      const float wanted = static_cast<float>(pulled) * 0.01f;
-      pulled = (pulled + 31) % 101;
-      const float gradient = gradient_scale * ((access.parameters ? value(values, i) : 0.3f) - wanted);
-      target.data[i] = target.accumulate ? target.data[i] + gradient : gradient;
-    }
+    const auto pull = [&](const auto& value) {
+      test::for_each_with_noise(n, (first_micro_batch + m) * 17, [&](std::size_t i, float wanted) {
+        const float gradient = gradient_scale * (value(i) - wanted * 0.01f);
+        target.data[i] = target.accumulate ? target.data[i] + gradient : gradient;
+      });
+    };
+    if (access.parameters)
+      test::with_values(values, pull);
+    else
+      pull([](std::size_t) { return 0.3f; });
   }
 
   const Profile& profile_;
@@ -196,7 +197,9 @@ inline UnitSink collect(Outcome& outcome,
   };
   const auto widened = [](std::size_t count, ConstArray values) {
     std::vector<float> wide(count);
-    for (std::size_t i = 0; i < count; ++i) wide[i] = test::value_at(values, i);
+    test::with_values(values, [&](const auto& value) {
+      for (std::size_t i = 0; i < count; ++i) wide[i] = value(i);
+    });
     return wide;
   };
   sink.parameter = [&outcome, append, widened](ParameterId p, std::size_t first, std::size_t count,
