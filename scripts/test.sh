@@ -7,7 +7,10 @@ cd "$(dirname "$0")/.."
 long=()
 case "${1:-}" in
   "") ;;
-  --all) long=(--long) ;;
+  --all)
+    long=(--long)
+    export SLUICE_LONG_TESTS=1  # for tests/main.cc
+    ;;
   *) echo "test: '$1' is no option; only --all is one" >&2; exit 2 ;;
 esac
 cores=$(nproc)
