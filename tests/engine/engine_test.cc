@@ -157,36 +157,32 @@ TEST_P(Twins, PlacementNeverChangesBits) {
 TEST_P(Twins, GroupsPrefetchChunksAndThreadsNeverChangeBits) {
   const auto& [clip, types] = GetParam();
   const Trained base = train(with(clip, types, "memory", "memory", "memory"));
-  for (const std::size_t group : {1, 2}) {
+  struct Way {
+    std::optional<std::size_t> group;
+    std::size_t prefetch, chunks;
+  };
+  for (const auto& [group, prefetch, chunks] : {Way{1, 5, 1}, Way{2, 1, 1}, Way{std::nullopt, 2, 2}}) {
     Options setup = with(clip, types, "disk", "disk", "disk");
     setup.request.group = group;
-    SCOPED_TRACE("group " + std::to_string(group));
-    expect_same(base, train(setup));
-  }
-  for (const std::size_t prefetch : {1, 2, 5}) {
-    Options setup = with(clip, types, "disk", "disk", "disk");
     setup.request.prefetch = prefetch;
     setup.threads = static_cast<int>(prefetch);
+    setup.request.chunk_elements = chunks * kChunkGrain;
     SCOPED_TRACE("prefetch " + std::to_string(prefetch));
     expect_same(base, train(setup));
   }
-  Options setup = with(clip, types, "disk", "disk", "disk");
-  setup.request.chunk_elements = 2 * kChunkGrain;
-  expect_same(base, train(setup));
 }
 
 TEST_P(Twins, ADiskThatAnswersLateNeverChangesBits) {
   const auto& [clip, types] = GetParam();
   const Trained base = train(with(clip, types, "memory", "memory", "memory"));
-  for (const unsigned delay : {200, 3000})
-    for (const std::size_t prefetch : {1, 5}) {
-      Options setup = with(clip, types, "disk", "disk", "disk");
-      setup.disk_delay = delay;
-      setup.request.prefetch = prefetch;
-      setup.request.group = prefetch == 1 ? 1 : 3;
-      SCOPED_TRACE("delay " + std::to_string(delay) + ", prefetch " + std::to_string(prefetch));
-      expect_same(base, train(setup));
-    }
+  for (const auto& [delay, prefetch] : {std::pair(200u, std::size_t{5}), std::pair(3000u, std::size_t{1})}) {
+    Options setup = with(clip, types, "disk", "disk", "disk");
+    setup.disk_delay = delay;
+    setup.request.prefetch = prefetch;
+    setup.request.group = prefetch == 1 ? 1 : 3;
+    SCOPED_TRACE("delay " + std::to_string(delay) + ", prefetch " + std::to_string(prefetch));
+    expect_same(base, train(setup));
+  }
 }
 
 TEST_P(Twins, LentMemoryNeverChangesBits) {
@@ -207,33 +203,6 @@ TEST_P(Twins, LentMemoryNeverChangesBits) {
   lending("memory", 0, 150 * kMiB);
   lending("memory", 3000, 20 * kMiB);
   lending("disk", 500, 150 * kMiB);
-}
-
-TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
-  const auto& [clip, types] = GetParam();
-  // Each optimizer has every other of these, with and without clipping.
-  for (std::size_t i = (clip ? 1 : 0) ^ (static_cast<std::size_t>(types.back()) & 1);
-       i < std::size(kOptimizers); i += 2) {
-    const optim::OptimizerSettings& optimizer = kOptimizers[i];
-    SCOPED_TRACE(optimizer.name);
-    const auto run = [&, clip = clip, &types = types](const char* place, const char* state, std::size_t group,
-                                                      std::size_t chunk = kChunkGrain) {
-      Options setup = with(clip, types, place, place, state);
-      setup.optimizer = optimizer;
-      setup.blocks = 1;
-      setup.request.group = group;
-      setup.request.chunk_elements = chunk;
-      return train(setup, 3);
-    };
-    const Trained memory = run("memory", "memory", 3);
-    EXPECT_EQ(memory.outcome.states[0].empty(), optim::make_optimizer(optimizer)->state().empty());
-    EXPECT_EQ(memory.outcome.wholes.empty(), optim::make_optimizer(optimizer)->whole_names().empty());
-    expect_same(memory, run("disk", "disk", 1));
-    expect_same(memory, run("disk", "memory", 3, 2 * kChunkGrain));
-    const Trained state = run("memory", "disk", 3);
-    expect_same(memory, state);
-    EXPECT_EQ(state.traffic.bytes_written > 0, kept_bytes(state.plan) > 0);
-  }
 }
 
 TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
@@ -467,16 +436,69 @@ TEST(ClipByValue, OfNoUseIsRefused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    ClipAndType, Twins,
-    testing::Combine(testing::Bool(), testing::Values(toy::Types{Dtype::kF32}, toy::Types{Dtype::kBf16},
-                                                      toy::Types{Dtype::kF16},
-                                                      toy::Types{Dtype::kF32, Dtype::kBf16, Dtype::kF16})),
-    [](const auto& test) {
-      std::string name = std::get<0>(test.param) ? "clip" : "at_once";
-      for (const Dtype type : std::get<1>(test.param)) name += "_" + std::string(name_of(type));
-      return name;
-    });
+const toy::Types kF32 = {Dtype::kF32}, kBf16 = {Dtype::kBf16}, kF16 = {Dtype::kF16},
+                 kMixed = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+std::string name_of_twins(const testing::TestParamInfo<std::tuple<bool, toy::Types>>& test) {
+  std::string name = std::get<0>(test.param) ? "clip" : "at_once";
+  for (const Dtype type : std::get<1>(test.param)) name += "_" + std::string(name_of(type));
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(ClipAndType, Twins,
+                         testing::Values(std::tuple(true, kF32), std::tuple(false, kBf16),
+                                         std::tuple(true, kF16), std::tuple(false, kMixed)),
+                         name_of_twins);
+INSTANTIATE_TEST_SUITE_P(Long, Twins,
+                         testing::Values(std::tuple(false, kF32), std::tuple(true, kBf16),
+                                         std::tuple(false, kF16), std::tuple(true, kMixed)),
+                         name_of_twins);
+
+// Each optimizer has one of the types, with or without clipping; all of these among the long tests.
+struct OptimizerCase {
+  optim::OptimizerSettings optimizer;
+  bool clip;
+  toy::Types types;
+};
+std::vector<OptimizerCase> optimizer_cases(bool few) {
+  std::vector<OptimizerCase> cases;
+  for (std::size_t i = 0; i < std::size(kOptimizers); ++i)
+    for (std::size_t way = 0; way < 8; ++way)
+      if ((way == 3 * i % 8) == few)
+        cases.push_back({kOptimizers[i], way % 2 == 1, std::array{kF32, kBf16, kF16, kMixed}[way / 2]});
+  return cases;
+}
+
+class TwinsOfOptimizers : public testing::TestWithParam<OptimizerCase> {};
+std::string name_of_optimizer(const testing::TestParamInfo<OptimizerCase>& test) {
+  std::string name = fmt::format("{}_{}", test.index, test.param.optimizer.name);
+  if (test.param.clip) name += "_clip";
+  for (const Dtype type : test.param.types) name += fmt::format("_{}", name_of(type));
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsOfOptimizers, testing::ValuesIn(optimizer_cases(true)),
+                         name_of_optimizer);
+INSTANTIATE_TEST_SUITE_P(Long, TwinsOfOptimizers, testing::ValuesIn(optimizer_cases(false)),
+                         name_of_optimizer);
+
+TEST_P(TwinsOfOptimizers, HaveTheSameBitsEverywhere) {
+  const optim::OptimizerSettings& optimizer = GetParam().optimizer;
+  const auto run = [&](const char* place, const char* state, std::size_t group,
+                       std::size_t chunk = kChunkGrain) {
+    Options setup = with(GetParam().clip, GetParam().types, place, place, state);
+    setup.optimizer = optimizer;
+    setup.blocks = 1;
+    setup.request.group = group;
+    setup.request.chunk_elements = chunk;
+    return train(setup, 3);
+  };
+  const Trained memory = run("memory", "memory", 3);
+  EXPECT_EQ(memory.outcome.states[0].empty(), optim::make_optimizer(optimizer)->state().empty());
+  EXPECT_EQ(memory.outcome.wholes.empty(), optim::make_optimizer(optimizer)->whole_names().empty());
+  expect_same(memory, run("disk", "disk", 1));
+  expect_same(memory, run("disk", "memory", 3, 2 * kChunkGrain));
+  const Trained state = run("memory", "disk", 3);
+  expect_same(memory, state);
+  EXPECT_EQ(state.traffic.bytes_written > 0, kept_bytes(state.plan) > 0);
+}
 
 }  // namespace engine_test
 }  // namespace sluice::engine

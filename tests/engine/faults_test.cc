@@ -13,7 +13,7 @@ using namespace sluice::engine::faulty;  // NOLINT: this file is of these runs
 class FaultsTest : public testing::TestWithParam<Kind> {};
 
 TEST_P(FaultsTest, ARunEndsWithTheSameBitsOrFails) {
-  constexpr std::uint64_t kRuns = 48;
+  constexpr std::uint64_t kRuns = 24;
   std::uint64_t well = 0;
   for (std::uint64_t seed = 0; seed < kRuns; ++seed) {
     const Options setup = setup_of(seed);
@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FaultsTest, testing::ValuesIn(kKinds),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST(SlowDiskTest, DelaysNeverChangeBits) {
-  for (std::uint64_t seed = 0; seed < 32; ++seed) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
     Options setup = setup_of(seed);
     const std::string what = describe(setup, seed);
     SCOPED_TRACE(what);

@@ -26,15 +26,18 @@ std::vector<Ran> train_all(const Case& c, const Where& where, comm::World world 
 class ScheduledRanksTest : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     Cases, ScheduledRanksTest,
-    ::testing::Values(Case{}, Case{.dtype = Dtype::kBf16, .clip = 1},
+    ::testing::Values(Case{},
                       Case{.optimizer = {.storage = {Dtype::kU8, false}}, .dtype = Dtype::kBf16, .group = 2},
-                      Case{.optimizer = {.storage = {Dtype::kU8}}, .clip = 1},
-                      Case{.optimizer = {.name = "adafactor"}, .clip = 1},
                       Case{.optimizer = {.name = "adafactor"}, .dtype = Dtype::kBf16, .clip = 1},
-                      Case{.optimizer = {.name = "muon"}, .clip = 1, .group = 1},
-                      Case{.optimizer = {.name = "muon", .storage = {Dtype::kF32, false}},
-                           .dtype = Dtype::kBf16,
-                           .clip = 1}));
+                      Case{.optimizer = {.name = "muon"}, .clip = 1, .group = 1}));
+INSTANTIATE_TEST_SUITE_P(Long, ScheduledRanksTest,
+                         ::testing::Values(Case{.dtype = Dtype::kBf16, .clip = 1},
+                                           Case{.optimizer = {.storage = {Dtype::kU8}}, .clip = 1},
+                                           Case{.optimizer = {.name = "adafactor"}, .clip = 1},
+                                           Case{
+                                               .optimizer = {.name = "muon", .storage = {Dtype::kF32, false}},
+                                               .dtype = Dtype::kBf16,
+                                               .clip = 1}));
 
 TEST_P(ScheduledRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
   const toy::Outcome whole = train_all(GetParam(), {0, kInMemory})[0].outcome;
@@ -112,7 +115,8 @@ TEST(ScheduledRanks, GoOnAfterAStepThatIsSkipped) {
 // of the host's own ranks.
 TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
   for (const auto& [world, ranks] : {std::pair(comm::World::kHosts, 4), {comm::World::kWideHosts, 5}})
-    for (std::size_t stage = 0; stage <= kMostStage; ++stage) {
+    for (const std::size_t stage :
+         ranks == 4 ? std::array<std::size_t, 2>{0, 3} : std::array<std::size_t, 2>{1, 3}) {
       const std::vector<Ran> all =
           train_all({.clip = 1, .blocks = 10}, {.stage = stage, .places = kInMemory}, world, ranks);
       for (const int first : {0, ranks - 1}) {

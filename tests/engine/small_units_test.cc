@@ -65,13 +65,9 @@ INSTANTIATE_TEST_SUITE_P(Clients, SmallUnits,
                          testing::Combine(testing::Bool(), testing::Bool(),
                                           testing::Values(Dtype::kF32, Dtype::kBf16)));
 
-TEST_P(SmallUnits, HaveTheBitsOfOneLargeUnit) {
+TEST_P(SmallUnits, HaveTheBitsOfOneLargeUnitAndTakeLittleMoreThanTheirBytes) {
   const Trained small = train(setup(), each_its_own()), large = train(setup(), {{"all", parameters()}});
   EXPECT_EQ(small.outcome, large.outcome);
-}
-
-TEST_P(SmallUnits, TakeLittleMoreThanTheirBytesAndWhatWasPlanned) {
-  const Trained small = train(setup(), each_its_own());
   const auto host = static_cast<std::size_t>(allocator::Tier::kHost);
   EXPECT_EQ(small.held.total[host].peak, small.plan.peak_memory);
   const std::uint64_t each = setup().any_order ? allocator::kSmallestExtent : kUnitBytes;

@@ -89,54 +89,68 @@ toy::Outcome trained(Case setup, bool at_once, const Order& order, bool torn = f
   return outcome;
 }
 
-class TwinsOfUpdatesInBackward : public testing::TestWithParam<Kind> {
- protected:
-  static Case setup(int ranks) {
-    Case setup = case_of(GetParam());
-    setup.ranks = ranks;
-    return setup;
-  }
-  static bool slow() { return GetParam().optimizer == std::string("muon"); }
-};
+constexpr Kind kPlain = {"adamw", Dtype::kF32, Dtype::kF32}, kCoded = {"adamw", Dtype::kBf16, Dtype::kU8},
+               kFactored = {"adafactor", Dtype::kBf16, Dtype::kF32},
+               kMuon = {"muon", Dtype::kF32, Dtype::kBf16};
+
+class TwinsOfUpdatesInBackward : public testing::TestWithParam<std::pair<Kind, int>> {
+};  // and how many ranks
 INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsOfUpdatesInBackward,
-                         testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32},
-                                         Kind{"adamw", Dtype::kBf16, Dtype::kU8},
-                                         Kind{"adafactor", Dtype::kBf16, Dtype::kF32},
-                                         Kind{"muon", Dtype::kF32, Dtype::kBf16}));
+                         testing::Values(std::pair(kPlain, 3), std::pair(kCoded, 2), std::pair(kFactored, 3),
+                                         std::pair(kMuon, 2)));
+INSTANTIATE_TEST_SUITE_P(Long, TwinsOfUpdatesInBackward,
+                         testing::Values(std::pair(kPlain, 2), std::pair(kCoded, 3),
+                                         std::pair(kFactored, 2)));
 
 TEST_P(TwinsOfUpdatesInBackward, HaveTheBitsOfUpdatesAtTheStep) {
-  for (int ranks = 2; ranks <= (slow() ? 2 : 3); ++ranks) {
-    Case setup = this->setup(ranks);
-    const toy::Outcome late = trained(setup, false, last_to_first);
-    ASSERT_EQ(late.norms.size(), 3u);
-    for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage) {
-      setup.place = slow() || (setup.stage + setup.ranks) % 2 == 0 ? "disk" : "memory";
-      EXPECT_TRUE(trained(setup, true, last_to_first) == late)
-          << ranks << " ranks, stage " << setup.stage << ", " << setup.place;
-    }
+  Case setup = case_of(GetParam().first);
+  setup.ranks = GetParam().second;
+  const bool slow = setup.optimizer.name == "muon";
+  const toy::Outcome late = trained(setup, false, last_to_first);
+  ASSERT_EQ(late.norms.size(), 3u);
+  for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage) {
+    setup.place = slow || (setup.stage + setup.ranks) % 2 == 0 ? "disk" : "memory";
+    EXPECT_TRUE(trained(setup, true, last_to_first) == late)
+        << "stage " << setup.stage << ", " << setup.place;
   }
 }
 
-TEST_P(TwinsOfUpdatesInBackward, WhateverUnitsRanksHave) {
-  if (slow()) GTEST_SKIP() << "arithmetic is the same";
-  Case setup = this->setup(3);
+struct Way {
+  const char* name;
+  Order order;
+  bool torn;
+  Kind kind = kPlain;
+};
+const Way kExperts = {"experts", experts, false}, kTornExperts = {"torn experts", experts, true},
+          kTornPairs = {"torn pairs", crosswise, true}, kForward = {"forward", first_to_last, false};
+Way of(const Kind& kind, Way way) {
+  way.kind = kind;
+  return way;
+}
+void PrintTo(const Way& way, std::ostream* to) {
+  *to << way.name << ", ";
+  PrintTo(way.kind, to);
+}
+
+class UpdatesInBackwardOfUnits : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, UpdatesInBackwardOfUnits,
+                         testing::Values(kExperts, of(kFactored, kTornExperts), of(kCoded, kTornPairs),
+                                         kForward));
+INSTANTIATE_TEST_SUITE_P(Long, UpdatesInBackwardOfUnits,
+                         testing::Values(of(kCoded, kExperts), of(kFactored, kExperts), kTornExperts,
+                                         of(kCoded, kTornExperts), kTornPairs, of(kFactored, kTornPairs),
+                                         of(kCoded, kForward), of(kFactored, kForward)));
+
+TEST_P(UpdatesInBackwardOfUnits, HaveTheBitsOfUpdatesAtTheStepWhateverUnitsRanksHave) {
+  const Way& way = GetParam();
+  Case setup = case_of(way.kind);
+  setup.ranks = 3;
   setup.blocks = 6;
-  struct Way {
-    const char* name;
-    Order order;
-    bool torn;
-  };
-  for (const auto& [name, order, torn] :
-       {Way{"experts", experts, false}, Way{"torn experts", experts, true},
-        Way{"torn pairs", crosswise, true}, Way{"forward", first_to_last, false}}) {
-    setup.place = "memory";
-    setup.stage = 0;
-    const toy::Outcome late = trained(setup, false, order, torn);
-    for (const std::size_t stage : {1, 3}) {
-      setup.stage = stage;
-      setup.place = stage == 1 ? "memory" : "disk";
-      EXPECT_TRUE(trained(setup, true, order, torn) == late) << name << ", stage " << stage;
-    }
+  const toy::Outcome late = trained(setup, false, way.order, way.torn);
+  for (const std::size_t stage : {1, 3}) {
+    setup.stage = stage;
+    setup.place = stage == 1 ? "memory" : "disk";
+    EXPECT_TRUE(trained(setup, true, way.order, way.torn) == late) << "stage " << stage;
   }
 }
 

@@ -43,12 +43,16 @@ class RelayedShardsTest : public ::testing::TestWithParam<std::tuple<Hosts, bool
   static int ranks() { return std::get<0>(GetParam()).ranks; }
   static bool on_disk() { return std::get<1>(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(
-    Hosts, RelayedShardsTest,
-    ::testing::Combine(::testing::Values(Hosts{World::kHosts, 4}, Hosts{World::kHosts, 5},
-                                         Hosts{World::kHosts, 8}, Hosts{World::kWideHosts, 7},
-                                         Hosts{World::kMixedHosts, 4}, Hosts{World::kMixedHosts, 5}),
-                       ::testing::Bool()));
+// By number, each in memory or on disk; the other half is long.
+std::vector<std::tuple<Hosts, bool>> half_of_hosts(std::size_t begin) {
+  constexpr Hosts kAll[] = {{World::kHosts, 4},     {World::kHosts, 5},      {World::kHosts, 8},
+                            {World::kWideHosts, 7}, {World::kMixedHosts, 4}, {World::kMixedHosts, 5}};
+  std::vector<std::tuple<Hosts, bool>> half;
+  for (std::size_t i = 0; i < std::size(kAll); ++i) half.emplace_back(kAll[i], (begin + i) % 2 == 1);
+  return half;
+}
+INSTANTIATE_TEST_SUITE_P(Hosts, RelayedShardsTest, ::testing::ValuesIn(half_of_hosts(0)));
+INSTANTIATE_TEST_SUITE_P(Long, RelayedShardsTest, ::testing::ValuesIn(half_of_hosts(1)));
 
 // Units of less than a piece and of many, of one version and then of another, through few pieces and many.
 TEST_P(RelayedShardsTest, PutAUnitTogether) {
