@@ -592,13 +592,19 @@ TEST_P(Conformance, BytesAreCounted) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Links, Conformance,
-                         testing::Combine(testing::Values(World::kThreads, World::kProcesses, World::kFaulty,
-                                                          World::kTinyPackets),
-                                          testing::Values(1, 3, 8)));
+                         testing::Values(Case(World::kThreads, 1), Case(World::kThreads, 8),
+                                         Case(World::kProcesses, 3), Case(World::kFaulty, 3),
+                                         Case(World::kFaulty, 8), Case(World::kTinyPackets, 3)));
 INSTANTIATE_TEST_SUITE_P(Hosts, Conformance,
-                         testing::Combine(testing::Values(World::kHosts, World::kWideHosts,
-                                                          World::kMixedHosts),
-                                          testing::Values(3, 4, 7)));
+                         testing::Values(Case(World::kHosts, 4), Case(World::kHosts, 7),
+                                         Case(World::kWideHosts, 7), Case(World::kMixedHosts, 3)));
+INSTANTIATE_TEST_SUITE_P(Long, Conformance,
+                         testing::Values(Case(World::kThreads, 3), Case(World::kProcesses, 1),
+                                         Case(World::kProcesses, 8), Case(World::kFaulty, 1),
+                                         Case(World::kTinyPackets, 1), Case(World::kTinyPackets, 8),
+                                         Case(World::kHosts, 3), Case(World::kWideHosts, 3),
+                                         Case(World::kWideHosts, 4), Case(World::kMixedHosts, 4),
+                                         Case(World::kMixedHosts, 7)));
 INSTANTIATE_TEST_SUITE_P(Mpi, Conformance,
                          testing::Combine(testing::Values(World::kMpi), testing::Values(1, 3)));
 INSTANTIATE_TEST_SUITE_P(MpiHost, Conformance, testing::Values(Case(World::kMpiHost, 3)));
