@@ -137,6 +137,8 @@ TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
       for (const auto updates : {kDevice, kHost})
         for (const auto gradients : {kDevice, kHost, kDisk}) {
           const bool is_first = dtype == Dtype::kBf16;
+          // Each two of type, clipping, updates and gradients are together.
+          if ((is_first == clip) != ((updates == kHost) == (gradients == kHost))) continue;
           const auto rest = (gradients == kHost) == (clip == is_first) ? kDevice : kHost;
           SCOPED_TRACE(fmt::format("{} clip {} by {}, {} {}", name_of(dtype), clip, name_of(updates),
                                    name_of(gradients), name_of(rest)));
@@ -207,10 +209,8 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingWhereTheDiskHasAll) {
     auto calls = fake()->counts().calls;
     return calls["cuMemMap"] + calls["cuMemUnmap"] + calls["cuMemSetAccess"];
   };
-  for (const auto& [clip, updates, schedule] : {std::tuple(true, kDevice, Schedule::kRandom),
-                                                {true, kHost, Schedule::kLate},
-                                                {false, kDevice, Schedule::kEarly},
-                                                {false, kHost, Schedule::kRandom}}) {
+  for (const auto& [clip, updates, schedule] :
+       {std::tuple(true, kHost, Schedule::kLate), {false, kDevice, Schedule::kRandom}}) {
     SCOPED_TRACE(fmt::format("{} {}", clip, name_of(updates)));
     setup.clip = clip;
     setup.updates = updates;
