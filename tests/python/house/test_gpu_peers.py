@@ -36,7 +36,7 @@ def bench(*words, folder=BENCH, **more):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("case", [pytest.param("8b", marks=pytest.mark.long) if case == "8b" else case for case in gpu_vs_pytorch.CASES])
+@pytest.mark.parametrize("case", [case if case == "offload" else pytest.param(case, marks=pytest.mark.long) for case in gpu_vs_pytorch.CASES])
 def test_each_case_has_a_plan_in_its_own_size(case):
     chosen = gpu_vs_pytorch.CASES[case]
     with fake_gpu.shared(memory=78 << 30):

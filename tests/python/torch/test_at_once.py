@@ -69,7 +69,9 @@ RUNS = {  # the models: with shared parameters, routed, with buffers; and GPT-2,
 }
 
 
-@pytest.mark.parametrize("make, loop, options", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("make, loop, options", [
+    pytest.param(*run, id=name, marks=pytest.mark.long if name == "SGD in bf16" else ()) for name, run in RUNS.items()
+])  # fmt: skip
 def test_the_bits_are_those_of_updates_at_the_step(make, loop, options):
     expected = outcome("memory", make, loop, **options)
     for place in ("memory", "disk"):

@@ -111,7 +111,7 @@ ALIKE = pytest.mark.long  # another of them shows as much
         pytest.param("before", blocks_in_place, True, marks=ALIKE),
         pytest.param("after", blocks_into, True, marks=ALIKE),
         pytest.param("after", blocks_in_place, True, marks=ALIKE),
-        ("after", blocks_in_place, False),
+        pytest.param("after", blocks_in_place, False, marks=ALIKE),
         ("before", compile_in_place, False),
         ("after", compile_whole, False),
         pytest.param("after", compile_in_place, False, marks=ALIKE),

@@ -219,7 +219,7 @@ def test_what_others_take_of_the_gpu_meanwhile_is_told_with_cudas_own():
         del optimizer, other
 
 
-@pytest.mark.parametrize("taken, told", [(4, True), (80, False)])
+@pytest.mark.parametrize("taken, told", [(4, True), pytest.param(80, False, marks=pytest.mark.long)])
 def test_a_smaller_reserve_is_told_where_it_moves_less(taken, told, monkeypatch):
     """Of 256 MiB PyTorch gets half where nothing is stated, and the model has not all of its state beside that."""
     monkeypatch.setattr(Gpu, "peak", lambda self: taken * MIB)

@@ -16,7 +16,7 @@ def test_hosts_give_the_bits_of_one(pool, stage):
     assert pool.call("train", links="hosts", **settings) == pool.call("train", **settings)
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.long) for stage in (1, 2, 3))])
 def test_hosts_receive_what_the_plan_says(pool, stage):
     found = pool.call("from_hosts", stage=stage)
     for host in (found[:2], found[2:]):

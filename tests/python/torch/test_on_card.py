@@ -13,12 +13,15 @@ from support.sluice_process import SOURCE
 RUNS = [
     ("early", ["test_wrapping.py", "test_gradients.py"], "gradients or midway or tied or elements or estimate or keep_their_names"),
     ("late", ["test_loop.py", "test_at_once.py"], "twins or groups or scaler or exception or needs or reentrant"),
-    ("random", ["test_saving.py", "test_models.py"], "(twins and t5) or mixtral or (both_state_dicts and options0) or checkpoint"),
-    ("early", ["test_trainer.py", "test_pretrained.py"], "trainer or adapter or accelerate or to-bf16 or mixtral or vit or bert-of-old"),
+    ("random", ["test_saving.py", "test_models.py"], "mixtral or (both_state_dicts and options0) or (checkpoint and not options1)"),
+    ("early", ["test_trainer.py", "test_pretrained.py"],
+     "not accelerate and not test_adapters and (trainer or adapter or to-bf16 or mixtral or vit or bert-of-old)"),
+    pytest.param("late", ["test_trainer.py", "test_models.py", "test_saving.py"],
+                 "accelerate or test_adapters or (twins and t5) or (checkpoint and options1)", marks=pytest.mark.long),
 ]
 
 
-@pytest.mark.parametrize("when, files, chosen", RUNS, ids=[files[0] for _, files, _ in RUNS])
+@pytest.mark.parametrize("when, files, chosen", RUNS, ids=["wrapping", "loop", "saving", "trainer", "what takes long"])
 @pytest.mark.skipif(fake_gpu.asked() is not None, reason="this run is on the fake GPU already")
 def test_files_pass_on_a_gpu_too(when, files, chosen):
     fake_gpu.require_built()

@@ -113,7 +113,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("absent", [0, pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("absent", [0, *(pytest.param(rank, marks=pytest.mark.long) for rank in (1, 2))])
 def test_a_rank_that_never_wraps_is_named(absent, tmp_path):
     for rank, (status, out, errors) in enumerate(run(NEVER_COMES, size=3, ABSENT=str(absent), OUT=str(tmp_path))):
         assert status == 0, errors
