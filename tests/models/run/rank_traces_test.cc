@@ -84,6 +84,7 @@ TEST_F(RankTracesTest, AreProcessesOfOneFileWithOneClock) {
   ASSERT_EQ(found.processes.size(), 3u);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(found.processes.at(rank + 1).find("rank " + std::to_string(rank) + " on "), 0u);
+    EXPECT_EQ(found.processes.at(rank + 1).ends_with(", the second"), rank > 0);
     const Json& about = found.about.at("ranks").at(static_cast<std::size_t>(rank));
     const double uncertainty = about.at("uncertainty_us");
     EXPECT_NEAR(about.at("clock_ahead_us").at(0).get<double>(), rank * 5e9, rank * 1e6);
@@ -151,7 +152,7 @@ TEST_F(RankTracesTest, OfRanksThatFailAreFilesOfTheirOwn) {
   std::vector<std::string> errors(4);
   comm::run_communicators(comm::World::kThreads, 4, [&](comm::Communicator& communicator) {
     const int rank = communicator.rank();
-    RankTraces all(&communicator, path(),
+    RankTraces all(&communicator, path(), "",
                    [&, rank] { return skewed(rank, origin, engine::steady_nanoseconds()); });
     Trace trace(1000);
     const std::int64_t start =
