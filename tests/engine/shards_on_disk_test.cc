@@ -29,7 +29,7 @@ std::size_t shards_on_disk(const Plan& plan) {
 toy::Outcome trained(const Case& setup, const std::function<void(Rank& rank, int step)>& between = {}) {
   toy::Outcome outcome;
   run(setup, [&](Rank& rank) {
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < 3; ++step) {
       rank.engine.begin_step(setup.at_once ? Rank::settings() : StepSettings{});
       rank.add_all(step);
       rank.engine.step(Rank::settings());
