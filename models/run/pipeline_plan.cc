@@ -9,6 +9,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/layout/kind.h"
 #include "engine/layout/shards.h"
 #include "engine/planner/planner.h"
 
@@ -28,16 +29,20 @@ std::vector<std::size_t> group_sizes(const TrainSettings& s, std::size_t micro_b
   return sizes;
 }
 
-// What a section's parameters and all that is kept for them take at least.
-std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimizer& optimizer,
+// What a section's parameters, and all that is kept for them from step to step, take at least.
+std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimizer& optimizer, bool clips,
                              engine::UnitRange units) {
-  std::size_t state = 0;
-  for (const optim::StateArray& array : optimizer.state()) state += size_of(array.type);
+  const std::vector<optim::StateArray> state = optimizer.state();
   std::uint64_t bytes = 0;
   for (engine::UnitId unit = units.first; unit < units.end; ++unit) {
+    const std::size_t size = size_of(layout.dtype(unit));
     const bool has_master = optimizer.keeps_master() && layout.dtype(unit) != Dtype::kF32;
-    bytes +=
-        2 * layout.unit_bytes(unit) + layout.unit_elements(unit) * (state + (has_master ? sizeof(float) : 0));
+    for (const engine::ParameterSpec& spec : layout.units()[unit].parameters) {
+      std::size_t each = size + (has_master ? sizeof(float) : 0) + (clips ? size : 0);  // with its gradient
+      for (std::size_t array = 0; array < state.size(); ++array)
+        if (optimizer.keeps(array, engine::kind_of(spec))) each += size_of(state[array].type);
+      bytes += spec.elements() * each;
+    }
   }
   return bytes;
 }
@@ -73,8 +78,10 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   const engine::Pipeline pipeline{s.pipeline, sections, plan.profile.micro_batches};
   const auto fits = [&](int section, engine::UnitRange units) {
     const std::size_t held = engine::buffers_of(pipeline, section).items;
-    return plan.budget.disk > 0 ||
-           resident_bytes(layout, optimizer, units) + held * activation_bytes(plan.profile, units) <= memory;
+    return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state
+           resident_bytes(layout, optimizer, plan.request.clip, units) +
+                   held * activation_bytes(plan.profile, units) <=
+               memory;
   };
   const std::vector<engine::SectionSeconds> seconds =
       engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);

@@ -68,13 +68,13 @@ Json comparable(const Setup& setup) {
 RunRanks::RunRanks(comm::Communicator* communicator, std::optional<comm::Mesh> mesh)
     : communicator_(communicator), mesh_(std::move(mesh)) {
   if (communicator == nullptr) return;
+  if (mesh_ && mesh_->ranks() != size())
+    sluice::fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and there are {}", mesh_->text(),
+                 mesh_->ranks(), size());
   if (!mesh_ || mesh_->size("pipeline") == 1) {
     data_ = communicator;
     return;
   }
-  if (mesh_->ranks() != size())
-    sluice::fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and there are {}", mesh_->text(),
-                 mesh_->ranks(), size());
   const auto along = [&](const char* axis) { return communicator->group(mesh_->along(rank(), axis)); };
   sections_ = along("pipeline");
   if (mesh_->size("data") == 1) return;

@@ -71,7 +71,7 @@ Place TrainingRun::place() {
 void TrainingRun::check_folder() {
   if (settings_.out.empty() || ranks_.sections() == nullptr) return;
   const engine::SharedFolder folder =
-      engine::find_shared_folder(*ranks_.sections(), settings_.out, settings_.out + "/.");
+      engine::find_shared_folder(*ranks_.communicator(), settings_.out, settings_.out + "/.");
   if (!folder.why_not.empty())
     fail(ErrorCode::kInvalidArgument,
          "{}, where each stage of a pipeline writes its part of a checkpoint; give an --out that all hosts "

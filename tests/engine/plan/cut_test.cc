@@ -135,7 +135,7 @@ TEST(Cut, IsRefusedWhereItIsNone) {
   EXPECT_EQ(
       refusal("0-1,3"),
       "the cut '0-1,3' has '3' where blocks from 2 on must be: the model has the blocks 0 to 3, each in one "
-      "section, in their order");
+      "stage, in their order");
   for (const char* text : {"1-3", "0-2,2-3", "2-3,0-1", "0-4", "1-0,2-3", "0-1,2-1"})
     EXPECT_NE(refusal(text).find("each in one stage, in their order"), std::string::npos) << refusal(text);
   EXPECT_EQ(refusal("0,1-2"), "the cut '0,1-2' ends with block 2, and the model has the blocks 0 to 3");
