@@ -100,11 +100,11 @@ std::optional<int> asked_ranks(const TrainOptions& options, const models::TrainS
 std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int> asked) {
   const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
                                   std::chrono::seconds(options.patience)};
-  if (asked == 1) return nullptr;
+  if (options.ranks == 1) return nullptr;
   if (LocalRanks::own_rank() > 0 && asked) return std::make_unique<LocalRanks>(*asked, deadlines);
   const std::optional<comm::MpiLauncher> launcher = comm::find_mpi_launcher();
   if (!launcher || launcher->ranks == 1)
-    return asked ? std::make_unique<LocalRanks>(*asked, deadlines) : nullptr;
+    return asked.value_or(1) > 1 ? std::make_unique<LocalRanks>(*asked, deadlines) : nullptr;
   const auto refuse_others = [&](int ranks) {
     if (options.ranks && ranks != 0 && *options.ranks != ranks)
       fail(ErrorCode::kInvalidArgument,

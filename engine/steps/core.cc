@@ -69,6 +69,8 @@ void Core::tell_ranks(const std::string& error) {
 
 // The others are told of an error before anything waits for them.
 void Core::serve_ranks() {
+  // A section that waits is waited for by others, which have posted receives long before.
+  if (sections) report_work();
   try {
     queue.serve_ranks();
   } catch (const std::exception& error) {

@@ -114,6 +114,8 @@ ConstArray Engine::parameter(ParameterId parameter) const {
 void Engine::progress() {
   core_->guarded([&](Core& c) {
     check_queuing("progress() is called");
+    // Other sections have posted receives of what this one is computing.
+    if (c.sections) c.report_work();
     c.queue.advance();
   });
 }

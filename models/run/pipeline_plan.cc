@@ -75,7 +75,11 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
          sections, blocks);
   const engine::Layout layout(model.units());
   const std::uint64_t memory = plan.budget.memory - std::min(plan.budget.memory, plan.budget.base);
-  const engine::Pipeline pipeline{s.pipeline, sections, plan.profile.micro_batches};
+  // More items than these change the best cut little, and take their time to go through.
+  const std::size_t items =
+      divide_up(plan.profile.micro_batches, std::max<std::size_t>(1, s.plan.group.value_or(1)));
+  const engine::Pipeline pipeline{s.pipeline, sections,
+                                  std::min<std::size_t>(items, std::max(16, 2 * sections))};
   const auto fits = [&](int section, engine::UnitRange units) {
     const std::size_t held = engine::buffers_of(pipeline, section).items;
     return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state

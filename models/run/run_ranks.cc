@@ -13,6 +13,7 @@
 #include "core/text_file.h"
 #include "engine/machine/link_rate.h"
 #include "engine/ranks/agreement.h"
+#include "models/run/pipeline_plan.h"
 #include "models/run/training_run.h"
 
 namespace sluice::models {
@@ -60,6 +61,7 @@ Json comparable(const Setup& setup) {
   record["mesh"] = setup.settings.mesh ? setup.settings.mesh->text() : "";
   record["pipeline"] = engine::name_of(setup.settings.pipeline);
   record["stages"] = setup.settings.stages.value_or("");
+  if (sections_of(setup.settings) > 1) record["group"] = setup.settings.plan.group.value_or(0);
   return record;
 }
 

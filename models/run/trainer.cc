@@ -65,6 +65,8 @@ std::string plan_text(const PlanResult& result) {
   text += engine::to_text(result.plan, result.profile, result.budget);
   if (!text.ends_with('\n')) text += '\n';
   if (result.pipeline) text += to_text(*result.pipeline, result.profile);
+  if (result.pipeline && result.plan.ranks.size == 1 && !result.rates.link)
+    text += "the link          is not known, so that what is sent counts as no time; give --link\n";
   text += result.recipe_text;
   text += fmt::format("a checkpoint takes {}\n", format_size(result.checkpoint_bytes));
   const std::uint64_t extra = result.checkpoint_buffers + result.trace_bytes;

@@ -54,16 +54,23 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
   runner_ = std::make_unique<Runner>(setup.own_model(), setup.plan.plan, engine_, setup.tools->threads,
                                      *setup.tools->library, assembly_.ledger(), assembly_.trace(), place());
   check_folder();
-  ranks_.set_meanwhile([this] { engine_.serve_ranks(); });
+  ranks_.set_meanwhile([this] { serve_ranks(); });
   if (!ranks_.is_first()) return;
   check_room();
   remove_files_of_absent_ranks(settings_.profile, ranks_.size(), kProfileBeginning);
 }
 
+// While the run waits for other ranks. What the engine waits for meanwhile is a part of that wait.
+void TrainingRun::serve_ranks() {
+  const double before = engine_.counters().rank_wait_seconds;
+  engine_.serve_ranks();
+  waits_within_waits_ += engine_.counters().rank_wait_seconds - before;
+}
+
 Place TrainingRun::place() {
   if (!setup_.plan.pipeline) return {};
-  neighbours_ = std::make_unique<MessageNeighbours>(*ranks_.sections(), assembly_.trace(),
-                                                    [this] { engine_.serve_ranks(); });
+  neighbours_ =
+      std::make_unique<MessageNeighbours>(*ranks_.sections(), assembly_.trace(), [this] { serve_ranks(); });
   return {setup_.plan.pipeline->pipeline, setup_.plan.pipeline->section, neighbours_.get()};
 }
 
@@ -210,7 +217,10 @@ double TrainingRun::compute(std::uint64_t number, float scale) {
   const std::uint64_t targets = ranks_.sum(counted_targets(own));
   const std::vector<double> losses =
       runner_->train_step(own, {settings_.seed, number, targets, scale}, [this] { stop_requested(); });
-  const RunRanks::Outcome all = ranks_.combine({losses, stop_});
+  RunRanks::Outcome all;
+  waits_.during(engine::Waits::For::kRanks, "the losses of a step", [&] {
+    all = ranks_.combine({losses, stop_});
+  });
   stops_ = all.stop;
   return loss_of_step(all.losses, targets);
 }
@@ -279,6 +289,7 @@ void TrainingRun::describe(StepReport& report) {
     traffic_ = now;
   }
   engine::Engine::Counters now = engine_.counters();
+  now.rank_wait_seconds += waits_.rank_seconds() - waits_within_waits_;
   if (neighbours_) now.rank_wait_seconds += neighbours_->waits().rank_seconds();
   report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;
   report.write_wait_seconds = now.write_wait_seconds - engine_counters_.write_wait_seconds;
@@ -440,10 +451,11 @@ TrainResult TrainingRun::train() {
       ranks_.wait_for_all("the end of the run");  // until nobody reads from this rank
     }
   } catch (const Error& error) {
+    const std::string place = ranks_.place_of_failure();  // of another rank; before this one tells them
     ranks_.fail(error);
     save_reports_after_error(error.what());
     fail(error.code(), "{} step {}: {}{}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
-         error.what(), ranks_.place_of_failure(), last_checkpoint());
+         error.what(), place, last_checkpoint());
   }
   save_trace();
   save_profile("");

@@ -47,6 +47,7 @@ class TrainingRun {
   };
   LoadingMemory loading_memory(std::size_t charged);
   Place place();
+  void serve_ranks();
   bool load_units(const engine::UnitSource& source);
   void begin_metrics();
   void resume_metrics();
@@ -85,6 +86,8 @@ class TrainingRun {
   engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
   std::unique_ptr<MessageNeighbours> neighbours_;  // ends before the memory of its messages does
+  engine::Waits waits_{assembly_.trace()};         // of the run, beside its engine's and those for messages
+  double waits_within_waits_ = 0;                  // seconds that the engine has waited meanwhile
   comm::Transport::Counters traffic_;              // with other ranks, until the last step
   std::optional<MetricsFile> metrics_;
   std::string run_id_;

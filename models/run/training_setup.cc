@@ -55,6 +55,12 @@ double block_parameters(const Model& model) {
 }
 
 void check_stages(const TrainSettings& s) {
+  if (s.pipeline != engine::PipelineOrder::k1F1B && sections_of(s) == 1)
+    fail(ErrorCode::kInvalidArgument,
+         "--pipeline {} is the order of a pipeline's passes, and there is no pipeline: give --mesh "
+         "pipeline=P, "
+         "too",
+         engine::name_of(s.pipeline));
   if (s.stages && sections_of(s) == 1)
     fail(
         ErrorCode::kInvalidArgument,

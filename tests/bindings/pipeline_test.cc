@@ -132,6 +132,19 @@ TEST_F(PipelineRunsTest, GoOnWithAnotherMesh) {
   EXPECT_TRUE(tensors("run", 8) == tensors("whole", 8));
 }
 
+// The first stage has posted the receive of its last gradient long before anybody computes that.
+TEST_F(PipelineRunsTest, WaitForAStageThatComputesLongerThanTheyHavePatience) {
+  std::vector<std::string> all =
+      words("run", 2, 1, "--mesh pipeline=2 --group 12 --patience 1 --batch 4 --seq 128", "1GiB");
+  for (const auto& [flag, value] : {std::pair("--model", "mini"), std::pair("--batch", "4")})
+    *(std::ranges::find(all, flag) + 1) = value;
+  for (const char* twice : {"--batch", "--seq"}) {
+    const auto given = std::ranges::find(all, twice);
+    all.erase(given, given + 2);
+  }
+  expect_done(run_sluice(all));
+}
+
 TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
   std::vector<std::string> all = cut("plan", {2, 3, "1", "memory", "--group 2 --json"}, 3);
   all[0] = "plan";
@@ -161,6 +174,7 @@ TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
       {2, "--mesh pipeline=2 --stages 0-1,1-2", {"'1-2'", "blocks from 2 on"}},
       {2, "--mesh pipeline=2 --stages 0,1", {"ends with block 1"}},
       {2, "--stages 0,1-2", {"give --mesh pipeline=P", "--stage, without an s"}},
+      {2, "--pipeline gpipe", {"--pipeline gpipe", "give --mesh pipeline=P"}},
       {2, "--mesh tensor=2", {"'tensor'", "data, pipeline"}},
       {2, "--mesh pipeline=2 --group 13", {"a group of 13", "a step has 12"}},
       {8, "--mesh data=4,pipeline=2 --accumulate 6", {"accumulate", "4 ranks cannot share"}},
