@@ -75,7 +75,8 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
          sections, blocks);
   const engine::Layout layout(model.units());
   const std::uint64_t memory = plan.budget.memory - std::min(plan.budget.memory, plan.budget.base);
-  // More items than these change the best cut little, and take their time to go through.
+  // The best cut hardly depends on the number of items beyond this one, and a simulation takes as long as it
+  // has items.
   const std::size_t items =
       divide_up(plan.profile.micro_batches, std::max<std::size_t>(1, s.plan.group.value_or(1)));
   const engine::Pipeline pipeline{s.pipeline, sections,
@@ -164,7 +165,6 @@ Json told(const SectionWays& of_section) {
     json["backward"] = way.seconds.backward;
     json["message"] = way.seconds.message;
     json["peak"] = way.plan->peak_memory;
-    json["disk"] = way.plan->disk_bytes;
   }
   return ways;
 }
