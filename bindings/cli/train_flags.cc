@@ -53,7 +53,13 @@ void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
       "blocks; along data ranks have the same stage and other micro-batches (data=N alone is --ranks N)");
   flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe"},
                "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages");
-  flags.text("--stages", s.stages, "the blocks of each stage, as 0-7,8-15 (what makes a step short)");
+  flags.whole(
+      "--chunks", s.chunks,
+      "chunks of consecutive blocks that each stage has: with more than one stages are interleaved, wait "
+      "less, and send more");
+  flags.text("--stages", s.stages,
+             "the blocks of each stage, as 0-7,8-15, and with --chunks of its chunks: the first ones of all "
+             "stages, then the second ones (what makes a step short)");
 }
 
 void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {

@@ -17,17 +17,19 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 class Cutting {
  public:
   Cutting(const Pipeline& pipeline, std::span<const SectionSeconds> seconds, const Fits& fits)
-      : pipeline_(pipeline), seconds_(seconds), fits_(fits) {}
+      : pipeline_(pipeline), seconds_(seconds), fits_(fits) {
+    for (int section = 0; section < pipeline.sections; ++section)
+      lists_.push_back(actions_of(pipeline, section));
+  }
 
-  // Where sections begin, and the last one ends; nothing where no cut fits.
+  // Where chunks begin, and the last one ends; nothing where no cut fits.
   std::vector<UnitId> even() const {
-    const auto sections = static_cast<std::size_t>(pipeline_.sections);
-    const std::size_t units = seconds_.size();
-    // By number of sections and their end: the longest one of the best cut, and where its last one begins.
-    std::vector<std::vector<std::pair<double, UnitId>>> best(sections + 1);
-    for (auto& of_sections : best) of_sections.assign(units + 1, {kNever, 0});
+    const std::size_t chunks = pipeline_.all_chunks(), units = seconds_.size();
+    // By number of chunks and their end: the longest one of the best cut, and where its last one begins.
+    std::vector<std::vector<std::pair<double, UnitId>>> best(chunks + 1);
+    for (auto& of_chunks : best) of_chunks.assign(units + 1, {kNever, 0});
     best[0][0] = {0, 0};
-    for (std::size_t s = 0; s < sections; ++s)
+    for (std::size_t s = 0; s < chunks; ++s)
       for (std::size_t end = 1; end <= units; ++end)
         for (std::size_t first = 0; first < end; ++first) {
           const UnitRange range{static_cast<UnitId>(first), static_cast<UnitId>(end)};
@@ -36,10 +38,9 @@ class Cutting {
           const double longest = std::max(best[s][first].first, own.forward + own.backward);
           if (longest < best[s + 1][end].first) best[s + 1][end] = {longest, range.first};
         }
-    if (best[sections][units].first == kNever) return {};
+    if (best[chunks][units].first == kNever) return {};
     std::vector<UnitId> borders{static_cast<UnitId>(units)};
-    for (std::size_t s = sections; s > 0; --s)
-      borders.insert(borders.begin(), best[s][borders.front()].second);
+    for (std::size_t s = chunks; s > 0; --s) borders.insert(borders.begin(), best[s][borders.front()].second);
     return borders;
   }
 
@@ -74,25 +75,27 @@ class Cutting {
     return sum;
   }
 
-  bool may_have(std::size_t section, UnitRange range) const {
+  bool may_have(std::size_t chunk, UnitRange range) const {
     const std::size_t first_block = std::max<std::size_t>(range.first, 1);
     const std::size_t end_block = std::min<std::size_t>(range.end, seconds_.size() - 1);
-    return range.first < range.end && first_block < end_block && fits_(static_cast<int>(section), range);
+    return range.first < range.end && first_block < end_block &&
+           fits_(static_cast<int>(chunk) % pipeline_.sections, range);
   }
 
   double time(const std::vector<UnitId>& borders) const {
-    std::vector<SectionSeconds> sections;
+    std::vector<SectionSeconds> chunks;
     for (std::size_t s = 0; s + 1 < borders.size(); ++s) {
       const UnitRange range{borders[s], borders[s + 1]};
       if (!may_have(s, range)) return kNever;
-      sections.push_back(sum(range));
+      chunks.push_back(sum(range));
     }
-    return simulate(pipeline_, sections).step;
+    return simulate(pipeline_, lists_, chunks).step;
   }
 
   const Pipeline pipeline_;
   const std::span<const SectionSeconds> seconds_;
   const Fits& fits_;
+  std::vector<std::vector<Action>> lists_;  // by section
 };
 
 std::size_t block_of(std::string_view text, std::string_view number) {
@@ -105,6 +108,13 @@ std::size_t block_of(std::string_view text, std::string_view number) {
 }
 
 }  // namespace
+
+std::vector<UnitRange> units_of(std::span<const UnitRange> cut, int sections, int section) {
+  std::vector<UnitRange> units;
+  for (auto at = static_cast<std::size_t>(section); at < cut.size(); at += static_cast<std::size_t>(sections))
+    units.push_back(cut[at]);
+  return units;
+}
 
 std::vector<UnitRange> cut(const Pipeline& pipeline, std::span<const SectionSeconds> seconds,
                            const Fits& fits) {

@@ -19,19 +19,65 @@ constexpr std::array<const char*, Action::kKinds> kWords{
     "the receive of the input",    "the forward pass",  "the send of the output",
     "the receive of the gradient", "the backward pass", "the send of the gradient"};
 
-std::string in_words(const Action& action) {
-  return fmt::format("{} of item {}", kWords[static_cast<std::size_t>(action.kind)], action.item);
+std::string in_words(const Pipeline& pipeline, const Action& action) {
+  return fmt::format("{} of item {}{}", kWords[static_cast<std::size_t>(action.kind)], action.item,
+                     pipeline.chunks > 1 ? fmt::format(" in chunk {}", action.chunk) : "");
+}
+
+bool sends(const Pipeline& pipeline, int section, const Action& pass) {
+  return pass.kind == Kind::kForward ? !pipeline.ends(section, pass.chunk)
+                                     : !pipeline.begins(section, pass.chunk);
+}
+bool receives(const Pipeline& pipeline, int section, const Action& pass) {
+  return pass.kind == Kind::kForward ? !pipeline.begins(section, pass.chunk)
+                                     : !pipeline.ends(section, pass.chunk);
+}
+Action send_of(const Action& pass) {
+  return {pass.kind == Kind::kForward ? Kind::kSendOutput : Kind::kSendGradient, pass.item, pass.chunk};
+}
+Action receive_of(const Action& pass) {
+  return {pass.kind == Kind::kForward ? Kind::kReceiveInput : Kind::kReceiveGradient, pass.item, pass.chunk};
+}
+
+// Items that go through a section's chunks one chunk after another. A group has at least as many items as
+// there are sections, where there are so many: with fewer, the first section would wait for what comes back
+// to its next chunk. Groups are of one size, or the first ones have an item more.
+struct Group {
+  std::size_t first = 0, size = 0;
+};
+Group group_of(const Pipeline& pipeline, std::size_t item) {
+  const std::size_t groups =
+      std::max<std::size_t>(1, pipeline.items / static_cast<std::size_t>(pipeline.sections));
+  const std::size_t size = pipeline.items / groups, larger = pipeline.items % groups * (size + 1);
+  if (item < larger) return {item - item % (size + 1), size + 1};
+  return {item - (item - larger) % size, size};
+}
+
+// The section's pass of a kind with this number. Passes forward take chunks in their order, and those
+// backward in the opposite one.
+Action pass_of(const Pipeline& pipeline, Kind kind, std::size_t number) {
+  const Group group = group_of(pipeline, number / pipeline.chunks);
+  const std::size_t within = number - group.first * pipeline.chunks, chunk = within / group.size;
+  return {kind, group.first + within % group.size,
+          kind == Kind::kForward ? chunk : pipeline.chunks - 1 - chunk};
+}
+
+// How many passes forward a section makes before its first one backward follows one forward.
+std::size_t passes_ahead(const Pipeline& pipeline, int section) {
+  const std::size_t all = pipeline.items * pipeline.chunks;
+  const std::size_t later = static_cast<std::size_t>(pipeline.sections - section) - 1;
+  if (pipeline.order == PipelineOrder::kGPipe) return all;
+  if (pipeline.chunks == 1) return std::min(all, later);
+  return std::min(all, 2 * later + (pipeline.chunks - 1) * group_of(pipeline, 0).size);
 }
 
 std::vector<Action> passes_of(const Pipeline& pipeline, int section) {
-  const std::size_t later = static_cast<std::size_t>(pipeline.sections - section) - 1;
-  const std::size_t ahead =
-      pipeline.order == PipelineOrder::kGPipe ? pipeline.items : std::min(pipeline.items, later);
+  const std::size_t all = pipeline.items * pipeline.chunks, ahead = passes_ahead(pipeline, section);
   std::vector<Action> passes;
-  for (std::size_t i = 0; i < ahead; ++i) passes.push_back({Kind::kForward, i});
-  for (std::size_t i = 0; i < pipeline.items; ++i) {
-    if (ahead + i < pipeline.items) passes.push_back({Kind::kForward, ahead + i});
-    passes.push_back({Kind::kBackward, i});
+  for (std::size_t i = 0; i < ahead; ++i) passes.push_back(pass_of(pipeline, Kind::kForward, i));
+  for (std::size_t i = 0; i < all; ++i) {
+    if (ahead + i < all) passes.push_back(pass_of(pipeline, Kind::kForward, ahead + i));
+    passes.push_back(pass_of(pipeline, Kind::kBackward, i));
   }
   return passes;
 }
@@ -50,11 +96,20 @@ class Simulation {
  public:
   Simulation(const Pipeline& pipeline, std::span<const std::vector<Action>> lists,
              std::span<const SectionSeconds> seconds)
-      : pipeline_(pipeline), lists_(lists), seconds_(seconds), sections_(lists.size()) {
+      : pipeline_(pipeline),
+        lists_(lists),
+        seconds_(seconds),
+        sections_(lists.size()),
+        inputs_(pipeline.all_chunks()),
+        gradients_(pipeline.all_chunks()) {
     for (std::size_t s = 0; s < sections_.size(); ++s) {
       sections_[s].buffers = buffers_of(pipeline, static_cast<int>(s));
-      if (!is_first(s)) sections_[s].inputs.assign(pipeline.items, {seconds[s - 1].message});
-      if (!is_last(s)) sections_[s].gradients.assign(pipeline.items, {seconds[s + 1].message});
+      sections_[s].items = items_held(pipeline, static_cast<int>(s));
+      for (std::vector<std::size_t>& done : sections_[s].done) done.resize(pipeline.chunks);
+    }
+    for (std::size_t i = 0; i < pipeline.all_chunks(); ++i) {
+      if (i > 0) inputs_[i].assign(pipeline.items, {seconds[i - 1].message});
+      if (i + 1 < pipeline.all_chunks()) gradients_[i].assign(pipeline.items, {seconds[i + 1].message});
     }
   }
 
@@ -77,29 +132,35 @@ class Simulation {
  private:
   struct Section {
     PipelineBuffers buffers;
-    std::size_t next = 0;  // of its list
+    std::vector<std::size_t> items;  // buffers of them, by chunk
+    std::size_t next = 0;            // of its list
     double now = 0, busy = 0;
-    std::array<std::size_t, Action::kKinds> done{};
-    std::vector<Message> inputs, gradients;  // that it receives, by item
-    std::size_t most_held = 0;
+    std::array<std::vector<std::size_t>, Action::kKinds> done{};  // by kind and chunk
+    std::size_t held = 0, most_held = 0;
   };
 
-  bool is_first(std::size_t s) const { return s == 0; }
-  bool is_last(std::size_t s) const { return s + 1 == sections_.size(); }
-  std::size_t done(std::size_t s, Kind kind) const {
-    return sections_[s].done[static_cast<std::size_t>(kind)];
+  std::size_t& done(std::size_t s, Kind kind, std::size_t chunk) {
+    return sections_[s].done[static_cast<std::size_t>(kind)][chunk];
+  }
+  bool is_done(std::size_t s, const Action& action) {
+    return action.item < done(s, action.kind, action.chunk);
   }
 
   // Refuses an action that is not due, or whose buffer still has what another one has to take out.
   void require(bool holds, std::size_t s, const Action& action, const char* what) const {
-    ensure(holds, "section {} of {}: {} {}", s, sections_.size(), in_words(action), what);
+    ensure(holds, "section {} of {}: {} {}", s, sections_.size(), in_words(pipeline_, action), what);
   }
-  void require_buffer(std::size_t s, const Action& action, std::size_t buffers, Kind emptied_by) const {
-    require(action.item < done(s, emptied_by) + buffers, s, action, "has no free buffer");
+  // Of the buffers for what passes send: that the pass so many before this one has left its own.
+  void require_buffer(std::size_t s, const Action& action, Kind kind, std::size_t buffers) {
+    const std::size_t number = number_of(pipeline_, {kind, action.item, action.chunk});
+    if (number < buffers) return;
+    const Action before = pass_of(pipeline_, kind, number - buffers);
+    const bool leaves = sends(pipeline_, static_cast<int>(s), before);
+    require(is_done(s, leaves ? send_of(before) : before), s, action, "has no free buffer");
   }
 
   // When the action may begin; nothing: it waits for what nobody has begun.
-  std::optional<double> begin_of(std::size_t s, const Action& action) const {
+  std::optional<double> begin_of(std::size_t s, const Action& action) {
     double begin = sections_[s].now;
     for (const Action& awaited : awaited_by(pipeline_, static_cast<int>(s), action)) {
       const std::optional<double> came = message_of(s, awaited).came();
@@ -109,47 +170,55 @@ class Simulation {
     return begin;
   }
 
-  const Message& message_of(std::size_t s, const Action& action) const {
+  Message& message_of(std::size_t s, const Action& action) {
+    const std::size_t at = pipeline_.number(static_cast<int>(s), action.chunk);
     switch (action.kind) {
       case Kind::kReceiveInput:
-        return sections_[s].inputs[action.item];
+        return inputs_[at][action.item];
       case Kind::kReceiveGradient:
-        return sections_[s].gradients[action.item];
+        return gradients_[at][action.item];
       case Kind::kSendOutput:
-        return sections_[s + 1].inputs[action.item];
+        return inputs_[at + 1][action.item];
       default:
-        return sections_[s - 1].gradients[action.item];
+        return gradients_[at - 1][action.item];
     }
   }
 
-  void check(std::size_t s, const Action& action) const {
-    const PipelineBuffers& buffers = sections_[s].buffers;
-    require(action.item == done(s, action.kind), s, action, "does not ascend");
-    require(action.item < pipeline_.items, s, action, "is of no item of the step");
-    const auto follows = [&](Kind before) {
-      require(action.item < done(s, before), s, action, "comes before what it is made of");
+  void check(std::size_t s, const Action& action) {
+    const auto section = static_cast<int>(s);
+    require(action.chunk < pipeline_.chunks && action.item < pipeline_.items, s, action,
+            "is of no item of the step");
+    require(action.item == done(s, action.kind, action.chunk), s, action, "does not ascend");
+    const Action forward{Kind::kForward, action.item, action.chunk};
+    const Action backward{Kind::kBackward, action.item, action.chunk};
+    const auto follows = [&](const Action& before) {
+      require(is_done(s, before), s, action, "comes before what it is made of");
     };
-    const Kind empties_border = is_first(s) ? Kind::kBackward : Kind::kSendGradient;
+    const auto fill = [&] {  // activations of the item
+      require(action.item < done(s, Kind::kBackward, action.chunk) + sections_[s].items[action.chunk], s,
+              action, "has no free buffer");
+    };
+    const PipelineBuffers& buffers = sections_[s].buffers;
     switch (action.kind) {
       case Kind::kReceiveInput:
-        require(!is_first(s), s, action, "comes from nowhere");
-        return require_buffer(s, action, buffers.items, Kind::kBackward);
+        require(receives(pipeline_, section, forward), s, action, "comes from nowhere");
+        return fill();
       case Kind::kForward:
-        if (!is_first(s)) return follows(Kind::kReceiveInput);
-        return require_buffer(s, action, buffers.items, Kind::kBackward);
+        if (sends(pipeline_, section, forward)) require_buffer(s, action, Kind::kForward, buffers.outputs);
+        return receives(pipeline_, section, forward) ? follows(receive_of(forward)) : fill();
       case Kind::kSendOutput:
-        require(!is_last(s), s, action, "goes nowhere");
-        return follows(Kind::kForward);
+        require(sends(pipeline_, section, forward), s, action, "goes nowhere");
+        return follows(forward);
       case Kind::kReceiveGradient:
-        require(!is_last(s), s, action, "comes from nowhere");
-        return require_buffer(s, action, buffers.borders, empties_border);
+        require(receives(pipeline_, section, backward), s, action, "comes from nowhere");
+        return require_buffer(s, action, Kind::kBackward, buffers.borders);
       case Kind::kBackward:
-        follows(Kind::kForward);
-        if (!is_last(s)) return follows(Kind::kReceiveGradient);
-        return require_buffer(s, action, buffers.borders, empties_border);
+        follows(forward);
+        if (receives(pipeline_, section, backward)) return follows(receive_of(backward));
+        return require_buffer(s, action, Kind::kBackward, buffers.borders);
       case Kind::kSendGradient:
-        require(!is_first(s), s, action, "goes nowhere");
-        return follows(Kind::kBackward);
+        require(sends(pipeline_, section, backward), s, action, "goes nowhere");
+        return follows(backward);
     }
   }
 
@@ -157,14 +226,11 @@ class Simulation {
     Section& own = sections_[s];
     const Action& action = lists_[s][own.next];
     check(s, action);
-    if (action.kind == Kind::kForward && !is_last(s))
-      require_buffer(s, action, own.buffers.outputs, Kind::kSendOutput);
     const std::optional<double> begins = begin_of(s, action);
     if (!begins) return false;
     own.now = *begins;
     begin(s, action);
-    ++own.done[static_cast<std::size_t>(action.kind)];
-    own.most_held = std::max(own.most_held, done(s, Kind::kForward) - done(s, Kind::kBackward));
+    ++done(s, action.kind, action.chunk);
     ++own.next;
     return true;
   }
@@ -173,48 +239,53 @@ class Simulation {
     Section& own = sections_[s];
     switch (action.kind) {
       case Kind::kReceiveInput:
-        own.inputs[action.item].received = own.now;
-        return;
       case Kind::kReceiveGradient:
-        own.gradients[action.item].received = own.now;
+        message_of(s, action).received = own.now;
         return;
       case Kind::kSendOutput:
-        sections_[s + 1].inputs[action.item].sent = own.now;
-        return;
       case Kind::kSendGradient:
-        sections_[s - 1].gradients[action.item].sent = own.now;
+        message_of(s, action).sent = own.now;
         return;
       case Kind::kForward:
       case Kind::kBackward:
-        const double seconds = action.kind == Kind::kForward ? seconds_[s].forward : seconds_[s].backward;
-        own.now += seconds;
-        own.busy += seconds;
+        const SectionSeconds& seconds = seconds_[pipeline_.number(static_cast<int>(s), action.chunk)];
+        const bool is_forward = action.kind == Kind::kForward;
+        own.now += is_forward ? seconds.forward : seconds.backward;
+        own.busy += is_forward ? seconds.forward : seconds.backward;
+        own.held = is_forward ? own.held + 1 : own.held - 1;
+        own.most_held = std::max(own.most_held, own.held);
     }
   }
 
-  void check_ends() const {
+  void check_ends() {
     std::string waiting;
     for (std::size_t s = 0; s < sections_.size(); ++s)
       if (sections_[s].next < lists_[s].size())
         waiting += fmt::format("{}section {} has to wait before {}", waiting.empty() ? "" : "; ", s,
-                               in_words(lists_[s][sections_[s].next]));
+                               in_words(pipeline_, lists_[s][sections_[s].next]));
     ensure(waiting.empty(), "a pipeline of {} sections and {} items cannot go on: {}", sections_.size(),
            pipeline_.items, waiting);
     for (std::size_t s = 0; s < sections_.size(); ++s)
-      for (std::size_t k = 0; k < Action::kKinds; ++k) {
-        const auto kind = static_cast<Kind>(k);
-        const bool is_none = (is_first(s) && (kind == Kind::kReceiveInput || kind == Kind::kSendGradient)) ||
-                             (is_last(s) && (kind == Kind::kSendOutput || kind == Kind::kReceiveGradient));
-        const std::size_t expected = is_none ? 0 : pipeline_.items;
-        ensure(done(s, kind) == expected, "section {} of {} has {} of {} items, not of {}", s,
-               sections_.size(), kWords[k], done(s, kind), expected);
-      }
+      for (std::size_t chunk = 0; chunk < pipeline_.chunks; ++chunk)
+        for (const Kind kind : {Kind::kForward, Kind::kBackward}) {
+          const Action pass{kind, 0, chunk};
+          const auto section = static_cast<int>(s);
+          check_number(s, pass, true);
+          check_number(s, receive_of(pass), receives(pipeline_, section, pass));
+          check_number(s, send_of(pass), sends(pipeline_, section, pass));
+        }
+  }
+  void check_number(std::size_t s, const Action& of, bool is_there) {
+    const std::size_t found = done(s, of.kind, of.chunk), expected = is_there ? pipeline_.items : 0;
+    ensure(found == expected, "section {} of {} has {} of {} items, not of {}", s, sections_.size(),
+           kWords[static_cast<std::size_t>(of.kind)], found, expected);
   }
 
   const Pipeline pipeline_;
   const std::span<const std::vector<Action>> lists_;
   const std::span<const SectionSeconds> seconds_;
   std::vector<Section> sections_;
+  std::vector<std::vector<Message>> inputs_, gradients_;  // of chunks in the model's order, by item
 };
 
 }  // namespace
@@ -228,57 +299,92 @@ PipelineOrder pipeline_order(std::string_view word) {
 }
 std::string_view name_of(PipelineOrder order) { return kOrders[static_cast<std::size_t>(order)]; }
 
-// A gradient lands in one border while another one is computed with, and one more leaves.
+// An output waits for its turn while the next one is made. A gradient lands in one border while another one
+// is computed with, and one more leaves. Where groups have more items than there are sections, what a section
+// sends may have to wait for so many more passes.
 PipelineBuffers buffers_of(const Pipeline& pipeline, int section) {
+  const std::size_t all = pipeline.items * pipeline.chunks;
   const bool is_first = section == 0, is_last = section + 1 == pipeline.sections;
-  const auto from_here = static_cast<std::size_t>(pipeline.sections - section);
   PipelineBuffers buffers;
-  buffers.items =
-      pipeline.order == PipelineOrder::kGPipe ? pipeline.items : std::min(pipeline.items, from_here);
-  buffers.outputs = is_last ? 0 : std::min<std::size_t>(pipeline.items, 2);
-  buffers.borders = std::min<std::size_t>(pipeline.items, 3 - (is_first ? 1 : 0) - (is_last ? 1 : 0));
+  if (pipeline.chunks == 1) {
+    buffers.outputs = is_last ? 0 : std::min<std::size_t>(all, 2);
+    buffers.borders = std::min<std::size_t>(all, 3 - (is_first ? 1 : 0) - (is_last ? 1 : 0));
+    return buffers;
+  }
+  const std::size_t size = group_of(pipeline, 0).size, sections = static_cast<std::size_t>(pipeline.sections);
+  const std::size_t more = size - std::min(size, sections);
+  buffers.outputs = std::min(all, 2 + more);
+  buffers.borders = std::min(all, 3 + more);
   return buffers;
 }
 
+std::size_t number_of(const Pipeline& pipeline, const Action& pass) {
+  const Group group = group_of(pipeline, pass.item);
+  const std::size_t chunk = pass.kind == Kind::kForward ? pass.chunk : pipeline.chunks - 1 - pass.chunk;
+  return group.first * pipeline.chunks + chunk * group.size + (pass.item - group.first);
+}
+
+std::vector<std::size_t> items_held(const Pipeline& pipeline, int section) {
+  std::vector<std::size_t> held(pipeline.chunks), most(pipeline.chunks);
+  for (const Action& pass : passes_of(pipeline, section)) {
+    std::size_t& of_chunk = held[pass.chunk];
+    of_chunk = pass.kind == Kind::kForward ? of_chunk + 1 : of_chunk - 1;
+    most[pass.chunk] = std::max(most[pass.chunk], of_chunk);
+  }
+  return most;
+}
+
 std::vector<Action> awaited_by(const Pipeline& pipeline, int section, const Action& action) {
-  const bool is_first = section == 0, is_last = section + 1 == pipeline.sections;
   const PipelineBuffers buffers = buffers_of(pipeline, section);
+  const Action forward{Kind::kForward, action.item, action.chunk};
+  const Action backward{Kind::kBackward, action.item, action.chunk};
   std::vector<Action> awaited;
-  const auto left = [&](Kind send, std::size_t count) {
-    if (action.item >= count) awaited.push_back({send, action.item - count});
+  // The send from the buffer that this pass fills.
+  const auto left = [&](const Action& pass, std::size_t count) {
+    const std::size_t number = number_of(pipeline, pass);
+    if (number < count) return;
+    const Action before = pass_of(pipeline, pass.kind, number - count);
+    if (sends(pipeline, section, before)) awaited.push_back(send_of(before));
   };
-  if (action.kind == Kind::kForward && !is_first) awaited.push_back({Kind::kReceiveInput, action.item});
-  if (action.kind == Kind::kForward && !is_last) left(Kind::kSendOutput, buffers.outputs);
-  if (action.kind == Kind::kBackward && !is_last) awaited.push_back({Kind::kReceiveGradient, action.item});
+  if (action == forward && receives(pipeline, section, forward)) awaited.push_back(receive_of(forward));
+  if (action == forward && sends(pipeline, section, forward)) left(forward, buffers.outputs);
+  if (action == backward && receives(pipeline, section, backward)) awaited.push_back(receive_of(backward));
   // A border is filled by the gradient that comes, or by backward where none does.
-  if (action.kind == (is_last ? Kind::kBackward : Kind::kReceiveGradient) && !is_first)
-    left(Kind::kSendGradient, buffers.borders);
+  if (action == (receives(pipeline, section, backward) ? receive_of(backward) : backward))
+    left(backward, buffers.borders);
   return awaited;
 }
 
 std::vector<Action> actions_of(const Pipeline& pipeline, int section) {
-  const bool is_first = section == 0, is_last = section + 1 == pipeline.sections;
   const PipelineBuffers buffers = buffers_of(pipeline, section);
+  const std::vector<std::size_t> held = items_held(pipeline, section);
+  const std::size_t all = pipeline.items * pipeline.chunks;
   std::vector<Action> actions;
-  std::size_t inputs = 0, gradients = 0;  // received
+  std::vector<std::size_t> inputs(pipeline.chunks),
+      done(pipeline.chunks);  // by chunk: received; passes backward
+  std::size_t gradients = 0;  // received
   // A border from which a gradient is sent becomes free during the next backward pass.
   const auto receive = [&](std::size_t backward) {
-    const std::size_t leaving = is_first ? 0 : std::min<std::size_t>(backward, 1);
-    for (; !is_first && inputs < std::min(pipeline.items, backward + buffers.items); ++inputs)
-      actions.push_back({Kind::kReceiveInput, inputs});
-    for (; !is_last && gradients < std::min(pipeline.items, backward + buffers.borders - leaving);
-         ++gradients)
-      actions.push_back({Kind::kReceiveGradient, gradients});
+    const bool sends_none = pipeline.chunks == 1 && section == 0;
+    const std::size_t leaving = sends_none ? 0 : std::min<std::size_t>(backward, 1);
+    for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk)
+      for (; !pipeline.begins(section, chunk) &&
+             inputs[chunk] < std::min(pipeline.items, done[chunk] + held[chunk]);
+           ++inputs[chunk])
+        actions.push_back({Kind::kReceiveInput, inputs[chunk], chunk});
+    for (; gradients < std::min(all, backward + buffers.borders - leaving); ++gradients) {
+      const Action pass = pass_of(pipeline, Kind::kBackward, gradients);
+      if (receives(pipeline, section, pass)) actions.push_back(receive_of(pass));
+    }
   };
   receive(0);
+  std::size_t backward = 0;
   for (const Action& pass : passes_of(pipeline, section)) {
     actions.push_back(pass);
-    if (pass.kind == Kind::kForward) {
-      if (!is_last) actions.push_back({Kind::kSendOutput, pass.item});
-      continue;
-    }
-    if (!is_first) actions.push_back({Kind::kSendGradient, pass.item});
-    receive(pass.item + 1);
+    if (sends(pipeline, section, pass)) actions.push_back(send_of(pass));
+    if (pass.kind == Kind::kForward) continue;
+    ++done[pass.chunk];
+    receive(++backward);
   }
   return actions;
 }

@@ -16,11 +16,23 @@ PipelineOrder pipeline_order(std::string_view word);
 std::string_view name_of(PipelineOrder order);
 
 // A step of a model that is cut into sections, which pass items to each other. An item is as many
-// micro-batches as pass through a unit together.
+// micro-batches as pass through a unit together. A section has so many chunks, which are consecutive units
+// each: the first chunks of all sections follow each other in the model, then come the second ones. With more
+// than one the order is interleaved (Narayanan et al. 2021): passes are shorter, and so is the time in which
+// a pipeline fills and empties.
 struct Pipeline {
   PipelineOrder order = PipelineOrder::k1F1B;
   int sections = 1;
   std::size_t items = 1;
+  std::size_t chunks = 1;
+
+  // The number of a section's chunk among all, in the model's order.
+  std::size_t number(int section, std::size_t chunk) const {
+    return chunk * static_cast<std::size_t>(sections) + static_cast<std::size_t>(section);
+  }
+  std::size_t all_chunks() const { return chunks * static_cast<std::size_t>(sections); }
+  bool begins(int section, std::size_t chunk) const { return number(section, chunk) == 0; }
+  bool ends(int section, std::size_t chunk) const { return number(section, chunk) + 1 == all_chunks(); }
 };
 
 // What a section does next. Receives and sends are begun, and not waited for: see awaited_by().
@@ -36,12 +48,13 @@ struct Action {
   static constexpr std::size_t kKinds = 6;
   Kind kind = Kind::kForward;
   std::size_t item = 0;
+  std::size_t chunk = 0;  // of the section
   bool operator==(const Action&) const = default;
 };
 
-// What section number `section` does in a step. Actions of a kind ascend by items, so gradients are added in
-// the order of micro-batches, and messages need no numbers. Receives stand where their buffer becomes free,
-// the first ones before all else.
+// What section number `section` does in a step. Actions of a kind and chunk ascend by items, so gradients are
+// added in the order of micro-batches, and messages need no numbers. Receives stand where their buffer
+// becomes free, the first ones before all else.
 std::vector<Action> actions_of(const Pipeline& pipeline, int section);
 
 // The receives and sends of the section that must have ended before it does this: what brings the item's
@@ -49,27 +62,31 @@ std::vector<Action> actions_of(const Pipeline& pipeline, int section);
 // in the buffer that the action fills.
 std::vector<Action> awaited_by(const Pipeline& pipeline, int section, const Action& action);
 
-// How many buffers a section has of a kind; item i uses number i modulo that.
+// How many buffers a section has for what goes to other sections: the outputs of forward passes; and
+// borders, which take gradients of outputs, and become those of inputs. The pass with number n (among the
+// section's passes of that kind) uses the buffer n modulo that.
 struct PipelineBuffers {
-  std::size_t items = 1;    // for inputs and activations
-  std::size_t outputs = 0;  // for what goes to the next section
-  std::size_t borders = 1;  // for gradients of outputs, which become those of inputs
+  std::size_t outputs = 0, borders = 1;
 };
 PipelineBuffers buffers_of(const Pipeline& pipeline, int section);
+std::size_t number_of(const Pipeline& pipeline, const Action& pass);
+// The most items for which a section has inputs and activations at once, by chunk. Item i uses the buffer i
+// modulo that.
+std::vector<std::size_t> items_held(const Pipeline& pipeline, int section);
 
-// Seconds of an item in a section, and of its message to a neighbour.
+// Seconds of an item in a chunk of a section, and of its message to the chunk before or after it.
 struct SectionSeconds {
   double forward = 0, backward = 0, message = 0;
 };
 struct PipelineTime {
   double step = 0;
   std::vector<double> busy;       // by section: the seconds that it computes
-  std::vector<std::size_t> held;  // by section: the most items between their forward and backward pass
+  std::vector<std::size_t> held;  // by section: the most items between forward and backward pass of a chunk
 };
 
 // Goes through what all sections do, and finds how long it takes. Throws Error(kInternal) where none can go
 // on, with what each waits for; and where an action is missing, does not ascend, or has no buffer.
-// REQUIRES: `seconds` has an entry for each section.
+// REQUIRES: `seconds` has an entry for each chunk of all sections, in the model's order.
 PipelineTime simulate(const Pipeline& pipeline, std::span<const SectionSeconds> seconds);
 // The same for given lists, one for each section.
 PipelineTime simulate(const Pipeline& pipeline, std::span<const std::vector<Action>> lists,

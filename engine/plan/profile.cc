@@ -79,18 +79,27 @@ Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int sec
     last[once[i].unit] = i;
   }
   const PipelineBuffers buffers = buffers_of(pipeline, section);
+  const std::vector<std::size_t> held = items_held(pipeline, section);
+
   Profile profile = of_section;
   profile.schedule.clear();
   WholeStep& step = profile.whole_step.emplace();
   step.group = group;
-  step.held = buffers.items;
+  step.held.resize(profile.units.size());
+  for (const Access& access : once)
+    if (access.parameters || access.gradient_use >= 0) step.held[access.unit] = held[access.chunk];
+
   step.borders = buffers.outputs + buffers.borders;
-  const std::size_t neighbours = (section > 0 ? 1 : 0) + (section + 1 < pipeline.sections ? 1 : 0);
-  step.received = neighbours * profile.micro_batches * profile.border_gradient_bytes;
+  std::size_t messages = 0;  // of each micro-batch
+  for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk)
+    messages += (pipeline.begins(section, chunk) ? 0 : 1) + (pipeline.ends(section, chunk) ? 0 : 1);
+  step.received = messages * profile.micro_batches * profile.border_gradient_bytes;
+
   for (const Action& action : actions_of(pipeline, section)) {
     const bool is_forward = action.kind == Action::Kind::kForward;
     if (!is_forward && action.kind != Action::Kind::kBackward) continue;
     for (std::size_t i = is_forward ? 0 : backward; i < (is_forward ? backward : once.size()); ++i) {
+      if (once[i].chunk != action.chunk) continue;
       const bool writes_nothing = !once[i].parameters && once[i].gradient_use < 0;
       if (writes_nothing && action.item + 1 < pipeline.items) continue;
       profile.schedule.push_back(once[i]);

@@ -17,6 +17,8 @@ struct Access {
   int gradient_use = -1;  // the use whose gradient is written (1: that of a tied head); -1: none
   bool final = false;     // with this access of the last group the unit's gradient becomes final
   bool joined = false;    // it is held together with the access before
+  std::size_t chunk = 0;  // of a section of a pipeline
+
   bool operator==(const Access&) const = default;
 };
 
@@ -46,8 +48,9 @@ struct UnitProfile {
 
 // Where a schedule is of a whole step, whose groups of micro-batches overlap: one that in_pipeline() made.
 struct WholeStep {
-  std::size_t group = 1;       // micro-batches that pass through a unit together: an item
-  std::size_t held = 1;        // items whose inputs and activations are there at once
+  std::size_t group = 1;          // micro-batches that pass through a unit together: an item
+  std::vector<std::size_t> held;  // by unit: the items whose inputs and activations are there at once
+
   std::size_t borders = 1;     // items of which something that goes from unit to unit is there, beside that
   std::uint64_t received = 0;  // bytes of a step that come from the sections before and after this one
   struct Part {
@@ -86,13 +89,15 @@ struct Profile {
 
   // How often a step repeats the schedule, where so many micro-batches pass through a unit together.
   std::size_t repeats(std::size_t group) const;
+  // For how many groups inputs and activations of the unit are there at once.
+  std::size_t held(UnitId unit) const { return whole_step ? whole_step->held[unit] : 1; }
 };
 
 // The profile of a section of a pipeline, of whose units `of_section` is the profile: its schedule is that of
 // one group of micro-batches, first all forward passes, then all that write gradients, and what does neither,
-// but makes a gradient final, which is at the end of a step alone. Throws Error(kInvalidArgument) for a step
-// of more than kMostItems items. REQUIRES: the pipeline's items are as many as groups of so many
-// micro-batches.
+// but makes a gradient final, which is at the end of a step alone, and belongs to the first chunk. Throws
+// Error(kInvalidArgument) for a step of more than kMostItems items. REQUIRES: the pipeline's items are as
+// many as groups of so many micro-batches.
 inline constexpr std::size_t kMostItems = 4096;
 Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int section, std::size_t group);
 

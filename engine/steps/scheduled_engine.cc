@@ -191,7 +191,7 @@ void ScheduledEngine::add_waiting(ParameterId parameter, int use, std::size_t wa
 
 void ScheduledEngine::store_gradient(const Held& held) {
   Core& c = core();
-  const auto [unit, parameters, use, final, joined] = held.access;
+  const auto [unit, parameters, use, final, joined, chunk] = held.access;
   std::size_t sums = 1;
   for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
     if (layout().spec(p).uses <= use) continue;

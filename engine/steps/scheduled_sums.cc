@@ -34,7 +34,7 @@ void ScheduledEngine::begin_sum(const Held& held) {
 // do in the same order, as telling each other of rows, is done when the whole gradient is final.
 void ScheduledEngine::begin_early_sum(const Held& held) {
   Core& c = core();
-  const auto [unit, parameters, use, final, joined] = held.access;
+  const auto [unit, parameters, use, final, joined, chunk] = held.access;
   if (!c.ranks || !held.ends_use || !c.plan.units[unit].resident(Part::kGradient) ||
       touched_.any_by_rows(unit, use))
     return;

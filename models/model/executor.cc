@@ -24,14 +24,14 @@ std::string pass_name(Pass::Kind kind) {
 
 std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
                              std::size_t group) {
-  const std::size_t held = profile.whole_step ? profile.whole_step->held : 1;
   const std::size_t borders = profile.whole_step ? profile.whole_step->borders : 1;
   std::size_t bytes = 0;
   for (std::size_t unit = 0; unit < choices.size(); ++unit) {
     const engine::UnitProfile& of_unit = profile.unit_profiles[unit];
-    bytes += of_unit.input_bytes + of_unit.choices[choices[unit]].kept_bytes;
+    bytes += profile.held(static_cast<engine::UnitId>(unit)) *
+             (of_unit.input_bytes + of_unit.choices[choices[unit]].kept_bytes);
   }
-  return group * (held * bytes + borders * profile.border_gradient_bytes);
+  return group * (bytes + borders * profile.border_gradient_bytes);
 }
 
 std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices) {
@@ -50,12 +50,14 @@ Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::s
       group_(group),
       resources_(resources),
       place_(place),
-      buffers_(engine::buffers_of(place.pipeline, place.section)) {
+      buffers_(engine::buffers_of(place.pipeline, place.section)),
+      held_(engine::items_held(place.pipeline, place.section)) {
   ensure(model.has_embedding() == place.is_first() && model.has_head() == place.is_last(),
          "section {} of {} is run with units that are not its own", place.section, place.pipeline.sections);
+  ensure(model.chunks().size() == place.pipeline.chunks, "{} chunks of a section are run as {}",
+         model.chunks().size(), place.pipeline.chunks);
   kernels::ProductSurvey products(resources_.library);
   std::map<std::pair<const Graph*, std::vector<bool>>, std::shared_ptr<const UnitProgram>> compiled;
-  const std::size_t held = buffers_.items * group_;
   programs_.resize(model_.first());
   layout_.units.resize(model_.first());
   for (engine::UnitId unit = model_.first(); unit < model_.units.size(); ++unit) {
@@ -64,6 +66,8 @@ Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::s
     if (!known) known = std::make_shared<UnitProgram>(compile(graph, choices_[unit], products));
     programs_.push_back(known);
     const UnitProgram& program = *known;
+    const std::size_t held = held_[model_.chunk_of(unit)] * group_;
+
     workspace_bytes_ = std::max(workspace_bytes_, program.workspace_bytes());
     ActivationLayout::Offsets own;
     own.input_bytes = graph.input() ? graph.values()[*graph.input()].bytes() : 0;
@@ -89,23 +93,25 @@ void Executor::set_memory(std::span<std::byte> activations, std::span<std::byte>
 
 Execution Executor::execution(engine::UnitId unit, std::size_t item, std::size_t place,
                               const MicroBatch& micro_batch) {
-  const std::size_t slot = item % buffers_.items * group_ + place;
+  const std::size_t chunk = model_.chunk_of(unit), slot = item % held_[chunk] * group_ + place;
+
   const auto input = [&](engine::UnitId of) {
     return activations_.data() + layout_.units[of].input + slot * layout_.units[of].input_bytes;
   };
-  const auto border = [&](std::size_t first, std::size_t buffers) {
-    return activations_.data() + first + (item % buffers * group_ + place) * layout_.border_bytes;
+  const auto border = [&](std::size_t first, std::size_t buffers, engine::Action::Kind pass) {
+    const std::size_t number = engine::number_of(place_.pipeline, {pass, item, chunk});
+    return activations_.data() + first + (number % buffers * group_ + place) * layout_.border_bytes;
   };
   Execution result{resources_.threads, resources_.library, resources_.source, model_.parameter_ids[unit]};
   const auto area = [&](Area which) -> std::byte*& { return result.areas[static_cast<std::size_t>(which)]; };
   area(Area::kInput) = input(unit);
-  if (unit < model_.last())
+  if (unit + 1 < model_.chunks()[chunk].end)
     area(Area::kOutput) = input(unit + 1);
-  else if (!place_.is_last())
-    area(Area::kOutput) = border(layout_.output, buffers_.outputs);
+  else if (!place_.ends(chunk))
+    area(Area::kOutput) = border(layout_.output, buffers_.outputs, engine::Action::Kind::kForward);
   area(Area::kKept) = activations_.data() + layout_.units[unit].kept + slot * layout_.units[unit].kept_bytes;
   area(Area::kWorkspace) = workspace_.data();
-  area(Area::kBorder) = border(layout_.border, buffers_.borders);
+  area(Area::kBorder) = border(layout_.border, buffers_.borders, engine::Action::Kind::kBackward);
   result.tokens = micro_batch.tokens;
   result.targets = micro_batch.targets;
   result.first_sample = micro_batch.first_sample;
@@ -158,19 +164,23 @@ void Executor::run_pass(const Pass& pass, std::size_t item, Step& step) {
 
 std::span<std::byte> Executor::message(const engine::Action& action, std::size_t micro_batches) const {
   using Kind = engine::Action::Kind;
-  const auto of = [&](std::size_t first, std::size_t buffers) {
-    return activations_.subspan(first + action.item % buffers * group_ * layout_.border_bytes,
+  const auto of = [&](std::size_t first, std::size_t number, std::size_t buffers) {
+    return activations_.subspan(first + number % buffers * group_ * layout_.border_bytes,
                                 micro_batches * layout_.border_bytes);
   };
-  if (action.kind == Kind::kReceiveInput) return of(layout_.units[model_.first()].input, buffers_.items);
-  if (action.kind == Kind::kSendOutput) return of(layout_.output, buffers_.outputs);
-  return of(layout_.border, buffers_.borders);
+  const auto number = [&](Kind pass) {
+    return engine::number_of(place_.pipeline, {pass, action.item, action.chunk});
+  };
+  if (action.kind == Kind::kReceiveInput)
+    return of(layout_.units[first_of(action.chunk)].input, action.item, held_[action.chunk]);
+  if (action.kind == Kind::kSendOutput) return of(layout_.output, number(Kind::kForward), buffers_.outputs);
+  return of(layout_.border, number(Kind::kBackward), buffers_.borders);
 }
 
 void Executor::begin(const engine::Action& action, std::size_t micro_batches,
                      std::vector<engine::Action>& under_way) {
   if (action.kind == engine::Action::Kind::kReceiveInput)
-    resources_.source.take_activations_back(layout_.units[model_.first()].kept);
+    resources_.source.take_activations_back(layout_.units[first_of(action.chunk)].kept);
   place_.neighbours->begin(action, message(action, micro_batches));
   under_way.push_back(action);
 }
@@ -194,7 +204,7 @@ void Executor::act(const engine::Action& action, const engine::Pipeline& pipelin
     return begin(action, std::min(group_, step.micro_batches.size() - first), step.under_way);
   }
   for (const Pass& pass : passes_)
-    if (pass.kind != Pass::Kind::kAdd &&
+    if (pass.kind != Pass::Kind::kAdd && pass.chunk == action.chunk &&
         (pass.kind == Pass::Kind::kForward) == (action.kind == Kind::kForward))
       run_pass(pass, action.item, step);
 }
@@ -238,13 +248,15 @@ double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> log
   double loss = 0;
   resources_.source.take_activations_back(activations_.size());  // another shape has another layout
   std::vector<engine::Action> under_way;
-  const auto pass_on = [&](engine::Action::Kind kind) {
-    begin({kind, 0}, 1, under_way);
-    await({kind, 0}, under_way);
+  const auto pass_on = [&](engine::Action::Kind kind, std::size_t chunk) {
+    begin({kind, 0, chunk}, 1, under_way);
+    await({kind, 0, chunk}, under_way);
   };
-  if (!place_.is_first()) pass_on(engine::Action::Kind::kReceiveInput);
   for (const Pass& pass : passes_) {
     if (pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kAdd) break;
+    const engine::UnitRange& chunk = model_.chunks()[pass.chunk];
+    if (pass.unit == chunk.first && !place_.begins(pass.chunk))
+      pass_on(engine::Action::Kind::kReceiveInput, pass.chunk);
     for (const engine::Access& access : pass.accesses) resources_.source.acquire_for_reading(access.unit);
     Execution one = execution(pass.unit, 0, 0, micro_batch);
     one.training = false;
@@ -255,8 +267,9 @@ double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> log
     run(pass.unit, programs_[pass.unit]->forward, one, {});
     loss += one.loss;
     for (const engine::Access& access : pass.accesses) resources_.source.release_from_reading(access.unit);
+    if (pass.unit + 1 == chunk.end && !place_.ends(pass.chunk))
+      pass_on(engine::Action::Kind::kSendOutput, pass.chunk);
   }
-  if (!place_.is_last()) pass_on(engine::Action::Kind::kSendOutput);
   return loss;
 }
 

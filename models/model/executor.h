@@ -78,6 +78,7 @@ class Executor {
   };
   Execution execution(engine::UnitId unit, std::size_t item, std::size_t place,
                       const MicroBatch& micro_batch);
+  engine::UnitId first_of(std::size_t chunk) const { return model_.chunks()[chunk].first; }
   // What an action receives or sends of an item with so many micro-batches.
   std::span<std::byte> message(const engine::Action& action, std::size_t micro_batches) const;
   void begin(const engine::Action& action, std::size_t micro_batches, std::vector<engine::Action>& under_way);
@@ -104,10 +105,13 @@ class Executor {
   std::vector<Choice> choices_;
   std::vector<std::shared_ptr<const UnitProgram>> programs_;  // by unit; equal ones are shared
   std::vector<Pass> passes_;
+
   std::size_t group_;
   Resources resources_;
   Place place_;
   engine::PipelineBuffers buffers_;
+  std::vector<std::size_t> held_;  // items, by chunk
+
   ActivationLayout layout_;
   std::size_t workspace_bytes_ = 0;
   std::span<std::byte> activations_, workspace_;

@@ -15,7 +15,8 @@ std::string name_of(const engine::Action& message) {
                            : message.kind == Kind::kSendOutput      ? "output"
                            : message.kind == Kind::kReceiveGradient ? "output's gradient"
                                                                     : "input's gradient";
-  return fmt::format("the {} of item {}", what, message.item);
+  return fmt::format("the {} of item {}{}", what, message.item,
+                     message.chunk > 0 ? fmt::format(" in chunk {}", message.chunk) : "");
 }
 
 }  // namespace
@@ -24,12 +25,17 @@ MessageNeighbours::MessageNeighbours(comm::Communicator& sections, Trace* trace,
                                      std::function<void()> meanwhile)
     : sections_(sections), trace_(trace), waits_(trace), meanwhile_(std::move(meanwhile)) {}
 
-// Messages between two sections are told apart by their direction, and those of one come in order.
+// The last section's chunks are followed by the first section's next ones.
 void MessageNeighbours::begin(const engine::Action& message, std::span<std::byte> bytes) {
   using Kind = engine::Action::Kind;
-  static const std::uint64_t kId = engine::call_id("what sections of a pipeline give each other");
-  const int before = sections_.rank() - 1, after = sections_.rank() + 1;
-  const auto [at, is_new] = under_way_.try_emplace({message.kind, message.item});
+  static const std::uint64_t kInputs = engine::call_id("inputs of a chunk of a pipeline");
+  static const std::uint64_t kGradients = engine::call_id("gradients of a chunk of a pipeline");
+  const int size = sections_.size(), own = sections_.rank();
+  const int before = (own + size - 1) % size, after = (own + 1) % size;
+  // What a chunk of a section receives has its number.
+  const auto inputs = [](std::size_t chunk) { return kInputs + chunk; };
+  const auto gradients = [](std::size_t chunk) { return kGradients + chunk; };
+  const auto [at, is_new] = under_way_.try_emplace({message.kind, message.chunk, message.item});
   ensure(is_new, "a message of item {} is begun again before it has ended", message.item);
   const std::string name = name_of(message);
   Done done = [this, name, size = bytes.size(), begin = Trace::Clock::now(),
@@ -39,20 +45,22 @@ void MessageNeighbours::begin(const engine::Action& message, std::span<std::byte
   };
   switch (message.kind) {
     case Kind::kReceiveInput:
-      return sections_.receive(before, kId, name, bytes, std::move(done));
+      return sections_.receive(before, inputs(message.chunk), name, bytes, std::move(done));
     case Kind::kSendOutput:
-      return sections_.send(after, kId, name, bytes, std::move(done));
+      return sections_.send(after, inputs(message.chunk + (after == 0 ? 1 : 0)), name, bytes,
+                            std::move(done));
     case Kind::kReceiveGradient:
-      return sections_.receive(after, kId, name, bytes, std::move(done));
+      return sections_.receive(after, gradients(message.chunk), name, bytes, std::move(done));
     case Kind::kSendGradient:
-      return sections_.send(before, kId, name, bytes, std::move(done));
+      return sections_.send(before, gradients(message.chunk - (own == 0 ? 1 : 0)), name, bytes,
+                            std::move(done));
     default:
       fail(ErrorCode::kInternal, "a pass of item {} is no message", message.item);
   }
 }
 
 void MessageNeighbours::await(const engine::Action& message) {
-  const auto at = under_way_.find({message.kind, message.item});
+  const auto at = under_way_.find({message.kind, message.chunk, message.item});
   ensure(at != under_way_.end(), "a message of item {} is awaited and was not begun", message.item);
   waits_.during(engine::Waits::For::kRanks, name_of(message), [&] { at->second.wait(meanwhile_); });
   under_way_.erase(at);

@@ -1,7 +1,7 @@
 #pragma once
 #include <functional>
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "comm/communicator.h"
 #include "core/trace.h"
@@ -27,7 +27,8 @@ class MessageNeighbours : public Neighbours {
   Trace* const trace_;
   engine::Waits waits_;
   const std::function<void()> meanwhile_;
-  std::map<std::pair<engine::Action::Kind, std::size_t>, TransferGroup> under_way_;  // by kind and item
+  using Key = std::tuple<engine::Action::Kind, std::size_t, std::size_t>;  // kind, chunk and item
+  std::map<Key, TransferGroup> under_way_;
 };
 
 }  // namespace sluice::models

@@ -42,19 +42,31 @@ Architecture make_architecture(const Shape& shape) {
 }  // namespace
 
 Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names,
-                  std::optional<engine::UnitRange> section)
+                  const std::vector<engine::UnitRange>& section)
     : shape(model_shape), recompute(recompute_names), architecture(make_architecture(shape)) {
   for (const char* word : {"auto", "none", "full"}) {
     if (recompute == word) recompute.clear();
   }
   if (!recompute.empty()) check_recompute();
   const std::size_t blocks = architecture.block_of.size();
-  const engine::UnitRange all{0, static_cast<engine::UnitId>(blocks + 2)}, own = section.value_or(all);
-  const auto is_here = [&](std::size_t unit) { return unit >= own.first && unit < own.end; };
+  const engine::UnitRange all{0, static_cast<engine::UnitId>(blocks + 2)};
+  const std::vector<engine::UnitRange> own = section.empty() ? std::vector{all} : section;
+  const auto is_here = [&](std::size_t unit) {
+    return std::ranges::any_of(own, [&](auto range) { return unit >= range.first && unit < range.end; });
+  };
   has_embedding_ = is_here(0);
   has_head_ = is_here(blocks + 1);
-  ensure(own.end <= all.end && std::max<engine::UnitId>(own.first, 1) < std::min(own.end, all.end - 1),
-         "a section of the units {} to {} has no block of a model of {} blocks", own.first, own.end, blocks);
+  engine::UnitId units_so_far = first();
+  for (const engine::UnitRange& range : own) {
+    ensure(
+        range.end <= all.end && std::max<engine::UnitId>(range.first, 1) < std::min(range.end, all.end - 1),
+        "a section of the units {} to {} has no block of a model of {} blocks", range.first, range.end,
+        blocks);
+    const auto size = static_cast<engine::UnitId>(range.size());
+    chunks_.push_back({units_so_far, units_so_far + size});
+    units_so_far += size;
+  }
+
   add_unit("embedding", "", architecture.embedding, has_embedding_ || has_copy());
   for (std::size_t i = 0; i < blocks; ++i) {
     add_unit(fmt::format("block.{}", i), fmt::format(fmt::runtime(architecture.block_prefix), i),
@@ -142,6 +154,11 @@ std::vector<Choice> Model::Impl::choices(engine::UnitId unit) const {
   return choices;
 }
 
+std::size_t Model::Impl::chunk_of(engine::UnitId unit) const {
+  const auto found = std::ranges::upper_bound(chunks_, unit, {}, &engine::UnitRange::end);
+  return static_cast<std::size_t>(found - chunks_.begin());
+}
+
 std::vector<Pass> Model::Impl::passes() const {
   std::vector<Pass> passes;
   const engine::UnitId end_of_blocks = last() + (has_head_ ? 0 : 1);
@@ -158,6 +175,10 @@ std::vector<Pass> Model::Impl::passes() const {
   if (has_embedding_)
     passes.push_back({Pass::Kind::kBackward, 0, {{0, false, shape.config.tied_head ? 1 : 0, true}}});
   if (has_copy()) passes.push_back({Pass::Kind::kAdd, 0, {{0, false, -1, true}}});
+  for (Pass& pass : passes) {
+    pass.chunk = chunk_of(pass.unit);
+    for (engine::Access& access : pass.accesses) access.chunk = pass.chunk;
+  }
   return passes;
 }
 
@@ -165,8 +186,8 @@ Model::Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::siz
              const std::string& recompute)
     : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length}, recompute)) {}
 
-Model::Model(const Model& whole, engine::UnitRange units)
-    : impl_(std::make_unique<Impl>(whole.impl_->shape, whole.impl_->recompute, units)) {}
+Model::Model(const Model& whole, const std::vector<engine::UnitRange>& chunks)
+    : impl_(std::make_unique<Impl>(whole.impl_->shape, whole.impl_->recompute, chunks)) {}
 
 Model::~Model() = default;
 

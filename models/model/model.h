@@ -27,10 +27,10 @@ class Model {
   // of that name. "", "auto", "none" and "full" add nothing.
   Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
         const std::string& recompute = "");
-  // The section of a pipeline that has these units of a model of its own shape: at least one block, the
-  // embedding with the first ones, the head with the last. Where the head is tied, the last section also has
-  // a copy of the embedding, as its first unit, which the lookups of the first section do not reach.
-  Model(const Model& whole, engine::UnitRange units);
+  // The section of a pipeline that has these units of a model of its own shape, by chunk: at least one block
+  // each, the embedding with the first ones, the head with the last. Where the head is tied, the last section
+  // also has a copy of the embedding, as its first unit, which the lookups of the first section do not reach.
+  Model(const Model& whole, const std::vector<engine::UnitRange>& chunks);
   ~Model();
 
   const ModelConfig& config() const;

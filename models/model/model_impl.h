@@ -16,12 +16,13 @@ struct Pass {
   Kind kind = Kind::kForward;
   engine::UnitId unit = 0;
   std::vector<engine::Access> accesses;
+  std::size_t chunk = 0;  // of the unit
 };
 
 struct Model::Impl {
-  // Without a section the units are all of the model.
+  // section: the units of its chunks; without them the units are all of the model.
   Impl(const Shape& model_shape, const std::string& recompute_names,
-       std::optional<engine::UnitRange> section = {});
+       const std::vector<engine::UnitRange>& section = {});
 
   Shape shape;
   std::string recompute;
@@ -37,6 +38,10 @@ struct Model::Impl {
   bool has_head() const { return has_head_; }            // as its last unit
   // The first unit that is computed: all but a copied embedding are.
   engine::UnitId first() const { return !has_embedding_ && has_copy() ? 1 : 0; }
+  // What is computed of the units, in chunks that other sections' chunks stand between; one for the whole.
+  const std::vector<engine::UnitRange>& chunks() const { return chunks_; }
+  std::size_t chunk_of(engine::UnitId unit) const;
+
   // The unit's choices, in the order of its ActivationChoices.
   std::vector<Choice> choices(engine::UnitId unit) const;
   // The passes of one group in the vertical order; the profile's schedule is their accesses.
@@ -49,7 +54,9 @@ struct Model::Impl {
   void check_recompute() const;
   void check_borders() const;
 
+  std::vector<engine::UnitRange> chunks_;
   std::vector<const Graph*> graphs_;  // by unit; of architecture
+
   std::vector<std::uint64_t> first_ops_;
   bool has_embedding_ = true, has_head_ = true;
   engine::ParameterId parameters_ = 0;  // of the units so far

@@ -7,7 +7,7 @@
 namespace sluice::models {
 
 // How a section of a pipeline gets inputs and gradients from the sections beside it, and gives them its own.
-// Messages of a kind come in the order of items. Thread rule: one thread.
+// Messages of a kind and chunk come in the order of items. Thread rule: one thread.
 class Neighbours {
  public:
   virtual ~Neighbours() = default;
@@ -26,6 +26,9 @@ struct Place {
 
   bool is_first() const { return section == 0; }
   bool is_last() const { return section + 1 == pipeline.sections; }
+  // Whether the section's chunk is the model's first or last one.
+  bool begins(std::size_t chunk) const { return pipeline.begins(section, chunk); }
+  bool ends(std::size_t chunk) const { return pipeline.ends(section, chunk); }
 };
 
 }  // namespace sluice::models

@@ -61,18 +61,21 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
                                           const optim::Optimizer& optimizer) {
   const std::size_t blocks = model.units().size() - 2;
   const int sections = sections_of(s);
+  const std::size_t chunks = s.chunks * static_cast<std::size_t>(sections);
+  const std::string in_chunks = s.chunks > 1 ? fmt::format(" of {} chunks each (--chunks)", s.chunks) : "";
   if (s.stages) {
     std::vector<engine::UnitRange> cut = engine::parse_cut(*s.stages, blocks);
-    if (static_cast<int>(cut.size()) != sections)
+    if (cut.size() != chunks)
       fail(ErrorCode::kInvalidArgument,
-           "--stages '{}' has {} stages, and --mesh has {} along pipeline: give the blocks of each",
-           *s.stages, cut.size(), sections);
+           "--stages '{}' has blocks for {}, and --mesh has {} stages along pipeline{}: give the blocks of "
+           "each",
+           *s.stages, cut.size(), sections, in_chunks);
     return cut;
   }
-  if (static_cast<std::size_t>(sections) > blocks)
+  if (chunks > blocks)
     fail(ErrorCode::kInvalidArgument,
-         "a pipeline of {} stages is asked for, and the model has {} blocks, of which each stage needs one",
-         sections, blocks);
+         "a pipeline of {} stages{} is asked for, and the model has {} blocks, of which each needs one",
+         sections, in_chunks, blocks);
   const engine::Layout layout(model.units());
   const std::uint64_t memory = plan.budget.memory - std::min(plan.budget.memory, plan.budget.base);
   // The best cut hardly depends on the number of items beyond this one, and a simulation takes as long as it
@@ -80,13 +83,16 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   const std::size_t items =
       divide_up(plan.profile.micro_batches, std::max<std::size_t>(1, s.plan.group.value_or(1)));
   const engine::Pipeline pipeline{s.pipeline, sections,
-                                  std::min<std::size_t>(items, std::max(16, 2 * sections))};
+                                  std::min<std::size_t>(items, std::max(16, 2 * sections)), s.chunks};
+  std::vector<std::size_t> held;  // by section: of a chunk with the most items
+  for (int section = 0; section < sections; ++section)
+    held.push_back(std::ranges::max(engine::items_held(pipeline, section)));
+  // Chunks of a section share its memory evenly.
   const auto fits = [&](int section, engine::UnitRange units) {
-    const std::size_t held = engine::buffers_of(pipeline, section).items;
     return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state
            resident_bytes(layout, optimizer, plan.request.clip, units) +
-                   held * activation_bytes(plan.profile, units) <=
-               memory;
+                   held[static_cast<std::size_t>(section)] * activation_bytes(plan.profile, units) <=
+               memory / s.chunks;
   };
   const std::vector<engine::SectionSeconds> seconds =
       engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
@@ -100,8 +106,8 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
 struct Way {
   engine::Profile profile;
   std::optional<engine::Plan> plan;
-  std::string error;               // why there is none
-  engine::SectionSeconds seconds;  // of an item
+  std::string error;                            // why there is none
+  std::vector<engine::SectionSeconds> seconds;  // of an item, by chunk
 };
 
 struct SectionWays {
@@ -109,44 +115,53 @@ struct SectionWays {
   std::map<std::size_t, Way> ways;  // by micro-batches of an item
 };
 
-engine::SectionSeconds seconds_of(const engine::Plan& plan, const engine::Profile& profile,
-                                  const PlanResult& whole, const std::vector<engine::SectionSeconds>& units,
-                                  engine::UnitRange range) {
-  engine::SectionSeconds own;
-  for (engine::UnitId unit = range.first; unit < range.end; ++unit) {
-    own.forward += units[unit].forward;
-    own.backward += units[unit].backward;
+std::vector<engine::SectionSeconds> seconds_of(const engine::Plan& plan, const engine::Profile& profile,
+                                               const PlanResult& whole,
+                                               const std::vector<engine::SectionSeconds>& units,
+                                               const std::vector<engine::UnitRange>& chunks) {
+  std::vector<engine::SectionSeconds> seconds;
+  double sum = 0;
+  for (const engine::UnitRange& range : chunks) {
+    engine::SectionSeconds& own = seconds.emplace_back();
+    for (engine::UnitId unit = range.first; unit < range.end; ++unit) {
+      own.forward += units[unit].forward;
+      own.backward += units[unit].backward;
+    }
+    sum += own.forward + own.backward;
   }
   // What the section's step takes beside that, for moving and updating, counts evenly.
   const auto items = static_cast<double>(divide_up(profile.micro_batches, plan.group));
-  const double sum = own.forward + own.backward, item = plan.time.step / items;
+  const double item = plan.time.step / items;
   const std::optional<engine::Link>& link = whole.rates.link;
   const auto bytes = static_cast<double>(plan.group * profile.border_gradient_bytes);
-  return {item * own.forward / sum, item * own.backward / sum,
-          link ? link->latency + bytes / link->bandwidth : 0};
+  for (engine::SectionSeconds& own : seconds) {
+    own.forward *= item / sum;
+    own.backward *= item / sum;
+    own.message = link ? link->latency + bytes / link->bandwidth : 0;
+  }
+  return seconds;
 }
 
 SectionWays make_ways(const PlanResult& plan, const TrainSettings& s, const Model& model,
                       const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                       const std::vector<engine::UnitRange>& cut, int section) {
   SectionWays of_section;
-  const engine::UnitRange units = cut[static_cast<std::size_t>(section)];
-  of_section.model = std::make_unique<Model>(model, units);
+  const std::vector<engine::UnitRange> chunks = engine::units_of(cut, sections_of(s), section);
+  of_section.model = std::make_unique<Model>(model, chunks);
   const std::size_t micro_batches = plan.profile.micro_batches;
   const std::vector<engine::SectionSeconds> seconds =
       engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
   const engine::Profile once = of_section.model->profile(
       micro_batches, library, engine::hidden_bytes(model.units(), optimizer, library));
   for (const std::size_t group : group_sizes(s, micro_batches)) {
-    const engine::Pipeline pipeline{s.pipeline, static_cast<int>(cut.size()),
-                                    divide_up(micro_batches, group)};
+    const engine::Pipeline pipeline{s.pipeline, sections_of(s), divide_up(micro_batches, group), s.chunks};
     Way& way = of_section.ways[group];
     way.profile = engine::in_pipeline(once, pipeline, section, group);
     engine::PlanRequest request = plan.request;
     request.group = group;
     try {
       way.plan = engine::make_plan(way.profile, optimizer, plan.budget, request, plan.rates);
-      way.seconds = seconds_of(*way.plan, way.profile, plan, seconds, units);
+      way.seconds = seconds_of(*way.plan, way.profile, plan, seconds, chunks);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kBudget) throw;
       way.error = error.what();
@@ -161,9 +176,9 @@ Json told(const SectionWays& of_section) {
   for (const auto& [group, way] : of_section.ways) {
     Json& json = ways.emplace_back(Json{{"group", group}, {"error", way.error}});
     if (!way.plan) continue;
-    json["forward"] = way.seconds.forward;
-    json["backward"] = way.seconds.backward;
-    json["message"] = way.seconds.message;
+    for (const engine::SectionSeconds& chunk : way.seconds)
+      json["seconds"].push_back({chunk.forward, chunk.backward, chunk.message});
+    json["step"] = way.plan->time.step;
     json["peak"] = way.plan->peak_memory;
   }
   return ways;
@@ -185,9 +200,12 @@ std::size_t choose(const std::vector<Json>& sections, std::size_t micro_batches,
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < sections.front().size(); ++i) {
     if (!std::ranges::all_of(sections, [&](const Json& ways) { return ways[i].contains("peak"); })) continue;
-    std::vector<engine::SectionSeconds> seconds;
-    for (const Json& ways : sections)
-      seconds.push_back({ways[i].at("forward"), ways[i].at("backward"), ways[i].at("message")});
+    std::vector<engine::SectionSeconds> seconds;  // of chunks in the model's order
+    for (std::size_t chunk = 0; chunk < pipeline.pipeline.chunks; ++chunk)
+      for (const Json& ways : sections) {
+        const Json& own = ways[i].at("seconds")[chunk];
+        seconds.push_back({own[0], own[1], own[2]});
+      }
     engine::Pipeline shape = pipeline.pipeline;
     shape.items = divide_up(micro_batches, sections.front()[i].at("group").get<std::size_t>());
     engine::PipelineTime time = engine::simulate(shape, seconds);
@@ -212,9 +230,13 @@ Json of_all_data_ranks(const std::vector<std::string>& told, int section, const 
     const Json other = of_rank(data_rank);
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (!all[i].contains("peak")) continue;
-      if (!other[i].contains("peak")) all[i] = other[i];
-      for (const char* name : {"forward", "backward", "message", "peak"})
-        if (all[i].contains(name) && other[i].at(name) > all[i].at(name)) all[i][name] = other[i].at(name);
+      if (!other[i].contains("peak")) {
+        all[i] = other[i];
+        continue;
+      }
+      const Json peak = std::max(all[i].at("peak"), other[i].at("peak"));
+      if (other[i].at("step") > all[i].at("step")) all[i] = other[i];
+      all[i]["peak"] = peak;
     }
   }
   return all;
@@ -247,8 +269,13 @@ void agree(PlanResult& plan, const optim::Optimizer& optimizer, RunRanks& ranks)
   plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
 }
 
-std::string name_of_units(const Model& model, engine::UnitRange range) {
-  return model.units()[range.first].name + " to " + model.units()[range.end - 1].name;
+std::string name_of_units(const Model& model, const std::vector<engine::UnitRange>& chunks) {
+  std::vector<std::string> names;
+  for (const engine::UnitRange& range : chunks) {
+    const std::string &first = model.units()[range.first].name, &last = model.units()[range.end - 1].name;
+    names.push_back(first == last ? first : first + " to " + last);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 }  // namespace
@@ -273,8 +300,9 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
   const std::string text =
       ranks.from_first(ranks.is_first() ? engine::to_text(choose_cut(plan, s, model, optimizer)) : "");
   pipeline.cut = engine::parse_cut(text, blocks);
-  pipeline.pipeline = {s.pipeline, static_cast<int>(pipeline.cut.size()), micro_batches};
-  for (const engine::UnitRange& units : pipeline.cut) pipeline.names.push_back(name_of_units(model, units));
+  pipeline.pipeline = {s.pipeline, sections_of(s), micro_batches, s.chunks};
+  for (int section = 0; section < pipeline.pipeline.sections; ++section)
+    pipeline.names.push_back(name_of_units(model, pipeline.units(section)));
   pipeline.section = ranks.section();
   std::vector<SectionWays> here;
   std::vector<Json> sections;
@@ -311,13 +339,21 @@ std::vector<engine::Partition> partitions_of(const PlanResult& plan, const Train
   const engine::Shards shards(model, optimizer, engine::kChunkGrain,
                               {ranks.data_size(), 0, ranks.data_size()});
   std::vector<engine::Partition> partitions;
+  std::vector<Json> told;         // by section
+  std::vector<std::size_t> next;  // of its units; copies come first
   for (int section = 0; section < sections_of(s); ++section) {
-    const engine::UnitRange units = plan.pipeline->cut[static_cast<std::size_t>(section)];
-    const Json told = Json::parse(all[static_cast<std::size_t>(ranks.rank_at(section, 0))]);
-    const std::size_t copies = told.size() - units.size();  // come first
-    for (engine::UnitId unit = units.first; unit < units.end; ++unit) {
+    told.push_back(Json::parse(all[static_cast<std::size_t>(ranks.rank_at(section, 0))]));
+    std::size_t units = 0;
+    for (const engine::UnitRange& chunk : plan.pipeline->units(section)) units += chunk.size();
+    next.push_back(told.back().size() - units);
+  }
+  for (std::size_t chunk = 0; chunk < plan.pipeline->cut.size(); ++chunk) {
+    const std::size_t of = chunk % told.size();
+    const auto section = static_cast<int>(of);
+    for (engine::UnitId unit = plan.pipeline->cut[chunk].first; unit < plan.pipeline->cut[chunk].end;
+         ++unit) {
       engine::Partition& partition = partitions.emplace_back();
-      const Json& of_unit = told[unit - units.first + copies];
+      const Json& of_unit = told[of][next[of]++];
       partition.parameters = of_unit.at("parameters");
       for (int rank = 0; rank < ranks.data_size(); ++rank) {
         partition.ranks.push_back(ranks.rank_at(section, rank));
@@ -328,6 +364,10 @@ std::vector<engine::Partition> partitions_of(const PlanResult& plan, const Train
   return partitions;
 }
 
+std::vector<engine::UnitRange> PipelinePlan::units(int section_of) const {
+  return engine::units_of(cut, pipeline.sections, section_of);
+}
+
 double PipelinePlan::bubble() const {
   const double busy = std::accumulate(time.busy.begin(), time.busy.end(), 0.0);
   return 1 - busy / (time.step * static_cast<double>(time.busy.size()));
@@ -336,10 +376,11 @@ double PipelinePlan::bubble() const {
 std::string to_text(const PipelinePlan& p, const engine::Profile& profile) {
   const engine::WholeStep& step = *profile.whole_step;
   std::string text = fmt::format(
-      "pipeline          stage {} of {}: {}; {}, {} items of {} micro-batch{}, of which it holds {}\n",
+      "pipeline          stage {} of {}: {}; {}, {}{} items of {}{} micro-batch{}, of which it holds {}\n",
       p.section + 1, p.names.size(), p.names[static_cast<std::size_t>(p.section)],
-      engine::name_of(p.pipeline.order), p.pipeline.items, step.group, step.group == 1 ? "" : "es",
-      step.held);
+      engine::name_of(p.pipeline.order), p.pipeline.chunks > 1 ? "interleaved, " : "", p.pipeline.items,
+      p.pipeline.items * step.group > profile.micro_batches ? "up to " : "", step.group,
+      step.group == 1 ? "" : "es", p.time.held[static_cast<std::size_t>(p.section)]);
   text += fmt::format("                  a step of all stages takes {:.2f} s, in {:.0f}% of which they wait",
                       p.time.step, 100 * p.bubble());
   if (p.bubble() > 0.5) text += "; a larger --accumulate, or fewer stages, would let them wait less";
@@ -350,15 +391,23 @@ std::string to_text(const PipelinePlan& p, const engine::Profile& profile) {
 
 Json to_json(const PipelinePlan& p) {
   Json stages = Json::array();
-  for (std::size_t i = 0; i < p.cut.size(); ++i)
-    stages.push_back({{"units", {p.cut[i].first, p.cut[i].end}},
+  for (std::size_t i = 0; i < p.names.size(); ++i) {
+    Json units = Json::array();  // by chunk
+    for (const engine::UnitRange& chunk : p.units(static_cast<int>(i)))
+      units.push_back({chunk.first, chunk.end});
+    stages.push_back({{"units", units},
                       {"names", p.names[i]},
                       {"predicted_peak", p.peaks[i]},
                       {"busy_seconds", p.time.busy[i]},
                       {"items_held", p.time.held[i]}});
-  return {{"stage", p.section},        {"order", engine::name_of(p.pipeline.order)},
-          {"items", p.pipeline.items}, {"step_seconds", p.time.step},
-          {"bubble", p.bubble()},      {"stages", stages}};
+  }
+  return {{"stage", p.section},
+          {"order", engine::name_of(p.pipeline.order)},
+          {"items", p.pipeline.items},
+          {"chunks", p.pipeline.chunks},
+          {"step_seconds", p.time.step},
+          {"bubble", p.bubble()},
+          {"stages", stages}};
 }
 
 }  // namespace sluice::models

@@ -60,6 +60,7 @@ Json comparable(const Setup& setup) {
   record["resume"] = setup.settings.resume;
   record["mesh"] = setup.settings.mesh ? setup.settings.mesh->text() : "";
   record["pipeline"] = engine::name_of(setup.settings.pipeline);
+  record["chunks"] = setup.settings.chunks;
   record["stages"] = setup.settings.stages.value_or("");
   if (sections_of(setup.settings) > 1) record["group"] = setup.settings.plan.group.value_or(0);
   return record;

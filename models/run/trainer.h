@@ -65,7 +65,8 @@ struct TrainSettings {
   // same stage. Nothing: each rank has the whole model.
   std::optional<comm::Mesh> mesh;
   engine::PipelineOrder pipeline = engine::PipelineOrder::k1F1B;
-  std::optional<std::string> stages;  // the blocks of each stage: "0-7,8-15"; nothing: chosen
+  std::size_t chunks = 1;             // of consecutive blocks that each stage has
+  std::optional<std::string> stages;  // the blocks of each stage, by chunk: "0-7,8-15"; nothing: chosen
   // What joins the ranks. Nothing: it is measured where there are ranks, and in a plan of a run that has not
   // begun, what they send counts as no time.
   std::optional<engine::Link> link;
@@ -131,9 +132,11 @@ struct Recipe {
 // How a model is cut into the stages of a pipeline, and what is predicted of all of them.
 struct PipelinePlan {
   engine::Pipeline pipeline;
-  std::vector<engine::UnitRange> cut;  // by stage
-  std::vector<std::string> names;      // of their first and last units
-  int section = 0;                     // the stage that the plan is of
+  std::vector<engine::UnitRange> cut;  // by chunk, in the model's order
+  std::vector<engine::UnitRange> units(int section) const;
+  std::vector<std::string> names;  // by stage: of first and last units of its chunks
+  int section = 0;                 // the stage that the plan is of
+
   engine::PipelineTime time;
   std::vector<std::uint64_t> peaks;  // bytes of host memory
   double bubble() const;             // the share of the step in which stages wait for others

@@ -58,9 +58,15 @@ void check_stages(const TrainSettings& s) {
   if (s.pipeline != engine::PipelineOrder::k1F1B && sections_of(s) == 1)
     fail(ErrorCode::kInvalidArgument,
          "--pipeline {} is the order of a pipeline's passes, and there is no pipeline: give --mesh "
-         "pipeline=P, "
-         "too",
+         "pipeline=P, too",
          engine::name_of(s.pipeline));
+  check(s.chunks >= 1 && s.chunks <= 1024, "chunks", static_cast<double>(s.chunks), "from 1 to 1024");
+  if (s.chunks > 1 && sections_of(s) == 1)
+    fail(ErrorCode::kInvalidArgument,
+         "--chunks {} is how many chunks of blocks each stage of a pipeline has, and there is no pipeline: "
+         "give "
+         "--mesh pipeline=P, too",
+         s.chunks);
   if (s.stages && sections_of(s) == 1)
     fail(
         ErrorCode::kInvalidArgument,
@@ -221,8 +227,8 @@ void choose_section(Setup& setup, RunRanks& ranks) {
       plan_section(plan, setup.settings, *setup.model, *setup.optimizer, *setup.tools->library, ranks);
   const PipelinePlan& pipeline = *plan.pipeline;
   const std::optional<engine::Twin>& twin = plan.profile.twin;
-  setup.section =
-      std::make_unique<engine::Section>(*setup.layout, pipeline.cut, pipeline.section, twin && twin->is_copy);
+  setup.section = std::make_unique<engine::Section>(*setup.layout, pipeline.cut, pipeline.pipeline.sections,
+                                                    pipeline.section, twin && twin->is_copy);
   setup.files = std::make_unique<engine::SectionOfFiles>(engine::SectionOfFiles{
       *setup.section, partitions_of(plan, setup.settings, *setup.layout, *setup.optimizer, ranks)});
 }

@@ -29,6 +29,13 @@ void PrintTo(const Mesh& m, std::ostream* to) {
 
 class PipelineTest : public RanksTest, public ::testing::WithParamInterface<Mesh> {
  protected:
+  PipelineTest() {  // a block for each of two chunks of two stages
+    const std::string path = folder_ / "model/config.json";
+    Json config = parse_json(file_text(path), path);
+    config["num_hidden_layers"] = 4;
+    std::ofstream(path) << config;
+  }
+
   std::vector<std::string> cut(const std::string& name, const Mesh& m, int steps) const {
     Partition partition{m.ranks(), m.zero, m.place, m.flags + m.text()};
     return placed(name, partition, steps);
@@ -37,24 +44,30 @@ class PipelineTest : public RanksTest, public ::testing::WithParamInterface<Mesh
 // Every two of stages, order, ZeRO's stage, place, optimizer and type are together in one of them.
 INSTANTIATE_TEST_SUITE_P(
     Meshes, PipelineTest,
-    ::testing::Values(Mesh{1, 2, "0", "memory", "--optimizer adamw --eval-every 2"},
-                      Mesh{1, 3, "0", "disk", "--optimizer adafactor --dtype bf16 --pipeline gpipe --clip 0"},
-                      Mesh{1, 3, "0", "memory", "--optimizer muon --dtype f16 --initial-scale 1e30"},
-                      Mesh{1, 2, "0", "disk",
-                           "--optimizer adamw --state 8bit --dtype bf16 --master none --group 5"},
-                      Mesh{2, 2, "3", "disk", "--optimizer adamw --dtype bf16 --recompute full"},
-                      Mesh{2, 2, "1", "memory", "--optimizer muon --pipeline gpipe --eval-every 2"},
-                      Mesh{2, 3, "2", "memory", "--optimizer adamw --state 8bit --clip 0"},
-                      Mesh{2, 2, "2", "disk", "--optimizer adafactor --dtype f16 --pipeline gpipe --group 1"},
-                      Mesh{3, 2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
-                      Mesh{2, 2, "0", "memory", "--optimizer lion --stages 0-1,2"}));
+    ::testing::Values(
+        Mesh{1, 2, "0", "memory", "--optimizer adamw --eval-every 2"},
+        Mesh{1, 3, "0", "disk", "--optimizer adafactor --dtype bf16 --pipeline gpipe --clip 0"},
+        Mesh{1, 3, "0", "memory", "--optimizer muon --dtype f16 --initial-scale 1e30"},
+        Mesh{1, 2, "0", "disk", "--optimizer adamw --state 8bit --dtype bf16 --master none --group 5"},
+        Mesh{2, 2, "3", "disk", "--optimizer adamw --dtype bf16 --recompute full"},
+        Mesh{2, 2, "1", "memory", "--optimizer muon --pipeline gpipe --eval-every 2"},
+        Mesh{2, 3, "2", "memory", "--optimizer adamw --state 8bit --clip 0"},
+        Mesh{2, 2, "2", "disk", "--optimizer adafactor --dtype f16 --pipeline gpipe --group 1"},
+        Mesh{3, 2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
+        Mesh{2, 2, "0", "memory", "--optimizer lion --stages 0-1,2-3"},
+        Mesh{1, 2, "0", "disk", "--optimizer adamw --state 8bit --group 5 --chunks 2"},
+        Mesh{2, 2, "3", "memory", "--optimizer muon --dtype bf16 --eval-every 2 --chunks 2"},
+        Mesh{2, 2, "2", "disk", "--optimizer adafactor --clip 0 --chunks 2 --stages 0,1,2,3"},
+        Mesh{1, 2, "0", "memory",
+             "--optimizer adamw --dtype f16 --initial-scale 1e30 --pipeline gpipe --chunks 2"}));
 
 TEST_P(PipelineTest, HasTheBitsOfRanksThatHaveTheWholeModel) {
   const Mesh& mesh = GetParam();
   Partition whole{mesh.data, "0", "memory", mesh.flags};
   if (const std::size_t at = whole.flags.find("--pipeline"); at != std::string::npos)
     whole.flags.erase(at, std::string("--pipeline gpipe").size());
-  if (const std::size_t at = whole.flags.find("--stages"); at != std::string::npos) whole.flags.erase(at);
+  for (const char* last : {"--stages", "--chunks"})
+    if (const std::size_t at = whole.flags.find(last); at != std::string::npos) whole.flags.erase(at);
   expect_done(run_sluice(placed("whole", whole, 3)));
   expect_done(run_sluice(cut("parts", mesh, 3)));
   EXPECT_EQ(losses("parts"), losses("whole"));
@@ -74,10 +87,13 @@ TEST_F(PipelineRunsTest, HaveTheBitsOfOneRankWhereTheyAreReproducible) {
 // What a rank reads is the same in each step but the first, which begins with what was loaded; what it
 // receives, too.
 TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
-  for (const Mesh& mesh : {Mesh{1, 3, "0", "memory", "--optimizer adamw"},
-                           Mesh{1, 2, "0", "disk", "--group 1"}, Mesh{2, 2, "2", "memory", "--clip 0"}}) {
+  int number = 0;
+
+  for (const Mesh& mesh :
+       {Mesh{1, 3, "0", "memory", "--optimizer adamw"}, Mesh{1, 2, "0", "disk", "--group 1"},
+        Mesh{2, 2, "2", "memory", "--clip 0"}, Mesh{1, 2, "0", "memory", "--chunks 2 --group 1"}}) {
     SCOPED_TRACE(mesh.text());
-    const std::string run = "run" + std::to_string(mesh.ranks());
+    const std::string run = "run" + std::to_string(number++);
     std::vector<std::string> all = cut(run, mesh, 4);
     all.insert(all.end(), {"--profile", folder_ / (run + ".html")});
     expect_done(run_sluice(all));
@@ -126,7 +142,8 @@ TEST_F(PipelineRunsTest, GoOnWithAnotherMesh) {
   expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 8)));
   expect_done(run_sluice(cut("run", {1, 2, "0", "memory", flags}, 2)));
   expect_done(run_sluice(cut("run", {2, 3, "3", "memory", flags + " --resume"}, 4)));
-  expect_done(run_sluice(placed("run", {1, "0", "memory", flags + " --resume"}, 6)));
+  expect_done(run_sluice(placed("run", {1, "0", "memory", flags + " --resume"}, 5)));
+  expect_done(run_sluice(cut("run", {2, 2, "1", "memory", flags + " --resume --chunks 2"}, 6)));
   expect_done(run_sluice(cut("run", {1, 3, "0", "disk", flags + " --resume --pipeline gpipe"}, 8)));
   EXPECT_EQ(losses("run"), losses("whole"));
   EXPECT_TRUE(tensors("run", 8) == tensors("whole", 8));
@@ -146,20 +163,36 @@ TEST_F(PipelineRunsTest, WaitForAStageThatComputesLongerThanTheyHavePatience) {
 }
 
 TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
-  std::vector<std::string> all = cut("plan", {2, 3, "1", "memory", "--group 2 --json"}, 3);
+  std::vector<std::string> all = cut("plan", {2, 3, "1", "memory", "--group 2 --json --stages 0,1-2,3"}, 3);
   all[0] = "plan";
   const Outcome outcome = run_sluice(all);
   ASSERT_EQ(outcome.status, 0) << outcome.error;
   const Json plan = Json::parse(outcome.out).at("pipeline");
   EXPECT_EQ(plan.at("items"), 3);  // of 12 micro-batches, which two ranks share
   ASSERT_EQ(plan.at("stages").size(), 3u);
-  std::vector<int> ends;
-  for (const Json& stage : plan.at("stages")) ends.push_back(stage.at("units")[1]);
-  EXPECT_THAT(ends, ::testing::ElementsAre(2, 3, 5));
+  Json units = Json::array();
+  for (const Json& stage : plan.at("stages")) units.push_back(stage.at("units"));
+  EXPECT_EQ(units, Json::parse("[[[0, 2]], [[2, 4]], [[4, 6]]]"));
   EXPECT_EQ(plan.at("stages")[0].at("items_held"), 3);
   EXPECT_EQ(plan.at("stages")[2].at("items_held"), 1);
   EXPECT_GT(plan.at("bubble"), 0.2);  // (p - 1) / (m + p - 1) where stages are equal
   EXPECT_LT(plan.at("bubble"), 0.9);
+}
+
+TEST_F(PipelineRunsTest, AreShorterInChunks) {
+  const auto planned = [&](const std::string& flags) {
+    std::vector<std::string> all =
+        cut("plan", {1, 2, "0", "memory", "--group 4 --json --link 10Gbit/s,20us " + flags}, 3);
+    all[0] = "plan";
+    const Outcome outcome = run_sluice(all);
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    return Json::parse(outcome.out).at("pipeline");
+  };
+  const Json whole = planned("--stages 0-1,2-3"), parts = planned("--chunks 2 --stages 0,1,2,3");
+  EXPECT_EQ(parts.at("chunks"), 2);
+  EXPECT_EQ(parts.at("stages")[0].at("units"), Json::parse("[[0, 2], [3, 4]]"));
+  EXPECT_EQ(parts.at("stages")[1].at("names"), "block.1, block.3 to final");
+  EXPECT_LT(parts.at("bubble").get<double>(), whole.at("bubble").get<double>());
 }
 
 TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
@@ -169,9 +202,17 @@ TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
     std::vector<std::string> words;
   } cases[] = {
       {2, "--mesh pipeline=3", {"--mesh pipeline=3 is of 3 ranks", "--ranks is 2"}},
-      {4, "--mesh pipeline=4", {"4 stages", "3 blocks"}},
-      {2, "--mesh pipeline=2 --stages 0,1,2", {"--stages '0,1,2' has 3 stages", "has 2 along pipeline"}},
-      {2, "--mesh pipeline=2 --stages 0-1,1-2", {"'1-2'", "blocks from 2 on"}},
+      {5, "--mesh pipeline=5", {"5 stages is asked for", "4 blocks"}},
+      {2,
+       "--mesh pipeline=2 --stages 0,1,2-3",
+       {"--stages '0,1,2-3' has blocks for 3", "2 stages along pipeline"}},
+      {2, "--mesh pipeline=2 --chunks 3", {"2 stages of 3 chunks each (--chunks)", "4 blocks"}},
+      {2,
+       "--mesh pipeline=2 --chunks 2 --stages 0-1,2-3",
+       {"has blocks for 2", "2 stages along pipeline of 2 chunks each (--chunks)"}},
+      {2, "--mesh pipeline=2 --chunks 0", {"chunks must be from 1 to 1024"}},
+      {2, "--chunks 2", {"--chunks 2", "give --mesh pipeline=P"}},
+      {2, "--mesh pipeline=2 --stages 0-1,1-3", {"'1-3'", "blocks from 2 on"}},
       {2, "--mesh pipeline=2 --stages 0,1", {"ends with block 1"}},
       {2, "--stages 0,1-2", {"give --mesh pipeline=P", "--stage, without an s"}},
       {2, "--pipeline gpipe", {"--pipeline gpipe", "give --mesh pipeline=P"}},
@@ -194,7 +235,7 @@ TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
 }
 
 TEST_F(PipelineRunsTest, NameTheStageThatDoesNotFit) {
-  const Outcome outcome = run_sluice(words("run", 3, 1, "--mesh pipeline=3 --stages 0,1,2", "40MiB"));
+  const Outcome outcome = run_sluice(words("run", 3, 1, "--mesh pipeline=3 --stages 0,1,2-3", "40MiB"));
   EXPECT_EQ(outcome.status, 3);
   EXPECT_THAT(outcome.error, HasSubstr("pipeline stage 1 of 3 (embedding to block.0): "));
   EXPECT_THAT(outcome.error, HasSubstr("other --stages may fit"));

@@ -1,9 +1,11 @@
 #include "engine/plan/pipeline.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "thrown.h"
 
@@ -13,8 +15,8 @@ namespace pipeline_test {
 using Kind = Action::Kind;
 using Lists = std::vector<std::vector<Action>>;
 
-std::vector<SectionSeconds> alike(int sections, SectionSeconds seconds) {
-  return std::vector<SectionSeconds>(static_cast<std::size_t>(sections), seconds);
+std::vector<SectionSeconds> alike(const Pipeline& pipeline, SectionSeconds seconds) {
+  return std::vector<SectionSeconds>(pipeline.all_chunks(), seconds);
 }
 
 Lists lists_of(const Pipeline& pipeline) {
@@ -25,52 +27,65 @@ Lists lists_of(const Pipeline& pipeline) {
 }
 
 void for_all(const std::function<void(const Pipeline&)>& call, int most_sections = 8,
-             std::size_t most_items = 32) {
+             std::size_t most_items = 32, std::size_t most_chunks = 4) {
   for (const PipelineOrder order : {PipelineOrder::kGPipe, PipelineOrder::k1F1B})
     for (int sections = 1; sections <= most_sections; ++sections)
-      for (std::size_t items = 1; items <= most_items; ++items) {
-        SCOPED_TRACE(std::string(name_of(order)) + ", " + std::to_string(sections) + " sections, " +
-                     std::to_string(items) + " items");
-        call({order, sections, items});
-      }
+      for (std::size_t items = 1; items <= most_items; ++items)
+        for (std::size_t chunks = 1; chunks <= (sections > 1 ? most_chunks : 1); ++chunks) {
+          SCOPED_TRACE(
+              fmt::format("{}, {} sections, {} items, {} chunks", name_of(order), sections, items, chunks));
+          call({order, sections, items, chunks});
+        }
 }
 
 // simulate() itself checks that nothing is missing, out of order, without a buffer, or waited for in vain.
 TEST(Pipeline, EndsAndTakesAsLongAsItsBubbleSays) {
   for_all([](const Pipeline& pipeline) {
-    const PipelineTime time = simulate(pipeline, alike(pipeline.sections, {1, 2, 0}));
+    const PipelineTime time = simulate(pipeline, alike(pipeline, {1, 2, 0}));
     const auto sections = static_cast<std::size_t>(pipeline.sections);
-    EXPECT_EQ(time.step, 3.0 * static_cast<double>(pipeline.items + sections - 1));
-    for (const double busy : time.busy) EXPECT_EQ(busy, 3.0 * static_cast<double>(pipeline.items));
+    const std::size_t passes = pipeline.items * pipeline.chunks;
+    // With fewer items than sections, the first section waits for what comes back to its next chunk.
+    const std::size_t waits = sections - std::min(sections, pipeline.items);
+    EXPECT_EQ(time.step, 3.0 * static_cast<double>(passes + sections - 1 + (pipeline.chunks - 1) * waits));
+    for (const double busy : time.busy) EXPECT_EQ(busy, 3.0 * static_cast<double>(passes));
   });
 }
 
 TEST(Pipeline, HoldsWhatItsBuffersAreFor) {
   for_all([](const Pipeline& pipeline) {
-    const PipelineTime time = simulate(pipeline, alike(pipeline.sections, {1, 2, 0.1}));
+    const PipelineTime time = simulate(pipeline, alike(pipeline, {1, 2, 0.1}));
     for (int section = 0; section < pipeline.sections; ++section) {
-      const auto later = static_cast<std::size_t>(pipeline.sections - section);
-      const std::size_t held =
-          pipeline.order == PipelineOrder::kGPipe ? pipeline.items : std::min(pipeline.items, later);
-      EXPECT_EQ(time.held[static_cast<std::size_t>(section)], held);
-      EXPECT_EQ(buffers_of(pipeline, section).items, held);
+      const auto later = static_cast<std::size_t>(pipeline.sections - section) - 1;
+      const std::size_t all = pipeline.items * pipeline.chunks;
+      const std::vector<std::size_t> by_chunk = items_held(pipeline, section);
+      const std::size_t held = time.held[static_cast<std::size_t>(section)];
+      EXPECT_LE(held, std::accumulate(by_chunk.begin(), by_chunk.end(), std::size_t{0}));
+      if (pipeline.chunks == 1) {
+        EXPECT_EQ(by_chunk.front(), held);
+      }
+      const auto sections = static_cast<std::size_t>(pipeline.sections);
+      if (pipeline.chunks > 1 && pipeline.items % sections != 0) continue;
+      const std::size_t ahead = pipeline.chunks == 1 ? later : 2 * later + (pipeline.chunks - 1) * sections;
+      EXPECT_EQ(held, pipeline.order == PipelineOrder::kGPipe ? all : std::min(all, ahead + 1));
     }
   });
 }
 
 // Whatever takes long: a section, a pass, a message.
 TEST(Pipeline, EndsWhateverTakesLong) {
-  for_all([](const Pipeline& pipeline) {
-    for (int slow = 0; slow < pipeline.sections; ++slow) {
-      std::vector<SectionSeconds> seconds = alike(pipeline.sections, {1, 2, 0.5});
-      SectionSeconds& own = seconds[static_cast<std::size_t>(slow)];
-      own = slow % 3 == 0   ? SectionSeconds{9, 2, 0.5}
-            : slow % 3 == 1 ? SectionSeconds{1, 30, 0.5}
-                            : SectionSeconds{1, 2, 20};
-      EXPECT_GE(simulate(pipeline, seconds).step,
-                static_cast<double>(pipeline.items) * (own.forward + own.backward));
-    }
-  });
+  for_all(
+      [](const Pipeline& pipeline) {
+        for (int slow = 0; slow < pipeline.sections; ++slow) {
+          std::vector<SectionSeconds> seconds = alike(pipeline, {1, 2, 0.5});
+          SectionSeconds& own = seconds[pipeline.number(slow, pipeline.chunks - 1)];
+          own = slow % 3 == 0   ? SectionSeconds{9, 2, 0.5}
+                : slow % 3 == 1 ? SectionSeconds{1, 30, 0.5}
+                                : SectionSeconds{1, 2, 20};
+          EXPECT_GE(simulate(pipeline, seconds).step,
+                    static_cast<double>(pipeline.items) * (own.forward + own.backward));
+        }
+      },
+      6, 14);
 }
 
 TEST(Pipeline, OfOneSectionIsAStepOfOneRank) {
@@ -78,7 +93,8 @@ TEST(Pipeline, OfOneSectionIsAStepOfOneRank) {
   const std::vector<Action> expected{{Kind::kForward, 0},  {Kind::kBackward, 0}, {Kind::kForward, 1},
                                      {Kind::kBackward, 1}, {Kind::kForward, 2},  {Kind::kBackward, 2}};
   EXPECT_EQ(actions_of(one, 0), expected);
-  EXPECT_EQ(buffers_of(one, 0).items, 1u);
+  EXPECT_EQ(items_held(one, 0), std::vector<std::size_t>{1});
+
   EXPECT_EQ(buffers_of(one, 0).outputs, 0u);
   EXPECT_EQ(buffers_of(one, 0).borders, 1u);
 }
@@ -88,8 +104,8 @@ TEST(Pipeline, HidesMessagesOfGPipe) {
   for (int sections = 2; sections <= 8; ++sections)
     for (const std::size_t items : {8u, 32u}) {
       const Pipeline pipeline{PipelineOrder::kGPipe, sections, items};
-      const double bare = simulate(pipeline, alike(sections, {1, 2, 0})).step;
-      EXPECT_LE(simulate(pipeline, alike(sections, {1, 2, 0.05})).step,
+      const double bare = simulate(pipeline, alike(pipeline, {1, 2, 0})).step;
+      EXPECT_LE(simulate(pipeline, alike(pipeline, {1, 2, 0.05})).step,
                 bare + 0.05 * 2 * (sections - 1) + 1e-9);
     }
 }
@@ -105,11 +121,11 @@ class Mutants {
         if (!change(lists[section])) continue;
         ++made_;
         expect_error(ErrorCode::kInternal, {"section"}, [&] {
-          simulate(pipeline, lists, alike(pipeline.sections, {1, 2, 0}));
+          simulate(pipeline, lists, alike(pipeline, {1, 2, 0}));
         });
       }
     };
-    for_all(mutate, 4, 9);
+    for_all(mutate, 4, 9, 2);
   }
   int made() const { return made_; }
 
@@ -169,9 +185,10 @@ TEST(PipelineMutants, AReceiveBeforeItsBufferIsFree) {
   for (const auto& [receive, frees] : {std::pair(Kind::kReceiveInput, Kind::kBackward),
                                        std::pair(Kind::kReceiveGradient, Kind::kSendGradient)}) {
     const Mutants mutants([&](std::vector<Action>& list) {
-      const auto pass = first_of(list, frees);
-      const auto late =
-          std::find_if(pass, list.end(), [&](const Action& action) { return action.kind == receive; });
+      const auto first = [&](auto from, Kind kind) {
+        return std::find_if(from, list.end(), [&](const Action& action) { return action.kind == kind; });
+      };
+      const auto pass = first(list.begin(), frees), late = first(pass, receive);
       if (pass == list.end() || late == list.end()) return false;
       std::rotate(pass, late, late + 1);
       return true;
@@ -191,7 +208,7 @@ TEST(PipelineMutants, SectionsThatWaitForEachOther) {
                 "section 0 has to wait before the backward pass of item 1",
                 "section 1 has to wait before the forward pass of item 1"},
                [&] {
-                 simulate(pipeline, lists, alike(2, {1, 2, 0}));
+                 simulate(pipeline, lists, alike(pipeline, {1, 2, 0}));
                });
 }
 

@@ -6,6 +6,7 @@
 #include "comm/worlds.h"
 #include "core/bytes.h"
 #include "core/random.h"
+#include "engine/plan/cut.h"
 #include "engine/planner/planner.h"
 #include "engine/steps/scheduled_engine.h"
 #include "models/cases.h"
@@ -23,10 +24,12 @@ struct Case {
   const char* name;
   ModelConfig config;
   engine::PipelineOrder order = engine::PipelineOrder::k1F1B;
-  std::vector<engine::UnitId> cut = {3};  // where sections after the first one begin
+  std::vector<engine::UnitId> cut = {3};  // where chunks after the first one begin
   std::size_t group = 1;
+
   Dtype dtype = Dtype::kF32;
   const char* choice = "none";
+  std::size_t chunks = 1;  // of each section
 };
 void PrintTo(const Case& c, std::ostream* to) { *to << c.name; }
 
@@ -54,14 +57,20 @@ void learn(PlainRun& run, const Data& data, Outcome& outcome) {
   EXPECT_TRUE(run.guards_hold());
 }
 
-std::vector<engine::UnitRange> sections_of(const Case& c) {
-  std::vector<engine::UnitRange> sections{{0, 0}};
-  for (const engine::UnitId first : c.cut) {
-    sections.back().end = first;
-    sections.push_back({first, 0});
+// The chunks of each section.
+std::vector<std::vector<engine::UnitRange>> sections_of(const std::vector<engine::UnitId>& cut,
+                                                        std::size_t chunks, const ModelConfig& config) {
+  std::vector<engine::UnitRange> ranges{{0, 0}};
+  for (const engine::UnitId first : cut) {
+    ranges.back().end = first;
+    ranges.push_back({first, 0});
   }
-  sections.back().end = static_cast<engine::UnitId>(c.config.layers + 2);
-  return sections;
+  ranges.back().end = static_cast<engine::UnitId>(config.layers + 2);
+  const auto sections = static_cast<int>(ranges.size() / chunks);
+  std::vector<std::vector<engine::UnitRange>> all;
+  for (int section = 0; section < sections; ++section)
+    all.push_back(engine::units_of(ranges, sections, section));
+  return all;
 }
 
 void copy_values(const PlainSource& from, PlainSource& to) {
@@ -84,15 +93,16 @@ TEST_P(Sections, LearnWhatTheWholeModelLearns) {
   Outcome expected;
   learn(whole, data, expected);
 
-  const std::vector<engine::UnitRange> sections = sections_of(c);
+  const auto sections = sections_of(c.cut, c.chunks, c.config);
   std::vector<Outcome> found(sections.size());
   comm::run_communicators(
       comm::World::kThreads, static_cast<int>(sections.size()), [&](comm::Communicator& communicator) {
         const int section = communicator.rank();
         const Model own(model, sections[static_cast<std::size_t>(section)]);
         MessageNeighbours neighbours(communicator);
-        const Place place{
-            {c.order, communicator.size(), divide_up(kMicroBatches, c.group)}, section, &neighbours};
+        const Place place{{c.order, communicator.size(), divide_up(kMicroBatches, c.group), c.chunks},
+                          section,
+                          &neighbours};
         const auto own_library = kernels::load_matrix_library(1);
         Threads own_threads(1);
         PlainRun run(own, c.choice, c.group, kMicroBatches, own_threads, *own_library, place);
@@ -128,7 +138,25 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"gpipe", small_mixed(true, 0.1f), kGPipe, {2, 3}, 1, Dtype::kBf16, "full"},
         Case{"four", with_layers(small_llama(true), 4), k1F1B, {2, 3, 4}, 1, Dtype::kF32, "full"},
         Case{"fewer_items_than_sections", with_layers(small_llama(), 5), k1F1B, {2, 3, 4}, 3, Dtype::kBf16},
-        Case{"one_item", with_layers(small_gpt2(true), 3), kGPipe, {2}, 5, Dtype::kF16}),
+        Case{"one_item", with_layers(small_gpt2(true), 3), kGPipe, {2}, 5, Dtype::kF16},
+        Case{"interleaved", with_layers(small_gpt2(true), 4), k1F1B, {2, 3, 4}, 1, Dtype::kF32, "none", 2},
+        Case{"interleaved_dropout", small_mixed(true, 0.2f), k1F1B, {2, 3, 4}, 2, Dtype::kBf16, "full", 2},
+        Case{"interleaved_three",
+             with_layers(small_llama(true), 6),
+             k1F1B,
+             {2, 3, 4, 5, 6},
+             1,
+             Dtype::kF32,
+             "full",
+             2},
+        Case{"interleaved_gpipe",
+             with_layers(small_llama(), 6),
+             kGPipe,
+             {2, 3, 4, 5, 6},
+             1,
+             Dtype::kBf16,
+             "none",
+             3}),
     [](const auto& param) { return param.param.name; });
 
 // The values of all parameters, by name, after two steps on an engine, whose disk is a file in memory.
@@ -139,6 +167,7 @@ struct Way {
   std::vector<engine::UnitId> cut;
   std::size_t group;
   bool tied = true, clip = true;
+  std::size_t chunks = 1;
 };
 
 struct Numbers {
@@ -164,6 +193,7 @@ Values train_on_engine(const Model& model, const Data& data, const Way& way, con
   offload::RecordStore records(std::move(files), ledger);
   engine::Resources resources{threads, ledger, plan.uses_disk() ? &records : nullptr};
   resources.sections = sections;
+
   engine::ScheduledEngine engine(profile, plan, *optimizer, resources);
   Runner runner(model, plan, engine, threads, *library, ledger, nullptr, place);
   const engine::Layout& layout = engine.layout();
@@ -199,15 +229,17 @@ TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
   for (const Way& way :
        {Way{"memory", k1F1B, {3}, 1}, Way{"disk", k1F1B, {2, 4}, 2}, Way{"disk", kGPipe, {4}, 1},
         Way{"memory", kGPipe, {2, 3, 4}, 5}, Way{"disk", k1F1B, {3}, 1, true, false},
-        Way{"memory", k1F1B, {4}, 3, false, true}, Way{"disk", kGPipe, {2}, 1, false, false}}) {
-    SCOPED_TRACE(fmt::format("{}, {}, {} sections, groups of {}, {}, {}", way.tier,
-                             engine::name_of(way.order), way.cut.size() + 1, way.group,
+        Way{"memory", k1F1B, {4}, 3, false, true}, Way{"disk", kGPipe, {2}, 1, false, false},
+        Way{"memory", k1F1B, {2, 3, 5}, 1, true, true, 2}, Way{"disk", k1F1B, {2, 4, 5}, 2, true, false, 2},
+        Way{"disk", kGPipe, {2, 3, 4}, 1, false, true, 2}}) {
+    SCOPED_TRACE(fmt::format("{}, {}, {} ranges, {} chunks, groups of {}, {}, {}", way.tier,
+                             engine::name_of(way.order), way.cut.size() + 1, way.chunks, way.group,
                              way.tied ? "tied" : "untied", way.clip ? "clipped" : "not clipped"));
     const Model model(small_mixed(way.tied, 0.1f), Dtype::kBf16, 2, 8);
     const Data data(model, kMicroBatches);
     Numbers expected_numbers;
     const Values expected = train_on_engine(model, data, way, {}, expected_numbers);
-    const std::vector<engine::UnitRange> sections = sections_of({"", model.config(), way.order, way.cut});
+    const auto sections = sections_of(way.cut, way.chunks, model.config());
     std::vector<Values> found(sections.size());
     std::vector<Numbers> numbers(sections.size());
     comm::run_communicators(
@@ -215,7 +247,7 @@ TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
           const auto section = static_cast<std::size_t>(communicator.rank());
           const Model own(model, sections[section]);
           MessageNeighbours neighbours(communicator);
-          const Place place{{way.order, communicator.size(), divide_up(kMicroBatches, way.group)},
+          const Place place{{way.order, communicator.size(), divide_up(kMicroBatches, way.group), way.chunks},
                             communicator.rank(),
                             &neighbours};
           found[section] = train_on_engine(own, data, way, place, numbers[section], &communicator);
@@ -235,7 +267,7 @@ TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
 TEST(SectionOfAModel, HasItsUnitsAndTheirNumbersInTheModel) {
   const Model whole(small_mixed(), Dtype::kF32, 1, 8);
   const engine::Layout layout(whole.units());
-  const Model last(whole, {4, 7});
+  const Model last(whole, {{4, 7}});
   std::vector<std::string> names;
   for (const engine::UnitSpec& unit : last.units()) names.push_back(unit.name);
   EXPECT_THAT(names, ::testing::ElementsAre("embedding", "block.3", "block.4", "final"));
