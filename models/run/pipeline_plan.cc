@@ -12,6 +12,7 @@
 #include "engine/layout/kind.h"
 #include "engine/layout/shards.h"
 #include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
 
 namespace sluice::models {
 namespace {
@@ -242,30 +243,22 @@ Json of_all_data_ranks(const std::vector<std::string>& told, int section, const 
   return all;
 }
 
-// Makes what must be alike in plans so: the highest stage of each unit and the shortest chunks among the
-// ranks that have the same section, and the stage of a unit that two sections have.
+// Makes what must be alike in the plans of data ranks so, and the stage of a table that two sections have.
 void agree(PlanResult& plan, const optim::Optimizer& optimizer, RunRanks& ranks) {
-  const std::vector<std::size_t> own = plan.plan.stages();
-  const Json told = {{"stages", own}, {"chunk_elements", plan.plan.chunk_elements}};
-  const int last = plan.pipeline->pipeline.sections - 1, section = ranks.section();
-  std::vector<std::size_t> stages = own;
-  std::size_t chunk_elements = plan.plan.chunk_elements;
-  const std::vector<std::string> all = ranks.from_all("the plan", told.dump());
-  const auto of = [&](int other, int data_rank) {
-    return Json::parse(all[static_cast<std::size_t>(ranks.rank_at(other, data_rank))]);
-  };
-  for (int data_rank = 0; data_rank < ranks.data_size(); ++data_rank) {
-    const Json other = of(section, data_rank);
-    for (std::size_t unit = 0; unit < own.size(); ++unit)
-      stages[unit] = std::max(stages[unit], other.at("stages")[unit].get<std::size_t>());
-    chunk_elements = std::min(chunk_elements, other.at("chunk_elements").get<std::size_t>());
-    if (plan.profile.twin)
-      stages[0] =
-          std::max(stages[0], of(section == 0 ? last : 0, data_rank).at("stages")[0].get<std::size_t>());
-  }
-  plan.request.stages = stages;
-  if (stages == own && chunk_elements == plan.plan.chunk_elements) return;
-  plan.request.chunk_elements = round_up(chunk_elements, engine::kChunkGrain);
+  if (ranks.data() == nullptr) return;
+  engine::Plan wanted = plan.plan;
+  const std::size_t own = plan.profile.twin ? wanted.units[plan.profile.twin->unit].stage : 0;
+  const std::vector<std::string> twins = engine::exchange(
+      *ranks.sections(), "the stage of the table of embedding and head", std::to_string(own));
+  if (plan.profile.twin)
+    for (const std::string& stage : twins) {
+      std::size_t& highest = wanted.units[plan.profile.twin->unit].stage;
+      highest = std::max<std::size_t>(highest, std::stoul(stage));
+    }
+  const bool differs = engine::agree_on_plan(*ranks.data(), wanted, plan.request);
+  if (!differs && wanted.stages() == plan.plan.stages()) return;
+  if (!differs) plan.request.chunk_elements = round_up(wanted.chunk_elements, engine::kChunkGrain);
+
   plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
 }
 
