@@ -1,13 +1,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <limits>
 #include <map>
+#include <thread>
 
+#include "comm/mesh.h"
 #include "comm/worlds.h"
 #include "core/bytes.h"
 #include "core/random.h"
 #include "engine/plan/cut.h"
 #include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
 #include "engine/steps/scheduled_engine.h"
 #include "models/cases.h"
 #include "models/model/message_neighbours.h"
@@ -168,14 +173,20 @@ struct Way {
   std::size_t group;
   bool tied = true, clip = true;
   std::size_t chunks = 1;
+  std::size_t zero = 0;  // ZeRO's stage
 };
 
 struct Numbers {
   std::vector<double> losses, norms;
 };
 
+struct Ranks {
+  comm::Communicator *sections = nullptr, *data = nullptr;
+  std::function<void()> between = {};  // is called where the engine lets updates go on
+};
+
 Values train_on_engine(const Model& model, const Data& data, const Way& way, const Place& place,
-                       Numbers& numbers, comm::Communicator* sections = nullptr) {
+                       Numbers& numbers, const Ranks& ranks = {}) {
   const auto optimizer = optim::make_optimizer({.storage = {.master = false}});
   const auto library = kernels::load_matrix_library(1);
   Threads threads(1);
@@ -186,13 +197,18 @@ Values train_on_engine(const Model& model, const Data& data, const Way& way, con
   request.places.fill(engine::tier_of_place(way.tier));
   request.group = way.group;
   request.clip = way.clip;
+  if (ranks.data != nullptr) {
+    request.ranks = engine::rank_of(*ranks.data);
+    request.stage = way.zero;
+  }
   const engine::Plan plan = engine::make_plan(profile, *optimizer, {kGiB, kGiB, 0}, request, {});
   allocator::Ledger ledger;
   std::vector<std::unique_ptr<offload::File>> files;
   files.push_back(offload::make_memory_file("swap"));
   offload::RecordStore records(std::move(files), ledger);
   engine::Resources resources{threads, ledger, plan.uses_disk() ? &records : nullptr};
-  resources.sections = sections;
+  resources.sections = ranks.sections;
+  resources.communicator = ranks.data;
 
   engine::ScheduledEngine engine(profile, plan, *optimizer, resources);
   Runner runner(model, plan, engine, threads, *library, ledger, nullptr, place);
@@ -209,7 +225,7 @@ Values train_on_engine(const Model& model, const Data& data, const Way& way, con
     engine.begin_step({{{0.01, 0.1}, {0.01, 0.0}, {0.01, 0.1}}, way.clip ? 0.5 : 0.0});
     const std::uint64_t targets = counted_targets(data.micro_batches);
     numbers.losses.push_back(
-        loss_of_step(runner.train_step(data.micro_batches, {7, step, targets}), targets));
+        loss_of_step(runner.train_step(data.micro_batches, {7, step, targets}, ranks.between), targets));
     numbers.norms.push_back(engine.step().gradient_norm);
     numbers.losses.push_back(runner.evaluate(data.micro_batches[step]));
   }
@@ -219,6 +235,8 @@ Values train_on_engine(const Model& model, const Data& data, const Way& way, con
     std::vector<float>& own = values[layout.spec(parameter).name];
     for (std::size_t i = 0; i < count; ++i) own.push_back(test::value_at(of_file, i));
   };
+  // The first data rank gets what the others have.
+  if (ranks.data != nullptr && ranks.data->rank() > 0) sink = {};
   for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) engine.save(unit, sink);
   return values;
 }
@@ -250,7 +268,7 @@ TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
           const Place place{{way.order, communicator.size(), divide_up(kMicroBatches, way.group), way.chunks},
                             communicator.rank(),
                             &neighbours};
-          found[section] = train_on_engine(own, data, way, place, numbers[section], &communicator);
+          found[section] = train_on_engine(own, data, way, place, numbers[section], {&communicator});
         });
     EXPECT_EQ(numbers.back().losses, expected_numbers.losses);
     Values all;
@@ -261,6 +279,84 @@ TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
       all.merge(found[section]);
     }
     EXPECT_EQ(all.size(), expected.size());
+  }
+}
+
+// Where a rank of the run is held back: before a message, or between ops.
+class Hold {
+ public:
+  Hold() = default;
+  explicit Hold(std::size_t at) : at_(at) {}
+  void pass() {
+    if (passed_++ == at_) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  }
+  std::size_t passed() const { return passed_; }
+
+ private:
+  std::size_t at_ = std::numeric_limits<std::size_t>::max(), passed_ = 0;
+};
+
+class HeldNeighbours : public Neighbours {
+ public:
+  HeldNeighbours(comm::Communicator& sections, Hold& hold) : messages_(sections), hold_(hold) {}
+  void begin(const engine::Action& message, std::span<std::byte> bytes) override {
+    hold_.pass();
+    messages_.begin(message, bytes);
+  }
+  void await(const engine::Action& message) override {
+    hold_.pass();
+    messages_.await(message);
+  }
+
+ private:
+  MessageNeighbours messages_;
+  Hold& hold_;
+};
+
+// Waits of a section and waits of its data ranks never go round: a rank that is late makes the others late.
+TEST(RanksOfAMesh, HaveTheSameBitsWhicheverIsHeldBack) {
+  const comm::Mesh mesh = comm::Mesh::parse("data=2,pipeline=2");
+  for (const Way& way :
+       {Way{"memory", k1F1B, {3}, 1, true, true, 1, 3}, Way{"disk", k1F1B, {2, 3, 5}, 1, true, true, 2, 2}}) {
+    SCOPED_TRACE(fmt::format("{} chunks, ZeRO {}", way.chunks, way.zero));
+    const Model model(small_mixed(way.tied, 0.1f), Dtype::kBf16, 2, 8);
+    const Data data[] = {Data(model, kMicroBatches, 3), Data(model, kMicroBatches, 4)};
+    const auto sections = sections_of(way.cut, way.chunks, model.config());
+    struct Run {
+      std::vector<Hold> holds = std::vector<Hold>(4);
+      std::vector<Values> values = std::vector<Values>(4);
+      std::vector<Numbers> numbers = std::vector<Numbers>(4);
+    };
+    const auto train = [&](Run& run) {
+      comm::run_communicators(comm::World::kThreads, mesh.ranks(), [&](comm::Communicator& all) {
+        const auto rank = static_cast<std::size_t>(all.rank());
+        const auto of_sections = all.group(mesh.along(all.rank(), "pipeline"));
+        const auto of_data = all.group(mesh.along(all.rank(), "data"));
+        const Model own(model, sections[static_cast<std::size_t>(of_sections->rank())]);
+        HeldNeighbours neighbours(*of_sections, run.holds[rank]);
+        const Place place{{way.order, 2, kMicroBatches, way.chunks}, of_sections->rank(), &neighbours};
+        run.values[rank] =
+            train_on_engine(own, data[of_data->rank()], way, place, run.numbers[rank],
+                            {of_sections.get(), of_data.get(), [&] { run.holds[rank].pass(); }});
+      });
+    };
+    Run expected;
+    train(expected);
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      const std::size_t all = expected.holds[rank].passed();
+      ASSERT_GT(all, 20u);
+      for (std::size_t at = 0; at < all; at += divide_up(all, 12)) {
+        Run run;
+        run.holds[rank] = Hold(at);
+        train(run);
+        EXPECT_GT(run.holds[rank].passed(), at);
+        for (std::size_t other = 0; other < 4; ++other) {
+          EXPECT_TRUE(run.values[other] == expected.values[other]) << other << ": " << rank << " at " << at;
+          EXPECT_EQ(run.numbers[other].norms, expected.numbers[other].norms);
+          EXPECT_EQ(run.numbers[other].losses, expected.numbers[other].losses);
+        }
+      }
+    }
   }
 }
 
