@@ -17,6 +17,9 @@
 namespace sluice::models {
 namespace {
 
+// Of a model that hardly fits: how many cuts are planned before one is found.
+constexpr int kMostCuts = 20;
+
 // How many micro-batches may pass through a unit together, from the fewest on.
 std::vector<std::size_t> group_sizes(const TrainSettings& s, std::size_t micro_batches) {
   if (s.plan.group && (*s.plan.group == 0 || *s.plan.group > micro_batches))
@@ -58,8 +61,23 @@ std::uint64_t activation_bytes(const engine::Profile& profile, engine::UnitRange
   return bytes;
 }
 
+// The units of a section for which no plan was found, so that it cannot have more of them either.
+struct Misfit {
+  int section = 0;
+  std::vector<engine::UnitRange> units;
+
+  bool is_in(int other, engine::UnitRange range) const {
+    return section == other && std::ranges::any_of(units, [&](const engine::UnitRange& own) {
+             return range.first <= own.first && own.end <= range.end;
+           });
+  }
+};
+
+// Returns nothing where no cut is left.
 std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSettings& s, const Model& model,
-                                          const optim::Optimizer& optimizer) {
+                                          const optim::Optimizer& optimizer,
+                                          const std::vector<engine::SectionSeconds>& seconds,
+                                          const std::vector<Misfit>& misfits) {
   const std::size_t blocks = model.units().size() - 2;
   const int sections = sections_of(s);
   const std::size_t chunks = s.chunks * static_cast<std::size_t>(sections);
@@ -88,19 +106,20 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   std::vector<std::size_t> held;  // by section: of a chunk with the most items
   for (int section = 0; section < sections; ++section)
     held.push_back(std::ranges::max(engine::items_held(pipeline, section)));
+  const auto may_fit = [&](int section, engine::UnitRange units) {
+    return std::ranges::none_of(misfits, [&](const Misfit& misfit) { return misfit.is_in(section, units); });
+  };
   // Chunks of a section share its memory evenly.
   const auto fits = [&](int section, engine::UnitRange units) {
+    if (!may_fit(section, units)) return false;
     return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state
            resident_bytes(layout, optimizer, plan.request.clip, units) +
                    held[static_cast<std::size_t>(section)] * activation_bytes(plan.profile, units) <=
                memory / s.chunks;
   };
-  const std::vector<engine::SectionSeconds> seconds =
-      engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
   std::vector<engine::UnitRange> cut = engine::cut(pipeline, seconds, fits);
-  if (!cut.empty()) return cut;
-  // The plans say what is missing.
-  return engine::cut(pipeline, seconds, [](int, engine::UnitRange) { return true; });
+  if (cut.empty()) cut = engine::cut(pipeline, seconds, may_fit);  // the plans know better
+  return cut;
 }
 
 // A section with items of one size.
@@ -145,13 +164,12 @@ std::vector<engine::SectionSeconds> seconds_of(const engine::Plan& plan, const e
 
 SectionWays make_ways(const PlanResult& plan, const TrainSettings& s, const Model& model,
                       const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
+                      const std::vector<engine::SectionSeconds>& seconds,
                       const std::vector<engine::UnitRange>& cut, int section) {
   SectionWays of_section;
   const std::vector<engine::UnitRange> chunks = engine::units_of(cut, sections_of(s), section);
   of_section.model = std::make_unique<Model>(model, chunks);
   const std::size_t micro_batches = plan.profile.micro_batches;
-  const std::vector<engine::SectionSeconds> seconds =
-      engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
   const engine::Profile once = of_section.model->profile(
       micro_batches, library, engine::hidden_bytes(model.units(), optimizer, library));
   for (const std::size_t group : group_sizes(s, micro_batches)) {
@@ -185,19 +203,45 @@ Json told(const SectionWays& of_section) {
   return ways;
 }
 
-[[noreturn]] void refuse(const std::vector<Json>& sections, const PipelinePlan& pipeline) {
-  for (std::size_t section = 0; section < sections.size(); ++section)
-    if (std::ranges::all_of(sections[section], [](const Json& way) { return !way.contains("peak"); }))
-      fail(ErrorCode::kBudget, "pipeline stage {} of {} ({}): {}; other --stages may fit", section + 1,
-           sections.size(), pipeline.names[section],
-           sections[section].front().at("error").get<std::string>());
+// The plans of a cut's sections.
+struct Tried {
+  PipelinePlan pipeline;
+  std::vector<SectionWays> here;  // of this rank's section; where a run is only planned, of all
+  std::vector<Json> sections;     // what all of them tell
+};
+
+bool has_a_way(const Json& section) {
+  return std::ranges::any_of(section, [](const Json& way) { return way.contains("peak"); });
+}
+
+std::vector<Misfit> misfits_of(const Tried& tried) {
+  std::vector<Misfit> misfits;
+  for (int section = 0; section < tried.pipeline.pipeline.sections; ++section)
+    if (!has_a_way(tried.sections[static_cast<std::size_t>(section)]))
+      misfits.push_back({section, tried.pipeline.units(section)});
+  return misfits;
+}
+
+// cuts: how many were tried, of which this is the first one.
+[[noreturn]] void refuse(const Tried& tried, bool is_given, int cuts) {
+  const std::string advice =
+      is_given   ? "other --stages may fit"
+      : cuts > 1 ? fmt::format("{} more cuts of the model were tried, and do not fit", cuts - 1)
+                 : "no other cut of the model is possible";
+  for (std::size_t section = 0; section < tried.sections.size(); ++section)
+    if (!has_a_way(tried.sections[section]))
+      fail(ErrorCode::kBudget, "pipeline stage {} of {} ({}): {}; {}", section + 1, tried.sections.size(),
+           tried.pipeline.names[section], tried.sections[section].front().at("error").get<std::string>(),
+           advice);
   fail(ErrorCode::kBudget,
        "each stage of the pipeline fits with some number of micro-batches at once, and no number fits all of "
        "them; give more --memory, or other --stages");
 }
 
-// Finds the size of items with which the step is shortest; returns its place among the ways.
-std::size_t choose(const std::vector<Json>& sections, std::size_t micro_batches, PipelinePlan& pipeline) {
+// Finds the size of items with which the step is shortest; returns its place among the ways, or nothing where
+// no size fits all sections.
+std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t micro_batches,
+                                  PipelinePlan& pipeline) {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < sections.front().size(); ++i) {
     if (!std::ranges::all_of(sections, [&](const Json& ways) { return ways[i].contains("peak"); })) continue;
@@ -217,8 +261,7 @@ std::size_t choose(const std::vector<Json>& sections, std::size_t micro_batches,
     pipeline.peaks.clear();
     for (const Json& ways : sections) pipeline.peaks.push_back(ways[i].at("peak"));
   }
-  if (!best) refuse(sections, pipeline);
-  return *best;
+  return best;
 }
 
 // The ways in which all data ranks of a section can go, in the time of the slowest.
@@ -271,6 +314,34 @@ std::string name_of_units(const Model& model, const std::vector<engine::UnitRang
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+Tried try_cut(const PlanResult& plan, const TrainSettings& s, const Model& model,
+              const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library, RunRanks& ranks,
+              const std::vector<engine::SectionSeconds>& seconds, const std::string& cut) {
+  Tried tried;
+  PipelinePlan& pipeline = tried.pipeline;
+  pipeline.cut = engine::parse_cut(cut, model.units().size() - 2);
+  pipeline.pipeline = {s.pipeline, sections_of(s), plan.profile.micro_batches, s.chunks};
+  pipeline.section = ranks.section();
+  for (int section = 0; section < pipeline.pipeline.sections; ++section)
+    pipeline.names.push_back(name_of_units(model, pipeline.units(section)));
+  const auto ways_of = [&](int section) {
+    return make_ways(plan, s, model, optimizer, library, seconds, pipeline.cut, section);
+  };
+  if (ranks.size() == 1) {
+    for (int section = 0; section < pipeline.pipeline.sections; ++section) {
+      tried.here.push_back(ways_of(section));
+      tried.sections.push_back(told(tried.here.back()));
+    }
+    return tried;
+  }
+  tried.here.push_back(ways_of(pipeline.section));
+  const std::vector<std::string> all =
+      ranks.from_all("the plans of the stages", told(tried.here.front()).dump());
+  for (int section = 0; section < pipeline.pipeline.sections; ++section)
+    tried.sections.push_back(of_all_data_ranks(all, section, ranks));
+  return tried;
+}
+
 }  // namespace
 
 int sections_of(const TrainSettings& s) { return s.mesh ? s.mesh->size("pipeline") : 1; }
@@ -287,37 +358,37 @@ engine::RankOf data_ranks(const TrainSettings& s) {
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                                     RunRanks& ranks) {
-  PipelinePlan& pipeline = plan.pipeline.emplace();
-  const std::size_t blocks = model.units().size() - 2, micro_batches = plan.profile.micro_batches;
-  // Sections that were measured apart would be cut otherwise on each rank.
-  const std::string text =
-      ranks.from_first(ranks.is_first() ? engine::to_text(choose_cut(plan, s, model, optimizer)) : "");
-  pipeline.cut = engine::parse_cut(text, blocks);
-  pipeline.pipeline = {s.pipeline, sections_of(s), micro_batches, s.chunks};
-  for (int section = 0; section < pipeline.pipeline.sections; ++section)
-    pipeline.names.push_back(name_of_units(model, pipeline.units(section)));
-  pipeline.section = ranks.section();
-  std::vector<SectionWays> here;
-  std::vector<Json> sections;
-  if (ranks.size() > 1) {
-    here.push_back(make_ways(plan, s, model, optimizer, library, pipeline.cut, pipeline.section));
-    const std::vector<std::string> all = ranks.from_all("the plans of the stages", told(here.front()).dump());
-    for (int section = 0; section < pipeline.pipeline.sections; ++section)
-      sections.push_back(of_all_data_ranks(all, section, ranks));
-  } else {
-    for (int section = 0; section < pipeline.pipeline.sections; ++section) {
-      here.push_back(make_ways(plan, s, model, optimizer, library, pipeline.cut, section));
-      sections.push_back(told(here.back()));
+  const std::vector<engine::SectionSeconds> seconds =
+      engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
+  std::vector<Misfit> misfits;
+  std::optional<Tried> first;
+  for (int cuts = 0;; ++cuts) {
+    // Sections that were measured apart would be cut otherwise on each rank.
+    const bool is_over = first && (s.stages || cuts == kMostCuts);
+    const std::string cut =
+        ranks.from_first(ranks.is_first() && !is_over
+                             ? engine::to_text(choose_cut(plan, s, model, optimizer, seconds, misfits))
+                             : "");
+    if (cut.empty()) refuse(*first, s.stages.has_value(), cuts);
+    Tried tried = try_cut(plan, s, model, optimizer, library, ranks, seconds, cut);
+    const std::vector<Misfit> found = misfits_of(tried);
+    if (!found.empty()) {
+      misfits.insert(misfits.end(), found.begin(), found.end());
+      if (!first) first = std::move(tried);
+      continue;
     }
+    const std::optional<std::size_t> chosen =
+        choose(tried.sections, plan.profile.micro_batches, tried.pipeline);
+    if (!chosen) refuse(tried, s.stages.has_value(), cuts + 1);
+    SectionWays& own = tried.here.front();
+    Way& way = std::next(own.ways.begin(), static_cast<std::ptrdiff_t>(*chosen))->second;
+    plan.request.group = way.plan->group;
+    plan.profile = std::move(way.profile);
+    plan.plan = *std::move(way.plan);
+    plan.pipeline = std::move(tried.pipeline);
+    if (ranks.size() > 1) agree(plan, optimizer, ranks);
+    return std::move(own.model);
   }
-  const std::size_t chosen = choose(sections, micro_batches, pipeline);
-  SectionWays& own = here.front();
-  Way& way = std::next(own.ways.begin(), static_cast<std::ptrdiff_t>(chosen))->second;
-  plan.request.group = way.plan->group;
-  plan.profile = std::move(way.profile);
-  plan.plan = *std::move(way.plan);
-  if (ranks.size() > 1) agree(plan, optimizer, ranks);
-  return std::move(own.model);
 }
 
 std::vector<engine::Partition> partitions_of(const PlanResult& plan, const TrainSettings& s,

@@ -234,6 +234,31 @@ TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
   }
 }
 
+// In the least memory in which a cut fits that somebody states, one is found that nobody stated.
+TEST_F(PipelineRunsTest, FindACutThatFits) {
+  const auto planned = [&](std::size_t mib, const std::string& flags) {
+    std::vector<std::string> all = words("plan", 4, 1, "--mesh data=2,pipeline=2 --optimizer adamw " + flags,
+                                         std::to_string(mib) + "MiB");
+    all[0] = "plan";
+    return run_sluice(all);
+  };
+  const auto fits = [&](std::size_t mib) {
+    for (const char* cut : {"0,1-3", "0-1,2-3", "0-2,3"})
+      if (planned(mib, std::string("--stages ") + cut).status == 0) return true;
+    return false;
+  };
+  std::size_t little = 16, enough = 256;
+  ASSERT_TRUE(!fits(little) && fits(enough));
+  while (enough - little > 1) {
+    const std::size_t middle = (little + enough) / 2;
+    (fits(middle) ? enough : little) = middle;
+  }
+  expect_done(planned(enough, ""));
+  const Outcome refused = planned(little, "");
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_THAT(refused.error, HasSubstr("more cuts of the model were tried, and do not fit"));
+}
+
 TEST_F(PipelineRunsTest, NameTheStageThatDoesNotFit) {
   const Outcome outcome = run_sluice(words("run", 3, 1, "--mesh pipeline=3 --stages 0,1,2-3", "40MiB"));
   EXPECT_EQ(outcome.status, 3);
