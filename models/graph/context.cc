@@ -45,6 +45,12 @@ void execute(const Graph& graph, const Program& program, Execution& execution,
       case Step::Kind::kBackward:
         graph.ops()[step.op]->backward({execution, graph, step});
         break;
+      case Step::Kind::kBackwardInputs:
+        graph.ops()[step.op]->backward_inputs({execution, graph, step});
+        break;
+      case Step::Kind::kBackwardWeights:
+        graph.ops()[step.op]->backward_weights({execution, graph, step});
+        break;
       default:
         combine_gradients(graph, step, execution);
     }

@@ -7,6 +7,20 @@
 
 namespace sluice::models {
 
+std::size_t Op::weights_workspace(kernels::ProductSurvey&) const {
+  fail(ErrorCode::kInternal, "op '{}' does not split its backward pass", spec_.name);
+}
+void Op::backward_inputs(const OpContext&) const {
+  fail(ErrorCode::kInternal, "op '{}' does not split its backward pass", spec_.name);
+}
+void Op::backward_weights(const OpContext&) const {
+  fail(ErrorCode::kInternal, "op '{}' does not split its backward pass", spec_.name);
+}
+
+bool Graph::splits_backward() const {
+  return std::ranges::any_of(ops_, [](const auto& op) { return op->spec().splits_backward; });
+}
+
 ValueId Graph::add_value(Value value) {
   values_.push_back(std::move(value));
   producers_.emplace_back();

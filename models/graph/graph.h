@@ -54,8 +54,10 @@ struct OpSpec {
   std::vector<std::size_t> passes_gradient = {};  // inputs that get the first output's gradient as it is
   bool adds_gradients = false;                    // backward can add to the gradients of its inputs
   bool changes_output_gradients = false;          // backward overwrites the gradients of its outputs
+  bool splits_backward = false;                   // backward can be done in two halves
   double forward_flops = 0, backward_flops = 0;   // of products and attention
   double forward_bytes = 0, backward_bytes = 0;   // memory traffic of everything else
+  double weights_flops = 0, weights_bytes = 0;    // the part of backward that its second half has
 };
 
 class OpContext;
@@ -74,6 +76,12 @@ class Op {
   virtual std::size_t backward_workspace(kernels::ProductSurvey&) const { return 0; }  // bytes
   virtual void forward(const OpContext& context) const = 0;
   virtual void backward(const OpContext& context) const = 0;
+  // Of an op that splits backward: two halves, which together give the bits of backward(). The first one
+  // makes the gradients of the inputs. The second one, which may be much later, makes those of the
+  // parameters. It has what is saved, and the gradients of the outputs as the first one has left them.
+  virtual std::size_t weights_workspace(kernels::ProductSurvey& products) const;  // bytes
+  virtual void backward_inputs(const OpContext& context) const;
+  virtual void backward_weights(const OpContext& context) const;
 
  private:
   OpSpec spec_;
@@ -96,6 +104,7 @@ class Graph {
   std::optional<ValueId> input() const { return input_; }
   std::optional<ValueId> output() const { return output_; }
   std::optional<std::size_t> producer(ValueId value) const { return producers_[value]; }  // an op
+  bool splits_backward() const;                                                           // any op does
 
  private:
   std::vector<Value> values_;

@@ -1,8 +1,10 @@
 #include "models/graph/program.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -22,27 +24,31 @@ struct Draft {
 
 class Compiler {
  public:
-  Compiler(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products)
+  Compiler(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products, bool splits_backward)
       : graph_(graph),
         products_(products),
+        splits_backward_(splits_backward),
         values_(graph.values().size()),
         gradients_(graph.values().size()),
-        kept_(graph.values().size()) {
-    for (const ValueId value : kept_values(graph, choice)) {
-      kept_[value] = Location{Area::kKept, kept_bytes_};
-      kept_bytes_ += graph.values()[value].bytes();
-    }
+        kept_(graph.values().size()),
+        left_(graph.values().size()),
+        left_gradients_(graph.values().size()) {
+    locate(choice);
   }
 
-  std::size_t kept_bytes() const { return kept_bytes_; }
+  std::size_t bytes_of(Area area) const { return area_bytes_[static_cast<std::size_t>(area)]; }
   Program forward();
   Program backward();
+  Program weights();
 
  private:
   std::ptrdiff_t now() const { return static_cast<std::ptrdiff_t>(drafts_.size()); }
   std::size_t bytes(ValueId value) const { return graph_.values()[value].bytes(); }
   const Op& op(std::size_t index) const { return *graph_.ops()[index]; }
 
+  bool splits(std::size_t index) const { return splits_backward_ && op(index).spec().splits_backward; }
+  Location next_in(Area area, ValueId value);
+  void locate(const Choice& choice);
   TensorId held_before(ValueId value, Location location);
   void run_forward(std::size_t index);
   void demand(ValueId value);
@@ -56,13 +62,42 @@ class Compiler {
 
   const Graph& graph_;
   kernels::ProductSurvey& products_;
+  const bool splits_backward_;
   Tensors tensors_;
   std::vector<Draft> drafts_;
   std::vector<MaybeTensor> values_, gradients_;  // by value: those that are there at this step
-  std::vector<std::optional<Location>> kept_;
-  std::size_t kept_bytes_ = 0;
+  // By value: where it is kept from forward to backward, and where backward leaves it, and its gradient, for
+  // weights.
+  std::vector<std::optional<Location>> kept_, left_, left_gradients_;
+  std::array<std::size_t, kAreas> area_bytes_ = {};
   bool is_forward_ = false;
 };
+
+Location Compiler::next_in(Area area, ValueId value) {
+  std::size_t& end = area_bytes_[static_cast<std::size_t>(area)];
+  return {area, std::exchange(end, end + bytes(value))};
+}
+
+// Decides where everything lies that outlives a program.
+void Compiler::locate(const Choice& choice) {
+  std::vector<bool> for_weights(graph_.values().size());
+  for (std::size_t index = 0; index < graph_.ops().size(); ++index) {
+    const OpSpec& spec = op(index).spec();
+    if (!splits(index)) continue;
+    for (const ValueId value : spec.saved) for_weights[value] = true;
+    for (const ValueId value : spec.outputs) left_gradients_[value] = next_in(Area::kLeftForWeights, value);
+    ensure(
+        std::ranges::count(spec.saved, graph_.input()) + std::ranges::count(spec.outputs, graph_.output()) ==
+            0,
+        "the gradients of weights of op '{}' need what comes from, or goes to, another unit, which is not "
+        "there any more",
+        spec.name);
+  }
+  for (const ValueId value : kept_values(graph_, choice))
+    kept_[value] = next_in(for_weights[value] ? Area::kKeptForWeights : Area::kKept, value);
+  for (ValueId value = 0; value < for_weights.size(); ++value)
+    if (for_weights[value] && !kept_[value]) left_[value] = next_in(Area::kLeftForWeights, value);
+}
 
 TensorId Compiler::held_before(ValueId value, Location location) {
   const TensorId tensor = tensors_.add(bytes(value), location);
@@ -90,6 +125,7 @@ void Compiler::run_forward(std::size_t index) {
   for (const ValueId value : spec.outputs) {
     std::optional<Location> fixed;
     if (is_forward_) fixed = graph_.output() == value ? Location{Area::kOutput, 0} : kept_[value];
+    if (!is_forward_ && !values_[value]) fixed = left_[value];
     const TensorId tensor = tensors_.add(bytes(value), fixed);
     tensors_.write(tensor, now());
     if (fixed) tensors_.read(tensor, Tensors::kAfter);
@@ -119,7 +155,7 @@ void Compiler::demand(ValueId value) {
 }
 
 TensorId Compiler::new_gradient(ValueId value) {
-  std::optional<Location> fixed;
+  std::optional<Location> fixed = left_gradients_[value];
   if (graph_.input() == value) fixed = Location{Area::kBorder, 0};
   const TensorId tensor = tensors_.add(bytes(value), fixed);
   if (fixed) tensors_.read(tensor, Tensors::kAfter);
@@ -175,7 +211,7 @@ void Compiler::run_backward(std::size_t index) {
   const OpSpec& spec = op(index).spec();
   for (const ValueId value : spec.saved) demand(value);
   Draft draft;
-  draft.step.kind = Step::Kind::kBackward;
+  draft.step.kind = splits(index) ? Step::Kind::kBackwardInputs : Step::Kind::kBackward;
   draft.step.op = index;
   const auto saved = [&](ValueId value) -> MaybeTensor {
     if (std::ranges::count(spec.saved, value) == 0) return std::nullopt;
@@ -214,6 +250,31 @@ Program Compiler::backward() {
     gradients_[*graph_.output()] = handed;
   }
   for (std::size_t index = graph_.ops().size(); index-- > 0;) run_backward(index);
+  return finish();
+}
+
+Program Compiler::weights() {
+  for (ValueId value = 0; value < values_.size(); ++value) {
+    if (kept_[value]) values_[value] = held_before(value, *kept_[value]);
+    if (left_[value]) values_[value] = held_before(value, *left_[value]);
+    if (left_gradients_[value]) gradients_[value] = held_before(value, *left_gradients_[value]);
+  }
+  for (std::size_t index = graph_.ops().size(); index-- > 0;) {
+    if (!splits(index)) continue;
+    const OpSpec& spec = op(index).spec();
+    const auto saved = [&](ValueId value) {
+      return std::ranges::count(spec.saved, value) > 0 ? values_[value] : std::nullopt;
+    };
+    Draft draft;
+    draft.step.kind = Step::Kind::kBackwardWeights;
+    draft.step.op = index;
+    for (const ValueId value : spec.inputs) draft.inputs.push_back(saved(value));
+    for (const ValueId value : spec.outputs) draft.outputs.push_back(saved(value));
+    for (const ValueId value : spec.outputs) draft.output_gradients.push_back(gradients_[value]);
+    draft.input_gradients.resize(spec.inputs.size());
+    draft.scratch = scratch(op(index).weights_workspace(products_));
+    drafts_.push_back(std::move(draft));
+  }
   return finish();
 }
 
@@ -265,12 +326,16 @@ std::size_t place_buffers(std::vector<Buffer>& buffers) {
   return peak;
 }
 
-UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products) {
+UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products,
+                    bool splits_backward) {
   UnitProgram program;
-  Compiler forward(graph, choice, products);
-  program.kept_bytes = forward.kept_bytes();
+  Compiler forward(graph, choice, products, splits_backward);
+  program.kept_bytes = forward.bytes_of(Area::kKept);
+  program.kept_for_weights_bytes = forward.bytes_of(Area::kKeptForWeights);
+  program.left_for_weights_bytes = forward.bytes_of(Area::kLeftForWeights);
   program.forward = forward.forward();
-  program.backward = Compiler(graph, choice, products).backward();
+  program.backward = Compiler(graph, choice, products, splits_backward).backward();
+  program.weights = Compiler(graph, choice, products, splits_backward).weights();
   return program;
 }
 

@@ -12,8 +12,19 @@
 namespace sluice::models {
 
 // The memories that a program works in. kBorder has the gradient that a unit hands to the next, in place.
-enum class Area : std::uint8_t { kNone, kInput, kOutput, kKept, kWorkspace, kBorder };
-inline constexpr std::size_t kAreas = 6;
+// Where weights have a pass of their own, kKeptForWeights has what is kept from forward for it, too, and
+// kLeftForWeights what backward leaves for it.
+enum class Area : std::uint8_t {
+  kNone,
+  kInput,
+  kOutput,
+  kKept,
+  kKeptForWeights,
+  kLeftForWeights,
+  kWorkspace,
+  kBorder,
+};
+inline constexpr std::size_t kAreas = 8;
 
 struct Location {
   Area area = Area::kNone;
@@ -22,7 +33,7 @@ struct Location {
 };
 
 struct Step {
-  enum class Kind : std::uint8_t { kForward, kBackward, kCopy, kAdd };
+  enum class Kind : std::uint8_t { kForward, kBackward, kBackwardInputs, kBackwardWeights, kCopy, kAdd };
   Kind kind = Kind::kForward;
   std::size_t op = 0;                     // not for kCopy and kAdd
   std::vector<Location> inputs, outputs;  // kNone: not needed by this step
@@ -53,10 +64,15 @@ std::size_t place_buffers(std::vector<Buffer>& buffers);
 struct UnitProgram {
   Program forward;
   Program backward;  // recomputes what is not kept as late as it can, then takes gradients in reverse
-  std::size_t kept_bytes = 0;
-  std::size_t workspace_bytes() const { return std::max(forward.workspace_bytes, backward.workspace_bytes); }
+  Program weights;   // has no steps where backward is not split
+  std::size_t kept_bytes = 0, kept_for_weights_bytes = 0, left_for_weights_bytes = 0;
+  std::size_t workspace_bytes() const {
+    return std::max({forward.workspace_bytes, backward.workspace_bytes, weights.workspace_bytes});
+  }
 };
 
-UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products);
+// splits_backward: where ops can, backward makes the gradients of inputs alone, and weights those of weights.
+UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products,
+                    bool splits_backward = false);
 
 }  // namespace sluice::models

@@ -23,7 +23,8 @@ OpSpec linear_spec(std::string name, ValueId x, ValueId y, const LinearShape& sh
               .outputs = {y},
               .saved = {x},
               .adds_gradients = true,
-              .changes_output_gradients = shape.rotary.has_value()};
+              .changes_output_gradients = shape.rotary.has_value(),
+              .splits_backward = true};
   for (const LinearPart& part : shape.parts) {
     spec.parameters.push_back({part.weight, 0});
     if (part.bias) spec.parameters.push_back({*part.bias, 0});
@@ -31,6 +32,8 @@ OpSpec linear_spec(std::string name, ValueId x, ValueId y, const LinearShape& sh
   }
   spec.backward_flops = 2 * spec.forward_flops;
   spec.backward_bytes = static_cast<double>(shape.rows * biased_width(shape) * size_of(shape.type));
+  spec.weights_flops = spec.forward_flops;
+  spec.weights_bytes = spec.backward_bytes;
   if (shape.rotary) {
     const std::size_t turned = shape.rows * shape.rotary->heads * shape.rotary->head_width;
     spec.forward_bytes = 2.0 * static_cast<double>(turned * size_of(shape.type));
@@ -54,10 +57,15 @@ class Linear : public Op {
 
   std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
-    for (const LinearPart& part : shape_.parts) {
+    for (const LinearPart& part : shape_.parts)
       bytes = std::max(bytes, products.workspace(input_product(part, blank(), blank(), blank())));
+    return std::max(bytes, weights_workspace(products));
+  }
+
+  std::size_t weights_workspace(kernels::ProductSurvey& products) const override {
+    std::size_t bytes = 0;
+    for (const LinearPart& part : shape_.parts)
       bytes = std::max(bytes, products.workspace(weight_product(part, blank(), blank(), {})));
-    }
     if (biased_width(shape_) == 0) return bytes;
     return std::max(bytes, sums_bytes() + kernels::column_sum_workspace(shape_.rows, row_width()));
   }
@@ -74,26 +82,38 @@ class Linear : public Op {
       turn(context.threads(), *shape_.rotary, shape_.rows, context.run().first_position, false, y);
   }
 
-  void backward(const OpContext& context) const override {
-    const Array x = context.input(0), dx = context.input_gradient(0), dy = context.output_gradient(0);
-    if (shape_.rotary) turn(context.threads(), *shape_.rotary, shape_.rows, 0, true, dy);
-    std::size_t parameter = 0;
-    bool accumulate = context.adds(0);
-    for (const LinearPart& part : shape_.parts) {
-      Product to_input = input_product(part, dy, context.parameter(parameter), dx);
-      to_input.accumulate = accumulate;
-      kernels::multiply(context.library(), context.threads(), to_input, context.scratch());
-      const engine::GradientTarget target = context.gradient(parameter);
-      Product to_weight = weight_product(part, x, dy, {target.data, Dtype::kF32});
-      to_weight.accumulate = target.accumulate;
-      kernels::multiply(context.library(), context.threads(), to_weight, context.scratch());
-      accumulate = true;
-      parameter += part.bias ? 2 : 1;
-    }
-    if (biased_width(shape_) > 0) bias_gradients(context, dy);
-  }
+  void backward(const OpContext& context) const override { backward(context, true, true); }
+  void backward_inputs(const OpContext& context) const override { backward(context, true, false); }
+  void backward_weights(const OpContext& context) const override { backward(context, false, true); }
 
  private:
+  void backward(const OpContext& context, bool of_inputs, bool of_weights) const {
+    const Array dy = context.output_gradient(0);
+    if (of_inputs && shape_.rotary) turn(context.threads(), *shape_.rotary, shape_.rows, 0, true, dy);
+    std::size_t parameter = 0;
+    for (const LinearPart& part : shape_.parts) {
+      if (of_inputs) input_gradient(context, part, parameter, dy);
+      if (of_weights) weight_gradient(context, part, parameter, dy);
+      parameter += part.bias ? 2 : 1;
+    }
+    if (of_weights && biased_width(shape_) > 0) bias_gradients(context, dy);
+  }
+
+  void input_gradient(const OpContext& context, const LinearPart& part, std::size_t parameter,
+                      ConstArray dy) const {
+    Product product = input_product(part, dy, context.parameter(parameter), context.input_gradient(0));
+    product.accumulate = context.adds(0) || parameter > 0;
+    kernels::multiply(context.library(), context.threads(), product, context.scratch());
+  }
+
+  void weight_gradient(const OpContext& context, const LinearPart& part, std::size_t parameter,
+                       ConstArray dy) const {
+    const engine::GradientTarget target = context.gradient(parameter);
+    Product product = weight_product(part, context.input(0), dy, {target.data, Dtype::kF32});
+    product.accumulate = target.accumulate;
+    kernels::multiply(context.library(), context.threads(), product, context.scratch());
+  }
+
   // Stands for an array where only the sizes of products count.
   Array blank() const { return {nullptr, shape_.type}; }
 

@@ -89,14 +89,38 @@ TEST_P(LadderTest, ProgramsUseDisjointMemoryAndNoMoreThanTheySay) {
   const auto library = kernels::load_matrix_library(2);
   kernels::ProductSurvey products(*library);
   for (const engine::UnitId unit : {engine::UnitId{0}, engine::UnitId{1}, model.impl().last()}) {
-    for (const Choice& choice : model.impl().choices(unit)) {
-      const UnitProgram program = compile(model.impl().graph(unit), choice, products);
-      for (const Program* part : {&program.forward, &program.backward}) {
-        expect_no_overlap(part->buffers, part->workspace_bytes);
+    for (const Choice& choice : model.impl().choices(unit))
+      for (const bool splits_backward : {false, true}) {
+        const UnitProgram program = compile(model.impl().graph(unit), choice, products, splits_backward);
+        for (const Program* part : {&program.forward, &program.backward, &program.weights})
+          expect_no_overlap(part->buffers, part->workspace_bytes);
+        EXPECT_EQ(program.kept_bytes + program.kept_for_weights_bytes,
+                  kept_bytes(model.impl().graph(unit), choice));
+        EXPECT_EQ(program.weights.steps.empty(),
+                  !splits_backward || !model.impl().graph(unit).splits_backward());
       }
-      EXPECT_EQ(program.kept_bytes, kept_bytes(model.impl().graph(unit), choice));
-    }
   }
+}
+
+// What a linear op reads is kept, or is computed again by backward, and there twice at no time.
+TEST_P(LadderTest, WhatWeightsNeedIsKeptOrLeft) {
+  const Model model(GetParam(), Dtype::kF32, 4, 8);
+  const auto library = kernels::load_matrix_library(2);
+  kernels::ProductSurvey products(*library);
+  const Graph& block = model.impl().graph(1);
+  std::size_t read = 0, gradients = 0;
+  for (const auto& op : block.ops()) {
+    if (!op->spec().splits_backward) continue;
+    for (const ValueId value : op->spec().saved) read += block.values()[value].bytes();
+    for (const ValueId value : op->spec().outputs) gradients += block.values()[value].bytes();
+  }
+  const std::vector<Choice> ladder = choice_ladder(block);
+  for (const Choice& choice : ladder) {
+    const UnitProgram program = compile(block, choice, products, true);
+    EXPECT_EQ(program.kept_for_weights_bytes + program.left_for_weights_bytes, read + gradients);
+  }
+  EXPECT_EQ(compile(block, ladder.front(), products, true).kept_for_weights_bytes, read);
+  EXPECT_EQ(compile(block, ladder.back(), products, true).kept_for_weights_bytes, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LadderTest,
@@ -160,6 +184,28 @@ TEST(GraphTest, AnOpThatReadsWhatIsNotMadeYetIsRefused) {
   graph.set_input(a);
   graph.add_op(std::make_unique<Nothing>(spec));
   EXPECT_THROW(graph.add_op(std::make_unique<Nothing>(spec)), Error) << "b is made twice";
+}
+
+// The input of a unit, and the gradient of its output, are gone when gradients of weights are computed.
+TEST(GraphTest, WeightsThatNeedTheInputOfAUnitAreRefusedWhereTheyAreApart) {
+  class Half : public Op {
+   public:
+    using Op::Op;
+    void forward(const OpContext&) const override {}
+    void backward(const OpContext&) const override {}
+  };
+  Graph graph;
+  const ValueId a = graph.add_value({"a", 1, Dtype::kF32, true}),
+                b = graph.add_value({"b", 1, Dtype::kF32, true});
+  graph.set_input(a);
+  OpSpec spec{.name = "first", .inputs = {a}, .outputs = {b}, .saved = {a}};
+  spec.splits_backward = true;
+  graph.add_op(std::make_unique<Half>(spec));
+  const auto library = kernels::load_matrix_library(1);
+  kernels::ProductSurvey products(*library);
+  const Choice none = choice_ladder(graph).front();
+  EXPECT_NO_THROW(compile(graph, none, products));
+  EXPECT_THROW(compile(graph, none, products, true), Error);
 }
 
 }  // namespace graph_test
