@@ -51,8 +51,9 @@ void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
       "--mesh", options.mesh,
       "axes of the ranks, as data=2,pipeline=4: along pipeline the model is cut into stages of consecutive "
       "blocks; along data ranks have the same stage and other micro-batches (data=N alone is --ranks N)");
-  flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe"},
-               "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages");
+  flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe", "zb-h1"},
+               "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages, "
+               "zb-h1 has no stage wait for gradients of weights, and takes more memory than 1f1b");
   flags.whole(
       "--chunks", s.chunks,
       "chunks of consecutive blocks that each stage has: with more than one stages are interleaved, wait "

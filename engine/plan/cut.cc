@@ -70,6 +70,7 @@ class Cutting {
     for (UnitId unit = range.first; unit < range.end; ++unit) {
       sum.forward += seconds_[unit].forward;
       sum.backward += seconds_[unit].backward;
+      sum.weights += seconds_[unit].weights;
       sum.message = std::max(sum.message, seconds_[unit].message);
     }
     return sum;

@@ -43,10 +43,14 @@ std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBat
   std::vector<std::set<int>> uses(profile.units.size());
   for (const Access& access : profile.schedule)
     if (access.gradient_use >= 0 || access.final) uses[access.unit].insert(access.gradient_use);
+  // A use is kept until others are complete, and what is complete of a use until its weights are. In any
+  // order gradients are used after the last access.
+  std::vector<bool> kept(profile.units.size(), profile.any_order);
+  for (UnitId unit = 0; unit < kept.size(); ++unit) kept[unit] = kept[unit] || uses[unit].size() > 1;
+  for (std::size_t i = 0; profile.whole_step && i < profile.schedule.size(); ++i)
+    if (profile.whole_step->parts[i].weights) kept[profile.schedule[i].unit] = true;
   std::vector<std::size_t> buffers;
-  // A use is kept until others are complete. In any order gradients are used after the last access.
-  for (const std::set<int>& of_unit : uses)
-    buffers.push_back(sums.kept(group, of_unit.size() > 1 || profile.any_order));
+  for (const bool to_the_end : kept) buffers.push_back(sums.kept(group, to_the_end));
   return buffers;
 }
 

@@ -14,10 +14,11 @@ namespace {
 
 using Kind = Action::Kind;
 
-constexpr std::array<const char*, 2> kOrders{"gpipe", "1f1b"};
+constexpr std::array<const char*, 3> kOrders{"gpipe", "1f1b", "zb-h1"};
 constexpr std::array<const char*, Action::kKinds> kWords{
     "the receive of the input",    "the forward pass",  "the send of the output",
-    "the receive of the gradient", "the backward pass", "the send of the gradient"};
+    "the receive of the gradient", "the backward pass", "the send of the gradient",
+    "the pass for the weights"};
 
 std::string in_words(const Pipeline& pipeline, const Action& action) {
   return fmt::format("{} of item {}{}", kWords[static_cast<std::size_t>(action.kind)], action.item,
@@ -73,12 +74,19 @@ std::size_t passes_ahead(const Pipeline& pipeline, int section) {
 
 std::vector<Action> passes_of(const Pipeline& pipeline, int section) {
   const std::size_t all = pipeline.items * pipeline.chunks, ahead = passes_ahead(pipeline, section);
+  // Section s computes weights s items late. So much is left for the end of a step, when the last gradient
+  // passes through the sections before.
+  const std::size_t late =
+      splits_backward(pipeline.order) ? std::min(all, static_cast<std::size_t>(section)) : all;
   std::vector<Action> passes;
   for (std::size_t i = 0; i < ahead; ++i) passes.push_back(pass_of(pipeline, Kind::kForward, i));
   for (std::size_t i = 0; i < all; ++i) {
     if (ahead + i < all) passes.push_back(pass_of(pipeline, Kind::kForward, ahead + i));
     passes.push_back(pass_of(pipeline, Kind::kBackward, i));
+    if (i >= late) passes.push_back(pass_of(pipeline, Kind::kWeights, i - late));
   }
+  for (std::size_t i = all - late; splits_backward(pipeline.order) && i < all; ++i)
+    passes.push_back(pass_of(pipeline, Kind::kWeights, i));
   return passes;
 }
 
@@ -159,6 +167,11 @@ class Simulation {
     require(is_done(s, leaves ? send_of(before) : before), s, action, "has no free buffer");
   }
 
+  // Of the buffers that gradients of weights empty.
+  void require_weights(std::size_t s, const Action& action, std::size_t buffers) {
+    require(action.item < done(s, Kind::kWeights, action.chunk) + buffers, s, action, "has no free buffer");
+  }
+
   // When the action may begin; nothing: it waits for what nobody has begun.
   std::optional<double> begin_of(std::size_t s, const Action& action) {
     double begin = sections_[s].now;
@@ -199,12 +212,14 @@ class Simulation {
               action, "has no free buffer");
     };
     const PipelineBuffers& buffers = sections_[s].buffers;
+    const bool is_split = splits_backward(pipeline_.order);
     switch (action.kind) {
       case Kind::kReceiveInput:
         require(receives(pipeline_, section, forward), s, action, "comes from nowhere");
         return fill();
       case Kind::kForward:
         if (sends(pipeline_, section, forward)) require_buffer(s, action, Kind::kForward, buffers.outputs);
+        if (is_split) require_weights(s, action, buffers.kept_for_weights);
         return receives(pipeline_, section, forward) ? follows(receive_of(forward)) : fill();
       case Kind::kSendOutput:
         require(sends(pipeline_, section, forward), s, action, "goes nowhere");
@@ -214,10 +229,14 @@ class Simulation {
         return require_buffer(s, action, Kind::kBackward, buffers.borders);
       case Kind::kBackward:
         follows(forward);
+        if (is_split) require_weights(s, action, buffers.left_for_weights);
         if (receives(pipeline_, section, backward)) return follows(receive_of(backward));
         return require_buffer(s, action, Kind::kBackward, buffers.borders);
       case Kind::kSendGradient:
         require(sends(pipeline_, section, backward), s, action, "goes nowhere");
+        return follows(backward);
+      case Kind::kWeights:
+        require(is_split, s, action, "is a part of the backward pass");
         return follows(backward);
     }
   }
@@ -248,13 +267,21 @@ class Simulation {
         return;
       case Kind::kForward:
       case Kind::kBackward:
-        const SectionSeconds& seconds = seconds_[pipeline_.number(static_cast<int>(s), action.chunk)];
-        const bool is_forward = action.kind == Kind::kForward;
-        own.now += is_forward ? seconds.forward : seconds.backward;
-        own.busy += is_forward ? seconds.forward : seconds.backward;
-        own.held = is_forward ? own.held + 1 : own.held - 1;
+      case Kind::kWeights:
+        const double seconds = seconds_of(pipeline_.number(static_cast<int>(s), action.chunk), action.kind);
+        own.now += seconds;
+        own.busy += seconds;
+        if (action.kind == Kind::kForward) ++own.held;
+        if (action.kind == Kind::kBackward) --own.held;
         own.most_held = std::max(own.most_held, own.held);
     }
+  }
+
+  double seconds_of(std::size_t chunk, Kind pass) const {
+    const SectionSeconds& own = seconds_[chunk];
+    if (pass == Kind::kForward) return own.forward;
+    if (pass == Kind::kWeights) return own.weights;
+    return own.backward - (splits_backward(pipeline_.order) ? own.weights : 0);
   }
 
   void check_ends() {
@@ -266,7 +293,8 @@ class Simulation {
     ensure(waiting.empty(), "a pipeline of {} sections and {} items cannot go on: {}", sections_.size(),
            pipeline_.items, waiting);
     for (std::size_t s = 0; s < sections_.size(); ++s)
-      for (std::size_t chunk = 0; chunk < pipeline_.chunks; ++chunk)
+      for (std::size_t chunk = 0; chunk < pipeline_.chunks; ++chunk) {
+        check_number(s, {Kind::kWeights, 0, chunk}, splits_backward(pipeline_.order));
         for (const Kind kind : {Kind::kForward, Kind::kBackward}) {
           const Action pass{kind, 0, chunk};
           const auto section = static_cast<int>(s);
@@ -274,6 +302,7 @@ class Simulation {
           check_number(s, receive_of(pass), receives(pipeline_, section, pass));
           check_number(s, send_of(pass), sends(pipeline_, section, pass));
         }
+      }
   }
   void check_number(std::size_t s, const Action& of, bool is_there) {
     const std::size_t found = done(s, of.kind, of.chunk), expected = is_there ? pipeline_.items : 0;
@@ -298,6 +327,7 @@ PipelineOrder pipeline_order(std::string_view word) {
   return static_cast<PipelineOrder>(found - kOrders.begin());
 }
 std::string_view name_of(PipelineOrder order) { return kOrders[static_cast<std::size_t>(order)]; }
+bool splits_backward(PipelineOrder order) { return order == PipelineOrder::kZeroBubbleH1; }
 
 // An output waits for its turn while the next one is made. A gradient lands in one border while another one
 // is computed with, and one more leaves. Where groups have more items than there are sections, what a section
@@ -309,12 +339,17 @@ PipelineBuffers buffers_of(const Pipeline& pipeline, int section) {
   if (pipeline.chunks == 1) {
     buffers.outputs = is_last ? 0 : std::min<std::size_t>(all, 2);
     buffers.borders = std::min<std::size_t>(all, 3 - (is_first ? 1 : 0) - (is_last ? 1 : 0));
-    return buffers;
+  } else {
+    const std::size_t size = group_of(pipeline, 0).size,
+                      sections = static_cast<std::size_t>(pipeline.sections);
+    const std::size_t more = size - std::min(size, sections);
+    buffers.outputs = std::min(all, 2 + more);
+    buffers.borders = std::min(all, 3 + more);
   }
-  const std::size_t size = group_of(pipeline, 0).size, sections = static_cast<std::size_t>(pipeline.sections);
-  const std::size_t more = size - std::min(size, sections);
-  buffers.outputs = std::min(all, 2 + more);
-  buffers.borders = std::min(all, 3 + more);
+  if (splits_backward(pipeline.order)) {
+    buffers.kept_for_weights = std::min(all, static_cast<std::size_t>(pipeline.sections));
+    buffers.left_for_weights = std::min(all, static_cast<std::size_t>(section) + 1);
+  }
   return buffers;
 }
 
@@ -327,9 +362,8 @@ std::size_t number_of(const Pipeline& pipeline, const Action& pass) {
 std::vector<std::size_t> items_held(const Pipeline& pipeline, int section) {
   std::vector<std::size_t> held(pipeline.chunks), most(pipeline.chunks);
   for (const Action& pass : passes_of(pipeline, section)) {
-    std::size_t& of_chunk = held[pass.chunk];
-    of_chunk = pass.kind == Kind::kForward ? of_chunk + 1 : of_chunk - 1;
-    most[pass.chunk] = std::max(most[pass.chunk], of_chunk);
+    if (pass.kind == Kind::kForward) most[pass.chunk] = std::max(most[pass.chunk], ++held[pass.chunk]);
+    if (pass.kind == Kind::kBackward) --held[pass.chunk];
   }
   return most;
 }
@@ -381,6 +415,7 @@ std::vector<Action> actions_of(const Pipeline& pipeline, int section) {
   std::size_t backward = 0;
   for (const Action& pass : passes_of(pipeline, section)) {
     actions.push_back(pass);
+    if (pass.kind == Kind::kWeights) continue;
     if (sends(pipeline, section, pass)) actions.push_back(send_of(pass));
     if (pass.kind == Kind::kForward) continue;
     ++done[pass.chunk];

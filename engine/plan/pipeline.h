@@ -9,11 +9,14 @@ namespace sluice::engine {
 
 // In which order the sections of a pipeline compute. GPipe (Huang et al. 2019): all forward passes, then all
 // backward ones. 1F1B (PipeDream-flush, Narayanan et al. 2021): as soon as there is something to do backward,
-// one pass backward and one forward in turn, so that few items are held.
-enum class PipelineOrder : std::uint8_t { kGPipe, k1F1B };
-// Users write "gpipe" and "1f1b". Throws Error(kInvalidArgument) for other words.
+// one pass backward and one forward in turn, so that few items are held. ZB-H1 (Qi et al. 2023): as 1F1B,
+// with the gradients of weights apart from those of inputs, so that no section waits for the former.
+enum class PipelineOrder : std::uint8_t { kGPipe, k1F1B, kZeroBubbleH1 };
+// Users write "gpipe", "1f1b" and "zb-h1". Throws Error(kInvalidArgument) for other words.
 PipelineOrder pipeline_order(std::string_view word);
 std::string_view name_of(PipelineOrder order);
+// Whether gradients of weights are computed in passes of their own.
+bool splits_backward(PipelineOrder order);
 
 // A step of a model that is cut into sections, which pass items to each other. An item is as many
 // micro-batches as pass through a unit together. A section has so many chunks, which are consecutive units
@@ -44,8 +47,9 @@ struct Action {
     kReceiveGradient,
     kBackward,
     kSendGradient,
+    kWeights,  // the gradients of weights; backward passes of other orders have them, too
   };
-  static constexpr std::size_t kKinds = 6;
+  static constexpr std::size_t kKinds = 7;
   Kind kind = Kind::kForward;
   std::size_t item = 0;
   std::size_t chunk = 0;  // of the section
@@ -67,6 +71,9 @@ std::vector<Action> awaited_by(const Pipeline& pipeline, int section, const Acti
 // section's passes of that kind) uses the buffer n modulo that.
 struct PipelineBuffers {
   std::size_t outputs = 0, borders = 1;
+  // Where gradients of weights are apart, by item as those of items_held(): for activations that they need,
+  // from the forward pass on, and for what the backward pass leaves them.
+  std::size_t kept_for_weights = 0, left_for_weights = 0;
 };
 PipelineBuffers buffers_of(const Pipeline& pipeline, int section);
 std::size_t number_of(const Pipeline& pipeline, const Action& pass);
@@ -77,6 +84,7 @@ std::vector<std::size_t> items_held(const Pipeline& pipeline, int section);
 // Seconds of an item in a chunk of a section, and of its message to the chunk before or after it.
 struct SectionSeconds {
   double forward = 0, backward = 0, message = 0;
+  double weights = 0;  // the part of backward that makes gradients of weights
 };
 struct PipelineTime {
   double step = 0;

@@ -71,16 +71,24 @@ Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int sec
   const auto backward = static_cast<std::size_t>(
       std::ranges::find_if(once, [](const Access& a) { return a.gradient_use >= 0 || a.final; }) -
       once.begin());
+  const auto writes_again = [&](const Access& access) {
+    return access.gradient_use >= 0 && std::any_of(once.data(), &access, [&](const Access& before) {
+             return before.unit == access.unit && before.gradient_use == access.gradient_use;
+           });
+  };
+  const auto weights = static_cast<std::size_t>(std::ranges::find_if(once, writes_again) - once.begin());
+  ensure((weights < once.size()) == splits_backward(pipeline.order),
+         "the schedule of a unit's passes is not that of a pipeline in the order {}",
+         name_of(pipeline.order));
   // As in a step that repeats the schedule, a unit is computed forward at its first access, and backward at
   // its last one.
   std::vector<std::size_t> first(of_section.units.size(), once.size()), last(of_section.units.size());
   for (std::size_t i = 0; i < once.size(); ++i) {
     first[once[i].unit] = std::min(first[once[i].unit], i);
-    last[once[i].unit] = i;
+    if (i < weights) last[once[i].unit] = i;
   }
   const PipelineBuffers buffers = buffers_of(pipeline, section);
   const std::vector<std::size_t> held = items_held(pipeline, section);
-
   Profile profile = of_section;
   profile.schedule.clear();
   WholeStep& step = profile.whole_step.emplace();
@@ -88,26 +96,39 @@ Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int sec
   step.held.resize(profile.units.size());
   for (const Access& access : once)
     if (access.parameters || access.gradient_use >= 0) step.held[access.unit] = held[access.chunk];
-
   step.borders = buffers.outputs + buffers.borders;
+  step.kept_for_weights = buffers.kept_for_weights;
+  step.left_for_weights = buffers.left_for_weights;
   std::size_t messages = 0;  // of each micro-batch
   for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk)
     messages += (pipeline.begins(section, chunk) ? 0 : 1) + (pipeline.ends(section, chunk) ? 0 : 1);
   step.received = messages * profile.micro_batches * profile.border_gradient_bytes;
-
   for (const Action& action : actions_of(pipeline, section)) {
-    const bool is_forward = action.kind == Action::Kind::kForward;
-    if (!is_forward && action.kind != Action::Kind::kBackward) continue;
-    for (std::size_t i = is_forward ? 0 : backward; i < (is_forward ? backward : once.size()); ++i) {
+    const auto [begin, end] = action.kind == Action::Kind::kForward    ? std::pair(std::size_t{0}, backward)
+                              : action.kind == Action::Kind::kBackward ? std::pair(backward, weights)
+                              : action.kind == Action::Kind::kWeights  ? std::pair(weights, once.size())
+                                                                       : std::pair(weights, weights);
+    for (std::size_t i = begin; i < end; ++i) {
       if (once[i].chunk != action.chunk) continue;
       const bool writes_nothing = !once[i].parameters && once[i].gradient_use < 0;
       if (writes_nothing && action.item + 1 < pipeline.items) continue;
       profile.schedule.push_back(once[i]);
       profile.schedule.back().final = once[i].final && action.item + 1 == pipeline.items;
-      step.parts.push_back({action.item, i == first[once[i].unit], i == last[once[i].unit]});
+      step.parts.push_back(
+          {action.item, i == first[once[i].unit], i == last[once[i].unit], i >= weights && !writes_nothing});
     }
   }
   return profile;
+}
+
+std::size_t activation_bytes(const Profile& profile, UnitId unit, std::size_t choice) {
+  const UnitProfile& own = profile.unit_profiles[unit];
+  const ActivationChoice& chosen = own.choices[choice];
+  if (!profile.whole_step) return own.input_bytes + chosen.kept_bytes;
+  const WholeStep& step = *profile.whole_step;
+  return step.held[unit] * (own.input_bytes + chosen.kept_bytes) +
+         step.kept_for_weights * chosen.kept_for_weights_bytes +
+         step.left_for_weights * chosen.left_for_weights_bytes;
 }
 
 void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {

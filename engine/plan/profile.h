@@ -38,10 +38,14 @@ struct ActivationChoice {
   Work again;                       // what backward computes again
   std::size_t workspace_bytes = 0;  // for its forward and backward passes
   std::size_t forward_steps = 1, backward_steps = 1;  // how often the client lets updates go on
+  // Where gradients of weights have a pass of their own: what is kept for it from forward, beside kept_bytes,
+  // what backward leaves for it, and its steps.
+  std::size_t kept_for_weights_bytes = 0, left_for_weights_bytes = 0, weights_steps = 0;
 };
 
 struct UnitProfile {
   Work forward, backward;
+  Work weights;                           // the part of backward that a pass of its own computes
   std::size_t input_bytes = 0;            // of one micro-batch; kept from forward to backward
   std::vector<ActivationChoice> choices;  // from all kept ("none") to nothing kept ("full"); never empty
 };
@@ -50,12 +54,14 @@ struct UnitProfile {
 struct WholeStep {
   std::size_t group = 1;          // micro-batches that pass through a unit together: an item
   std::vector<std::size_t> held;  // by unit: the items whose inputs and activations are there at once
-
   std::size_t borders = 1;     // items of which something that goes from unit to unit is there, beside that
   std::uint64_t received = 0;  // bytes of a step that come from the sections before and after this one
+  // Items of which there is what is kept, and left, for gradients of weights.
+  std::size_t kept_for_weights = 0, left_for_weights = 0;
   struct Part {
-    std::size_t item = 0;                    // that the access is for
-    bool forward = false, backward = false;  // what of the unit is computed meanwhile
+    std::size_t item = 0;  // that the access is for
+    // What of the unit is computed meanwhile. Where weights have a pass of their own, it is not in backward.
+    bool forward = false, backward = false, weights = false;
   };
   std::vector<Part> parts;  // by access
 };
@@ -89,17 +95,18 @@ struct Profile {
 
   // How often a step repeats the schedule, where so many micro-batches pass through a unit together.
   std::size_t repeats(std::size_t group) const;
-  // For how many groups inputs and activations of the unit are there at once.
-  std::size_t held(UnitId unit) const { return whole_step ? whole_step->held[unit] : 1; }
 };
 
 // The profile of a section of a pipeline, of whose units `of_section` is the profile: its schedule is that of
-// one group of micro-batches, first all forward passes, then all that write gradients, and what does neither,
-// but makes a gradient final, which is at the end of a step alone, and belongs to the first chunk. Throws
-// Error(kInvalidArgument) for a step of more than kMostItems items. REQUIRES: the pipeline's items are as
-// many as groups of so many micro-batches.
+// one group of micro-batches, first all forward passes, then all that write gradients, then those that write
+// the same gradients once more, for weights alone, and what does neither, but makes a gradient final, which
+// is at the end of a step alone, and belongs to the first chunk. Throws Error(kInvalidArgument) for a step of
+// more than kMostItems items. REQUIRES: the pipeline's items are as many as groups of so many micro-batches.
 inline constexpr std::size_t kMostItems = 4096;
 Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int section, std::size_t group);
+
+// What is there of a unit's activations, of one micro-batch of each item that is under way.
+std::size_t activation_bytes(const Profile& profile, UnitId unit, std::size_t choice);
 
 // The profile for a client that acquires units in an order of its own, at most `held_units` at once. The plan
 // counts as if each unit were used once forward, in order, and once backward, in the opposite order. A frozen

@@ -327,12 +327,11 @@ bool Placement::needs_scratch() const {
 }
 
 std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
-    const std::size_t borders = profile_.whole_step ? profile_.whole_step->borders : 1;
-  std::size_t bytes = 0;
+  const std::size_t borders = profile_.whole_step ? profile_.whole_step->borders : 1;
+  std::size_t bytes = borders * profile_.border_gradient_bytes;
   for (UnitId unit = 0; unit < units.size(); ++unit)
-        bytes += profile_.held(unit) * (profile_.unit_profiles[unit].input_bytes +
-                                    profile_.unit_profiles[unit].choices[units[unit].choice].kept_bytes);
-  return (bytes + borders * profile_.border_gradient_bytes) * group;
+    bytes += engine::activation_bytes(profile_, unit, units[unit].choice);
+  return bytes * group;
 }
 
 std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const {

@@ -153,6 +153,7 @@ class Placement {
   struct Times {
     double forward = 0, update = 0;
     double final = 0;              // for making its gradient final
+    double weights = 0;            // of backward, in a pass of its own
     std::vector<double> backward;  // by activation choice
   };
   std::vector<Times> times(const MachineRates& rates) const;

@@ -404,7 +404,7 @@ std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim
           : 0;
   std::vector<SectionSeconds> seconds;
   for (const Placement::Times& times : Placement(profile, optimizer, request).times(rates))
-    seconds.push_back({times.forward, times.backward.front(), message});
+    seconds.push_back({times.forward, times.backward.front(), message, times.weights});
   // A unit that is accessed once, as the head is, is computed forward where it is computed backward.
   for (UnitId unit = 0; unit < seconds.size(); ++unit)
     if (std::ranges::count(profile.schedule, unit, &Access::unit) == 1)

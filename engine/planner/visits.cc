@@ -37,6 +37,7 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
     const UnitProfile& profile = profile_.unit_profiles[unit];
     Times& times = all[unit];
     times.forward = pace.seconds(profile.forward);
+    times.weights = pace.seconds(profile.weights);
     for (const ActivationChoice& choice : profile.choices)
       times.backward.push_back(pace.seconds(profile.backward) + pace.seconds(choice.again));
     times.update = update_seconds(unit, rates);
@@ -59,14 +60,17 @@ void Placement::add_computing(const std::vector<UnitPlan>& units, std::size_t gr
     const WholeStep::Part part =
         profile_.whole_step ? profile_.whole_step->parts[i]
                             : WholeStep::Part{i / length, i % length == own.first, i % length == own.last};
-    if (!part.forward && !part.backward) continue;
+    if (!part.forward && !part.backward && !part.weights) continue;
     const ActivationChoice& choice = profile_.unit_profiles[unit].choices[units[unit].choice];
     const std::size_t micro_batches = std::min(group, all_micro_batches - part.item * group);
     if (part.forward) visits[i].compute += static_cast<double>(micro_batches) * times[unit].forward;
     if (part.backward)
-      visits[i].compute += static_cast<double>(micro_batches) * times[unit].backward[units[unit].choice];
-    visits[i].steps = std::max<std::size_t>(
-        1, micro_batches * (part.backward ? choice.backward_steps : choice.forward_steps));
+      visits[i].compute += static_cast<double>(micro_batches) *
+                           (times[unit].backward[units[unit].choice] - times[unit].weights);
+    if (part.weights) visits[i].compute += static_cast<double>(micro_batches) * times[unit].weights;
+    visits[i].steps = std::max<std::size_t>(1, micro_batches * (part.backward  ? choice.backward_steps
+                                                                : part.weights ? choice.weights_steps
+                                                                               : choice.forward_steps));
   }
 }
 

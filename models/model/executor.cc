@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -17,7 +18,30 @@ std::size_t counted(std::span<const std::int32_t> targets) {
 }
 
 std::string pass_name(Pass::Kind kind) {
-  return kind == Pass::Kind::kForward ? "forward " : kind == Pass::Kind::kHead ? "loss " : "backward ";
+  switch (kind) {
+    case Pass::Kind::kForward:
+      return "forward ";
+    case Pass::Kind::kHead:
+      return "loss ";
+    case Pass::Kind::kWeights:
+      return "weights ";
+    default:
+      return "backward ";
+  }
+}
+
+// The action that a pass is part of; nothing: it is one of the end of a step.
+std::optional<engine::Action::Kind> action_of(Pass::Kind kind) {
+  switch (kind) {
+    case Pass::Kind::kForward:
+      return engine::Action::Kind::kForward;
+    case Pass::Kind::kWeights:
+      return engine::Action::Kind::kWeights;
+    case Pass::Kind::kAdd:
+      return std::nullopt;
+    default:
+      return engine::Action::Kind::kBackward;
+  }
 }
 
 }  // namespace
@@ -25,13 +49,10 @@ std::string pass_name(Pass::Kind kind) {
 std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
                              std::size_t group) {
   const std::size_t borders = profile.whole_step ? profile.whole_step->borders : 1;
-  std::size_t bytes = 0;
-  for (std::size_t unit = 0; unit < choices.size(); ++unit) {
-    const engine::UnitProfile& of_unit = profile.unit_profiles[unit];
-    bytes += profile.held(static_cast<engine::UnitId>(unit)) *
-             (of_unit.input_bytes + of_unit.choices[choices[unit]].kept_bytes);
-  }
-  return group * (bytes + borders * profile.border_gradient_bytes);
+  std::size_t bytes = borders * profile.border_gradient_bytes;
+  for (engine::UnitId unit = 0; unit < choices.size(); ++unit)
+    bytes += engine::activation_bytes(profile, unit, choices[unit]);
+  return group * bytes;
 }
 
 std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices) {
@@ -45,8 +66,9 @@ std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std:
 Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
                    const Resources& resources, const Place& place)
     : model_(model),
+      splits_backward_(engine::splits_backward(place.pipeline.order)),
       choices_(std::move(choices)),
-      passes_(model.passes()),
+      passes_(model.passes(splits_backward_)),
       group_(group),
       resources_(resources),
       place_(place),
@@ -63,18 +85,24 @@ Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::s
   for (engine::UnitId unit = model_.first(); unit < model_.units.size(); ++unit) {
     const Graph& graph = model_.graph(unit);
     std::shared_ptr<const UnitProgram>& known = compiled[{&graph, choices_[unit].dropped}];
-    if (!known) known = std::make_shared<UnitProgram>(compile(graph, choices_[unit], products));
+    if (!known)
+      known = std::make_shared<UnitProgram>(compile(graph, choices_[unit], products, splits_backward_));
     programs_.push_back(known);
     const UnitProgram& program = *known;
-    const std::size_t held = held_[model_.chunk_of(unit)] * group_;
-
+    const std::size_t held = held_[model_.chunk_of(unit)];
     workspace_bytes_ = std::max(workspace_bytes_, program.workspace_bytes());
     ActivationLayout::Offsets own;
     own.input_bytes = graph.input() ? graph.values()[*graph.input()].bytes() : 0;
     own.kept_bytes = program.kept_bytes;
-    own.input = layout_.bytes;
-    own.kept = own.input + held * own.input_bytes;
-    layout_.bytes = own.kept + held * own.kept_bytes;
+    own.kept_for_weights_bytes = program.kept_for_weights_bytes;
+    own.left_for_weights_bytes = program.left_for_weights_bytes;
+    const auto place_next = [&](std::size_t items, std::size_t each) {
+      return std::exchange(layout_.bytes, layout_.bytes + items * group_ * each);
+    };
+    own.input = place_next(held, own.input_bytes);
+    own.kept = place_next(held, own.kept_bytes);
+    own.kept_for_weights = place_next(buffers_.kept_for_weights, own.kept_for_weights_bytes);
+    own.left_for_weights = place_next(buffers_.left_for_weights, own.left_for_weights_bytes);
     layout_.units.push_back(own);
   }
   layout_.border = layout_.bytes;
@@ -93,15 +121,17 @@ void Executor::set_memory(std::span<std::byte> activations, std::span<std::byte>
 
 Execution Executor::execution(engine::UnitId unit, std::size_t item, std::size_t place,
                               const MicroBatch& micro_batch) {
-  const std::size_t chunk = model_.chunk_of(unit), slot = item % held_[chunk] * group_ + place;
-
+  const std::size_t chunk = model_.chunk_of(unit), held = held_[chunk];
+  const auto at = [&](std::size_t first, std::size_t slot, std::size_t bytes) {
+    return activations_.data() + first + (slot * group_ + place) * bytes;
+  };
   const auto input = [&](engine::UnitId of) {
-    return activations_.data() + layout_.units[of].input + slot * layout_.units[of].input_bytes;
+    return at(layout_.units[of].input, item % held, layout_.units[of].input_bytes);
   };
   const auto border = [&](std::size_t first, std::size_t buffers, engine::Action::Kind pass) {
-    const std::size_t number = engine::number_of(place_.pipeline, {pass, item, chunk});
-    return activations_.data() + first + (number % buffers * group_ + place) * layout_.border_bytes;
+    return at(first, engine::number_of(place_.pipeline, {pass, item, chunk}) % buffers, layout_.border_bytes);
   };
+  const ActivationLayout::Offsets& own = layout_.units[unit];
   Execution result{resources_.threads, resources_.library, resources_.source, model_.parameter_ids[unit]};
   const auto area = [&](Area which) -> std::byte*& { return result.areas[static_cast<std::size_t>(which)]; };
   area(Area::kInput) = input(unit);
@@ -109,7 +139,13 @@ Execution Executor::execution(engine::UnitId unit, std::size_t item, std::size_t
     area(Area::kOutput) = input(unit + 1);
   else if (!place_.ends(chunk))
     area(Area::kOutput) = border(layout_.output, buffers_.outputs, engine::Action::Kind::kForward);
-  area(Area::kKept) = activations_.data() + layout_.units[unit].kept + slot * layout_.units[unit].kept_bytes;
+  area(Area::kKept) = at(own.kept, item % held, own.kept_bytes);
+  if (splits_backward_) {
+    area(Area::kKeptForWeights) =
+        at(own.kept_for_weights, item % buffers_.kept_for_weights, own.kept_for_weights_bytes);
+    area(Area::kLeftForWeights) =
+        at(own.left_for_weights, item % buffers_.left_for_weights, own.left_for_weights_bytes);
+  }
   area(Area::kWorkspace) = workspace_.data();
   area(Area::kBorder) = border(layout_.border, buffers_.borders, engine::Action::Kind::kBackward);
   result.tokens = micro_batch.tokens;
@@ -131,9 +167,16 @@ void Executor::run(engine::UnitId unit, const Program& program, Execution& execu
 // Takes back what the pass writes: in forward what it keeps and the next unit's input, from the last one on
 // all.
 void Executor::claim_activations(const Pass& pass) const {
-  if (pass.kind == Pass::Kind::kBackward) return;
+  if (pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kWeights) return;
   const bool more = pass.kind == Pass::Kind::kForward && pass.unit < model_.last();
   resources_.source.take_activations_back(more ? layout_.units[pass.unit + 1].kept : layout_.border);
+}
+
+// Of the last item: nothing more is needed of this unit, and of all that follow it.
+void Executor::lend_activations(const Pass& pass) const {
+  const bool is_last =
+      splits_backward_ ? pass.kind == Pass::Kind::kWeights : pass.kind != Pass::Kind::kForward;
+  if (is_last) resources_.source.lend_activations(layout_.units[pass.unit].input);
 }
 
 void Executor::run_pass(const Pass& pass, std::size_t item, Step& step) {
@@ -152,14 +195,15 @@ void Executor::run_pass(const Pass& pass, std::size_t item, Step& step) {
       one.step = step.key.step;
       one.gradient_scale = step.key.gradient_scale;
       const UnitProgram& programs = *programs_[pass.unit];
-      run(pass.unit, pass.kind == Pass::Kind::kForward ? programs.forward : programs.backward, one,
-          step.between);
+      const Program& program = pass.kind == Pass::Kind::kForward   ? programs.forward
+                               : pass.kind == Pass::Kind::kWeights ? programs.weights
+                                                                   : programs.backward;
+      run(pass.unit, program, one, step.between);
       step.losses[one.micro_batch] += one.loss;
     }
   }
   for (const engine::Access& access : pass.accesses) resources_.source.release(access);
-  if (pass.kind != Pass::Kind::kForward && item + 1 == step.items)
-    resources_.source.lend_activations(layout_.units[pass.unit].input);
+  if (item + 1 == step.items) lend_activations(pass);
 }
 
 std::span<std::byte> Executor::message(const engine::Action& action, std::size_t micro_batches) const {
@@ -199,14 +243,14 @@ void Executor::act(const engine::Action& action, const engine::Pipeline& pipelin
   using Kind = engine::Action::Kind;
   for (const engine::Action& awaited : engine::awaited_by(pipeline, place_.section, action))
     await(awaited, step.under_way);
-  if (action.kind != Kind::kForward && action.kind != Kind::kBackward) {
+  const bool is_pass =
+      action.kind == Kind::kForward || action.kind == Kind::kBackward || action.kind == Kind::kWeights;
+  if (!is_pass) {
     const std::size_t first = action.item * group_;
     return begin(action, std::min(group_, step.micro_batches.size() - first), step.under_way);
   }
   for (const Pass& pass : passes_)
-    if (pass.kind != Pass::Kind::kAdd && pass.chunk == action.chunk &&
-        (pass.kind == Pass::Kind::kForward) == (action.kind == Kind::kForward))
-      run_pass(pass, action.item, step);
+    if (pass.chunk == action.chunk && action_of(pass.kind) == action.kind) run_pass(pass, action.item, step);
 }
 
 std::uint64_t counted_targets(std::span<const MicroBatch> micro_batches) {
@@ -253,7 +297,7 @@ double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> log
     await({kind, 0, chunk}, under_way);
   };
   for (const Pass& pass : passes_) {
-    if (pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kAdd) break;
+    if (pass.kind != Pass::Kind::kForward && pass.kind != Pass::Kind::kHead) break;
     const engine::UnitRange& chunk = model_.chunks()[pass.chunk];
     if (pass.unit == chunk.first && !place_.begins(pass.chunk))
       pass_on(engine::Action::Kind::kReceiveInput, pass.chunk);

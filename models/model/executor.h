@@ -18,6 +18,8 @@ namespace sluice::models {
 struct ActivationLayout {
   struct Offsets {  // of the first item's first micro-batch, which the others follow
     std::size_t input = 0, input_bytes = 0, kept = 0, kept_bytes = 0;
+    std::size_t kept_for_weights = 0, kept_for_weights_bytes = 0, left_for_weights = 0,
+                left_for_weights_bytes = 0;
   };
   std::vector<Offsets> units;
   std::size_t border = 0, output = 0, border_bytes = 0;
@@ -88,6 +90,7 @@ class Executor {
   void run_pass(const Pass& pass, std::size_t item, Step& step);
   void hold(const Pass& pass);  // of a unit whose gradient is complete, and of which nothing is computed
   void claim_activations(const Pass& pass) const;
+  void lend_activations(const Pass& pass) const;
   struct Text {  // the text that a forward pass continues
     TextCache* cache = nullptr;
     std::size_t first_position = 0, rows = 0;
@@ -102,6 +105,7 @@ class Executor {
   void check_tokens(std::span<const std::int32_t> tokens) const;
 
   const Model::Impl& model_;
+  const bool splits_backward_;
   std::vector<Choice> choices_;
   std::vector<std::shared_ptr<const UnitProgram>> programs_;  // by unit; equal ones are shared
   std::vector<Pass> passes_;

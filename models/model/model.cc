@@ -159,8 +159,8 @@ std::size_t Model::Impl::chunk_of(engine::UnitId unit) const {
   return static_cast<std::size_t>(found - chunks_.begin());
 }
 
-std::vector<Pass> Model::Impl::passes() const {
-  std::vector<Pass> passes;
+std::vector<Pass> Model::Impl::passes(bool splits_backward) const {
+  std::vector<Pass> passes, of_weights;
   const engine::UnitId end_of_blocks = last() + (has_head_ ? 0 : 1);
   for (engine::UnitId unit = first(); unit < end_of_blocks; ++unit) {
     passes.push_back({Pass::Kind::kForward, unit, {{unit, true, -1, false}}});
@@ -170,10 +170,13 @@ std::vector<Pass> Model::Impl::passes() const {
     if (shape.config.tied_head) passes.back().accesses.push_back({0, true, 0, false, true});
   }
   for (engine::UnitId unit = end_of_blocks; unit-- > first() + (has_embedding_ ? 1 : 0);) {
-    passes.push_back({Pass::Kind::kBackward, unit, {{unit, true, 0, true}}});
+    const bool is_split = splits_backward && graph(unit).splits_backward();
+    passes.push_back({Pass::Kind::kBackward, unit, {{unit, true, 0, !is_split}}});
+    if (is_split) of_weights.push_back({Pass::Kind::kWeights, unit, {{unit, false, 0, true}}});
   }
   if (has_embedding_)
     passes.push_back({Pass::Kind::kBackward, 0, {{0, false, shape.config.tied_head ? 1 : 0, true}}});
+  passes.insert(passes.end(), of_weights.begin(), of_weights.end());
   if (has_copy()) passes.push_back({Pass::Kind::kAdd, 0, {{0, false, -1, true}}});
   for (Pass& pass : passes) {
     pass.chunk = chunk_of(pass.unit);
@@ -262,22 +265,33 @@ engine::Work backward_work(const Op& op, const kernels::MatrixLibrary& library,
   return work_of(asked, op.spec().backward_flops, op.spec().backward_bytes, known);
 }
 
-engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& choices,
+engine::Work weights_work(const Op& op, const kernels::MatrixLibrary& library,
+                          std::vector<kernels::Product>& known) {
+  kernels::ProductSurvey asked(library);
+  op.weights_workspace(asked);
+  return work_of(asked, op.spec().weights_flops, op.spec().weights_bytes, known);
+}
+
+engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& choices, bool splits_backward,
                                  kernels::ProductSurvey& products, std::vector<kernels::Product>& known) {
   engine::UnitProfile profile;
   for (const auto& op : graph.ops()) {
     profile.forward += forward_work(*op, products.library(), known);
     profile.backward += backward_work(*op, products.library(), known);
+    if (splits_backward && op->spec().splits_backward)
+      profile.weights += weights_work(*op, products.library(), known);
   }
   if (graph.input()) profile.input_bytes = graph.values()[*graph.input()].bytes();
   for (const Choice& choice : choices) {
-    const UnitProgram program = compile(graph, choice, products);
+    const UnitProgram program = compile(graph, choice, products, splits_backward);
     // The head has no forward pass to recompute.
     engine::Work again;
     for (const std::size_t op : graph.output() ? recomputed_ops(graph, choice) : std::vector<std::size_t>())
       again += forward_work(*graph.ops()[op], products.library(), known);
     profile.choices.push_back({choice.name, program.kept_bytes, std::move(again), program.workspace_bytes(),
-                               program.forward.steps.size(), program.backward.steps.size()});
+                               program.forward.steps.size(), program.backward.steps.size(),
+                               program.kept_for_weights_bytes, program.left_for_weights_bytes,
+                               program.weights.steps.size()});
   }
   return profile;
 }
@@ -285,7 +299,7 @@ engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& 
 }  // namespace
 
 engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixLibrary& library,
-                               std::size_t hidden_bytes) const {
+                               std::size_t hidden_bytes, bool splits_backward) const {
   engine::Profile profile;
   kernels::ProductSurvey products(library, hidden_bytes);
   profile.units = impl_->units;
@@ -296,11 +310,11 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
       continue;
     }
     const auto [first, is_new] = known.emplace(&impl_->graph(unit), unit);
-    profile.unit_profiles.push_back(
-        is_new ? profile_unit(impl_->graph(unit), impl_->choices(unit), products, profile.products)
-               : profile.unit_profiles[first->second]);
+    profile.unit_profiles.push_back(is_new ? profile_unit(impl_->graph(unit), impl_->choices(unit),
+                                                          splits_backward, products, profile.products)
+                                           : profile.unit_profiles[first->second]);
   }
-  for (const Pass& pass : impl_->passes()) {
+  for (const Pass& pass : impl_->passes(splits_backward)) {
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
   }
   if (impl_->shape.config.tied_head && impl_->has_embedding() != impl_->has_head())

@@ -42,9 +42,9 @@ class Model {
   kernels::AttentionShape attention() const;               // of a micro-batch in a block
   std::size_t text_cache_bytes(std::size_t tokens) const;  // of Runner::keep_text()
   // States sizes and work; nothing is allocated. hidden_bytes: what the library takes for itself for products
-  // in f32 that are not the model's.
+  // in f32 that are not the model's. splits_backward: the gradients of weights have passes of their own.
   engine::Profile profile(std::size_t micro_batches, const kernels::MatrixLibrary& library,
-                          std::size_t hidden_bytes = 0) const;
+                          std::size_t hidden_bytes = 0, bool splits_backward = false) const;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }  // for the other files of the folder

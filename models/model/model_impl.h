@@ -11,8 +11,8 @@ namespace sluice::models {
 // A pass of all micro-batches of a group through one unit, and what is held meanwhile.
 struct Pass {
   // kAdd: of a copied embedding, whose gradient is complete at the end of a step, when the first section gets
-  // no more from this one.
-  enum class Kind : std::uint8_t { kForward, kHead, kBackward, kAdd };
+  // no more from this one. kWeights: where backward is split.
+  enum class Kind : std::uint8_t { kForward, kHead, kBackward, kWeights, kAdd };
   Kind kind = Kind::kForward;
   engine::UnitId unit = 0;
   std::vector<engine::Access> accesses;
@@ -44,8 +44,9 @@ struct Model::Impl {
 
   // The unit's choices, in the order of its ActivationChoices.
   std::vector<Choice> choices(engine::UnitId unit) const;
-  // The passes of one group in the vertical order; the profile's schedule is their accesses.
-  std::vector<Pass> passes() const;
+  // The passes of one group in the vertical order; the profile's schedule is their accesses. splits_backward:
+  // those that can have the gradients of weights in passes of their own, behind all others.
+  std::vector<Pass> passes(bool splits_backward) const;
 
  private:
   void add_unit(const std::string& name, const std::string& prefix, const Graph& graph, bool is_here);

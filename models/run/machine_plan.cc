@@ -145,7 +145,8 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
     plan.not_known.push_back(
         "what the matrix library takes there for products of bf16, which counts as here");
   plan.profile =
-      model.profile(own_micro_batches(s), library, engine::hidden_bytes(model.units(), *optimizer, library));
+      model.profile(own_micro_batches(s), library, engine::hidden_bytes(model.units(), *optimizer, library),
+                    engine::splits_backward(s.pipeline));
   plan.rates = rates_there(machine, s, disks, plan.not_known);
   choose_recipe(plan, s, model);
   add_file_sizes(plan, s, model, *optimizer);

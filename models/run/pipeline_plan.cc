@@ -51,12 +51,16 @@ std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimize
   return bytes;
 }
 
-// What a section keeps of an item of one micro-batch at least.
-std::uint64_t activation_bytes(const engine::Profile& profile, engine::UnitRange units) {
+// What a section keeps of items of one micro-batch at least.
+std::uint64_t activation_bytes(const engine::Profile& profile, std::size_t held,
+                               const engine::PipelineBuffers& buffers, engine::UnitRange units) {
   std::uint64_t bytes = 0;
   for (engine::UnitId unit = units.first; unit < units.end; ++unit) {
     const engine::UnitProfile& own = profile.unit_profiles[unit];
-    bytes += own.input_bytes + own.choices.back().kept_bytes;
+    const engine::ActivationChoice& choice = own.choices.back();
+    bytes += held * (own.input_bytes + choice.kept_bytes) +
+             buffers.kept_for_weights * choice.kept_for_weights_bytes +
+             buffers.left_for_weights * choice.left_for_weights_bytes;
   }
   return bytes;
 }
@@ -112,9 +116,11 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   // Chunks of a section share its memory evenly.
   const auto fits = [&](int section, engine::UnitRange units) {
     if (!may_fit(section, units)) return false;
+    const auto s_index = static_cast<std::size_t>(section);
     return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state
            resident_bytes(layout, optimizer, plan.request.clip, units) +
-                   held[static_cast<std::size_t>(section)] * activation_bytes(plan.profile, units) <=
+                   activation_bytes(plan.profile, held[s_index], engine::buffers_of(pipeline, section),
+                                    units) <=
                memory / s.chunks;
   };
   std::vector<engine::UnitRange> cut = engine::cut(pipeline, seconds, fits);
@@ -146,6 +152,7 @@ std::vector<engine::SectionSeconds> seconds_of(const engine::Plan& plan, const e
     for (engine::UnitId unit = range.first; unit < range.end; ++unit) {
       own.forward += units[unit].forward;
       own.backward += units[unit].backward;
+      own.weights += units[unit].weights;
     }
     sum += own.forward + own.backward;
   }
@@ -157,6 +164,7 @@ std::vector<engine::SectionSeconds> seconds_of(const engine::Plan& plan, const e
   for (engine::SectionSeconds& own : seconds) {
     own.forward *= item / sum;
     own.backward *= item / sum;
+    own.weights *= item / sum;
     own.message = link ? link->latency + bytes / link->bandwidth : 0;
   }
   return seconds;
@@ -171,7 +179,8 @@ SectionWays make_ways(const PlanResult& plan, const TrainSettings& s, const Mode
   of_section.model = std::make_unique<Model>(model, chunks);
   const std::size_t micro_batches = plan.profile.micro_batches;
   const engine::Profile once = of_section.model->profile(
-      micro_batches, library, engine::hidden_bytes(model.units(), optimizer, library));
+      micro_batches, library, engine::hidden_bytes(model.units(), optimizer, library),
+      engine::splits_backward(s.pipeline));
   for (const std::size_t group : group_sizes(s, micro_batches)) {
     const engine::Pipeline pipeline{s.pipeline, sections_of(s), divide_up(micro_batches, group), s.chunks};
     Way& way = of_section.ways[group];
@@ -196,7 +205,7 @@ Json told(const SectionWays& of_section) {
     Json& json = ways.emplace_back(Json{{"group", group}, {"error", way.error}});
     if (!way.plan) continue;
     for (const engine::SectionSeconds& chunk : way.seconds)
-      json["seconds"].push_back({chunk.forward, chunk.backward, chunk.message});
+      json["seconds"].push_back({chunk.forward, chunk.backward, chunk.message, chunk.weights});
     json["step"] = way.plan->time.step;
     json["peak"] = way.plan->peak_memory;
   }
@@ -249,7 +258,7 @@ std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t
     for (std::size_t chunk = 0; chunk < pipeline.pipeline.chunks; ++chunk)
       for (const Json& ways : sections) {
         const Json& own = ways[i].at("seconds")[chunk];
-        seconds.push_back({own[0], own[1], own[2]});
+        seconds.push_back({own[0], own[1], own[2], own[3]});
       }
     engine::Pipeline shape = pipeline.pipeline;
     shape.items = divide_up(micro_batches, sections.front()[i].at("group").get<std::size_t>());
@@ -440,11 +449,14 @@ double PipelinePlan::bubble() const {
 std::string to_text(const PipelinePlan& p, const engine::Profile& profile) {
   const engine::WholeStep& step = *profile.whole_step;
   std::string text = fmt::format(
-      "pipeline          stage {} of {}: {}; {}, {}{} items of {}{} micro-batch{}, of which it holds {}\n",
+      "pipeline          stage {} of {}: {}; {}, {}{} items of {}{} micro-batch{}, of which it holds {}{}\n",
       p.section + 1, p.names.size(), p.names[static_cast<std::size_t>(p.section)],
       engine::name_of(p.pipeline.order), p.pipeline.chunks > 1 ? "interleaved, " : "", p.pipeline.items,
       p.pipeline.items * step.group > profile.micro_batches ? "up to " : "", step.group,
-      step.group == 1 ? "" : "es", p.time.held[static_cast<std::size_t>(p.section)]);
+      step.group == 1 ? "" : "es", p.time.held[static_cast<std::size_t>(p.section)],
+      step.kept_for_weights > 0
+          ? fmt::format(", and parts of {} for the gradients of weights", step.kept_for_weights)
+          : "");
   text += fmt::format("                  a step of all stages takes {:.2f} s, in {:.0f}% of which they wait",
                       p.time.step, 100 * p.bubble());
   if (p.bubble() > 0.5) text += "; a larger --accumulate, or fewer stages, would let them wait less";

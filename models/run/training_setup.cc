@@ -67,6 +67,10 @@ void check_stages(const TrainSettings& s) {
          "give "
          "--mesh pipeline=P, too",
          s.chunks);
+  if (s.chunks > 1 && engine::splits_backward(s.pipeline))
+    fail(ErrorCode::kInvalidArgument,
+         "--pipeline {} is for stages of one chunk each, and --chunks is {}: leave one of them out",
+         engine::name_of(s.pipeline), s.chunks);
   if (s.stages && sections_of(s) == 1)
     fail(
         ErrorCode::kInvalidArgument,
@@ -264,7 +268,8 @@ Setup prepare(const TrainSettings& settings) {
   setup.tools = std::make_unique<engine::Tools>(s.threads, offload::options_for(disks));
   const kernels::MatrixLibrary& library = *setup.tools->library;
   setup.plan.profile = setup.model->profile(
-      own_micro_batches(s), library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
+      own_micro_batches(s), library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library),
+      engine::splits_backward(s.pipeline));
   setup.plan.rates =
       engine::measure_rates(setup.tools->threads, *setup.tools->library,
                             {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,

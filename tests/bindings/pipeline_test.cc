@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <regex>
 #include <set>
 
 #include "bindings/ranks_runs.h"
@@ -44,30 +45,30 @@ class PipelineTest : public RanksTest, public ::testing::WithParamInterface<Mesh
 // Every two of stages, order, ZeRO's stage, place, optimizer and type are together in one of them.
 INSTANTIATE_TEST_SUITE_P(
     Meshes, PipelineTest,
-    ::testing::Values(
-        Mesh{1, 2, "0", "memory", "--optimizer adamw --eval-every 2"},
-        Mesh{1, 3, "0", "disk", "--optimizer adafactor --dtype bf16 --pipeline gpipe --clip 0"},
-        Mesh{1, 3, "0", "memory", "--optimizer muon --dtype f16 --initial-scale 1e30"},
-        Mesh{1, 2, "0", "disk", "--optimizer adamw --state 8bit --dtype bf16 --master none --group 5"},
-        Mesh{2, 2, "3", "disk", "--optimizer adamw --dtype bf16 --recompute full"},
-        Mesh{2, 2, "1", "memory", "--optimizer muon --pipeline gpipe --eval-every 2"},
-        Mesh{2, 3, "2", "memory", "--optimizer adamw --state 8bit --clip 0"},
-        Mesh{2, 2, "2", "disk", "--optimizer adafactor --dtype f16 --pipeline gpipe --group 1"},
-        Mesh{3, 2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
-        Mesh{2, 2, "0", "memory", "--optimizer lion --stages 0-1,2-3"},
-        Mesh{1, 2, "0", "disk", "--optimizer adamw --state 8bit --group 5 --chunks 2"},
-        Mesh{2, 2, "3", "memory", "--optimizer muon --dtype bf16 --eval-every 2 --chunks 2"},
-        Mesh{2, 2, "2", "disk", "--optimizer adafactor --clip 0 --chunks 2 --stages 0,1,2,3"},
-        Mesh{1, 2, "0", "memory",
-             "--optimizer adamw --dtype f16 --initial-scale 1e30 --pipeline gpipe --chunks 2"}));
+    ::testing::Values(Mesh{1, 2, "0", "memory", "--optimizer adamw --eval-every 2"},
+                      Mesh{1, 3, "0", "disk", "--optimizer adafactor --dtype bf16 --pipeline gpipe --clip 0"},
+                      Mesh{1, 3, "0", "memory", "--optimizer muon --dtype f16 --initial-scale 1e30"},
+                      Mesh{1, 2, "0", "disk",
+                           "--optimizer adamw --state 8bit --dtype bf16 --master none --group 5"},
+                      Mesh{2, 2, "3", "disk", "--optimizer adamw --dtype bf16 --recompute full"},
+                      Mesh{2, 2, "1", "memory", "--optimizer muon --pipeline gpipe --eval-every 2"},
+                      Mesh{2, 3, "2", "memory", "--optimizer adamw --state 8bit --clip 0"},
+                      Mesh{2, 2, "2", "disk", "--optimizer adafactor --dtype f16 --pipeline gpipe --group 1"},
+                      Mesh{3, 2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
+                      Mesh{2, 2, "0", "memory", "--optimizer lion --stages 0-1,2-3"},
+                      Mesh{1, 2, "0", "disk", "--optimizer adamw --state 8bit --group 5 --chunks 2"},
+                      Mesh{2, 2, "3", "memory", "--optimizer muon --dtype bf16 --eval-every 2 --chunks 2"},
+                      Mesh{2, 2, "2", "disk", "--optimizer adafactor --clip 0 --chunks 2 --stages 0,1,2,3"},
+                      Mesh{1, 2, "0", "memory",
+                           "--optimizer adamw --dtype f16 --initial-scale 1e30 --pipeline gpipe --chunks 2"},
+                      Mesh{1, 3, "0", "disk", "--optimizer adamw --dtype bf16 --pipeline zb-h1"},
+                      Mesh{2, 2, "3", "memory", "--optimizer muon --pipeline zb-h1 --recompute full"},
+                      Mesh{2, 3, "1", "disk", "--optimizer adafactor --pipeline zb-h1 --clip 0 --group 1"}));
 
 TEST_P(PipelineTest, HasTheBitsOfRanksThatHaveTheWholeModel) {
   const Mesh& mesh = GetParam();
   Partition whole{mesh.data, "0", "memory", mesh.flags};
-  if (const std::size_t at = whole.flags.find("--pipeline"); at != std::string::npos)
-    whole.flags.erase(at, std::string("--pipeline gpipe").size());
-  for (const char* last : {"--stages", "--chunks"})
-    if (const std::size_t at = whole.flags.find(last); at != std::string::npos) whole.flags.erase(at);
+  whole.flags = std::regex_replace(whole.flags, std::regex("--(pipeline|chunks|stages) [^ ]+"), "");
   expect_done(run_sluice(placed("whole", whole, 3)));
   expect_done(run_sluice(cut("parts", mesh, 3)));
   EXPECT_EQ(losses("parts"), losses("whole"));
@@ -79,21 +80,24 @@ class PipelineRunsTest : public PipelineTest {};
 TEST_F(PipelineRunsTest, HaveTheBitsOfOneRankWhereTheyAreReproducible) {
   const std::string flags = "--reproducible --optimizer adamw --dtype bf16 --master none";
   expect_done(run_sluice(placed("alone", {1, "0", "memory", flags}, 3)));
-  expect_done(run_sluice(cut("parts", {2, 3, "3", "memory", flags}, 3)));
-  EXPECT_EQ(losses("parts"), losses("alone"));
-  EXPECT_TRUE(tensors("parts", 3) == tensors("alone", 3));
+  for (const auto& [name, order] :
+       {std::pair("parts", ""), std::pair("apart", " --pipeline zb-h1 --group 2")}) {
+    expect_done(run_sluice(cut(name, {2, 3, "3", "memory", flags + order}, 3)));
+    EXPECT_EQ(losses(name), losses("alone"));
+    EXPECT_TRUE(tensors(name, 3) == tensors("alone", 3));
+  }
 }
 
 // What a rank reads is the same in each step but the first, which begins with what was loaded; what it
 // receives, too.
 TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
-  int number = 0;
-
+  int runs = 0;
   for (const Mesh& mesh :
        {Mesh{1, 3, "0", "memory", "--optimizer adamw"}, Mesh{1, 2, "0", "disk", "--group 1"},
-        Mesh{2, 2, "2", "memory", "--clip 0"}, Mesh{1, 2, "0", "memory", "--chunks 2 --group 1"}}) {
+        Mesh{1, 3, "0", "disk", "--group 1 --pipeline zb-h1"}, Mesh{2, 2, "2", "memory", "--clip 0"},
+        Mesh{1, 2, "0", "memory", "--chunks 2 --group 1"}}) {
     SCOPED_TRACE(mesh.text());
-    const std::string run = "run" + std::to_string(number++);
+    const std::string run = "run" + std::to_string(++runs);
     std::vector<std::string> all = cut(run, mesh, 4);
     all.insert(all.end(), {"--profile", folder_ / (run + ".html")});
     expect_done(run_sluice(all));
@@ -212,6 +216,7 @@ TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
        {"has blocks for 2", "2 stages along pipeline of 2 chunks each (--chunks)"}},
       {2, "--mesh pipeline=2 --chunks 0", {"chunks must be from 1 to 1024"}},
       {2, "--chunks 2", {"--chunks 2", "give --mesh pipeline=P"}},
+      {2, "--mesh pipeline=2 --chunks 2 --pipeline zb-h1", {"--pipeline zb-h1", "--chunks is 2"}},
       {2, "--mesh pipeline=2 --stages 0-1,1-3", {"'1-3'", "blocks from 2 on"}},
       {2, "--mesh pipeline=2 --stages 0,1", {"ends with block 1"}},
       {2, "--stages 0,1-2", {"give --mesh pipeline=P", "--stage, without an s"}},

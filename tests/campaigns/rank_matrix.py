@@ -30,8 +30,15 @@ STARTS = ["shared memory", "mpirun"]
 RANKS = ["1", "2", "3", "4"]
 ORDERS = ["folded", "reproducible"]
 CLIPS = {"clip": ["--clip", "1"], "no clip": ["--clip", "0"]}
-CUTS = {"whole": (1, []), "2 stages": (2, []), "2 stages, gpipe": (2, ["--pipeline", "gpipe"]), "3 stages": (3, []),
-        "2 stages of 2 chunks": (2, ["--chunks", "2"])}
+CUTS = {
+    "whole": (1, []),
+    "2 stages": (2, []),
+    "2 stages, gpipe": (2, ["--pipeline", "gpipe"]),
+    "2 stages, zb-h1": (2, ["--pipeline", "zb-h1"]),
+    "2 stages of 2 chunks": (2, ["--chunks", "2"]),
+    "3 stages": (3, []),
+    "3 stages, zb-h1": (3, ["--pipeline", "zb-h1"]),
+}
 MOST_PROCESSES = 6
 AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS, list(CLIPS), list(CUTS)]
 LOADED_AT = ["1", "3", "4", "8"]

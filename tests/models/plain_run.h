@@ -215,7 +215,8 @@ class PlainRun {
  private:
   static engine::Profile profile_of(const Model& model, std::size_t group, std::size_t micro_batches,
                                     const kernels::MatrixLibrary& library, const Place& place) {
-    engine::Profile profile = model.profile(micro_batches, library);
+    engine::Profile profile =
+        model.profile(micro_batches, library, 0, engine::splits_backward(place.pipeline.order));
     if (place.pipeline.sections == 1) return profile;
     return engine::in_pipeline(profile, place.pipeline, place.section, group);
   }

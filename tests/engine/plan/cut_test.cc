@@ -21,6 +21,7 @@ double time_of(const Pipeline& pipeline, std::span<const SectionSeconds> seconds
     for (UnitId unit = range.first; unit < range.end; ++unit) {
       sum.forward += seconds[unit].forward;
       sum.backward += seconds[unit].backward;
+      sum.weights += seconds[unit].weights;
       sum.message = seconds[unit].message;
     }
     sections.push_back(sum);
@@ -61,14 +62,15 @@ void expect_cut(const Pipeline& pipeline, std::span<const UnitRange> cut, std::s
 
 // Equal blocks between an embedding that costs little and a head that costs much, all of it in backward.
 std::vector<SectionSeconds> transformer(std::size_t blocks, double head) {
-  std::vector<SectionSeconds> seconds(blocks, {1, 2, 0.02});
+  std::vector<SectionSeconds> seconds(blocks, {1, 2, 0.02, 1});
   seconds.insert(seconds.begin(), {0.05, 0.05, 0.02});
   seconds.push_back({0, head, 0.02});
   return seconds;
 }
 
 TEST(Cut, OfATransformerIsTheBestOfAll) {
-  for (const PipelineOrder order : {PipelineOrder::kGPipe, PipelineOrder::k1F1B})
+  for (const PipelineOrder order :
+       {PipelineOrder::kGPipe, PipelineOrder::k1F1B, PipelineOrder::kZeroBubbleH1})
     for (int sections = 1; sections <= 4; ++sections)
       for (std::size_t blocks = static_cast<std::size_t>(sections); blocks <= 8; ++blocks)
         for (const double head : {0.5, 4.0, 11.0}) {

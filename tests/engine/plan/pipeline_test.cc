@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <numeric>
 
@@ -26,12 +27,15 @@ Lists lists_of(const Pipeline& pipeline) {
   return lists;
 }
 
+constexpr std::array kOrders{PipelineOrder::kGPipe, PipelineOrder::k1F1B, PipelineOrder::kZeroBubbleH1};
+
 void for_all(const std::function<void(const Pipeline&)>& call, int most_sections = 8,
              std::size_t most_items = 32, std::size_t most_chunks = 4) {
-  for (const PipelineOrder order : {PipelineOrder::kGPipe, PipelineOrder::k1F1B})
+  for (const PipelineOrder order : kOrders)
     for (int sections = 1; sections <= most_sections; ++sections)
       for (std::size_t items = 1; items <= most_items; ++items)
-        for (std::size_t chunks = 1; chunks <= (sections > 1 ? most_chunks : 1); ++chunks) {
+        for (std::size_t chunks = 1; chunks <= (sections > 1 && !splits_backward(order) ? most_chunks : 1);
+             ++chunks) {
           SCOPED_TRACE(
               fmt::format("{}, {} sections, {} items, {} chunks", name_of(order), sections, items, chunks));
           call({order, sections, items, chunks});
@@ -41,12 +45,16 @@ void for_all(const std::function<void(const Pipeline&)>& call, int most_sections
 // simulate() itself checks that nothing is missing, out of order, without a buffer, or waited for in vain.
 TEST(Pipeline, EndsAndTakesAsLongAsItsBubbleSays) {
   for_all([](const Pipeline& pipeline) {
-    const PipelineTime time = simulate(pipeline, alike(pipeline, {1, 2, 0}));
+    const PipelineTime time = simulate(pipeline, alike(pipeline, {1, 2, 0, 1}));
     const auto sections = static_cast<std::size_t>(pipeline.sections);
     const std::size_t passes = pipeline.items * pipeline.chunks;
-    // With fewer items than sections, the first section waits for what comes back to its next chunk.
+    // With fewer items than sections, the first section waits for what comes back to its next chunk; and
+    // there is less to fill bubbles with.
     const std::size_t waits = sections - std::min(sections, pipeline.items);
-    EXPECT_EQ(time.step, 3.0 * static_cast<double>(passes + sections - 1 + (pipeline.chunks - 1) * waits));
+    const std::size_t step = splits_backward(pipeline.order)
+                                 ? 3 * passes + sections - 1 + waits  // as published
+                                 : 3 * (passes + sections - 1 + (pipeline.chunks - 1) * waits);
+    EXPECT_EQ(time.step, static_cast<double>(step));
     for (const double busy : time.busy) EXPECT_EQ(busy, 3.0 * static_cast<double>(passes));
   });
 }
@@ -71,15 +79,54 @@ TEST(Pipeline, HoldsWhatItsBuffersAreFor) {
   });
 }
 
+// The most items that a list holds from one pass of theirs up to another one.
+std::size_t most_between(const std::vector<Action>& list, Kind from, Kind until) {
+  std::size_t held = 0, most = 0;
+  for (const Action& action : list) {
+    if (action.kind == from) most = std::max(most, ++held);
+    if (action.kind == until) --held;
+  }
+  return most;
+}
+
+// No section holds more items than the first one of 1F1B does, whatever of them it holds.
+TEST(Pipeline, HoldsForWeightsWhatItsBuffersAreFor) {
+  for_all([](const Pipeline& pipeline) {
+    if (!splits_backward(pipeline.order)) return;
+    const auto sections = static_cast<std::size_t>(pipeline.sections);
+    for (std::size_t section = 0; section < sections; ++section) {
+      const std::vector<Action> list = actions_of(pipeline, static_cast<int>(section));
+      const PipelineBuffers buffers = buffers_of(pipeline, static_cast<int>(section));
+      EXPECT_EQ(most_between(list, Kind::kForward, Kind::kWeights), std::min(pipeline.items, sections));
+      EXPECT_EQ(buffers.kept_for_weights, std::min(pipeline.items, sections));
+      EXPECT_EQ(most_between(list, Kind::kBackward, Kind::kWeights), std::min(pipeline.items, section + 1));
+      EXPECT_EQ(buffers.left_for_weights, std::min(pipeline.items, section + 1));
+    }
+  });
+}
+
+TEST(Pipeline, WithWeightsApartIsShorter) {
+  for (int sections = 2; sections <= 8; ++sections)
+    for (std::size_t items = 1; items <= 32; ++items)
+      for (const SectionSeconds each : {SectionSeconds{1, 2, 0.05, 1}, SectionSeconds{1, 2.5, 0, 0.8},
+                                        SectionSeconds{1, 2, 0, 1.2}, SectionSeconds{1, 3, 0.1, 0.9}}) {
+        const Pipeline apart{PipelineOrder::kZeroBubbleH1, sections, items};
+        const auto seconds = alike(apart, each);
+        EXPECT_LT(simulate(apart, seconds).step,
+                  simulate({PipelineOrder::k1F1B, sections, items}, seconds).step)
+            << sections << " sections, " << items << " items, " << each.weights;
+      }
+}
+
 // Whatever takes long: a section, a pass, a message.
 TEST(Pipeline, EndsWhateverTakesLong) {
   for_all(
       [](const Pipeline& pipeline) {
         for (int slow = 0; slow < pipeline.sections; ++slow) {
-          std::vector<SectionSeconds> seconds = alike(pipeline, {1, 2, 0.5});
+          std::vector<SectionSeconds> seconds = alike(pipeline, {1, 2, 0.5, 1});
           SectionSeconds& own = seconds[pipeline.number(slow, pipeline.chunks - 1)];
           own = slow % 3 == 0   ? SectionSeconds{9, 2, 0.5}
-                : slow % 3 == 1 ? SectionSeconds{1, 30, 0.5}
+                : slow % 3 == 1 ? SectionSeconds{1, 30, 0.5, 20}
                                 : SectionSeconds{1, 2, 20};
           EXPECT_GE(simulate(pipeline, seconds).step,
                     static_cast<double>(pipeline.items) * (own.forward + own.backward));
@@ -137,13 +184,15 @@ auto first_of(std::vector<Action>& list, Kind kind, std::size_t item = 0) {
   return std::ranges::find(list, Action{kind, item});
 }
 
-TEST(PipelineMutants, AReceiveBehindItsPass) {
+TEST(PipelineMutants, WhatAPassIsMadeOfBehindIt) {
   for (const auto& [receive, pass] :
-       {std::pair(Kind::kReceiveInput, Kind::kForward), std::pair(Kind::kReceiveGradient, Kind::kBackward)}) {
+       {std::pair(Kind::kReceiveInput, Kind::kForward), std::pair(Kind::kReceiveGradient, Kind::kBackward),
+        std::pair(Kind::kBackward, Kind::kWeights)}) {
     const Mutants mutants([&](std::vector<Action>& list) {
       const auto from = first_of(list, receive);
-      if (from == list.end()) return false;
-      std::rotate(from, from + 1, first_of(list, pass) + 1);
+      const auto made = first_of(list, pass);
+      if (from == list.end() || made == list.end()) return false;
+      std::rotate(from, from + 1, made + 1);
       return true;
     });
     EXPECT_GT(mutants.made(), 30);
@@ -152,7 +201,7 @@ TEST(PipelineMutants, AReceiveBehindItsPass) {
 
 TEST(PipelineMutants, TwoPassesOfAKindSwapped) {
   for (const Kind kind : {Kind::kForward, Kind::kBackward, Kind::kSendOutput, Kind::kSendGradient,
-                          Kind::kReceiveInput, Kind::kReceiveGradient}) {
+                          Kind::kReceiveInput, Kind::kReceiveGradient, Kind::kWeights}) {
     const Mutants mutants([&](std::vector<Action>& list) {
       const auto one = first_of(list, kind, 0), other = first_of(list, kind, 1);
       if (one == list.end() || other == list.end()) return false;
@@ -178,6 +227,20 @@ TEST(PipelineMutants, AnActionMissingOrTwice) {
       });
       EXPECT_GT(mutants.made(), 30);
     }
+}
+
+// What weights need is still there when another item takes its place.
+TEST(PipelineMutants, WeightsAfterTheirBuffersAreTaken) {
+  const Mutants mutants([&](std::vector<Action>& list) {
+    const auto weights = first_of(list, Kind::kWeights);
+    const auto taken = std::find_if(weights, list.end(), [](const Action& action) {
+      return action.kind == Kind::kForward || action.kind == Kind::kBackward;
+    });
+    if (weights == list.end() || taken == list.end()) return false;
+    std::rotate(weights, weights + 1, taken + 1);
+    return true;
+  });
+  EXPECT_GT(mutants.made(), 30);
 }
 
 // An input that lands where an item still is.
@@ -213,10 +276,9 @@ TEST(PipelineMutants, SectionsThatWaitForEachOther) {
 }
 
 TEST(PipelineOrders, HaveWords) {
-  for (const PipelineOrder order : {PipelineOrder::kGPipe, PipelineOrder::k1F1B})
-    EXPECT_EQ(pipeline_order(name_of(order)), order);
+  for (const PipelineOrder order : kOrders) EXPECT_EQ(pipeline_order(name_of(order)), order);
   EXPECT_EQ(message_of([] { pipeline_order("zb"); }),
-            "'zb' is not an order of a pipeline; there are gpipe, 1f1b");
+            "'zb' is not an order of a pipeline; there are gpipe, 1f1b, zb-h1");
 }
 
 }  // namespace pipeline_test

@@ -134,6 +134,7 @@ TEST_P(Sections, LearnWhatTheWholeModelLearns) {
 
 const auto kGPipe = engine::PipelineOrder::kGPipe;
 const auto k1F1B = engine::PipelineOrder::k1F1B;
+const auto kZbH1 = engine::PipelineOrder::kZeroBubbleH1;
 INSTANTIATE_TEST_SUITE_P(
     Cases, Sections,
     ::testing::Values(
@@ -161,7 +162,14 @@ INSTANTIATE_TEST_SUITE_P(
              1,
              Dtype::kBf16,
              "none",
-             3}),
+             3},
+        Case{"zb_h1_two", with_layers(small_gpt2(true), 4), kZbH1},
+        Case{"zb_h1_recomputed", with_layers(small_gpt2(false), 4), kZbH1, {2, 3}, 1, Dtype::kF32, "full"},
+        Case{"zb_h1_dropout", small_mixed(true, 0.2f), kZbH1, {2, 4}, 2, Dtype::kBf16, "full"},
+        Case{"zb_h1_biases", with_layers(small_llama(true, true), 4), kZbH1, {2, 3, 4}},
+        Case{"zb_h1_bf16", with_layers(small_llama(), 4), kZbH1, {2, 4}, 1, Dtype::kBf16},
+        Case{"zb_h1_fewer_items_than_sections", with_layers(small_llama(), 5), kZbH1, {2, 3, 4}, 3},
+        Case{"zb_h1_one_item", with_layers(small_gpt2(true), 3), kZbH1, {2}, 5, Dtype::kF16}),
     [](const auto& param) { return param.param.name; });
 
 // The values of all parameters, by name, after two steps on an engine, whose disk is a file in memory.
@@ -190,7 +198,8 @@ Values train_on_engine(const Model& model, const Data& data, const Way& way, con
   const auto optimizer = optim::make_optimizer({.storage = {.master = false}});
   const auto library = kernels::load_matrix_library(1);
   Threads threads(1);
-  engine::Profile profile = model.profile(kMicroBatches, *library);
+  engine::Profile profile =
+      model.profile(kMicroBatches, *library, 0, engine::splits_backward(place.pipeline.order));
   if (place.pipeline.sections > 1)
     profile = engine::in_pipeline(profile, place.pipeline, place.section, way.group);
   engine::PlanRequest request;
@@ -249,7 +258,8 @@ TEST(SectionsOnEngines, TrainWhatTheWholeModelTrains) {
         Way{"memory", kGPipe, {2, 3, 4}, 5}, Way{"disk", k1F1B, {3}, 1, true, false},
         Way{"memory", k1F1B, {4}, 3, false, true}, Way{"disk", kGPipe, {2}, 1, false, false},
         Way{"memory", k1F1B, {2, 3, 5}, 1, true, true, 2}, Way{"disk", k1F1B, {2, 4, 5}, 2, true, false, 2},
-        Way{"disk", kGPipe, {2, 3, 4}, 1, false, true, 2}}) {
+        Way{"disk", kGPipe, {2, 3, 4}, 1, false, true, 2}, Way{"memory", kZbH1, {2, 4}, 1},
+        Way{"disk", kZbH1, {3}, 1, true, false}, Way{"disk", kZbH1, {2, 3, 4}, 2, false, true}}) {
     SCOPED_TRACE(fmt::format("{}, {}, {} ranges, {} chunks, groups of {}, {}, {}", way.tier,
                              engine::name_of(way.order), way.cut.size() + 1, way.chunks, way.group,
                              way.tied ? "tied" : "untied", way.clip ? "clipped" : "not clipped"));
@@ -317,8 +327,9 @@ class HeldNeighbours : public Neighbours {
 TEST(RanksOfAMesh, HaveTheSameBitsWhicheverIsHeldBack) {
   const comm::Mesh mesh = comm::Mesh::parse("data=2,pipeline=2");
   for (const Way& way :
-       {Way{"memory", k1F1B, {3}, 1, true, true, 1, 3}, Way{"disk", k1F1B, {2, 3, 5}, 1, true, true, 2, 2}}) {
-    SCOPED_TRACE(fmt::format("{} chunks, ZeRO {}", way.chunks, way.zero));
+       {Way{"memory", k1F1B, {3}, 1, true, true, 1, 3}, Way{"disk", k1F1B, {2, 3, 5}, 1, true, true, 2, 2},
+        Way{"memory", kZbH1, {3}, 1, true, true, 1, 2}}) {
+    SCOPED_TRACE(fmt::format("{}, {} chunks, ZeRO {}", engine::name_of(way.order), way.chunks, way.zero));
     const Model model(small_mixed(way.tied, 0.1f), Dtype::kBf16, 2, 8);
     const Data data[] = {Data(model, kMicroBatches, 3), Data(model, kMicroBatches, 4)};
     const auto sections = sections_of(way.cut, way.chunks, model.config());
@@ -357,6 +368,36 @@ TEST(RanksOfAMesh, HaveTheSameBitsWhicheverIsHeldBack) {
         }
       }
     }
+  }
+}
+
+// Weights apart take no other seconds in sum, nor more memory than what is kept and left for them.
+TEST(SectionOfAModel, IsPlannedWithWeightsApart) {
+  const Model model(with_layers(small_gpt2(true), 6), Dtype::kF32, 2, 8);
+  const auto library = kernels::load_matrix_library(1);
+  const auto optimizer = optim::make_optimizer({});
+  for (int section = 0; section < 3; ++section) {
+    const Model own(model, {{static_cast<engine::UnitId>(section == 0 ? 0 : 1 + 2 * section),
+                             static_cast<engine::UnitId>(section == 2 ? 8 : 3 + 2 * section)}});
+    std::map<engine::PipelineOrder, engine::Plan> plans;
+    std::map<engine::PipelineOrder, engine::Profile> profiles;
+    for (const engine::PipelineOrder order : {k1F1B, kZbH1}) {
+      const engine::Profile once = own.profile(kMicroBatches, *library, 0, engine::splits_backward(order));
+      profiles[order] = engine::in_pipeline(once, {order, 3, kMicroBatches}, section, 1);
+      engine::PlanRequest request;
+      request.recompute = "none";
+      plans[order] = engine::make_plan(profiles[order], *optimizer, {kGiB, 0, 0}, request, {});
+    }
+    EXPECT_NEAR(plans[kZbH1].time.step, plans[k1F1B].time.step, 1e-6 * plans[k1F1B].time.step);
+    const engine::WholeStep& step = *profiles[kZbH1].whole_step;
+    std::size_t more = 0;
+    for (const engine::UnitProfile& unit : profiles[kZbH1].unit_profiles) {
+      const engine::ActivationChoice& choice = unit.choices.front();
+      more += (step.kept_for_weights - step.held.front()) * choice.kept_for_weights_bytes +
+              step.left_for_weights * choice.left_for_weights_bytes;
+    }
+    EXPECT_GT(more, 0u);
+    EXPECT_EQ(plans[kZbH1].activation_bytes, plans[k1F1B].activation_bytes + more);
   }
 }
 
