@@ -234,12 +234,12 @@ std::vector<Misfit> misfits_of(const Tried& tried) {
 // cuts: how many were tried, of which this is the first one.
 [[noreturn]] void refuse(const Tried& tried, bool is_given, int cuts) {
   const std::string advice =
-      is_given   ? "other --stages may fit"
-      : cuts > 1 ? fmt::format("{} more cuts of the model were tried, and do not fit", cuts - 1)
-                 : "no other cut of the model is possible";
+      is_given   ? "; other --stages may fit"
+      : cuts > 1 ? fmt::format("; {} more cuts of the model were tried, and do not fit", cuts - 1)
+                 : "; no other cut of the model is possible";
   for (std::size_t section = 0; section < tried.sections.size(); ++section)
     if (!has_a_way(tried.sections[section]))
-      fail(ErrorCode::kBudget, "pipeline stage {} of {} ({}): {}; {}", section + 1, tried.sections.size(),
+      fail(ErrorCode::kBudget, "pipeline stage {} of {} ({}): {}{}", section + 1, tried.sections.size(),
            tried.pipeline.names[section], tried.sections[section].front().at("error").get<std::string>(),
            advice);
   fail(ErrorCode::kBudget,

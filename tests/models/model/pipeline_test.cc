@@ -356,7 +356,7 @@ TEST(RanksOfAMesh, HaveTheSameBitsWhicheverIsHeldBack) {
     for (std::size_t rank = 0; rank < 4; ++rank) {
       const std::size_t all = expected.holds[rank].passed();
       ASSERT_GT(all, 20u);
-      for (std::size_t at = 0; at < all; at += divide_up(all, 12)) {
+      for (std::size_t at = 0; at < all; at += divide_up(all, 6)) {
         Run run;
         run.holds[rank] = Hold(at);
         train(run);
