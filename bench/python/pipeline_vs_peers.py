@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares pipelines of as many stages as this machine has cores, one thread each, that train a GPT-2 without a tied head in f32:
-`sluice train --mesh pipeline=P` with 1F1B, GPipe and ZB-H1, and PyTorch's torch.distributed.pipelining over Gloo with the first two; and
-beside them one rank of Sluice with as many threads, which computes as much without a bubble.
+`sluice train --mesh pipeline=P` with 1F1B, GPipe, ZB-H1 and interleaved (two chunks a stage), and PyTorch's torch.distributed.pipelining over
+Gloo with the first two; and beside them one rank of Sluice with as many threads, which computes as much without a bubble.
 
 Sides have the same shapes, micro-batches and optimizer, and take turns; each round has processes of its own, whose first step is not
 counted. Figures are medians. Memory is the most that a rank held (VmHWM). The cut is Sluice's, and PyTorch's stages have the same
@@ -19,7 +19,8 @@ import time
 
 from side_by_side import CORES, SHAPES, free_port, gpt2_config, make_tokens, parser_of, peak_bytes, sluice, sluice_steps, temporary_folder
 
-ORDERS = ("1f1b", "gpipe", "zb-h1")
+ORDERS = {"1f1b": (), "gpipe": (), "zb-h1": (), "interleaved": ("--pipeline", "1f1b", "--chunks", 2)}
+ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a rank
 
 
 def arguments():
@@ -33,8 +34,8 @@ def shape_of(a, folder, tokens):
 
 
 def cut_of(a, order):
-    cut = ("--stages", a.cut) if a.cut else ()
-    return ("--mesh", f"pipeline={a.stages}", "--pipeline", order, "--threads", 1, *cut)
+        words = ORDERS[order] or ("--pipeline", order, *(("--stages", a.cut) if a.cut else ()))
+    return ("--mesh", f"pipeline={a.stages}", "--threads", 1, *words)
 
 
 def sluice_side(a, folder, tokens, *more):
@@ -125,12 +126,13 @@ def measure(a, folder):
     tokens = folder / "tokens.bin"
     make_tokens(tokens, 64 * a.micro * a.batch * a.seq)
     planned = json.loads(sluice("plan", "--json", *shape_of(a, folder, tokens), *cut_of(a, "1f1b")))["pipeline"]
-    ends = [stage["units"][1] - 1 for stage in planned["stages"]]
+    ends = [stage["units"][0][1] - 1 for stage in planned["stages"]]
     ends[-1] = SHAPES[a.model][0]
     sides = {"alone": lambda: sluice_side(a, folder, tokens, "--threads", a.stages)}
     for order in ORDERS:
         sides[f"sluice {order}"] = lambda order=order: sluice_side(a, folder, tokens, *cut_of(a, order))
-        if order != "zb-h1":  # PyTorch's zero bubble schedules are of several stages a rank
+                if order in ORDERS_OF_TORCH:
+
             sides[f"torch {order}"] = lambda order=order: torch_side(a, order, ends)
     rounds = {name: [] for name in sides}
     for number in range(a.rounds):
