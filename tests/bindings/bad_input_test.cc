@@ -8,6 +8,7 @@
 #include "bindings/sluice_process.h"
 #include "core/json.h"
 #include "core/text_file.h"
+#include "source_folder.h"
 
 namespace sluice::cli {
 namespace bad_input_test {
@@ -57,7 +58,7 @@ TEST_F(BadInputTest, HelpAndVersionAreNoErrors) {
 }
 
 TEST_F(BadInputTest, TheVersionIsThatOfTheBuild) {
-  EXPECT_THAT(read_text_file(std::string(SLUICE_SOURCE_DIR) + "/CMakeLists.txt"),
+  EXPECT_THAT(read_text_file(std::string(test::kSourceFolder) + "/CMakeLists.txt"),
               HasSubstr(fmt::format("VERSION {}", kVersion)));
 }
 

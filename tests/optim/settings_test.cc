@@ -9,6 +9,7 @@
 
 #include "core/text_file.h"
 #include "optim/optimizer.h"
+#include "source_folder.h"
 #include "thrown.h"
 
 namespace sluice::optim {
@@ -34,7 +35,7 @@ std::string row_of(const Setting& setting) {
 }
 
 TEST(SettingTable, MatchesTheDocument) {
-  const std::string document = read_text_file(SLUICE_SOURCE_DIR "/docs/optimizers.md");
+  const std::string document = read_text_file(std::string(test::kSourceFolder) + "/docs/optimizers.md");
   std::string table;
   for (const Setting& setting : setting_table()) table += row_of(setting) + "\n";
   EXPECT_TRUE(document.find(table) != std::string::npos)

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "tests/bindings/c/fake_gpu.h"
+#include "tests/source_folder.h"
 
 // Each call of the C ABI on an engine, while its caller captures the stream on which it computes.
 namespace sluice_c_test {
@@ -35,7 +36,7 @@ class DeviceCallsTest : public FakeGpuTest {
     std::set<std::string> names;
     for (const char* header :
          {"sluice.h", "sluice_arrays.h", "sluice_device.h", "sluice_files.h", "sluice_ranks.h"}) {
-      std::ifstream file(std::string(SLUICE_SOURCE_DIR "/bindings/c/") + header);
+      std::ifstream file(std::string(sluice::test::kSourceFolder) + "/bindings/c/" + header);
       const std::string text(std::istreambuf_iterator<char>(file), {});
       const std::regex call("SLUICE_API sluice_status sluice_engine_(\\w+)\\((const )?sluice_engine\\* ");
       for (std::sregex_iterator at(text.begin(), text.end(), call), end; at != end; ++at)

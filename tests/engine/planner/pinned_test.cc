@@ -12,13 +12,15 @@
 #include "core/json.h"
 #include "engine/plan/plan.h"
 #include "engine/planner/planner.h"
+#include "source_folder.h"
 
 // Each file in pinned/ has what a plan is made from, and the plan. To change plans on purpose, run these
 // tests with SLUICE_PIN_PLANS=1, which writes the files anew; the commit then shows the difference.
 namespace sluice::engine {
 namespace pinned_test {
 
-const std::filesystem::path kFolder = SLUICE_SOURCE_DIR "/tests/engine/planner/pinned";
+const std::filesystem::path kFolder =
+    std::filesystem::path(test::kSourceFolder) / "tests/engine/planner/pinned";
 constexpr std::size_t kWidth = 160;  // the longest line of a file
 
 template <class T>
