@@ -83,3 +83,9 @@ function(sluice_library name)
   add_library(${name} SHARED ${objects})
   target_link_libraries(${name} PUBLIC sluice_options ${libraries} Threads::Threads ${CMAKE_DL_LIBS})
 endfunction()
+
+# sluice_program(TARGET) lets a program use the rooms' precompiled header, which takes code of their kind: -fPIC in place of -fPIE.
+function(sluice_program target)
+  target_compile_options(${target} PRIVATE -fPIC)
+  target_precompile_headers(${target} REUSE_FROM sluice_core)
+endfunction()
