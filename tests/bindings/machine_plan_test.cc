@@ -117,9 +117,14 @@ TEST_F(MachinePlan, AWrongFileIsRefused) {
   refused({"plan", "--model", "tiny"}, {}, "--data is missing");
 }
 
+// The loops run on no wider vectors than the environment says, which doctor tells.
 TEST_F(MachinePlan, ReadsWhatDoctorWrites) {
-  const Outcome doctor = run_sluice({"doctor", "--json"});
+  const Outcome doctor = [] {
+    const Variable limit("SLUICE_MAX_TARGET", "scalar");
+    return run_sluice({"doctor", "--json"});
+  }();
   EXPECT_EQ(doctor.status, 0) << doctor.error;
+  EXPECT_THAT(doctor.out, HasSubstr("loops run on scalar"));
   std::ofstream(folder_ / "this.json") << doctor.out;
   const Outcome plan = run_sluice({"plan", "--model", "tiny", "--machine", folder_ / "this.json"});
   EXPECT_EQ(plan.status, 0) << plan.error;
