@@ -254,7 +254,7 @@ TEST_F(PipelineRunsTest, FindACutThatFits) {
   };
   std::size_t little = 16, enough = 256;
   ASSERT_TRUE(!fits(little) && fits(enough));
-    while (enough - little > 4) {
+  while (enough - little > 4) {
     const std::size_t middle = (little + enough) / 2;
     (fits(middle) ? enough : little) = middle;
   }
