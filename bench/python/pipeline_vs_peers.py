@@ -34,7 +34,7 @@ def shape_of(a, folder, tokens):
 
 
 def cut_of(a, order):
-        words = ORDERS[order] or ("--pipeline", order, *(("--stages", a.cut) if a.cut else ()))
+    words = ORDERS[order] or ("--pipeline", order, *(("--stages", a.cut) if a.cut else ()))
     return ("--mesh", f"pipeline={a.stages}", "--threads", 1, *words)
 
 
@@ -131,8 +131,7 @@ def measure(a, folder):
     sides = {"alone": lambda: sluice_side(a, folder, tokens, "--threads", a.stages)}
     for order in ORDERS:
         sides[f"sluice {order}"] = lambda order=order: sluice_side(a, folder, tokens, *cut_of(a, order))
-                if order in ORDERS_OF_TORCH:
-
+        if order in ORDERS_OF_TORCH:
             sides[f"torch {order}"] = lambda order=order: torch_side(a, order, ends)
     rounds = {name: [] for name in sides}
     for number in range(a.rounds):

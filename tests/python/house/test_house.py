@@ -154,6 +154,15 @@ def test_imports_are_found(text, own, late):
     assert imports("_units", text) == (own, late)
 
 
+@pytest.mark.parametrize("folder", ["bench", "bindings/python/sluice", "examples", "scripts", "tests"])
+def test_python_files_can_be_read(folder):
+    """No test runs what measures beside peers."""
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths or folder == "scripts"
+    for path in paths:
+        ast.parse(path.read_text(), str(path))
+
+
 def test_every_room_has_a_readme():
     rooms = [room for room in FLOORS if (ROOT / room).is_dir()]
     assert [room for room in rooms if not (ROOT / room / "README.md").is_file() and room != "bindings"] == []
