@@ -44,13 +44,15 @@ class Cutting {
     return borders;
   }
 
-  // Moves several borders that follow each other by a unit.
+  // Moves a border, or several that follow each other, by a unit. With several chunks a section has borders
+  // enough that one at a time does, and they are too many to try each pair.
   std::vector<UnitId> improved(std::vector<UnitId> borders) const {
     double step = time(borders);
     for (bool better = true; std::exchange(better, false);) {
       std::vector<UnitId> best;
       for (std::size_t first = 1; first + 1 < borders.size(); ++first)
-        for (std::size_t last = first; last + 1 < borders.size(); ++last)
+        for (std::size_t last = first; last + 1 < borders.size() && (last == first || pipeline_.chunks == 1);
+             ++last)
           for (const bool up : {false, true}) {
             std::vector<UnitId> moved = borders;
             for (std::size_t i = first; i <= last; ++i) moved[i] += up ? 1 : UnitId(-1);

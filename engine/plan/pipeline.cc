@@ -156,7 +156,9 @@ class Simulation {
 
   // Refuses an action that is not due, or whose buffer still has what another one has to take out.
   void require(bool holds, std::size_t s, const Action& action, const char* what) const {
-    ensure(holds, "section {} of {}: {} {}", s, sections_.size(), in_words(pipeline_, action), what);
+    if (holds) return;
+    fail(ErrorCode::kInternal, "section {} of {}: {} {}", s, sections_.size(), in_words(pipeline_, action),
+         what);
   }
   // Of the buffers for what passes send: that the pass so many before this one has left its own.
   void require_buffer(std::size_t s, const Action& action, Kind kind, std::size_t buffers) {
