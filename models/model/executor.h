@@ -115,7 +115,6 @@ class Executor {
   Place place_;
   engine::PipelineBuffers buffers_;
   std::vector<std::size_t> held_;  // items, by chunk
-
   ActivationLayout layout_;
   std::size_t workspace_bytes_ = 0;
   std::span<std::byte> activations_, workspace_;

@@ -65,15 +65,13 @@ std::uint64_t activation_bytes(const engine::Profile& profile, std::size_t held,
   return bytes;
 }
 
-// The units of a section for which no plan was found, so that it cannot have more of them either.
+// The units of a section of one chunk for which no plan was found, so that it cannot have more either.
 struct Misfit {
   int section = 0;
-  std::vector<engine::UnitRange> units;
+  engine::UnitRange units;
 
   bool is_in(int other, engine::UnitRange range) const {
-    return section == other && std::ranges::any_of(units, [&](const engine::UnitRange& own) {
-             return range.first <= own.first && own.end <= range.end;
-           });
+    return section == other && range.first <= units.first && units.end <= range.end;
   }
 };
 
@@ -90,9 +88,9 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
     std::vector<engine::UnitRange> cut = engine::parse_cut(*s.stages, blocks);
     if (cut.size() != chunks)
       fail(ErrorCode::kInvalidArgument,
-           "--stages '{}' has blocks for {}, and --mesh has {} stages along pipeline{}: give the blocks of "
-           "each",
-           *s.stages, cut.size(), sections, in_chunks);
+           "--stages '{}' has {} groups of blocks, and --mesh has {} stages along pipeline{}: give {}{}",
+           *s.stages, cut.size(), sections, in_chunks, chunks,
+           s.chunks > 1 ? ", the first ones of all stages, then the second ones" : "");
     return cut;
   }
   if (chunks > blocks)
@@ -116,11 +114,10 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   // Chunks of a section share its memory evenly.
   const auto fits = [&](int section, engine::UnitRange units) {
     if (!may_fit(section, units)) return false;
-    const auto s_index = static_cast<std::size_t>(section);
+    const std::size_t of_section = held[static_cast<std::size_t>(section)];
     return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state
            resident_bytes(layout, optimizer, plan.request.clip, units) +
-                   activation_bytes(plan.profile, held[s_index], engine::buffers_of(pipeline, section),
-                                    units) <=
+                   activation_bytes(plan.profile, of_section, engine::buffers_of(pipeline, section), units) <=
                memory / s.chunks;
   };
   std::vector<engine::UnitRange> cut = engine::cut(pipeline, seconds, fits);
@@ -227,16 +224,21 @@ std::vector<Misfit> misfits_of(const Tried& tried) {
   std::vector<Misfit> misfits;
   for (int section = 0; section < tried.pipeline.pipeline.sections; ++section)
     if (!has_a_way(tried.sections[static_cast<std::size_t>(section)]))
-      misfits.push_back({section, tried.pipeline.units(section)});
+      misfits.push_back({section, tried.pipeline.units(section).front()});
   return misfits;
 }
 
+// Whether a cut that does not fit is the only one that is planned: it was given, or what a section could have
+// less of would be any of its chunks.
+bool tries_one_cut(const TrainSettings& s) { return s.stages || s.chunks > 1; }
+
 // cuts: how many were tried, of which this is the first one.
-[[noreturn]] void refuse(const Tried& tried, bool is_given, int cuts) {
-  const std::string advice =
-      is_given   ? "; other --stages may fit"
-      : cuts > 1 ? fmt::format("; {} more cuts of the model were tried, and do not fit", cuts - 1)
-                 : "; no other cut of the model is possible";
+[[noreturn]] void refuse(const Tried& tried, const TrainSettings& s, int cuts) {
+  std::string advice = tries_one_cut(s) ? "; other --stages may fit"
+                       : cuts > 1 ? fmt::format("; {} cuts of the model were tried, and none fits", cuts)
+                                  : "; no other cut of the model can fit";
+  if (s.chunks > 1 || s.pipeline != engine::PipelineOrder::k1F1B)
+    advice += "; stages hold least with --pipeline 1f1b and without --chunks";
   for (std::size_t section = 0; section < tried.sections.size(); ++section)
     if (!has_a_way(tried.sections[section]))
       fail(ErrorCode::kBudget, "pipeline stage {} of {} ({}): {}{}", section + 1, tried.sections.size(),
@@ -373,12 +375,12 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
   std::optional<Tried> first;
   for (int cuts = 0;; ++cuts) {
     // Sections that were measured apart would be cut otherwise on each rank.
-    const bool is_over = first && (s.stages || cuts == kMostCuts);
+    const bool is_over = first && (tries_one_cut(s) || cuts == kMostCuts);
     const std::string cut =
         ranks.from_first(ranks.is_first() && !is_over
                              ? engine::to_text(choose_cut(plan, s, model, optimizer, seconds, misfits))
                              : "");
-    if (cut.empty()) refuse(*first, s.stages.has_value(), cuts);
+    if (cut.empty()) refuse(*first, s, cuts);
     Tried tried = try_cut(plan, s, model, optimizer, library, ranks, seconds, cut);
     const std::vector<Misfit> found = misfits_of(tried);
     if (!found.empty()) {
@@ -388,7 +390,7 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
     }
     const std::optional<std::size_t> chosen =
         choose(tried.sections, plan.profile.micro_batches, tried.pipeline);
-    if (!chosen) refuse(tried, s.stages.has_value(), cuts + 1);
+    if (!chosen) refuse(tried, s, cuts + 1);
     SectionWays& own = tried.here.front();
     Way& way = std::next(own.ways.begin(), static_cast<std::ptrdiff_t>(*chosen))->second;
     plan.request.group = way.plan->group;
@@ -449,11 +451,15 @@ double PipelinePlan::bubble() const {
 std::string to_text(const PipelinePlan& p, const engine::Profile& profile) {
   const engine::WholeStep& step = *profile.whole_step;
   std::string text = fmt::format(
-      "pipeline          stage {} of {}: {}; {}, {}{} items of {}{} micro-batch{}, of which it holds {}{}\n",
+      "pipeline          stage {} of {}: {}; {}, {}{} items of {}{} micro-batch{}, of {} it holds {}{}\n",
       p.section + 1, p.names.size(), p.names[static_cast<std::size_t>(p.section)],
       engine::name_of(p.pipeline.order), p.pipeline.chunks > 1 ? "interleaved, " : "", p.pipeline.items,
       p.pipeline.items * step.group > profile.micro_batches ? "up to " : "", step.group,
-      step.group == 1 ? "" : "es", p.time.held[static_cast<std::size_t>(p.section)],
+      step.group == 1 ? "" : "es",
+      p.pipeline.chunks > 1
+          ? fmt::format("whose {} passes through its chunks", p.pipeline.items * p.pipeline.chunks)
+          : "which",
+      p.time.held[static_cast<std::size_t>(p.section)],
       step.kept_for_weights > 0
           ? fmt::format(", and parts of {} for the gradients of weights", step.kept_for_weights)
           : "");

@@ -80,7 +80,7 @@ def train(
     ranks: int | None = None,
     stage: int | None = None,
     mesh: str | None = None,
-        pipeline: str | None = None,
+    pipeline: str | None = None,
     chunks: int | None = None,
     stages: str | None = None,
     reproducible: bool = False,
