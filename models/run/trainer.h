@@ -136,7 +136,6 @@ struct PipelinePlan {
   std::vector<engine::UnitRange> units(int section) const;
   std::vector<std::string> names;  // by stage: of first and last units of its chunks
   int section = 0;                 // the stage that the plan is of
-
   engine::PipelineTime time;
   std::vector<std::uint64_t> peaks;  // bytes of host memory
   double bubble() const;             // the share of the step in which stages wait for others

@@ -64,8 +64,7 @@ void check_stages(const TrainSettings& s) {
   if (s.chunks > 1 && sections_of(s) == 1)
     fail(ErrorCode::kInvalidArgument,
          "--chunks {} is how many chunks of blocks each stage of a pipeline has, and there is no pipeline: "
-         "give "
-         "--mesh pipeline=P, too",
+         "give --mesh pipeline=P, too",
          s.chunks);
   if (s.chunks > 1 && engine::splits_backward(s.pipeline))
     fail(ErrorCode::kInvalidArgument,
