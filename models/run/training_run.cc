@@ -217,10 +217,9 @@ double TrainingRun::compute(std::uint64_t number, float scale) {
   const std::uint64_t targets = ranks_.sum(counted_targets(own));
   const std::vector<double> losses =
       runner_->train_step(own, {settings_.seed, number, targets, scale}, [this] { stop_requested(); });
-  RunRanks::Outcome all;
-  waits_.during(engine::Waits::For::kRanks, "the losses of a step", [&] {
-    all = ranks_.combine({losses, stop_});
-  });
+  RunRanks::Outcome all{losses, stop_};
+  if (ranks_.size() > 1)
+    waits_.during(engine::Waits::For::kRanks, "the losses of a step", [&] { all = ranks_.combine(all); });
   stops_ = all.stop;
   return loss_of_step(all.losses, targets);
 }
