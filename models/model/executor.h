@@ -109,7 +109,6 @@ class Executor {
   std::vector<Choice> choices_;
   std::vector<std::shared_ptr<const UnitProgram>> programs_;  // by unit; equal ones are shared
   std::vector<Pass> passes_;
-
   std::size_t group_;
   Resources resources_;
   Place place_;

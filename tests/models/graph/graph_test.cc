@@ -166,13 +166,14 @@ TEST(ProgramTest, ResidualGradientsAndGeluWorkInPlace) {
   }
 }
 
+class Nothing : public Op {
+ public:
+  using Op::Op;
+  void forward(const OpContext&) const override {}
+  void backward(const OpContext&) const override {}
+};
+
 TEST(GraphTest, AnOpThatReadsWhatIsNotMadeYetIsRefused) {
-  class Nothing : public Op {
-   public:
-    using Op::Op;
-    void forward(const OpContext&) const override {}
-    void backward(const OpContext&) const override {}
-  };
   Graph graph;
   const ValueId a = graph.add_value({"a", 1, Dtype::kF32, true}),
                 b = graph.add_value({"b", 1, Dtype::kF32, true});
@@ -188,19 +189,13 @@ TEST(GraphTest, AnOpThatReadsWhatIsNotMadeYetIsRefused) {
 
 // The input of a unit, and the gradient of its output, are gone when gradients of weights are computed.
 TEST(GraphTest, WeightsThatNeedTheInputOfAUnitAreRefusedWhereTheyAreApart) {
-  class Half : public Op {
-   public:
-    using Op::Op;
-    void forward(const OpContext&) const override {}
-    void backward(const OpContext&) const override {}
-  };
   Graph graph;
   const ValueId a = graph.add_value({"a", 1, Dtype::kF32, true}),
                 b = graph.add_value({"b", 1, Dtype::kF32, true});
   graph.set_input(a);
   OpSpec spec{.name = "first", .inputs = {a}, .outputs = {b}, .saved = {a}};
   spec.splits_backward = true;
-  graph.add_op(std::make_unique<Half>(spec));
+  graph.add_op(std::make_unique<Nothing>(spec));
   const auto library = kernels::load_matrix_library(1);
   kernels::ProductSurvey products(*library);
   const Choice none = choice_ladder(graph).front();
