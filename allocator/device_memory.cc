@@ -81,15 +81,15 @@ class Addresses {
 };
 
 // The places that streams have reached. Who gets the memory next waits for them.
-using Uses = std::shared_ptr<const std::vector<Device::Event>>;
+using Uses = std::shared_ptr<const std::vector<Device::SharedEvent>>;
 
 void wait_for(Device& device, CUstream_st* stream, const Uses& uses) {
   if (uses == nullptr) return;
-  for (const Device::Event& event : *uses) device.wait(stream, event.get());
+  for (const Device::SharedEvent& event : *uses) device.wait(stream, event.get());
 }
 void synchronize(Device& device, const Uses& uses) {
   if (uses == nullptr) return;
-  for (const Device::Event& event : *uses) device.synchronize(event.get());
+  for (const Device::SharedEvent& event : *uses) device.synchronize(event.get());
 }
 
 }  // namespace
@@ -350,10 +350,10 @@ bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose
 
 // The place that has been reached by the stream which was the first to use the memory.
 Uses DeviceFramePool::State::record(const DeviceHome::State& home) {
-  std::vector<Device::Event> events;
-  events.push_back(device.make_event(false));
+  std::vector<Device::SharedEvent> events;
+  events.emplace_back(device.make_event(false));
   device.record(events.back().get(), home.user);
-  return std::make_shared<const std::vector<Device::Event>>(std::move(events));
+  return std::make_shared<const std::vector<Device::SharedEvent>>(std::move(events));
 }
 
 void DeviceFramePool::State::free_frames(DeviceHome::State& home, const Uses& uses) {
@@ -369,9 +369,10 @@ void DeviceFramePool::State::free_frames(DeviceHome::State& home, const Uses& us
   home.placed = 0;
 }
 
-void DeviceFramePool::take_away(DeviceHome& home, std::vector<Device::Event> last) {
+void DeviceFramePool::take_away(DeviceHome& home, std::vector<Device::SharedEvent> last) {
   if (home.state_ == nullptr || home.state_->placed == 0) return;
-  state_->free_frames(*home.state_, std::make_shared<const std::vector<Device::Event>>(std::move(last)));
+  state_->free_frames(*home.state_,
+                      std::make_shared<const std::vector<Device::SharedEvent>>(std::move(last)));
 }
 
 }  // namespace sluice::allocator

@@ -84,7 +84,7 @@ class DeviceFramePool {
   bool place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user);
   // Takes all memory away. Who gets it next waits for `last`: events after all work that uses it, and after
   // the place at which it was placed, since the stream waits there for those who had it before.
-  void take_away(DeviceHome& home, std::vector<Device::Event> last);
+  void take_away(DeviceHome& home, std::vector<Device::SharedEvent> last);
 
   // Assigns extents to a home: it gets these from now on, where they are free when it is placed. Those that
   // are mapped there already stay at their places. Where it must be placed with others, these are assigned to

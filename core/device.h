@@ -97,6 +97,7 @@ class Device {
   // begins work first. Work that is queued on a stream still runs when the stream has ended.
   using Stream = std::unique_ptr<CUstream_st, EndStream>;
   using Event = std::unique_ptr<CUevent_st, EndEvent>;
+  using SharedEvent = std::shared_ptr<CUevent_st>;  // of several users, who record it no more
   virtual Stream make_stream(bool urgent) = 0;
   virtual Event make_event(bool timed = false) = 0;  // one that is timed costs more
 

@@ -24,6 +24,9 @@ void DeviceWork::set_client(CUstream_st* stream) {
   device_.record(before_client_.get(), client_);
   device_.wait(stream, before_client_.get());
   client_ = stream;
+  const std::lock_guard lock(mutex_);
+  // It may be a new stream at the address of one that has ended.
+  std::erase_if(waited_, [&](const auto& waited) { return waited.first.first == stream; });
 }
 
 void DeviceWork::add(Memory memory, std::size_t piece_bytes) {
@@ -46,13 +49,30 @@ void DeviceWork::for_each(Pieces& pieces, Memory memory, const Body& body) {
 }
 
 void DeviceWork::wait_for(CUstream_st* stream, const Place& place) {
-  if (place.stream != nullptr && place.stream != stream) device_.wait(stream, place.event.get());
+  if (place.stream == nullptr || place.stream == stream) return;
+  std::uint64_t& last = waited_[{stream, place.stream}];
+  if (place.number <= last) return;
+  device_.wait(stream, place.event.get());
+  last = place.number;
 }
 
-void DeviceWork::record(CUstream_st* stream, Place& place) {
-  if (place.event == nullptr) place.event = device_.make_event(false);
-  device_.record(place.event.get(), stream);
-  place.stream = stream;
+// An event is recorded once for each use, and used again when nothing refers to that place any more.
+DeviceWork::Place DeviceWork::record(CUstream_st* stream) {
+  Device::Event event;
+  {
+    const std::lock_guard lock(spare_->mutex);
+    if (!spare_->events.empty()) {
+      event = std::move(spare_->events.back());
+      spare_->events.pop_back();
+    }
+  }
+  if (event == nullptr) event = device_.make_event(false);
+  device_.record(event.get(), stream);
+  const auto give_back = [spare = spare_, end = event.get_deleter()](CUevent_st* done) {
+    const std::lock_guard lock(spare->mutex);
+    spare->events.emplace_back(done, end);
+  };
+  return {stream, ++places_[stream], Device::SharedEvent(event.release(), give_back)};
 }
 
 void DeviceWork::begin_use(CUstream_st* stream, Memory memory, Use use) {
@@ -64,20 +84,18 @@ void DeviceWork::begin_use(CUstream_st* stream, Memory memory, Use use) {
 }
 
 // Who writes has waited for all that read, so that whoever waits for the write waits for them, too.
-void DeviceWork::end_use(CUstream_st* stream, Memory memory, Use use) {
+void DeviceWork::end_use(const Place& place, Memory memory, Use use) {
   for_each(pieces_, memory, [&](Piece& piece) {
     if (use == Use::kWrite) {
-      record(stream, piece.written);
-      for (Place& place : piece.read) place.stream = nullptr;
+      piece.written = place;
+      piece.read.clear();
       return;
     }
-    const auto of = [&](CUstream_st* wanted) {
-      return std::ranges::find(piece.read, wanted, &Place::stream);
-    };
-    auto own = of(stream);
-    if (own == piece.read.end()) own = of(nullptr);
-    if (own == piece.read.end()) own = piece.read.insert(own, Place());
-    record(stream, *own);
+    const auto own = std::ranges::find(piece.read, place.stream, &Place::stream);
+    if (own == piece.read.end())
+      piece.read.push_back(place);
+    else
+      *own = place;
   });
 }
 
@@ -88,7 +106,7 @@ void DeviceWork::begin(CUstream_st* stream, Memory memory, Use use) {
 
 void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
   const std::lock_guard lock(mutex_);
-  end_use(stream, memory, use);
+  end_use(record(stream), memory, use);
 }
 
 void DeviceWork::copy_in(std::byte* to, Memory from) {
@@ -121,9 +139,9 @@ void DeviceWork::wait(Memory memory, Use use) {
   for (CUevent_st* const event : unfinished(memory, use)) device_.synchronize(event);
 }
 
-std::vector<Device::Event> DeviceWork::give_up(Memory memory) {
+std::vector<Device::SharedEvent> DeviceWork::give_up(Memory memory) {
   const std::lock_guard lock(mutex_);
-  std::vector<Device::Event> last;
+  std::vector<Device::SharedEvent> last;
   const auto take = [&](Place& place) {
     if (place.stream != nullptr) last.push_back(std::move(place.event));
   };

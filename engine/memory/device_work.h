@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -16,8 +17,9 @@ namespace sluice::engine {
 // What an engine queues on a GPU, and in which order the GPU does it. Work is queued on several streams:
 // units come in on one, go out on another, and are updated on a third; the client computes on streams of its
 // own. Each piece of memory remembers the last work that wrote it, and the last that read it on each stream.
-// Who uses a piece next waits for these on its own stream, so that the caller need not wait. Thread rule: one
-// thread, and others that copy in and out and wait, as DeviceDisk does.
+// Who uses a piece next waits for these on its own stream, so that the caller need not wait. A stream that
+// has waited for a place of another one waits for no earlier place of it. Thread rule: one thread, and others
+// that copy in and out and wait, as DeviceDisk does.
 class DeviceWork {
  public:
   using Memory = std::span<const std::byte>;  // of the GPU's, or of registered memory of the host
@@ -52,8 +54,9 @@ class DeviceWork {
     for (const Memory& memory : read) begin_use(stream, memory, Use::kRead);
     for (const Memory& memory : written) begin_use(stream, memory, Use::kWrite);
     std::forward<Work>(work)();
-    for (const Memory& memory : read) end_use(stream, memory, Use::kRead);
-    for (const Memory& memory : written) end_use(stream, memory, Use::kWrite);
+    const Place place = record(stream);
+    for (const Memory& memory : read) end_use(place, memory, Use::kRead);
+    for (const Memory& memory : written) end_use(place, memory, Use::kWrite);
   }
   void copy_in(std::byte* to, Memory from);   // on in()
   void copy_out(std::byte* to, Memory from);  // on out()
@@ -64,7 +67,7 @@ class DeviceWork {
   // The memory has other uses from now on, or is others'. Returns what its last uses so far have ended with,
   // and what comes next waits for none of it. REQUIRES: it is whole pieces, and nothing has begun to use it
   // that has not ended.
-  std::vector<Device::Event> give_up(Memory memory);
+  std::vector<Device::SharedEvent> give_up(Memory memory);
   // The caller waits for everything that is queued, by the client, too; or, while its stream is captured, for
   // what it has queued with memory that was added, and was not given up since.
   void wait_for_all();
@@ -72,10 +75,16 @@ class DeviceWork {
   void finish() noexcept;
 
  private:
-  // The last place of a stream that used a piece.
+  // A place of a stream: what was queued before it, and the event that comes after that.
   struct Place {
     CUstream_st* stream = nullptr;  // null: there is none
-    Device::Event event;
+    std::uint64_t number = 0;       // places of a stream ascend
+    Device::SharedEvent event;
+  };
+  // Events that nobody waits for any more.
+  struct Spare {
+    std::mutex mutex;
+    std::vector<Device::Event> events;
   };
   struct Piece {
     std::size_t bytes = 0;
@@ -88,16 +97,20 @@ class DeviceWork {
   std::vector<CUevent_st*> unfinished(Memory memory, Use use) const;
   void wait_for_client();
   void begin_use(CUstream_st* stream, Memory memory, Use use);
-  void end_use(CUstream_st* stream, Memory memory, Use use);
+  void end_use(const Place& place, Memory memory, Use use);
   void wait_for(CUstream_st* stream, const Place& place);
-  void record(CUstream_st* stream, Place& place);
+  Place record(CUstream_st* stream);
 
   Device& device_;
   Device::Stream in_, out_, updates_, own_client_;
   CUstream_st* client_;
-  Device::Event before_client_;               // what the client's streams before this one had
-  mutable std::mutex mutex_;                  // guards what follows
-  std::map<const std::byte*, Piece> pieces_;  // by their beginnings
+  Device::Event before_client_;                   // what the client's streams before this one had
+  mutable std::mutex mutex_;                      // guards what follows
+  std::map<const std::byte*, Piece> pieces_;      // by their beginnings
+  std::map<CUstream_st*, std::uint64_t> places_;  // of each stream, the number of the last one
+  // The last place of the second stream that the first one has waited for.
+  std::map<std::pair<CUstream_st*, CUstream_st*>, std::uint64_t> waited_;
+  const std::shared_ptr<Spare> spare_ = std::make_shared<Spare>();
 };
 
 // The tier that is computed on. gpu: null where the CPU computes.

@@ -85,19 +85,52 @@ TEST_P(DeviceWorkTest, WhatIsGivenUpLeavesTheEndsOfItsLastUses) {
   work_->begin(work_->client(), memory, Use::kRead);
   work_->end(work_->client(), memory, Use::kRead);
   EXPECT_TRUE(work_->give_up({gpu(1), kPart}).empty());
-  const std::vector<Device::Event> last = work_->give_up(memory);
+  const std::vector<Device::SharedEvent> last = work_->give_up(memory);
   EXPECT_EQ(last.size(), 3u);
   EXPECT_TRUE(work_->is_done(memory, Use::kWrite));
   EXPECT_TRUE(work_->give_up(memory).empty());
   const Device::Event later = device_->make_event(false);
   device_->fill(work_->client(), memory_->address() + kPart, std::byte{1}, kPart);
   device_->record(later.get(), work_->client());
-  for (const Device::Event& event : last) device_->synchronize(event.get());
+  for (const Device::SharedEvent& event : last) device_->synchronize(event.get());
   if (GetParam() == 0 && fake() != nullptr) {
     EXPECT_FALSE(device_->is_done(later.get()));
   }
   work_->copy_in(gpu(0), {host(0), kPart});
   EXPECT_EQ(work_->give_up(memory).size(), 1u);
+}
+
+// What is queued together ends with one event, and nobody waits for what it has waited for.
+TEST_P(DeviceWorkTest, AUseCostsAsFewCallsAsItMay) {
+  if (fake() == nullptr) GTEST_SKIP() << "only the fake counts calls";
+  const auto calls = [&](const char* function) { return fake()->counts().calls[function]; };
+  const Memory both{gpu(0), 2 * kPart}, kept{host(0), 2 * kPart};
+  work_->copy_in(gpu(0), kept);
+  const std::uint64_t records = calls("cuEventRecord"), waits = calls("cuStreamWaitEvent"),
+                      made = calls("cuEventCreate");
+  for (int times = 0; times < 5; ++times) work_->queue(work_->updates(), {&both, 1}, {}, [] {});
+  EXPECT_EQ(calls("cuEventRecord"), records + 5);
+  EXPECT_EQ(calls("cuStreamWaitEvent"), waits + 1);
+  work_->copy_in(gpu(0), kept);  // it waits for the last of these alone
+  EXPECT_EQ(calls("cuStreamWaitEvent"), waits + 2);
+  EXPECT_LE(calls("cuEventCreate"), made + 2);  // places that nobody needs any more lend their events
+}
+
+TEST_P(DeviceWorkTest, AStreamAtTheAddressOfAnotherOneWaitsAgain) {
+  CUstream_st* const own = work_->client();
+  const Device::Stream others[] = {device_->make_stream(false), device_->make_stream(false)};
+  fill(0, 1);
+  const Memory memory{gpu(0), kPart};
+  work_->copy_in(gpu(0), {host(0), kPart});
+  for (const auto* stream : {&others[0], &others[1], &others[0]}) {
+    work_->set_client(stream->get());
+    work_->begin(stream->get(), memory, Use::kRead);
+    device_->copy_out(stream->get(), host(1), memory_->address(), kPart);
+    work_->end(stream->get(), memory, Use::kRead);
+    device_->synchronize(stream->get());
+    EXPECT_TRUE(is(1, 1));
+  }
+  work_->set_client(own);
 }
 
 TEST_P(DeviceWorkTest, WaitingForAllIsForEveryStream) {

@@ -114,10 +114,10 @@ class MappedMemory {
 };
 
 // Events at the places that the streams have reached.
-inline std::vector<Device::Event> reached(Device& device, std::span<CUstream_st* const> streams) {
-  std::vector<Device::Event> events;
+inline std::vector<Device::SharedEvent> reached(Device& device, std::span<CUstream_st* const> streams) {
+  std::vector<Device::SharedEvent> events;
   for (CUstream_st* const stream : streams) {
-    events.push_back(device.make_event(false));
+    events.emplace_back(device.make_event(false));
     device.record(events.back().get(), stream);
   }
   return events;
