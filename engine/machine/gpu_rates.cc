@@ -102,7 +102,7 @@ class Updates {
  private:
   static constexpr std::size_t kAligned = 256;
 
-  // A chunk as large as the engine's, or as fits.
+  // A chunk of the least size that the engine has, or as fits: larger ones take no longer an element.
   static UpdateSample fitting(const optim::Optimizer& optimizer, Dtype dtype, std::size_t bytes,
                               double memory_bandwidth) {
     const UpdateSample any(optimizer, dtype, Dtype::kF32, kFewestElements);

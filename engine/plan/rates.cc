@@ -12,7 +12,6 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kMostGrains = 16;  // in a chunk
 // Seconds for a chunk: waking the threads costs too much of a shorter one.
 constexpr double kShortestUpdate = 0.0005;
 // Bytes a second; chunks grow no further with faster memory, since staging takes memory.
@@ -90,11 +89,11 @@ double copy_seconds(std::uint64_t in, std::uint64_t out, const GpuRates& rates) 
 
 std::size_t chunk_elements(double bytes_an_element, double memory_bandwidth) {
   const double bandwidth = std::min(memory_bandwidth, kMostBandwidth);
-  std::size_t grains = 1;
-  while (grains < kMostGrains &&
-         static_cast<double>(grains * kChunkGrain) * bytes_an_element / bandwidth < kShortestUpdate)
-    grains *= 2;
-  return grains * kChunkGrain;
+  std::size_t elements = kChunkGrain;
+  while (elements < kMostChunk &&
+         static_cast<double>(elements) * bytes_an_element / bandwidth < kShortestUpdate)
+    elements *= 2;
+  return elements;
 }
 
 std::string_view name_of(Source source) {

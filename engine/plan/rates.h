@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "engine/layout/layout.h"
 #include "kernels/matrix.h"
 
 namespace sluice::engine {
@@ -78,6 +79,9 @@ double product_seconds_each(const kernels::Product& product, const MachineRates&
 // The rate of the measured product that is most like this one: of its type, with the nearest ratios of sizes,
 // and of equal ones with the same transposes and accumulation.
 double flops_of(const kernels::Product& product, const MachineRates& rates);
+
+// Of elements in a chunk of a streamed update.
+inline constexpr std::size_t kMostChunk = 16 * kChunkGrain;
 
 // The smallest chunk of which an update takes long enough that moves so many bytes for each element, in
 // memory of so many bytes a second.

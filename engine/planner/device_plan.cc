@@ -33,7 +33,16 @@ constexpr std::size_t kMoreHostSlots = 8;
 // may the frames that all that is elsewhere would take together.
 constexpr std::uint64_t kExtentWaste = 16;
 
+// The largest unit has at least so many chunks, so that their copies and updates run side by side; all slots
+// may have one part in so many of the memory that is stated.
+constexpr std::size_t kLeastChunks = 16;
+constexpr std::uint64_t kSlotsShare = 64;
+
 constexpr std::uint64_t kAnyDisk = std::numeric_limits<std::uint64_t>::max();
+
+std::size_t most_host_slots(const MachineRates& rates) {
+  return static_cast<std::size_t>(chunks_at_a_time(rates.cores)) + kMoreHostSlots;
+}
 
 std::uint64_t sum(const auto& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}); }
 
@@ -62,6 +71,11 @@ class DevicePlanner {
         gradients_on_host_(round_up(DeviceGradients::host_bytes(placement_.layout()), kHugePage)) {}
 
   Plan best() {
+    std::optional<Plan> plan = find();
+    if (!plan) refuse();
+    return *plan;
+  }
+  std::optional<Plan> find() {
     const bool by_gpu = in_.optimizer.elementwise({}).has_value();
     check_updates(by_gpu);
     if (!by_gpu || in_.request.updates) {
@@ -75,9 +89,8 @@ class DevicePlanner {
     std::optional<Plan> plan = attempt(in_.budget.disk);
     if (by_gpu && !in_.request.updates)
       if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
-    if (!plan) refuse();
-    engine::predict_step(placement_, in_.rates, in_.request.computing, *plan);
-    return *plan;
+    if (plan) engine::predict_step(placement_, in_.rates, in_.request.computing, *plan);
+    return plan;
   }
 
  private:
@@ -86,7 +99,7 @@ class DevicePlanner {
   void share(const Plan& alone, std::optional<Plan>& plan) {
     const auto before = std::pair(updated_on_, because_);
     Plan both = alone;
-    both.host_slots = most_host_slots();
+    both.host_slots = most_host_slots(in_.rates);
     std::tie(updated_on_, because_) =
         share_updates(placement_, in_.rates, both, in_.request.computing.value_or(0));
     std::optional<Plan> shared = attempt(in_.budget.disk);
@@ -114,14 +127,12 @@ class DevicePlanner {
     Lookahead lookahead;
     std::size_t slots, host_slots;
   };
-  std::size_t most_host_slots() const {
-    return static_cast<std::size_t>(chunks_at_a_time(in_.rates.cores)) + kMoreHostSlots;
-  }
+
   std::vector<Shape> shapes() const {
     std::vector<Shape> result;
     for (const Lookahead& lookahead : lookaheads())
       for (const auto& [slots, host_slots] :
-           {std::pair{kMostSlots, most_host_slots()}, {kLeastSlots, kLeastSlots}})
+           {std::pair{kMostSlots, most_host_slots(in_.rates)}, {kLeastSlots, kLeastSlots}})
         result.push_back({lookahead, slots, host_slots});
     return result;
   }
@@ -433,11 +444,37 @@ class DevicePlanner {
   std::string because_ = "the GPU";
 };
 
+// A chunk costs a dozen calls of the driver, whatever its size, and what a client queues waits behind those
+// of a unit's chunks: the driver has about 1,000 places for what is queued, and then lets the caller wait.
+std::size_t larger_chunk(const PlanInputs& in, PlanRequest at, std::size_t elements) {
+  for (std::size_t larger = 2 * elements; larger <= kMostChunk; larger *= 2) {
+    at.chunk_elements = larger;
+    const Placement placement(in.profile, in.optimizer, at);
+    const Layout& layout = placement.layout();
+    std::size_t most = 0;
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+      most = std::max(most, layout.unit_elements(unit));
+    const std::size_t slot = UpdatePipeline::slot_bytes(placement.format(), layout, false);
+    const std::size_t slot_of_cpu = UpdatePipeline::cpu_slot_bytes(placement.format(), layout, true);
+    if (larger * kLeastChunks > most || kMostSlots * slot > in.budget.device / kSlotsShare ||
+        most_host_slots(in.rates) * slot_of_cpu > in.budget.memory / kSlotsShare)
+      break;
+    elements = larger;
+  }
+  return elements;
+}
+
 }  // namespace
 
 Plan make_device_plan(const PlanInputs& in) {
   PlanRequest at = on_device(in.profile, in.request);
-  if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
+  if (at.chunk_elements) return DevicePlanner(in.with(at)).best();
+  const std::size_t least = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
+  at.chunk_elements = larger_chunk(in, at, least);
+  if (*at.chunk_elements > least)
+    if (const std::optional<Plan> plan = DevicePlanner(in.with(at)).find(); plan && !plan->uses_disk())
+      return *plan;
+  at.chunk_elements = least;
   return DevicePlanner(in.with(at)).best();
 }
 

@@ -31,6 +31,7 @@ struct Kind {
   std::optional<Tier> updates = {};
   std::array<std::optional<Tier>, kParts> places = {};
   MachineRates rates = {};
+  std::optional<std::size_t> chunk = kChunkGrain;
 };
 
 struct Planned {
@@ -47,7 +48,7 @@ class Model {
     request_.clip = kind.clip;
     request_.updates = kind.updates;
     request_.places = kind.places;
-    request_.chunk_elements = kChunkGrain;
+    request_.chunk_elements = kind.chunk;
   }
   Planned plan(std::uint64_t memory, std::uint64_t disk, std::uint64_t device) const {
     const Budget budget{memory, disk, 0, device};
@@ -175,6 +176,28 @@ TEST(DeviceRefusal, SaysInBytesWhatLooksLikeWhatIsGiven) {
   EXPECT_EQ(format_needed(16 * kMiB + 1362, 16 * kMiB), "16778578 B");
   EXPECT_EQ(format_needed(16 * kMiB, 16 * kMiB), "16.0 MiB");
   EXPECT_EQ(format_needed(18 * kMiB, 16 * kMiB), "18.0 MiB");
+}
+
+// A large unit's update is a few chunks, as far as slots are a small part of what is stated.
+TEST(DevicePlan, ChunksGrowWithUnitsAndMemory) {
+  const auto chunk = [](std::size_t rows, std::uint64_t device, std::uint64_t memory) {
+    Kind kind;
+    kind.rows = rows;
+    kind.width = 1000;
+    kind.chunk.reset();
+    kind.places[index(Part::kParameters)] = Tier::kHost;
+    kind.rates.memory_bandwidth = 50e9;
+    kind.rates.cores = 4;
+    return Model(kind).plan(memory, 0, device).plan->chunk_elements;
+  };
+  constexpr std::uint64_t kMuch = 256 * kGiB;
+  const std::size_t least = chunk(2'000, kMuch, kMuch);
+  EXPECT_LE(least, kMiB);
+  EXPECT_EQ(chunk(50'000, kMuch, kMuch), 2 * kMiB);
+  EXPECT_EQ(chunk(100'000, kMuch, kMuch), 4 * kMiB);
+  EXPECT_EQ(chunk(1'000'000, kMuch, kMuch), 8 * kMiB);
+  EXPECT_EQ(chunk(100'000, 3 * kGiB, kMuch), least);
+  EXPECT_EQ(chunk(100'000, kMuch, 8 * kGiB), least);
 }
 
 // Also where there would be no room for frames and slots, without which nothing can be elsewhere.
