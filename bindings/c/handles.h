@@ -196,4 +196,12 @@ inline engine::ParameterId parameter_of(const sluice_engine& engine, uint32_t pa
   return parameter;
 }
 
+inline std::vector<engine::ParameterId> parameters_of(const sluice_engine& engine, const uint32_t* parameters,
+                                                      std::size_t count) {
+  std::vector<engine::ParameterId> all;
+  for (std::size_t i = 0; i < count; ++i)
+    all.push_back(parameter_of(engine, (&required(parameters, "parameters"))[i]));
+  return all;
+}
+
 }  // namespace sluice::c

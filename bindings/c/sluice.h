@@ -365,18 +365,20 @@ SLUICE_API sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint3
 /* `has` gets 1 where the parameter has a gradient, added in this step or kept; otherwise 0. */
 SLUICE_API sluice_status sluice_engine_has_gradient(const sluice_engine* engine, uint32_t parameter,
                                                     uint32_t* has);
-/* These work on the gradient of a parameter, which is there until it is dropped; SLUICE_STATE where there is
- * none. Only sluice_engine_get_gradient() brings elements into memory. `data` gets all of them in `dtype`;
- * it must not lie in a parameter's memory, unless its unit is held with SLUICE_EDIT. `norm` is NaN where an
- * element is, else infinite where one is. A factor that is given after sluice_engine_step() does not change
- * that update. */
+/* These work on gradients, which are there until they are dropped; SLUICE_STATE where a parameter has none.
+ * Only sluice_engine_get_gradient() brings elements into memory. `data` gets all of them in `dtype`; it must
+ * not lie in a parameter's memory, unless its unit is held with SLUICE_EDIT. The others go through `count`
+ * parameters in order, and an error leaves those before it done. A norm is NaN where an element is, else
+ * infinite where one is. A factor that is given after sluice_engine_step() does not change that update. */
 SLUICE_API sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t parameter, void* data,
                                                     sluice_dtype dtype);
-SLUICE_API sluice_status sluice_engine_gradient_norm(sluice_engine* engine, uint32_t parameter, double* norm);
-SLUICE_API sluice_status sluice_engine_multiply_gradient(sluice_engine* engine, uint32_t parameter,
-                                                         double factor);
-/* Drops the parameter's gradient, if it has one. */
-SLUICE_API sluice_status sluice_engine_drop_gradient(sluice_engine* engine, uint32_t parameter);
+SLUICE_API sluice_status sluice_engine_gradient_norms(sluice_engine* engine, const uint32_t* parameters,
+                                                      size_t count, double* norms);
+SLUICE_API sluice_status sluice_engine_multiply_gradients(sluice_engine* engine, const uint32_t* parameters,
+                                                          size_t count, double factor);
+/* Drops the gradients of those of the parameters that have one. */
+SLUICE_API sluice_status sluice_engine_drop_gradients(sluice_engine* engine, const uint32_t* parameters,
+                                                      size_t count);
 
 typedef struct sluice_step_result {
   size_t size;

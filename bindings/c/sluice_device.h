@@ -29,11 +29,11 @@
  * work that is queued on that stream, and may be freed in the stream's order; sluice_engine_get_gradient()
  * writes in it. While the caller captures that stream into a graph of CUDA's, calls that may queue something
  * or wait are SLUICE_STATE, and do nothing, since replays would not do it again: all but questions,
- * sluice_engine_begin_step(), sluice_engine_multiply_gradient(), sluice_engine_set_updates(), and
+ * sluice_engine_begin_step(), sluice_engine_multiply_gradients(), sluice_engine_set_updates(), and
  * sluice_engine_save_trace(). The engine may end then, if it holds no unit. Other streams may be captured at
  * any time, in any of CUDA's modes; where the caller's is CUDA's default stream, only those that were made
  * non-blocking, as PyTorch's are. The thread waits for the disk, for an update by the CPU where it acquires
- * the unit, in sluice_engine_step() and sluice_engine_gradient_norm() for the gradients, and where values,
+ * the unit, in sluice_engine_step() and sluice_engine_gradient_norms() for the gradients, and where values,
  * state and checkpoints are loaded and saved. With options.update_in_backward it is sluice_engine_step() that
  * returns SLUICE_NOT_FINITE where a gradient was not finite: its unit is as it was then, and the others are
  * updated. A factor that is not finite is SLUICE_NOT_FINITE in sluice_engine_release(). An address of a unit

@@ -5,7 +5,7 @@
  * model. In a step each computes micro-batches of its own and adds their gradients. From its first use on, a
  * gradient is that of all ranks: their sum in f32, pairwise (0 + 1, 2 + 3, ..., then the sums of these, and
  * so on; an odd last one is carried up), times 1 / N in f32. sluice_engine_step(),
- * sluice_engine_get_gradient(), sluice_engine_gradient_norm() and sluice_engine_multiply_gradient() use
+ * sluice_engine_get_gradient(), sluice_engine_gradient_norms() and sluice_engine_multiply_gradients() use
  * gradients. The first of them takes the sums of all gradients that were added, and waits until every other
  * rank has called one of them. A parameter that has a gradient on some ranks only counts as zeros on the
  * others. Gradients that are added after the sums, or to kept ones, are averaged at the next use and then

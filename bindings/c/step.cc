@@ -150,20 +150,28 @@ sluice_status sluice_engine_has_gradient(const sluice_engine* engine, uint32_t p
   });
 }
 
-sluice_status sluice_engine_gradient_norm(sluice_engine* engine, uint32_t parameter, double* norm) {
+sluice_status sluice_engine_gradient_norms(sluice_engine* engine, const uint32_t* parameters, size_t count,
+                                           double* norms) {
   return with_engine(engine, [&](sluice_engine& e) {
-    double& out = required(norm, "norm");
-    out = e.engine->gradient_norm(parameter_of(e, parameter));
+    const std::vector<sluice::engine::ParameterId> all = parameters_of(e, parameters, count);
+    if (count > 0) (void)required(norms, "norms");
+    for (size_t i = 0; i < count; ++i) norms[i] = e.engine->gradient_norm(all[i]);
   });
 }
 
-sluice_status sluice_engine_multiply_gradient(sluice_engine* engine, uint32_t parameter, double factor) {
-  return with_engine(
-      engine, [&](sluice_engine& e) { e.engine->multiply_gradient(parameter_of(e, parameter), factor); });
+sluice_status sluice_engine_multiply_gradients(sluice_engine* engine, const uint32_t* parameters,
+                                               size_t count, double factor) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    for (const sluice::engine::ParameterId parameter : parameters_of(e, parameters, count))
+      e.engine->multiply_gradient(parameter, factor);
+  });
 }
 
-sluice_status sluice_engine_drop_gradient(sluice_engine* engine, uint32_t parameter) {
-  return with_engine(engine, [&](sluice_engine& e) { e.engine->drop_gradient(parameter_of(e, parameter)); });
+sluice_status sluice_engine_drop_gradients(sluice_engine* engine, const uint32_t* parameters, size_t count) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    for (const sluice::engine::ParameterId parameter : parameters_of(e, parameters, count))
+      e.engine->drop_gradient(parameter);
+  });
 }
 
 sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit) {

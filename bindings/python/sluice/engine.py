@@ -221,15 +221,15 @@ class Engine:
 
     def gradient_norm(self, name: str) -> float:
         """The norm of a parameter's gradient: NaN where an element is, else infinite where one is. Fetches no element."""
-        return float(self._handle.ask("sluice_engine_gradient_norm", self._parameter(name)[0], kind=ctypes.c_double))
+        return self._gradient_norms([self._parameter(name)[0]])[0]
 
     def multiply_gradient(self, name: str, factor: float) -> None:
         """Multiplies a parameter's gradient. Fetches no element."""
-        self._handle.call("sluice_engine_multiply_gradient", self._parameter(name)[0], factor)
+        self._multiply_gradients([self._parameter(name)[0]], factor)
 
     def drop_gradient(self, name: str) -> None:
         """Drops a parameter's gradient, if it has one."""
-        self._handle.call("sluice_engine_drop_gradient", self._parameter(name)[0])
+        self._drop_gradients([self._parameter(name)[0]])
 
     def end_gradients(self, unit: str) -> None:
         """This rank adds no more to the unit's gradients in this micro-batch; in a step's last one their sum over ranks begins."""
@@ -372,6 +372,20 @@ class Engine:
         if name not in self._ids:
             raise InvalidArgumentError(f"there is no parameter '{name}'; the model has {len(self._ids)}")
         return self._ids[name], *self._parameters[self._ids[name]]
+
+    def _gradient_norms(self, parameters: Sequence[int]) -> list[float]:
+        count = len(parameters)
+        norms = (ctypes.c_double * count)()
+        self._handle.call("sluice_engine_gradient_norms", (ctypes.c_uint32 * count)(*parameters), count, norms)
+        return list(norms)
+
+    def _multiply_gradients(self, parameters: Sequence[int], factor: float) -> None:
+        count = len(parameters)
+        self._handle.call("sluice_engine_multiply_gradients", (ctypes.c_uint32 * count)(*parameters), count, factor)
+
+    def _drop_gradients(self, parameters: Sequence[int]) -> None:
+        count = len(parameters)
+        self._handle.call("sluice_engine_drop_gradients", (ctypes.c_uint32 * count)(*parameters), count)
 
     def _accesses(self, unit: int) -> int:
         """By which accesses the unit is held: 1 << READ and so on."""

@@ -118,11 +118,11 @@ TEST_F(SharedDeviceTest, GradientsAreReadMeasuredAndDropped) {
     ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
     add_unit_gradients(engine.get(), 0, SLUICE_F32, 0.5f);
     add_unit_gradients(engine.get(), 2, SLUICE_F32, 0.25f);
-    EXPECT_OK(sluice_engine_multiply_gradient(engine.get(), 0, 0.3));
-    EXPECT_OK(sluice_engine_gradient_norm(engine.get(), 0, &norms[on_gpu]));
+    EXPECT_OK(multiply_gradient(engine.get(), 0, 0.3));
+    EXPECT_OK(norm_of_gradient(engine.get(), 0, &norms[on_gpu]));
     seen[on_gpu].resize(parameters()[0].elements());
     EXPECT_OK(sluice_engine_get_gradient(engine.get(), 0, seen[on_gpu].data(), SLUICE_F32));
-    EXPECT_OK(sluice_engine_drop_gradient(engine.get(), 4));
+    EXPECT_OK(drop_gradient(engine.get(), 4));
     uint32_t has = 1;
     EXPECT_OK(sluice_engine_has_gradient(engine.get(), 4, &has));
     EXPECT_EQ(has, 0u);

@@ -88,8 +88,8 @@ TEST_P(FrozenTest, TheirGradientsAreRefused) {
   expect_error(sluice_engine_add_gradient(engine.get(), kScale, &gradient, SLUICE_F32),
                SLUICE_INVALID_ARGUMENT, {"'scale'", "'unit.1'", "frozen"});
   double norm = 0;
-  expect_error(sluice_engine_gradient_norm(engine.get(), kScale, &norm), SLUICE_STATE, {"'scale'"});
-  EXPECT_OK(sluice_engine_drop_gradient(engine.get(), kScale));
+  expect_error(norm_of_gradient(engine.get(), kScale, &norm), SLUICE_STATE, {"'scale'"});
+  EXPECT_OK(drop_gradient(engine.get(), kScale));
   EXPECT_OK(apply(engine.get()));
 }
 

@@ -59,15 +59,14 @@ INSTANTIATE_TEST_SUITE_P(Places, GradientsTest, ::testing::Values("memory", "dis
 TEST_P(GradientsTest, AreReadScaledAndMeasured) {
   EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.25f);
-  EXPECT_OK(sluice_engine_multiply_gradient(engine_.get(), kLast, 2));
+  EXPECT_OK(multiply_gradient(engine_.get(), kLast, 2));
   add(engine_.get(), 0.5f);
-  EXPECT_OK(sluice_engine_multiply_gradient(engine_.get(), kLast, 0.5));
+  EXPECT_OK(multiply_gradient(engine_.get(), kLast, 0.5));
   EXPECT_EQ(gradient_of_last(engine_.get()), std::vector<float>(parameters()[kLast].elements(), 0.5f));
   double norm = 0;
-  EXPECT_OK(sluice_engine_gradient_norm(engine_.get(), kLast, &norm));
+  EXPECT_OK(norm_of_gradient(engine_.get(), kLast, &norm));
   EXPECT_NEAR(norm, 0.5 * std::sqrt(600000.0), 1e-6);
-  expect_error(sluice_engine_gradient_norm(engine_.get(), 0, &norm), SLUICE_STATE,
-               {"'first.weight'", "no gradient"});
+  expect_error(norm_of_gradient(engine_.get(), 0, &norm), SLUICE_STATE, {"'first.weight'", "no gradient"});
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.25f);
@@ -102,19 +101,42 @@ TEST_P(GradientsTest, ThatAreKeptAreAddedTo) {
   EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.75f));
 }
 
+// Several at once; what one parameter of them lacks, or an array that is not there, is an error.
+TEST_P(GradientsTest, OfSeveralParametersAreOneCall) {
+  sluice_engine* const engine = engine_.get();
+  EXPECT_OK(sluice_engine_begin_step(engine, nullptr));
+  add(engine, 0.5f);
+  const uint32_t twice[] = {kLast, kLast}, unknown[] = {kLast, 99}, without[] = {kLast, 0};
+  double norms[2] = {};
+  EXPECT_OK(sluice_engine_multiply_gradients(engine, twice, 2, 2));
+  EXPECT_OK(sluice_engine_gradient_norms(engine, twice, 2, norms));
+  EXPECT_NEAR(norms[0], 2 * std::sqrt(600000.0), 1e-6);
+  EXPECT_EQ(norms[0], norms[1]);
+  expect_error(sluice_engine_multiply_gradients(engine, unknown, 2, 2), SLUICE_INVALID_ARGUMENT, {"99"});
+  expect_error(sluice_engine_gradient_norms(engine, without, 2, norms), SLUICE_STATE, {"no gradient"});
+  expect_error(sluice_engine_gradient_norms(engine, twice, 2, nullptr), SLUICE_INVALID_ARGUMENT, {"norms"});
+  expect_error(sluice_engine_drop_gradients(engine, nullptr, 2), SLUICE_INVALID_ARGUMENT, {"parameters"});
+  EXPECT_EQ(gradient_of_last(engine), std::vector<float>(parameters()[kLast].elements(), 2));
+  EXPECT_OK(sluice_engine_drop_gradients(engine, nullptr, 0));
+  EXPECT_OK(sluice_engine_drop_gradients(engine, without, 2));
+  uint32_t has = 1;
+  EXPECT_OK(sluice_engine_has_gradient(engine, kLast, &has));
+  EXPECT_EQ(has, 0U);
+}
+
 TEST_P(GradientsTest, ThatAreDroppedUpdateNothing) {
   const Values before = values_of(engine_.get());
   EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.5f);
-  EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), kLast));
-  EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), 0));
+  EXPECT_OK(drop_gradient(engine_.get(), kLast));
+  EXPECT_OK(drop_gradient(engine_.get(), 0));
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_TRUE(values_of(engine_.get()) == before);
   // The gradient is dropped while its update may be pending; the update uses it as it was.
   EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.5f);
   EXPECT_OK(step(engine_.get(), true));
-  EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), kLast));
+  EXPECT_OK(drop_gradient(engine_.get(), kLast));
   EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.25f, SLUICE_GRADIENT);
   EXPECT_OK(step(engine_.get(), false));
@@ -144,7 +166,7 @@ TEST_P(GradientsTest, ThatAreNotFiniteAreKeptAndNamed) {
   EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), std::numeric_limits<float>::infinity());
   double norm = 0;
-  EXPECT_OK(sluice_engine_gradient_norm(engine_.get(), kLast, &norm));
+  EXPECT_OK(norm_of_gradient(engine_.get(), kLast, &norm));
   EXPECT_TRUE(std::isinf(norm));
   expect_error(step(engine_.get(), true), SLUICE_NOT_FINITE, {"'last.weight'"});
   EXPECT_TRUE(std::isinf(gradient_of_last(engine_.get())[0]));

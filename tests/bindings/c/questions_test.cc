@@ -115,7 +115,7 @@ TEST_F(QuestionsTest, WhetherThereIsAStepAndAGradient) {
   EXPECT_FALSE(has_gradient());
   add();
   EXPECT_TRUE(has_gradient());
-  EXPECT_OK(sluice_engine_drop_gradient(engine(), kLast));
+  EXPECT_OK(drop_gradient(engine(), kLast));
   EXPECT_FALSE(has_gradient());
   add();
   const auto groups = two_groups();

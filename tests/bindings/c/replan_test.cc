@@ -186,7 +186,7 @@ TEST(ReplanRefusals, StepsAndGradients) {
   add_unit_gradients(engine.get(), 1, SLUICE_F32, 1);
   ASSERT_OK(apply(engine.get(), 1.0, nullptr, true));
   expect_error(sluice_engine_replan(engine.get(), kReserved), SLUICE_STATE, {"'unit.1' has gradients"});
-  for (uint32_t p = 0; p < parameters().size(); ++p) ASSERT_OK(sluice_engine_drop_gradient(engine.get(), p));
+  for (uint32_t p = 0; p < parameters().size(); ++p) ASSERT_OK(drop_gradient(engine.get(), p));
   EXPECT_OK(sluice_engine_replan(engine.get(), kReserved));
 }
 

@@ -23,7 +23,7 @@ TEST(Reproducible, CountsMicroBatches) {
   ASSERT_OK(sluice_engine_begin_step(made, nullptr));
   add_unit_gradients(made, 0, SLUICE_F32, 1);
   double norm = 0;
-  expect_error(sluice_engine_gradient_norm(made, 0, &norm), SLUICE_STATE, {"0 micro-batches of rank 0"});
+  expect_error(norm_of_gradient(made, 0, &norm), SLUICE_STATE, {"0 micro-batches of rank 0"});
   ASSERT_OK(sluice_engine_end_micro_batch(made));
   add_unit_gradients(made, 0, SLUICE_F32, 1);
   ASSERT_OK(sluice_engine_end_micro_batch(made));

@@ -27,6 +27,16 @@ inline void expect_error(sluice_status found, sluice_status wanted, const std::v
         << "'" << part << "' is not in: " << sluice_last_error();
 }
 
+inline sluice_status norm_of_gradient(sluice_engine* engine, uint32_t parameter, double* norm) {
+  return sluice_engine_gradient_norms(engine, &parameter, 1, norm);
+}
+inline sluice_status multiply_gradient(sluice_engine* engine, uint32_t parameter, double factor) {
+  return sluice_engine_multiply_gradients(engine, &parameter, 1, factor);
+}
+inline sluice_status drop_gradient(sluice_engine* engine, uint32_t parameter) {
+  return sluice_engine_drop_gradients(engine, &parameter, 1);
+}
+
 class Folder {
  public:
   Folder() {

@@ -74,8 +74,7 @@ TEST_F(TrainingTest, ValuesMayBeSetAndLoadedRightAfterAStep) {
         ASSERT_OK(apply(engine.get(), 1.0, nullptr, true));
         std::vector<float> gradient(parameters()[0].elements());
         ASSERT_OK(sluice_engine_get_gradient(engine.get(), 0, gradient.data(), SLUICE_F32));
-        for (uint32_t p = 0; p < parameters().size(); ++p)
-          ASSERT_OK(sluice_engine_drop_gradient(engine.get(), p));
+        for (uint32_t p = 0; p < parameters().size(); ++p) ASSERT_OK(drop_gradient(engine.get(), p));
         if (round % 2 == 0)
           set_start_values(engine.get());
         else

@@ -270,7 +270,12 @@ def test_the_engine_is_asked_nothing_at_each_use(monkeypatch):
         counts.clear()
         train(model, optimizer, range(1))
         parameters = len(list(model.parameters()))
-        assert counts["sluice_engine_add_gradient"] == counts["sluice_engine_drop_gradient"] == parameters
+        assert counts["sluice_engine_add_gradient"] == parameters
+        assert counts["sluice_engine_drop_gradients"] == 1
         assert counts["sluice_engine_held"] <= counts["sluice_engine_acquire"] + counts["sluice_engine_release"]
+        counts.clear()
+        loss_of(model, 0).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3, foreach=True)
+        assert counts["sluice_engine_gradient_norms"] == counts["sluice_engine_multiply_gradients"] == 1
         sluice.torch.close(model)
         del model, optimizer

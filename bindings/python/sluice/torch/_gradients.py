@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -45,10 +45,12 @@ class Slot(Entry):
 
     def check(self) -> None:
         """Raises StateError where the gradient was given up, or a view of it was written."""
-        self.presence.check_open(
-            f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
-            "tensor now, or clone() what is needed later"
-        )
+        presence = self.presence
+        if presence.engine.closed:
+            presence.check_open(
+                f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
+                "tensor now, or clone() what is needed later"
+            )
         if self.applied and not self.zeroed:
             raise StateError(
                 f"the gradient of '{self.home.name}' is gone: it was applied in backward (update_in_backward=True). Clipping by the norm, "
@@ -324,11 +326,24 @@ def _multiply(target: Any, other: Any) -> Any:
     factor = _scalar(other)
     if not isinstance(target, Gradient) or factor is None:
         return NotImplemented
-    target._slot.check()
-    if target._slot.applied:
-        return target
-    target._slot.presence.stored.multiply(target._slot.home, factor)
+    _multiply_all([target], factor)
     return target
+
+
+def _multiply_all(gradients: Sequence[Gradient], factor: float) -> None:
+    """Multiplies gradients in the engine, which may be of several models."""
+    for presence, slots in _by_model(gradients).items():
+        presence.stored.multiply([slot.home for slot in slots], factor)
+
+
+def _by_model(gradients: Iterable[Gradient]) -> dict[Presence, list[Slot]]:
+    """The slots of those that are in an engine, by their model. Raises StateError where one was given up."""
+    found: dict[Presence, list[Slot]] = {}
+    for gradient in gradients:
+        gradient._slot.check()
+        if not gradient._slot.applied:
+            found.setdefault(gradient._slot.presence, []).append(gradient._slot)
+    return found
 
 
 def _divide(target: Any, other: Any) -> Any:
@@ -348,41 +363,52 @@ def _zero(target: Gradient) -> Gradient:
 
 
 def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    norm = _norm_of(value) if ord == 2 and dim is None and not keepdim else None
-    return NotImplemented if norm is None else torch.tensor(norm, dtype=dtype or value.dtype, device=value.device)
+    norms = _norms_of([value]) if ord == 2 and dim is None and not keepdim else None
+    return NotImplemented if norms is None else torch.tensor(norms[0], dtype=dtype or value.dtype, device=value.device)
 
 
-def _norm_of(value: Any) -> float | None:
-    """The norm of a gradient in the engine; None for what is none."""
-    if not isinstance(value, Gradient):
+def _norms_of(values: Sequence[Any]) -> list[float] | None:
+    """The norms of gradients in the engine; None where one is none."""
+    if any(type(value) is not Gradient for value in values):
         return None
-    value._slot.check()
-    return None if value._slot.applied else value._slot.presence.stored.norm(value._slot.home)
+    by_model = _by_model(values)
+    if sum(map(len, by_model.values())) < len(values):
+        return None
+    norms = {}
+    for presence, slots in by_model.items():
+        norms.update(zip(map(id, slots), presence.stored.norms([slot.home for slot in slots]), strict=True))
+    return [norms[id(value._slot)] for value in values]
 
 
 def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
     """The norms, in one tensor where they are those of gradients in the engine. Others are taken one by one, since copies of all
     gradients may not fit."""
-    alone = [_norm_of(value) if ord == 2 else None for value in values]
     kinds = {(dtype or value.dtype, value.device) for value in values}
-    if None in alone or len(kinds) > 1:
+    alone = _norms_of(values) if ord == 2 and len(kinds) == 1 else None
+    if alone is None:
         return [torch.linalg.vector_norm(value, ord, dtype=dtype) for value in values]
     kind, device = kinds.pop()
     return list(torch.tensor(alone, dtype=kind, device=device).unbind())
 
 
-def _each(by_number: Any, by_tensor: Any) -> Callable[..., None]:
-    """An operation on many gradients does one after another, since copies of all may not fit."""
+def _each(by_number: Any, by_tensor: Any, factor_of: Callable[[float], float] | None) -> Callable[..., None]:
+    """An operation on many gradients multiplies them all at once, or does one after another, since copies of all may not fit.
+    factor_of: by what it multiplies, for a number; None: it does something else."""
 
     def apply(values: Any, others: Any) -> None:
         given = others if isinstance(others, (list, tuple)) else [others] * len(values)
         different = {id(other): other for other in given}  # each tensor's number is asked once: for one on a GPU that is a wait
         numbers = {key: _scalar(other) for key, other in different.items()}
+        only = next(iter(numbers.values())) if len(numbers) == 1 else None
+        if only and factor_of is not None and all(type(value) is Gradient for value in values):
+            return _multiply_all(values, factor_of(only))
         for value, other in zip(values, given, strict=True):
             number = numbers[id(other)]
             _run(by_tensor, (value, other), {}) if number is None else _run(by_number, (value, number), {})
 
     return apply
+
+
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
@@ -398,9 +424,8 @@ def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> N
 
 def _is_finite(value: Gradient) -> bool:
     """Whether each element is finite; in float16 the norm of finite ones may be infinite."""
-    slot = value._slot
-    slot.check()
-    return slot.applied or math.isfinite(slot.presence.stored.norm(slot.home))
+    norms = _norms_of([value])
+    return norms is None or math.isfinite(norms[0])
 
 
 def _detach(value: Gradient) -> Gradient:
@@ -421,13 +446,13 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
 
-for _many, _by_number, _by_tensor in (
-    (_aten._foreach_mul_, _aten.mul_.Scalar, _aten.mul_.Tensor),
-    (_aten._foreach_div_, _aten.div_.Scalar, _aten.div_.Tensor),
-    (_aten._foreach_clamp_min_, _aten.clamp_min_.default, _aten.clamp_min_.Tensor),
-    (_aten._foreach_clamp_max_, _aten.clamp_max_.default, _aten.clamp_max_.Tensor),
+for _many, _by_number, _by_tensor, _factor_of in (
+    (_aten._foreach_mul_, _aten.mul_.Scalar, _aten.mul_.Tensor, lambda number: number),
+    (_aten._foreach_div_, _aten.div_.Scalar, _aten.div_.Tensor, lambda number: 1.0 / number),
+    (_aten._foreach_clamp_min_, _aten.clamp_min_.default, _aten.clamp_min_.Tensor, None),
+    (_aten._foreach_clamp_max_, _aten.clamp_max_.default, _aten.clamp_max_.Tensor, None),
 ):
-    _HANDLERS.update({getattr(_many, overload): _each(_by_number, _by_tensor) for overload in _many.overloads()})
+    _HANDLERS.update({getattr(_many, overload): _each(_by_number, _by_tensor, _factor_of) for overload in _many.overloads()})
 
 # clip_grad_norm_() then asks for all norms at once, and multiplies all by one number. Otherwise each norm would go to a GPU by itself,
 # and each factor come back.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -60,7 +60,7 @@ class Stored:
         if entry is None or not entry.absent:
             return False
         try:
-            self._norm(home)
+            self._engine._gradient_norms(_indices([home]))
             return False
         except StateError as error:
             if "has no gradient in this step" not in str(error):
@@ -95,15 +95,19 @@ class Stored:
 
     def drop_ended(self) -> None:
         """Ends the gradients to which there is no reference."""
-        while self.ended:
-            entry = self.ended[0]
-            if self.entries.get(entry.index) is entry:
-                self.end(entry)
-            self.ended.popleft()  # it stays where it could not be ended
+        if not self.ended:
+            return
+        count = len(self.ended)  # others may come meanwhile
+        ended = [entry for entry in itertools.islice(self.ended, count) if self.entries.get(entry.index) is entry]
+        self._drop(*(self._homes[entry.index] for entry in ended))
+        for entry in ended:
+            entry.alive = False
+            del self.entries[entry.index]
+        for _ in range(count):
+            self.ended.popleft()  # they stay where they could not be ended
 
-    def _drop(self, home: Home) -> None:
-        for span in home.spans:
-            self._engine._handle.call("sluice_engine_drop_gradient", span.index)
+    def _drop(self, *homes: Home) -> None:
+        self._engine._drop_gradients(_indices(homes))
 
     def set(self, home: Home, values: torch.Tensor) -> None:
         """Sets the gradient to `values`."""
@@ -121,32 +125,38 @@ class Stored:
         dense = (values.to_dense() if values.layout != torch.strided else values).detach()
         if dense.dtype not in DTYPES:
             dense = dense.float()
-        flat = _homes.outside(dense.contiguous(), self._by_storage).view(-1)
-        kind = _abi.DTYPES[DTYPES[flat.dtype]]
+        dense = _homes.outside(dense.contiguous(), self._by_storage)
+        address, size, kind = dense.data_ptr(), dense.element_size(), _abi.DTYPES[DTYPES[dense.dtype]]
         with self._lock:
             if (entry := self.entries.get(home.index)) is not None:
                 entry.absent = False
             self._engine.follow_stream()
             for span in home.spans:
                 self._use(span.unit, _abi.GRADIENT_ONLY)
-                self._engine._handle.call("sluice_engine_add_gradient", span.index, span.of(flat).data_ptr(), kind)
+                self._engine._handle.call("sluice_engine_add_gradient", span.index, address + span.first * size, kind)
 
-    def multiply(self, home: Home, factor: float) -> None:
-        """Multiplies the gradient."""
-        if self._lacks(home):
+    def multiply(self, homes: Sequence[Home], factor: float) -> None:
+        """Multiplies the gradients of these parameters."""
+        for some in self._in_order(homes):
+            self._engine._multiply_gradients(_indices(some), factor)
+
+    def norms(self, homes: Sequence[Home]) -> list[float]:
+        """The norm of each one's gradient: NaN where an element is, else infinite where one is."""
+        found = {}
+        for some in self._in_order(homes):
+            parts = iter(self._engine._gradient_norms(_indices(some)))
+            found.update({home.index: _together(list(itertools.islice(parts, len(home.spans)))) for home in some})
+        return [found.get(home.index, 0.0) for home in homes]
+
+    def _in_order(self, homes: Sequence[Home]) -> Iterator[Sequence[Home]]:
+        """Those that have a gradient: all at once, or, where other ranks may have what this one lacks, one after another, since ranks use
+        gradients in the same order."""
+        if not any(entry.absent for home in homes if (entry := self.entries.get(home.index)) is not None):
+            yield homes
             return
-        for span in home.spans:
-            self._engine._handle.call("sluice_engine_multiply_gradient", span.index, factor)
-
-    def norm(self, home: Home) -> float:
-        """The gradient's norm: NaN where an element is, else infinite where one is."""
-        return 0.0 if self._lacks(home) else self._norm(home)
-
-    def _norm(self, home: Home) -> float:
-        ask = self._engine._handle.ask
-        norms = [ask("sluice_engine_gradient_norm", span.index, kind=ctypes.c_double) for span in home.spans]
-        nan = next((norm for norm in norms if math.isnan(norm)), None)  # for hypot() infinity comes before NaN
-        return math.hypot(*norms) if nan is None else nan
+        for home in homes:
+            if not self._lacks(home):
+                yield [home]
 
     def read(self, home: Home) -> torch.Tensor:
         """A copy of the gradient."""
@@ -160,3 +170,16 @@ class Stored:
                 to = span.of(copy.view(-1)).data_ptr()
                 self._engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)
         return copy
+
+
+def _indices(homes: Iterable[Home]) -> list[int]:
+    """The engine's numbers for all spans of these parameters."""
+    return [span.index for home in homes for span in home.spans]
+
+
+def _together(norms: Sequence[float]) -> float:
+    """The norm of what has these norms in its parts."""
+    if len(norms) == 1:
+        return norms[0]
+    nan = next((norm for norm in norms if math.isnan(norm)), None)  # for hypot() infinity comes before NaN
+    return math.hypot(*norms) if nan is None else nan
