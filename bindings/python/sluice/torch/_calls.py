@@ -157,8 +157,8 @@ class Calls:
             else:
                 for unit in owner.units:
                     presence.use(unit)
-            for _, _, home in owner.places:
-                home.check_memory()
+                for _, _, home in owner.places:
+                    home.check_memory()
             if owner.is_model:
                 call.scope = Scope(self._saved)
                 call.scope.__enter__()
@@ -215,8 +215,10 @@ class Calls:
 
     def begin_pass(self) -> bool:
         """Comes in a backward pass, before it uses the model. After it what was there before is there. Returns whether this is in one."""
-        before = self._now
-        return self._presence.users.begin_pass(functools.partial(self._go, before) if self._on_gpu else None)
+        users = self._presence.users
+        if users.is_noted():
+            return True
+        return users.begin_pass(functools.partial(self._go, self._now) if self._on_gpu else None)
 
     def _begin_backward(self, call: Call, gradient: torch.Tensor) -> None:
         self._presence.check_open()
@@ -230,11 +232,12 @@ class Calls:
 
     def bring_in(self, home: Home) -> None:
         """Comes in a backward pass that needs a parameter."""
-        if self._on_gpu:
-            self._presence.pinned = {*self._presence.pinned, *home.units}  # until the backward of the next call begins
+        presence = self._presence
+        if self._on_gpu and not presence.are_shown(home.units):
+            presence.pinned = {*presence.pinned, *home.units}  # until the backward of the next call begins
         for unit in home.units:
-            self._presence.use(unit)
-        if home.index not in self._presence.full:
+            presence.use(unit)
+        if home.index not in presence.full:
             home.check_memory()
 
     def _go(self, call: Call | None) -> None:

@@ -63,6 +63,8 @@ def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> 
             home.note_values()
         for home, values in shown if writeback else ():
             _write(presence, home, values)
+        if presence.first_step.measured is None and not presence.engine.in_step:
+            presence.first_step.begin()  # the copies are no part of what it measures
 
 
 def _write(presence: Presence, home: Home, values: torch.Tensor) -> None:

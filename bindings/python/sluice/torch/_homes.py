@@ -86,20 +86,24 @@ def storage_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+def is_absent(parameter: torch.nn.Parameter) -> bool:
+    """Whether a parameter's unit is not on the GPU. (isinstance() asks the class of parameters, in Python.)"""
+    return issubclass(type(parameter), Absent)
+
+
 def show(parameter: torch.nn.Parameter, memory: torch.Tensor) -> None:
     """Makes a parameter a plain one that refers to this memory."""
-    if isinstance(parameter, Absent):
-        parameter.__class__ = parameter._was  # type: ignore[assignment]
-        del parameter._missed
+    if is_absent(parameter):
+        parameter.__class__ = parameter._was  # type: ignore
+        del parameter._missed  # type: ignore[attr-defined]
     parameter.data = memory
 
 
 def conceal(parameter: torch.nn.Parameter, missed: Missed) -> None:
     """Makes a parameter an absent one."""
-    if isinstance(parameter, Absent):
+    if is_absent(parameter):
         return
-    with torch.inference_mode(False):
-        parameter.data = _nan(parameter.dtype, parameter.device).expand(parameter.shape)
+    parameter.data = _nan(parameter.dtype, parameter.device, parameter.shape)
     parameter.__class__ = _absent(type(parameter))
     parameter._missed = missed  # type: ignore[attr-defined]
 
@@ -111,8 +115,9 @@ def _absent(own: type[torch.nn.Parameter]) -> type[torch.nn.Parameter]:
 
 
 @functools.cache
-def _nan(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((), float("nan"), dtype=dtype, device=device)
+def _nan(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.full((), float("nan"), dtype=dtype, device=device).expand(shape)
 
 
 # ---- homes ----
@@ -205,8 +210,9 @@ class Home:
     @property
     def replaced(self) -> bool:
         """Whether the parameter was given other memory, or PyTorch's storage over the engine's has moved, as share_memory_() moves it."""
-        shown = None if isinstance(self.parameter, Absent) else self.parameter.data_ptr()
-        return shown not in (None, self.address) or self.memory.data_ptr() != self.address
+        if self.memory.data_ptr() != self.address:
+            return True
+        return not is_absent(self.parameter) and self.parameter.data_ptr() != self.address
 
     def check_memory(self) -> None:
         """Raises StateError where the parameter was given other memory."""
@@ -219,7 +225,7 @@ class Home:
 
     def let_go(self) -> None:
         """Ends what the parameter has to do with the engine, which keeps its memory for views of it."""
-        if isinstance(self.parameter, Absent):
+        if is_absent(self.parameter):
             show(self.parameter, self.memory)
         self.memory = torch.empty(0)
 
@@ -236,11 +242,11 @@ class Home:
 
 def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
     """Raises StateError where one of these is no longer a parameter of the model."""
-    here = dict(model.named_parameters())
-    known = {id(p) for p in here.values()}
-    for home in homes:
-        if id(home.parameter) not in known:
-            home.check_place(here.get(home.name))
+    known = {id(p) for module in model.modules() for p in module._parameters.values()}
+    lost = [home for home in homes if id(home.parameter) not in known]
+    here = dict(model.named_parameters()) if lost else {}
+    for home in lost:
+        home.check_place(here.get(home.name))
 
 
 # ---- memory of the engine as tensors: by DLPack, which asks nothing of the address ----

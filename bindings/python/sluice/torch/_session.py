@@ -216,7 +216,7 @@ class Session:
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         reproducible = self.engine.options.reproducible
-        # Parameters that are not on the GPU would take each question for an operation.
+        # An absent parameter would take each question for an operation.
         with presence.users, presence.lock, torch._C.DisableTorchFunctionSubclass():
             if reproducible:
                 self._together.compare_buffers()
