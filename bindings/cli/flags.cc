@@ -85,11 +85,11 @@ int parse_count(const std::string& flag, const std::string& given) {
 
 }  // namespace
 
-std::uint64_t parse_whole(std::string_view what, std::string_view text) {
+std::uint64_t parse_whole(std::string_view what, std::string_view text, std::uint64_t least) {
   std::uint64_t value = 0;
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || rest != text.data() + text.size())
-    fail(ErrorCode::kInvalidArgument, "{}: '{}' is not a whole number from 0 on", what, text);
+  if (error != std::errc() || rest != text.data() + text.size() || value < least)
+    fail(ErrorCode::kInvalidArgument, "{}: '{}' is not a whole number from {} on", what, text, least);
   return value;
 }
 

@@ -18,7 +18,7 @@ class Option;
 namespace sluice::cli {
 
 // Read a number from a whole text. `what` is the flag that messages name.
-std::uint64_t parse_whole(std::string_view what, std::string_view text);
+std::uint64_t parse_whole(std::string_view what, std::string_view text, std::uint64_t least = 0);
 double parse_real(std::string_view what, std::string_view text);
 
 // Binds the flags of one subcommand to fields. It reads every value, whether from the command line or from a
@@ -44,9 +44,9 @@ class Flags {
            shown(field));
   }
   template <class Field>
-  void whole(const std::string& flag, Field& field, const std::string& help) {
+  void whole(const std::string& flag, Field& field, const std::string& help, std::uint64_t least = 0) {
     add(flag, "N", help, shown(field),
-        [&, flag](const std::string& given) { field = parse_whole(flag, given); });
+        [&, flag, least](const std::string& given) { field = parse_whole(flag, given, least); });
   }
   template <class Field>
   void real(const std::string& flag, Field& field, const std::string& help) {

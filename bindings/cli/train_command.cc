@@ -133,6 +133,11 @@ void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings
     fail(ErrorCode::kInvalidArgument, "--hosts {}: say with --ranks how many ranks they share", hosts);
   if (hosts < 1 || ranks % hosts != 0)
     fail(ErrorCode::kInvalidArgument, "--hosts {}: {} ranks cannot be shared evenly by them", hosts, ranks);
+  if (hosts > 1 && settings.host_link && !settings.link)
+    fail(ErrorCode::kInvalidArgument,
+         "--link-host says what joins the ranks of a host, and nothing what joins the {} hosts: give --link, "
+         "too",
+         hosts);
   if (ranks == 1) return;
   settings.ranks_here = ranks / hosts;
   settings.share_of_cores = 1.0 / settings.ranks_here;

@@ -57,7 +57,8 @@ void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.whole(
       "--chunks", s.chunks,
       "chunks of consecutive blocks that each stage has: with more than one stages are interleaved, wait "
-      "less, and send more");
+      "less, and send more",
+      1);
   flags.text("--stages", s.stages,
              "the blocks of each stage, as 0-7,8-15, and with --chunks of its chunks: the first ones of all "
              "stages, then the second ones (what makes a step short)");
@@ -226,11 +227,16 @@ void bind_plan(CLI::App& app, TrainOptions& options) {
       "--machine", options.machine,
       "FILE of another machine, written there by sluice doctor --json: plans for that machine and examines "
       "nothing here; --disk then names its disks");
-  Flags(app).link("--link", options.settings.link,
-                  "what joins the ranks: bandwidth and latency, as in 100Gbit/s,5us (sending takes no time)");
+  Flags(app).link(
+      "--link", options.settings.link,
+      "what joins the ranks, or with --hosts the hosts: bandwidth in each direction, and latency, as "
+      "in 100Gbit/s,5us (sending takes no time)");
+  Flags(app).link("--link-host", options.settings.host_link,
+                  "what joins the ranks of one host, in the same way (--link where there is one host, and "
+                  "otherwise that takes no time)");
   Flags(app).whole(
       "--hosts", options.hosts,
-      "machines that share --ranks evenly, neighbours on one; --link is what joins them then (1)");
+      "machines that share the ranks evenly, neighbours on one; --link is what joins them then (1)");
   Flags(app).toggle("--json", options.json, "print the plan as JSON");
 }
 

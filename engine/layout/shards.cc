@@ -45,6 +45,9 @@ Shards::Shards(const Layout& layout, const optim::Optimizer& optimizer, std::siz
           is_cut               ? border_of(layout, optimizer, unit, rank, ranks.world)
           : rank > ranks.first ? layout.unit_elements(unit)
                                : 0;
+    chunks_before_.push_back(0);
+    for (std::size_t i = 0; i < held_; ++i)
+      chunks_before_.push_back(chunks_before_.back() + divide_up(held(unit, i).size(), chunk_elements_));
   }
 }
 
@@ -58,37 +61,29 @@ ElementRange Shards::here(UnitId unit) const {
   return {borders_[unit * (held_ + 1)], borders_[unit * (held_ + 1) + held_]};
 }
 
-std::size_t Shards::chunks(UnitId unit) const {
-  std::size_t chunks = 0;
-  for (std::size_t i = 0; i < held_; ++i) chunks += divide_up(held(unit, i).size(), chunk_elements_);
-  return chunks;
-}
+std::size_t Shards::chunks(UnitId unit) const { return chunks_before(unit)[held_]; }
 
 ElementRange Shards::chunk(UnitId unit, std::size_t chunk) const {
-  for (std::size_t i = 0; i < held_; ++i) {
-    const ElementRange shard = held(unit, i);
-    const std::size_t chunks = divide_up(shard.size(), chunk_elements_);
-    if (chunk < chunks) {
-      const std::size_t begin = shard.begin + chunk * chunk_elements_;
-      return {begin, std::min(begin + chunk_elements_, shard.end)};
-    }
-    chunk -= chunks;
-  }
-  fail(ErrorCode::kState, "unit '{}' has no chunk {} here", layout_.units()[unit].name, chunk);
+  if (chunk >= chunks(unit))
+    fail(ErrorCode::kState, "unit '{}' has no chunk {} here", layout_.units()[unit].name, chunk);
+  const std::size_t* const before = chunks_before(unit);
+  const auto index = static_cast<std::size_t>(std::upper_bound(before, before + held_, chunk) - before) - 1;
+  const ElementRange shard = held(unit, index);
+  const std::size_t begin = shard.begin + (chunk - before[index]) * chunk_elements_;
+  return {begin, std::min(begin + chunk_elements_, shard.end)};
 }
 
 ElementRange Shards::chunks_with(UnitId unit, ElementRange elements) const {
   ElementRange found;
-  std::size_t before = 0;  // the number of chunks in the shards before
   for (std::size_t i = 0; i < held_; ++i) {
     const ElementRange shard = held(unit, i);
     const std::size_t begin = std::max(shard.begin, elements.begin), end = std::min(shard.end, elements.end);
     if (begin < end) {
-      const std::size_t first = before + (begin - shard.begin) / chunk_elements_;
+      const std::size_t before = chunks_before(unit)[i],
+                        first = before + (begin - shard.begin) / chunk_elements_;
       if (found.size() == 0) found.begin = first;
       found.end = before + divide_up(end - shard.begin, chunk_elements_);
     }
-    before += divide_up(shard.size(), chunk_elements_);
   }
   return found;
 }

@@ -63,18 +63,20 @@ class Shards {
   Slice slice(ParameterId parameter, ElementRange elements) const;
 
  private:
-  // The index-th shard of the unit that is here.
+  // The index-th shard of the unit that is here, and how many chunks the ones before it have.
   ElementRange held(UnitId unit, std::size_t index) const {
     const std::size_t* const border = &borders_[unit * (held_ + 1) + index];
     return {border[0], border[1]};
   }
+  const std::size_t* chunks_before(UnitId unit) const { return &chunks_before_[unit * (held_ + 1)]; }
 
   const Layout& layout_;
   std::size_t chunk_elements_;
   int first_;         // the first rank whose shards are here
   std::size_t held_;  // how many shards of each unit are here
-  std::vector<std::size_t>
-      borders_;  // where the shards of each unit begin, and where the last one that is here ends
+  // By unit: where its shards begin, and where the last one that is here ends; and how many chunks there are
+  // before each.
+  std::vector<std::size_t> borders_, chunks_before_;
 };
 
 }  // namespace sluice::engine

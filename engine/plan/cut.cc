@@ -56,7 +56,7 @@ class Cutting {
           for (const bool up : {false, true}) {
             std::vector<UnitId> moved = borders;
             for (std::size_t i = first; i <= last; ++i) moved[i] += up ? 1 : UnitId(-1);
-            const double found = time(moved);
+            const double found = time(moved, step);
             if (found >= step) continue;
             step = found;
             best = std::move(moved);
@@ -85,13 +85,15 @@ class Cutting {
            fits_(static_cast<int>(chunk) % pipeline_.sections, range);
   }
 
-  double time(const std::vector<UnitId>& borders) const {
+  // kNever also where it cannot be less than `than`.
+  double time(const std::vector<UnitId>& borders, double than = kNever) const {
     std::vector<SectionSeconds> chunks;
     for (std::size_t s = 0; s + 1 < borders.size(); ++s) {
       const UnitRange range{borders[s], borders[s + 1]};
       if (!may_have(s, range)) return kNever;
       chunks.push_back(sum(range));
     }
+    if (least_step(pipeline_, chunks) >= than) return kNever;
     return simulate(pipeline_, lists_, chunks).step;
   }
 
@@ -141,6 +143,10 @@ std::vector<UnitRange> parse_cut(std::string_view text, std::size_t blocks) {
     const std::size_t sign = std::min(part.find('-'), part.size());
     const std::size_t first = block_of(text, part.substr(0, sign));
     const std::size_t last = sign == part.size() ? first : block_of(text, part.substr(sign + 1));
+    if (next == blocks)
+      fail(ErrorCode::kInvalidArgument,
+           "the cut '{}' goes on with '{}' after block {}, which is the model's last one", text, part,
+           blocks - 1);
     if (first != next || last < first || last >= blocks)
       fail(ErrorCode::kInvalidArgument,
            "the cut '{}' has '{}' where blocks from {} on must be: the model has the blocks 0 to {}, each in "

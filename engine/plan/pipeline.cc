@@ -103,21 +103,24 @@ struct Message {
 class Simulation {
  public:
   Simulation(const Pipeline& pipeline, std::span<const std::vector<Action>> lists,
-             std::span<const SectionSeconds> seconds)
+             std::span<const SectionSeconds> seconds, std::span<const OnceSeconds> once)
       : pipeline_(pipeline),
         lists_(lists),
         seconds_(seconds),
+        once_(once.begin(), once.end()),
         sections_(lists.size()),
         inputs_(pipeline.all_chunks()),
         gradients_(pipeline.all_chunks()) {
+    once_.resize(sections_.size());
     for (std::size_t s = 0; s < sections_.size(); ++s) {
+      sections_[s].now = sections_[s].busy = once_[s].before;
       sections_[s].buffers = buffers_of(pipeline, static_cast<int>(s));
       sections_[s].items = items_held(pipeline, static_cast<int>(s));
       for (std::vector<std::size_t>& done : sections_[s].done) done.resize(pipeline.chunks);
     }
     for (std::size_t i = 0; i < pipeline.all_chunks(); ++i) {
       if (i > 0) inputs_[i].assign(pipeline.items, {seconds[i - 1].message});
-      if (i + 1 < pipeline.all_chunks()) gradients_[i].assign(pipeline.items, {seconds[i + 1].message});
+      if (i + 1 < pipeline.all_chunks()) gradients_[i].assign(pipeline.items, {seconds[i].message});
     }
   }
 
@@ -128,6 +131,8 @@ class Simulation {
         while (sections_[s].next < lists_[s].size() && go_on(s)) moves = true;
     }
     check_ends();
+    for (std::size_t s = 0; s < sections_.size(); ++s) take(sections_[s], once_[s].after);
+    exchange();
     PipelineTime time;
     for (const Section& section : sections_) {
       time.step = std::max(time.step, section.now);
@@ -146,6 +151,21 @@ class Simulation {
     std::array<std::vector<std::size_t>, Action::kKinds> done{};  // by kind and chunk
     std::size_t held = 0, most_held = 0;
   };
+
+  static void take(Section& section, double seconds) {
+    section.now += seconds;
+    section.busy += seconds;
+  }
+
+  // Each of the two gives what the other waits for.
+  void exchange() {
+    const double seconds = std::max(once_.front().exchange, once_.back().exchange);
+    if (seconds == 0 || sections_.size() == 1) return;
+    Section &first = sections_.front(), &last = sections_.back();
+    first.now = last.now = std::max(first.now, last.now);
+    take(first, seconds);
+    take(last, seconds);
+  }
 
   std::size_t& done(std::size_t s, Kind kind, std::size_t chunk) {
     return sections_[s].done[static_cast<std::size_t>(kind)][chunk];
@@ -270,9 +290,7 @@ class Simulation {
       case Kind::kForward:
       case Kind::kBackward:
       case Kind::kWeights:
-        const double seconds = seconds_of(pipeline_.number(static_cast<int>(s), action.chunk), action.kind);
-        own.now += seconds;
-        own.busy += seconds;
+        take(own, seconds_of(pipeline_.number(static_cast<int>(s), action.chunk), action.kind));
         if (action.kind == Kind::kForward) ++own.held;
         if (action.kind == Kind::kBackward) --own.held;
         own.most_held = std::max(own.most_held, own.held);
@@ -315,6 +333,7 @@ class Simulation {
   const Pipeline pipeline_;
   const std::span<const std::vector<Action>> lists_;
   const std::span<const SectionSeconds> seconds_;
+  std::vector<OnceSeconds> once_;  // by section
   std::vector<Section> sections_;
   std::vector<std::vector<Message>> inputs_, gradients_;  // of chunks in the model's order, by item
 };
@@ -426,16 +445,33 @@ std::vector<Action> actions_of(const Pipeline& pipeline, int section) {
   return actions;
 }
 
-PipelineTime simulate(const Pipeline& pipeline, std::span<const SectionSeconds> seconds) {
+PipelineTime simulate(const Pipeline& pipeline, std::span<const SectionSeconds> seconds,
+                      std::span<const OnceSeconds> once) {
   std::vector<std::vector<Action>> lists;
   for (int section = 0; section < pipeline.sections; ++section)
     lists.push_back(actions_of(pipeline, section));
-  return simulate(pipeline, lists, seconds);
+  return simulate(pipeline, lists, seconds, once);
 }
 
 PipelineTime simulate(const Pipeline& pipeline, std::span<const std::vector<Action>> lists,
-                      std::span<const SectionSeconds> seconds) {
-  return Simulation(pipeline, lists, seconds).run();
+                      std::span<const SectionSeconds> seconds, std::span<const OnceSeconds> once) {
+  return Simulation(pipeline, lists, seconds, once).run();
+}
+
+double least_step(const Pipeline& pipeline, std::span<const SectionSeconds> seconds) {
+  double least = 0, others = 0;  // others: for an item to come to the section, and its gradient back
+  for (int section = 0; section < pipeline.sections; ++section) {
+    double each = 0;
+    for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
+      const SectionSeconds& own = seconds[pipeline.number(section, chunk)];
+      each += own.forward + own.backward;
+    }
+    least = std::max(least, others + static_cast<double>(pipeline.items) * each);
+    const SectionSeconds& first = seconds[pipeline.number(section, 0)];
+    // Gradients of weights may be made while the last gradient passes the sections before.
+    others += first.forward + (splits_backward(pipeline.order) ? 0 : first.backward);
+  }
+  return least;
 }
 
 }  // namespace sluice::engine

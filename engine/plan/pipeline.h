@@ -81,23 +81,35 @@ std::size_t number_of(const Pipeline& pipeline, const Action& pass);
 // modulo that.
 std::vector<std::size_t> items_held(const Pipeline& pipeline, int section);
 
-// Seconds of an item in a chunk of a section, and of its message to the chunk before or after it.
+// Seconds of an item in a chunk of a section, and of a message between that chunk and the one after it, which
+// take as long in both directions.
 struct SectionSeconds {
   double forward = 0, backward = 0, message = 0;
   double weights = 0;  // the part of backward that makes gradients of weights
 };
+// Seconds that a section takes once in a step: before its first pass, in which it updates what waited for the
+// step before; after its last one, until all sums over ranks have come; and, where the first and the last
+// section have a table, what they then exchange.
+struct OnceSeconds {
+  double before = 0, after = 0, exchange = 0;
+};
 struct PipelineTime {
   double step = 0;
-  std::vector<double> busy;       // by section: the seconds that it computes
+  std::vector<double> busy;       // by section: the seconds in which it does not wait for others
   std::vector<std::size_t> held;  // by section: the most items between forward and backward pass of a chunk
 };
 
 // Goes through what all sections do, and finds how long it takes. Throws Error(kInternal) where none can go
 // on, with what each waits for; and where an action is missing, does not ascend, or has no buffer.
-// REQUIRES: `seconds` has an entry for each chunk of all sections, in the model's order.
-PipelineTime simulate(const Pipeline& pipeline, std::span<const SectionSeconds> seconds);
+// REQUIRES: `seconds` has an entry for each chunk of all sections, in the model's order; `once` has one for
+// each section, or none.
+PipelineTime simulate(const Pipeline& pipeline, std::span<const SectionSeconds> seconds,
+                      std::span<const OnceSeconds> once = {});
 // The same for given lists, one for each section.
 PipelineTime simulate(const Pipeline& pipeline, std::span<const std::vector<Action>> lists,
-                      std::span<const SectionSeconds> seconds);
+                      std::span<const SectionSeconds> seconds, std::span<const OnceSeconds> once = {});
+// No step of this can be shorter: each section waits for the first item, computes all of them, and its last
+// gradient passes the sections before it.
+double least_step(const Pipeline& pipeline, std::span<const SectionSeconds> seconds);
 
 }  // namespace sluice::engine

@@ -131,6 +131,10 @@ struct StepTime {
   double compute = 0, optimizer = 0, disk = 0, link = 0;  // seconds that each takes alone
   double transfers = 0;  // seconds of all cores for transfers beside computing
   double step = 0;
+  // Those of `step` that are for what a step has once, however many micro-batches it has: updates, with what
+  // is waited for them; and waiting for sums over ranks.
+  double updates = 0, sums = 0;
+  double passes() const { return std::max(0.0, step - updates - sums); }
   // Rounding may leave a difference below 0.
   double wait() const { return std::max(0.0, step - compute - optimizer - transfers); }
 };
@@ -167,10 +171,14 @@ struct Plan {
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
   // Where ranks that fetch a shard of parameters on disk come so far apart that each reads it.
   std::uint64_t step_bytes_read_apart = 0;
-  // Gradients and parameters: what this rank receives from others, and its host from other hosts.
+  // What this rank receives from others, and its host from other hosts.
   std::uint64_t step_bytes_received = 0, step_bytes_from_hosts = 0;
-  StepTime time;           // where the CPU computes
-  DeviceTime device_time;  // where a GPU does
+  // Those of the former that other sections of a pipeline send; the others are gradients and parameters.
+  std::uint64_t step_bytes_from_sections = 0;
+  std::uint64_t step_bytes_of_data() const { return step_bytes_received - step_bytes_from_sections; }
+  bool knows_link = false;  // whether it is known what joins the ranks
+  StepTime time;            // where the CPU computes
+  DeviceTime device_time;   // where a GPU does
   // What a step takes its time from: the disk, the link to other ranks, or the cores.
   const char* bound() const {
     const double cores = time.compute + time.optimizer + time.transfers;

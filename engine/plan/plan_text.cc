@@ -177,9 +177,13 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
   if (plan.ranks.size > 1 || profile.whole_step)
     text += fmt::format(
-        "received per step {}{} from other ranks\n",
+        "received per step {}{} from other ranks{}\n",
         plan.partitions_any(Part::kParameters) || sums_by_rows(profile, plan.ranks) ? "at most " : "",
-        format_size(plan.step_bytes_received));
+        format_size(plan.step_bytes_received),
+        plan.step_bytes_from_sections > 0 && plan.ranks.size > 1
+            ? fmt::format(": {} along data, {} along pipeline", format_size(plan.step_bytes_of_data()),
+                          format_size(plan.step_bytes_from_sections))
+            : "");
   if (plan.step_bytes_from_hosts > 0)
     text += fmt::format("                  {} come to its host from other hosts\n",
                         format_size(plan.step_bytes_from_hosts));
@@ -192,7 +196,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
                         time.transfers, time.wait(), time.disk);
   if (time.link > 0) text += fmt::format("; the link alone {:.2f} s", time.link);
   text += ")\n";
-  if (plan.ranks.size > 1 && time.link == 0)
+  if (plan.ranks.size > 1 && !plan.knows_link)
     text += "the link          is not known, so that what is sent counts as no time; give --link\n";
   return text;
 }
@@ -254,6 +258,9 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                  {"seconds", plan.time.step},
                  {"bound", plan.bound()}}},
                {"units", units}};
+  if (profile.whole_step)
+    json["step"]["bytes_received_along"] = {{"data", plan.step_bytes_of_data()},
+                                            {"pipeline", plan.step_bytes_from_sections}};
   if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
   if (!on_gpu) return json;
   json["device"] = plan.device_bytes;

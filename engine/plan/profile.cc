@@ -121,14 +121,22 @@ Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int sec
   return profile;
 }
 
-std::size_t activation_bytes(const Profile& profile, UnitId unit, std::size_t choice) {
-  const UnitProfile& own = profile.unit_profiles[unit];
-  const ActivationChoice& chosen = own.choices[choice];
-  if (!profile.whole_step) return own.input_bytes + chosen.kept_bytes;
-  const WholeStep& step = *profile.whole_step;
-  return step.held[unit] * (own.input_bytes + chosen.kept_bytes) +
-         step.kept_for_weights * chosen.kept_for_weights_bytes +
-         step.left_for_weights * chosen.left_for_weights_bytes;
+std::size_t activation_bytes(const UnitProfile& unit, std::size_t choice, const ItemsHeld& items) {
+  const ActivationChoice& chosen = unit.choices[choice];
+  return items.activations * (unit.input_bytes + chosen.kept_bytes) +
+         items.kept_for_weights * chosen.kept_for_weights_bytes +
+         items.left_for_weights * chosen.left_for_weights_bytes;
+}
+
+std::size_t activation_bytes(const Profile& profile, std::span<const std::size_t> choices,
+                             std::size_t group) {
+  const std::optional<WholeStep>& step = profile.whole_step;
+  std::size_t bytes = (step ? step->borders : 1) * profile.border_gradient_bytes;
+  for (UnitId unit = 0; unit < choices.size(); ++unit)
+    bytes += activation_bytes(
+        profile.unit_profiles[unit], choices[unit],
+        step ? ItemsHeld{step->held[unit], step->kept_for_weights, step->left_for_weights} : ItemsHeld());
+  return group * bytes;
 }
 
 void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {

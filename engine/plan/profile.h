@@ -1,5 +1,6 @@
 #pragma once
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -105,8 +106,14 @@ struct Profile {
 inline constexpr std::size_t kMostItems = 4096;
 Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int section, std::size_t group);
 
-// What is there of a unit's activations, of one micro-batch of each item that is under way.
-std::size_t activation_bytes(const Profile& profile, UnitId unit, std::size_t choice);
+// What is there of activations, and of what goes from unit to unit, with these choices by unit, where so many
+// micro-batches pass through a unit together.
+std::size_t activation_bytes(const Profile& profile, std::span<const std::size_t> choices, std::size_t group);
+// The part of a unit, of one micro-batch of each of so many items, by what is there of them.
+struct ItemsHeld {
+  std::size_t activations = 1, kept_for_weights = 0, left_for_weights = 0;
+};
+std::size_t activation_bytes(const UnitProfile& unit, std::size_t choice, const ItemsHeld& items);
 
 // The profile for a client that acquires units in an order of its own, at most `held_units` at once. The plan
 // counts as if each unit were used once forward, in order, and once backward, in the opposite order. A frozen

@@ -106,6 +106,10 @@ Json to_json(const GpuRates& rates, double cpu_memory) {
           {"cpu_memory", cpu_memory}, {"known", name_of(rates.source)}};
 }
 
+double link_seconds(std::uint64_t bytes, const std::optional<Link>& link) {
+  return bytes == 0 || !link ? 0 : static_cast<double>(bytes) / link->bandwidth + link->latency;
+}
+
 Link parse_link(std::string_view text) {
   struct Suffix {
     std::string_view name;

@@ -18,11 +18,14 @@ struct ProductRate {
   double flops = 0;
 };
 
-// What joins a rank to the others.
+// What joins a rank, or a host, to the others.
 struct Link {
   double bandwidth = 0;  // bytes a second, in each direction at once
   double latency = 0;    // seconds until the first byte of an answer
 };
+
+// The seconds of so many bytes over a link; 0 without bytes, and where nothing is known of the link.
+double link_seconds(std::uint64_t bytes, const std::optional<Link>& link);
 
 // Reads "100Gbit/s,5us": bandwidth in Mbit/s, Gbit/s, MB/s or GB/s, and latency in us or ms, which may be
 // left out. Throws Error(kInvalidArgument).
@@ -59,7 +62,9 @@ struct MachineRates {
   double disk_processor_seconds = 0;  // that one core spends for each byte read or written
   double rank_processor_seconds = 0;  // the same for each byte from another rank
   int cores = 1;
-  std::optional<Link> link;  // nothing: what is sent takes no time
+  // What joins the ranks that share gradients and parameters, or of several hosts these; nothing: what is
+  // sent takes no time. And of several hosts what joins the ranks of one.
+  std::optional<Link> link, host_link;
   GpuRates gpu;
   // Bytes under way in one direction that reach these rates.
   std::size_t disk_in_flight = std::size_t{16} << 20;

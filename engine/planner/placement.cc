@@ -327,11 +327,9 @@ bool Placement::needs_scratch() const {
 }
 
 std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
-  const std::size_t borders = profile_.whole_step ? profile_.whole_step->borders : 1;
-  std::size_t bytes = borders * profile_.border_gradient_bytes;
-  for (UnitId unit = 0; unit < units.size(); ++unit)
-    bytes += engine::activation_bytes(profile_, unit, units[unit].choice);
-  return bytes * group;
+  std::vector<std::size_t> choices;
+  for (const UnitPlan& unit : units) choices.push_back(unit.choice);
+  return engine::activation_bytes(profile_, choices, group);
 }
 
 std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const {

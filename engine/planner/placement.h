@@ -235,6 +235,7 @@ class Placement {
     Positions at;
   };
   void find_routes(const optim::Optimizer& optimizer);
+  void count_in_host(Arriving& arriving) const;
   Arriving shards_of_others(UnitId unit) const;
   Arriving received_of_sum(UnitId unit, int use) const;
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;

@@ -255,6 +255,7 @@ class Planner {
   Plan describe(const Shape& shape, const Placed& placed) const {
     Plan plan;
     plan.ranks = in_.request.ranks;
+    plan.knows_link = in_.rates.link.has_value();
     plan.clip = in_.request.clip;
     plan.reproducible = in_.request.reproducible;
     plan.sums_bytes = placement_.sums_bytes();
@@ -335,6 +336,7 @@ class Planner {
       plan.time = last->time;
       plan.step_bytes_received = last->step_bytes_received;
       plan.step_bytes_from_hosts = last->step_bytes_from_hosts;
+      plan.step_bytes_from_sections = last->step_bytes_from_sections;
       plan.step_bytes_read = last->step_bytes_read;
       plan.step_bytes_read_apart = last->step_bytes_read_apart;
       plan.step_bytes_written = last->step_bytes_written;
@@ -364,8 +366,9 @@ class Planner {
   // plan has more than the shorter one, which has kLastGroups fewer.
   static void add_groups(Plan& plan, const Plan& shorter, std::size_t more) {
     const double times = static_cast<double>(more) / kLastGroups;
-    for (double StepTime::*const each : {&StepTime::compute, &StepTime::optimizer, &StepTime::disk,
-                                         &StepTime::link, &StepTime::transfers, &StepTime::step})
+    for (double StepTime::*const each :
+         {&StepTime::compute, &StepTime::optimizer, &StepTime::disk, &StepTime::link, &StepTime::transfers,
+          &StepTime::step, &StepTime::updates, &StepTime::sums})
       plan.time.*each += times * (plan.time.*each - shorter.time.*each);
     for (std::uint64_t Plan::*const each : {&Plan::step_bytes_received, &Plan::step_bytes_from_hosts,
                                             &Plan::step_bytes_read, &Plan::step_bytes_written})
@@ -398,13 +401,9 @@ std::optional<Plan> find_plan(const PlanInputs& in) {
 
 std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim::Optimizer& optimizer,
                                              const PlanRequest& request, const MachineRates& rates) {
-  const double message =
-      rates.link
-          ? rates.link->latency + static_cast<double>(profile.border_gradient_bytes) / rates.link->bandwidth
-          : 0;
   std::vector<SectionSeconds> seconds;
   for (const Placement::Times& times : Placement(profile, optimizer, request).times(rates))
-    seconds.push_back({times.forward, times.backward.front(), message, times.weights});
+    seconds.push_back({times.forward, times.backward.front(), 0, times.weights});
   // A unit that is accessed once, as the head is, is computed forward where it is computed backward.
   for (UnitId unit = 0; unit < seconds.size(); ++unit)
     if (std::ranges::count(profile.schedule, unit, &Access::unit) == 1)

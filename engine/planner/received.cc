@@ -40,6 +40,13 @@ bool Placement::sums_early(UnitId unit, const UnitPlan& plan, int use) const {
          at < writes.size() && writes[at] < units_[unit].at.last;
 }
 
+// What comes to a host from others, its ranks receive in equal parts, and hand it on.
+void Placement::count_in_host(Arriving& arriving) const {
+  if (hosts_.all_on_one()) return;
+  const std::uint64_t own = arriving.by_link / hosts_.with(ranks_.rank).size();
+  arriving.in_host = arriving.bytes - std::min(arriving.bytes, own);
+}
+
 Arriving Placement::shards_of_others(UnitId unit) const {
   const std::size_t size = size_of(layout_.dtype(unit));
   Arriving all;
@@ -48,6 +55,7 @@ Arriving Placement::shards_of_others(UnitId unit) const {
   all.by_link = 0;
   for (int owner = 0; owner < ranks_.size; ++owner)
     if (!hosts_.on_one(owner, ranks_.rank)) all.by_link += shards_->shard(unit, owner).size() * size;
+  count_in_host(all);
   return all;
 }
 
@@ -106,6 +114,7 @@ Arriving Placement::received_of_sum(UnitId unit, int use) const {
     }
     if (!cut) all.by_link += all_sent - parts_here;
   }
+  count_in_host(all);
   return all * sizeof(float);
 }
 

@@ -151,6 +151,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
 }
 
 void Placement::count_bytes(const std::vector<Visit>& visits, Plan& plan) const {
+  plan.step_bytes_from_sections += received_of_sections();
   plan.step_bytes_received += received_of_sections();
   for (const Visit& visit : visits) {
     const Arriving arriving = visit.arriving();

@@ -90,9 +90,9 @@ class Walk {
   // Returns when what is asked for at that time has come from other ranks.
   double receive(double since, const Arriving& arriving) {
     owed_to_ranks_ += static_cast<double>(arriving.bytes) * rates_.rank_processor_seconds / rates_.cores;
-    if (arriving.by_link == 0 || !rates_.link) return since;
     const double seconds =
-        static_cast<double>(arriving.by_link) / rates_.link->bandwidth + rates_.link->latency;
+        link_seconds(arriving.by_link, rates_.link) + link_seconds(arriving.in_host, rates_.host_link);
+    if (seconds == 0) return since;
     time_.link += seconds;
     return link_ = std::max(link_, since) + seconds;
   }
@@ -100,6 +100,11 @@ class Walk {
   // A rank waits for a sum of what is in frames when it has the next one, or at once where there are no
   // frames for that, and for all sums at the end of the step.
   void sum(std::size_t i) {
+    const double before = now_;
+    wait_for_sums(i);
+    time_.sums += now_ - before;
+  }
+  void wait_for_sums(std::size_t i) {
     if (visit(i).summed.bytes > 0) {
       if (visit(i).sum_in_frames) wait_until(summed_in_frames_);
       summed_ = receive(now_, visit(i).summed);
@@ -135,7 +140,9 @@ class Walk {
     }
     wait_until(at(i).ready);
     while (due_[visit(i).unit] > 0) drain();
+    const double before = now_;
     wait_until(gathered_[visit(i).unit]);
+    time_.updates += now_ - before;
   }
 
   // Transfers of frames begin only at an access.
@@ -162,7 +169,9 @@ class Walk {
                  arithmetic = first.left * work.seconds;
     if (seconds > 0) move(now_, seconds, 0, false);
     time_.optimizer += arithmetic;
-    now_ = std::max(now_ + arithmetic, seconds > 0 ? disk_ : 0);
+    const double end = std::max(now_ + arithmetic, seconds > 0 ? disk_ : 0);
+    time_.updates += end - now_;
+    now_ = end;
     finish();
     gather();
   }
@@ -207,6 +216,7 @@ class Walk {
     owed_ = owed_to_ranks_ = 0;
     time_.compute += visit(i).compute;
     time_.optimizer += optimizer;
+    time_.updates += optimizer;
     time_.transfers += transfers;
     now_ = end + optimizer + transfers;
     gather();

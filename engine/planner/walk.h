@@ -12,12 +12,14 @@ struct Arriving {
   std::uint64_t bytes = 0;  // that come to this rank
   // Those that pass the link: the same; or, of several hosts, all that come to this rank's host from others.
   std::uint64_t by_link = 0;
+  std::uint64_t in_host = 0;  // of several hosts: about those that come from ranks of this rank's own
   Arriving& operator+=(const Arriving& more) {
     bytes += more.bytes;
     by_link += more.by_link;
+    in_host += more.in_host;
     return *this;
   }
-  Arriving operator*(std::uint64_t times) const { return {bytes * times, by_link * times}; }
+  Arriving operator*(std::uint64_t times) const { return {bytes * times, by_link * times, in_host * times}; }
 };
 
 // The update of a unit, or nothing. Bytes are those of the disk tier.
@@ -61,7 +63,8 @@ struct Reach {
 // How long a step of these visits takes when it is repeated, as the engine runs it: one thing is computed at
 // a time, the disk does what it is asked for in turn, an update's arithmetic falls between the steps of
 // computing or into waiting, and frames come back when what is in them is updated and written. What ranks
-// send each other passes one link, in turn: that between hosts, where these are several.
+// send each other passes one link, in turn: that between hosts, where these are several. What ranks of a host
+// hand on counts after that, where it is known what joins them.
 StepTime walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates);
 
 }  // namespace sluice::engine

@@ -46,15 +46,6 @@ std::optional<engine::Action::Kind> action_of(Pass::Kind kind) {
 
 }  // namespace
 
-std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
-                             std::size_t group) {
-  const std::size_t borders = profile.whole_step ? profile.whole_step->borders : 1;
-  std::size_t bytes = borders * profile.border_gradient_bytes;
-  for (engine::UnitId unit = 0; unit < choices.size(); ++unit)
-    bytes += engine::activation_bytes(profile, unit, choices[unit]);
-  return group * bytes;
-}
-
 std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices) {
   std::size_t bytes = 0;
   for (std::size_t unit = 0; unit < choices.size(); ++unit) {

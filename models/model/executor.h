@@ -26,9 +26,7 @@ struct ActivationLayout {
   std::size_t bytes = 0;
 };
 
-// Plan::activation_bytes and Plan::workspace_bytes, as the plan computes them. Pure.
-std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
-                             std::size_t group);
+// Plan::workspace_bytes, as the plan computes it. Pure.
 std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices);
 
 // Runs a model's programs, in given memory, with parameters of any ParameterSource: item after item, forward

@@ -52,16 +52,12 @@ std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimize
 }
 
 // What a section keeps of items of one micro-batch at least.
-std::uint64_t activation_bytes(const engine::Profile& profile, std::size_t held,
-                               const engine::PipelineBuffers& buffers, engine::UnitRange units) {
+std::uint64_t least_activations(const engine::Profile& profile, const engine::ItemsHeld& items,
+                                engine::UnitRange units) {
   std::uint64_t bytes = 0;
-  for (engine::UnitId unit = units.first; unit < units.end; ++unit) {
-    const engine::UnitProfile& own = profile.unit_profiles[unit];
-    const engine::ActivationChoice& choice = own.choices.back();
-    bytes += held * (own.input_bytes + choice.kept_bytes) +
-             buffers.kept_for_weights * choice.kept_for_weights_bytes +
-             buffers.left_for_weights * choice.left_for_weights_bytes;
-  }
+  for (engine::UnitId unit = units.first; unit < units.end; ++unit)
+    bytes += engine::activation_bytes(profile.unit_profiles[unit],
+                                      profile.unit_profiles[unit].choices.size() - 1, items);
   return bytes;
 }
 
@@ -105,19 +101,21 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
       divide_up(plan.profile.micro_batches, std::max<std::size_t>(1, s.plan.group.value_or(1)));
   const engine::Pipeline pipeline{s.pipeline, sections,
                                   std::min<std::size_t>(items, std::max(16, 2 * sections)), s.chunks};
-  std::vector<std::size_t> held;  // by section: of a chunk with the most items
-  for (int section = 0; section < sections; ++section)
-    held.push_back(std::ranges::max(engine::items_held(pipeline, section)));
+  std::vector<engine::ItemsHeld> held;  // by section: of a chunk with the most items
+  for (int section = 0; section < sections; ++section) {
+    const engine::PipelineBuffers buffers = engine::buffers_of(pipeline, section);
+    held.push_back({std::ranges::max(engine::items_held(pipeline, section)), buffers.kept_for_weights,
+                    buffers.left_for_weights});
+  }
   const auto may_fit = [&](int section, engine::UnitRange units) {
     return std::ranges::none_of(misfits, [&](const Misfit& misfit) { return misfit.is_in(section, units); });
   };
   // Chunks of a section share its memory evenly.
   const auto fits = [&](int section, engine::UnitRange units) {
     if (!may_fit(section, units)) return false;
-    const std::size_t of_section = held[static_cast<std::size_t>(section)];
     return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state
            resident_bytes(layout, optimizer, plan.request.clip, units) +
-                   activation_bytes(plan.profile, of_section, engine::buffers_of(pipeline, section), units) <=
+                   least_activations(plan.profile, held[static_cast<std::size_t>(section)], units) <=
                memory / s.chunks;
   };
   std::vector<engine::UnitRange> cut = engine::cut(pipeline, seconds, fits);
@@ -131,6 +129,7 @@ struct Way {
   std::optional<engine::Plan> plan;
   std::string error;                            // why there is none
   std::vector<engine::SectionSeconds> seconds;  // of an item, by chunk
+  engine::OnceSeconds once;
 };
 
 struct SectionWays {
@@ -138,14 +137,23 @@ struct SectionWays {
   std::map<std::size_t, Way> ways;  // by micro-batches of an item
 };
 
-std::vector<engine::SectionSeconds> seconds_of(const engine::Plan& plan, const engine::Profile& profile,
-                                               const PlanResult& whole,
-                                               const std::vector<engine::SectionSeconds>& units,
-                                               const std::vector<engine::UnitRange>& chunks) {
-  std::vector<engine::SectionSeconds> seconds;
+// Bytes of a twin's gradient that come from the other section that has it.
+std::uint64_t twin_bytes(const Way& way) {
+  return way.plan->step_bytes_from_sections - way.profile.whole_step->received;
+}
+
+// Finds the seconds of a way by its plan, where the units' own are shares.
+void find_seconds(Way& way, const TrainSettings& s, int section,
+                  const std::vector<engine::SectionSeconds>& units,
+                  const std::vector<engine::UnitRange>& chunks) {
+  const engine::StepTime& time = way.plan->time;
+  const int sections = sections_of(s), next = (section + 1) % sections;
+  const double message = engine::link_seconds(way.plan->group * way.profile.border_gradient_bytes,
+                                              link_between(s, section, next));
   double sum = 0;
   for (const engine::UnitRange& range : chunks) {
-    engine::SectionSeconds& own = seconds.emplace_back();
+    engine::SectionSeconds& own = way.seconds.emplace_back();
+    own.message = message;
     for (engine::UnitId unit = range.first; unit < range.end; ++unit) {
       own.forward += units[unit].forward;
       own.backward += units[unit].backward;
@@ -153,18 +161,17 @@ std::vector<engine::SectionSeconds> seconds_of(const engine::Plan& plan, const e
     }
     sum += own.forward + own.backward;
   }
-  // What the section's step takes beside that, for moving and updating, counts evenly.
-  const auto items = static_cast<double>(divide_up(profile.micro_batches, plan.group));
-  const double item = plan.time.step / items;
-  const std::optional<engine::Link>& link = whole.rates.link;
-  const auto bytes = static_cast<double>(plan.group * profile.border_gradient_bytes);
-  for (engine::SectionSeconds& own : seconds) {
-    own.forward *= item / sum;
-    own.backward *= item / sum;
-    own.weights *= item / sum;
-    own.message = link ? link->latency + bytes / link->bandwidth : 0;
-  }
-  return seconds;
+  // What passes take beside computing, as for moving units, counts evenly.
+  const auto items = static_cast<double>(divide_up(way.profile.micro_batches, way.plan->group));
+  const double factor = time.passes() / items / sum;
+  for (engine::SectionSeconds& own : way.seconds)
+    for (double engine::SectionSeconds::*const each :
+         {&engine::SectionSeconds::forward, &engine::SectionSeconds::backward,
+          &engine::SectionSeconds::weights})
+      own.*each *= factor;
+  way.once = {time.updates, time.sums, 0};
+  if (way.profile.twin)
+    way.once.exchange = engine::link_seconds(twin_bytes(way), link_between(s, sections - 1, 0));
 }
 
 SectionWays make_ways(const PlanResult& plan, const TrainSettings& s, const Model& model,
@@ -178,15 +185,19 @@ SectionWays make_ways(const PlanResult& plan, const TrainSettings& s, const Mode
   const engine::Profile once = of_section.model->profile(
       micro_batches, library, engine::hidden_bytes(model.units(), optimizer, library),
       engine::splits_backward(s.pipeline));
+  engine::PlanRequest request = plan.request;
+  engine::MachineRates rates = plan.rates;
+  const int rank = s.mesh->along(s.ranks.rank, "pipeline")[static_cast<std::size_t>(section)];
+  request.ranks = data_ranks(s, rank);
+  set_links(s, rank, rates);
   for (const std::size_t group : group_sizes(s, micro_batches)) {
     const engine::Pipeline pipeline{s.pipeline, sections_of(s), divide_up(micro_batches, group), s.chunks};
     Way& way = of_section.ways[group];
     way.profile = engine::in_pipeline(once, pipeline, section, group);
-    engine::PlanRequest request = plan.request;
     request.group = group;
     try {
-      way.plan = engine::make_plan(way.profile, optimizer, plan.budget, request, plan.rates);
-      way.seconds = seconds_of(*way.plan, way.profile, plan, seconds, chunks);
+      way.plan = engine::make_plan(way.profile, optimizer, plan.budget, request, rates);
+      find_seconds(way, s, section, seconds, chunks);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kBudget) throw;
       way.error = error.what();
@@ -203,8 +214,12 @@ Json told(const SectionWays& of_section) {
     if (!way.plan) continue;
     for (const engine::SectionSeconds& chunk : way.seconds)
       json["seconds"].push_back({chunk.forward, chunk.backward, chunk.message, chunk.weights});
+    json["once"] = {way.once.before, way.once.after, way.once.exchange};
     json["step"] = way.plan->time.step;
     json["peak"] = way.plan->peak_memory;
+    json["received"] = {way.plan->step_bytes_of_data(), way.plan->step_bytes_from_sections};
+    json["from_hosts"] = way.plan->step_bytes_from_hosts;
+    json["twin"] = twin_bytes(way);
   }
   return ways;
 }
@@ -249,6 +264,23 @@ bool tries_one_cut(const TrainSettings& s) { return s.stages || s.chunks > 1; }
        "them; give more --memory, or other --stages");
 }
 
+// The time of all sections, each in its way of that place.
+engine::PipelineTime time_of(const std::vector<Json>& sections, std::size_t at,
+                             const engine::Pipeline& shape) {
+  std::vector<engine::SectionSeconds> seconds;  // of chunks in the model's order
+  for (std::size_t chunk = 0; chunk < shape.chunks; ++chunk)
+    for (const Json& ways : sections) {
+      const Json& own = ways[at].at("seconds")[chunk];
+      seconds.push_back({own[0], own[1], own[2], own[3]});
+    }
+  std::vector<engine::OnceSeconds> once;
+  for (const Json& ways : sections) {
+    const Json& own = ways[at].at("once");
+    once.push_back({own[0], own[1], own[2]});
+  }
+  return engine::simulate(shape, seconds, once);
+}
+
 // Finds the size of items with which the step is shortest; returns its place among the ways, or nothing where
 // no size fits all sections.
 std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t micro_batches,
@@ -256,23 +288,52 @@ std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < sections.front().size(); ++i) {
     if (!std::ranges::all_of(sections, [&](const Json& ways) { return ways[i].contains("peak"); })) continue;
-    std::vector<engine::SectionSeconds> seconds;  // of chunks in the model's order
-    for (std::size_t chunk = 0; chunk < pipeline.pipeline.chunks; ++chunk)
-      for (const Json& ways : sections) {
-        const Json& own = ways[i].at("seconds")[chunk];
-        seconds.push_back({own[0], own[1], own[2], own[3]});
-      }
     engine::Pipeline shape = pipeline.pipeline;
     shape.items = divide_up(micro_batches, sections.front()[i].at("group").get<std::size_t>());
-    engine::PipelineTime time = engine::simulate(shape, seconds);
+    engine::PipelineTime time = time_of(sections, i, shape);
     if (best && time.step >= pipeline.time.step) continue;
     best = i;
     pipeline.pipeline = shape;
     pipeline.time = std::move(time);
-    pipeline.peaks.clear();
-    for (const Json& ways : sections) pipeline.peaks.push_back(ways[i].at("peak"));
+  }
+  if (!best) return best;
+  for (const Json& ways : sections) {
+    pipeline.peaks.push_back(ways[*best].at("peak"));
+    const Json& received = ways[*best].at("received");
+    pipeline.received.push_back({received[0], received[1]});
   }
   return best;
+}
+
+// What comes to this rank's host from others in a step: for gradients and parameters of the sections that are
+// there, and what these get from sections elsewhere. `own`: what the former is for this rank's section.
+std::uint64_t bytes_from_hosts(const std::vector<Json>& sections, std::size_t at,
+                               const PipelinePlan& pipeline, const TrainSettings& s, std::uint64_t own,
+                               std::uint64_t of_message) {
+  const comm::Hosts hosts = s.ranks.on_hosts();
+  if (hosts.all_on_one()) return 0;
+  const engine::Pipeline& shape = pipeline.pipeline;
+  std::uint64_t bytes = 0;
+  for (int section = 0; section < shape.sections; ++section) {
+    const Json& told = sections[static_cast<std::size_t>(section)][at];
+    bool is_here = false;
+    for (const int rank : ranks_of_section(s, section)) {
+      if (!hosts.on_one(rank, s.ranks.rank)) continue;
+      is_here = true;
+      const std::vector<int> pipe = s.mesh->along(rank, "pipeline");
+      const auto from = [&](int other, bool any, std::uint64_t come) {
+        const int of = pipe[static_cast<std::size_t>((other + shape.sections) % shape.sections)];
+        if (any && !hosts.on_one(of, rank)) bytes += come;
+      };
+      for (std::size_t chunk = 0; chunk < shape.chunks; ++chunk) {
+        from(section - 1, !shape.begins(section, chunk), of_message);
+        from(section + 1, !shape.ends(section, chunk), of_message);
+      }
+      from(section == 0 ? -1 : 0, true, told.at("twin"));
+    }
+    if (is_here) bytes += section == pipeline.section ? own : told.at("from_hosts").get<std::uint64_t>();
+  }
+  return bytes;
 }
 
 // The ways in which all data ranks of a section can go, in the time of the slowest.
@@ -355,22 +416,17 @@ Tried try_cut(const PlanResult& plan, const TrainSettings& s, const Model& model
 
 }  // namespace
 
-int sections_of(const TrainSettings& s) { return s.mesh ? s.mesh->size("pipeline") : 1; }
-
-engine::RankOf data_ranks(const TrainSettings& s) {
-  if (sections_of(s) == 1) return s.ranks;
-  engine::RankOf ranks{s.mesh->coordinate(s.ranks.rank, "data"), s.mesh->size("data"), {}};
-  if (!s.ranks.hosts.empty())
-    for (const int rank : s.mesh->along(s.ranks.rank, "data"))
-      ranks.hosts.push_back(s.ranks.hosts[static_cast<std::size_t>(rank)]);
-  return ranks;
-}
-
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                                     RunRanks& ranks) {
-  const std::vector<engine::SectionSeconds> seconds =
+  std::vector<engine::SectionSeconds> seconds =
       engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
+  for (int section = 0; section < sections_of(s); ++section) {
+    const double message = engine::link_seconds(plan.profile.border_gradient_bytes,
+                                                link_between(s, section, (section + 1) % sections_of(s)));
+    // A cut counts with the slowest one.
+    for (engine::SectionSeconds& unit : seconds) unit.message = std::max(unit.message, message);
+  }
   std::vector<Misfit> misfits;
   std::optional<Tried> first;
   for (int cuts = 0;; ++cuts) {
@@ -397,7 +453,11 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
     plan.profile = std::move(way.profile);
     plan.plan = *std::move(way.plan);
     plan.pipeline = std::move(tried.pipeline);
+    set_links(s, s.ranks.rank, plan.rates);
     if (ranks.size() > 1) agree(plan, optimizer, ranks);
+    plan.plan.step_bytes_from_hosts =
+        bytes_from_hosts(tried.sections, *chosen, *plan.pipeline, s, plan.plan.step_bytes_from_hosts,
+                         plan.profile.micro_batches * plan.profile.border_gradient_bytes);
     return std::move(own.model);
   }
 }
@@ -468,6 +528,12 @@ std::string to_text(const PipelinePlan& p, const engine::Profile& profile) {
   if (p.bubble() > 0.5) text += "; a larger --accumulate, or fewer stages, would let them wait less";
   text += "\n                  memory of the stages: ";
   for (std::size_t i = 0; i < p.peaks.size(); ++i) text += (i > 0 ? ", " : "") + format_size(p.peaks[i]);
+  const bool has_data = std::ranges::any_of(p.received, [](const auto& of) { return of.data > 0; });
+  text +=
+      fmt::format("\n                  received by the stages along {}pipeline: ", has_data ? "data + " : "");
+  for (std::size_t i = 0; i < p.received.size(); ++i)
+    text += (i > 0 ? ", " : "") + (has_data ? format_size(p.received[i].data) + " + " : "") +
+            format_size(p.received[i].pipeline);
   return text + "\n";
 }
 
@@ -477,11 +543,13 @@ Json to_json(const PipelinePlan& p) {
     Json units = Json::array();  // by chunk
     for (const engine::UnitRange& chunk : p.units(static_cast<int>(i)))
       units.push_back({chunk.first, chunk.end});
-    stages.push_back({{"units", units},
-                      {"names", p.names[i]},
-                      {"predicted_peak", p.peaks[i]},
-                      {"busy_seconds", p.time.busy[i]},
-                      {"items_held", p.time.held[i]}});
+    stages.push_back(
+        {{"units", units},
+         {"names", p.names[i]},
+         {"predicted_peak", p.peaks[i]},
+         {"bytes_received", {{"data", p.received[i].data}, {"pipeline", p.received[i].pipeline}}},
+         {"busy_seconds", p.time.busy[i]},
+         {"items_held", p.time.held[i]}});
   }
   return {{"stage", p.section},
           {"order", engine::name_of(p.pipeline.order)},

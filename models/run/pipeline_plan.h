@@ -8,16 +8,12 @@
 #include "engine/steps/engine.h"
 #include "kernels/matrix.h"
 #include "models/model/model.h"
+#include "models/run/mesh_links.h"
 #include "models/run/run_ranks.h"
 #include "models/run/trainer.h"
 #include "optim/optimizer.h"
 
 namespace sluice::models {
-
-// How many sections the model is cut into: the stages of a pipeline. 1: it is not.
-int sections_of(const TrainSettings& settings);
-// The ranks that have the same part of the model as this one of settings.ranks.
-engine::RankOf data_ranks(const TrainSettings& settings);
 
 // Sets the plan of this rank's section, within plan.budget, at plan.rates, and what is known of the others.
 // All ranks take rank 0's cut, and items of the size with which the step of all of them is predicted to be

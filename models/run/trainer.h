@@ -70,6 +70,9 @@ struct TrainSettings {
   // What joins the ranks. Nothing: it is measured where there are ranks, and in a plan of a run that has not
   // begun, what they send counts as no time.
   std::optional<engine::Link> link;
+  // What joins the ranks of one host, where a plan is told that; `link` is then what joins hosts. Nothing: as
+  // `link` where there is one host, and otherwise what passes within a host takes no time.
+  std::optional<engine::Link> host_link;
   // How many of them share this rank's machine, and how much of the cores there is this one's own. It has its
   // share of memory, threads and disk space that are left open.
   int ranks_here = 1;
@@ -138,7 +141,11 @@ struct PipelinePlan {
   int section = 0;                 // the stage that the plan is of
   engine::PipelineTime time;
   std::vector<std::uint64_t> peaks;  // bytes of host memory
-  double bubble() const;             // the share of the step in which stages wait for others
+  struct Received {                  // bytes of a step that a rank gets, by the axis along which they come
+    std::uint64_t data = 0, pipeline = 0;
+  };
+  std::vector<Received> received;  // by stage
+  double bubble() const;           // the share of the step in which stages wait for others
 };
 
 // The plan alone, as `sluice plan` shows it.

@@ -192,7 +192,7 @@ void set_request(PlanResult& plan, const TrainSettings& s) {
   plan.request.flags = true;
   plan.request.ranks = data_ranks(s);
   plan.request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
-  plan.rates.link = s.link;
+  set_links(s, s.ranks.rank, plan.rates);
 }
 
 void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer, int cores) {

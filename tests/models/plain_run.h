@@ -188,7 +188,7 @@ class PlainRun {
       : profile(profile_of(model, group, micro_batches, library, place)),
         source(model, profile),
         executor(model.impl(), choices(model, choice), group, {source, threads, library}, place),
-        activations_(models::activation_bytes(profile, choices_named(model, choice), group)),
+        activations_(engine::activation_bytes(profile, choices_named(model, choice), group)),
         workspace_(models::workspace_bytes(profile, choices_named(model, choice))) {
     executor.set_memory(activations_.bytes(), workspace_.bytes());
   }
