@@ -1,32 +1,46 @@
-"""Predicts the step of a model at several numbers of ranks, each with the same micro-batches and on a machine of its own, over one
-link. Nothing is trained: these are the figures of `sluice plan --ranks N --hosts N --link`, as a table for docs/scaling.md.
+"""Predicts the step of a model at several numbers of ranks, or on several meshes of them, over one link. Nothing is trained: these are
+the figures of `sluice plan`, as tables for docs/scaling.md. With --ranks each rank has the same micro-batches; with --meshes they share
+those of one step.
 
-    python bench/python/scaling_model.py --model gpt2-1.5b --memory 24GiB --link 10Gbit/s,20us
+    python bench/python/scaling_model.py --data text.txt --model gpt2-1.5b --memory 24GiB --links 10Gbit/s,20us
+    python bench/python/scaling_model.py --machine host.json --model llama-70b --memory 80GB --dtype bf16 --ranks-of-a-host 8 \\
+      --micro-batches 1024 --links 1600Gbit/s,5us --link-host 300GB/s,2us --meshes data=8,pipeline=8 data=128,pipeline=8
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--sluice", default="build/bin/sluice", help="the program")
 parser.add_argument("--model", default="gpt2-1.5b", help="a preset")
-parser.add_argument("--data", required=True, help="a text file, whose bytes are the tokens")
+parser.add_argument("--data", help="a text file, whose bytes are the tokens; not needed with --machine")
+parser.add_argument("--dtype", default="f32", help="of parameters")
 parser.add_argument("--seq", type=int, default=1024, help="tokens of a micro-batch")
-parser.add_argument("--micro-batches", type=int, default=8, help="of each rank in a step")
+parser.add_argument("--micro-batches", type=int, default=8, help="of each rank in a step; of all ranks of a mesh")
 parser.add_argument("--memory", default="24GiB", help="of each rank")
 parser.add_argument("--machine", help="file of another machine, for which is planned")
 parser.add_argument("--threads", type=int, help="of each rank")
 parser.add_argument("--links", nargs="+", default=["10Gbit/s,20us", "100Gbit/s,5us"], help="what joins the ranks")
 parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 256, 1024])
+parser.add_argument("--meshes", nargs="+", help="in place of --ranks: meshes, as data=128,pipeline=8")
+parser.add_argument("--ranks-of-a-host", type=int, default=1, help="neighbours, which share a machine")
+parser.add_argument("--link-host", help="what joins the ranks of one host")
 arguments = parser.parse_args()
 
 
-def plan(ranks: int, link: str) -> dict:
-    words = ["plan", "--json", "--model", arguments.model, "--data", arguments.data, "--tokens", "bytes"]
-    words += ["--batch", "1", "--seq", str(arguments.seq), "--accumulate", str(ranks * arguments.micro_batches)]
-    words += ["--ranks", str(ranks), "--hosts", str(ranks), "--memory", arguments.memory, "--link", link]
+def plan(ranks: int, link: str, mesh: str | None = None) -> dict:
+    words = ["plan", "--json", "--model", arguments.model, "--dtype", arguments.dtype]
+    if arguments.data:
+        words += ["--data", arguments.data, "--tokens", "bytes"]
+    words += ["--batch", "1", "--seq", str(arguments.seq)]
+    words += ["--accumulate", str(arguments.micro_batches * (1 if mesh else ranks))]
+    words += ["--mesh", mesh] if mesh else ["--ranks", str(ranks)]
+    words += ["--hosts", str(ranks // arguments.ranks_of_a_host), "--memory", arguments.memory, "--link", link]
+    if arguments.link_host:
+        words += ["--link-host", arguments.link_host]
     if arguments.machine:
         words += ["--machine", arguments.machine]
     if arguments.threads:
@@ -37,15 +51,39 @@ def plan(ranks: int, link: str) -> dict:
     return json.loads(outcome.stdout)
 
 
-print("| link | ranks | stage | seconds | of one rank's tokens/s, for each rank | received | peak memory |")
-print("| --- | --- | --- | --- | --- | --- | --- |")
-for link in arguments.links:
-    alone = None
-    for ranks in arguments.ranks:
-        found = plan(ranks, link)
-        step = found["step"]
-        alone = alone or step["seconds"]
-        print(
-            f"| {link} | {ranks} | {found['stage']} | {step['seconds']:.2f} | {alone / step['seconds']:.3f} | "
-            f"{step['bytes_received'] / 1e9:.2f} GB | {found['predicted_peak'] / 2**30:.2f} GiB |"
-        )
+def by_ranks() -> None:
+    print("| link | ranks | stage | seconds | of one rank's tokens/s, for each rank | received | peak memory |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for link in arguments.links:
+        alone = None
+        for ranks in arguments.ranks:
+            found = plan(ranks, link)
+            step = found["step"]
+            alone = alone or step["seconds"]
+            print(
+                f"| {link} | {ranks} | {found['stage']} | {step['seconds']:.2f} | {alone / step['seconds']:.3f} | "
+                f"{step['bytes_received'] / 1e9:.2f} GB | {found['predicted_peak'] / 2**30:.2f} GiB |"
+            )
+
+
+def by_meshes() -> None:
+    print("| link | mesh | ranks | seconds | tokens/s of each rank | bubble | received along data, pipeline | largest stage |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for link in arguments.links:
+        for mesh in arguments.meshes:
+            ranks = math.prod(int(axis.partition("=")[2]) for axis in mesh.split(","))
+            found = plan(ranks, link, mesh)["pipeline"]
+            received = [max(stage["bytes_received"][axis] for stage in found["stages"]) for axis in ("data", "pipeline")]
+            speed = arguments.micro_batches * arguments.seq / found["step_seconds"] / ranks
+            print(
+                f"| {link} | {mesh} | {ranks:,} | {found['step_seconds']:.2f} | {speed:,.0f} | {found['bubble']:.1%} | "
+                f"{received[0] / 1e9:.1f}, {received[1] / 1e9:.1f} GB | "
+                f"{max(stage['predicted_peak'] for stage in found['stages']) / 2**30:.1f} GiB |",
+                flush=True,
+            )
+
+
+if arguments.meshes:
+    by_meshes()
+else:
+    by_ranks()

@@ -40,8 +40,9 @@ StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer
   }
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     units_.push_back(shape_of(unit));
-    for (std::size_t chunk = 0; chunk < shards_.chunks(unit) && layout.trainable(unit); ++chunk)
-      most_chunk_bytes_ = std::max(most_chunk_bytes_, chunk_bytes(unit, chunk));
+    // All chunks but the last one take the same.
+    if (const std::size_t chunks = shards_.chunks(unit); chunks > 0 && layout.trainable(unit))
+      most_chunk_bytes_ = std::max({most_chunk_bytes_, chunk_bytes(unit, 0), chunk_bytes(unit, chunks - 1)});
   }
   if (ranks.end - ranks.first < ranks.world)
     most_chunk_bytes_ = std::max(
@@ -77,7 +78,12 @@ StateFormat::RecordShape StateFormat::shape_of(UnitId unit) const {
   if (!layout_.trainable(unit) || shards_.chunks(unit) == 0) return result;
   const std::size_t last = shards_.chunks(unit) - 1;
   std::size_t most = last == 0 ? filled_bytes(unit, 0) : 0;
-  for (std::size_t chunk = 0; chunk < last; ++chunk) most = std::max(most, filled_bytes(unit, chunk));
+  // Where each array has all parameters, no chunk takes more than a full one.
+  const bool are_alike = std::ranges::count(everywhere_, false) == 0;
+  for (std::size_t chunk = 0; chunk < last; ++chunk) {
+    most = std::max(most, filled_bytes(unit, chunk));
+    if (are_alike && shards_.chunk(unit, chunk).size() == shards_.chunk_elements()) break;
+  }
   const std::size_t blocks = blocks_of(most);
   result.block = round_up(divide_up(most, blocks), kDiskBlock);
   result.stride = blocks * result.block;

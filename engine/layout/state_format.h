@@ -32,6 +32,10 @@ class StateFormat {
   // In bytes; a frozen unit has 0. All chunks of a unit but its last take the same room, a whole number of
   // blocks.
   std::size_t chunk_bytes(UnitId unit, std::size_t chunk) const;
+  // Of the chunks from `first` to `end` - 1.
+  std::size_t chunk_bytes(UnitId unit, std::size_t first, std::size_t end) const {
+    return std::min(chunk_offset(unit, end), bytes(unit)) - chunk_offset(unit, first);
+  }
   std::size_t chunk_offset(UnitId unit, std::size_t chunk) const { return chunk * units_[unit].stride; }
   std::size_t bytes(UnitId unit) const { return units_[unit].bytes; }
   // The block size of the unit's record.

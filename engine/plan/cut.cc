@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/plan/pipeline_clock.h"
 
 namespace sluice::engine {
 namespace {
@@ -17,10 +18,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 class Cutting {
  public:
   Cutting(const Pipeline& pipeline, std::span<const SectionSeconds> seconds, const Fits& fits)
-      : pipeline_(pipeline), seconds_(seconds), fits_(fits) {
-    for (int section = 0; section < pipeline.sections; ++section)
-      lists_.push_back(actions_of(pipeline, section));
-  }
+      : pipeline_(pipeline), seconds_(seconds), fits_(fits), clock_(pipeline) {}
 
   // Where chunks begin, and the last one ends; nothing where no cut fits.
   std::vector<UnitId> even() const {
@@ -94,13 +92,13 @@ class Cutting {
       chunks.push_back(sum(range));
     }
     if (least_step(pipeline_, chunks) >= than) return kNever;
-    return simulate(pipeline_, lists_, chunks).step;
+    return clock_.step(chunks);
   }
 
   const Pipeline pipeline_;
   const std::span<const SectionSeconds> seconds_;
   const Fits& fits_;
-  std::vector<std::vector<Action>> lists_;  // by section
+  const PipelineClock clock_;
 };
 
 std::size_t block_of(std::string_view text, std::string_view number) {

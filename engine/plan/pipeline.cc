@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "engine/plan/pipeline_clock.h"
 
 namespace sluice::engine {
 namespace {
@@ -90,6 +91,16 @@ std::vector<Action> passes_of(const Pipeline& pipeline, int section) {
   return passes;
 }
 
+bool is_pass(Kind kind) {
+  return kind == Kind::kForward || kind == Kind::kBackward || kind == Kind::kWeights;
+}
+
+double seconds_of(PipelineOrder order, const SectionSeconds& own, Kind pass) {
+  if (pass == Kind::kForward) return own.forward;
+  if (pass == Kind::kWeights) return own.weights;
+  return own.backward - (splits_backward(order) ? own.weights : 0);
+}
+
 // When a message was begun at both ends, and has come.
 struct Message {
   double seconds = 0;
@@ -98,6 +109,35 @@ struct Message {
     if (!sent || !received) return std::nullopt;
     return std::max(*sent, *received) + seconds;
   }
+};
+
+// awaited_by(), for a section with these buffers, without a vector.
+class Awaited {
+ public:
+  Awaited(const Pipeline& pipeline, int section, const PipelineBuffers& buffers, const Action& action) {
+    const Action forward{Kind::kForward, action.item, action.chunk};
+    const Action backward{Kind::kBackward, action.item, action.chunk};
+    // The send from the buffer that this pass fills.
+    const auto left = [&](const Action& pass, std::size_t count) {
+      const std::size_t number = number_of(pipeline, pass);
+      if (number < count) return;
+      const Action before = pass_of(pipeline, pass.kind, number - count);
+      if (sends(pipeline, section, before)) add(send_of(before));
+    };
+    const bool is_sent_back = receives(pipeline, section, backward);
+    if (action == forward && receives(pipeline, section, forward)) add(receive_of(forward));
+    if (action == forward && sends(pipeline, section, forward)) left(forward, buffers.outputs);
+    if (action == backward && is_sent_back) add(receive_of(backward));
+    // A border is filled by the gradient that comes, or by backward where none does.
+    if (action == (is_sent_back ? receive_of(backward) : backward)) left(backward, buffers.borders);
+  }
+  const Action* begin() const { return actions_.data(); }
+  const Action* end() const { return actions_.data() + count_; }
+
+ private:
+  void add(const Action& action) { actions_[count_++] = action; }
+  std::array<Action, 3> actions_;
+  std::size_t count_ = 0;
 };
 
 class Simulation {
@@ -124,7 +164,9 @@ class Simulation {
     }
   }
 
-  PipelineTime run() {
+  // events: gets what goes on, unless it is null.
+  PipelineTime run(std::vector<PipelineClock::Event>* events = nullptr) {
+    events_ = events;
     for (bool moves = true; moves;) {
       moves = false;
       for (std::size_t s = 0; s < sections_.size(); ++s)
@@ -197,12 +239,35 @@ class Simulation {
   // When the action may begin; nothing: it waits for what nobody has begun.
   std::optional<double> begin_of(std::size_t s, const Action& action) {
     double begin = sections_[s].now;
-    for (const Action& awaited : awaited_by(pipeline_, static_cast<int>(s), action)) {
+    for (const Action& awaited : Awaited(pipeline_, static_cast<int>(s), sections_[s].buffers, action)) {
       const std::optional<double> came = message_of(s, awaited).came();
       if (!came) return std::nullopt;
       begin = std::max(begin, *came);
     }
     return begin;
+  }
+
+  PipelineClock::Event event_of(std::size_t s, const Action& action) {
+    const auto number = [&](const Action& message) {
+      return static_cast<std::uint32_t>(number_of_message(s, message));
+    };
+    PipelineClock::Event event{
+        static_cast<std::uint32_t>(s),
+        static_cast<std::uint32_t>(pipeline_.number(static_cast<int>(s), action.chunk)), action.kind};
+    for (const Action& awaited : Awaited(pipeline_, static_cast<int>(s), sections_[s].buffers, action))
+      event.awaited[event.count++] = number(awaited);
+    if (!is_pass(action.kind)) event.message = number(action);
+    return event;
+  }
+
+  // Of the messages at the borders of all chunks, first those forward. A border is before the chunk behind
+  // it.
+  std::size_t number_of_message(std::size_t s, const Action& action) const {
+    const std::size_t at = pipeline_.number(static_cast<int>(s), action.chunk);
+    const bool forward = action.kind == Kind::kReceiveInput || action.kind == Kind::kSendOutput;
+    const bool is_behind = action.kind == Kind::kReceiveInput || action.kind == Kind::kSendGradient;
+    const std::size_t border = is_behind ? at - 1 : at;
+    return ((forward ? 0 : pipeline_.all_chunks()) + border) * pipeline_.items + action.item;
   }
 
   Message& message_of(std::size_t s, const Action& action) {
@@ -270,6 +335,7 @@ class Simulation {
     const std::optional<double> begins = begin_of(s, action);
     if (!begins) return false;
     own.now = *begins;
+    if (events_ != nullptr) events_->push_back(event_of(s, action));
     begin(s, action);
     ++done(s, action.kind, action.chunk);
     ++own.next;
@@ -290,18 +356,12 @@ class Simulation {
       case Kind::kForward:
       case Kind::kBackward:
       case Kind::kWeights:
-        take(own, seconds_of(pipeline_.number(static_cast<int>(s), action.chunk), action.kind));
+        take(own, seconds_of(pipeline_.order, seconds_[pipeline_.number(static_cast<int>(s), action.chunk)],
+                             action.kind));
         if (action.kind == Kind::kForward) ++own.held;
         if (action.kind == Kind::kBackward) --own.held;
         own.most_held = std::max(own.most_held, own.held);
     }
-  }
-
-  double seconds_of(std::size_t chunk, Kind pass) const {
-    const SectionSeconds& own = seconds_[chunk];
-    if (pass == Kind::kForward) return own.forward;
-    if (pass == Kind::kWeights) return own.weights;
-    return own.backward - (splits_backward(pipeline_.order) ? own.weights : 0);
   }
 
   void check_ends() {
@@ -336,6 +396,7 @@ class Simulation {
   std::vector<OnceSeconds> once_;  // by section
   std::vector<Section> sections_;
   std::vector<std::vector<Message>> inputs_, gradients_;  // of chunks in the model's order, by item
+  std::vector<PipelineClock::Event>* events_ = nullptr;
 };
 
 }  // namespace
@@ -390,24 +451,8 @@ std::vector<std::size_t> items_held(const Pipeline& pipeline, int section) {
 }
 
 std::vector<Action> awaited_by(const Pipeline& pipeline, int section, const Action& action) {
-  const PipelineBuffers buffers = buffers_of(pipeline, section);
-  const Action forward{Kind::kForward, action.item, action.chunk};
-  const Action backward{Kind::kBackward, action.item, action.chunk};
-  std::vector<Action> awaited;
-  // The send from the buffer that this pass fills.
-  const auto left = [&](const Action& pass, std::size_t count) {
-    const std::size_t number = number_of(pipeline, pass);
-    if (number < count) return;
-    const Action before = pass_of(pipeline, pass.kind, number - count);
-    if (sends(pipeline, section, before)) awaited.push_back(send_of(before));
-  };
-  if (action == forward && receives(pipeline, section, forward)) awaited.push_back(receive_of(forward));
-  if (action == forward && sends(pipeline, section, forward)) left(forward, buffers.outputs);
-  if (action == backward && receives(pipeline, section, backward)) awaited.push_back(receive_of(backward));
-  // A border is filled by the gradient that comes, or by backward where none does.
-  if (action == (receives(pipeline, section, backward) ? receive_of(backward) : backward))
-    left(backward, buffers.borders);
-  return awaited;
+  const Awaited awaited(pipeline, section, buffers_of(pipeline, section), action);
+  return {awaited.begin(), awaited.end()};
 }
 
 std::vector<Action> actions_of(const Pipeline& pipeline, int section) {
@@ -456,6 +501,33 @@ PipelineTime simulate(const Pipeline& pipeline, std::span<const SectionSeconds> 
 PipelineTime simulate(const Pipeline& pipeline, std::span<const std::vector<Action>> lists,
                       std::span<const SectionSeconds> seconds, std::span<const OnceSeconds> once) {
   return Simulation(pipeline, lists, seconds, once).run();
+}
+
+PipelineClock::PipelineClock(const Pipeline& pipeline) : pipeline_(pipeline) {
+  std::vector<std::vector<Action>> lists;
+  for (int section = 0; section < pipeline.sections; ++section)
+    lists.push_back(actions_of(pipeline, section));
+  const std::vector<SectionSeconds> any(pipeline.all_chunks());
+  Simulation(pipeline, lists, any, {}).run(&events_);
+}
+
+double PipelineClock::step(std::span<const SectionSeconds> seconds) const {
+  std::vector<double> now(static_cast<std::size_t>(pipeline_.sections));
+  // When both ends have begun a message, which takes as long as its border says.
+  std::vector<double> begun(2 * pipeline_.all_chunks() * pipeline_.items);
+  for (const Event& event : events_) {
+    double& own = now[event.section];
+    for (std::uint32_t i = 0; i < event.count; ++i) {
+      const std::uint32_t message = event.awaited[i];
+      own =
+          std::max(own, begun[message] + seconds[message / pipeline_.items % pipeline_.all_chunks()].message);
+    }
+    if (is_pass(event.kind))
+      own += seconds_of(pipeline_.order, seconds[event.chunk], event.kind);
+    else
+      begun[event.message] = std::max(begun[event.message], own);
+  }
+  return *std::ranges::max_element(now);
 }
 
 double least_step(const Pipeline& pipeline, std::span<const SectionSeconds> seconds) {

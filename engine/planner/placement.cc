@@ -194,13 +194,16 @@ FrameNeeds Placement::frame_needs(const Lookahead& lookahead, std::size_t extent
 
 void Placement::measure(UnitId unit) {
   UnitCosts& own = units_[unit];
-  for (const Bucket& bucket : buckets_[unit])
-    for (std::size_t chunk = bucket.first_chunk; chunk < bucket.end_chunk; ++chunk) {
-      const auto times = static_cast<std::size_t>(bucket.rounds + 1);
-      own.elements_read += times * format_.shards().chunk(unit, chunk).size();
-      own.state_traffic.read += times * format_.chunk_bytes(unit, chunk);
-      own.state_traffic.written += format_.chunk_bytes(unit, chunk);
-    }
+  for (const Bucket& bucket : buckets_[unit]) {
+    if (bucket.first_chunk == bucket.end_chunk) continue;
+    const auto times = static_cast<std::size_t>(bucket.rounds + 1);
+    const Shards& shards = format_.shards();
+    own.elements_read +=
+        times * (shards.chunk(unit, bucket.end_chunk - 1).end - shards.chunk(unit, bucket.first_chunk).begin);
+    const std::size_t bytes = format_.chunk_bytes(unit, bucket.first_chunk, bucket.end_chunk);
+    own.state_traffic.read += times * bytes;
+    own.state_traffic.written += bytes;
+  }
   using offload::RecordStore;
   auto& [parameters, gradient, state] = own.sizes;
   const bool packed = is_packed(parameter_bytes(unit));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -132,11 +133,6 @@ struct Way {
   engine::OnceSeconds once;
 };
 
-struct SectionWays {
-  std::unique_ptr<Model> model;
-  std::map<std::size_t, Way> ways;  // by micro-batches of an item
-};
-
 // Bytes of a twin's gradient that come from the other section that has it.
 std::uint64_t twin_bytes(const Way& way) {
   return way.plan->step_bytes_from_sections - way.profile.whole_step->received;
@@ -174,42 +170,92 @@ void find_seconds(Way& way, const TrainSettings& s, int section,
     way.once.exchange = engine::link_seconds(twin_bytes(way), link_between(s, sections - 1, 0));
 }
 
-SectionWays make_ways(const PlanResult& plan, const TrainSettings& s, const Model& model,
-                      const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
-                      const std::vector<engine::SectionSeconds>& seconds,
-                      const std::vector<engine::UnitRange>& cut, int section) {
-  SectionWays of_section;
-  const std::vector<engine::UnitRange> chunks = engine::units_of(cut, sections_of(s), section);
-  of_section.model = std::make_unique<Model>(model, chunks);
-  const std::size_t micro_batches = plan.profile.micro_batches;
-  const engine::Profile once = of_section.model->profile(
-      micro_batches, library, engine::hidden_bytes(model.units(), optimizer, library),
-      engine::splits_backward(s.pipeline));
-  engine::PlanRequest request = plan.request;
-  engine::MachineRates rates = plan.rates;
-  const int rank = s.mesh->along(s.ranks.rank, "pipeline")[static_cast<std::size_t>(section)];
-  request.ranks = data_ranks(s, rank);
-  set_links(s, rank, rates);
-  for (const std::size_t group : group_sizes(s, micro_batches)) {
-    const engine::Pipeline pipeline{s.pipeline, sections_of(s), divide_up(micro_batches, group), s.chunks};
-    Way& way = of_section.ways[group];
-    way.profile = engine::in_pipeline(once, pipeline, section, group);
-    request.group = group;
+// What all sections of a cut are planned by.
+struct Whole {
+  const PlanResult& plan;
+  const TrainSettings& s;
+  const Model& model;
+  const optim::Optimizer& optimizer;
+  const kernels::MatrixLibrary& library;
+  const std::vector<engine::SectionSeconds>& seconds;  // by unit
+  const std::vector<engine::UnitRange>& cut;
+
+  engine::Pipeline pipeline(std::size_t group) const {
+    return {s.pipeline, sections_of(s), divide_up(plan.profile.micro_batches, group), s.chunks};
+  }
+};
+
+// A section of a cut, and the ways in which it can go, by micro-batches of an item. The whole outlives it.
+class SectionWays {
+ public:
+  SectionWays(const Whole& whole, int section)
+      : whole_(whole),
+        section_(section),
+        chunks_(engine::units_of(whole.cut, sections_of(whole.s), section)),
+        model_(std::make_unique<Model>(whole.model, chunks_)),
+        once_(model_->profile(whole.plan.profile.micro_batches, whole.library,
+                              engine::hidden_bytes(whole.model.units(), whole.optimizer, whole.library),
+                              engine::splits_backward(whole.s.pipeline))),
+        request_(whole.plan.request),
+        rates_(whole.plan.rates) {
+    const TrainSettings& s = whole.s;
+    const int rank = s.mesh->along(s.ranks.rank, "pipeline")[static_cast<std::size_t>(section)];
+    request_.ranks = data_ranks(s, rank);
+    set_links(s, rank, rates_);
+  }
+
+  const std::map<std::size_t, Way>& ways() const { return ways_; }
+  Way take_way(std::size_t number) {
+    return std::move(std::next(ways_.begin(), static_cast<std::ptrdiff_t>(number))->second);
+  }
+  std::unique_ptr<Model> take_model() { return std::move(model_); }
+
+  // Plans it with items of so many micro-batches.
+  void add(std::size_t group) {
+    Way& way = ways_[group];
+    way.profile = engine::in_pipeline(once_, whole_.pipeline(group), section_, group);
+    request_.group = group;
     try {
-      way.plan = engine::make_plan(way.profile, optimizer, plan.budget, request, rates);
-      find_seconds(way, s, section, seconds, chunks);
+      way.plan = engine::make_plan(way.profile, whole_.optimizer, whole_.plan.budget, request_, rates_);
+      find_seconds(way, whole_.s, section_, whole_.seconds, chunks_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kBudget) throw;
       way.error = error.what();
     }
   }
-  return of_section;
+
+ private:
+  const Whole& whole_;
+  const int section_;
+  const std::vector<engine::UnitRange> chunks_;
+  std::unique_ptr<Model> model_;
+  const engine::Profile once_;  // of its schedule for one group of micro-batches
+  engine::PlanRequest request_;
+  engine::MachineRates rates_;
+  std::map<std::size_t, Way> ways_;
+};
+
+// The least that a step with items of so many micro-batches can take, whatever its plans are.
+double least_seconds(const Whole& whole, std::size_t group) {
+  const engine::Pipeline pipeline = whole.pipeline(group);
+  const double micro_batches = static_cast<double>(whole.plan.profile.micro_batches) /
+                               static_cast<double>(pipeline.items);  // of an item
+  std::vector<engine::SectionSeconds> seconds;
+  for (const engine::UnitRange& range : whole.cut) {
+    engine::SectionSeconds& chunk = seconds.emplace_back();
+    for (engine::UnitId unit = range.first; unit < range.end; ++unit) {
+      chunk.forward += micro_batches * whole.seconds[unit].forward;
+      chunk.backward += micro_batches * whole.seconds[unit].backward;
+      chunk.weights += micro_batches * whole.seconds[unit].weights;
+    }
+  }
+  return engine::least_step(pipeline, seconds);
 }
 
 // What a section tells the others.
 Json told(const SectionWays& of_section) {
   Json ways = Json::array();
-  for (const auto& [group, way] : of_section.ways) {
+  for (const auto& [group, way] : of_section.ways()) {
     Json& json = ways.emplace_back(Json{{"group", group}, {"error", way.error}});
     if (!way.plan) continue;
     for (const engine::SectionSeconds& chunk : way.seconds)
@@ -227,8 +273,8 @@ Json told(const SectionWays& of_section) {
 // The plans of a cut's sections.
 struct Tried {
   PipelinePlan pipeline;
-  std::vector<SectionWays> here;  // of this rank's section; where a run is only planned, of all
-  std::vector<Json> sections;     // what all of them tell
+  std::vector<std::unique_ptr<SectionWays>> here;  // this rank's section; where a run is only planned, all
+  std::vector<Json> sections;                      // what all of them tell
 };
 
 bool has_a_way(const Json& section) {
@@ -386,29 +432,41 @@ std::string name_of_units(const Model& model, const std::vector<engine::UnitRang
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-Tried try_cut(const PlanResult& plan, const TrainSettings& s, const Model& model,
-              const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library, RunRanks& ranks,
-              const std::vector<engine::SectionSeconds>& seconds, const std::string& cut) {
+// Plans all sections here. Items of a size with which no step can be shorter than one that was found are left
+// out, of all sections alike.
+void plan_all(const Whole& whole, Tried& tried) {
+  for (int section = 0; section < sections_of(whole.s); ++section)
+    tried.here.push_back(std::make_unique<SectionWays>(whole, section));
+  double best = std::numeric_limits<double>::infinity();
+  for (const std::size_t group : group_sizes(whole.s, whole.plan.profile.micro_batches)) {
+    if (least_seconds(whole, group) >= best) continue;
+    tried.sections.clear();
+    for (const std::unique_ptr<SectionWays>& section : tried.here) {
+      section->add(group);
+      tried.sections.push_back(told(*section));
+    }
+    const auto fits = [](const Json& ways) { return ways.back().contains("peak"); };
+    if (std::ranges::all_of(tried.sections, fits))
+      best = std::min(best,
+                      time_of(tried.sections, tried.sections.front().size() - 1, whole.pipeline(group)).step);
+  }
+}
+
+Tried try_cut(const Whole& whole, RunRanks& ranks) {
   Tried tried;
   PipelinePlan& pipeline = tried.pipeline;
-  pipeline.cut = engine::parse_cut(cut, model.units().size() - 2);
-  pipeline.pipeline = {s.pipeline, sections_of(s), plan.profile.micro_batches, s.chunks};
+  pipeline.cut = whole.cut;
+  pipeline.pipeline = whole.pipeline(1);
   pipeline.section = ranks.section();
   for (int section = 0; section < pipeline.pipeline.sections; ++section)
-    pipeline.names.push_back(name_of_units(model, pipeline.units(section)));
-  const auto ways_of = [&](int section) {
-    return make_ways(plan, s, model, optimizer, library, seconds, pipeline.cut, section);
-  };
+    pipeline.names.push_back(name_of_units(whole.model, pipeline.units(section)));
   if (ranks.size() == 1) {
-    for (int section = 0; section < pipeline.pipeline.sections; ++section) {
-      tried.here.push_back(ways_of(section));
-      tried.sections.push_back(told(tried.here.back()));
-    }
+    plan_all(whole, tried);
     return tried;
   }
-  tried.here.push_back(ways_of(pipeline.section));
-  const std::vector<std::string> all =
-      ranks.from_all("the plans of the stages", told(tried.here.front()).dump());
+  SectionWays& own = *tried.here.emplace_back(std::make_unique<SectionWays>(whole, pipeline.section));
+  for (const std::size_t group : group_sizes(whole.s, whole.plan.profile.micro_batches)) own.add(group);
+  const std::vector<std::string> all = ranks.from_all("the plans of the stages", told(own).dump());
   for (int section = 0; section < pipeline.pipeline.sections; ++section)
     tried.sections.push_back(of_all_data_ranks(all, section, ranks));
   return tried;
@@ -437,18 +495,20 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
                              ? engine::to_text(choose_cut(plan, s, model, optimizer, seconds, misfits))
                              : "");
     if (cut.empty()) refuse(*first, s, cuts);
-    Tried tried = try_cut(plan, s, model, optimizer, library, ranks, seconds, cut);
+    const std::vector<engine::UnitRange> units = engine::parse_cut(cut, model.units().size() - 2);
+    const Whole whole{plan, s, model, optimizer, library, seconds, units};
+    Tried tried = try_cut(whole, ranks);
     const std::vector<Misfit> found = misfits_of(tried);
     if (!found.empty()) {
       misfits.insert(misfits.end(), found.begin(), found.end());
+      tried.here.clear();
       if (!first) first = std::move(tried);
       continue;
     }
     const std::optional<std::size_t> chosen =
         choose(tried.sections, plan.profile.micro_batches, tried.pipeline);
     if (!chosen) refuse(tried, s, cuts + 1);
-    SectionWays& own = tried.here.front();
-    Way& way = std::next(own.ways.begin(), static_cast<std::ptrdiff_t>(*chosen))->second;
+    Way way = tried.here.front()->take_way(*chosen);
     plan.request.group = way.plan->group;
     plan.profile = std::move(way.profile);
     plan.plan = *std::move(way.plan);
@@ -458,7 +518,7 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
     plan.plan.step_bytes_from_hosts =
         bytes_from_hosts(tried.sections, *chosen, *plan.pipeline, s, plan.plan.step_bytes_from_hosts,
                          plan.profile.micro_batches * plan.profile.border_gradient_bytes);
-    return std::move(own.model);
+    return tried.here.front()->take_model();
   }
 }
 

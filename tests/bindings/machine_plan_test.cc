@@ -86,6 +86,36 @@ TEST_F(MachinePlan, HostsShareRanks) {
           "--hosts 3: 4 ranks cannot be shared evenly");
 }
 
+// Along each axis of a mesh what is sent passes another link, by which ranks share a host.
+TEST_F(MachinePlan, ALinkIsReadOrRefused) {
+  const auto planned = [&](const Words& more) {
+    Words words = {"plan", "--model",      "tiny", "--machine", machine_, "--seq",
+                   "32",   "--accumulate", "4",    "--json",    "--mesh", "data=2,pipeline=2"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_sluice(words);
+  };
+  const auto refused = [&](const Words& more, const std::vector<std::string>& parts) {
+    const Outcome outcome = planned(more);
+    EXPECT_EQ(outcome.status, 2) << outcome.out;
+    for (const std::string& part : parts) EXPECT_THAT(outcome.error, HasSubstr(part));
+  };
+  for (const char* flag : {"--link", "--link-host"})
+    for (const char* wrong :
+         {"", "5us", "100", "100Gbit", "100Gbit/s,", "100Gbit/s,5", "100Gbit/s,5us,1us", "-1Gbit/s",
+          "0GB/s,1us", "1GB/s,-1us", "nan GB/s", "infGB/s", "1e3GB/s", "fast"})
+      refused({flag, wrong}, {flag, "is no link", "as in 100Gbit/s,5us"});
+  refused({"--link-host", "200GB/s", "--hosts", "2"}, {"--link-host", "the 2 hosts: give --link, too"});
+  refused({"--link", "1GB/s", "--link", "2GB/s"}, {"--link"});
+  const Outcome both = planned({"--link", "100Gbit/s,5us", "--link-host", "200GB/s,2us", "--hosts", "2"});
+  EXPECT_EQ(both.status, 0) << both.error;
+  const Json plan = Json::parse(both.out);
+  const Json &stages = plan.at("pipeline").at("stages"), &along = plan.at("step").at("bytes_received_along");
+  ASSERT_EQ(stages.size(), 2u);
+  EXPECT_EQ(stages[0].at("bytes_received"), along);
+  EXPECT_GT(along.at("data"), 0);
+  EXPECT_GT(along.at("pipeline"), 0);
+}
+
 // The matrix library of this machine cannot tell what such products would take there.
 TEST_F(MachinePlan, MayHaveInstructionsForBf16ThatThisCpuLacks) {
   const Variable cap("ONEDNN_MAX_CPU_ISA", "AVX2");

@@ -106,6 +106,11 @@ TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
       const Json plan = profile_of(folder_ / (name + ".html")).at("plan");
       const Json last = rows(name).back();
       const Json& step = plan.at("step");
+      const auto along = [&](const char* axis) {
+        return step.at("bytes_received_along").at(axis).get<std::uint64_t>();
+      };
+      EXPECT_EQ(along("data") + along("pipeline"), step.at("bytes_received"));
+      EXPECT_EQ(along("data") == 0, mesh.data == 1) << name;
       if (mesh.data == 1) {
         EXPECT_EQ(last.at("received"), step.at("bytes_received")) << name;
       } else {  // of a table's gradient the rows of tokens that occurred

@@ -140,6 +140,8 @@ TEST(Cut, IsRefusedWhereItIsNone) {
       "stage, in their order");
   for (const char* text : {"1-3", "0-2,2-3", "2-3,0-1", "0-4", "1-0,2-3", "0-1,2-1"})
     EXPECT_NE(refusal(text).find("each in one stage, in their order"), std::string::npos) << refusal(text);
+  EXPECT_EQ(refusal("0,1,2,3,4"),
+            "the cut '0,1,2,3,4' goes on with '4' after block 3, which is the model's last one");
   EXPECT_EQ(refusal("0,1-2"), "the cut '0,1-2' ends with block 2, and the model has the blocks 0 to 3");
 }
 

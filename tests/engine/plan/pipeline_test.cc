@@ -8,6 +8,7 @@
 #include <functional>
 #include <numeric>
 
+#include "engine/plan/pipeline_clock.h"
 #include "thrown.h"
 
 namespace sluice::engine {
@@ -116,6 +117,84 @@ TEST(Pipeline, WithWeightsApartIsShorter) {
                   simulate({PipelineOrder::k1F1B, sections, items}, seconds).step)
             << sections << " sections, " << items << " items, " << each.weights;
       }
+}
+
+// What all sections have once, each of them adds to the step; of what the first and the last one exchange,
+// both wait for the other.
+TEST(Pipeline, TakesOnceWhatIsOnceInAStep) {
+  for_all(
+      [](const Pipeline& pipeline) {
+        const auto seconds = alike(pipeline, {1, 2, 0.25, 1});
+        const double bare = simulate(pipeline, seconds).step;
+        std::vector<OnceSeconds> once(static_cast<std::size_t>(pipeline.sections), {5, 7, 0});
+        const PipelineTime time = simulate(pipeline, seconds, once);
+        EXPECT_EQ(time.step, bare + 12);
+        for (const double busy : time.busy)
+          EXPECT_EQ(busy, 3.0 * static_cast<double>(pipeline.items * pipeline.chunks) + 12);
+        once.front().exchange = once.back().exchange = 3;
+        EXPECT_EQ(simulate(pipeline, seconds, once).step, bare + 12 + (pipeline.sections > 1 ? 3 : 0));
+        once.back().after = 1000;  // the first section waits for the last one's
+        EXPECT_GE(simulate(pipeline, seconds, once).step, 1003 + (pipeline.sections > 1 ? 3 : 0));
+      },
+      6, 12);
+}
+
+// A section updates while it waits for the first item.
+TEST(Pipeline, HidesUpdatesOfLaterSections) {
+  const Pipeline pipeline{PipelineOrder::k1F1B, 4, 8};
+  const auto seconds = alike(pipeline, {1, 2, 0});
+  const double bare = simulate(pipeline, seconds).step;
+  EXPECT_EQ(simulate(pipeline, seconds, std::vector<OnceSeconds>{{}, {1}, {2}, {3}}).step, bare);
+  EXPECT_GT(simulate(pipeline, seconds, std::vector<OnceSeconds>{{1}, {}, {}, {}}).step, bare);
+}
+
+// One item passes each border twice, and the last chunk has none behind it.
+TEST(Pipeline, CountsEachMessageAtItsBorder) {
+  for_all(
+      [](const Pipeline& pipeline) {
+        if (pipeline.items > 1) return;
+        std::vector<SectionSeconds> seconds = alike(pipeline, {1, 2, 0, 0});
+        double expected = 3 * static_cast<double>(seconds.size());
+        for (std::size_t chunk = 0; chunk < seconds.size(); ++chunk) {
+          seconds[chunk].message = static_cast<double>(std::size_t{1} << chunk);
+          if (chunk + 1 < seconds.size()) expected += 2 * seconds[chunk].message;
+        }
+        EXPECT_EQ(simulate(pipeline, seconds).step, expected);
+      },
+      8, 1);
+}
+
+TEST(Pipeline, TakesAsLongByItsClock) {
+  unsigned state = 7;
+  const auto random = [&] { return static_cast<double>((state = state * 1103515245 + 12345) >> 16 & 31); };
+  for_all(
+      [&](const Pipeline& pipeline) {
+        const PipelineClock clock(pipeline);
+        for (int time = 0; time < 2; ++time) {
+          std::vector<SectionSeconds> seconds;
+          for (std::size_t chunk = 0; chunk < pipeline.all_chunks(); ++chunk)
+            seconds.push_back({random(), 16 + random(), random(), random() / 2});
+          EXPECT_EQ(clock.step(seconds), simulate(pipeline, seconds).step);
+        }
+      },
+      6, 14);
+}
+
+TEST(Pipeline, IsNoShorterThanItsLeast) {
+  unsigned state = 1;
+  const auto random = [&] { return static_cast<double>((state = state * 1103515245 + 12345) >> 16 & 15); };
+  for_all(
+      [&](const Pipeline& pipeline) {
+        std::vector<SectionSeconds> seconds = alike(pipeline, {});
+        for (SectionSeconds& own : seconds) {
+          own = {1 + random(), 1 + random(), random() / 8, 0};
+          own.weights = own.backward / 2;
+        }
+        EXPECT_LE(least_step(pipeline, seconds), simulate(pipeline, seconds).step + 1e-9);
+      },
+      8, 20);
+  const Pipeline equal{PipelineOrder::k1F1B, 8, 20};
+  EXPECT_EQ(least_step(equal, alike(equal, {1, 2, 0})), simulate(equal, alike(equal, {1, 2, 0})).step);
 }
 
 // Whatever takes long: a section, a pass, a message.

@@ -91,6 +91,29 @@ TEST(Walk, WhatOthersHaveUpdatedComesBeforeTheNextAccess) {
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 5.5);
 }
 
+// What a step has once is told apart from its passes.
+TEST(Walk, TellsUpdatesAndSumsApart) {
+  std::vector<Visit> visits = in_frames(4, computed(1));
+  visits[0].before.seconds = 0.5;
+  visits[3].after.seconds = 0.25;
+  visits[3].summed = {50, 50};
+  const StepTime time = walk(visits, kFar, slow_link());
+  EXPECT_DOUBLE_EQ(time.updates, 0.75);
+  EXPECT_DOUBLE_EQ(time.sums, 0.5);
+  EXPECT_DOUBLE_EQ(time.passes(), 4);
+  EXPECT_DOUBLE_EQ(time.step, 5.25);
+}
+
+TEST(Walk, WhatAHostHandsOnPassesItsOwnLink) {
+  std::vector<Visit> visits = in_frames(4, computed(1));
+  visits[3].summed = {150, 50, 100};
+  MachineRates rates = slow_link();
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).sums, 0.5);  // within a host it takes no time
+  rates.host_link = Link{200, 0.25};
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).sums, 0.5 + 0.75);
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).link, 0.5 + 0.75);
+}
+
 TEST(Walk, ComputingHidesWhatIsPulledMeanwhile) {
   std::vector<Visit> visits = in_frames(6, computed(1));
   for (Visit& visit : visits) visit.pulled = {50, 50};

@@ -1,0 +1,142 @@
+"""Plans the meshes of published runs, and prints what the model says they can reach beside what they have reached. Nothing is trained.
+
+Sluice has no cuts within layers yet, so a rank stands for a whole group of GPUs that share layers: it has their memory and their rates, and
+what they send each other counts as nothing. Each product counts at the GPU's peak. So the model says what bubbles, updates, loops over
+memory, sums over data and messages along the pipeline leave of the peak, and a run that is faster would show it wrong.
+
+    python bench/python/mesh_vs_published.py
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--sluice", default="build/bin/sluice", help="the program")
+arguments = parser.parse_args()
+
+GPUS_OF_A_HOST = 8
+
+
+class Gpu(NamedTuple):
+    peak: float  # floating-point operations a second, in bf16 or f16
+    memory: int
+    bandwidth: float
+    link: str  # of a host to others
+    link_host: str  # of a GPU to those of its host
+
+
+A100 = Gpu(312e12, 80 * 10**9, 2.039e12, "1600Gbit/s,5us", "300GB/s,2us")
+H100 = Gpu(989e12, 96 * 10**9, 2.4e12, "3200Gbit/s,5us", "450GB/s,2us")
+
+
+class Run(NamedTuple):
+    """Of Megatron-LM (Narayanan et al. 2021, table 1)."""
+
+    layers: int
+    width: int
+    heads: int
+    tensor: int
+    pipeline: int
+    gpus: int
+    batch: int
+    reached: int  # teraflop/s of a GPU
+
+    def operations(self) -> float:
+        """Of a step whose activations are all computed again, as the paper counts them."""
+        length, vocabulary = 2048, 51200
+        each = 96 * self.batch * length * self.layers * self.width**2
+        return each * (1 + length / (6 * self.width) + vocabulary / (16 * self.layers * self.width))
+
+
+RUNS = [
+    Run(24, 2304, 24, 1, 1, 32, 512, 137),
+    Run(30, 3072, 32, 2, 1, 64, 512, 138),
+    Run(36, 4096, 32, 4, 1, 128, 512, 142),
+    Run(40, 6144, 48, 8, 1, 256, 1024, 135),
+    Run(48, 8192, 64, 8, 2, 512, 1536, 138),
+    Run(60, 10240, 80, 8, 4, 1024, 1792, 140),
+    Run(80, 12288, 96, 8, 8, 1536, 2304, 148),
+    Run(96, 16384, 128, 8, 16, 1920, 2160, 155),
+    Run(105, 20480, 128, 8, 35, 2520, 2520, 163),
+    Run(128, 25600, 160, 8, 64, 3072, 3072, 163),
+]
+
+
+def write(path: Path, value: dict[str, Any]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value))
+    return path
+
+
+def plan(folder: Path, config: dict[str, Any], gpu: Gpu, tensor: int, words: list[str]) -> dict[str, Any]:
+    model = write(folder / "model" / "config.json", config).parent
+    # Of two cores of each rank one computes, with the rates of its GPUs, and one is left for what ranks send.
+    cores = 2 * GPUS_OF_A_HOST // tensor
+    flops = cores * tensor * gpu.peak
+    machine = {
+        "version": 2,
+        "cores": {"usable": cores},
+        "bf16_products": True,
+        "memory": {"usable": gpu.memory * GPUS_OF_A_HOST, "bandwidth": cores * tensor * gpu.bandwidth},
+        "products": [{"type": name, "m": 4096, "n": 4096, "k": 4096, "flops": flops} for name in ("bf16", "f32")],
+        "attention": [{"type": "bf16", "flops": flops}],
+    }
+    given = ["--model", model, "--machine", write(folder / "machine.json", machine), "--threads", "1"]
+    given += ["--memory", str(gpu.memory * tensor)]
+    given += ["--dtype", "bf16", "--batch", "1", "--recompute", "full", "--link", gpu.link, "--link-host", gpu.link_host]
+    outcome = subprocess.run([arguments.sluice, "plan", "--json", *given, *words], capture_output=True, text=True)
+    if outcome.returncode:
+        sys.exit(outcome.stderr.strip())
+    return json.loads(outcome.stdout)
+
+
+def mesh(data: int, pipeline: int, tensor: int) -> list[str]:
+    return ["--mesh", f"data={data},pipeline={pipeline}", "--hosts", str(data * pipeline * tensor // GPUS_OF_A_HOST)]
+
+
+def megatron(folder: Path) -> None:
+    print("| parameters | GPUs | tensor x pipeline x data | bubble | received along data, pipeline | predicted | reached | of it |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for run in RUNS:
+        data = run.gpus // run.tensor // run.pipeline
+        config = {"model_type": "gpt2", "n_layer": run.layers, "n_embd": run.width, "n_head": run.heads}
+        config |= {"n_positions": 2048, "vocab_size": 51200}
+        words = [*mesh(data, run.pipeline, run.tensor), "--seq", "2048", "--accumulate", str(run.batch), "--stage", "0"]
+        found = plan(folder, config, A100, run.tensor, words)
+        whole = found.get("pipeline", {"step_seconds": found["step"]["seconds"], "bubble": 0})
+        received = found["step"].get("bytes_received_along", {"data": found["step"]["bytes_received"], "pipeline": 0})
+        share = run.operations() / (whole["step_seconds"] * run.gpus * A100.peak)
+        reached = run.reached * 1e12 / A100.peak
+        parameters = 12 * run.layers * run.width**2 + 51200 * run.width
+        print(
+            f"| {parameters / 1e9:,.1f}B | {run.gpus:,} | {run.tensor} x {run.pipeline} x {data} | {whole['bubble']:.1%} | "
+            f"{received['data'] / 1e9:.0f}, {received['pipeline'] / 1e9:.0f} GB | {share:.1%} | {reached:.1%} | {reached / share:.2f} |",
+            flush=True,
+        )
+
+
+def torchtitan(folder: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 126, "hidden_size": 16384, "num_attention_heads": 128}
+    config |= {"num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256, "max_position_embeddings": 8192}
+    config |= {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False}
+    print("| micro-batches of a pipeline | bubble of 1F1B, interleaved | interleaved, of 1F1B's speed |")
+    print("| --- | --- | --- |")
+    for micro_batches, size in ((32, 1), (16, 2), (8, 4)):
+        words = [*mesh(8, 8, 8), "--seq", "8192", "--accumulate", str(8 * micro_batches * size), "--group", str(size), "--stage", "3"]
+        apart, together = (plan(folder, config, H100, 8, [*words, *chunks])["pipeline"] for chunks in ([], ["--chunks", "2"]))
+        print(
+            f"| {micro_batches} of {size} | {apart['bubble']:.1%}, {together['bubble']:.1%} | "
+            f"{apart['step_seconds'] / together['step_seconds']:.2f} |",
+            flush=True,
+        )
+
+
+with tempfile.TemporaryDirectory() as name:
+    megatron(Path(name))
+    print()
+    torchtitan(Path(name))
