@@ -86,7 +86,7 @@ def plan(folder: Path, config: dict[str, Any], gpu: Gpu, tensor: int, words: lis
         "products": [{"type": name, "m": 4096, "n": 4096, "k": 4096, "flops": flops} for name in ("bf16", "f32")],
         "attention": [{"type": "bf16", "flops": flops}],
     }
-    given = ["--model", model, "--machine", write(folder / "machine.json", machine), "--threads", "1"]
+    given = ["--model", str(model), "--machine", str(write(folder / "machine.json", machine)), "--threads", "1"]
     given += ["--memory", str(gpu.memory * tensor)]
     given += ["--dtype", "bf16", "--batch", "1", "--recompute", "full", "--link", gpu.link, "--link-host", gpu.link_host]
     outcome = subprocess.run([arguments.sluice, "plan", "--json", *given, *words], capture_output=True, text=True)
@@ -100,7 +100,7 @@ def mesh(data: int, pipeline: int, tensor: int) -> list[str]:
 
 
 def megatron(folder: Path) -> None:
-    print("| parameters | GPUs | tensor x pipeline x data | bubble | received along data, pipeline | predicted | reached | of it |")
+    print("| parameters | GPUs | tensor x pipeline x data | bubble | received along data, pipeline | predicted | reached | of the prediction |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for run in RUNS:
         data = run.gpus // run.tensor // run.pipeline
@@ -112,7 +112,7 @@ def megatron(folder: Path) -> None:
         received = found["step"].get("bytes_received_along", {"data": found["step"]["bytes_received"], "pipeline": 0})
         share = run.operations() / (whole["step_seconds"] * run.gpus * A100.peak)
         reached = run.reached * 1e12 / A100.peak
-        parameters = 12 * run.layers * run.width**2 + 51200 * run.width
+        parameters = 12 * run.layers * run.width**2 + (51200 + 2048) * run.width
         print(
             f"| {parameters / 1e9:,.1f}B | {run.gpus:,} | {run.tensor} x {run.pipeline} x {data} | {whole['bubble']:.1%} | "
             f"{received['data'] / 1e9:.0f}, {received['pipeline'] / 1e9:.0f} GB | {share:.1%} | {reached:.1%} | {reached / share:.2f} |",

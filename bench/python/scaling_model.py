@@ -25,6 +25,8 @@ parser.add_argument("--machine", help="file of another machine, for which is pla
 parser.add_argument("--threads", type=int, help="of each rank")
 parser.add_argument("--links", nargs="+", default=["10Gbit/s,20us", "100Gbit/s,5us"], help="what joins the ranks")
 parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 256, 1024])
+parser.add_argument("--recompute", default="auto", help="what backward computes again")
+parser.add_argument("--stage", help="what of a stage is partitioned along data")
 parser.add_argument("--meshes", nargs="+", help="in place of --ranks: meshes, as data=128,pipeline=8")
 parser.add_argument("--ranks-of-a-host", type=int, default=1, help="neighbours, which share a machine")
 parser.add_argument("--link-host", help="what joins the ranks of one host")
@@ -39,6 +41,9 @@ def plan(ranks: int, link: str, mesh: str | None = None) -> dict:
     words += ["--accumulate", str(arguments.micro_batches * (1 if mesh else ranks))]
     words += ["--mesh", mesh] if mesh else ["--ranks", str(ranks)]
     words += ["--hosts", str(ranks // arguments.ranks_of_a_host), "--memory", arguments.memory, "--link", link]
+    words += ["--recompute", arguments.recompute]
+    if arguments.stage:
+        words += ["--stage", arguments.stage]
     if arguments.link_host:
         words += ["--link-host", arguments.link_host]
     if arguments.machine:

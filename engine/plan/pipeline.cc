@@ -136,7 +136,7 @@ class Awaited {
 
  private:
   void add(const Action& action) { actions_[count_++] = action; }
-  std::array<Action, 3> actions_;
+  std::array<Action, 2> actions_;
   std::size_t count_ = 0;
 };
 

@@ -401,9 +401,11 @@ std::optional<Plan> find_plan(const PlanInputs& in) {
 
 std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim::Optimizer& optimizer,
                                              const PlanRequest& request, const MachineRates& rates) {
+  const std::size_t level = recompute_levels(profile, request.recompute).front();
   std::vector<SectionSeconds> seconds;
   for (const Placement::Times& times : Placement(profile, optimizer, request).times(rates))
-    seconds.push_back({times.forward, times.backward.front(), 0, times.weights});
+    seconds.push_back(
+        {times.forward, times.backward[std::min(level, times.backward.size() - 1)], 0, times.weights});
   // A unit that is accessed once, as the head is, is computed forward where it is computed backward.
   for (UnitId unit = 0; unit < seconds.size(); ++unit)
     if (std::ranges::count(profile.schedule, unit, &Access::unit) == 1)

@@ -9,8 +9,8 @@ namespace sluice::engine {
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates);
 
-// How long each unit takes for a micro-batch at these rates, where nothing is computed again, and nothing
-// sent.
+// How long each unit takes for a micro-batch at these rates, where nothing is sent, and only what the request
+// says is computed again.
 std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim::Optimizer& optimizer,
                                              const PlanRequest& request, const MachineRates& rates);
 

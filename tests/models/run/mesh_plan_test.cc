@@ -142,6 +142,25 @@ TEST_F(MeshPlan, CountsWhatComesFromOtherHosts) {
   }
 }
 
+// Of more ranks with as many micro-batches each, a rank receives no less, and no step is shorter.
+TEST_F(MeshPlan, IsOfAThousandRanks) {
+  double before = 0;
+  std::uint64_t received = 0;
+  for (const int data : {8, 64, 512}) {
+    TrainSettings s = on_mesh("data=" + std::to_string(data) + ",pipeline=2", data / 4);
+    s.accumulate = static_cast<std::size_t>(data) * 4;
+    s.stages = "0-2,3-5";
+    s.link = Link{1e9, 1e-4};
+    s.host_link = Link{1e11, 1e-6};
+    const PlanResult plan = planned(s);
+    EXPECT_EQ(plan.plan.ranks.size, data);
+    EXPECT_GE(plan.pipeline->time.step, kSame * before);
+    EXPECT_GE(plan.plan.step_bytes_received, received);
+    before = plan.pipeline->time.step;
+    received = plan.plan.step_bytes_received;
+  }
+}
+
 // In passes, updates and sums nothing is lost of what the stages' own plans say.
 TEST_F(MeshPlan, TakesAtLeastWhatEachStageTakes) {
   for (const char* mesh : {"data=4,pipeline=2", "pipeline=4", "data=2,pipeline=2"}) {
