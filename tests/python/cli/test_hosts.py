@@ -94,6 +94,29 @@ def test_hosts_have_the_bits_of_one(tmp_path, stage, delay):
         assert 0.5 * planned["bytes_received_from_hosts"] < came / 2 < 1.02 * planned["bytes_received_from_hosts"]
 
 
+# Of a pipeline on each host sums go between them; of a stage on each host, messages. A step has so many tokens that all of
+# the table's gradient is sent, so the plan knows each byte.
+@pytest.mark.parametrize("mesh", ["data=2,pipeline=2", "pipeline=2,data=2"])
+@pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.long)])
+def test_a_mesh_on_hosts_receives_what_its_plan_says_to_the_byte(tmp_path, mesh, stage):
+    more = ["--mesh", mesh, "--stage", stage, "--group", "1", "--stages", "0-1,2-3"]
+    run = words(tmp_path, "run", 2, *more, accumulate=8)
+    for flag, value in (("--seq", "256"), ("--batch", "4")):
+        run[run.index(flag) + 1] = value
+    words_of_plan = [*run, "--hosts", "2", "--link", "1Gbit/s,1ms", "--link-host", "1GB/s,10us", "--json"]
+    words_of_plan[1] = "plan"
+    plan = json.loads(subprocess.run(words_of_plan, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(on_hosts(2, *run), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    of_stages = [stage["bytes_received"] for stage in plan["pipeline"]["stages"]]
+    rows = [rows_of(tmp_path, "run", rank)[-1] for rank in range(4)]
+    stages = [0, 1, 0, 1] if mesh.startswith("data") else [0, 0, 1, 1]
+    for row, stage_of in zip(rows, stages, strict=True):
+        assert row["received"] == sum(of_stages[stage_of].values())
+    came = rows[0]["received_from_hosts"] + rows[1]["received_from_hosts"]
+    assert came == plan["step"]["bytes_received_from_hosts"] > 0
+
+
 def test_a_host_that_does_not_see_the_checkpoint_is_named(tmp_path):
     subprocess.run(words(tmp_path, "run", 1, "--ranks", "2"), check=True)
     hidden = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then mount -t tmpfs tmpfs "$1"; fi && shift && exec "$@"'
