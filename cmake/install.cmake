@@ -15,7 +15,7 @@ if(SLUICE_KERNELS)
   install(FILES ${SLUICE_KERNELS} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(FILES bindings/c/sluice.h bindings/c/sluice_arrays.h bindings/c/sluice_device.h bindings/c/sluice_files.h
-  bindings/c/sluice_ranks.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  bindings/c/sluice_pipeline.h bindings/c/sluice_ranks.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES bindings/c/examples/network.c bindings/c/examples/ranks.c bindings/c/examples/CMakeLists.txt
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 

@@ -54,12 +54,12 @@ Json record_of(const Planned& planned) {
   Json record = {{"version", SLUICE_VERSION},
                  {"the optimizer", planned.optimizer->name()},
                  {"the optimizer's settings", planned.optimizer->settings()},
-                 {"the number of units", planned.profile.units.size()},
+                 {"the number of units", planned.model_units().size()},
                  {"the number of parameter groups", planned.groups},
                  {"options.reproducible", planned.request.reproducible},
                  {"the number of micro-batches of a rank", planned.profile.micro_batches}};
   Json& units = record["units"] = Json::array();
-  for (const engine::UnitSpec& unit : planned.profile.units) {
+  for (const engine::UnitSpec& unit : planned.model_units()) {
     Json parameters = Json::array();
     for (const engine::ParameterSpec& p : unit.parameters)
       parameters.push_back({p.name, p.shape, p.group, p.by_elements, p.span_first, p.elements()});
@@ -92,9 +92,9 @@ void compare(comm::Communicator& communicator, const Planned& planned) {
 }  // namespace
 
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
-  if (options.ranks == nullptr)
-    return std::make_unique<sluice_engine>(make_plan(model, options, For::kEngine));
-  comm::Communicator& communicator = options.ranks->communicator;
+  sluice_ranks* const ranks = ranks_of(options);
+  if (ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options, For::kEngine));
+  comm::Communicator& communicator = ranks->communicator;
   const std::uint64_t holds = allocator::resident_bytes() + engine::kReserve;
   const engine::Link link =
       engine::measure_link(communicator, options.memory - std::min(options.memory, holds));
@@ -102,7 +102,8 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
   throw_together(communicator, "the plans of engines",
                  failure_of([&] { planned = make_plan(model, options, For::kEngine, link); }));
   compare(communicator, *planned);
-  const bool again = engine::agree_on_plan(communicator, planned->plan, planned->request);
+  const bool again =
+      planned->section == nullptr && engine::agree_on_plan(communicator, planned->plan, planned->request);
   std::unique_ptr<sluice_engine> made;
   throw_together(communicator, "the engines", failure_of([&] {
                    if (again)

@@ -14,6 +14,7 @@
 #include "bindings/c/status.h"
 #include "core/device.h"
 #include "core/threads.h"
+#include "engine/layout/section.h"
 #include "engine/steps/any_order_engine.h"
 #include "engine/steps/assembly.h"
 #include "offload/file.h"
@@ -39,11 +40,21 @@ struct Planned : engine::Planned {
   std::size_t trace_events = 0;
   bool serve_touches = false;
   sluice_ranks* ranks = nullptr;  // null: the engine trains alone
-  std::unique_ptr<Device> gpu;    // null: the CPU computes, or it is only planned
-  std::uint64_t context = 0;      // sluice_device_facts.base, which is counted in budget.device_base
+  // Where the ranks are sections of a model: the layout of all of it, and what this one has.
+  std::unique_ptr<engine::Layout> model;
+  std::unique_ptr<engine::Section> section;
+  std::unique_ptr<Device> gpu;  // null: the CPU computes, or it is only planned
+  std::uint64_t context = 0;    // sluice_device_facts.base, which is counted in budget.device_base
 
   std::string to_text() const;  // JSON
+  const std::vector<engine::UnitSpec>& model_units() const {
+    return section == nullptr ? profile.units : model->units();
+  }
 };
+// The ranks, whether each has all of the model or a section of it; null: there are none.
+inline sluice_ranks* ranks_of(const sluice_engine_options& options) {
+  return options.ranks != nullptr ? options.ranks : options.sections;
+}
 enum class For : std::uint8_t { kPlan, kEngine };  // an engine's plan opens the GPU, and measures it
 // `link` is that between the ranks, where it is known.
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,

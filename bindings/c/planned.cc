@@ -47,6 +47,38 @@ std::vector<engine::UnitSpec> units_of(const sluice_model& model) {
   return units;
 }
 
+// The units of this rank's section, of all of the model's.
+std::vector<engine::UnitSpec> own_units(std::vector<engine::UnitSpec> all,
+                                        const sluice_engine_options& options, Planned& made) {
+  if (options.sections == nullptr) return all;
+  if (options.ranks != nullptr || options.planned_ranks > 0)
+    fail(ErrorCode::kInvalidArgument,
+         "options.sections is given with other ranks that have all of the model; state one of them");
+  const comm::Communicator& sections = options.sections->communicator;
+  std::vector<engine::UnitRange> cut;
+  engine::UnitId end = 0;
+  for (int section = 0; section < sections.size(); ++section) {
+    const engine::UnitId first = end;
+    end += (&required(options.section_units, "options.section_units"))[section];
+    if (first >= end || end > all.size())
+      fail(ErrorCode::kInvalidArgument,
+           "options.section_units gives section {} the units {} to {}, of a model that has {}; each section "
+           "has one at least",
+           section, first, end, all.size());
+    cut.push_back({first, end});
+  }
+  if (end != all.size())
+    fail(ErrorCode::kInvalidArgument,
+         "options.section_units has {} units, and the model {}; each is in one section", end, all.size());
+  made.model = std::make_unique<engine::Layout>(std::move(all));
+  made.section = std::make_unique<engine::Section>(*made.model, cut, sections.size(), sections.rank(), false);
+  const engine::UnitRange own = cut[static_cast<std::size_t>(sections.rank())];
+  std::vector<engine::UnitSpec> units(made.model->units().begin() + own.first,
+                                      made.model->units().begin() + own.end);
+  units.front().index = made.model->logical_index(made.model->first_parameter(own.first));
+  return units;
+}
+
 std::vector<offload::DiskFolder> folders_of(const sluice_engine_options& options) {
   std::vector<offload::DiskFolder> folders;
   for (std::size_t i = 0; i < options.disk_folders; ++i) {
@@ -86,13 +118,13 @@ engine::RankOf rank_of(const sluice_engine_options& options) {
 }
 
 std::uint64_t bytes_for_ranks(const sluice_engine_options& options) {
-  if (options.ranks != nullptr) return options.ranks->bytes();
+  if (const sluice_ranks* ranks = ranks_of(options)) return ranks->bytes();
   return options.planned_ranks < 2 ? 0 : bytes_of_ranks(static_cast<int>(options.planned_ranks));
 }
 
 // How many ranks of this host share its disks.
 int ranks_here(const sluice_engine_options& options) {
-  if (options.ranks != nullptr) return options.ranks->ranks_here;
+  if (const sluice_ranks* ranks = ranks_of(options)) return ranks->ranks_here;
   return std::max(1, static_cast<int>(options.planned_ranks));
 }
 
@@ -170,7 +202,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.trace_events = options.trace_events;
   made.serve_touches = options.serve_touches != 0;
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
-  made.profile = engine::any_order_profile(units_of(model), held);
+  made.profile = engine::any_order_profile(own_units(units_of(model), options, made), held);
   made.profile.micro_batches = micro_batches_of(options, made.request.ranks.size);
   made.profile.ends_micro_batches = options.micro_batches > 0;
   made.products = products_of(options, made);
@@ -180,8 +212,10 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.io = offload::make_io_service(offload::options_for(disks));
   engine::add_disk(disks, ranks_here(options), made.rates);
   made.rates.link = link;
-  made.checkpoint_buffers = engine::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer)
-                                .buffer_bytes(made.request.ranks.size);
+  made.checkpoint_buffers =
+      engine::CheckpointTensors(engine::Layout(made.model_units()), *made.optimizer)
+          .buffer_bytes(made.section == nullptr ? made.request.ranks.size
+                                                : options.sections->communicator.size());
   made.budget.memory = options.memory;
   made.budget.disk = offload::usable_disk(made.disk);
   know_device(options, purpose, made);
@@ -189,7 +223,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.budget.base = holds - std::min(holds, options.given_back) + engine::kReserve + options.reserved +
                      made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes +
                      bytes_for_ranks(options);
-  made.ranks = options.ranks;
+  made.ranks = ranks_of(options);
   made.reserved = options.reserved;
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
   if (purpose == For::kEngine)
@@ -208,10 +242,11 @@ sluice_engine::sluice_engine(Planned made)
     : planned(std::move(made)),
       ranks(planned.ranks),
       threads(planned.threads, planned.team),
-      assembly(
-          planned,
-          {threads, *planned.io, *planned.optimizer, planned.products.get(), ranks.communicator(), device},
-          {.trace_events = planned.trace_events, .may_replan = true}) {
+      assembly(planned,
+               {threads, *planned.io, *planned.optimizer, planned.products.get(),
+                planned.section == nullptr ? ranks.communicator() : nullptr, device,
+                planned.section == nullptr ? nullptr : ranks.communicator()},
+               {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
   if (device) engine->use_stream(default_stream());
   allocator::install_touch_reporter();

@@ -204,6 +204,10 @@ typedef struct sluice_engine_options {
   uint32_t device;          /* the GPU's index among those that this process may use */
   const char* updates;      /* what updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
   const sluice_device_facts* device_facts; /* NULL: measured, and assumed by sluice_plan() */
+  /* The engine has some of the model's units, and engines of other ranks the others: see sluice_pipeline.h.
+   */
+  sluice_ranks* sections;
+  const uint32_t* section_units; /* [the number of these ranks] */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan
@@ -443,5 +447,6 @@ SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, c
 #include "sluice_arrays.h"
 #include "sluice_device.h"
 #include "sluice_files.h"
+#include "sluice_pipeline.h"
 #include "sluice_ranks.h"
 #endif

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -73,12 +74,27 @@ std::string checkpoint_at(const std::string& path) {
   fail(ErrorCode::kNotFound, "'{}' is not a checkpoint, and holds none", path);
 }
 
-// Returns how often each parameter was updated, where that differs from the number of steps.
-Json steps_of(const engine::Engine& engine) {
+// The layout of the checkpoint's files.
+const engine::Layout& model_of(const sluice_engine& e) {
+  return e.planned.section == nullptr ? e.engine->layout() : *e.planned.model;
+}
+
+// Returns how often each parameter of the engine was updated, where that differs from the number of steps.
+Json own_steps_of(const engine::Engine& engine) {
   Json steps = Json::object();
   for (ParameterId p = 0; p < engine.layout().parameters(); ++p)
     if (engine.layout().trainable(engine.layout().location(p).unit) && engine.steps(p) != engine.steps())
       steps[engine.layout().spec(p).name] = engine.steps(p);
+  return steps;
+}
+
+// The same of all sections' parameters, of which each rank tells.
+Json steps_of(const sluice_engine& e) {
+  Json steps = own_steps_of(*e.engine);
+  if (e.planned.section == nullptr) return steps;
+  for (const std::string& told :
+       engine::exchange(*e.ranks.communicator(), "how often parameters were updated", steps.dump()))
+    steps.update(Json::parse(told));
   return steps;
 }
 
@@ -121,10 +137,17 @@ void check_folder(const std::string& out, std::uint64_t step) {
 
 std::string write_tensors(sluice_engine& e, const std::string& out, const Json& run,
                           std::span<const engine::OwnFile> own, comm::Communicator* communicator) {
-  return engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer)
+  const engine::Layout& layout = model_of(e);
+  std::optional<engine::SectionOfFiles> section;
+  if (e.planned.section != nullptr) {
+    section.emplace(engine::SectionOfFiles{*e.planned.section, {}});
+    for (engine::UnitId unit = 0; unit < layout.units().size(); ++unit)
+      section->partitions.push_back({.shards = {}, .ranks = {e.planned.section->owner(unit)}});
+  }
+  return engine::CheckpointTensors(layout, *e.planned.optimizer)
       .save(*e.engine, *e.planned.io, e.ledger,
             {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run, own,
-            communicator);
+            communicator, section ? &*section : nullptr);
 }
 
 // Takes part in what rank 0 saves.
@@ -133,6 +156,7 @@ std::string save_with_first(sluice_engine& e, const std::string& out, comm::Comm
   if (refused.contains("text"))
     fail(static_cast<ErrorCode>(refused.at("code").get<int>()), "rank 0 could not save: {}",
          refused.at("text").get<std::string>());
+  steps_of(e);
   return write_tensors(e, out, {}, {}, &communicator);
 }
 
@@ -144,7 +168,7 @@ std::string save_as_first(sluice_engine& e, const std::string& out, std::uint64_
   check_folder(out, e.engine->steps());
   engine::remove_leftovers(out);
   if (begins) begins();
-  Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
+  Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(e)}};
   run["optimizer"]["name"] = e.planned.optimizer->name();
   std::string folder = write_tensors(e, out, run, own, e.ranks.communicator());
   if (keep > 0) engine::prune(out, keep);
@@ -267,8 +291,9 @@ sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
     engine::ReadAhead ahead(buffer.bytes(), &e.threads);
     const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
     check_optimizer(checkpoint, *e.planned.optimizer);
-    sluice::engine::CheckpointValues values(checkpoint, e.engine->layout(), *e.planned.optimizer);
-    e.engine->load_all(values.source());
+    sluice::engine::CheckpointValues values(checkpoint, model_of(e), *e.planned.optimizer);
+    const engine::Section* const section = e.planned.section.get();
+    e.engine->load_all(section == nullptr ? values.source() : of_section(values.source(), *section));
     e.engine->settle();
     set_steps(*e.engine, checkpoint);
   });

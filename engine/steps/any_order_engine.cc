@@ -217,6 +217,7 @@ void AnyOrderEngine::acquire(UnitId unit, Hold hold) {
 void AnyOrderEngine::take(const Held& wanted) {
   Core& c = core();
   const UnitId unit = wanted.unit;
+  if (c.sections) c.report_work();  // others wait for what this one computes
   check_acquire(unit, wanted.hold);
   require_no_capture("acquired", unit);
   const auto access_of = [](const Held& held) {

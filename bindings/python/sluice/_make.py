@@ -78,6 +78,11 @@ def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
         library().sluice_model_destroy(model)
 
 
+def all_units(units: Sequence[Unit], options: Options) -> Sequence[Unit]:
+    """The units of the model of which an engine has these."""
+    return units if options.sections is None else options.sections.units
+
+
 def files_of(files: Mapping[str, Sequence[Any]], stack: contextlib.ExitStack) -> ctypes.Array[_abi.File]:
     """Files as C structs, which show the buffers' memory until the stack is left."""
     made = []
@@ -160,6 +165,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         )
     folders, settings, places = _folders(given.disk), groups[0].for_c(), _places(given.place)
     rank, ranks = (whole(number, "planned") for number in given.planned or (0, 0))
+    counts = () if given.sections is None else given.sections.counts
     sgemm = _function(given.sgemm, "sgemm", "sluice.torch.sgemm()")
     team = _function(given.team, "team", "sluice.torch.team()")
     return _abi.EngineOptions(
@@ -192,6 +198,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
         device=whole(given.device, "device", 2**31),
         updates=None if given.updates is None else text(given.updates, "updates"),
         device_facts=_facts(given.device_facts),
+        sections=None if given.sections is None else given.sections.ranks.address,
+        section_units=(ctypes.c_uint32 * len(counts))(*counts) if counts else None,
         optimizer=groups[0].name.encode(),
         settings=settings,
         setting_count=len(settings),

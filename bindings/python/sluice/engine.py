@@ -34,7 +34,7 @@ Values = Union[Mapping[str, Any], Stream]
 def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
     """Plans where every byte would live, without taking any, and returns what `sluice plan --json` prints. Raises
     BudgetError that says which budget is short, by how much, and what would fit."""
-    with _make.model_of(units, options.dtype) as model:
+    with _make.model_of(_make.all_units(units, options), options.dtype) as model:
         made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(_make.options_of(options))))
         return made
 
@@ -73,12 +73,10 @@ class Engine:
         ]
         self._view_ids = itertools.count()
         address = ctypes.c_void_p()
-        with _make.model_of(self.units, options.dtype) as model:
+        with _make.model_of(_make.all_units(self.units, options), options.dtype) as model:
             call("sluice_engine_create", model, ctypes.byref(_make.options_of(options)), ctypes.byref(address))
-        if options.ranks is None:
-            self._handle = Handle(address.value or 0)
-        else:
-            self._handle = Handle(address.value or 0, options.ranks.lend())
+        others = options.others
+        self._handle = Handle(address.value or 0) if others is None else Handle(address.value or 0, others.lend())
         self._finalizer = weakref.finalize(self, self._handle.close)
 
     def close(self) -> None:

@@ -154,6 +154,15 @@ class DeviceFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sections:
+    """The ranks that have sections of one model: the units of all of it, in the model's order, and how many of them each rank has."""
+
+    ranks: Ranks
+    units: tuple[Unit, ...]
+    counts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """How an engine is made. Only `memory` must be stated.
 
@@ -194,6 +203,7 @@ class Options:
     device_facts: what is known of the GPU. None: an engine measures it (DeviceEngine.facts()), and plan() assumes it.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
+    sections: the ranks among which the model is cut, where the engine has the units of one. Without `ranks`; None: it has all.
     """
 
     memory: Size
@@ -224,6 +234,12 @@ class Options:
     device: int = 0
     updates: Optional[str] = None
     device_facts: Optional[DeviceFacts] = None
+    sections: Optional[Sections] = None
+
+    @property
+    def others(self) -> Optional[Ranks]:
+        """The ranks that train the model together, each with all of it or with a section."""
+        return self.ranks if self.sections is None else self.sections.ranks
 
 
 @dataclasses.dataclass(frozen=True)

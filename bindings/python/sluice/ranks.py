@@ -113,6 +113,18 @@ class _RanksHandle:
         library().sluice_ranks_destroy(address or None)
 
 
+class Message:
+    """A message that was begun. It is awaited once, also after an error."""
+
+    def __init__(self, ranks: Ranks, address: int) -> None:
+        self._ranks, self._address = ranks, address  # it needs the ranks until then
+
+    def wait(self) -> None:
+        """Waits until its bytes have come, or are sent. Raises the error of the rank that failed first."""
+        address, self._address = self._address, 0
+        call("sluice_message_wait", address)
+
+
 class Ranks:
     """This process' place among the ranks that train a model together: Options.ranks, of one engine. close() leaves; the engine is
     closed before. All ranks call exchange(), broadcast() and barrier() in the same order, and wait for each other there. A rank that
@@ -209,6 +221,20 @@ class Ranks:
     def barrier(self, name: str) -> None:
         """Waits until all ranks have called it."""
         call("sluice_ranks_barrier", self.address, name.encode())
+
+    def send(self, to: int, name: str, address: int, count: int) -> Message:
+        """Begins to send bytes to another rank. Messages of one name arrive in the order of the calls. The memory stays as it is
+        until the message was awaited."""
+        return self._message("sluice_ranks_send", to, name, address, count)
+
+    def receive(self, source: int, name: str, address: int, count: int) -> Message:
+        """Begins to receive as many bytes as that rank sends, which are there when the message was awaited."""
+        return self._message("sluice_ranks_receive", source, name, address, count)
+
+    def _message(self, function: str, other: int, name: str, address: int, count: int) -> Message:
+        made = ctypes.c_void_p()
+        call(function, self.address, other, name.encode(), address, count, ctypes.byref(made))
+        return Message(self, made.value or 0)
 
     def fail(self, text: str) -> None:
         """Ends the work of all ranks, whose errors name this one and the text. Does nothing once it was closed."""

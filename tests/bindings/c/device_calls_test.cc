@@ -34,8 +34,8 @@ class DeviceCallsTest : public FakeGpuTest {
   // The functions that take an engine, but for those that make and end it.
   static std::set<std::string> all_calls() {
     std::set<std::string> names;
-    for (const char* header :
-         {"sluice.h", "sluice_arrays.h", "sluice_device.h", "sluice_files.h", "sluice_ranks.h"}) {
+    for (const char* header : {"sluice.h", "sluice_arrays.h", "sluice_device.h", "sluice_files.h",
+                               "sluice_pipeline.h", "sluice_ranks.h"}) {
       std::ifstream file(std::string(sluice::test::kSourceFolder) + "/bindings/c/" + header);
       const std::string text(std::istreambuf_iterator<char>(file), {});
       const std::regex call("SLUICE_API sluice_status sluice_engine_(\\w+)\\((const )?sluice_engine\\* ");

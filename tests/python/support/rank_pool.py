@@ -1,8 +1,9 @@
-"""Processes that are ranks: they call functions of support.over_ranks together, as often as a test asks, so that PyTorch is loaded
+"""Processes that are ranks: they call functions of support.over_ranks, or of another module there, together, as often as a test asks, so that PyTorch is loaded
 once. Each has the variables that torchrun would set."""
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import queue
@@ -67,9 +68,9 @@ def run_program(program, size=2, limit=LIMIT, **variables):
 class Pool:
     """So many ranks, until its `with` ends."""
 
-    def __init__(self, size):
+    def __init__(self, size, module="over_ranks"):
         port = free_port()
-        self._ranks = [start(rank, size, port, ["-m", "support.rank_pool"]) for rank in range(size)]
+        self._ranks = [start(rank, size, port, ["-m", "support.rank_pool", module]) for rank in range(size)]
         self._answers = [queue.Queue() for _ in range(size)]
         self._errors = [[] for _ in range(size)]
         for rank, answers, errors in zip(self._ranks, self._answers, self._errors, strict=True):
@@ -85,7 +86,7 @@ class Pool:
             rank.wait()
 
     def call(self, function, **given):
-        """Calls a function of support.over_ranks on every rank. Returns what each returns. Raises AssertionError with what a
+        """Calls a function of the module on every rank. Returns what each returns. Raises AssertionError with what a
         rank raised, or where one hangs."""
         for rank in self._ranks:
             print(json.dumps([function, given]), file=rank.stdin, flush=True)
@@ -106,13 +107,12 @@ class Pool:
 def _serve():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from support import over_ranks
-
+    functions = importlib.import_module(f"support.{sys.argv[1]}")
     for line in sys.stdin:
         function, given = json.loads(line)
         faulthandler.dump_traceback_later(LIMIT / 2)  # says where a rank hangs
         try:
-            answer = {"result": getattr(over_ranks, function)(**given)}
+            answer = {"result": getattr(functions, function)(**given)}
         except BaseException:
             answer = {"error": traceback.format_exc()}
         faulthandler.cancel_dump_traceback_later()

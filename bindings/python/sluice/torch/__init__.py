@@ -10,6 +10,7 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._optimizer import Optimizer
+from ._pipeline import Pipeline
 from ._prepare import sgemm, team
 from ._pretrained import from_pretrained
 from ._reproducible import MicroBatches
@@ -21,6 +22,7 @@ __all__ = [
     "Gradient",
     "MicroBatches",
     "Optimizer",
+    "Pipeline",
     "close",
     "engine_of",
     "estimate",

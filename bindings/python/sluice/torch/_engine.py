@@ -10,7 +10,7 @@ import os
 import pathlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -56,6 +56,8 @@ class WrappedEngine(ModelEngine):
     ready: Ready | None = None
     presence: weakref.ref[Presence] | None = None  # set once the model has moved in
     groups_of: Callable[[], Groups | None] = staticmethod(lambda: None)  # the optimizer, as long as it lives
+    # Of a stage of a pipeline: the names of all stages' buffers, and what gathers them from their own.
+    buffers_of_all: tuple[Sequence[str], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
 
     begin_step = _refused("begin_step", "a forward pass with gradients begins a step")
     step = _refused("step", "call step() of the optimizer that sluice.torch.wrap() gave")
@@ -94,7 +96,7 @@ class WrappedEngine(ModelEngine):
             for name in {_BUFFERS, _GROUPS} & (files or {}).keys():
                 raise InvalidArgumentError(f"'{name}' is a file of the checkpoint's own; give yours another name")
             presence.end_begun_step("saved")
-            beside, lacking = _files_of(model, self.groups_of())
+            beside, lacking = _files_of(model, self.groups_of(), self.buffers_of_all)
             made = super().save(out, keep, {**(files or {}), **beside})
         if lacking:
             warnings.warn(f"the checkpoint '{made}' has not {', '.join(lacking)}; save that yourself", UserWarning, stacklevel=2)
@@ -116,7 +118,8 @@ class WrappedEngine(ModelEngine):
         """The checkpoint's folder, and a function that sets what it has beside values and state."""
         found = {name: self.checkpoint_file(path, name) for name in (_BUFFERS, _GROUPS)}
         if all(found.values()):
-            return os.path.dirname(found[_BUFFERS]), _reader_of(model, self.groups_of(), found)
+            elsewhere = () if self.buffers_of_all is None else self.buffers_of_all[0]
+            return os.path.dirname(found[_BUFFERS]), _reader_of(model, self.groups_of(), found, elsewhere)
         warnings.warn(
             f"the checkpoint '{os.fspath(path)}' was not saved by a wrapped model: it has neither buffers nor the settings of "
             "parameter groups, which stay as they are",
@@ -155,8 +158,8 @@ class WrappedEngine(ModelEngine):
 # ---- what checkpoints have beside ----
 
 
-def _files_of(model: torch.nn.Module, groups: Groups | None) -> tuple[dict[str, list[memoryview]], list[str]]:
-    """The files, in pieces, and what cannot be saved, in words."""
+def _files_of(model: torch.nn.Module, groups: Groups | None, of_all: Any) -> tuple[dict[str, list[memoryview]], list[str]]:
+    """The files, in pieces, and what cannot be saved, in words. of_all: WrappedEngine.buffers_of_all."""
     lacking = [
         f"the extra state of '{name}' ({type(module).__name__}.get_extra_state())"
         for name, module in model.named_modules()
@@ -165,6 +168,8 @@ def _files_of(model: torch.nn.Module, groups: Groups | None) -> tuple[dict[str, 
     buffers = saved_buffers(model)
     lacking += [f"the buffer '{name}' ({b.dtype}, {b.layout})" for name, b in buffers.items() if not _can_be_saved(b)]
     buffers = {name: buffer for name, buffer in buffers.items() if _can_be_saved(buffer)}
+    if of_all is not None:
+        buffers = of_all[1](buffers)
     told: list[dict[str, Any]] | None = None
     if groups is not None:
         told = groups.told()
@@ -200,12 +205,14 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _reader_of(model: torch.nn.Module, groups: Groups | None, files: Mapping[str, str]) -> Callable[[], None]:
-    """A function that sets buffers and groups to what a checkpoint's files have. files: their paths, by their names. Raises
-    InvalidArgumentError or CorruptError where they do not fit."""
+def _reader_of(
+    model: torch.nn.Module, groups: Groups | None, files: Mapping[str, str], elsewhere: Collection[str] = ()
+) -> Callable[[], None]:
+    """A function that sets buffers and groups to what a checkpoint's files have. files: their paths, by their names; elsewhere: buffers
+    that may be other stages'. Raises InvalidArgumentError or CorruptError where they do not fit."""
     found = tensors_of(pathlib.Path(files[_BUFFERS]))
     buffers = {name: buffer for name, buffer in saved_buffers(model).items() if _can_be_saved(buffer)}
-    for name in found.keys() ^ buffers.keys():
+    for name in (found.keys() ^ buffers.keys()) - (found.keys() & set(elsewhere)):
         which = "this model" if name in found else "the checkpoint"
         raise InvalidArgumentError(f"'{files[_BUFFERS]}' is of another model: {which} has no buffer '{name}'")
     for name, buffer in buffers.items():

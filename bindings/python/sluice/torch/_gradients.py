@@ -383,6 +383,8 @@ def _norms_of(values: Sequence[Any]) -> list[float] | None:
 def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
     """The norms, in one tensor where they are those of gradients in the engine. Others are taken one by one, since copies of all
     gradients may not fit."""
+    if any(isinstance(value, Gradient) and value._slot.presence.engine.options.sections is not None for value in values):
+        raise StateError("a norm of a stage's gradients would leave out those of the other stages; call clip_grad_norm_() of the Pipeline")
     kinds = {(dtype or value.dtype, value.device) for value in values}
     alone = _norms_of(values) if ord == 2 and len(kinds) == 1 else None
     if alone is None:

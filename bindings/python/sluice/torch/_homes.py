@@ -378,8 +378,8 @@ class ModelEngine(Engine):
         return self.ended or self._handle.closed
 
     def agreed(self, what: str, make: Callable[[], T]) -> T:
-        """Returns what make() returns. Where ranks share the engine, it raises on every one of them where it raises on one."""
-        ranks = self.options.ranks
+        """Returns what make() returns. Where ranks train the model together, it raises on every one of them where it raises on one."""
+        ranks = self.options.others
         return make() if ranks is None else ranks.agreed(what, make)
 
     def check_leaving(self, besides: int) -> None:

@@ -48,9 +48,10 @@ class Optimizer(torch.optim.Optimizer):
         presence, model = session.presence, session.model()
         assert model is not None, "it is being wrapped"
         parameters = dict(model.named_parameters())
+        of_members = [[parameters[name] for name in members if name in parameters] for members in roles.members]  # other stages have others
         groups = [
-            {**keys, "params": [parameters[name] for name in members], **{name: getattr(each, name) for name in each.of_step}}
-            for each, members, keys in zip(settings, roles.members, roles.keys, strict=True)
+            {**keys, "params": members, **{name: getattr(each, name) for name in each.of_step}}
+            for each, members, keys in zip(settings, of_members, roles.keys, strict=True)
         ]
         super().__init__(groups, {**vars(first), **first.implied})
         self._first = first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -13,7 +14,7 @@ import torch
 
 from ..engine import plan
 from ..errors import BudgetError, InvalidArgumentError, NotFoundError
-from ..model import Options, Size, Unit, size_of, whole
+from ..model import Options, Sections, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._guards import check_ahead, check_model, check_optimizer, check_writes
@@ -21,6 +22,7 @@ from ._estimate import reserves_of
 from ._gpu import HOST, Account, Gpu, gpu_of
 from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
+from ._stages import Cut
 from ._together import Together
 from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, held_by_calls, units_of
 
@@ -75,9 +77,10 @@ class Prepared(NamedTuple):
     def alike(self) -> dict[str, Any]:
         """What is the same on all ranks."""
         o = self.options
-        model = [(p.name, p.shape, p.dtype, p.frozen, p.group, p.span) for unit in self.units for p in unit.parameters]
+        units = self.units if o.sections is None else o.sections.units
+        model = [(p.name, p.shape, p.dtype, p.frozen, p.group, p.span) for unit in units for p in unit.parameters]
         return {
-            "the model's number of units": len(self.units),
+            "the model's number of units": len(units),
             "the model (its parameters, in their units)": model,
             "the optimizer": self.settings,
             "state": o.state,
@@ -110,22 +113,28 @@ def prepare(
     device_memory: Optional[Size] = None,
     device: Any = None,
     together: Together,
+    cut: Optional[Cut] = None,
     **others: Any,
 ) -> Prepared:
-    """The arguments are wrap()'s; others: those that Options has, too. Takes no memory, and leaves the model as it is.
+    """The arguments are wrap()'s; others: those that Options has, too. cut: only this stage's part of the model is wrapped. Takes no memory,
+    and leaves the model as it is.
     Raises InvalidArgumentError for what cannot be wrapped so, and StateError for a wrapped model."""
     check_model(model)
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
     if reproducible:
         check_reproducible(model, accumulate)
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or ())
+    for keys in () if cut is None else roles.keys:
+        keys.pop("param_names", None)  # those of all stages
     gpu = gpu_of(model, device_memory, device)
     if gpu is not None:
         check_writes(model)
-    groups = find_units(model, units, by_calls=gpu is not None)
+    of_stages = [find_units(model, units, by_calls=gpu is not None)] if cut is None else cut.groups(units)
     if gpu is not None:
         gpu.give_back()
-    declared = units_of(groups, roles, optimizer is not None)
+    stage = 0 if cut is None else cut.stage
+    groups, all_units = of_stages[stage], [units_of(of_stage, roles, optimizer is not None) for of_stage in of_stages]
+    declared = all_units[stage]
     held = held_at_least(model, groups) if gpu is None else held_by_calls(model, groups)
     given_back = bytes_in_memory(groups)
     check_ahead(held_units, prefetch, len(groups))
@@ -150,6 +159,7 @@ def prepare(
         micro_batches=whole(accumulate, "accumulate"),
         device_memory=of_gpu,
         device=0 if gpu is None else gpu.index,
+        sections=None if cut is None else Sections(cut.ranks, tuple(itertools.chain(*all_units)), tuple(map(len, all_units))),
         **others,
     )
     options = _fitting(declared, options, choices)

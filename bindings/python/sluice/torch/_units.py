@@ -82,15 +82,19 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
 
 
 def find_units(
-    model: torch.nn.Module, named: Optional[Mapping[str, Sequence[str]]] = None, by_calls: bool = False
+    model: torch.nn.Module,
+    named: Optional[Mapping[str, Sequence[str]]] = None,
+    by_calls: bool = False,
+    others: Iterable[int] = (),
 ) -> list[Group]:
     """Makes a unit of each repeated block, and of the other parameters by size, in the model's order. A tied parameter is in
     the unit that names it first; one without elements is in none, and stays where it is.
 
     named: the user's own units, which come first: a unit's name -> names of modules or parameters.
-    by_calls: units come and go with calls of modules, as on a GPU: no unit has parameters of several blocks, and none a span of one."""
+    by_calls: units come and go with calls of modules, as on a GPU: no unit has parameters of several blocks, and none a span of one.
+    others: the ids of parameters that are in none of these units."""
     names = {id(p): name for name, p in model.named_parameters()}
-    taken: set[int] = set()
+    taken: set[int] = set(others)
     own = [] if named is None else _split(_named(model, named, names, taken))
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)

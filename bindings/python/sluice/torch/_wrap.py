@@ -148,7 +148,7 @@ def wrap_with(
                 lambda: (prepare(model, optimizer, together=others, **options), {} if find is None else find())
             )
             others.check_alike(prepared.alike, model)
-        return _move_in(model, prepared, stored, others, ready)
+        return move_in(model, prepared, stored, others, ready)
 
 
 def _check_known(function: str, options: Mapping[str, Any]) -> None:
@@ -158,9 +158,10 @@ def _check_known(function: str, options: Mapping[str, Any]) -> None:
         raise unexpected(function, name, known)
 
 
-def _move_in(
+def move_in(
     model: Model, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, ready: Ready
 ) -> tuple[Model, Optional[Optimizer]]:
+    """Makes the engine, and moves the model into it."""
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         check_rules(model, stored)

@@ -1,0 +1,205 @@
+"""What passes between the stages of a pipeline: values with tensors in them, as messages, and the gradients that come back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from ..errors import Error, InvalidArgumentError
+from ..ranks import Message, Ranks
+
+_HEADER = 16384  # the bytes that say what a value is
+_VALUES, _VALUES_OF, _GRADIENTS, _GRADIENTS_OF = (
+    f"{what} that stages pass {way}"
+    for way in ("on", "back")
+    for what in ("the tensors", "the kinds of what is in the values")
+)
+
+
+class Kind(NamedTuple):
+    """What a tensor is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    gradient: bool  # whether it has a gradient
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Kind:
+        return Kind(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+
+
+def described(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """A value as JSON, in which tensors are numbers of `tensors`, where they are put."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.device.type != "cpu":
+            raise InvalidArgumentError(f"a tensor that is {value.layout} and on {value.device} passes between stages; dense ones on the CPU can")
+        if not any(t is value for t in tensors):
+            tensors.append(value)
+        return {"tensor": next(number for number, t in enumerate(tensors) if t is value)}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [described(each, tensors) for each in value]}
+    if type(value) is dict:
+        return {"dict": [[described(key, tensors), described(each, tensors)] for key, each in value.items()]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise InvalidArgumentError(
+        f"a {type(value).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can"
+    )
+
+
+def restored(told: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The value again."""
+    if not isinstance(told, dict):
+        return told
+    ((kind, inside),) = told.items()
+    if kind == "tensor":
+        return tensors[inside]
+    if kind == "dict":
+        return {restored(key, tensors): restored(each, tensors) for key, each in inside}
+    made = [restored(each, tensors) for each in inside]
+    return tuple(made) if kind == "tuple" else made
+
+
+class _Received(torch.autograd.Function):
+    """Gives a received tensor a place in the graph that ends with it, so that the next layer may also write to it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, box: list[torch.Tensor], take: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        ctx.take = take
+        return box.pop()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, ...]:
+        ctx.take(gradient)
+        return None, None, None
+
+
+_Begun = tuple[Optional[Message], torch.Tensor]  # a message, None where it has no bytes; and its memory
+
+
+class Border:
+    """The messages between this stage and a neighbour, in one step: values in one direction, gradients in the other one. Each ascend by
+    items. kinds: of the tensors of each value, where they are known before; else they come with the first one."""
+
+    def __init__(self, ranks: Ranks, other: int, kinds: Optional[list[Kind]]) -> None:
+        self._ranks, self._other, self.kinds, self._known = ranks, other, kinds, kinds is not None
+        self._received: dict[int, list[_Begun]] = {}  # by item: what was begun
+        self._sent: list[tuple[int, _Begun]] = []  # with the item, which ascends
+        self._open: dict[int, _Begun] = {}  # all that was begun and not awaited, by the message's id
+
+    # ---- values ----
+
+    def send(self, item: int, value: Any) -> list[torch.Tensor]:
+        """Begins to send a value. Returns its tensors."""
+        tensors: list[torch.Tensor] = []
+        told = described(value, tensors)
+        kinds = [Kind.of(t) for t in tensors]
+        self.kinds = kinds if self.kinds is None else self.kinds
+        if kinds != self.kinds:
+            raise InvalidArgumentError(
+                f"this stage passes on {kinds} in micro-batch {item}, and {self.kinds} in another one of a batch of these shapes; cut the "
+                "model where shapes and types depend on those of the batch alone (stages=...)"
+            )
+        header = json.dumps([told, kinds]).encode()
+        if len(header) > _HEADER:
+            raise InvalidArgumentError(f"a value that passes between stages takes {len(header)} bytes without its tensors, and {_HEADER} are the most")
+        self._send(item, _VALUES_OF, torch.frombuffer(bytearray(header.ljust(_HEADER)), dtype=torch.uint8))
+        for t in tensors:
+            self._send(item, _VALUES, t.detach().contiguous())
+        return tensors
+
+    def begin_value(self, item: int) -> None:
+        """Begins to receive a value."""
+        self._received[item] = [self._receive(_VALUES_OF, torch.empty(_HEADER, dtype=torch.uint8))]
+        if self._known:
+            self._received[item] += self._tensors(_VALUES, self.kinds or ())
+
+    def value(self, item: int, take: Callable[[int, torch.Tensor], None]) -> Any:
+        """Waits for a value. take: gets the gradient of the tensor with that number."""
+        header, *begun = self._received.pop(item)
+        told, given = json.loads(self._awaited(header).numpy().tobytes())
+        self.kinds = [Kind(dtype, tuple(shape), gradient) for dtype, shape, gradient in given]
+        if not self._known:
+            begun = self._tensors(_VALUES, self.kinds)
+        anchor = torch.empty(0, requires_grad=True)
+        tensors = [
+            _Received.apply(anchor, [t], functools.partial(take, number)) if kind.gradient else t
+            for number, (t, kind) in enumerate(zip(map(self._awaited, begun), self.kinds, strict=True))
+        ]
+        return restored(told, tensors)
+
+    # ---- gradients ----
+
+    def begin_gradients(self, item: int) -> None:
+        """Begins to receive a value's gradients, where their kinds are known."""
+        if self._known:
+            self._received[item] = self._gradients()
+
+    def gradients(self, item: int) -> list[Optional[torch.Tensor]]:
+        """Waits for the gradients of the tensors that have one; None for those that the other stage did not use."""
+        begun = self._received.pop(item) if self._known else self._gradients()
+        there, *tensors = map(self._awaited, begun)
+        self._end_sent(item)  # the other stage has it
+        return [t if used else None for t, used in zip(tensors, there.tolist(), strict=True)]
+
+    def send_gradients(self, item: int, came: Mapping[int, torch.Tensor]) -> None:
+        """Begins to send the gradients of a value that was received, by the numbers of its tensors. Those of the one before are away then."""
+        self._end_sent(item - 1)
+        wanted = [(number, kind) for number, kind in enumerate(self.kinds or ()) if kind.gradient]
+        self._send(item, _GRADIENTS_OF, torch.tensor([number in came for number, _ in wanted], dtype=torch.uint8))
+        for number, kind in wanted:
+            self._send(item, _GRADIENTS, came[number].contiguous() if number in came else kind.empty().zero_())
+
+    def _gradients(self) -> list[_Begun]:
+        wanted = [kind for kind in self.kinds or () if kind.gradient]
+        return [self._receive(_GRADIENTS_OF, torch.empty(len(wanted), dtype=torch.uint8)), *self._tensors(_GRADIENTS, wanted)]
+
+    # ---- messages ----
+
+    def _tensors(self, name: str, kinds: Sequence[Kind]) -> list[_Begun]:
+        return [self._receive(name, kind.empty()) for kind in kinds]
+
+    def _receive(self, name: str, into: torch.Tensor) -> _Begun:
+        return self._begin(self._ranks.receive, name, into)
+
+    def _send(self, item: int, name: str, tensor: torch.Tensor) -> None:
+        self._sent.append((item, self._begin(self._ranks.send, name, tensor)))
+
+    def _begin(self, begin: Callable[[int, str, int, int], Message], name: str, tensor: torch.Tensor) -> _Begun:
+        if not tensor.numel():
+            return None, tensor
+        begun = begin(self._other, name, tensor.data_ptr(), tensor.numel() * tensor.element_size()), tensor
+        self._open[id(begun[0])] = begun
+        return begun
+
+    def _awaited(self, begun: _Begun) -> torch.Tensor:
+        message, memory = begun
+        if message is not None:
+            del self._open[id(message)]
+            message.wait()
+        return memory
+
+    def _end_sent(self, item: int) -> None:
+        """Waits until what was sent up to this item is away."""
+        while self._sent and self._sent[0][0] <= item:
+            self._awaited(self._sent.pop(0)[1])
+
+    def end(self) -> None:
+        """Waits until all that was sent is away."""
+        for _, begun in self._sent:
+            self._awaited(begun)
+
+    def drain(self) -> None:
+        """Waits, after the error of a rank, until no message needs its memory."""
+        for message, _ in self._open.values():
+            with contextlib.suppress(Error):
+                assert message is not None
+                message.wait()

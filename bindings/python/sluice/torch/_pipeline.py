@@ -1,0 +1,405 @@
+"""Pipelines: a model that is cut by its layers over ranks, each of which wraps its own part."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Optional, TypeVar
+
+import torch
+
+from .._handle import text_of
+from .._make import text
+from ..errors import Error, InvalidArgumentError, NotFiniteError, StateError
+from ..model import Path, Size, whole
+from ..optimizers import Optimizer as Settings
+from ..ranks import MOST_EXCHANGED
+from ._borders import Border, Kind
+from ._engine import WrappedEngine, saved_buffers
+from ._measures import Ready
+from ._prepare import prepare
+from ._stages import Cut, model_of
+from ._together import Together, Which, together
+from ._weights import stored_of
+from ._wrap import _check_known, close, engine_of, move_in
+
+T = TypeVar("T")
+
+_ORDERS = ("1f1b", "gpipe")
+_REFUSED = {
+    "stage": "ZeRO's stages partition what ranks have alike, and here each rank has another part of the model",
+    "reproducible": "a pipeline has the bits of one rank without it",
+    "accumulate": "micro_batches says how many there are",
+    "update_in_backward": "gradients are added up over the micro-batches",
+    "sample_batch": "each stage is called with what the one before gives; state reserve=..., or leave it to be found",
+    "device": "stages compute on the CPU",
+    "device_memory": "stages compute on the CPU",
+    "mesh": "all ranks are stages; data parallelism beside a pipeline is for native models",
+}
+
+
+class Pipeline:
+    """A model that is cut by its layers over the ranks: rank r trains stage r, and wraps that part alone.
+
+        pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=1e-4), memory="8GiB", micro_batches=8)
+        loss = pipe.train_step((inputs, targets), loss_fn)
+
+    model: a torch.nn.Sequential, a list of layers whose calls follow one another, or a causal model of transformers, which is
+        cut between its blocks. All ranks give the same one, with the same values, or on the meta device with `weights`. Afterwards the
+        model on a rank has the layers of its stage alone, under their names in the whole.
+    optimizer: as for wrap(). `pipe.optimizer` is the torch.optim.Optimizer of this stage's parameters, for LR schedulers.
+    micro_batches: into how many parts of one size a batch is cut, along its first dimension.
+    pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first).
+    stages: the layers or blocks of each stage, as "0-7,8-11"; None: so that none has many more parameters than the others.
+    ranks, silence, patience, and options: as of wrap(); `memory` and so on are those of each rank.
+
+    All ranks call all functions, in the same order. The bits are those of one rank that wraps the whole model and adds up the gradients of
+    the same micro-batches' losses, each divided by their number, in their order; random numbers of dropout are each rank's own. A rank that
+    fails ends the work of all, with an error that names it. docs/guide/pipelines.md says more.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Settings,
+        *,
+        memory: Size,
+        micro_batches: int,
+        pipeline: str = "1f1b",
+        stages: Optional[str] = None,
+        weights: Optional[Path] = None,
+        ranks: Which = None,
+        silence: float = 30.0,
+        patience: float = 600.0,
+        **options: Any,
+    ) -> None:
+        _check(optimizer, micro_batches, pipeline, options)
+        self.micro_batches = micro_batches
+        whole_model, ready = model_of(model), Ready()
+        with together(ranks, silence, patience) as others:
+            self._others, self._ranks = others, others.ranks
+            self.stage, self.stages = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
+            here = Together(None, others.here)  # each rank wraps its part alone
+
+            def made() -> tuple[Any, ...]:
+                cut = None if others.ranks is None else Cut(whole_model, others.ranks, pipeline, micro_batches, stages)
+                _check_model(whole_model, weights)
+                prepared = prepare(whole_model, optimizer, memory=memory, together=here, cut=cut, **options)
+                return cut, prepared, {} if weights is None else stored_of(whole_model, weights)
+
+            with ready.phase("planning"):
+                cut, prepared, stored = others.agreed(made)
+                others.check_alike(prepared.alike | {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}, whole_model)
+            self._parameters = [(name, p.dtype) for name, p in whole_model.named_parameters()]
+            self._owners = _owners(whole_model, cut)
+            self._of_transformers = cut is not None and cut.blocks.of_transformers
+            buffers = list(saved_buffers(whole_model))
+            if cut is not None:
+                cut.keep_own()
+            self.module, made_optimizer = move_in(whole_model, prepared, stored, here, ready)
+        assert made_optimizer is not None, "it trains"
+        self.optimizer = made_optimizer
+        engine = engine_of(self.module)
+        assert isinstance(engine, WrappedEngine), "it is wrapped"
+        if self._ranks is not None:
+            engine.buffers_of_all = (buffers, self._gathered)
+        self._actions = json.loads(text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage))
+        self._kinds: dict[str, tuple[Optional[list[Kind]], Optional[list[Kind]]]] = {}  # of values, by the batch's shapes
+
+    # ---- training ----
+
+    def train_step(self, batch: Any, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]] = None, *, clip: Optional[float] = None) -> torch.Tensor:
+        """Trains a step, and returns its loss. It is forward_backward(), clip_grad_norm_(clip), optimizer.step() and
+        optimizer.zero_grad()."""
+        loss = self.forward_backward(batch, loss_fn)
+        if clip is not None:
+            self.clip_grad_norm_(clip)
+        with self._failing():
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def forward_backward(self, batch: Any, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]] = None) -> torch.Tensor:
+        """Adds the gradients of a batch to the stages' parameters. Returns the mean of the micro-batches' losses, on all ranks.
+
+        batch: a pair of inputs, with which the first layer is called, and targets; of a model of transformers, the dict with which it is
+            called. Tensors in it are cut along their first dimension. All ranks give the same.
+        loss_fn: is called with the last layer's output and the targets, or with the model's output and the dict. None, of a model of
+            transformers: the loss that it has of its labels.
+        """
+        parts, shapes = self._agreed("the batch of a pipeline", lambda: self._cut(batch, loss_fn))
+        self._check_alike(batch)
+        with self._failing():
+            step = _Step(self, parts, loss_fn, self._kinds.get(shapes, (None, None)))
+            try:
+                for what, item in self._actions:
+                    getattr(step, what)(item)
+                step.end()
+            except BaseException as error:
+                self._tell(error)  # before the messages are awaited
+                step.drain()
+                raise
+            self._kinds[shapes] = step.kinds()
+            return self._shared(step.loss)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_(), of all stages' gradients. Returns their norm."""
+        with self._failing():
+            own = dict(self.module.named_parameters())
+            norms = {name: torch.linalg.vector_norm(p.grad) for name, p in own.items() if p.grad is not None}
+            every = self._norms({name: float(norm) for name, norm in norms.items()})
+            by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+            for name, dtype in self._parameters:
+                if name in every:
+                    by_type.setdefault(dtype, []).append(torch.tensor(every[name], dtype=dtype))
+            total = torch.linalg.vector_norm(torch.stack([norm for of_type in by_type.values() for norm in of_type]))
+            torch.nn.utils.clip_grads_with_norm_(own.values(), max_norm, total)
+        return torch.as_tensor(total)
+
+    # ---- what is saved ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters and buffers of this stage, under their names in the whole model."""
+        return self.module.state_dict()
+
+    def save(self, folder: Path, keep: int = 0) -> str:
+        """Writes a checkpoint of the whole model, its buffers, and the optimizer's state and settings, into a folder that all ranks see,
+        as engine_of(model).save() does. Any number of stages can load it, and a model that is wrapped whole."""
+        with self._failing():
+            return engine_of(self.module).save(folder, keep)
+
+    def load(self, path: Path) -> None:
+        """Loads what save() wrote, or engine_of(model).save() of the model that is wrapped whole."""
+        self._agreed("loading a checkpoint", lambda: engine_of(self.module).load(path))
+
+    def close(self, *, values: bool = True) -> None:
+        """Leaves this stage's layers plain modules, as sluice.torch.close() does."""
+        close(self.module, values=values)
+        self._others.close()
+
+    # ---- inside ----
+
+    def _cut(self, batch: Any, loss_fn: Any) -> tuple[list[tuple[Any, Any]], str]:
+        """The micro-batches, as inputs and targets, and the shapes of the batch."""
+        if self._of_transformers or isinstance(batch, Mapping):
+            if not isinstance(batch, Mapping):
+                raise InvalidArgumentError(f"the batch is a {type(batch).__name__}; a model of transformers is called with a dict")
+            batch = (dict(batch), None)
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise InvalidArgumentError(f"the batch is {_short(batch)}; a pair of inputs and targets is needed")
+        if loss_fn is None and not (isinstance(batch[0], dict) and "labels" in batch[0]):
+            raise InvalidArgumentError("there is no loss: give loss_fn, or, to a model of transformers, labels in the batch")
+        shapes: list[Any] = []
+        _each(batch, lambda t: shapes.append((str(t.dtype), tuple(t.shape))))
+        sizes = {shape[0] for _, shape in shapes if shape}
+        if len(sizes) != 1 or (size := sizes.pop()) % self.micro_batches or not size:
+            raise InvalidArgumentError(
+                f"the batch has tensors of {shapes}, and is cut along the first dimension into {self.micro_batches} micro-batches: it is to "
+                "be the same in all of them, and a multiple of micro_batches"
+            )
+        count = size // self.micro_batches
+
+        def part(number: int) -> tuple[Any, Any]:
+            inputs, targets = _each(batch, lambda t: t.narrow(0, number * count, count) if t.dim() else t)
+            return inputs, targets
+
+        return [part(number) for number in range(self.micro_batches)], repr((shapes, self.module.training))
+
+    def _check_alike(self, batch: Any) -> None:
+        if self._ranks is None:
+            return
+        digest = hashlib.sha256()
+        _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
+        for rank, other in enumerate(self._ranks.exchange("the values of the batch", digest.digest())):
+            if other != digest.digest():
+                raise InvalidArgumentError(f"the batch has other values on rank {rank} than on rank {self.stage}; give all ranks the same one")
+
+    def _agreed(self, what: str, make: Callable[[], T]) -> T:
+        return make() if self._ranks is None else self._ranks.agreed(what, make)
+
+    def _shared(self, loss: Optional[torch.Tensor]) -> torch.Tensor:
+        """The last stage's loss, on all ranks."""
+        if self._ranks is None:
+            assert loss is not None, "it is the last stage"
+            return loss
+        own = b"" if loss is None else json.dumps([str(loss.dtype).removeprefix("torch."), loss.item()]).encode()
+        dtype, value = json.loads(self._ranks.exchange("the loss of a step", own)[-1])
+        return torch.tensor(value, dtype=getattr(torch, dtype))
+
+    def _norms(self, own: Mapping[str, float]) -> dict[str, float]:
+        """All stages' norms, of gradients that there are."""
+        if self._ranks is None:
+            return dict(own)
+        every: dict[str, float] = {}
+        at_once = MOST_EXCHANGED // 8
+        for first in range(0, max(map(len, self._owners)), at_once):
+            mine = [own.get(name, -1.0) for name in self._owners[self.stage][first : first + at_once]]
+            told = self._ranks.exchange("the norms of gradients", struct.pack(f"{len(mine)}d", *mine))
+            for names, norms in zip(self._owners, told, strict=True):
+                every.update(zip(names[first : first + at_once], struct.unpack(f"{len(norms) // 8}d", norms)))
+        return {name: norm for name, norm in every.items() if norm >= 0 or math.isnan(norm)}
+
+    def _gathered(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All stages' buffers on rank 0, for a checkpoint; on the others their own."""
+        assert self._ranks is not None, "there are others"
+        told = [json.loads(each) for each in self._ranks.exchange("buffers", json.dumps([[n, *Kind.of(b)] for n, b in own.items()]).encode())]
+        if self.stage > 0:
+            messages = [(self._ranks.send(0, "a buffer", b.data_ptr(), b.nbytes), b) for b in map(torch.Tensor.contiguous, own.values()) if b.nbytes]
+            for message, _ in messages:
+                message.wait()
+            return own
+        every = dict(own)
+        for rank, buffers in enumerate(told[1:], 1):
+            for name, dtype, shape, _ in buffers:
+                there = Kind(dtype, tuple(shape), False).empty()
+                if there.nbytes:
+                    self._ranks.receive(rank, "a buffer", there.data_ptr(), there.nbytes).wait()
+                every.setdefault(name, there)
+        return every
+
+    def _tell(self, error: BaseException) -> None:
+        if self._ranks is not None:
+            with contextlib.suppress(Error):
+                self._ranks.fail(f"stage {self.stage} of {self.stages}: {type(error).__name__}: {error}"[:4000])
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Lets an error of this rank end the work of all, which would wait for it; but for one that all have."""
+        try:
+            yield
+        except NotFiniteError:
+            raise
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+
+class _Step:
+    """What this stage does in a step. Its functions have the names of actions."""
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        parts: Sequence[tuple[Any, Any]],
+        loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
+        kinds: tuple[Optional[list[Kind]], Optional[list[Kind]]],
+    ) -> None:
+        """kinds: of the values that come and go, where they are known."""
+        self._pipe, self._parts, self._loss_fn = pipe, parts, loss_fn
+        ranks, stage = pipe._ranks, pipe.stage
+        self._before = None if ranks is None or stage == 0 else Border(ranks, stage - 1, kinds[0])
+        self._after = None if ranks is None or stage + 1 == pipe.stages else Border(ranks, stage + 1, kinds[1])
+        self._outputs: dict[int, Any] = {}
+        self._came: dict[int, dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and tensor
+        self.loss: Optional[torch.Tensor] = None
+
+    def receive_input(self, item: int) -> None:
+        assert self._before is not None
+        self._before.begin_value(item)
+
+    def forward(self, item: int) -> None:
+        value: tuple[Any, ...] = ()
+        if self._before is not None:
+            came = self._came[item] = {}
+            value = (self._before.value(item, came.__setitem__),)
+        self._outputs[item] = self._called(value, *self._parts[item])
+
+    def _called(self, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
+        """What this stage gives: the loss on the last one."""
+        if self._pipe._of_transformers or isinstance(inputs, dict) and targets is None:
+            named = dict(inputs) if self._after is None else {k: v for k, v in inputs.items() if k != "labels"}
+            output = self._pipe.module(*value, **{"use_cache": False, **named})
+            targets = inputs
+        else:
+            output = self._pipe.module(*value or (inputs,))
+        if self._after is not None:
+            return output
+        loss = output.loss if self._loss_fn is None else self._loss_fn(output, targets)
+        loss = loss / self._pipe.micro_batches
+        self.loss = loss.detach().clone() if self.loss is None else self.loss + loss.detach()
+        return loss
+
+    def send_output(self, item: int) -> None:
+        assert self._after is not None
+        self._outputs[item] = self._after.send(item, self._outputs[item])
+
+    def receive_gradient(self, item: int) -> None:
+        assert self._after is not None
+        self._after.begin_gradients(item)
+
+    def backward(self, item: int) -> None:
+        output = self._outputs.pop(item)
+        if self._after is None:
+            output.backward()
+            return
+        gradients = self._after.gradients(item)
+        pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+
+    def send_gradient(self, item: int) -> None:
+        assert self._before is not None
+        self._before.send_gradients(item, self._came.pop(item))
+
+    def end(self) -> None:
+        for border in self._borders():
+            border.end()
+
+    def drain(self) -> None:
+        for border in self._borders():
+            border.drain()
+
+    def kinds(self) -> tuple[Optional[list[Kind]], Optional[list[Kind]]]:
+        return tuple(None if border is None else border.kinds for border in (self._before, self._after))  # type: ignore[return-value]
+
+    def _borders(self) -> list[Border]:
+        return [border for border in (self._before, self._after) if border is not None]
+
+
+def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[str, Any]) -> None:
+    if not isinstance(optimizer, Settings):
+        raise InvalidArgumentError(f"the optimizer is {optimizer!r:.80}; a pipeline trains, by one such as sluice.AdamW()")
+    if whole(micro_batches, "micro_batches") < 1:
+        raise InvalidArgumentError("micro_batches is 0; a batch is cut into one at least")
+    if pipeline not in _ORDERS:
+        native = ", and 'zb-h1' is for native models" if pipeline == "zb-h1" else ""
+        raise InvalidArgumentError(f"pipeline is {pipeline!r}; it is {' or '.join(map(repr, _ORDERS))}{native}")
+    for name, why in _REFUSED.items():
+        if options.get(name):
+            raise InvalidArgumentError(f"{name} is given to a Pipeline: {why}; leave it out")
+    _check_known("Pipeline", {name: given for name, given in options.items() if name not in _REFUSED})
+
+
+def _check_model(model: torch.nn.Module, weights: Optional[Path]) -> None:
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        if t.device.type not in ("cpu", "meta"):
+            raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
+        if t.is_meta and weights is None:
+            raise InvalidArgumentError(
+                f"'{name}' is on the meta device, where a Pipeline needs weights=FOLDER: first values by the model's rules would depend on how "
+                "it is cut"
+            )
+
+
+def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:
+    """The names of each stage's parameters."""
+    if cut is None:
+        return [[name for name, _ in model.named_parameters()]]
+    return [[name for name, p in model.named_parameters() if id(p) in own] for own in cut.parameters]
+
+
+def _each(value: Any, use: Callable[[torch.Tensor], Any]) -> Any:
+    """The value with what `use` makes of each tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return use(value)
+    if isinstance(value, Mapping):
+        return {key: _each(each, use) for key, each in value.items()}
+    return type(value)(_each(each, use) for each in value) if type(value) in (tuple, list) else value
+
+
+def _short(value: Any) -> str:
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")

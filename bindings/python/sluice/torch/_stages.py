@@ -1,0 +1,318 @@
+"""How a model is cut into the stages of a pipeline: its blocks, what is before and after them, and what each stage keeps of it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Optional
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .._handle import text_of
+from .._make import text
+from ..errors import InvalidArgumentError
+from ..ranks import Ranks
+from ._estimate import faked
+from ._units import Group, find_units, has_children
+
+
+class Stub(NamedTuple):
+    """What stands for a module of another stage: it gives what the model's own code needs of its output, of which no value counts."""
+
+    width: int = 0  # of a last dimension that the output has more than the input; 0: the output is as the input
+    dtype: Optional[torch.dtype] = None  # of the output then
+
+
+class Blocks(NamedTuple):
+    """A model's blocks, whose calls follow one another, and the modules with parameters that are called before and after them."""
+
+    holder: str  # the name of the module whose children they are
+    names: list[str]
+    before: Mapping[str, Stub]
+    after: Sequence[str]
+    of_transformers: bool
+    gives_tuples: bool = False  # whether a block returns a tuple
+
+
+class Cut:
+    """Which stage has what of a model."""
+
+    def __init__(self, model: torch.nn.Module, ranks: Ranks, order: str, items: int, stages: Optional[str]) -> None:
+        self.model, self.ranks, self.stage, self.count = model, ranks, ranks.rank, ranks.size
+        self.blocks = blocks_of(model)
+        work = [0.0, *(_elements(model, [name]) for name in self.blocks.names), _elements(model, self.blocks.after)]
+        given = None if stages is None else text(stages, "stages")
+        array = (ctypes.c_double * len(work))(*work)
+        found = text_of("sluice_pipeline_stages", text(order, "pipeline"), self.count, items, given, array, len(work) - 2)
+        self.ranges: list[tuple[int, int]] = [(first, end) for first, end in json.loads(found)]
+        self.names = [self._names_of(stage) for stage in range(self.count)]
+        self.parameters = [_tensors(model, names) for names in self.names]
+        self._check()
+
+    def _names_of(self, stage: int) -> list[str]:
+        """The modules of a stage."""
+        first, end = self.ranges[stage]
+        before = list(self.blocks.before) if stage == 0 else []
+        return before + self.blocks.names[first:end] + (list(self.blocks.after) if stage == self.count - 1 else [])
+
+    def _check(self) -> None:
+        owner: dict[int, tuple[int, str]] = {}
+        for stage, tensors in enumerate(self.parameters):
+            for key, (name, _) in tensors.items():
+                before, known_as = owner.setdefault(key, (stage, name))
+                if before != stage:
+                    raise InvalidArgumentError(
+                        f"'{name}', which stage {stage} needs, is the same tensor as '{known_as}' of stage {before}; cut the model so "
+                        "that one stage has all that shares it (stages=...), or untie it (in transformers: tie_word_embeddings=False)"
+                    )
+            if not any(isinstance(t, torch.nn.Parameter) and t.requires_grad and t.numel() for _, t in tensors.values()):
+                first, end = self.ranges[stage]
+                raise InvalidArgumentError(
+                    f"stage {stage} has the blocks {first} to {end - 1}, and no parameter that is trained; each stage needs one: state "
+                    "another cut (stages=...), or fewer ranks"
+                )
+        for name, t in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            if id(t) not in owner and isinstance(t, torch.nn.Parameter):
+                raise InvalidArgumentError(
+                    f"'{name}' is in no block, and in no module that is called before or after them, so that no stage has it; move it "
+                    "into one"
+                )
+
+    def groups(self, units: Optional[Mapping[str, Sequence[str]]]) -> list[list[Group]]:
+        """The units of each stage. units: the user's own, of which each is in one stage."""
+        known = {id(p): name for name, p in self.model.named_parameters()}
+        of_stages: list[dict[str, Sequence[str]]] = [{} for _ in range(self.count)]
+        for unit, members in (units or {}).items():
+            names = [members] if isinstance(members, str) else list(members)
+            has = [any(_is_in(name, own) or _is_in(own, name) for name in names for own in of_stage) for of_stage in self.names]
+            if sum(has) > 1:
+                raise InvalidArgumentError(f"the unit '{unit}' has parameters of several stages; give each stage a unit of its own")
+            of_stages[has.index(True) if any(has) else 0][unit] = names
+        return [
+            find_units(self.model, own or None, others=known.keys() - tensors.keys())
+            for own, tensors in zip(of_stages, self.parameters, strict=True)
+        ]
+
+    # ---- what stays ----
+
+    def keep_own(self) -> Passage:
+        """Leaves the model what this stage has of it, under its names, with what passes values on in the place of the rest. Other
+        stages' tensors go to the meta device. Returns what the model is called by."""
+        passage = Passage(self.model, self.stage > 0, self.stage + 1 < self.count)
+        first, end = self.ranges[self.stage]
+        kept = {module for name in self.names[self.stage] for module in self.model.get_submodule(name).modules()}
+        for stage, names in enumerate(self.names):
+            for name in names if stage != self.stage else ():
+                module = self.model.get_submodule(name)
+                holder, _, own = name.rpartition(".")
+                instead = self._instead(passage, name, module, first, end)
+                self.model.get_submodule(holder)._modules[own] = instead
+                for each in [m for m in module.modules() if m not in kept]:
+                    _let_go(each, name, stage, self.stage)
+        if self.blocks.of_transformers:
+            passage.install()
+        return passage
+
+    def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> torch.nn.Module:
+        if name in self.blocks.before:
+            return _Elsewhere(module, _filler(self.blocks.before[name]))
+        if name in self.blocks.after or not self.blocks.of_transformers:
+            return _Elsewhere(module, lambda value: value)
+        number, tuples = self.blocks.names.index(name), self.blocks.gives_tuples
+        then = passage.put if number == end else passage.take if number == first - 1 else _same
+        return _Elsewhere(module, lambda value: (then(value),) if tuples else then(value))
+
+
+class Passage:
+    """What goes into a stage's part of a model of transformers, and out of it: its own code runs with these blocks alone."""
+
+    def __init__(self, model: torch.nn.Module, receives: bool, sends: bool) -> None:
+        self._run: Callable[..., Any] = type(model).forward
+        self._model, self._receives, self._sends = model, receives, sends
+        self._value: Any = None
+
+    def install(self) -> None:
+        model, run = self._model, self._run
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._receives:
+                self._value, *args = args  # type: ignore[assignment]
+            output = run(model, *args, **kwargs)
+            value, self._value = self._value, None
+            return value if self._sends else output
+
+        model.forward = forward
+
+    def take(self, value: Any) -> Any:
+        """What this stage has received, in the place of what the block before its first one returns."""
+        return self._value
+
+    def put(self, value: Any) -> Any:
+        """Notes what this stage's last block has returned."""
+        self._value = value
+        return value
+
+
+class _Elsewhere(torch.nn.Module):
+    """Stands for a module that another stage has."""
+
+    def __init__(self, module: torch.nn.Module, then: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.then = then
+        # What a model's code reads of its blocks, such as the kind of attention.
+        plain = {k: v for k, v in vars(module).items() if isinstance(v, (str, int, float)) and not k.startswith("_")}
+        self.__dict__.update({k: v for k, v in plain.items() if k not in self.__dict__})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Passes on its first argument, or what `then` makes of it."""
+        return self.then(_first(args, kwargs))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _filler(stub: Stub) -> Callable[[Any], Any]:
+    def fill(value: torch.Tensor) -> torch.Tensor:
+        if not stub.width:
+            return value
+        return torch.zeros((), dtype=stub.dtype, device=value.device).expand(*value.shape, stub.width)
+
+    return fill
+
+
+def _let_go(module: torch.nn.Module, name: str, stage: int, here: int) -> None:
+    """Takes a module's tensors, and refuses calls of it."""
+    for key, p in module._parameters.items():
+        if p is not None:
+            module._parameters[key] = torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+    for key, b in module._buffers.items():
+        module._buffers[key] = None if b is None else torch.empty_like(b, device="meta")
+
+    def refuse(*_: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"a layer of stage {here} calls '{name}', which stage {stage} has; cut the model so that one stage has both (stages=...), or "
+            "give the layer what it needs as a value that layers pass on"
+        )
+
+    module.register_forward_pre_hook(refuse)
+
+
+# ---- what a model consists of ----
+
+
+def model_of(given: Any) -> torch.nn.Module:
+    """The model, of which a list may have the layers."""
+    if isinstance(given, (list, tuple)):
+        if not given or not all(isinstance(layer, torch.nn.Module) for layer in given):
+            raise InvalidArgumentError(f"the layers are {given!r:.80}; a list of torch.nn.Module is needed")
+        return torch.nn.Sequential(*given)
+    if not isinstance(given, torch.nn.Module):
+        raise InvalidArgumentError(f"the model is {given!r:.80}; a torch.nn.Sequential, a list of layers or a model of transformers is needed")
+    return given
+
+
+def blocks_of(model: torch.nn.Module) -> Blocks:
+    """Finds a model's blocks. Raises InvalidArgumentError where they are not known to follow one another."""
+    if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
+        return Blocks("", [name for name, _ in model.named_children()], {}, [], False)
+    if not callable(getattr(model, "get_output_embeddings", None)):
+        raise InvalidArgumentError(
+            f"{type(model).__name__} is neither a torch.nn.Sequential nor a causal model of transformers, so that it is not known which of "
+            "its modules follow one another; give a list of them"
+        )
+    lists: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(_is_in(name, outer) for outer in lists)
+        if isinstance(module, torch.nn.ModuleList) and len(module) > 1 and not inside and all(map(has_children, module)):
+            lists.append(name)
+    if len(lists) != 1:
+        raise InvalidArgumentError(
+            f"{type(model).__name__} has {len(lists)} lists of blocks{': ' if lists else ''}{', '.join(lists)}, and a pipeline cuts one; "
+            "give a list of layers whose calls follow one another"
+        )
+    return _by_a_call(model, lists[0])
+
+
+def _by_a_call(model: torch.nn.Module, holder: str) -> Blocks:
+    """What is called before and after the blocks, by a call without values."""
+    names = [f"{holder}.{name}" for name, _ in model.get_submodule(holder).named_children()]
+    before: dict[str, Stub] = {}
+    after: list[str] = []
+    seen: list[bool] = []  # by block that has ended: whether it returned a tuple
+
+    def end_other(name: str, module: torch.nn.Module) -> Callable[..., None]:
+        def hook(_: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not seen:
+                before[name] = _stub_of(model, name, _first(args, kwargs), output)
+            else:
+                after.append(name)
+
+        return hook
+
+    def end_block(_: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        others = output[1:] if isinstance(output, tuple) else ()
+        if any(isinstance(each, torch.Tensor) for each in others):
+            raise InvalidArgumentError(f"the blocks of {type(model).__name__} return several tensors, of which a pipeline passes on one")
+        seen.append(isinstance(output, tuple))
+
+    hooks = [model.get_submodule(name).register_forward_hook(end_block, with_kwargs=True) for name in names]
+    for name, module in model.named_modules():
+        inside = any(_is_in(name, block) for block in names)
+        if not inside and any(True for _ in module.parameters(recurse=False)):
+            hooks.append(module.register_forward_hook(end_other(name, module), with_kwargs=True))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with torch.random.fork_rng([]), faked(model, fake, False), fake, torch.no_grad():
+            model(input_ids=torch.ones(1, 2, dtype=torch.int64), use_cache=False)
+    except InvalidArgumentError:
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{type(model).__name__} cannot be called with input_ids alone, by which its parts are found ({type(error).__name__}: {error}); "
+            "give a list of layers whose calls follow one another"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    again = before.keys() & set(after)
+    if again or len(seen) != len(names):
+        what = f"calls '{next(iter(again))}' before and after its blocks" if again else f"makes {len(seen)} calls of its {len(names)} blocks"
+        raise InvalidArgumentError(f"{type(model).__name__} {what}, which cannot be cut; give a list of layers whose calls follow one another")
+    return Blocks(holder, names, before, list(dict.fromkeys(after)), True, seen[0])
+
+
+def _stub_of(model: torch.nn.Module, name: str, given: Any, output: Any) -> Stub:
+    if isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor):
+        if (given.shape, given.dtype) == (output.shape, output.dtype):
+            return Stub()
+        if given.shape == output.shape[:-1]:
+            return Stub(output.shape[-1], output.dtype)
+    raise InvalidArgumentError(
+        f"'{name}' of {type(model).__name__} comes before the blocks, and it is not known what later stages need of it; give a list of "
+        "layers whose calls follow one another"
+    )
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def _is_in(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(outer + ".") or not outer
+
+
+def _tensors(model: torch.nn.Module, names: Sequence[str]) -> dict[int, tuple[str, torch.Tensor]]:
+    """Parameters and buffers of these modules, by their ids, with their names."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name in names:
+        module = model.get_submodule(name)
+        for own, t in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+            found.setdefault(id(t), (f"{name}.{own}", t))
+    return found
+
+
+def _elements(model: torch.nn.Module, names: Sequence[str]) -> float:
+    return float(sum(t.numel() for _, t in _tensors(model, names).values() if isinstance(t, torch.nn.Parameter)))
