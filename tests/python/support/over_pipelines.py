@@ -125,8 +125,9 @@ def _options(model, place, update, **options):
     return getattr(sluice, update)(lr=1e-2, **kinds.get(update, {})), made | options
 
 
-def _scheduler(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+def _scheduler(optimizer, first):
+    """Of a run that begins anew; the rates of one that goes on come with the checkpoint, and its schedule would be the user's to save."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if first == 0 else None
 
 
 def _parts(batch, count):
@@ -134,13 +135,16 @@ def _parts(batch, count):
     return [{k: v[i] for k, v in cut.items()} if isinstance(cut, dict) else tuple(t[i] for t in cut) for i in range(count)]
 
 
-def whole(name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0, **options):
+def whole(
+    name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0, scheduled=True,
+    **options,
+):  # fmt: skip
     """The twin: this process wraps the whole model, and adds up the micro-batches' gradients."""
     model = made(name, dtype)
     model = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(model, place, update, **options)
     model, optimizer = sluice.torch.wrap(model, settings, ranks=False, **given)
-    scheduler, losses, norms = _scheduler(optimizer), [], []
+    scheduler, losses, norms = _scheduler(optimizer, first), [], []
     if load is not None:
         sluice.torch.engine_of(model).load(load)
     for step in range(first, first + steps):
@@ -154,7 +158,8 @@ def whole(name, micro_batches, clip=None, dtype="float32", place="memory", updat
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
         optimizer.step()
         optimizer.zero_grad()
-        scheduler.step()
+        if scheduler is not None and scheduled:
+            scheduler.step()
     if save is not None and RANK == 0:
         sluice.torch.engine_of(model).save(save)
     found = {"losses": losses, "norms": norms, "values": digests(model)}
@@ -175,7 +180,7 @@ def _links(kind):
 
 def piped(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", pipeline="1f1b", links=None, load=None, save=None,
-    steps=STEPS, first=0, recompute=False, **options
+    steps=STEPS, first=0, recompute=False, scheduled=True, **options
 ):  # fmt: skip
     """Trains a stage."""
     model = made(name, dtype)
@@ -186,7 +191,7 @@ def piped(
         model.train()
     with _links(links):
         pipe = sluice.torch.Pipeline(model, settings, micro_batches=micro_batches, pipeline=pipeline, **given)
-    scheduler, losses, norms = _scheduler(pipe.optimizer), [], []
+    scheduler, losses, norms = _scheduler(pipe.optimizer, first), [], []
     if load is not None:
         pipe.load(load)
     for step in range(first, first + steps):
@@ -198,9 +203,199 @@ def piped(
             norms.append(pipe.clip_grad_norm_(clip).item())
             pipe.optimizer.step()
             pipe.optimizer.zero_grad()
-        scheduler.step()
+        if scheduler is not None and scheduled:
+            scheduler.step()
     if save is not None:
         pipe.save(save)
     found = {"losses": losses, "norms": norms, "values": digests(pipe), "stage": [pipe.stage, pipe.stages]}
     pipe.close()
     return found
+
+
+# ---- what is refused, and what fails ----
+
+
+def _shared():
+    """A list whose last layer has the weight of the first one."""
+    first, last = nn.Linear(8, 8), nn.Linear(8, 8)
+    last.weight = first.weight
+    return [first, nn.Linear(8, 8), last]
+
+
+class _Calls(nn.Module):
+    """A layer that calls another one, which it does not register."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.own, self.others = nn.Linear(8, 8), (other,)
+
+    def forward(self, x):
+        return self.own(self.others[0](x))
+
+
+def _calling():
+    first = nn.Linear(8, 8)
+    return [first, _Calls(first)]
+
+
+class _Gives(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.own, self.value = nn.Linear(8, 8), value
+
+    def forward(self, x):
+        return self.own(x), self.value
+
+
+class _Grows(nn.Module):
+    """Its output has another shape in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.cat([self.own(x)] * self.calls)
+
+
+def _linears(count=2):
+    return [nn.Linear(8, 8) for _ in range(count)]
+
+
+REFUSED = {
+    "fewer": lambda: _linears(1),
+    "without": lambda: nn.Sequential(*_linears(1), nn.ReLU()),
+    "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
+    "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True),
+    "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
+    "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "meta": lambda: nn.Sequential(*_linears()).to("meta"), "linears": _linears,
+    "numbers": lambda: [1, 2],
+}  # fmt: skip
+
+
+def refused(what, rows=8, differs=False, **options):
+    """The error of a Pipeline, or of its first step. differs: the last rank has another batch."""
+    torch.manual_seed(3)
+    given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 2} | options
+    try:
+        pipe = sluice.torch.Pipeline(REFUSED[what](), sluice.AdamW(), **given)
+        batch = torch.ones(rows, 8) * (2 if differs and RANK == SIZE - 1 else 1), torch.ones(rows, 8)
+        pipe.train_step(batch, loss_fn)
+    except (sluice.Error, TypeError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    pipe.close()
+    return None
+
+
+def not_finite():
+    """A step whose gradients are infinite on the last stage alone is refused on all, and the next one is as if it had not been."""
+    torch.manual_seed(3)
+    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2)
+    x, before = torch.ones(4, 8), digests(pipe)
+    text = None
+    try:
+        pipe.train_step((x, x), lambda output, targets: output.sum() * (output.detach() * float("inf")).sum())
+    except sluice.NotFiniteError as error:
+        text = str(error)
+    same = digests(pipe) == before
+    pipe.optimizer.zero_grad()
+    loss = pipe.train_step((x, x), loss_fn).item()
+    changed = digests(pipe) != before
+    pipe.close()
+    return text, same, changed, loss
+
+
+def held(pipeline, micro_batches):
+    """The most outputs that a stage holds at once, of which each has this rank's first layer's graph."""
+    torch.manual_seed(3)
+    alive, most = set(), 0
+
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            nonlocal most
+            ctx.number = len(alive) + 1000 * most
+            ctx.key = object()
+            alive.add(ctx.key)
+            most = max(most, len(alive))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            alive.discard(ctx.key)
+            return gradient
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return Counts.apply(super().forward(x))
+
+    pipe = sluice.torch.Pipeline(
+        [Layer(8, 8) for _ in range(SIZE)], sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=micro_batches, pipeline=pipeline
+    )  # fmt: skip
+    x = torch.ones(micro_batches, 8)
+    pipe.train_step((x, x), loss_fn)
+    pipe.close()
+    return most
+
+
+def shapes():
+    """Steps of other shapes, and of other modes, follow each other. Returns whether losses are those of the whole model."""
+    torch.manual_seed(3)
+    layers = _linears(3)
+    plain = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    plain.load_state_dict(nn.Sequential(*layers).state_dict())
+    pipe = sluice.torch.Pipeline(layers, sluice.SGD(lr=0.0), memory="4GiB", reserve="64MiB", micro_batches=2)
+    same = []
+    for rows, train in ((4, True), (8, True), (4, True), (4, False), (8, True), (6, True)):
+        pipe.module.train(train)
+        x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
+        expected = sum(loss_fn(plain(part), part) / 2 for part in x.chunk(2))
+        same.append(pipe.train_step((x, x), loss_fn).item() == expected.item())
+    pipe.close()
+    return same
+
+
+def groups():
+    """Groups that users give, of names of the whole model, with what a stage's optimizer has of them."""
+    torch.manual_seed(3)
+    model = nn.Sequential(*_linears(SIZE))
+    given = [{"params": [n for n, _ in model.named_parameters() if "bias" in n], "weight_decay": 0.0}, {"params": ["0.weight"], "lr": 0.5}]
+    pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=1, param_groups=given)
+    found = [[len(group["params"]), group["lr"], group["weight_decay"]] for group in pipe.optimizer.param_groups]
+    state = pipe.optimizer.state_dict()
+    pipe.close()
+    return found, len(state["param_groups"])
+
+
+def norm_of_a_stage():
+    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1)
+    x = torch.ones(2, 8)
+    pipe.forward_backward((x, x), loss_fn)
+    try:
+        torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0)
+        return None
+    except sluice.StateError as error:
+        return str(error)
+    finally:
+        pipe.optimizer.zero_grad()
+        pipe.close()
+
+
+def from_weights(folder):
+    """A model on the meta device gets its values from files. Returns whether they are those."""
+    model = made("llama")
+    if RANK == 0:
+        model.save_pretrained(folder)
+    expected = digests(model)
+    _meet()  # rank 0 has written the model then
+    with torch.device("meta"):
+        model = MODELS["llama"]()
+    pipe = sluice.torch.Pipeline(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, weights=folder)
+    found = digests(pipe)
+    pipe.close()
+    return len(found), all(expected[name] == digest for name, digest in found.items())
+
+
+def _meet():
+    sluice.torch.Pipeline(_linears(SIZE), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1).close()

@@ -20,9 +20,9 @@ from ..optimizers import Optimizer as Settings
 from ..ranks import MOST_EXCHANGED
 from ._borders import Border, Kind
 from ._engine import WrappedEngine, saved_buffers
-from ._measures import Ready
+from ._measures import Keeper, Ready
 from ._prepare import prepare
-from ._stages import Cut, model_of
+from ._stages import Cut, blocks_of, model_of
 from ._together import Together, Which, together
 from ._weights import stored_of
 from ._wrap import _check_known, close, engine_of, move_in
@@ -86,20 +86,23 @@ class Pipeline:
             here = Together(None, others.here)  # each rank wraps its part alone
 
             def made() -> tuple[Any, ...]:
-                cut = None if others.ranks is None else Cut(whole_model, others.ranks, pipeline, micro_batches, stages)
+                blocks = blocks_of(whole_model)
+                cut = None if others.ranks is None else Cut(whole_model, blocks, others.ranks, pipeline, micro_batches, stages)
                 _check_model(whole_model, weights)
                 prepared = prepare(whole_model, optimizer, memory=memory, together=here, cut=cut, **options)
-                return cut, prepared, {} if weights is None else stored_of(whole_model, weights)
+                return blocks, cut, prepared, {} if weights is None else stored_of(whole_model, weights)
 
             with ready.phase("planning"):
-                cut, prepared, stored = others.agreed(made)
+                blocks, cut, prepared, stored = others.agreed(made)
                 others.check_alike(prepared.alike | {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}, whole_model)
             self._parameters = [(name, p.dtype) for name, p in whole_model.named_parameters()]
             self._owners = _owners(whole_model, cut)
-            self._of_transformers = cut is not None and cut.blocks.of_transformers
+            self._of_transformers = blocks.of_transformers
             buffers = list(saved_buffers(whole_model))
             if cut is not None:
                 cut.keep_own()
+                prepared = prepared.after_cut()
+                Keeper(prepared.memory, 0).give_back()
             self.module, made_optimizer = move_in(whole_model, prepared, stored, here, ready)
         assert made_optimizer is not None, "it trains"
         self.optimizer = made_optimizer
@@ -150,13 +153,13 @@ class Pipeline:
         """As torch.nn.utils.clip_grad_norm_(), of all stages' gradients. Returns their norm."""
         with self._failing():
             own = dict(self.module.named_parameters())
-            norms = {name: torch.linalg.vector_norm(p.grad) for name, p in own.items() if p.grad is not None}
-            every = self._norms({name: float(norm) for name, norm in norms.items()})
+            every = self._norms({name: float(torch.linalg.vector_norm(p.grad)) for name, p in own.items() if p.grad is not None})
             by_type: dict[torch.dtype, list[torch.Tensor]] = {}
             for name, dtype in self._parameters:
                 if name in every:
                     by_type.setdefault(dtype, []).append(torch.tensor(every[name], dtype=dtype))
-            total = torch.linalg.vector_norm(torch.stack([norm for of_type in by_type.values() for norm in of_type]))
+            found = [norm for of_type in by_type.values() for norm in of_type]  # as torch.nn.utils groups them
+            total = torch.linalg.vector_norm(torch.stack(found)) if found else torch.tensor(0.0)
             torch.nn.utils.clip_grads_with_norm_(own.values(), max_norm, total)
         return torch.as_tensor(total)
 
@@ -169,8 +172,7 @@ class Pipeline:
     def save(self, folder: Path, keep: int = 0) -> str:
         """Writes a checkpoint of the whole model, its buffers, and the optimizer's state and settings, into a folder that all ranks see,
         as engine_of(model).save() does. Any number of stages can load it, and a model that is wrapped whole."""
-        with self._failing():
-            return engine_of(self.module).save(folder, keep)
+        return engine_of(self.module).save(folder, keep)
 
     def load(self, path: Path) -> None:
         """Loads what save() wrote, or engine_of(model).save() of the model that is wrapped whole."""
@@ -185,13 +187,12 @@ class Pipeline:
 
     def _cut(self, batch: Any, loss_fn: Any) -> tuple[list[tuple[Any, Any]], str]:
         """The micro-batches, as inputs and targets, and the shapes of the batch."""
-        if self._of_transformers or isinstance(batch, Mapping):
-            if not isinstance(batch, Mapping):
-                raise InvalidArgumentError(f"the batch is a {type(batch).__name__}; a model of transformers is called with a dict")
-            batch = (dict(batch), None)
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise InvalidArgumentError(f"the batch is {_short(batch)}; a pair of inputs and targets is needed")
-        if loss_fn is None and not (isinstance(batch[0], dict) and "labels" in batch[0]):
+        fits = isinstance(batch, Mapping) if self._of_transformers else isinstance(batch, (tuple, list)) and len(batch) == 2
+        if not fits:
+            needed = "a dict, as a model of transformers is called with," if self._of_transformers else "a pair of inputs and targets"
+            raise InvalidArgumentError(f"the batch is a {type(batch).__name__}; {needed} is needed")
+        batch = (dict(batch), None) if self._of_transformers else batch
+        if loss_fn is None and not (self._of_transformers and "labels" in batch[0]):
             raise InvalidArgumentError("there is no loss: give loss_fn, or, to a model of transformers, labels in the batch")
         shapes: list[Any] = []
         _each(batch, lambda t: shapes.append((str(t.dtype), tuple(t.shape))))
@@ -310,7 +311,7 @@ class _Step:
 
     def _called(self, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
         """What this stage gives: the loss on the last one."""
-        if self._pipe._of_transformers or isinstance(inputs, dict) and targets is None:
+        if self._pipe._of_transformers:
             named = dict(inputs) if self._after is None else {k: v for k, v in inputs.items() if k != "labels"}
             output = self._pipe.module(*value, **{"use_cache": False, **named})
             targets = inputs
@@ -399,7 +400,3 @@ def _each(value: Any, use: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: _each(each, use) for key, each in value.items()}
     return type(value)(_each(each, use) for each in value) if type(value) in (tuple, list) else value
-
-
-def _short(value: Any) -> str:
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")

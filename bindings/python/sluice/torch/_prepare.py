@@ -73,6 +73,10 @@ class Prepared(NamedTuple):
         told = {"peak": self.estimated, "reserve": self.of_pytorch(plan), "measured": None}
         return told if self.gpu is None else {**told, **UNMEASURED}
 
+    def after_cut(self) -> Prepared:
+        """The same, once the memory of what other stages have was given back."""
+        return self._replace(options=dataclasses.replace(self.options, given_back=bytes_in_memory(self.groups)))
+
     @property
     def alike(self) -> dict[str, Any]:
         """What is the same on all ranks."""
@@ -136,7 +140,7 @@ def prepare(
     groups, all_units = of_stages[stage], [units_of(of_stage, roles, optimizer is not None) for of_stage in of_stages]
     declared = all_units[stage]
     held = held_at_least(model, groups) if gpu is None else held_by_calls(model, groups)
-    given_back = bytes_in_memory(groups)
+    given_back = sum(map(bytes_in_memory, of_stages))
     check_ahead(held_units, prefetch, len(groups))
     of_gpu = 0 if gpu is None else size_of(device_memory or 0, "device_memory")
     reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None, gpu, of_gpu)

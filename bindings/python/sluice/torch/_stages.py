@@ -39,9 +39,8 @@ class Blocks(NamedTuple):
 class Cut:
     """Which stage has what of a model."""
 
-    def __init__(self, model: torch.nn.Module, ranks: Ranks, order: str, items: int, stages: Optional[str]) -> None:
-        self.model, self.ranks, self.stage, self.count = model, ranks, ranks.rank, ranks.size
-        self.blocks = blocks_of(model)
+    def __init__(self, model: torch.nn.Module, blocks: Blocks, ranks: Ranks, order: str, items: int, stages: Optional[str]) -> None:
+        self.model, self.blocks, self.ranks, self.stage, self.count = model, blocks, ranks, ranks.rank, ranks.size
         work = [0.0, *(_elements(model, [name]) for name in self.blocks.names), _elements(model, self.blocks.after)]
         given = None if stages is None else text(stages, "stages")
         array = (ctypes.c_double * len(work))(*work)
@@ -97,9 +96,9 @@ class Cut:
 
     # ---- what stays ----
 
-    def keep_own(self) -> Passage:
+    def keep_own(self) -> None:
         """Leaves the model what this stage has of it, under its names, with what passes values on in the place of the rest. Other
-        stages' tensors go to the meta device. Returns what the model is called by."""
+        stages' tensors go to the meta device."""
         passage = Passage(self.model, self.stage > 0, self.stage + 1 < self.count)
         first, end = self.ranges[self.stage]
         kept = {module for name in self.names[self.stage] for module in self.model.get_submodule(name).modules()}
@@ -111,9 +110,9 @@ class Cut:
                 self.model.get_submodule(holder)._modules[own] = instead
                 for each in [m for m in module.modules() if m not in kept]:
                     _let_go(each, name, stage, self.stage)
+        self.parameters = []  # which would keep those of other stages
         if self.blocks.of_transformers:
             passage.install()
-        return passage
 
     def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> torch.nn.Module:
         if name in self.blocks.before:

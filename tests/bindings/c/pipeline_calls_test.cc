@@ -1,0 +1,149 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "bindings/c/sluice.h"
+#include "core/json.h"
+#include "engine/plan/pipeline.h"
+
+namespace sluice::pipeline_calls_test {
+namespace {
+
+std::string taken(char* text) {
+  std::string copy = text == nullptr ? "" : text;
+  sluice_text_destroy(text);
+  return copy;
+}
+
+TEST(PipelineCalls, GiveEachStageItsActions) {
+  const std::vector<std::string> words{"receive_input", "forward",       "send_output", "receive_gradient",
+                                       "backward",      "send_gradient", "weights"};
+  for (const char* order : {"gpipe", "1f1b", "zb-h1"})
+    for (uint32_t stages = 1; stages <= 4; ++stages)
+      for (uint32_t stage = 0; stage < stages; ++stage) {
+        const engine::Pipeline pipeline{engine::pipeline_order(order), static_cast<int>(stages), 5};
+        Json expected = Json::array();
+        for (const engine::Action& action : actions_of(pipeline, static_cast<int>(stage)))
+          expected.push_back({words[static_cast<std::size_t>(action.kind)], action.item});
+        char* text = nullptr;
+        ASSERT_EQ(sluice_pipeline_actions(order, stages, 5, stage, &text), SLUICE_OK);
+        EXPECT_EQ(Json::parse(taken(text)), expected) << order << ", stage " << stage << " of " << stages;
+      }
+}
+
+TEST(PipelineCalls, CutTheBlocks) {
+  const auto cut = [](const char* given, const std::vector<double>& work, uint32_t stages) {
+    char* text = nullptr;
+    const auto status = sluice_pipeline_stages("1f1b", stages, 8, given, work.data(), work.size() - 2, &text);
+    return status == SLUICE_OK ? taken(text) : std::string(sluice_last_error());
+  };
+  EXPECT_EQ(cut(nullptr, {0, 1, 1, 1, 1, 0}, 2), "[[0,2],[2,4]]");
+  EXPECT_EQ(cut(nullptr, {0, 1, 1, 1, 1, 2}, 2), "[[0,3],[3,4]]") << "what is after the blocks counts";
+  EXPECT_EQ(cut(nullptr, {0, 1, 0, 0, 0, 1, 0}, 2).substr(0, 2), "[[");
+  EXPECT_EQ(cut("0,1-3", {0, 1, 1, 1, 1, 0}, 2), "[[0,1],[1,4]]");
+  EXPECT_EQ(cut(nullptr, {0, 1, 1, 0}, 1), "[[0,2]]");
+  EXPECT_NE(cut(nullptr, {0, 1, 1, 0}, 3).find("3 stages"), std::string::npos);
+  EXPECT_NE(cut(nullptr, {0, 1, 0, 0}, 2).find("too few have parameters"), std::string::npos);
+  EXPECT_NE(cut("0-1", {0, 1, 1, 0}, 2).find("has 1 groups"), std::string::npos);
+}
+
+TEST(PipelineCalls, RefuseWhatCannotBe) {
+  char* text = nullptr;
+  EXPECT_EQ(sluice_pipeline_actions("2f2b", 2, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions(nullptr, 2, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 0, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 0, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 4, 2, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 4, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+// Two ranks of this process.
+class PipelineRanks : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int descriptor = -1;
+    ASSERT_EQ(sluice_ranks_memory(2, &descriptor), SLUICE_OK);
+    for (uint32_t rank = 0; rank < 2; ++rank)
+      ASSERT_EQ(sluice_ranks_create_local(descriptor, rank, nullptr, &ranks[rank]), SLUICE_OK);
+    ::close(descriptor);
+  }
+  void TearDown() override {
+    for (sluice_ranks* rank : ranks) sluice_ranks_destroy(rank);
+  }
+  sluice_ranks* ranks[2] = {};
+};
+
+TEST_F(PipelineRanks, GetMessagesInTheirOrder) {
+  constexpr std::size_t kBytes = std::size_t{3} << 20;  // more than the rings have room for
+  std::vector<std::string> sent{std::string(kBytes, 'a'), "b", std::string(kBytes, 'c')}, received;
+  std::vector<sluice_message*> messages;
+  for (const std::string& text : sent) received.emplace_back(text.size(), '\0');
+  const auto begin = [&](auto function, sluice_ranks* of, uint32_t other, std::string& text) {
+    ASSERT_EQ(function(of, other, "texts", text.data(), text.size(), &messages.emplace_back()), SLUICE_OK);
+  };
+  for (std::string& text : received) begin(sluice_ranks_receive, ranks[1], 0, text);
+  for (std::string& text : sent) begin(sluice_ranks_send, ranks[0], 1, text);
+  for (sluice_message* message : messages) EXPECT_EQ(sluice_message_wait(message), SLUICE_OK);
+  EXPECT_EQ(received, sent);
+}
+
+TEST_F(PipelineRanks, RefuseWhatIsNoMessage) {
+  char byte = 0;
+  sluice_message* message = nullptr;
+  for (const uint32_t other : {0u, 2u})
+    EXPECT_EQ(sluice_ranks_send(ranks[0], other, "texts", &byte, 1, &message), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_ranks_receive(ranks[0], 1, "texts", nullptr, 1, &message), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_message_wait(nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST_F(PipelineRanks, EndAMessageWithTheErrorOfTheOther) {
+  char byte = 0;
+  sluice_message* message = nullptr;
+  ASSERT_EQ(sluice_ranks_receive(ranks[0], 1, "texts", &byte, 1, &message), SLUICE_OK);
+  ASSERT_EQ(sluice_ranks_fail(ranks[1], "a layer has failed"), SLUICE_OK);
+  EXPECT_NE(sluice_message_wait(message), SLUICE_OK);
+  EXPECT_NE(std::string(sluice_last_error()).find("a layer has failed"), std::string::npos);
+}
+
+// A model of so many units, of which each has one parameter.
+sluice_model* model_of(int units) {
+  sluice_model* model = nullptr;
+  EXPECT_EQ(sluice_model_create(&model), SLUICE_OK);
+  const uint64_t shape[] = {8};
+  for (int unit = 0; unit < units; ++unit) {
+    const std::string name = "p" + std::to_string(unit);
+    sluice_parameter parameter = SLUICE_INIT(sluice_parameter);
+    parameter.name = name.c_str();
+    parameter.shape = shape;
+    parameter.dimensions = 1;
+    EXPECT_EQ(sluice_model_add_unit(model, ("u" + std::to_string(unit)).c_str(), nullptr), SLUICE_OK);
+    EXPECT_EQ(sluice_model_add_parameter(model, &parameter, nullptr), SLUICE_OK);
+  }
+  return model;
+}
+
+TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
+  sluice_model* const model = model_of(3);
+  const auto refused = [&](const std::vector<uint32_t>& units, sluice_ranks* others) {
+    sluice_engine_options options = SLUICE_INIT(sluice_engine_options);
+    options.memory = uint64_t{4} << 30;
+    options.sections = ranks[0];
+    options.section_units = units.empty() ? nullptr : units.data();
+    options.ranks = others;
+    char* text = nullptr;
+    return sluice_plan(model, &options, &text) == SLUICE_OK ? "planned: " + taken(text)
+                                                            : std::string(sluice_last_error());
+  };
+  EXPECT_NE(refused({1, 1}, nullptr).find("each is in one section"), std::string::npos);
+  EXPECT_NE(refused({0, 3}, nullptr).find("each section has one at least"), std::string::npos);
+  EXPECT_NE(refused({2, 2}, nullptr).find("of a model that has 3"), std::string::npos);
+  EXPECT_NE(refused({}, nullptr).find("options.section_units"), std::string::npos);
+  EXPECT_NE(refused({1, 2}, ranks[0]).find("state one of them"), std::string::npos);
+  EXPECT_EQ(refused({1, 2}, nullptr).substr(0, 8), "planned:");
+  sluice_model_destroy(model);
+}
+
+}  // namespace
+}  // namespace sluice::pipeline_calls_test

@@ -1,0 +1,212 @@
+"""Pipelines of wrapped models: the bits of one rank that wraps the whole model, checkpoints that any number of stages load, and what is
+refused or fails."""
+
+import json
+import signal
+
+import pytest
+from support import sluice_package  # noqa: F401: skips where the library is not built
+from support.rank_pool import LIMIT, Pool, run_program
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Pool(2, "over_pipelines") as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def three():
+    with Pool(3, "over_pipelines") as ranks:
+        yield ranks
+
+
+def merged(results):
+    """What the stages have together; each has values of its own, and all have the same losses and norms."""
+    assert [each["stage"] for each in results] == [[rank, len(results)] for rank in range(len(results))]
+    assert len({(tuple(each["losses"]), tuple(each["norms"])) for each in results}) == 1
+    values = {}
+    for each in results:
+        assert each["values"] and not values.keys() & each["values"].keys()
+        values |= each["values"]
+    return {"losses": results[0]["losses"], "norms": results[0]["norms"], "values": values}
+
+
+# ---- twins ----
+
+
+@pytest.mark.parametrize("name, micro_batches", [
+    ("layers", 1), ("layers", 4), ("nested", 4), ("convolutional", 3), ("gpt2", 2), ("llama", 6),
+])  # fmt: skip
+def test_stages_have_the_bits_of_the_whole_model(two, three, name, micro_batches):
+    given = {"name": name, "micro_batches": micro_batches, "clip": 0.5}
+    expected = two.call("whole", **given)[0]
+    assert merged(two.call("piped", pipeline="gpipe", place="disk", **given)) == expected
+    assert merged(three.call("piped", **given)) == expected
+
+
+@pytest.mark.parametrize("options", [
+    {"state": "8bit"}, {"update": "SGD"}, {"update": "Adafactor"}, {"update": "Muon"}, {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "master": "none", "seed": 5},
+])  # fmt: skip
+def test_so_they_have_with_every_optimizer_and_type(two, three, options):
+    given = {"name": "layers", "micro_batches": 4, **options}
+    expected = two.call("whole", **given)[0]
+    assert merged(three.call("piped", place="disk", **given)) == expected
+    assert merged(two.call("piped", pipeline="gpipe", **given)) == expected
+
+
+@pytest.mark.parametrize("options", [
+    {"links": "gloo"}, {"recompute": True}, {"reserve": None}, {"stages": "0-1,2,3"},
+])  # fmt: skip
+def test_so_they_have_however_they_are_run(two, three, options):
+    given = {"name": "gpt2", "micro_batches": 3}
+    assert merged(three.call("piped", **options, **given)) == two.call("whole", **given)[0]
+
+
+def test_another_order_of_sums_is_seen(two):
+    """The comparison tells one number of micro-batches from another."""
+    expected, other = (two.call("whole", name="gpt2", micro_batches=m)[0] for m in (2, 4))
+    assert expected["values"] != other["values"]
+
+
+def test_shapes_and_modes_may_change_from_step_to_step(three):
+    assert three.call("shapes") == [[True] * 6] * 3
+
+
+# ---- what a stage holds ----
+
+
+@pytest.mark.parametrize("order, most", [("1f1b", [3, 2, 1]), ("gpipe", [5, 5, 5])])
+def test_a_stage_holds_what_its_order_says(three, order, most):
+    assert three.call("held", pipeline=order, micro_batches=5) == most
+
+
+def test_groups_are_of_the_whole_model(two):
+    (first, count), (second, other_count) = two.call("groups")
+    assert first == [[1, 0.1, 0.0], [1, 0.5, 0.01], [0, 0.1, 0.01]] and second == [[1, 0.1, 0.0], [0, 0.5, 0.01], [1, 0.1, 0.01]]
+    assert count == other_count == 3
+
+
+def test_the_norm_of_a_stage_alone_is_refused(two):
+    assert all("call clip_grad_norm_() of the Pipeline" in text for text in two.call("norm_of_a_stage"))
+
+
+def test_gradients_that_are_not_finite_are_refused_on_all_stages(two):
+    for text, same, changed, loss in two.call("not_finite"):
+        assert "not finite" in text and same and changed and loss > 0
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize("name", ["layers", "llama"])
+def test_checkpoints_are_those_of_one_rank_and_any_number_of_stages_goes_on(two, three, tmp_path, name):
+    given = {"name": name, "micro_batches": 4, "scheduled": False}
+    expected = two.call("whole", steps=4, **given)[0]
+    three.call("piped", save=str(tmp_path / "three"), steps=2, **given)
+    two.call("whole", save=str(tmp_path / "one"), steps=2, **given)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*/*")}
+    assert len(files) > 4 and {path.name: path.read_bytes() for path in (tmp_path / "three").glob("*/*")} == files
+    rest = given | {"load": str(tmp_path / "three"), "first": 2, "steps": 2}
+    for found in (two.call("whole", **rest)[0], merged(two.call("piped", **rest)), merged(three.call("piped", **rest))):
+        assert found["values"] == expected["values"] and found["losses"] == expected["losses"][2:]
+
+
+def test_values_come_from_files_to_each_stage(two, tmp_path):
+    (first, same), (second, same_there) = two.call("from_weights", folder=str(tmp_path))
+    assert same and same_there and first + second == 39
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("what, options, words", [
+    ("fewer", {}, ["a pipeline of 2 stages is asked for, and the model has 1 blocks"]),
+    ("without", {}, ["of the 2 blocks too few have parameters for 2 stages"]),
+    ("without", {"stages": "0,1"}, ["stage 1 has the blocks 1 to 1, and no parameter that is trained"]),
+    ("frozen", {}, ["stage 1 has the blocks 1 to 1, and no parameter that is trained"]),
+    ("shared", {}, ["'2.weight', which stage 1 needs, is the same tensor as '0.weight' of stage 0"]),
+    ("tied", {}, ["is the same tensor as", "tie_word_embeddings=False"]),
+    ("module", {}, ["Nested is neither a torch.nn.Sequential nor a causal model of transformers"]),
+    ("numbers", {}, ["a list of torch.nn.Module is needed"]),
+    ("meta", {}, ["'0.weight' is on the meta device, where a Pipeline needs weights=FOLDER"]),
+    ("linears", {"stages": "0,1,2"}, ["the model has the blocks 0 to 1"]),
+    ("linears", {"stages": "0-1"}, ["the cut '0-1' has 1 groups of blocks, and there are 2 stages"]),
+    ("linears", {"stages": "zero,one"}, ["'zero' where the number of a block must be"]),
+    ("linears", {"micro_batches": 3}, ["the batch has tensors of", "a multiple of micro_batches"]),
+    ("linears", {"micro_batches": 0}, ["micro_batches is 0"]),
+    ("linears", {"pipeline": "interleaved"}, ["pipeline is 'interleaved'; it is '1f1b' or 'gpipe'"]),
+    ("linears", {"pipeline": "zb-h1"}, ["'zb-h1' is for native models"]),
+    ("linears", {"mesh": "data=2,pipeline=2"}, ["data parallelism beside a pipeline is for native models"]),
+    ("linears", {"device_memory": "1GiB"}, ["stages compute on the CPU"]),
+    ("linears", {"update_in_backward": True}, ["update_in_backward is given to a Pipeline"]),
+    ("linears", {"microbatches": 4}, ["TypeError", "microbatches"]),
+    ("linears", {"units": {"all": ["0", "1"]}}, ["the unit 'all' has parameters of several stages"]),
+    ("linears", {"differs": True}, ["the batch has other values on rank"]),
+    ("linears", {"memory": "64MiB"}, ["BudgetError"]),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_on_all_ranks(two, what, options, words):
+    for text in two.call("refused", what=what, **options):
+        assert text is not None and all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("what, words", [
+    ("calling", "a layer of stage 1 calls '0', which stage 0 has"), ("set", "a set passes between stages"),
+    ("grows", "another one of a batch of these shapes"), ("fails", "mat1 and mat2 shapes cannot be multiplied"),
+])  # fmt: skip
+def test_an_error_within_a_step_is_told_to_all_ranks(what, words):
+    with Pool(2, "over_pipelines") as ranks:  # which an error ends
+        for text in ranks.call("refused", what=what):
+            assert words in text, text
+
+
+KILLED = """
+import os, signal, sys, time
+import torch
+from torch import nn
+torch.set_num_threads(1)
+import sluice, sluice.torch
+RANK = int(os.environ["RANK"])
+
+class Ends(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        Ends.calls += 1
+        if RANK == 1 and Ends.calls == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+pipe = sluice.torch.Pipeline([Ends(8, 8) for _ in range(3)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3)
+x = torch.ones(6, 8)
+began = time.monotonic()
+try:
+    for step in range(100):
+        pipe.train_step((x, x), nn.functional.mse_loss)
+except sluice.Error as error:
+    print(f"{time.monotonic() - began:.0f} {error}")
+"""
+
+
+def test_others_end_with_an_error_that_names_a_rank_that_is_killed():
+    results = run_program(KILLED, 3, LIMIT)
+    assert results[1][0] == -signal.SIGKILL
+    for status, output, errors in (results[0], results[2]):
+        assert status == 0, errors
+        seconds, text = output.split(" ", 1)
+        assert int(seconds) < 20 and "rank 1" in text, text
+
+
+# ---- one rank ----
+
+
+def test_one_rank_is_a_stage(tmp_path):
+    program = """
+import json, torch
+from support import over_pipelines
+print(json.dumps([over_pipelines.piped("layers", 4), over_pipelines.whole("layers", 4)]))
+"""
+    ((status, output, errors),) = run_program(program, 1)
+    assert status == 0, errors
+    stage, whole = json.loads(output)
+    assert merged([stage]) == whole
