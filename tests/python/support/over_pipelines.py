@@ -78,9 +78,11 @@ def llama():
 MODELS = {"layers": layers, "convolutional": convolutional, "nested": nested, "gpt2": gpt2, "llama": llama}
 
 
-def made(name, dtype="float32"):
-    torch.manual_seed(3)
-    model = MODELS[name]()
+def made(name, dtype="float32", meta=False):
+    """meta: it gets its first values when it is wrapped."""
+    torch.manual_seed(3 + RANK * meta)  # rank 0's numbers count
+    with torch.device("meta" if meta else "cpu"):
+        model = MODELS[name]()
     parts = model if isinstance(model, list) else [model]
     for part in parts:
         part.to(getattr(torch, dtype))
@@ -137,10 +139,10 @@ def _parts(batch, count):
 
 def whole(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0, scheduled=True,
-    **options,
+    meta=False, **options,
 ):  # fmt: skip
     """The twin: this process wraps the whole model, and adds up the micro-batches' gradients."""
-    model = made(name, dtype)
+    model = made(name, dtype, meta)
     model = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(model, place, update, **options)
     model, optimizer = sluice.torch.wrap(model, settings, ranks=False, **given)
@@ -180,10 +182,10 @@ def _links(kind):
 
 def piped(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", pipeline="1f1b", links=None, load=None, save=None,
-    steps=STEPS, first=0, recompute=False, scheduled=True, **options
+    steps=STEPS, first=0, recompute=False, scheduled=True, meta=False, **options
 ):  # fmt: skip
     """Trains a stage."""
-    model = made(name, dtype)
+    model = made(name, dtype, meta)
     layers = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(layers, place, update, **options)
     if recompute:
@@ -269,7 +271,7 @@ REFUSED = {
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
     "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True),
     "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
-    "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "meta": lambda: nn.Sequential(*_linears()).to("meta"), "linears": _linears,
+    "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2],
 }  # fmt: skip
 

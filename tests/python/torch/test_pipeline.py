@@ -57,11 +57,18 @@ def test_so_they_have_with_every_optimizer_and_type(two, three, options):
 
 
 @pytest.mark.parametrize("options", [
-    {"links": "gloo"}, {"recompute": True}, {"reserve": None}, {"stages": "0-1,2,3"},
+    {"links": "gloo"}, {"recompute": True, "reserve": None}, {"stages": "0-1,2,3"},
 ])  # fmt: skip
 def test_so_they_have_however_they_are_run(two, three, options):
     given = {"name": "gpt2", "micro_batches": 3}
     assert merged(three.call("piped", **options, **given)) == two.call("whole", **given)[0]
+
+
+@pytest.mark.parametrize("name", ["layers", "gpt2"])
+def test_first_values_by_rules_are_those_of_the_whole_model(two, three, name):
+    given = {"name": name, "micro_batches": 2, "meta": True, "steps": 1}
+    expected = two.call("whole", **given)[0]
+    assert merged(three.call("piped", **given)) == expected
 
 
 def test_another_order_of_sums_is_seen(two):
@@ -130,7 +137,6 @@ def test_values_come_from_files_to_each_stage(two, tmp_path):
     ("tied", {}, ["is the same tensor as", "tie_word_embeddings=False"]),
     ("module", {}, ["Nested is neither a torch.nn.Sequential nor a causal model of transformers"]),
     ("numbers", {}, ["a list of torch.nn.Module is needed"]),
-    ("meta", {}, ["'0.weight' is on the meta device, where a Pipeline needs weights=FOLDER"]),
     ("linears", {"stages": "0,1,2"}, ["the model has the blocks 0 to 1"]),
     ("linears", {"stages": "0-1"}, ["the cut '0-1' has 1 groups of blocks, and there are 2 stages"]),
     ("linears", {"stages": "zero,one"}, ["'zero' where the number of a block must be"]),

@@ -16,6 +16,7 @@ from .. import _abi
 from ..errors import Error, InvalidArgumentError
 from ..model import Unit
 from ._homes import Home, ModelEngine, Span
+from ._modes import Mode
 from ._presence import Presence
 from ._safetensors import InFiles
 from ._units import Group
@@ -23,6 +24,8 @@ from ._units import Group
 _UNSET = 0xA5  # every byte of an integer buffer without values
 _KNOWN = ("torch", "peft")  # packages whose constructors only follow their rules
 _Rule = Callable[[], Any]
+DRAWN = "_sluice_drawn"  # an attribute of parameters of other ranks, on the meta device, which take random numbers nevertheless
+
 Places = Mapping[int, list[tuple[torch.nn.Module, str]]]
 
 
@@ -204,9 +207,10 @@ def give_first_values(
 
     Raises InvalidArgumentError that names what no rule gave a value. Warns where constructors may do what no rule does.
     """
-    ids = {id(home.parameter) for home in unset}
+    drawn = [p for p in model.parameters() if hasattr(p, DRAWN)]
+    ids = {id(home.parameter) for home in unset} | set(map(id, drawn))
     made = _make_buffers(model, presence.homes[0].memory.device)
-    with torch.no_grad(), presence.by_use(_abi.EDIT):
+    with torch.no_grad(), presence.by_use(_abi.EDIT), _Draws(drawn) if drawn else contextlib.nullcontext():
         with _kept_away(model, ids):
             for module in _children_first(model, set()):
                 inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in made for b in module.buffers())
@@ -225,6 +229,21 @@ def give_first_values(
     with torch.no_grad(), presence.by_use(_abi.READ):
         _check_values(model, unset, made)
     _warn_of_constructors(model, ids)
+
+
+class _Draws(Mode):
+    """Lets parameters of other ranks, which are on the meta device, take the random numbers that they would take with memory."""
+
+    def __init__(self, drawn: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._storages = {p.untyped_storage()._cdata for p in drawn}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target = args[0] if args else None
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(target, torch.Tensor) and target.is_meta:
+            if target.untyped_storage()._cdata in self._storages:
+                func(torch.empty_like(target, device="cpu"), *args[1:], **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def _make_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
@@ -287,7 +306,7 @@ def _is_of_transformers(module: torch.nn.Module) -> bool:
 
 def _by_transformers(model: torch.nn.Module) -> None:
     for p in model.parameters():
-        p._is_hf_initialized = p.is_meta  # type: ignore[attr-defined]
+        p._is_hf_initialized = p.is_meta and not hasattr(p, DRAWN)  # type: ignore[attr-defined]
     for module in model.modules():
         module.__dict__.pop("_is_hf_initialized", None)
     model.initialize_weights()  # type: ignore[operator]

@@ -49,8 +49,8 @@ class Pipeline:
         loss = pipe.train_step((inputs, targets), loss_fn)
 
     model: a torch.nn.Sequential, a list of layers whose calls follow one another, or a causal model of transformers, which is
-        cut between its blocks. All ranks give the same one, with the same values, or on the meta device with `weights`. Afterwards the
-        model on a rank has the layers of its stage alone, under their names in the whole.
+        cut between its blocks. All ranks give the same one, with the same values, or on the meta device. Afterwards the model on a rank
+        has the layers of its stage alone, under their names in the whole.
     optimizer: as for wrap(). `pipe.optimizer` is the torch.optim.Optimizer of this stage's parameters, for LR schedulers.
     micro_batches: into how many parts of one size a batch is cut, along its first dimension.
     pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first).
@@ -88,7 +88,7 @@ class Pipeline:
             def made() -> tuple[Any, ...]:
                 blocks = blocks_of(whole_model)
                 cut = None if others.ranks is None else Cut(whole_model, blocks, others.ranks, pipeline, micro_batches, stages)
-                _check_model(whole_model, weights)
+                _check_devices(whole_model)
                 prepared = prepare(whole_model, optimizer, memory=memory, together=here, cut=cut, **options)
                 return blocks, cut, prepared, {} if weights is None else stored_of(whole_model, weights)
 
@@ -100,10 +100,13 @@ class Pipeline:
             self._of_transformers = blocks.of_transformers
             buffers = list(saved_buffers(whole_model))
             if cut is not None:
-                cut.keep_own()
+                cut.keep_own(stored)
                 prepared = prepared.after_cut()
                 Keeper(prepared.memory, 0).give_back()
-            self.module, made_optimizer = move_in(whole_model, prepared, stored, here, ready)
+            with others.random_of_rank_0():
+                self.module, made_optimizer = move_in(whole_model, prepared, stored, here, ready)
+            if cut is not None:
+                cut.forget_others()
         assert made_optimizer is not None, "it trains"
         self.optimizer = made_optimizer
         engine = engine_of(self.module)
@@ -375,15 +378,10 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[s
     _check_known("Pipeline", {name: given for name, given in options.items() if name not in _REFUSED})
 
 
-def _check_model(model: torch.nn.Module, weights: Optional[Path]) -> None:
+def _check_devices(model: torch.nn.Module) -> None:
     for name, t in [*model.named_parameters(), *model.named_buffers()]:
         if t.device.type not in ("cpu", "meta"):
             raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
-        if t.is_meta and weights is None:
-            raise InvalidArgumentError(
-                f"'{name}' is on the meta device, where a Pipeline needs weights=FOLDER: first values by the model's rules would depend on how "
-                "it is cut"
-            )
 
 
 def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:

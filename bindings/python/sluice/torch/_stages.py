@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Optional
 
 import torch
@@ -15,6 +15,7 @@ from .._make import text
 from ..errors import InvalidArgumentError
 from ..ranks import Ranks
 from ._estimate import faked
+from ._moving import DRAWN
 from ._units import Group, find_units, has_children
 
 
@@ -96,9 +97,11 @@ class Cut:
 
     # ---- what stays ----
 
-    def keep_own(self) -> None:
+    def keep_own(self, stored: Container[str]) -> None:
         """Leaves the model what this stage has of it, under its names, with what passes values on in the place of the rest. Other
-        stages' tensors go to the meta device."""
+        stages' tensors go to the meta device. Where parameters get first values by rules, all stages' modules stay in the model until
+        forget_others(), since rules take random numbers one module after another. stored: the names of parameters that do not."""
+        unset = {name for name, t in [*self.model.named_parameters(), *self.model.named_buffers()] if t.is_meta and name not in stored}
         passage = Passage(self.model, self.stage > 0, self.stage + 1 < self.count)
         first, end = self.ranges[self.stage]
         kept = {module for name in self.names[self.stage] for module in self.model.get_submodule(name).modules()}
@@ -108,11 +111,22 @@ class Cut:
                 holder, _, own = name.rpartition(".")
                 instead = self._instead(passage, name, module, first, end)
                 self.model.get_submodule(holder)._modules[own] = instead
+                for key, p in module.named_parameters(name):
+                    if key in unset:
+                        setattr(p, DRAWN, True)
+                if unset:
+                    instead.add_module("elsewhere", module)
                 for each in [m for m in module.modules() if m not in kept]:
                     _let_go(each, name, stage, self.stage)
         self.parameters = []  # which would keep those of other stages
         if self.blocks.of_transformers:
             passage.install()
+
+    def forget_others(self) -> None:
+        """Ends what keep_own() has left of other stages."""
+        for module in self.model.modules():
+            if isinstance(module, _Elsewhere):
+                module._modules.clear()
 
     def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> torch.nn.Module:
         if name in self.blocks.before:
@@ -185,7 +199,7 @@ def _filler(stub: Stub) -> Callable[[Any], Any]:
 def _let_go(module: torch.nn.Module, name: str, stage: int, here: int) -> None:
     """Takes a module's tensors, and refuses calls of it."""
     for key, p in module._parameters.items():
-        if p is not None:
+        if p is not None and not p.is_meta:
             module._parameters[key] = torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
     for key, b in module._buffers.items():
         module._buffers[key] = None if b is None else torch.empty_like(b, device="meta")
