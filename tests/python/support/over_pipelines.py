@@ -50,7 +50,8 @@ class Nested(nn.Module):
         x = self.wide(x).tanh()
         if self.last:
             return x[:, :4] * count
-        return {"x": [x, x], "other": self.unused(x), "none": (None, "text", 0.5), "count": count + 1, "ids": torch.arange(3), "empty": x[:0]}
+        besides = {"none": (None, "text", 0.5), "count": count + 1, "ids": torch.arange(3), "empty": x[:0]}
+        return {"x": [x, x], "other": self.unused(x), **besides}
 
 
 def nested():
@@ -138,10 +139,12 @@ def _parts(batch, count):
 
 
 def whole(
-    name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0, scheduled=True,
-    meta=False, **options,
+    name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0,
+    scheduled=True, meta=False, **options,
 ):  # fmt: skip
-    """The twin: this process wraps the whole model, and adds up the micro-batches' gradients."""
+    """The twin: rank 0 wraps the whole model, and adds up the micro-batches' gradients."""
+    if RANK != 0:
+        return None
     model = made(name, dtype, meta)
     model = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(model, place, update, **options)
@@ -162,7 +165,7 @@ def whole(
         optimizer.zero_grad()
         if scheduler is not None and scheduled:
             scheduler.step()
-    if save is not None and RANK == 0:
+    if save is not None:
         sluice.torch.engine_of(model).save(save)
     found = {"losses": losses, "norms": norms, "values": digests(model)}
     sluice.torch.close(model)
@@ -333,7 +336,8 @@ def held(pipeline, micro_batches):
             return Counts.apply(super().forward(x))
 
     pipe = sluice.torch.Pipeline(
-        [Layer(8, 8) for _ in range(SIZE)], sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=micro_batches, pipeline=pipeline
+        [Layer(8, 8) for _ in range(SIZE)], sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=micro_batches,
+        pipeline=pipeline,
     )  # fmt: skip
     x = torch.ones(micro_batches, 8)
     pipe.train_step((x, x), loss_fn)
@@ -374,14 +378,17 @@ def norm_of_a_stage():
     pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1)
     x = torch.ones(2, 8)
     pipe.forward_backward((x, x), loss_fn)
-    try:
-        torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0)
-        return None
-    except sluice.StateError as error:
-        return str(error)
-    finally:
-        pipe.optimizer.zero_grad()
-        pipe.close()
+    scaler, found = torch.amp.GradScaler("cpu"), []
+    scaler.scale(torch.ones(1))
+    for act in (lambda: torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0), lambda: scaler.unscale_(pipe.optimizer)):
+        try:
+            act()
+            found.append("")
+        except sluice.StateError as error:
+            found.append(str(error))
+    pipe.optimizer.zero_grad()
+    pipe.close()
+    return found
 
 
 def from_weights(folder):

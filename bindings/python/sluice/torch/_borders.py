@@ -40,7 +40,9 @@ def described(value: Any, tensors: list[torch.Tensor]) -> Any:
     """A value as JSON, in which tensors are numbers of `tensors`, where they are put."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.device.type != "cpu":
-            raise InvalidArgumentError(f"a tensor that is {value.layout} and on {value.device} passes between stages; dense ones on the CPU can")
+            raise InvalidArgumentError(
+                f"a tensor that is {value.layout} and on {value.device} passes between stages; dense ones on the CPU can"
+            )
         if not any(t is value for t in tensors):
             tensors.append(value)
         return {"tensor": next(number for number, t in enumerate(tensors) if t is value)}
@@ -110,7 +112,9 @@ class Border:
             )
         header = json.dumps([told, kinds]).encode()
         if len(header) > _HEADER:
-            raise InvalidArgumentError(f"a value that passes between stages takes {len(header)} bytes without its tensors, and {_HEADER} are the most")
+            raise InvalidArgumentError(
+                f"a value that passes between stages takes {len(header)} bytes without its tensors, and {_HEADER} are the most"
+            )
         self._send(item, _VALUES_OF, torch.frombuffer(bytearray(header.ljust(_HEADER)), dtype=torch.uint8))
         for t in tensors:
             self._send(item, _VALUES, t.detach().contiguous())
@@ -151,7 +155,7 @@ class Border:
         return [t if used else None for t, used in zip(tensors, there.tolist(), strict=True)]
 
     def send_gradients(self, item: int, came: Mapping[int, torch.Tensor]) -> None:
-        """Begins to send the gradients of a value that was received, by the numbers of its tensors. Those of the one before are away then."""
+        """Begins to send the gradients of a value that was received, by the numbers of its tensors, when those before are away."""
         self._end_sent(item - 1)
         wanted = [(number, kind) for number, kind in enumerate(self.kinds or ()) if kind.gradient]
         self._send(item, _GRADIENTS_OF, torch.tensor([number in came for number, _ in wanted], dtype=torch.uint8))

@@ -380,11 +380,15 @@ def _norms_of(values: Sequence[Any]) -> list[float] | None:
     return [norms[id(value._slot)] for value in values]
 
 
+def _refuse_of_stage(values: Any, what: str, remedy: str) -> None:
+    if any(isinstance(value, Gradient) and value._slot.presence.engine.options.sections is not None for value in values):
+        raise StateError(f"the {what} of the gradients of one stage would leave out those of the other stages; {remedy}")
+
+
 def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
     """The norms, in one tensor where they are those of gradients in the engine. Others are taken one by one, since copies of all
     gradients may not fit."""
-    if any(isinstance(value, Gradient) and value._slot.presence.engine.options.sections is not None for value in values):
-        raise StateError("a norm of a stage's gradients would leave out those of the other stages; call clip_grad_norm_() of the Pipeline")
+    _refuse_of_stage(values, "norms", "call clip_grad_norm_() of the Pipeline")
     kinds = {(dtype or value.dtype, value.device) for value in values}
     alone = _norms_of(values) if ord == 2 and len(kinds) == 1 else None
     if alone is None:
@@ -414,6 +418,7 @@ def _each(by_number: Any, by_tensor: Any, factor_of: Callable[[float], float] | 
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    _refuse_of_stage(values, "scale", "a Pipeline goes without a GradScaler: use bfloat16")
     factor = float(inv_scale)
     for value in values:
         if not isinstance(value, Gradient):

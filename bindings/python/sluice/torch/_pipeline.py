@@ -28,6 +28,7 @@ from ._weights import stored_of
 from ._wrap import _check_known, close, engine_of, move_in
 
 T = TypeVar("T")
+Loss = Callable[[Any, Any], torch.Tensor]
 
 _ORDERS = ("1f1b", "gpipe")
 _REFUSED = {
@@ -118,7 +119,7 @@ class Pipeline:
 
     # ---- training ----
 
-    def train_step(self, batch: Any, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]] = None, *, clip: Optional[float] = None) -> torch.Tensor:
+    def train_step(self, batch: Any, loss_fn: Optional[Loss] = None, *, clip: Optional[float] = None) -> torch.Tensor:
         """Trains a step, and returns its loss. It is forward_backward(), clip_grad_norm_(clip), optimizer.step() and
         optimizer.zero_grad()."""
         loss = self.forward_backward(batch, loss_fn)
@@ -129,7 +130,7 @@ class Pipeline:
         self.optimizer.zero_grad()
         return loss
 
-    def forward_backward(self, batch: Any, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]] = None) -> torch.Tensor:
+    def forward_backward(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
         """Adds the gradients of a batch to the stages' parameters. Returns the mean of the micro-batches' losses, on all ranks.
 
         batch: a pair of inputs, with which the first layer is called, and targets; of a model of transformers, the dict with which it is
@@ -202,8 +203,8 @@ class Pipeline:
         sizes = {shape[0] for _, shape in shapes if shape}
         if len(sizes) != 1 or (size := sizes.pop()) % self.micro_batches or not size:
             raise InvalidArgumentError(
-                f"the batch has tensors of {shapes}, and is cut along the first dimension into {self.micro_batches} micro-batches: it is to "
-                "be the same in all of them, and a multiple of micro_batches"
+                f"the batch has tensors of {shapes}, and is cut along the first dimension into {self.micro_batches} micro-batches: it is "
+                "to be the same in all of them, and a multiple of micro_batches"
             )
         count = size // self.micro_batches
 
@@ -220,7 +221,9 @@ class Pipeline:
         _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
         for rank, other in enumerate(self._ranks.exchange("the values of the batch", digest.digest())):
             if other != digest.digest():
-                raise InvalidArgumentError(f"the batch has other values on rank {rank} than on rank {self.stage}; give all ranks the same one")
+                raise InvalidArgumentError(
+                    f"the batch has other values on rank {rank} than on rank {self.stage}; give all ranks the same one"
+                )
 
     def _agreed(self, what: str, make: Callable[[], T]) -> T:
         return make() if self._ranks is None else self._ranks.agreed(what, make)
@@ -250,15 +253,17 @@ class Pipeline:
     def _gathered(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All stages' buffers on rank 0, for a checkpoint; on the others their own."""
         assert self._ranks is not None, "there are others"
-        told = [json.loads(each) for each in self._ranks.exchange("buffers", json.dumps([[n, *Kind.of(b)] for n, b in own.items()]).encode())]
+        kinds = json.dumps([[name, *Kind.of(buffer)] for name, buffer in own.items()]).encode()
+        told = self._ranks.exchange("buffers", kinds)
+        for buffer in own.values() if self.stage > 0 else ():
+            sent = buffer.contiguous()
+            if sent.nbytes:
+                self._ranks.send(0, "a buffer", sent.data_ptr(), sent.nbytes).wait()
         if self.stage > 0:
-            messages = [(self._ranks.send(0, "a buffer", b.data_ptr(), b.nbytes), b) for b in map(torch.Tensor.contiguous, own.values()) if b.nbytes]
-            for message, _ in messages:
-                message.wait()
             return own
         every = dict(own)
         for rank, buffers in enumerate(told[1:], 1):
-            for name, dtype, shape, _ in buffers:
+            for name, dtype, shape, _ in json.loads(buffers):
                 there = Kind(dtype, tuple(shape), False).empty()
                 if there.nbytes:
                     self._ranks.receive(rank, "a buffer", there.data_ptr(), there.nbytes).wait()
@@ -289,7 +294,7 @@ class _Step:
         self,
         pipe: Pipeline,
         parts: Sequence[tuple[Any, Any]],
-        loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
+        loss_fn: Optional[Loss],
         kinds: tuple[Optional[list[Kind]], Optional[list[Kind]]],
     ) -> None:
         """kinds: of the values that come and go, where they are known."""

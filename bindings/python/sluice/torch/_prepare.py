@@ -120,8 +120,8 @@ def prepare(
     cut: Optional[Cut] = None,
     **others: Any,
 ) -> Prepared:
-    """The arguments are wrap()'s; others: those that Options has, too. cut: only this stage's part of the model is wrapped. Takes no memory,
-    and leaves the model as it is.
+    """The arguments are wrap()'s; others: those that Options has, too. cut: only this stage's part of the model is wrapped. Takes no
+    memory, and leaves the model as it is.
     Raises InvalidArgumentError for what cannot be wrapped so, and StateError for a wrapped model."""
     check_model(model)
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)

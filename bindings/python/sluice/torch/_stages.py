@@ -223,7 +223,9 @@ def model_of(given: Any) -> torch.nn.Module:
             raise InvalidArgumentError(f"the layers are {given!r:.80}; a list of torch.nn.Module is needed")
         return torch.nn.Sequential(*given)
     if not isinstance(given, torch.nn.Module):
-        raise InvalidArgumentError(f"the model is {given!r:.80}; a torch.nn.Sequential, a list of layers or a model of transformers is needed")
+        raise InvalidArgumentError(
+            f"the model is {given!r:.80}; a torch.nn.Sequential, a list of layers or a model of transformers is needed"
+        )
     return given
 
 
@@ -284,16 +286,19 @@ def _by_a_call(model: torch.nn.Module, holder: str) -> Blocks:
         raise
     except Exception as error:
         raise InvalidArgumentError(
-            f"{type(model).__name__} cannot be called with input_ids alone, by which its parts are found ({type(error).__name__}: {error}); "
-            "give a list of layers whose calls follow one another"
+            f"{type(model).__name__} cannot be called with input_ids alone, by which its parts are found "
+            f"({type(error).__name__}: {error}); give a list of layers whose calls follow one another"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
     again = before.keys() & set(after)
     if again or len(seen) != len(names):
-        what = f"calls '{next(iter(again))}' before and after its blocks" if again else f"makes {len(seen)} calls of its {len(names)} blocks"
-        raise InvalidArgumentError(f"{type(model).__name__} {what}, which cannot be cut; give a list of layers whose calls follow one another")
+        what = f"makes {len(seen)} calls of its {len(names)} blocks"
+        what = f"calls '{next(iter(again))}' before and after its blocks" if again else what
+        raise InvalidArgumentError(
+            f"{type(model).__name__} {what}, which cannot be cut; give a list of layers whose calls follow one another"
+        )
     return Blocks(holder, names, before, list(dict.fromkeys(after)), True, seen[0])
 
 
