@@ -29,7 +29,7 @@ from .errors import (
     StateError,
     SystemIOError,
 )
-from .model import SPAN_GRAIN, Counters, DeviceFacts, Folder, LedgerLine, Options, Parameter, StepResult, Unit
+from .model import SPAN_GRAIN, Counters, DeviceFacts, Folder, LedgerLine, Options, Parameter, Sections, StepResult, Unit
 from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Muon, Optimizer
 from .ranks import Ranks, Traffic, shared_memory
 from .training import TrainResult, train
@@ -63,6 +63,7 @@ __all__ = [
     "Parameter",
     "Ranks",
     "SPAN_GRAIN",
+    "Sections",
     "StateError",
     "StepResult",
     "SystemIOError",

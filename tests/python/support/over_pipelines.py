@@ -21,9 +21,10 @@ STEPS, ROWS = 3, 12
 
 
 def layers():
-    """Layers with buffers, with one that writes to its input, and some without parameters."""
+    """Layers with buffers, with one that writes to its input, and some without parameters, of which one is there twice."""
+    tanh = nn.Tanh()
     return nn.Sequential(
-        nn.Linear(16, 32), nn.ReLU(inplace=True), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 24), nn.ReLU(inplace=True), nn.Linear(24, 4)
+        nn.Linear(16, 32), nn.ReLU(inplace=True), nn.BatchNorm1d(32), tanh, nn.Linear(32, 24), nn.ReLU(inplace=True), nn.Linear(24, 4), tanh
     )  # fmt: skip
 
 

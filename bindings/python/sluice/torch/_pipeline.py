@@ -8,21 +8,23 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Optional, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar
 
 import torch
 
 from .._handle import text_of
 from .._make import text
-from ..errors import Error, InvalidArgumentError, NotFiniteError, StateError
+from ..errors import Error, InvalidArgumentError, NotFiniteError
 from ..model import Path, Size, whole
 from ..optimizers import Optimizer as Settings
 from ..ranks import MOST_EXCHANGED
 from ._borders import Border, Kind
 from ._engine import WrappedEngine, saved_buffers
 from ._measures import Keeper, Ready
-from ._prepare import prepare
-from ._stages import Cut, blocks_of, model_of
+from ._optimizer import Optimizer
+from ._prepare import Prepared, prepare
+from ._safetensors import InFiles
+from ._stages import Blocks, Cut, blocks_of, model_of
 from ._together import Together, Which, together
 from ._weights import stored_of
 from ._wrap import _check_known, close, engine_of, move_in
@@ -80,42 +82,41 @@ class Pipeline:
     ) -> None:
         _check(optimizer, micro_batches, pipeline, options)
         self.micro_batches = micro_batches
-        whole_model, ready = model_of(model), Ready()
+        model, ready = model_of(model), Ready()
         with together(ranks, silence, patience) as others:
             self._others, self._ranks = others, others.ranks
             self.stage, self.stages = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-            here = Together(None, others.here)  # each rank wraps its part alone
-
-            def made() -> tuple[Any, ...]:
-                blocks = blocks_of(whole_model)
-                cut = None if others.ranks is None else Cut(whole_model, blocks, others.ranks, pipeline, micro_batches, stages)
-                _check_devices(whole_model)
-                prepared = prepare(whole_model, optimizer, memory=memory, together=here, cut=cut, **options)
-                return blocks, cut, prepared, {} if weights is None else stored_of(whole_model, weights)
-
             with ready.phase("planning"):
-                blocks, cut, prepared, stored = others.agreed(made)
-                others.check_alike(prepared.alike | {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}, whole_model)
-            self._parameters = [(name, p.dtype) for name, p in whole_model.named_parameters()]
-            self._owners = _owners(whole_model, cut)
-            self._of_transformers = blocks.of_transformers
-            buffers = list(saved_buffers(whole_model))
-            if cut is not None:
-                cut.keep_own(stored)
-                prepared = prepared.after_cut()
-                Keeper(prepared.memory, 0).give_back()
-            with others.random_of_rank_0():
-                self.module, made_optimizer = move_in(whole_model, prepared, stored, here, ready)
-            if cut is not None:
-                cut.forget_others()
-        assert made_optimizer is not None, "it trains"
-        self.optimizer = made_optimizer
-        engine = engine_of(self.module)
-        assert isinstance(engine, WrappedEngine), "it is wrapped"
+                given = {**options, "memory": memory}
+                planned = others.agreed(
+                    lambda: _planned(model, optimizer, others, pipeline, micro_batches, stages, weights, given)
+                )
+                alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
+                others.check_alike(planned.prepared.alike | alike, model)
+            self._of_transformers = planned.blocks.of_transformers
+            self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
+            self._owners = _owners(model, planned.cut)
+            buffers = list(saved_buffers(model))
+            self.module, self.optimizer = self._moved_in(model, planned, ready)
         if self._ranks is not None:
-            engine.buffers_of_all = (buffers, self._gathered)
-        self._actions = json.loads(text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage))
+            _engine_of(self.module).buffers_of_all = (buffers, self._gathered)
+        found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
+        self._actions: list[tuple[str, int]] = json.loads(found)
         self._kinds: dict[str, tuple[Optional[list[Kind]], Optional[list[Kind]]]] = {}  # of values, by the batch's shapes
+
+    def _moved_in(self, model: torch.nn.Module, planned: _Planned, ready: Ready) -> tuple[torch.nn.Module, Optimizer]:
+        """Wraps this stage's part, and drops the rest."""
+        cut, prepared = planned.cut, planned.prepared
+        if cut is not None:
+            cut.keep_own(planned.stored)
+            prepared = prepared.after_cut()
+            Keeper(prepared.memory, 0).give_back()
+        with self._others.random_of_rank_0():
+            module, optimizer = move_in(model, prepared, planned.stored, _alone(self._others), ready)
+        if cut is not None:
+            cut.forget_others()
+        assert optimizer is not None, "it trains"
+        return module, optimizer
 
     # ---- training ----
 
@@ -369,6 +370,44 @@ class _Step:
         return [border for border in (self._before, self._after) if border is not None]
 
 
+class _Planned(NamedTuple):
+    blocks: Blocks
+    cut: Optional[Cut]  # None: one rank has all
+    prepared: Prepared
+    stored: Mapping[str, InFiles]
+
+
+def _planned(
+    model: torch.nn.Module,
+    optimizer: Settings,
+    others: Together,
+    pipeline: str,
+    micro_batches: int,
+    stages: Optional[str],
+    weights: Optional[Path],
+    options: Mapping[str, Any],
+) -> _Planned:
+    """The arguments are Pipeline's. Takes no memory, and leaves the model as it is."""
+    blocks = blocks_of(model)
+    cut = None if others.ranks is None else Cut(model, blocks, others.ranks, pipeline, micro_batches, stages)
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        if t.device.type not in ("cpu", "meta"):
+            raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
+    prepared = prepare(model, optimizer, together=_alone(others), cut=cut, **options)
+    return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
+
+
+def _alone(others: Together) -> Together:
+    """As which each rank wraps its part, on a machine that others share."""
+    return Together(None, others.here)
+
+
+def _engine_of(model: torch.nn.Module) -> WrappedEngine:
+    engine = engine_of(model)
+    assert isinstance(engine, WrappedEngine), "the model is wrapped"
+    return engine
+
+
 def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[str, Any]) -> None:
     if not isinstance(optimizer, Settings):
         raise InvalidArgumentError(f"the optimizer is {optimizer!r:.80}; a pipeline trains, by one such as sluice.AdamW()")
@@ -381,12 +420,6 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[s
         if options.get(name):
             raise InvalidArgumentError(f"{name} is given to a Pipeline: {why}; leave it out")
     _check_known("Pipeline", {name: given for name, given in options.items() if name not in _REFUSED})
-
-
-def _check_devices(model: torch.nn.Module) -> None:
-    for name, t in [*model.named_parameters(), *model.named_buffers()]:
-        if t.device.type not in ("cpu", "meta"):
-            raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
 
 
 def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:

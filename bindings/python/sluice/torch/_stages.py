@@ -232,7 +232,7 @@ def model_of(given: Any) -> torch.nn.Module:
 def blocks_of(model: torch.nn.Module) -> Blocks:
     """Finds a model's blocks. Raises InvalidArgumentError where they are not known to follow one another."""
     if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
-        return Blocks("", [name for name, _ in model.named_children()], {}, [], False)
+        return Blocks("", list(model._modules), {}, [], False)  # a module that is there twice is two layers
     if not callable(getattr(model, "get_output_embeddings", None)):
         raise InvalidArgumentError(
             f"{type(model).__name__} is neither a torch.nn.Sequential nor a causal model of transformers, so that it is not known which of "
