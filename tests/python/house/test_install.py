@@ -86,7 +86,8 @@ def test_the_installed_example_builds_and_runs_by_both(prefix, tmp_path):
 
 def test_what_is_installed_to_build_on_is_c_alone(prefix):
     headers = [path.relative_to(prefix) for path in prefix.rglob("*") if path.suffix in {".h", ".hpp"}]
-    assert sorted(headers) == [Path("include") / f"{name}.h" for name in ("sluice", "sluice_arrays", "sluice_device", "sluice_files", "sluice_ranks")]
+    names = ("sluice", "sluice_arrays", "sluice_device", "sluice_files", "sluice_pipeline", "sluice_ranks")
+    assert sorted(headers) == [Path("include") / f"{name}.h" for name in names]
     assert not any(word.startswith("-std") for word in flags_of(prefix, "--cflags", "--libs"))
     for header in headers:
         assert (prefix / header).read_bytes() == (SOURCE / "bindings" / "c" / header.name).read_bytes()

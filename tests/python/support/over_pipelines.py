@@ -77,7 +77,28 @@ def llama():
     )  # fmt: skip
 
 
-MODELS = {"layers": layers, "convolutional": convolutional, "nested": nested, "gpt2": gpt2, "llama": llama}
+def bloom():
+    """Its blocks return tuples, and a norm follows its embedding."""
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(
+            hidden_size=32, n_layer=4, n_head=4, vocab_size=128, tie_word_embeddings=False, hidden_dropout=0.0, attention_dropout=0.0
+        )
+    )  # fmt: skip
+
+
+def opt():
+    """A product follows its embedding, and precedes its head."""
+    return transformers.OPTForCausalLM(
+        transformers.OPTConfig(
+            hidden_size=32, word_embed_proj_dim=16, ffn_dim=48, num_hidden_layers=4, num_attention_heads=4, vocab_size=128,
+            max_position_embeddings=64, dropout=0.0, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+MODELS = {
+    "layers": layers, "convolutional": convolutional, "nested": nested, "gpt2": gpt2, "llama": llama, "bloom": bloom, "opt": opt,
+}  # fmt: skip
 
 
 def made(name, dtype="float32", meta=False):
@@ -93,7 +114,7 @@ def made(name, dtype="float32", meta=False):
 
 def batch_of(name, step, dtype="float32", rows=ROWS):
     generator = torch.Generator().manual_seed(step)
-    if name in ("gpt2", "llama"):
+    if name in ("gpt2", "llama", "bloom", "opt"):
         ids = torch.randint(0, 128, (rows, 8), generator=generator)
         mask = torch.ones(rows, 8, dtype=torch.int64)
         mask[:, :2] = 0
@@ -244,6 +265,13 @@ def _calling():
     return [first, _Calls(first)]
 
 
+def _beside():
+    """A model of transformers with a parameter beside its blocks."""
+    model = gpt2()
+    model.transformer.scale = nn.Parameter(torch.ones(1))
+    return model
+
+
 class _Gives(nn.Module):
     def __init__(self, value):
         super().__init__()
@@ -273,7 +301,7 @@ REFUSED = {
     "fewer": lambda: _linears(1),
     "without": lambda: nn.Sequential(*_linears(1), nn.ReLU()),
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
-    "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True),
+    "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True), "beside": _beside,
     "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2],

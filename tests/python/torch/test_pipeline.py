@@ -77,6 +77,12 @@ def test_another_order_of_sums_is_seen(two):
     assert expected["values"] != other["values"]
 
 
+@pytest.mark.parametrize("name", ["bloom", "opt"])
+def test_models_of_other_forms_are_cut(two, three, name):
+    given = {"name": name, "micro_batches": 2, "steps": 1}
+    assert merged(three.call("piped", **given)) == two.call("whole", **given)[0]
+
+
 def test_shapes_and_modes_may_change_from_step_to_step(three):
     assert three.call("shapes") == [[True] * 6] * 3
 
@@ -136,6 +142,7 @@ def test_values_come_from_files_to_each_stage(two, tmp_path):
     ("frozen", {}, ["stage 1 has the blocks 1 to 1, and no parameter that is trained"]),
     ("shared", {}, ["'2.weight', which stage 1 needs, is the same tensor as '0.weight' of stage 0"]),
     ("tied", {}, ["is the same tensor as", "tie_word_embeddings=False"]),
+    ("beside", {}, ["'transformer.scale' is a parameter beside the blocks"]),
     ("module", {}, ["Nested is neither a torch.nn.Sequential nor a causal model of transformers"]),
     ("numbers", {}, ["a list of torch.nn.Module is needed"]),
     ("linears", {"stages": "0,1,2"}, ["the model has the blocks 0 to 1"]),

@@ -22,8 +22,9 @@ from ._units import Group, find_units, has_children
 class Stub(NamedTuple):
     """What stands for a module of another stage: it gives what the model's own code needs of its output, of which no value counts."""
 
-    width: int = 0  # of a last dimension that the output has more than the input; 0: the output is as the input
+    width: int = 0  # of the output's last dimension; 0: the output is as the input
     dtype: Optional[torch.dtype] = None  # of the output then
+    wider: bool = False  # whether that is one more dimension than the input has
 
 
 class Blocks(NamedTuple):
@@ -73,8 +74,8 @@ class Cut:
                     f"stage {stage} has the blocks {first} to {end - 1}, and no parameter that is trained; each stage needs one: state "
                     "another cut (stages=...), or fewer ranks"
                 )
-        for name, t in [*self.model.named_parameters(), *self.model.named_buffers()]:
-            if id(t) not in owner and isinstance(t, torch.nn.Parameter):
+        for name, p in self.model.named_parameters():
+            if id(p) not in owner:
                 raise InvalidArgumentError(
                     f"'{name}' is in no block, and in no module that is called before or after them, so that no stage has it; move it "
                     "into one"
@@ -191,7 +192,8 @@ def _filler(stub: Stub) -> Callable[[Any], Any]:
     def fill(value: torch.Tensor) -> torch.Tensor:
         if not stub.width:
             return value
-        return torch.zeros((), dtype=stub.dtype, device=value.device).expand(*value.shape, stub.width)
+        shape = value.shape if stub.wider else value.shape[:-1]
+        return torch.zeros((), dtype=stub.dtype, device=value.device).expand(*shape, stub.width)
 
     return fill
 
@@ -252,37 +254,60 @@ def blocks_of(model: torch.nn.Module) -> Blocks:
 
 
 def _by_a_call(model: torch.nn.Module, holder: str) -> Blocks:
-    """What is called before and after the blocks, by a call without values."""
-    names = [f"{holder}.{name}" for name, _ in model.get_submodule(holder).named_children()]
+    """What is called before and after the blocks, by a call without values, in which blocks give what they take: what they compute is not
+    asked for. A model that takes the first element of what a block returns, where that is a tensor, calls the next one with less."""
+    names = [f"{holder}.{name}" for name in model.get_submodule(holder)._modules]
+    besides = _besides(model, names)
+    tuples = False
+    try:
+        before, after, calls = _called(model, holder, besides, False)
+    except _TakesFirst:
+        tuples = True
+        before, after, calls = _called(model, holder, besides, True)
+    again = before.keys() & set(after)
+    if again or calls != len(names):
+        what = f"makes {calls} calls of its {len(names)} blocks"
+        what = f"calls '{next(iter(again))}' before and after its blocks" if again else what
+        raise InvalidArgumentError(
+            f"{type(model).__name__} {what}, which cannot be cut; give a list of layers whose calls follow one another"
+        )
+    return Blocks(holder, names, before, list(dict.fromkeys(after)), True, tuples)
+
+
+class _TakesFirst(Exception):
+    """A model takes the first element of what a block returns."""
+
+
+def _called(model: torch.nn.Module, holder: str, besides: Sequence[str], tuples: bool) -> tuple[dict[str, Stub], list[str], int]:
+    """The modules that are called before the blocks, those after them, and how often blocks are called."""
     before: dict[str, Stub] = {}
     after: list[str] = []
-    seen: list[bool] = []  # by block that has ended: whether it returned a tuple
+    shapes: list[tuple[int, ...]] = []
 
-    def end_other(name: str, module: torch.nn.Module) -> Callable[..., None]:
+    def block(value: Any) -> Any:
+        shapes.append(tuple(value.shape))
+        if shapes[-1] != shapes[0] and not tuples:
+            raise _TakesFirst
+        return (value,) if tuples else value
+
+    def other(name: str) -> Callable[..., None]:
         def hook(_: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not seen:
-                before[name] = _stub_of(model, name, _first(args, kwargs), output)
-            else:
+            if shapes:
                 after.append(name)
+            else:
+                before[name] = _stub_of(model, name, _first(args, kwargs), output)
 
         return hook
 
-    def end_block(_: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        others = output[1:] if isinstance(output, tuple) else ()
-        if any(isinstance(each, torch.Tensor) for each in others):
-            raise InvalidArgumentError(f"the blocks of {type(model).__name__} return several tensors, of which a pipeline passes on one")
-        seen.append(isinstance(output, tuple))
-
-    hooks = [model.get_submodule(name).register_forward_hook(end_block, with_kwargs=True) for name in names]
-    for name, module in model.named_modules():
-        inside = any(_is_in(name, block) for block in names)
-        if not inside and any(True for _ in module.parameters(recurse=False)):
-            hooks.append(module.register_forward_hook(end_other(name, module), with_kwargs=True))
+    hooks = [model.get_submodule(name).register_forward_hook(other(name), with_kwargs=True) for name in besides]
+    places = model.get_submodule(holder)._modules
+    blocks = dict(places)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
+        places.update({name: _Elsewhere(module, block) for name, module in blocks.items() if module is not None})
         with torch.random.fork_rng([]), faked(model, fake, False), fake, torch.no_grad():
             model(input_ids=torch.ones(1, 2, dtype=torch.int64), use_cache=False)
-    except InvalidArgumentError:
+    except (InvalidArgumentError, _TakesFirst):
         raise
     except Exception as error:
         raise InvalidArgumentError(
@@ -290,24 +315,35 @@ def _by_a_call(model: torch.nn.Module, holder: str) -> Blocks:
             f"({type(error).__name__}: {error}); give a list of layers whose calls follow one another"
         ) from error
     finally:
+        places.update(blocks)
         for hook in hooks:
             hook.remove()
-    again = before.keys() & set(after)
-    if again or len(seen) != len(names):
-        what = f"makes {len(seen)} calls of its {len(names)} blocks"
-        what = f"calls '{next(iter(again))}' before and after its blocks" if again else what
-        raise InvalidArgumentError(
-            f"{type(model).__name__} {what}, which cannot be cut; give a list of layers whose calls follow one another"
-        )
-    return Blocks(holder, names, before, list(dict.fromkeys(after)), True, seen[0])
+    return before, after, len(shapes)
+
+
+def _besides(model: torch.nn.Module, blocks: Sequence[str]) -> list[str]:
+    """The outermost modules with parameters of their own besides the blocks."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        own = next((own for own, _ in module.named_parameters(recurse=False)), None)
+        if own is None or any(_is_in(name, outer) for outer in [*blocks, *found]):
+            continue
+        if _is_in(blocks[0], name):
+            raise InvalidArgumentError(
+                f"'{name}.{own}' is a parameter beside the blocks, and not of a module that is called before or after them, so that it is "
+                "not known which stage needs it; move it into a module"
+            )
+        found.append(name)
+    return found
 
 
 def _stub_of(model: torch.nn.Module, name: str, given: Any, output: Any) -> Stub:
     if isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor):
         if (given.shape, given.dtype) == (output.shape, output.dtype):
             return Stub()
-        if given.shape == output.shape[:-1]:
-            return Stub(output.shape[-1], output.dtype)
+        for wider, shape in ((True, given.shape), (False, given.shape[:-1])):
+            if shape == output.shape[:-1]:
+                return Stub(output.shape[-1], output.dtype, wider)
     raise InvalidArgumentError(
         f"'{name}' of {type(model).__name__} comes before the blocks, and it is not known what later stages need of it; give a list of "
         "layers whose calls follow one another"
