@@ -17,7 +17,7 @@ from .._make import text
 from ..errors import Error, InvalidArgumentError, NotFiniteError
 from ..model import Path, Size, whole
 from ..optimizers import Optimizer as Settings
-from ..ranks import MOST_EXCHANGED
+from ..ranks import MOST_EXCHANGED, Message
 from ._borders import Border, Kind
 from ._engine import WrappedEngine, saved_buffers
 from ._measures import Keeper, Ready
@@ -255,21 +255,23 @@ class Pipeline:
         """All stages' buffers on rank 0, for a checkpoint; on the others their own."""
         assert self._ranks is not None, "there are others"
         kinds = json.dumps([[name, *Kind.of(buffer)] for name, buffer in own.items()]).encode()
-        told = self._ranks.exchange("buffers", kinds)
-        for buffer in own.values() if self.stage > 0 else ():
-            sent = buffer.contiguous()
-            if sent.nbytes:
-                self._ranks.send(0, "a buffer", sent.data_ptr(), sent.nbytes).wait()
+        lengths = self._ranks.exchange("buffers", struct.pack("Q", len(kinds)))
         if self.stage > 0:
+            for t in (torch.frombuffer(bytearray(kinds), dtype=torch.uint8), *own.values()):
+                self._moved(self._ranks.send, 0, t.contiguous())
             return own
         every = dict(own)
-        for rank, buffers in enumerate(told[1:], 1):
-            for name, dtype, shape, _ in json.loads(buffers):
-                there = Kind(dtype, tuple(shape), False).empty()
-                if there.nbytes:
-                    self._ranks.receive(rank, "a buffer", there.data_ptr(), there.nbytes).wait()
-                every.setdefault(name, there)
+        for rank, length in enumerate(lengths[1:], 1):
+            told = self._moved(self._ranks.receive, rank, torch.empty(struct.unpack("Q", length), dtype=torch.uint8))
+            for name, dtype, shape, _ in json.loads(told.numpy().tobytes()):
+                every.setdefault(name, self._moved(self._ranks.receive, rank, Kind(dtype, tuple(shape), False).empty()))
         return every
+
+    @staticmethod
+    def _moved(way: Callable[[int, str, int, int], Message], other: int, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.nbytes:
+            way(other, "a buffer", tensor.data_ptr(), tensor.nbytes).wait()
+        return tensor
 
     def _tell(self, error: BaseException) -> None:
         if self._ranks is not None:
