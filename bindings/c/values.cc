@@ -150,12 +150,24 @@ std::string write_tensors(sluice_engine& e, const std::string& out, const Json& 
             communicator, section ? &*section : nullptr);
 }
 
+// Why sections cannot save there, on all of them alike; empty: they can.
+std::string why_not_seen(const sluice_engine& e, const std::string& out) {
+  if (e.planned.section == nullptr) return "";
+  const std::string why_not = engine::find_shared_folder(*e.ranks.communicator(), out, out + "/.").why_not;
+  return why_not.empty() ? ""
+                         : why_not +
+                               ", where each stage of a pipeline writes its part of a checkpoint; name "
+                               "a folder that all ranks see";
+}
+
 // Takes part in what rank 0 saves.
 std::string save_with_first(sluice_engine& e, const std::string& out, comm::Communicator& communicator) {
   const Json refused = Json::parse(engine::exchange(communicator, kSaving, "{}")[0]);
   if (refused.contains("text"))
     fail(static_cast<ErrorCode>(refused.at("code").get<int>()), "rank 0 could not save: {}",
          refused.at("text").get<std::string>());
+  if (const std::string why_not = why_not_seen(e, out); !why_not.empty())
+    fail(ErrorCode::kInvalidArgument, "{}", why_not);
   steps_of(e);
   return write_tensors(e, out, {}, {}, &communicator);
 }
@@ -182,19 +194,21 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep,
   if (communicator == nullptr || communicator->rank() > 0) check_between_steps(e, "saved");
   if (communicator == nullptr) return save_as_first(e, out, keep, own);
   if (communicator->rank() > 0) return save_with_first(e, out, *communicator);
-  bool begun = false;
+  bool begun = false, refused = false;
   try {
     check_between_steps(e, "saved");
     return save_as_first(e, out, keep, own, [&] {
       engine::exchange(*communicator, kSaving, "{}");
       begun = true;
+      const std::string why_not = why_not_seen(e, out);
+      refused = !why_not.empty();
+      if (refused) fail(ErrorCode::kInvalidArgument, "{}", why_not);
     });
   } catch (const std::exception& error) {  // the other ranks wait for this one
     const auto* const known = dynamic_cast<const Error*>(&error);
     const ErrorCode code = known == nullptr ? ErrorCode::kInternal : known->code();
-    if (begun)
-      communicator->fail(error.what());
-    else
+    if (begun && !refused) communicator->fail(error.what());
+    if (!begun)
       engine::exchange(*communicator, kSaving,
                        Json{{"code", static_cast<int>(code)}, {"text", std::string(error.what())}}.dump());
     throw;

@@ -420,6 +420,22 @@ def norm_of_a_stage():
     return found
 
 
+def unseen(folder):
+    """Ranks name folders of their own, which is refused, and then one. Returns the error, and whether there is a checkpoint."""
+    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1)
+    text = None
+    try:
+        os.makedirs(f"{folder}/{RANK}", exist_ok=True)
+        pipe.save(f"{folder}/{RANK}")
+    except sluice.InvalidArgumentError as error:
+        text = str(error)
+    x = torch.ones(2, 8)
+    pipe.train_step((x, x), loss_fn)
+    made = os.path.isdir(pipe.save(f"{folder}/seen"))
+    pipe.close()
+    return text, made
+
+
 def from_weights(folder):
     """A model on the meta device gets its values from files. Returns whether they are those."""
     model = made("llama")

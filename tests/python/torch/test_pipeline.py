@@ -127,6 +127,11 @@ def test_checkpoints_are_those_of_one_rank_and_any_number_of_stages_goes_on(two,
         assert found["values"] == expected["values"] and found["losses"] == expected["losses"][2:]
 
 
+def test_folders_that_not_all_ranks_see_are_refused_and_end_nothing(two, tmp_path):
+    for text, made in two.call("unseen", folder=str(tmp_path)):
+        assert "rank 1 cannot write the checkpoint" in text and "where each stage of a pipeline writes its part" in text and made
+
+
 def test_values_come_from_files_to_each_stage(two, tmp_path):
     (first, same), (second, same_there) = two.call("from_weights", folder=str(tmp_path))
     assert same and same_there and first + second == 39
