@@ -150,7 +150,7 @@ def test_values_come_from_files_to_each_stage(two, tmp_path):
     ("beside", {}, ["'transformer.scale' is a parameter beside the blocks"]),
     ("module", {}, ["Nested is neither a torch.nn.Sequential nor a causal model of transformers"]),
     ("numbers", {}, ["a list of torch.nn.Module is needed"]),
-    ("linears", {"stages": "0,1,2"}, ["the model has the blocks 0 to 1"]),
+    ("linears", {"stages": "0,1,2"}, ["the cut '0,1,2' goes on with '2' after block 1"]),
     ("linears", {"stages": "0-1"}, ["the cut '0-1' has 1 groups of blocks, and there are 2 stages"]),
     ("linears", {"stages": "zero,one"}, ["'zero' where the number of a block must be"]),
     ("linears", {"micro_batches": 3}, ["the batch has tensors of", "a multiple of micro_batches"]),

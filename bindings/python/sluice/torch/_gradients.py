@@ -374,7 +374,7 @@ def _norms_of(values: Sequence[Any]) -> list[float] | None:
     by_model = _by_model(values)
     if sum(map(len, by_model.values())) < len(values):
         return None
-    norms = {}
+    norms: dict[int, float] = {}
     for presence, slots in by_model.items():
         norms.update(zip(map(id, slots), presence.stored.norms([slot.home for slot in slots]), strict=True))
     return [norms[id(value._slot)] for value in values]
