@@ -40,10 +40,9 @@ TEST_F(GpuRatesTest, AreFoundAndLeaveNothing) {
   EXPECT_GT(rates.update_seconds.value_or(0), 0);
   if (fake() != nullptr) {
     EXPECT_EQ(fake()->memory_taken(), 0u);
-    // Each chunk is queued as the engine does it, so that others can wait for its gradient, parameters and
-    // state.
+    // Each chunk is queued as the engine does it, so that others can wait for it.
     auto calls = fake()->counts().calls;
-    EXPECT_GE(calls["cuEventRecord"], 3 * calls["cuLaunchKernel"]);
+    EXPECT_GE(calls["cuEventRecord"], calls["cuLaunchKernel"]);
   }
 }
 
