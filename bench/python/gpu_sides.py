@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 NO_GPU = 4  # the exit status, as in gpu_vs_pytorch.py
 LR, WEIGHT_DECAY = 1e-4, 0.01
 # Layers, width, heads, heads of keys and values, width of the feed-forward layers, words of the vocabulary.
-LLAMAS = {"llama-8b": (32, 4096, 32, 8, 14336, 32000), "llama-3b": (28, 3072, 24, 8, 8192, 32000), "tiny": (3, 64, 4, 2, 160, 300)}
+LLAMAS = {"llama-8b": (32, 4096, 32, 8, 14336, 32000), "llama-3b": (28, 3072, 24, 8, 8192, 32000), "llama-1b": (16, 2048, 32, 8, 8192, 32000),
+          "tiny": (3, 64, 4, 2, 160, 300)}
 LOSS_ROWS = 2048  # of the logits, that are there at once where layers are computed again
 
 
@@ -88,8 +89,27 @@ class Llama(torch.nn.Module):
         return torch.stack(parts).sum() / len(targets)
 
 
+class OfTransformers(torch.nn.Module):
+    """The same shape as a model of transformers."""
+
+    def __init__(self, layers, width, heads, kv_heads, inner, words):
+        import transformers
+
+        super().__init__()
+        self.llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=inner,
+            vocab_size=words, max_position_embeddings=4096))
+
+    def forward(self, ids):
+        return self.llama(input_ids=ids[:, :-1], labels=ids[:, :-1], use_cache=False).loss
+
+
 def made(a, device, kind=torch.bfloat16):
-    """A model without values, which fill() gives: random ones of 3.0G parameters take the CPU half a minute."""
+    """A model without values, which fill() gives: random ones of 3.0G parameters take the CPU half a minute. One of transformers has
+    values that it computes itself, and is made on the GPU."""
+    if a.get("of") == "transformers":
+        with torch.device(a["device"]):
+            return OfTransformers(*LLAMAS[a["model"]]).to(kind)
     with torch.device("meta"):
         model = Llama(*LLAMAS[a["model"]], recompute=a["recompute"]).to(kind)
     return model if device == "meta" else model.to_empty(device=device)
@@ -110,13 +130,18 @@ def fill(model, device):
 class Fused:
     """Plain PyTorch with everything on the GPU and its fused AdamW, whose state has the parameters' type."""
 
+    clip = None
+
     def __init__(self, a):
         self.model = fill(made(a, a["device"]), a["device"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
+        self.clip = a.get("clip")
 
     def step(self, ids):
         loss = self.model(ids)
         loss.backward()
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
@@ -204,6 +229,7 @@ class Sluice(Fused):
         self.model, self.optimizer = sluice.torch.wrap(made(a, "meta"), optimizer, **sluice_options(a))
         with sluice.torch.full_parameters(self.model):
             fill(self.model, a["device"])
+        self.clip = a.get("clip")
 
     def told(self):
         import sluice.torch
@@ -221,6 +247,16 @@ def find_packages(a):
     sys.path.append(a["peers"])
     if a["fake"]:  # the driver of the tests, whose memory PyTorch's CPU shares
         ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0))
+
+
+def trace(side, ids, folder):
+    """Writes what the GPU does in two steps, on which stream, for chrome://tracing."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA if ids.is_cuda else ProfilerActivity.CPU]) as found:
+        for _ in range(2):
+            side.step(ids).item()
+    found.export_chrome_trace(os.path.join(folder, f"{type(side).__name__.lower()}.trace.json.gz"))
 
 
 def main():
@@ -247,6 +283,8 @@ def main():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
         print(f"{a['side']}: step {len(losses)} of {a['warm'] + a['steps']}: {seconds[-1]:.3f} s, loss {losses[-1]:.4f}", file=sys.stderr)
+    if a.get("trace"):
+        trace(side, ids, a["trace"])
     told = {"seconds": seconds[a["warm"]:], "losses": losses, "pytorch_peak": torch.cuda.max_memory_reserved() if on_gpu else 0}
     print(json.dumps(told | side.told()), file=answer, flush=True)
     os._exit(0)  # what libraries do at their end takes time, and nothing is left to be saved

@@ -5,7 +5,9 @@
     offload     3.0G parameters, f32 masters and state, in 16 GiB of the GPU's memory, updated in backward: beside forward and backward
                 alone, the longest of that and of what the plan says that the link and the updates take (goal: 1.15 of it), FSDP2 with
                 CPU offload (goal: 1.7x as fast), and DeepSpeed ZeRO-3 with offload where it is installed (goal: 1.4x as fast)
+    at-step     the same, updated at step(): beside forward and backward alone (goal: 1.15 of its seconds)
     8b          7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's: Sluice alone
+    llama       1.1G parameters by transformers, clipped, all on the GPU: beside PyTorch's fused AdamW with the same state (goal: 1.15)
 
 Each side is a process of its own, and they run one after the other, Sluice first. The model, its first values and the data are the
 same, and a peer whose first loss is another one counts as failed. Seconds are medians of --steps steps, after two that are not
@@ -41,8 +43,12 @@ CASES = {
                   "options": {"state": "bf16", "master": "none", "place": "device"}, "sides": ["sluice", "fused"]},
     "offload": {"model": "llama-3b", "batch": 8, "recompute": True, "memory": "96GiB", "device_memory": "16GiB",
                 "options": IN_BACKWARD, "sides": ["sluice", "compute", "fsdp2", "deepspeed"]},
+    "at-step": {"model": "llama-3b", "batch": 8, "recompute": True, "memory": "96GiB", "device_memory": "16GiB", "options": {},
+                "sides": ["sluice", "compute"]},
     "8b": {"model": "llama-8b", "batch": 8, "recompute": True, "memory": "96GiB", "device_memory": "24GiB",
            "options": IN_BACKWARD | {"state": "bf16"}, "sides": ["sluice"]},
+    "llama": {"of": "transformers", "model": "llama-1b", "batch": 4, "seq": 1024, "recompute": False, "clip": 1.0, "memory": "48GiB",
+              "device_memory": "60GiB", "options": {"state": "bf16", "master": "none", "place": "device"}, "sides": ["sluice", "fused"]},
 }
 FAKE = {"device": "cpu", "model": "tiny", "batch": 2, "seq": 16, "memory": "8GiB", "device_memory": "800MiB", "warm": 1, "steps": 1}
 
@@ -51,8 +57,9 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", required=True, choices=CASES)
     parser.add_argument("--sides", nargs="+", metavar="SIDE", help="only these")
-    parser.add_argument("--seq", type=int, default=2048, help="tokens of a sample, by default 2048")
+    parser.add_argument("--seq", type=int, help="tokens of a sample, by default 2048, and of llama 1024")
     parser.add_argument("--steps", type=int, default=3, help="by default 3")
+    parser.add_argument("--trace", metavar="FOLDER", help="keep there what the GPU does in two more steps of each side")
     parser.add_argument("--device", default="cuda:0", help="PyTorch's name of the GPU, by default cuda:0")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for all sides, by default 3600; the last ones are left out")
     parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
@@ -85,8 +92,9 @@ def is_installed(name, folder=None):
 
 
 def settings(a, where):
-    general = {"device": a.device, "seq": a.seq, "warm": 2, "steps": a.steps, "fake": a.fake}
-    return CASES[a.case] | general | where | (FAKE if a.fake else {})
+    case = {"seq": 2048} | CASES[a.case]
+    general = {"device": a.device, "seq": a.seq or case["seq"], "warm": 2, "steps": a.steps, "fake": a.fake, "trace": a.trace}
+    return case | general | where | (FAKE if a.fake else {})
 
 
 def run(side, chosen, limit_s):

@@ -40,8 +40,8 @@ def bench(*words, folder=BENCH, **more):
 def test_each_case_has_a_plan_in_its_own_size(case):
     chosen = gpu_vs_pytorch.CASES[case]
     with fake_gpu.shared(memory=78 << 30):
-        model = gpu_sides.made(chosen, "meta")
-        made = sluice.torch.plan(model, sluice.AdamW(), **gpu_sides.sluice_options(chosen | {"device": "cpu", "seq": 2048}))
+        model = gpu_sides.made(chosen | {"device": "meta"}, "meta")
+        made = sluice.torch.plan(model, sluice.AdamW(), **gpu_sides.sluice_options({"seq": 2048} | chosen | {"device": "cpu"}))
     assert made["budget"]["device"] < 78 << 30 and made["pytorch"]["reserve"] > 4 << 30
     assert made["predicted_peak"] < 100 << 30, "the host has other memory, too"
 
