@@ -2,7 +2,9 @@
 JSON has."""
 
 import contextlib
+import copy
 import hashlib
+import math
 import os
 import tempfile
 
@@ -59,6 +61,34 @@ def nested():
     return [Nested(first=True), Nested(), Nested(), Nested(last=True)]
 
 
+class Counts(nn.Module):
+    """A layer whose output has a buffer, which its next call writes; or that uses one."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.own, self.first = nn.Linear(16, 16 if first else 4), first
+        if first:
+            self.register_buffer("seen", torch.zeros(20000))
+
+    def forward(self, value):
+        if not self.first:
+            x, seen = value
+            return self.own(x) * seen.mean()
+        with torch.no_grad():
+            self.seen += 1
+        return self.own(value), self.seen
+
+
+def counting():
+    return [nn.Linear(16, 16), Counts(True), Counts(False)]
+
+
+def channels_last():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(), nn.Linear(512, 4)
+    ).to(memory_format=torch.channels_last)
+
+
 def gpt2(tied=False):
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -98,6 +128,7 @@ def opt():
 
 MODELS = {
     "layers": layers, "convolutional": convolutional, "nested": nested, "gpt2": gpt2, "llama": llama, "bloom": bloom, "opt": opt,
+    "counting": counting, "channels_last": channels_last,
 }  # fmt: skip
 
 
@@ -119,7 +150,7 @@ def batch_of(name, step, dtype="float32", rows=ROWS):
         mask = torch.ones(rows, 8, dtype=torch.int64)
         mask[:, :2] = 0
         return {"input_ids": ids, "attention_mask": mask, "labels": ids}
-    shape = (rows, 1, 8, 8) if name == "convolutional" else (rows, 16)
+    shape = (rows, 1, 8, 8) if name in ("convolutional", "channels_last") else (rows, 16)
     x = torch.randn(shape, generator=generator).to(getattr(torch, dtype))
     return x, torch.randn(rows, 4, generator=generator).to(x.dtype)
 
@@ -401,6 +432,48 @@ def groups():
     state = pipe.optimizer.state_dict()
     pipe.close()
     return found, len(state["param_groups"])
+
+
+def misused():
+    """The errors of what a stage alone cannot do, or what ranks do differently."""
+    torch.manual_seed(3)
+    pipe = sluice.torch.Pipeline(gpt2(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2)
+    batch = batch_of("gpt2", 0)
+    pipe.forward_backward(batch)
+    errors = []
+    for use in (
+        lambda: torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0, foreach=False),
+        lambda: pipe.module.save_pretrained(tempfile.gettempdir()),
+        lambda: pipe.forward_backward(batch | {"output_hidden_states": True}),
+        lambda: pipe.clip_grad_norm_(1.0 + RANK),
+    ):
+        try:
+            use()
+            errors.append(None)
+        except sluice.Error as error:
+            errors.append(str(error))
+    return errors
+
+
+def thawed():
+    """Layers are frozen and trained again between steps. Returns whether the losses are those of the whole model."""
+    torch.manual_seed(3)
+    whole_model = nn.Sequential(*_linears(4))
+    pipe = sluice.torch.Pipeline(copy.deepcopy(whole_model), sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=2)
+    plain = torch.optim.SGD(whole_model.parameters(), lr=0.1)
+    x, y = torch.ones(4, 8), torch.zeros(4, 8)
+    same = []
+    for step in range(6):
+        for model in (whole_model, pipe.module):
+            for name, p in model.named_parameters():
+                p.requires_grad_(step % 2 == 0 or not name.startswith("0."))
+        parts = [loss_fn(whole_model(part), of) / 2 for part, of in zip(x.chunk(2), y.chunk(2))]
+        sum(parts).backward()
+        plain.step()
+        plain.zero_grad()
+        same.append(math.isclose(pipe.train_step((x, y), loss_fn).item(), sum(parts).item(), rel_tol=1e-5))
+    pipe.close()
+    return same
 
 
 def norm_of_a_stage():

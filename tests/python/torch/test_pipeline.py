@@ -36,7 +36,7 @@ def merged(results):
 
 
 @pytest.mark.parametrize("name, micro_batches", [
-    ("layers", 1), ("layers", 4), ("nested", 4), ("convolutional", 3), ("gpt2", 2), ("llama", 3),
+    ("layers", 1), ("layers", 4), ("nested", 4), ("convolutional", 3), ("gpt2", 2), ("llama", 3), ("counting", 4), ("channels_last", 3),
 ])  # fmt: skip
 def test_stages_have_the_bits_of_the_whole_model(two, three, name, micro_batches):
     given = {"name": name, "micro_batches": micro_batches, "clip": 0.5}
@@ -106,6 +106,16 @@ def test_the_norm_of_a_stage_alone_is_refused_and_so_is_its_scale(two):
         assert "call clip_grad_norm_() of the Pipeline" in of_norm and "without a GradScaler" in of_scale
 
 
+def test_what_one_stage_cannot_do_or_ranks_do_differently_is_refused(two):
+    for found in two.call("misused"):
+        for words, text in zip(["call clip_grad_norm_() of the Pipeline", "save() of the Pipeline", "what all blocks give", "max_norm is"], found):
+            assert text is not None and words in text, text
+
+
+def test_layers_may_be_frozen_between_steps(two):
+    assert two.call("thawed") == [[True] * 6] * 2
+
+
 def test_gradients_that_are_not_finite_are_refused_on_all_stages(two):
     for text, same, changed, loss in two.call("not_finite"):
         assert "not finite" in text and same and changed and loss > 0
@@ -162,7 +172,7 @@ def test_values_come_from_files_to_each_stage(two, tmp_path):
     ("linears", {"update_in_backward": True}, ["update_in_backward is given to a Pipeline"]),
     ("linears", {"microbatches": 4}, ["TypeError", "microbatches"]),
     ("linears", {"units": {"all": ["0", "1"]}}, ["the unit 'all' has parameters of several stages"]),
-    ("linears", {"differs": True}, ["the batch has other values on rank"]),
+    ("linears", {"differs": True}, ["the values of the batch differ on rank"]),
     ("linears", {"memory": "64MiB"}, ["BudgetError"]),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_on_all_ranks(two, what, options, words):

@@ -22,18 +22,30 @@ _VALUES, _VALUES_OF, _GRADIENTS, _GRADIENTS_OF = (
 
 
 class Kind(NamedTuple):
-    """What a tensor is."""
+    """What a tensor is. Its elements lie side by side, as in a contiguous one, or in the order of other strides (channels_last)."""
 
     dtype: str
     shape: tuple[int, ...]
     gradient: bool  # whether it has a gradient
+    strides: tuple[int, ...]
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Kind:
-        return Kind(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
+        shape = tuple(tensor.shape)
+        strides = tensor.stride() if _is_dense(tensor) else torch.empty(shape, device="meta").stride()
+        return Kind(str(tensor.dtype).removeprefix("torch."), shape, tensor.requires_grad, strides)
 
     def empty(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        return torch.empty_strided(self.shape, self.strides, dtype=getattr(torch, self.dtype))
+
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape and type, whose elements lie as this one's."""
+        return tensor if tensor.stride() == self.strides and _is_dense(tensor) else self.empty().copy_(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order of dimensions."""
+    return torch.ops.aten.is_non_overlapping_and_dense(tensor) if tensor.numel() else tensor.is_contiguous()
 
 
 def described(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -117,7 +129,9 @@ class Border:
             )
         self._send(item, _VALUES_OF, torch.frombuffer(bytearray(header.ljust(_HEADER)), dtype=torch.uint8))
         for t in tensors:
-            self._send(item, _VALUES, t.detach().contiguous())
+            # What no operation has made, as a buffer, may be written while it is under way.
+            dense = t.detach() if _is_dense(t) else t.detach().contiguous()
+            self._send(item, _VALUES, dense.clone() if t.grad_fn is None else dense)
         return tensors
 
     def begin_value(self, item: int) -> None:
@@ -130,7 +144,7 @@ class Border:
         """Waits for a value. take: gets the gradient of the tensor with that number."""
         header, *begun = self._received.pop(item)
         told, given = json.loads(self._awaited(header).numpy().tobytes())
-        self.kinds = [Kind(dtype, tuple(shape), gradient) for dtype, shape, gradient in given]
+        self.kinds = [Kind(dtype, tuple(shape), gradient, tuple(strides)) for dtype, shape, gradient, strides in given]
         if not self._known:
             begun = self._tensors(_VALUES, self.kinds)
         anchor = torch.empty(0, requires_grad=True)
@@ -160,7 +174,7 @@ class Border:
         wanted = [(number, kind) for number, kind in enumerate(self.kinds or ()) if kind.gradient]
         self._send(item, _GRADIENTS_OF, torch.tensor([number in came for number, _ in wanted], dtype=torch.uint8))
         for number, kind in wanted:
-            self._send(item, _GRADIENTS, came[number].contiguous() if number in came else kind.empty().zero_())
+            self._send(item, _GRADIENTS, kind.laid_out(came[number]) if number in came else kind.empty().zero_())
 
     def _gradients(self) -> list[_Begun]:
         wanted = [kind for kind in self.kinds or () if kind.gradient]

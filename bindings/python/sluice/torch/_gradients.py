@@ -363,6 +363,7 @@ def _zero(target: Gradient) -> Gradient:
 
 
 def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    _refuse_of_stage([value], "norms", "call clip_grad_norm_() of the Pipeline")
     norms = _norms_of([value]) if ord == 2 and dim is None and not keepdim else None
     return NotImplemented if norms is None else torch.tensor(norms[0], dtype=dtype or value.dtype, device=value.device)
 
@@ -378,6 +379,12 @@ def _norms_of(values: Sequence[Any]) -> list[float] | None:
     for presence, slots in by_model.items():
         norms.update(zip(map(id, slots), presence.stored.norms([slot.home for slot in slots]), strict=True))
     return [norms[id(value._slot)] for value in values]
+
+
+def norms_of(values: Sequence[torch.Tensor]) -> list[float]:
+    """The norm of each gradient, be it in the engine or the user's own, also of one stage."""
+    found = _norms_of(values)
+    return [float(torch.linalg.vector_norm(_plain(value, {}))) for value in values] if found is None else found
 
 
 def _refuse_of_stage(values: Any, what: str, remedy: str) -> None:
@@ -406,7 +413,7 @@ def _each(by_number: Any, by_tensor: Any, factor_of: Callable[[float], float] | 
         different = {id(other): other for other in given}  # each tensor's number is asked once: for one on a GPU that is a wait
         numbers = {key: _scalar(other) for key, other in different.items()}
         only = next(iter(numbers.values())) if len(numbers) == 1 else None
-        if only and factor_of is not None and all(type(value) is Gradient for value in values):
+        if only and factor_of is not None and len(given) == len(values) and all(type(value) is Gradient for value in values):
             return _multiply_all(values, factor_of(only))
         for value, other in zip(values, given, strict=True):
             number = numbers[id(other)]

@@ -8,18 +8,19 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, NoReturn, Optional, TypeVar
 
 import torch
 
 from .._handle import text_of
 from .._make import text
-from ..errors import Error, InvalidArgumentError, NotFiniteError
+from ..errors import Error, InvalidArgumentError, NotFiniteError, StateError
 from ..model import Path, Size, whole
 from ..optimizers import Optimizer as Settings
 from ..ranks import MOST_EXCHANGED, Message
 from ._borders import Border, Kind
 from ._engine import WrappedEngine, saved_buffers
+from ._gradients import norms_of
 from ._measures import Keeper, Ready
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
@@ -33,6 +34,7 @@ T = TypeVar("T")
 Loss = Callable[[Any, Any], torch.Tensor]
 
 _ORDERS = ("1f1b", "gpipe")
+_OF_ALL_BLOCKS = ("output_hidden_states", "output_attentions", "output_router_logits")  # what transformers' models are asked for
 _REFUSED = {
     "stage": "ZeRO's stages partition what ranks have alike, and here each rank has another part of the model",
     "reproducible": "a pipeline has the bits of one rank without it",
@@ -100,9 +102,11 @@ class Pipeline:
             self.module, self.optimizer = self._moved_in(model, planned, ready)
         if self._ranks is not None:
             _engine_of(self.module).buffers_of_all = (buffers, self._gathered)
+            if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
+                vars(self.module)["save_pretrained"] = _refuse_to_save
         found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
         self._actions: list[tuple[str, int]] = json.loads(found)
-        self._kinds: dict[str, tuple[Optional[list[Kind]], Optional[list[Kind]]]] = {}  # of values, by the batch's shapes
+        self._kinds: dict[Any, tuple[Optional[list[Kind]], Optional[list[Kind]]]] = {}  # of values, by shapes and stages' states
 
     def _moved_in(self, model: torch.nn.Module, planned: _Planned, ready: Ready) -> tuple[torch.nn.Module, Optimizer]:
         """Wraps this stage's part, and drops the rest."""
@@ -140,9 +144,10 @@ class Pipeline:
             transformers: the loss that it has of its labels.
         """
         parts, shapes = self._agreed("the batch of a pipeline", lambda: self._cut(batch, loss_fn))
-        self._check_alike(batch)
+        states = self._check_alike(batch)
         with self._failing():
-            step = _Step(self, parts, loss_fn, self._kinds.get(shapes, (None, None)))
+            known = shapes, states  # of what passes between the stages
+            step = _Step(self, parts, loss_fn, self._kinds.get(known, (None, None)))
             try:
                 for what, item in self._actions:
                     getattr(step, what)(item)
@@ -151,14 +156,16 @@ class Pipeline:
                 self._tell(error)  # before the messages are awaited
                 step.drain()
                 raise
-            self._kinds[shapes] = step.kinds()
+            self._kinds[known] = step.kinds()
             return self._shared(step.loss)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_(), of all stages' gradients. Returns their norm."""
+        self._check_same("the norm to which gradients are clipped", struct.pack("d", max_norm), f"max_norm is {max_norm!r} here")
         with self._failing():
             own = dict(self.module.named_parameters())
-            every = self._norms({name: float(torch.linalg.vector_norm(p.grad)) for name, p in own.items() if p.grad is not None})
+            there = {name: p.grad for name, p in own.items() if p.grad is not None}
+            every = self._norms(dict(zip(there, norms_of(list(there.values())), strict=True)))
             by_type: dict[torch.dtype, list[torch.Tensor]] = {}
             for name, dtype in self._parameters:
                 if name in every:
@@ -197,6 +204,11 @@ class Pipeline:
             needed = "a dict, as a model of transformers is called with," if self._of_transformers else "a pair of inputs and targets"
             raise InvalidArgumentError(f"the batch is a {type(batch).__name__}; {needed} is needed")
         batch = (dict(batch), None) if self._of_transformers else batch
+        for name in _OF_ALL_BLOCKS if self._of_transformers and self.stages > 1 else ():
+            if batch[0].get(name, getattr(getattr(self.module, "config", None), name, False)):
+                raise InvalidArgumentError(
+                    f"{name} is set, in the batch or the model's config, and asks for what all blocks give, of which this stage has some alone"
+                )
         if loss_fn is None and not (self._of_transformers and "labels" in batch[0]):
             raise InvalidArgumentError("there is no loss: give loss_fn, or, to a model of transformers, labels in the batch")
         shapes: list[Any] = []
@@ -213,18 +225,25 @@ class Pipeline:
             inputs, targets = _each(batch, lambda t: t.narrow(0, number * count, count) if t.dim() else t)
             return inputs, targets
 
-        return [part(number) for number in range(self.micro_batches)], repr((shapes, self.module.training))
+        return [part(number) for number in range(self.micro_batches)], repr(shapes)
 
-    def _check_alike(self, batch: Any) -> None:
-        if self._ranks is None:
-            return
+    def _check_alike(self, batch: Any) -> tuple[bytes, ...]:
+        """Compares the batch. Returns each stage's state, on which depends what passes between them."""
         digest = hashlib.sha256()
         _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
-        for rank, other in enumerate(self._ranks.exchange("the values of the batch", digest.digest())):
-            if other != digest.digest():
+        state = [self.module.training, torch.is_autocast_enabled("cpu"), [p.requires_grad for p in self.module.parameters()]]
+        own = hashlib.sha256(repr(state).encode()).digest()
+        return self._check_same("the values of the batch", digest.digest(), "the batch has others here", own)
+
+    def _check_same(self, what: str, value: bytes, here: str, besides: bytes = b"") -> tuple[bytes, ...]:
+        """Raises InvalidArgumentError where it has another value on another rank. Returns what each rank tells besides."""
+        told = [value + besides] if self._ranks is None else self._ranks.exchange(what, value + besides)
+        for rank, other in enumerate(told):
+            if other[: len(value)] != value:
                 raise InvalidArgumentError(
-                    f"the batch has other values on rank {rank} than on rank {self.stage}; give all ranks the same one"
+                    f"{what} differ on rank {rank} and rank {self.stage}: {here}; give all ranks the same"
                 )
+        return tuple(other[len(value) :] for other in told)
 
     def _agreed(self, what: str, make: Callable[[], T]) -> T:
         return make() if self._ranks is None else self._ranks.agreed(what, make)
@@ -263,8 +282,9 @@ class Pipeline:
         every = dict(own)
         for rank, length in enumerate(lengths[1:], 1):
             told = self._moved(self._ranks.receive, rank, torch.empty(struct.unpack("Q", length), dtype=torch.uint8))
-            for name, dtype, shape, _ in json.loads(told.numpy().tobytes()):
-                every.setdefault(name, self._moved(self._ranks.receive, rank, Kind(dtype, tuple(shape), False).empty()))
+            for name, dtype, shape, gradient, _ in json.loads(told.numpy().tobytes()):
+                kind = Kind(dtype, tuple(shape), gradient, torch.empty(shape, device="meta").stride())
+                every.setdefault(name, self._moved(self._ranks.receive, rank, kind.empty()))
         return every
 
     @staticmethod
@@ -331,6 +351,8 @@ class _Step:
         if self._after is not None:
             return output
         loss = output.loss if self._loss_fn is None else self._loss_fn(output, targets)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            raise InvalidArgumentError(f"loss_fn returned {loss!r:.80}; a tensor without dimensions is needed")
         loss = loss / self._pipe.micro_batches
         self.loss = loss.detach().clone() if self.loss is None else self.loss + loss.detach()
         return loss
@@ -429,6 +451,13 @@ def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:
     if cut is None:
         return [[name for name, _ in model.named_parameters()]]
     return [[name for name, p in model.named_parameters() if id(p) in own] for own in cut.parameters]
+
+
+def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:
+    raise StateError(
+        "save_pretrained() is called of one stage's part of a model; save() of the Pipeline writes a checkpoint of all of it, which a model "
+        "that is wrapped whole can load"
+    )
 
 
 def _each(value: Any, use: Callable[[torch.Tensor], Any]) -> Any:
