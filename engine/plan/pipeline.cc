@@ -199,14 +199,12 @@ class Simulation {
     section.busy += seconds;
   }
 
-  // Each of the two gives what the other waits for.
+  // Each of the two gives what the other waits for, and neither computes meanwhile.
   void exchange() {
     const double seconds = std::max(once_.front().exchange, once_.back().exchange);
     if (seconds == 0 || sections_.size() == 1) return;
     Section &first = sections_.front(), &last = sections_.back();
-    first.now = last.now = std::max(first.now, last.now);
-    take(first, seconds);
-    take(last, seconds);
+    first.now = last.now = std::max(first.now, last.now) + seconds;
   }
 
   std::size_t& done(std::size_t s, Kind kind, std::size_t chunk) {

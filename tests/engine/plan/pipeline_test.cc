@@ -132,7 +132,9 @@ TEST(Pipeline, TakesOnceWhatIsOnceInAStep) {
         for (const double busy : time.busy)
           EXPECT_EQ(busy, 3.0 * static_cast<double>(pipeline.items * pipeline.chunks) + 12);
         once.front().exchange = once.back().exchange = 3;
-        EXPECT_EQ(simulate(pipeline, seconds, once).step, bare + 12 + (pipeline.sections > 1 ? 3 : 0));
+        const PipelineTime exchanged = simulate(pipeline, seconds, once);
+        EXPECT_EQ(exchanged.step, bare + 12 + (pipeline.sections > 1 ? 3 : 0));
+        EXPECT_EQ(exchanged.busy, time.busy);
         once.back().after = 1000;  // the first section waits for the last one's
         EXPECT_GE(simulate(pipeline, seconds, once).step, 1003 + (pipeline.sections > 1 ? 3 : 0));
       },
