@@ -446,12 +446,14 @@ def misused():
         lambda: pipe.module.save_pretrained(tempfile.gettempdir()),
         lambda: pipe.forward_backward(batch | {"output_hidden_states": True}),
         lambda: pipe.clip_grad_norm_(1.0 + RANK),
+        lambda: (pipe.optimizer.param_groups[0].update(lr=0.1 + RANK), pipe.optimizer.step()),
     ):
         try:
             use()
             errors.append(None)
         except sluice.Error as error:
             errors.append(str(error))
+    pipe.close()
     return errors
 
 

@@ -107,8 +107,9 @@ def test_the_norm_of_a_stage_alone_is_refused_and_so_is_its_scale(two):
 
 
 def test_what_one_stage_cannot_do_or_ranks_do_differently_is_refused(two):
+    expected = ["call clip_grad_norm_() of the Pipeline", "save() of the Pipeline", "what all blocks give", "max_norm is", "its groups have"]
     for found in two.call("misused"):
-        for words, text in zip(["call clip_grad_norm_() of the Pipeline", "save() of the Pipeline", "what all blocks give", "max_norm is"], found):
+        for words, text in zip(expected, found, strict=True):
             assert text is not None and words in text, text
 
 
@@ -224,6 +225,29 @@ def test_others_end_with_an_error_that_names_a_rank_that_is_killed():
         assert status == 0, errors
         seconds, text = output.split(" ", 1)
         assert int(seconds) < 20 and "rank 1" in text, text
+
+
+APART = """
+import os, time
+import torch
+from torch import nn
+torch.set_num_threads(1)
+import sluice, sluice.torch
+pipe = sluice.torch.Pipeline([nn.Linear(8, 8) for _ in range(3)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3, patience=2.0)
+x = torch.ones(6, 8)
+pipe.forward_backward((x, x), nn.functional.mse_loss)
+try:
+    if os.environ["RANK"] == "1":
+        pipe.clip_grad_norm_(1.0)
+    pipe.optimizer.step()
+except sluice.Error as error:
+    print(error)
+"""
+
+
+def test_ranks_in_different_calls_do_not_wait_for_ever():
+    for status, output, errors in run_program(APART, 3, LIMIT):
+        assert status == 0 and "has not come to" in output, (output, errors)
 
 
 # ---- one rank ----

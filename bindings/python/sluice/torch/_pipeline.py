@@ -102,6 +102,7 @@ class Pipeline:
             self.module, self.optimizer = self._moved_in(model, planned, ready)
         if self._ranks is not None:
             _engine_of(self.module).buffers_of_all = (buffers, self._gathered)
+            self.optimizer.register_step_pre_hook(self._compare_settings)
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save
         found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
@@ -234,6 +235,12 @@ class Pipeline:
         state = [self.module.training, torch.is_autocast_enabled("cpu"), [p.requires_grad for p in self.module.parameters()]]
         own = hashlib.sha256(repr(state).encode()).digest()
         return self._check_same("the values of the batch", digest.digest(), "the batch has others here", own)
+
+    def _compare_settings(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Comes before a step, in which the ranks would else wait for one that is in another call."""
+        settings = [{name: given for name, given in group.items() if name != "params"} for group in optimizer.param_groups]
+        told = repr(settings)
+        self._check_same("the settings of the optimizer", hashlib.sha256(told.encode()).digest(), f"its groups have {told:.200} here")
 
     def _check_same(self, what: str, value: bytes, here: str, besides: bytes = b"") -> tuple[bytes, ...]:
         """Raises InvalidArgumentError where it has another value on another rank. Returns what each rank tells besides."""
