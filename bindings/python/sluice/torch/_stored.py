@@ -97,8 +97,8 @@ class Stored:
         """Ends the gradients to which there is no reference."""
         if not self.ended:
             return
-        count = len(self.ended)  # others may come meanwhile
-        ended = [entry for entry in itertools.islice(self.ended, count) if self.entries.get(entry.index) is entry]
+        count = len(self.ended)  # finalizers may add others at any time, which an iterator would not bear
+        ended = [entry for entry in (self.ended[i] for i in range(count)) if self.entries.get(entry.index) is entry]
         self._drop(*(self._homes[entry.index] for entry in ended))
         for entry in ended:
             entry.alive = False
