@@ -121,11 +121,11 @@ void DeviceWork::copy_out(std::byte* to, Memory from) {
         [&] { device_.copy_out(out(), to, reinterpret_cast<DeviceAddress>(from.data()), from.size()); });
 }
 
-std::vector<CUevent_st*> DeviceWork::unfinished(Memory memory, Use use) const {
+std::vector<Device::SharedEvent> DeviceWork::unfinished(Memory memory, Use use) const {
   const std::lock_guard lock(mutex_);
-  std::vector<CUevent_st*> events;
+  std::vector<Device::SharedEvent> events;
   const auto note = [&](const Place& place) {
-    if (place.stream != nullptr && !device_.is_done(place.event.get())) events.push_back(place.event.get());
+    if (place.stream != nullptr && !device_.is_done(place.event.get())) events.push_back(place.event);
   };
   for_each(pieces_, memory, [&](const Piece& piece) {
     note(piece.written);
@@ -136,7 +136,7 @@ std::vector<CUevent_st*> DeviceWork::unfinished(Memory memory, Use use) const {
 }
 
 void DeviceWork::wait(Memory memory, Use use) {
-  for (CUevent_st* const event : unfinished(memory, use)) device_.synchronize(event);
+  for (const Device::SharedEvent& event : unfinished(memory, use)) device_.synchronize(event.get());
 }
 
 std::vector<Device::SharedEvent> DeviceWork::give_up(Memory memory) {

@@ -93,8 +93,8 @@ class DeviceWork {
   };
   template <class Pieces, class Body>
   static void for_each(Pieces& pieces, Memory memory, const Body& body);
-  // What the caller would have to wait for.
-  std::vector<CUevent_st*> unfinished(Memory memory, Use use) const;
+  // What the caller would have to wait for. An event is not recorded again while somebody has it.
+  std::vector<Device::SharedEvent> unfinished(Memory memory, Use use) const;
   void wait_for_client();
   void begin_use(CUstream_st* stream, Memory memory, Use use);
   void end_use(const Place& place, Memory memory, Use use);
