@@ -5,7 +5,6 @@
 #include "core/log.h"
 
 namespace sluice::engine {
-namespace {}  // namespace
 
 void RegisteredRegion::Unregister::operator()(std::byte* memory) const {
   try {

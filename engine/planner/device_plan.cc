@@ -447,16 +447,17 @@ class DevicePlanner {
 // A chunk costs a dozen calls of the driver, whatever its size, and what a client queues waits behind those
 // of a unit's chunks: the driver has about 1,000 places for what is queued, and then lets the caller wait.
 std::size_t larger_chunk(const PlanInputs& in, PlanRequest at, std::size_t elements) {
-  for (std::size_t larger = 2 * elements; larger <= kMostChunk; larger *= 2) {
+  const Layout layout(in.profile.units);
+  std::size_t most = 0;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    most = std::max(most, layout.unit_elements(unit));
+  for (std::size_t larger = 2 * elements; larger <= kMostChunk && larger * kLeastChunks <= most;
+       larger *= 2) {
     at.chunk_elements = larger;
     const Placement placement(in.profile, in.optimizer, at);
-    const Layout& layout = placement.layout();
-    std::size_t most = 0;
-    for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-      most = std::max(most, layout.unit_elements(unit));
     const std::size_t slot = UpdatePipeline::slot_bytes(placement.format(), layout, false);
     const std::size_t slot_of_cpu = UpdatePipeline::cpu_slot_bytes(placement.format(), layout, true);
-    if (larger * kLeastChunks > most || kMostSlots * slot > in.budget.device / kSlotsShare ||
+    if (kMostSlots * slot > in.budget.device / kSlotsShare ||
         most_host_slots(in.rates) * slot_of_cpu > in.budget.memory / kSlotsShare)
       break;
     elements = larger;
