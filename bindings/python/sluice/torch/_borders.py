@@ -35,6 +35,11 @@ class Kind(NamedTuple):
         strides = tensor.stride() if _is_dense(tensor) else torch.empty(shape, device="meta").stride()
         return Kind(str(tensor.dtype).removeprefix("torch."), shape, tensor.requires_grad, strides)
 
+    @staticmethod
+    def told(dtype: str, shape: Sequence[int], gradient: bool, strides: Sequence[int]) -> Kind:
+        """The kind again that was written as JSON."""
+        return Kind(dtype, tuple(shape), gradient, tuple(strides))
+
     def empty(self) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=getattr(torch, self.dtype))
 
@@ -144,7 +149,7 @@ class Border:
         """Waits for a value. take: gets the gradient of the tensor with that number."""
         header, *begun = self._received.pop(item)
         told, given = json.loads(self._awaited(header).numpy().tobytes())
-        self.kinds = [Kind(dtype, tuple(shape), gradient, tuple(strides)) for dtype, shape, gradient, strides in given]
+        self.kinds = [Kind.told(*kind) for kind in given]
         if not self._known:
             begun = self._tensors(_VALUES, self.kinds)
         anchor = torch.empty(0, requires_grad=True)

@@ -280,7 +280,7 @@ class Pipeline:
     def _gathered(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All stages' buffers on rank 0, for a checkpoint; on the others their own."""
         assert self._ranks is not None, "there are others"
-        kinds = json.dumps([[name, *Kind.of(buffer)] for name, buffer in own.items()]).encode()
+        kinds = json.dumps([[name, *Kind.of(buffer.contiguous())] for name, buffer in own.items()]).encode()
         lengths = self._ranks.exchange("buffers", struct.pack("Q", len(kinds)))
         if self.stage > 0:
             for t in (torch.frombuffer(bytearray(kinds), dtype=torch.uint8), *own.values()):
@@ -289,9 +289,8 @@ class Pipeline:
         every = dict(own)
         for rank, length in enumerate(lengths[1:], 1):
             told = self._moved(self._ranks.receive, rank, torch.empty(struct.unpack("Q", length), dtype=torch.uint8))
-            for name, dtype, shape, gradient, _ in json.loads(told.numpy().tobytes()):
-                kind = Kind(dtype, tuple(shape), gradient, torch.empty(shape, device="meta").stride())
-                every.setdefault(name, self._moved(self._ranks.receive, rank, kind.empty()))
+            for name, *kind in json.loads(told.numpy().tobytes()):
+                every.setdefault(name, self._moved(self._ranks.receive, rank, Kind.told(*kind).empty()))
         return every
 
     @staticmethod
