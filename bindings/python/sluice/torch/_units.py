@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 
@@ -87,8 +87,8 @@ def find_units(
     by_calls: bool = False,
     others: Iterable[int] = (),
 ) -> list[Group]:
-    """Makes a unit of each repeated block, and of the other parameters by size, in the model's order. A tied parameter is in
-    the unit that names it first; one without elements is in none, and stays where it is.
+    """Makes a unit of each repeated block, and of the other parameters by size, in the model's order. A tied parameter is in the unit
+    that names it last, as the last stage of a pipeline has it; one without elements is in none, and stays where it is.
 
     named: the user's own units, which come first: a unit's name -> names of modules or parameters.
     by_calls: units come and go with calls of modules, as on a GPU: no unit has parameters of several blocks, and none a span of one.
@@ -97,7 +97,8 @@ def find_units(
     taken: set[int] = set(others)
     own = [] if named is None else _split(_named(model, named, names, taken))
     rest: list[Group] = []
-    _collect(model, "", names, taken, rest)
+    last = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}
+    _Collected(names, last, taken, rest).add(model, "")
     apart = _split(_merge_small(rest, by_calls))
     found = _named_apart(own + (apart if by_calls else _span_large(apart)))
     if not found:
@@ -231,24 +232,36 @@ def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:
     return list(mine.values())
 
 
-def _own(module: torch.nn.Module, recurse: bool, names: Mapping[int, str], taken: set[int]) -> list[_Named]:
-    return _take(((names[id(p)], p) for p in module.parameters(recurse=recurse)), taken)
+class _Collected(NamedTuple):
+    """The groups of a model's parameters, as they are found."""
 
+    names: Mapping[int, str]  # of parameters, by their ids
+    last: Mapping[int, torch.nn.Module]  # the module that names a parameter last
+    taken: set[int]
+    found: list[Group]
 
-def _collect(module: torch.nn.Module, name: str, names: Mapping[int, str], taken: set[int], found: list[Group]) -> None:
-    own = _own(module, False, names, taken)
-    if own:
-        found.append(Group(name or "model", own, within=name))
-    blocks = _repeated(module)
-    for child_name, child in module.named_children():
-        path = f"{name}.{child_name}" if name else child_name
-        size = sum(_bytes(p) for p in child.parameters() if id(p) not in taken)
-        if size == 0:
-            continue
-        if size <= (_LARGEST if child_name in blocks else _SMALLEST) or not has_children(child):
-            found.append(Group(path, _own(child, True, names, taken), within=path if child_name in blocks else name))
-        else:
-            _collect(child, path, names, taken, found)
+    def add(self, module: torch.nn.Module, name: str) -> None:
+        own = self._take([module])
+        if own:
+            self.found.append(Group(name or "model", own, within=name))
+        blocks = _repeated(module)
+        for child_name, child in module.named_children():
+            path = f"{name}.{child_name}" if name else child_name
+            size = sum(_bytes(p) for p in self._free(child.modules()).values())
+            if size == 0:
+                continue
+            if size <= (_LARGEST if child_name in blocks else _SMALLEST) or not has_children(child):
+                self.found.append(Group(path, self._take(child.modules()), within=path if child_name in blocks else name))
+            else:
+                self.add(child, path)
+
+    def _free(self, modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Parameter]:
+        """Parameters of these modules that are not taken, and that no other module names after them."""
+        named = ((module, p) for module in modules for p in module.parameters(recurse=False))
+        return {id(p): p for module, p in named if id(p) not in self.taken and self.last[id(p)] is module}
+
+    def _take(self, modules: Iterable[torch.nn.Module]) -> list[_Named]:
+        return _take(((self.names[key], p) for key, p in self._free(modules).items()), self.taken)
 
 
 def has_children(module: torch.nn.Module) -> bool:
