@@ -321,12 +321,12 @@ def faked(
 
 
 def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool, device: torch.device = CPU) -> torch.Tensor:
-    """A fake tensor that is like this one, and a leaf of backward. device: a GPU where it is to be."""
+    """A fake tensor that is like this one, and a leaf of backward where this one is. device: a GPU where it is to be."""
     made: torch.Tensor = fake.from_tensor(tensor.detach())
-    if device.type != "cpu":
-        with fake:
-            made = made.to(device)
-    return made.requires_grad_(train and tensor.requires_grad)
+    with fake:
+        made = made.to(device) if device.type != "cpu" else made
+        made.requires_grad_(train and tensor.requires_grad)
+        return made.clone() if train and tensor.grad_fn is not None else made  # which operations may write to
 
 
 def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
