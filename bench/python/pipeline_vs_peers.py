@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares pipelines of as many stages as this machine has cores, one thread each, that train a GPT-2 without a tied head in f32:
-`sluice train --mesh pipeline=P` with 1F1B, GPipe, ZB-H1 and interleaved (two chunks a stage), and PyTorch's torch.distributed.pipelining over
-Gloo with the first two; and beside them one rank of Sluice with as many threads, which computes as much without a bubble.
+`sluice train --mesh pipeline=P` with 1F1B, GPipe, ZB-H1 and interleaved (two chunks a stage); and, with the first two, the model of
+transformers in sluice.torch.Pipeline (also with a tied head) and in torch.distributed.pipelining over Gloo; and beside them one rank of Sluice with as many threads, which computes as much without a bubble.
 
 Sides have the same shapes, micro-batches and optimizer, and take turns; each round has processes of its own, whose first step is not
 counted. Figures are medians. Memory is the most that a rank held (VmHWM). The cut is Sluice's, and PyTorch's stages have the same
-blocks. --json prints JSON.
+blocks. --sides "torch 1f1b,wrapped 1f1b" runs these alone. --json prints JSON.
 
     .venv/bin/python bench/python/pipeline_vs_peers.py --rounds 2 --steps 3
 """
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from side_by_side import CORES, SHAPES, free_port, gpt2_config, make_tokens, parser_of, peak_bytes, sluice, sluice_steps, temporary_folder
+from side_by_side import CORES, ROOT, SHAPES, free_port, gpt2_config, make_tokens, parser_of, peak_bytes, sluice, sluice_steps, temporary_folder
 
 ORDERS = {"1f1b": (), "gpipe": (), "zb-h1": (), "interleaved": ("--pipeline", "1f1b", "--chunks", 2)}
 ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a rank
@@ -25,7 +25,7 @@ ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a ra
 
 def arguments():
     return parser_of(__doc__, shapes=True, model="gpt2-124m", batch=1, seq=256, micro=8, stages=CORES, rounds=3, steps=4, memory="8GiB",
-                     cut="").parse_args()
+                     cut="", sides="").parse_args()
 
 
 def shape_of(a, folder, tokens):
@@ -45,77 +45,113 @@ def sluice_side(a, folder, tokens, *more):
     return {"seconds": [row["seconds"] for row in rows], "peak": max(peaks), "rank_wait": statistics.fmean(waits)}
 
 
-def torch_side(a, order, ends):
+def torch_side(a, side, order, ends, tied=False):
     """Each stage is a process of this program."""
     common = os.environ | {"WORLD_SIZE": str(a.stages), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
-    words = json.dumps({"model": a.model, "batch": a.batch, "seq": a.seq, "micro": a.micro, "steps": a.steps, "order": order, "ends": ends})
+    words = json.dumps({"side": side, "model": a.model, "batch": a.batch, "seq": a.seq, "micro": a.micro, "steps": a.steps, "order": order,
+                        "ends": ends, "stages": a.stages, "memory": a.memory, "tied": tied})
     stages = [subprocess.Popen([sys.executable, __file__, "--stage", words], env=common | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
               for rank in range(a.stages)]
     told = [json.loads(stage.communicate()[0]) for stage in stages]
     return {"seconds": [max(each) for each in zip(*(one["seconds"] for one in told), strict=True)], "peak": max(one["peak"] for one in told)}
 
 
-def run_stage(a):
-    """One stage of PyTorch's pipeline: tells its seconds and its peak."""
+class OfTorch:
+    """A stage of torch.distributed.pipelining."""
+
+    def __init__(self, a):
+        import torch
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+        rank, stages = int(os.environ["RANK"]), a["stages"]
+        whole = model_of(a)
+
+        class Stage(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                if rank == 0:
+                    self.wte, self.wpe = whole.transformer.wte, whole.transformer.wpe
+                self.blocks = whole.transformer.h[a["ends"][rank - 1] if rank else 0:a["ends"][rank]]
+                if rank + 1 == stages:
+                    self.norm, self.head = whole.transformer.ln_f, whole.lm_head
+
+            def forward(self, x):
+                if rank == 0:
+                    x = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
+                for block in self.blocks:
+                    out = block(x)
+                    x = out[0] if isinstance(out, tuple) else out
+                return self.head(self.norm(x)) if rank + 1 == stages else x
+
+        def loss_of(logits, targets):
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+        self.module = Stage()
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=3e-4, fused=True)
+        kind = ScheduleGPipe if a["order"] == "gpipe" else Schedule1F1B
+        self.schedule = kind(PipelineStage(self.module, rank, stages, torch.device("cpu")), a["micro"], loss_fn=loss_of)
+        self.is_first, self.is_last = rank == 0, rank + 1 == stages
+
+    def step(self, tokens):
+        import torch
+
+        given = {"target": tokens, "losses": []} if self.is_last else {}
+        self.schedule.step(*([tokens] if self.is_first else []), **given)
+        # The norm over all stages, as clipping needs it.
+        squares = sum(p.grad.square().sum() for p in self.module.parameters())
+        torch.distributed.all_reduce(squares)
+        torch._foreach_mul_([p.grad for p in self.module.parameters()], min(1.0, 1.0 / (squares.sqrt().item() + 1e-6)))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Wrapped:
+    """A stage of sluice.torch.Pipeline."""
+
+    def __init__(self, a):
+        sys.path.insert(0, str(ROOT / "bindings" / "python"))
+        import sluice.torch
+
+        firsts = [0, *a["ends"][:-1]]
+        cut = ",".join(f"{first}-{end - 1}" for first, end in zip(firsts, a["ends"], strict=True))
+        self.pipe = sluice.torch.Pipeline(model_of(a), sluice.AdamW(lr=3e-4), memory=a["memory"], micro_batches=a["micro"],
+                                          pipeline=a["order"], stages=cut)
+
+    def step(self, tokens):
+        import torch
+
+        targets = torch.full_like(tokens, -100)
+        targets[:, 1:] = tokens[:, :-1]  # the model shifts them back, so that the loss is as the other side's
+        self.pipe.train_step({"input_ids": tokens, "labels": targets}, clip=1.0)
+
+
+def model_of(a):
     import torch
-    import torch.distributed as dist
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
     from transformers import GPT2LMHeadModel
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, stages = dist.get_rank(), dist.get_world_size()
     config = gpt2_config(a["model"])
-    config.tie_word_embeddings = False
+    config.tie_word_embeddings = a["tied"]
     torch.manual_seed(1)
-    whole = GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(config)
 
-    class Stage(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            if rank == 0:
-                self.wte, self.wpe = whole.transformer.wte, whole.transformer.wpe
-            self.blocks = whole.transformer.h[a["ends"][rank - 1] if rank else 0:a["ends"][rank]]
-            if rank + 1 == stages:
-                self.norm, self.head = whole.transformer.ln_f, whole.lm_head
 
-        def forward(self, x):
-            if rank == 0:
-                x = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
-            for block in self.blocks:
-                out = block(x)
-                x = out[0] if isinstance(out, tuple) else out
-            return self.head(self.norm(x)) if rank + 1 == stages else x
+def run_stage(a):
+    """One stage of a pipeline in PyTorch: tells its seconds and its peak."""
+    import torch
 
-    def loss_of(logits, targets):
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    module = Stage()
-    del whole
-    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, fused=True)
-    kind = ScheduleGPipe if a["order"] == "gpipe" else Schedule1F1B
-    schedule = kind(PipelineStage(module, rank, stages, torch.device("cpu")), a["micro"], loss_fn=loss_of)
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    side = {"torch": OfTorch, "wrapped": Wrapped}[a["side"]](a)
     seconds = []
-    for _ in range(a["steps"] + 1):
-        tokens = torch.randint(0, 256, (a["micro"] * a["batch"], a["seq"]))
-        dist.barrier()
+    for step in range(a["steps"] + 1):
+        tokens = torch.randint(0, 256, (a["micro"] * a["batch"], a["seq"]), generator=torch.Generator().manual_seed(step))
+        torch.distributed.barrier()
         begin = time.perf_counter()
-        if rank == 0:
-            schedule.step(tokens)
-        elif rank + 1 == stages:
-            schedule.step(target=tokens, losses=[])
-        else:
-            schedule.step()
-        # The norm over all stages, as clipping needs it.
-        squares = sum(p.grad.square().sum() for p in module.parameters())
-        dist.all_reduce(squares)
-        torch._foreach_mul_([p.grad for p in module.parameters()], min(1.0, 1.0 / (squares.sqrt().item() + 1e-6)))
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.barrier()
+        side.step(tokens)
+        torch.distributed.barrier()
         seconds.append(time.perf_counter() - begin)
     print(json.dumps({"seconds": seconds[1:], "peak": peak_bytes()}))
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()
 
 
 def measure(a, folder):
@@ -131,8 +167,10 @@ def measure(a, folder):
     sides = {"alone": lambda: sluice_side(a, folder, tokens, "--threads", a.stages)}
     for order in ORDERS:
         sides[f"sluice {order}"] = lambda order=order: sluice_side(a, folder, tokens, *cut_of(a, order))
-        if order in ORDERS_OF_TORCH:
-            sides[f"torch {order}"] = lambda order=order: torch_side(a, order, ends)
+        for side in ("wrapped", "torch") if order in ORDERS_OF_TORCH else ():
+            sides[f"{side} {order}"] = lambda side=side, order=order: torch_side(a, side, order, ends)
+    sides["wrapped 1f1b tied"] = lambda: torch_side(a, "wrapped", "1f1b", ends, tied=True)
+    sides = {name: side for name, side in sides.items() if not a.sides or name in a.sides.split(",")}
     rounds = {name: [] for name in sides}
     for number in range(a.rounds):
         for name, side in sides.items():
@@ -160,9 +198,10 @@ def main():
     least = (a.micro + a.stages - 1) / a.micro
     print(f"{a.model} untied, {a.stages} stages of one thread, {a.micro} micro-batches of {a.batch} x {a.seq}; blocks end at {result['cut']}; "
           f"planned {result['planned_step']:.2f} s, {100 * result['planned_bubble']:.0f}% bubble; equal stages would take {least:.3f} of one rank")
-    alone = result["sides"]["alone"]["seconds"]
+    alone = result["sides"].get("alone", {}).get("seconds")
     for name, side in result["sides"].items():
-        print(f"{name}: {side['seconds']:.2f} s a step ({side['seconds'] / alone:.3f} of one rank), {side['tokens_per_second']:.0f} tokens/s, "
+        share = f" ({side['seconds'] / alone:.3f} of one rank)" if alone else ""
+        print(f"{name}: {side['seconds']:.2f} s a step{share}, {side['tokens_per_second']:.0f} tokens/s, "
               f"at most {side['peak'] >> 20} MiB a rank" + (f", waits {side['rank_wait']:.2f} s" if side.get("rank_wait") else ""))
 
 
