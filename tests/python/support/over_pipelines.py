@@ -116,19 +116,32 @@ def bloom():
     )  # fmt: skip
 
 
-def opt():
+def opt(tied=False):
     """A product follows its embedding, and precedes its head."""
     return transformers.OPTForCausalLM(
         transformers.OPTConfig(
             hidden_size=32, word_embed_proj_dim=16, ffn_dim=48, num_hidden_layers=4, num_attention_heads=4, vocab_size=128,
-            max_position_embeddings=64, dropout=0.0, tie_word_embeddings=False,
+            max_position_embeddings=64, dropout=0.0, tie_word_embeddings=tied,
         )
     )  # fmt: skip
 
 
+def gemma():
+    """Its embedding multiplies what it looks up, and its head, which shares the table, is the last module with parameters."""
+    return transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=128,
+            max_position_embeddings=64, tie_word_embeddings=True, pad_token_id=0, sliding_window=4,
+        )
+    )  # fmt: skip
+
+
+OF_TRANSFORMERS = {
+    "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "llama": llama, "bloom": bloom, "opt": opt, "opt_tied": lambda: opt(tied=True), "gemma": gemma,
+}  # fmt: skip
 MODELS = {
-    "layers": layers, "convolutional": convolutional, "nested": nested, "gpt2": gpt2, "llama": llama, "bloom": bloom, "opt": opt,
-    "counting": counting, "channels_last": channels_last,
+    "layers": layers, "convolutional": convolutional, "nested": nested, "counting": counting, "channels_last": channels_last,
+    **OF_TRANSFORMERS,
 }  # fmt: skip
 
 
@@ -145,7 +158,7 @@ def made(name, dtype="float32", meta=False):
 
 def batch_of(name, step, dtype="float32", rows=ROWS):
     generator = torch.Generator().manual_seed(step)
-    if name in ("gpt2", "llama", "bloom", "opt"):
+    if name in OF_TRANSFORMERS:
         ids = torch.randint(0, 128, (rows, 8), generator=generator)
         mask = torch.ones(rows, 8, dtype=torch.int64)
         mask[:, :2] = 0
@@ -171,8 +184,11 @@ def digests(model):
 
 
 def units_of(model):
-    """Every module with parameters of its own is a unit."""
-    return {name or "model": [name] for name, m in model.named_modules() if any(True for _ in m.parameters(recurse=False)) and name}
+    """Every module with parameters of its own is a unit, where none is another one's."""
+    named = [(name, len(list(m.parameters(recurse=False)))) for name, m in model.named_modules()]
+    if sum(count for _, count in named) > len(list(model.parameters())):
+        return None
+    return {name or "model": [name] for name, count in named if count and name}
 
 
 def _options(model, place, update, **options):
@@ -303,6 +319,13 @@ def _beside():
     return model
 
 
+class _Shifts(transformers.GPT2LMHeadModel):
+    """It looks up other tokens than it is called with."""
+
+    def forward(self, input_ids, **given):
+        return super().forward((input_ids + 1) % 128, **given)
+
+
 class _Gives(nn.Module):
     def __init__(self, value):
         super().__init__()
@@ -332,7 +355,7 @@ REFUSED = {
     "fewer": lambda: _linears(1),
     "without": lambda: nn.Sequential(*_linears(1), nn.ReLU()),
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
-    "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True), "beside": _beside,
+    "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True), "shifts": lambda: _Shifts(gpt2(tied=True).config), "beside": _beside,
     "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2],
@@ -346,7 +369,11 @@ def refused(what, rows=8, differs=False, **options):
     try:
         pipe = sluice.torch.Pipeline(REFUSED[what](), sluice.AdamW(), **given)
         batch = torch.ones(rows, 8) * (2 if differs and RANK == SIZE - 1 else 1), torch.ones(rows, 8)
-        pipe.train_step(batch, loss_fn)
+        if what == "tied":
+            batch = {"inputs_embeds": torch.ones(rows, 8, 32), "labels": torch.ones(rows, 8, dtype=torch.int64)}
+        if what == "shifts":
+            batch = {"input_ids": torch.ones(rows, 8, dtype=torch.int64)}
+        pipe.train_step(batch, (lambda output, _: output.logits.sum()) if what == "shifts" else loss_fn)
     except (sluice.Error, TypeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     pipe.close()
@@ -528,3 +555,34 @@ def from_weights(folder):
 
 def _meet():
     sluice.torch.Pipeline(_linears(SIZE), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1).close()
+
+
+def evaluated(name):
+    """A batch's loss without gradients, in both modes and after a step, on the stages and on one rank that wraps the whole model."""
+    alone = RANK == 0
+    model, twin = made(name), made(name)
+    settings = sluice.SGD(lr=1e-2)
+    pipe = sluice.torch.Pipeline(model, settings, memory="4GiB", micro_batches=3)
+    if alone:
+        twin = nn.Sequential(*twin) if isinstance(twin, list) else twin
+        twin, optimizer = sluice.torch.wrap(twin, settings, memory="4GiB", ranks=False)
+    same = []
+    for step, train in enumerate((False, True, False)):
+        batch = batch_of(name, step)
+        loss = None if isinstance(batch, dict) else loss_fn
+        pipe.module.train(train)
+        found = pipe.evaluate(batch, loss)
+        same.append(not found.requires_grad)
+        if alone:
+            twin.train(train)
+            with torch.no_grad():
+                same.append(found.item() == sum(_loss_of(twin, name, part) / 3 for part in _parts(batch, 3)).item())
+            for part in _parts(batch, 3):
+                (_loss_of(twin, name, part) / 3).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        pipe.train_step(batch, loss)
+    pipe.close()
+    if alone:
+        sluice.torch.close(twin)
+    return same

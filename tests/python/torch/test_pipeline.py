@@ -64,7 +64,7 @@ def test_so_they_have_however_they_are_run(two, three, options):
     assert merged(three.call("piped", **options, **given)) == two.call("whole", **given)[0]
 
 
-@pytest.mark.parametrize("name", ["layers", "gpt2"])
+@pytest.mark.parametrize("name", ["layers", "gpt2", "tied"])
 def test_first_values_by_rules_are_those_of_the_whole_model(two, three, name):
     given = {"name": name, "micro_batches": 2, "meta": True, "steps": 1}
     expected = two.call("whole", **given)[0]
@@ -77,6 +77,18 @@ def test_another_order_of_sums_is_seen(two):
     assert expected["values"] != other["values"]
 
 
+@pytest.mark.parametrize("name, options", [
+    ("tied", {}), ("tied", {"pipeline": "gpipe"}), ("gemma", {"dtype": "bfloat16"}), ("opt_tied", {"update": "SGD"}),
+    ("tied", {"links": "gloo", "recompute": True, "reserve": None}),
+])  # fmt: skip
+def test_embedding_and_head_may_share_a_table(two, three, name, options):
+    given = {"name": name, "micro_batches": 6, "clip": 0.5}
+    of_twin = {key: value for key, value in options.items() if key in ("dtype", "update")}
+    expected = two.call("whole", **of_twin, **given)[0]
+    assert merged(two.call("piped", place="disk", **options, **given)) == expected
+    assert merged(three.call("piped", **options, **given)) == expected
+
+
 @pytest.mark.parametrize("name", ["bloom", "opt"])
 def test_models_of_other_forms_are_cut(two, three, name):
     given = {"name": name, "micro_batches": 2, "steps": 1}
@@ -85,6 +97,11 @@ def test_models_of_other_forms_are_cut(two, three, name):
 
 def test_shapes_and_modes_may_change_from_step_to_step(three):
     assert three.call("shapes") == [[True] * 6] * 3
+
+
+@pytest.mark.parametrize("name", ["tied", "layers", "convolutional"])
+def test_a_batch_is_evaluated_as_by_the_whole_model(three, name):
+    assert three.call("evaluated", name=name) == [[True] * 6, [True] * 3, [True] * 3]
 
 
 # ---- what a stage holds ----
@@ -125,7 +142,7 @@ def test_gradients_that_are_not_finite_are_refused_on_all_stages(two):
 # ---- checkpoints ----
 
 
-@pytest.mark.parametrize("name", ["layers", pytest.param("llama", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["layers", "tied", pytest.param("llama", marks=pytest.mark.long)])
 def test_checkpoints_are_those_of_one_rank_and_any_number_of_stages_goes_on(two, three, tmp_path, name):
     given = {"name": name, "micro_batches": 4, "scheduled": False}
     expected = two.call("whole", steps=4, **given)[0]
@@ -157,7 +174,7 @@ def test_values_come_from_files_to_each_stage(two, tmp_path):
     ("without", {"stages": "0,1"}, ["stage 1 has the blocks 1 to 1, and no parameter that is trained"]),
     ("frozen", {}, ["stage 1 has the blocks 1 to 1, and no parameter that is trained"]),
     ("shared", {}, ["'2.weight', which stage 1 needs, is the same tensor as '0.weight' of stage 0"]),
-    ("tied", {}, ["is the same tensor as", "tie_word_embeddings=False"]),
+    ("tied", {}, ["the batch has no input_ids", "head and embedding share a table"]),
     ("beside", {}, ["'transformer.scale' is a parameter beside the blocks"]),
     ("module", {}, ["Nested is neither a torch.nn.Sequential nor a causal model of transformers"]),
     ("numbers", {}, ["a list of torch.nn.Module is needed"]),
@@ -183,7 +200,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(two, what, options, words):
 
 @pytest.mark.parametrize("what, words", [
     ("calling", "a layer of stage 1 calls '0', which stage 0 has"), ("set", "a set passes between stages"),
-    ("grows", "another one of a batch of these shapes"), ("fails", "mat1 and mat2 shapes cannot be multiplied"),
+    ("shifts", "called with other values than the batch's input_ids"), ("grows", "another one of a batch of these shapes"), ("fails", "mat1 and mat2 shapes cannot be multiplied"),
 ])  # fmt: skip
 def test_an_error_within_a_step_is_told_to_all_ranks(what, words):
     with Pool(2, "over_pipelines") as ranks:  # which an error ends

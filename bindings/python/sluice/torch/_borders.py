@@ -170,12 +170,12 @@ class Border:
         """Waits for the gradients of the tensors that have one; None for those that the other stage did not use."""
         begun = self._received.pop(item) if self._known else self._gradients()
         there, *tensors = map(self._awaited, begun)
-        self._end_sent(item)  # the other stage has it
+        self.end_sent(item)  # the other stage has it
         return [t if used else None for t, used in zip(tensors, there.tolist(), strict=True)]
 
     def send_gradients(self, item: int, came: Mapping[int, torch.Tensor]) -> None:
         """Begins to send the gradients of a value that was received, by the numbers of its tensors, when those before are away."""
-        self._end_sent(item - 1)
+        self.end_sent(item - 1)
         wanted = [(number, kind) for number, kind in enumerate(self.kinds or ()) if kind.gradient]
         self._send(item, _GRADIENTS_OF, torch.tensor([number in came for number, _ in wanted], dtype=torch.uint8))
         for number, kind in wanted:
@@ -210,7 +210,7 @@ class Border:
             message.wait()
         return memory
 
-    def _end_sent(self, item: int) -> None:
+    def end_sent(self, item: int) -> None:
         """Waits until what was sent up to this item is away."""
         while self._sent and self._sent[0][0] <= item:
             self._awaited(self._sent.pop(0)[1])

@@ -8,7 +8,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional, TypeVar
+from typing import Any, NamedTuple, NoReturn, Optional, TypeVar, Union
 
 import torch
 
@@ -26,6 +26,7 @@ from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
 from ._stages import Blocks, Cut, blocks_of, model_of
+from ._tied import IDS, Fetched, LookedUp
 from ._together import Together, Which, together
 from ._weights import stored_of
 from ._wrap import _check_known, close, engine_of, move_in
@@ -98,6 +99,7 @@ class Pipeline:
             self._of_transformers = planned.blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
             self._owners = _owners(model, planned.cut)
+            self._cut_of = planned.cut
             buffers = list(saved_buffers(model))
             self.module, self.optimizer = self._moved_in(model, planned, ready)
         if self._ranks is not None:
@@ -107,7 +109,7 @@ class Pipeline:
                 vars(self.module)["save_pretrained"] = _refuse_to_save
         found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
         self._actions: list[tuple[str, int]] = json.loads(found)
-        self._kinds: dict[Any, tuple[Optional[list[Kind]], Optional[list[Kind]]]] = {}  # of values, by shapes and stages' states
+        self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
 
     def _moved_in(self, model: torch.nn.Module, planned: _Planned, ready: Ready) -> tuple[torch.nn.Module, Optimizer]:
         """Wraps this stage's part, and drops the rest."""
@@ -144,21 +146,14 @@ class Pipeline:
         loss_fn: is called with the last layer's output and the targets, or with the model's output and the dict. None, of a model of
             transformers: the loss that it has of its labels.
         """
-        parts, shapes = self._agreed("the batch of a pipeline", lambda: self._cut(batch, loss_fn))
-        states = self._check_alike(batch)
-        with self._failing():
-            known = shapes, states  # of what passes between the stages
-            step = _Step(self, parts, loss_fn, self._kinds.get(known, (None, None)))
-            try:
-                for what, item in self._actions:
-                    getattr(step, what)(item)
-                step.end()
-            except BaseException as error:
-                self._tell(error)  # before the messages are awaited
-                step.drain()
-                raise
-            self._kinds[known] = step.kinds()
-            return self._shared(step.loss)
+        return self._run(self._actions, batch, loss_fn)
+
+    def evaluate(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
+        """Returns a batch's loss, as forward_backward() does, without gradients. `pipe.module.eval()` and `train()` set what the layers do
+        differently."""
+        forward = [(what, item) for what, item in self._actions if what in ("receive_input", "forward", "send_output")]
+        with torch.no_grad():
+            return self._run(forward, batch, loss_fn)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_(), of all stages' gradients. Returns their norm."""
@@ -198,6 +193,25 @@ class Pipeline:
 
     # ---- inside ----
 
+    def _run(self, actions: Sequence[tuple[str, int]], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
+        """Does what this stage does for a batch. Returns the loss, on all ranks."""
+        parts, shapes = self._agreed("the batch of a pipeline", lambda: self._cut(batch, loss_fn))
+        states = self._check_alike(batch)
+        with self._failing():
+            known = shapes, states  # of what passes between the stages
+            step = _Step(self, parts, loss_fn, self._kinds.get(known, []))
+            try:
+                step.begin()
+                for what, item in actions:
+                    getattr(step, what)(item)
+                step.end()
+            except BaseException as error:
+                self._tell(error)  # before the messages are awaited
+                step.drain()
+                raise
+            self._kinds[known] = step.kinds()
+            return self._shared(step.loss)
+
     def _cut(self, batch: Any, loss_fn: Any) -> tuple[list[tuple[Any, Any]], str]:
         """The micro-batches, as inputs and targets, and the shapes of the batch."""
         fits = isinstance(batch, Mapping) if self._of_transformers else isinstance(batch, (tuple, list)) and len(batch) == 2
@@ -210,6 +224,8 @@ class Pipeline:
                 raise InvalidArgumentError(
                     f"{name} is set, in the batch or the model's config, and asks for what all blocks give, of which this stage has some alone"
                 )
+        if self._cut_of is not None and self._cut_of.tied is not None and not isinstance(batch[0].get(IDS), torch.Tensor):
+            raise InvalidArgumentError(f"the batch has no {IDS}, which the last stage looks up for the first, since head and embedding share a table")
         if loss_fn is None and not (self._of_transformers and "labels" in batch[0]):
             raise InvalidArgumentError("there is no loss: give loss_fn, or, to a model of transformers, labels in the batch")
         shapes: list[Any] = []
@@ -232,7 +248,7 @@ class Pipeline:
         """Compares the batch. Returns each stage's state, on which depends what passes between them."""
         digest = hashlib.sha256()
         _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
-        state = [self.module.training, torch.is_autocast_enabled("cpu"), [p.requires_grad for p in self.module.parameters()]]
+        state = [self.module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), [p.requires_grad for p in self.module.parameters()]]
         own = hashlib.sha256(repr(state).encode()).digest()
         return self._check_same("the values of the batch", digest.digest(), "the batch has others here", own)
 
@@ -324,16 +340,31 @@ class _Step:
         pipe: Pipeline,
         parts: Sequence[tuple[Any, Any]],
         loss_fn: Optional[Loss],
-        kinds: tuple[Optional[list[Kind]], Optional[list[Kind]]],
+        kinds: Sequence[Optional[list[Kind]]],
     ) -> None:
-        """kinds: of the values that come and go, where they are known."""
+        """kinds: of the values that pass each border, where they are known."""
         self._pipe, self._parts, self._loss_fn = pipe, parts, loss_fn
-        ranks, stage = pipe._ranks, pipe.stage
-        self._before = None if ranks is None or stage == 0 else Border(ranks, stage - 1, kinds[0])
-        self._after = None if ranks is None or stage + 1 == pipe.stages else Border(ranks, stage + 1, kinds[1])
+        self._borders: list[Border] = []
+        stage, last = pipe.stage, pipe.stages - 1
+        self._before = None if stage == 0 else self._border(stage - 1, kinds)
+        self._after = None if stage == last else self._border(stage + 1, kinds)
+        self._lookups: Union[LookedUp, Fetched, None] = None
+        if (cut := pipe._cut_of) is not None and cut.embedding is not None and stage in (0, last):
+            ids, border = [inputs[IDS] for inputs, _ in parts], self._border(last - stage, kinds)
+            self._lookups = LookedUp(cut.table, border, ids, pipe.stages) if cut.table else Fetched(cut.embedding, border, ids)
         self._outputs: dict[int, Any] = {}
         self._came: dict[int, dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and tensor
         self.loss: Optional[torch.Tensor] = None
+
+    def _border(self, other: int, kinds: Sequence[Optional[list[Kind]]]) -> Border:
+        number, ranks = len(self._borders), self._pipe._ranks
+        assert ranks is not None, "there are others"
+        self._borders.append(Border(ranks, other, kinds[number] if kinds else None))
+        return self._borders[-1]
+
+    def begin(self) -> None:
+        if self._lookups is not None:
+            self._lookups.begin()
 
     def receive_input(self, item: int) -> None:
         assert self._before is not None
@@ -344,7 +375,11 @@ class _Step:
         if self._before is not None:
             came = self._came[item] = {}
             value = (self._before.value(item, came.__setitem__),)
+        if self._lookups is not None:
+            self._lookups.before_forward(item)
         self._outputs[item] = self._called(value, *self._parts[item])
+        if self._lookups is not None:
+            self._lookups.after_forward(item)
 
     def _called(self, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
         """What this stage gives: the loss on the last one."""
@@ -365,7 +400,11 @@ class _Step:
 
     def send_output(self, item: int) -> None:
         assert self._after is not None
-        self._outputs[item] = self._after.send(item, self._outputs[item])
+        tensors = self._after.send(item, self._outputs.pop(item))
+        if torch.is_grad_enabled():
+            self._outputs[item] = tensors
+        else:
+            self._after.end_sent(item - 1)
 
     def receive_gradient(self, item: int) -> None:
         assert self._after is not None
@@ -375,29 +414,30 @@ class _Step:
         output = self._outputs.pop(item)
         if self._after is None:
             output.backward()
-            return
-        gradients = self._after.gradients(item)
-        pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
-        if pairs:
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        else:
+            gradients = self._after.gradients(item)
+            pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
+            if pairs:
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        if self._lookups is not None:
+            self._lookups.after_backward(item)
 
     def send_gradient(self, item: int) -> None:
         assert self._before is not None
         self._before.send_gradients(item, self._came.pop(item))
 
     def end(self) -> None:
-        for border in self._borders():
+        if self._lookups is not None:
+            self._lookups.end()
+        for border in self._borders:
             border.end()
 
     def drain(self) -> None:
-        for border in self._borders():
+        for border in self._borders:
             border.drain()
 
-    def kinds(self) -> tuple[Optional[list[Kind]], Optional[list[Kind]]]:
-        return tuple(None if border is None else border.kinds for border in (self._before, self._after))  # type: ignore[return-value]
-
-    def _borders(self) -> list[Border]:
-        return [border for border in (self._before, self._after) if border is not None]
+    def kinds(self) -> list[Optional[list[Kind]]]:
+        return [border.kinds for border in self._borders]
 
 
 class _Planned(NamedTuple):

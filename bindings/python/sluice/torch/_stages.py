@@ -16,6 +16,7 @@ from ..errors import InvalidArgumentError
 from ..ranks import Ranks
 from ._estimate import faked
 from ._moving import DRAWN
+from ._tied import Fetching, Table, tied_embedding
 from ._units import Group, find_units, has_children
 
 
@@ -43,6 +44,9 @@ class Cut:
 
     def __init__(self, model: torch.nn.Module, blocks: Blocks, ranks: Ranks, order: str, items: int, stages: Optional[str]) -> None:
         self.model, self.blocks, self.ranks, self.stage, self.count = model, blocks, ranks, ranks.rank, ranks.size
+        self.tied = tied_embedding(model, blocks.before, blocks.after)
+        self.table: Optional[Table] = None  # on the last stage, where embedding and head share one
+        self.embedding = None if self.tied is None else Fetching(_filler(blocks.before[self.tied]))  # for the first stage
         work = [0.0, *(_elements(model, [name]) for name in self.blocks.names), _elements(model, self.blocks.after)]
         given = None if stages is None else text(stages, "stages")
         array = (ctypes.c_double * len(work))(*work)
@@ -55,8 +59,9 @@ class Cut:
     def _names_of(self, stage: int) -> list[str]:
         """The modules of a stage."""
         first, end = self.ranges[stage]
-        before = list(self.blocks.before) if stage == 0 else []
-        return before + self.blocks.names[first:end] + (list(self.blocks.after) if stage == self.count - 1 else [])
+        before = [name for name in self.blocks.before if name != self.tied] if stage == 0 else []
+        after = [*self.blocks.after, *([] if self.tied is None else [self.tied])] if stage == self.count - 1 else []
+        return before + self.blocks.names[first:end] + after
 
     def _check(self) -> None:
         owner: dict[int, tuple[int, str]] = {}
@@ -66,7 +71,7 @@ class Cut:
                 if before != stage:
                     raise InvalidArgumentError(
                         f"'{name}', which stage {stage} needs, is the same tensor as '{known_as}' of stage {before}; cut the model so "
-                        "that one stage has all that shares it (stages=...), or untie it (in transformers: tie_word_embeddings=False)"
+                        "that one stage has all that shares it (stages=...), or give each a tensor of its own"
                     )
             if not any(isinstance(t, torch.nn.Parameter) and t.requires_grad and t.numel() for _, t in tensors.values()):
                 first, end = self.ranges[stage]
@@ -120,23 +125,26 @@ class Cut:
                 for each in [m for m in module.modules() if m not in kept]:
                     _let_go(each, name, stage, self.stage)
         self.parameters = []  # which would keep those of other stages
+        if self.tied is not None and self.stage + 1 == self.count:
+            self.table = Table(self.model, self.tied, self.blocks.after, _filler(self.blocks.before[self.tied]))
         if self.blocks.of_transformers:
             passage.install()
 
     def forget_others(self) -> None:
         """Ends what keep_own() has left of other stages."""
         for module in self.model.modules():
-            if isinstance(module, _Elsewhere):
+            if isinstance(module, Elsewhere):
                 module._modules.clear()
 
-    def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> torch.nn.Module:
+    def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> Elsewhere:
         if name in self.blocks.before:
-            return _Elsewhere(module, _filler(self.blocks.before[name]))
+            fetched = self.embedding if name == self.tied and self.stage == 0 else None
+            return Elsewhere(module, fetched or _filler(self.blocks.before[name]))
         if name in self.blocks.after or not self.blocks.of_transformers:
-            return _Elsewhere(module, lambda value: value)
+            return Elsewhere(module, lambda value: value)
         number, tuples = self.blocks.names.index(name), self.blocks.gives_tuples
         then = passage.put if number == end else passage.take if number == first - 1 else _same
-        return _Elsewhere(module, lambda value: (then(value),) if tuples else then(value))
+        return Elsewhere(module, lambda value: (then(value),) if tuples else then(value))
 
 
 class Passage:
@@ -158,6 +166,7 @@ class Passage:
             return value if self._sends else output
 
         model.forward = forward
+        vars(model)["tie_weights"] = lambda *_, **__: None  # what shares a tensor is on one stage, and shares it already
 
     def take(self, value: Any) -> Any:
         """What this stage has received, in the place of what the block before its first one returns."""
@@ -169,7 +178,7 @@ class Passage:
         return value
 
 
-class _Elsewhere(torch.nn.Module):
+class Elsewhere(torch.nn.Module):
     """Stands for a module that another stage has."""
 
     def __init__(self, module: torch.nn.Module, then: Callable[[Any], Any]) -> None:
@@ -304,7 +313,7 @@ def _called(model: torch.nn.Module, holder: str, besides: Sequence[str], tuples:
     blocks = dict(places)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        places.update({name: _Elsewhere(module, block) for name, module in blocks.items() if module is not None})
+        places.update({name: Elsewhere(module, block) for name, module in blocks.items() if module is not None})
         with torch.random.fork_rng([]), faked(model, fake, False), fake, torch.no_grad():
             model(input_ids=torch.ones(1, 2, dtype=torch.int64), use_cache=False)
     except (InvalidArgumentError, _TakesFirst):
