@@ -130,8 +130,7 @@ TEST(Adafactor, LargeMatricesAreCutNearEveryShareWhateverTheirSize) {
 TEST(Adafactor, NoCutIntoPartsChangesABit) {
   auto shapes = kShapes;
   shapes.push_back({3000, 700});     // strips of one tile
-  shapes.push_back({9000, 640});     // strips of two tiles
-  shapes.push_back({9001, 640});     // strips, of a size that is no multiple of a block
+  shapes.push_back({9001, 640});     // strips of two tiles, of a size that is no multiple of a block
   shapes.push_back({3, 700, 1000});  // likewise, of several matrices
   shapes.push_back({3, 700, 512});   // matrices of several strips
   const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}});
@@ -141,7 +140,7 @@ TEST(Adafactor, NoCutIntoPartsChangesABit) {
   for (const auto& shape : shapes) {
     Parameter whole(*optimizer, shape, 1), parted = whole;
     const std::size_t n = whole.values.size();
-    for (std::uint64_t step = 1; step <= 3; ++step) {
+    for (std::uint64_t step = 1; step <= 2; ++step) {
       const TestArray gradient(Dtype::kF32, random_values(n, static_cast<unsigned>(step)));
       const Hyperparameters h{1e-3, 0.1, 0.5, step};
       std::vector<std::size_t> cuts = {0, n}, order;
@@ -162,24 +161,25 @@ TEST(Adafactor, NoCutIntoPartsChangesABit) {
 TEST(Adafactor, SameBits) {
   const auto optimizer =
       make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}, {"relative_step", true}}});
-  for (const auto& shape : kShapes)
-    for (const Dtype type : kFloatTypes) {
-      std::size_t piece = std::size_t{1} << 20;  // in one span first, then in ever smaller ones
-      expect_same_bits([&](Threads& threads) {
-        Parameter parameter(*optimizer, shape, 1);
-        for (std::uint64_t step = 1; step <= 3; ++step) {
-          const TestArray gradient(type, random_values(parameter.values.size(), static_cast<unsigned>(step)));
-          parameter.step(*optimizer, threads, {1, 0.1, 0.5, step}, gradient, piece);
-        }
-        piece = std::max(std::min(piece, std::size_t{1} << 15) / 2, kernels::kGridBlock);
-        return parameter.bytes();
-      });
-    }
+  std::size_t shapes = 0;
+  for (const auto& shape : kShapes) {
+    const Dtype type = kFloatTypes[++shapes % std::size(kFloatTypes)];
+    std::size_t piece = std::size_t{1} << 20;  // in one span first, then in ever smaller ones
+    expect_same_bits([&](Threads& threads) {
+      Parameter parameter(*optimizer, shape, 1);
+      for (std::uint64_t step = 1; step <= 2; ++step) {
+        const TestArray gradient(type, random_values(parameter.values.size(), static_cast<unsigned>(step)));
+        parameter.step(*optimizer, threads, {1, 0.1, 0.5, step}, gradient, piece);
+      }
+      piece = std::max(std::min(piece, std::size_t{1} << 15) / 2, kernels::kGridBlock);
+      return parameter.bytes();
+    });
+  }
 }
 
 TEST(Adafactor, ClippingByValueIsThatOfTheGradient) {
   const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}});
-  for (const auto& shape : kShapes) {
+  for (const auto& shape : {kShapes[1], kShapes[3], kShapes[8]}) {
     const auto trained = [&](double factor, double clip_value, bool clipped) {
       Threads threads(2);
       Parameter parameter(*optimizer, shape, 1);
@@ -200,7 +200,7 @@ TEST(Adafactor, ClippingByValueIsThatOfTheGradient) {
 TEST(Adafactor, CoefficientsAreThoseOfTheStep) {
   const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}}),
              other = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.6}, {"epsilon", 1e-3}}});
-  for (const auto& shape : kShapes) {
+  for (const auto& shape : {kShapes[1], kShapes[3], kShapes[8]}) {
     const auto trained = [&](bool by_step, bool by_other) {
       Threads threads(2);
       Parameter parameter(*optimizer, shape, 1);
