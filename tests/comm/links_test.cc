@@ -4,7 +4,6 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/ring.h"
 #include "comm/worlds.h"
 
 // Links alone: packets, and sleep that no wake-up is lost to.
@@ -113,40 +112,6 @@ TEST(LocalLinks, ARankThatHasNotBegunIsNotGone) {
   EXPECT_FALSE(links->gone(1)->in_order);
   memory.leave(1, true);  // is too late
   EXPECT_FALSE(links->gone(1)->in_order);
-}
-
-TEST(Ring, KeepsPacketsWholeAndInOrder) {
-  const std::size_t capacity = 1024;
-  alignas(64) std::byte memory[1024 + 192] = {};
-  ASSERT_EQ(Ring::bytes(capacity), sizeof(memory));
-  Ring writer(memory, capacity), reader(memory, capacity);
-  std::size_t written = 0, read = 0;
-  EXPECT_FALSE(reader.read([](auto) {}));
-  while (read < 1000) {
-    const auto packet = packet_of(written, size_of_packet(written, writer.most_packet_bytes()));
-    if (writer.write(std::span(packet).first(packet.size() / 2),
-                     std::span(packet).subspan(packet.size() / 2))) {
-      ++written;
-      continue;
-    }
-    EXPECT_GT(written, read);
-    for (const std::size_t until = written - written % 2; read < until; ++read) {
-      EXPECT_TRUE(reader.read([&](std::span<const std::byte> found) {
-        const auto expected = packet_of(read, size_of_packet(read, writer.most_packet_bytes()));
-        EXPECT_TRUE(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
-      }));
-    }
-  }
-}
-
-TEST(Ring, TellsThatTheWriterHasFoundNoRoom) {
-  alignas(64) std::byte memory[1024 + 192] = {};
-  Ring writer(memory, 1024), reader(memory, 1024);
-  const std::vector<std::byte> packet(200);
-  while (writer.write(packet, {})) EXPECT_FALSE(reader.writer_waits());
-  EXPECT_TRUE(reader.read([](auto) {}));
-  EXPECT_TRUE(reader.writer_waits());
-  EXPECT_FALSE(reader.writer_waits());
 }
 
 }  // namespace links_test

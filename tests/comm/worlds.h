@@ -188,7 +188,7 @@ class Children {
   std::vector<pid_t> pids_;
 };
 
-// The MPI of a process that a test has started by mpirun. Null: it is not one.
+// The MPI of a process that a test has started by mpirun. Null: it is not one, or has not begun it.
 inline Mpi*& mpi_of_this_process() {
   static Mpi* mpi = nullptr;
   return mpi;
@@ -216,13 +216,17 @@ inline std::unique_ptr<Links> links_of(World world, LocalMemory& memory, int ran
 
 using RankBody = std::function<void(LocalMemory& memory, int rank)>;
 
-// Calls body for the rank that this process is under mpirun.
+// Calls body for the rank that this process is under mpirun. A process that runs several tests has begun MPI.
 inline void run_rank_of_mpirun(const RankBody& body) {
   const Watchdog watchdog;
-  const std::unique_ptr<Mpi> mpi = load_mpi();
-  mpi_of_this_process() = mpi.get();
+  std::unique_ptr<Mpi> own;
+  if (mpi_of_this_process() == nullptr) {
+    own = load_mpi();
+    mpi_of_this_process() = own.get();
+  }
   LocalMemory none(1, LocalMemory::kLeastRing);
-  call_rank(mpi->rank(), [&] { body(none, mpi->rank()); });
+  const int rank = mpi_of_this_process()->rank();
+  call_rank(rank, [&] { body(none, rank); });
 }
 
 // Calls body for all ranks at once: in threads, or in processes.
