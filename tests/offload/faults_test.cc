@@ -1,7 +1,6 @@
 // Tests of files that inject faults, of groups of transfers, and of how a short system call is continued.
 #include <gmock/gmock.h>
 
-#include <bit>
 #include <chrono>
 
 #include "offload/test_files.h"
@@ -50,67 +49,6 @@ TEST(FaultyFileTest, FailAfterCountsReadsAndWrites) {
   write_now(*file, 0, data.all());
   EXPECT_THAT(error_of([&] { write_now(*file, 0, data.all()); }).what(), HasSubstr(errno_text(ENOSPC)));
   EXPECT_THAT(error_of([&] { read_now(*file, 0, data.all()); }).what(), HasSubstr(errno_text(EIO)));
-}
-
-int bits_that_differ(std::span<const std::byte> a, std::span<const std::byte> b) {
-  int count = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) count += std::popcount(std::to_integer<unsigned>(a[i] ^ b[i]));
-  return count;
-}
-
-TEST(FaultyFileTest, AFlipIsOneBitAndLeavesTheCallersBufferAlone) {
-  const std::unique_ptr<File> inner = make_memory_file("inner");
-  Buffer data(kMiB), copy(kMiB), back(kMiB);
-  fill(data.all(), 1);
-  fill(copy.all(), 1);
-  write_now(*make_faulty_file(*inner, {.seed = 1, .write_flip = 1}), 0, data.all());
-  EXPECT_TRUE(equal(data.all(), copy.all()));
-  read_now(*inner, 0, back.all());
-  EXPECT_EQ(bits_that_differ(data.all(), back.all()), 1);
-  write_now(*inner, 0, data.all());
-  read_now(*make_faulty_file(*inner, {.seed = 2, .read_flip = 1}), 0, back.all());
-  EXPECT_EQ(bits_that_differ(data.all(), back.all()), 1);
-  read_now(*inner, 0, back.all());
-  EXPECT_TRUE(equal(data.all(), back.all()));
-}
-
-TEST(FaultyFileTest, ALostWriteLeavesWhatWasThere) {
-  const std::unique_ptr<File> inner = make_memory_file("inner");
-  Buffer old(kMiB), data(kMiB), back(kMiB);
-  fill(old.all(), 1);
-  fill(data.all(), 2);
-  write_now(*inner, 0, old.all());
-  write_now(*make_faulty_file(*inner, {.lost_write = 1}), 0, data.all());
-  read_now(*inner, 0, back.all());
-  EXPECT_TRUE(equal(old.all(), back.all()));
-}
-
-TEST(FaultyFileTest, ADelayEndsTransfersLater) {
-  const std::unique_ptr<File> inner = make_memory_file("inner");
-  const std::unique_ptr<File> file = make_faulty_file(*inner, {.delay_microseconds = 30'000});
-  Buffer data(kDiskBlock);
-  const auto begin = std::chrono::steady_clock::now();
-  TransferGroup group;
-  for (std::uint64_t i = 0; i < 10; ++i) file->write(i * kDiskBlock, data.all(), group.add());
-  EXPECT_FALSE(group.finished());
-  group.wait();
-  const auto taken = std::chrono::steady_clock::now() - begin;
-  EXPECT_GE(taken, std::chrono::milliseconds(30));
-  EXPECT_LT(taken, std::chrono::milliseconds(250));  // the delays run at the same time
-}
-
-// When the Done is called, the thread that ended the inner transfer must be done with the file.
-// ThreadSanitizer sees it where it is not.
-TEST(FaultyFileTest, ADelayedTransferMayBeTheLastThatUsesTheFile) {
-  const testing::DirectFolder folder;
-  if (!folder.found()) GTEST_SKIP() << testing::kNoDirectFolder;
-  const std::unique_ptr<IoService> service = make_thread_service({});
-  const std::unique_ptr<File> inner = service->open(folder.path(), OpenMode::kUnnamed);
-  Buffer data(kDiskBlock);
-  for (int round = 0; round < 50; ++round) {
-    const std::unique_ptr<File> file = make_faulty_file(*inner, {.delay_microseconds = 1});
-    for (std::uint64_t i = 0; i < 4; ++i) file->write(i * kDiskBlock, data.all(), [](std::exception_ptr) {});
-  }
 }
 
 TEST(VolatileFileTest, SyncedWritesSurviveAndTheOthersInPart) {

@@ -5,7 +5,6 @@
 
 #include <filesystem>
 
-#include "core/json.h"
 #include "offload/test_files.h"
 #include "tests/offload/support.h"
 
@@ -86,36 +85,6 @@ TEST(RecordStoreTest, RecordsOfAnySizeOverAnyNumberOfFiles) {
   }
 }
 
-TEST(RecordStoreTest, BlockAfterBlockGoesToTheNextFile) {
-  Ledger ledger;
-  std::vector<std::unique_ptr<File>> owned = memory_files(3);
-  std::vector<std::unique_ptr<File>> files;
-  for (const std::unique_ptr<File>& file : owned) files.push_back(std::make_unique<Borrowed>(*file));
-  RecordStore store(std::move(files), ledger);
-  const RecordId first = store.define("first", kDiskBlock, Purpose::kParameter);
-  const RecordId second = store.define("second", 4 * kBlock + kDiskBlock, Purpose::kParameter);
-  store.allocate();
-  Buffer small(kDiskBlock), data(4 * kBlock + kDiskBlock), back(kBlock);
-  fill(small.all(), 1);
-  fill(data.all(), 2);
-  put(store, first, 0, small.all());
-  put(store, second, 0, data.all());
-  // `first` fills a disk block of file 0, so `second` begins in file 1.
-  const auto expect_at = [&](std::size_t file, std::uint64_t offset, std::span<const std::byte> expected) {
-    testing::read_now(*owned[file], offset, back.part(0, expected.size()));
-    EXPECT_TRUE(equal(expected, back.part(0, expected.size()))) << "file " << file << " at " << offset;
-  };
-  expect_at(0, 0, small.all());
-  expect_at(1, 0, data.part(0, kBlock));
-  expect_at(2, 0, data.part(kBlock, kBlock));
-  expect_at(0, kDiskBlock, data.part(2 * kBlock, kBlock));
-  expect_at(1, kBlock, data.part(3 * kBlock, kBlock));
-  expect_at(2, kBlock, data.part(4 * kBlock, kDiskBlock));
-  EXPECT_EQ(owned[0]->size(), kBlock + kDiskBlock);
-  EXPECT_EQ(owned[1]->size(), 2 * kBlock);
-  EXPECT_EQ(owned[2]->size(), kBlock + kDiskBlock);
-}
-
 class OneRecord : public ::testing::Test {
  protected:
   static constexpr std::size_t kBytes = 4 * kBlock + 2 * kDiskBlock;
@@ -124,14 +93,13 @@ class OneRecord : public ::testing::Test {
   void open(const Faults& faults = {}) {
     store_.reset();
     faulty_ = make_faulty_file(*inner_, faults);
-    store_ = std::make_unique<RecordStore>(borrowed(*faulty_), ledger_, &trace_);
+    store_ = std::make_unique<RecordStore>(borrowed(*faulty_), ledger_);
     record_ = store_->define("layer 3 state", kBytes, Purpose::kOptimizerState);
     store_->allocate();
   }
   void TearDown() override { store_.reset(); }
 
   Ledger ledger_;
-  Trace trace_;
   std::unique_ptr<File> inner_, faulty_;
   std::unique_ptr<RecordStore> store_;
   RecordId record_ = 0;
@@ -398,24 +366,6 @@ TEST_F(OneRecord, NoFaultIsEverSilent) {
   }
   EXPECT_GT(noticed, 5u);
   EXPECT_GT(whole, 5u);
-}
-
-TEST_F(OneRecord, TheTraceHasAnEventForEachTransfer) {
-  open();
-  put(*store_, record_, 0, data_.all());
-  get(*store_, record_, 0, back_.part(0, kBlock));
-  const std::string path =
-      ::testing::TempDir() + "/sluice_records_trace_" + std::to_string(::getpid()) + ".json";
-  trace_.save(path);
-  const Json trace = read_json_file(path);
-  std::filesystem::remove(path);
-  std::vector<std::pair<int, std::uint64_t>> found;
-  for (const Json& event : trace.at("traceEvents"))
-    if (event.at("name") == "layer 3 state")
-      found.emplace_back(event.at("tid"), event.at("args").at("bytes"));
-  const auto row = [](Trace::Lane lane) { return static_cast<int>(lane) + 1; };
-  EXPECT_THAT(found, ::testing::ElementsAre(std::pair(row(Trace::Lane::kWrite), std::uint64_t{kBytes}),
-                                            std::pair(row(Trace::Lane::kRead), std::uint64_t{kBlock})));
 }
 
 TEST(RecordStoreTest, CallsInTheWrongOrderAreRefused) {
