@@ -1,8 +1,6 @@
 #include <cuda.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "tests/bindings/c/fake_gpu.h"
 
@@ -41,69 +39,26 @@ class SharedDeviceTest : public DeviceTest {
     settings.shares_memory = true;
     fake().begin(settings);
   }
-  static Values trained(sluice_engine* engine, const Choice& setup) {
-    set_start_values(engine);
-    train(engine, setup.dtype, 3);
-    return values_of(engine);
+  Values trained(const Choice& setup) {
+    const EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    train(engine.get(), setup.dtype, 2);
+    return values_of(engine.get());
   }
-  Values trained(const Choice& setup) { return trained(make_engine(setup, folder_.path()).get(), setup); }
 };
 
 TEST_F(SharedDeviceTest, TheSameBitsWhereverPartsAre) {
   for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16, SLUICE_F16}) {
     const Values expected = trained(choice("memory", dtype));
-    uint64_t seed = 0;
-    for (const char* place : {"device", "memory", "disk", static_cast<const char*>(nullptr)}) {
-      if (++seed % 2 == 0 && dtype != SLUICE_F32) continue;
+    for (const char* place : {"disk", static_cast<const char*>(nullptr)}) {
+      if (place == nullptr && dtype != SLUICE_F32) continue;
       SCOPED_TRACE(place == nullptr ? "as planned" : place);
-      share(fake_cuda::Schedule::kRandom, seed);
+      share(fake_cuda::Schedule::kRandom, dtype);
       Choice setup = choice(place, dtype);
       setup.device_memory = 128 * kMiB;
       EXPECT_TRUE(trained(setup) == expected) << "dtype " << dtype;
     }
   }
-}
-
-TEST_F(SharedDeviceTest, TheSameBitsWhateverUpdates) {
-  for (const char* const optimizer : {"adamw", "lion"}) {
-    Choice setup = choice("memory", SLUICE_BF16);
-    setup.optimizer = optimizer;
-    const Values expected = trained(setup);
-    uint64_t seed = 0;
-    for (const char* const updates : {"cpu", "gpu", static_cast<const char*>(nullptr)}) {
-      SCOPED_TRACE(updates == nullptr ? "as planned" : updates);
-      share(fake_cuda::Schedule::kRandom, ++seed);
-      setup.device_memory = 128 * kMiB;
-      setup.updates = updates;
-      const EngineHandle engine = make_engine(setup, folder_.path());
-      char* text = nullptr;
-      ASSERT_OK(sluice_engine_plan(engine.get(), &text));
-      const Json plan = Json::parse(text);
-      sluice_text_destroy(text);
-      for (const Json& unit : plan.at("units")) {
-        EXPECT_TRUE(updates == nullptr || unit.at("updated_by") == updates);
-      }
-      EXPECT_TRUE(trained(engine.get(), setup) == expected);
-    }
-  }
-}
-
-TEST_F(SharedDeviceTest, TheSameBitsAfterACheckpoint) {
-  Choice setup = choice("disk", SLUICE_BF16);
-  const Values expected = trained(setup);
-  share(fake_cuda::Schedule::kLate, 1);
-  setup.device_memory = 128 * kMiB;
-  const std::string out = folder_.path("saved");
-  {
-    const EngineHandle engine = make_engine(setup, folder_.path());
-    set_start_values(engine.get());
-    train(engine.get(), setup.dtype, 2);
-    EXPECT_OK(sluice_engine_save(engine.get(), out.c_str(), 0, nullptr));
-  }
-  const EngineHandle engine = make_engine(setup, folder_.path());
-  EXPECT_OK(sluice_engine_load(engine.get(), out.c_str()));
-  train(engine.get(), setup.dtype, 1);
-  EXPECT_TRUE(values_of(engine.get()) == expected);
 }
 
 TEST_F(SharedDeviceTest, GradientsAreReadMeasuredAndDropped) {
@@ -291,7 +246,7 @@ class Caller {
 template <class Look>
 Values pulled_to_zero(const Choice& setup, sluice_engine* engine, const Look& look) {
   set_start_values(engine);
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < 3; ++step) {
     EXPECT_OK(sluice_engine_begin_step(engine, nullptr));
     for (uint32_t unit = 0; unit < kUnits; ++unit) {
       EXPECT_OK(sluice_engine_acquire(engine, unit, SLUICE_GRADIENT));
@@ -320,19 +275,18 @@ TEST_F(DeviceTest, TheSameBitsOnTheCallersStreamInAnyOrderOfTheGpu) {
     });
   }();
   setup.device_memory = 128 * kMiB;
-  for (const auto schedule : {fake_cuda::Schedule::kLate, fake_cuda::Schedule::kRandom}) {
-    for (const char* place : {"memory", "disk"}) {
-      fake().begin({.schedule = schedule, .seed = 3});
-      setup.place = place;
-      EngineHandle engine = make_engine(setup, folder_.path());
-      Caller caller(library(), expected_bytes.size());
-      EXPECT_OK(sluice_engine_use_stream(engine.get(), caller.stream()));
-      const Values found = pulled_to_zero(
-          setup, engine.get(), [&](const void* data, std::size_t bytes) { caller.look(data, bytes); });
-      EXPECT_TRUE(found == expected) << place;
-      EXPECT_TRUE(caller.seen() == expected_bytes) << place;
-      engine.reset();
-    }
+  for (const auto& [schedule, place] :
+       {std::pair(fake_cuda::Schedule::kLate, "memory"), std::pair(fake_cuda::Schedule::kRandom, "disk")}) {
+    fake().begin({.schedule = schedule, .seed = 3});
+    setup.place = place;
+    EngineHandle engine = make_engine(setup, folder_.path());
+    Caller caller(library(), expected_bytes.size());
+    EXPECT_OK(sluice_engine_use_stream(engine.get(), caller.stream()));
+    const Values found = pulled_to_zero(
+        setup, engine.get(), [&](const void* data, std::size_t bytes) { caller.look(data, bytes); });
+    EXPECT_TRUE(found == expected) << place;
+    EXPECT_TRUE(caller.seen() == expected_bytes) << place;
+    engine.reset();
   }
 }
 

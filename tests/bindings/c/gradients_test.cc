@@ -31,15 +31,7 @@ class GradientsTest : public ::testing::TestWithParam<const char*> {
     EXPECT_OK(sluice_engine_get_gradient(engine, kLast, gradient.data(), SLUICE_F32));
     return gradient;
   }
-  static sluice_status step(sluice_engine* engine, bool keep, double clip = 0) {
-    const auto groups = two_groups();
-    sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-    settings.groups = groups.data();
-    settings.group_count = groups.size();
-    settings.clip = clip;
-    settings.keep_gradients = keep ? 1 : 0;
-    return sluice_engine_step(engine, &settings, nullptr);
-  }
+  static sluice_status step(sluice_engine* engine, bool keep) { return apply(engine, 0, nullptr, keep); }
   // Does two steps in which the gradients of the last parameter are `first` and `second`.
   Values two_steps(float first, float second) {
     const EngineHandle engine = fresh();
@@ -171,6 +163,9 @@ TEST_P(GradientsTest, ThatAreNotFiniteAreKeptAndNamed) {
   expect_error(step(engine_.get(), true), SLUICE_NOT_FINITE, {"'last.weight'"});
   EXPECT_TRUE(std::isinf(gradient_of_last(engine_.get())[0]));
   EXPECT_TRUE(values_of(engine_.get()) == before);
+  uint64_t steps = 9;
+  EXPECT_OK(sluice_engine_steps(engine_.get(), &steps));
+  EXPECT_EQ(steps, 0u);
 }
 
 }  // namespace gradients_test

@@ -78,21 +78,6 @@ TEST_F(MisuseTest, StepsThatAreNotAllowed) {
                {"in the middle of a step"});
 }
 
-TEST_F(MisuseTest, AGradientThatIsNotFiniteChangesNothing) {
-  const Values before = values_of(engine());
-  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
-  EXPECT_OK(sluice_engine_acquire(engine(), 2, SLUICE_GRADIENT));
-  std::vector<float> gradient(parameters()[4].elements(), 1.0f);
-  gradient[77] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_OK(sluice_engine_add_gradient(engine(), 4, gradient.data(), SLUICE_F32));
-  EXPECT_OK(sluice_engine_release(engine(), 2));
-  expect_error(apply(engine()), SLUICE_NOT_FINITE, {"'last.weight'"});
-  EXPECT_TRUE(values_of(engine()) == before);
-  uint64_t steps = 9;
-  EXPECT_OK(sluice_engine_steps(engine(), &steps));
-  EXPECT_EQ(steps, 0u);
-}
-
 TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
   const Values before = values_of(engine());
   const double nan = std::numeric_limits<double>::quiet_NaN();

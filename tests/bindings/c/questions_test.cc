@@ -118,17 +118,11 @@ TEST_F(QuestionsTest, WhetherThereIsAStepAndAGradient) {
   EXPECT_OK(drop_gradient(engine(), kLast));
   EXPECT_FALSE(has_gradient());
   add();
-  const auto groups = two_groups();
-  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-  settings.groups = groups.data();
-  settings.group_count = groups.size();
-  settings.keep_gradients = 1;
-  EXPECT_OK(sluice_engine_step(engine(), &settings, nullptr));
+  EXPECT_OK(apply(engine(), 0, nullptr, true));
   EXPECT_FALSE(in_step());
   EXPECT_TRUE(has_gradient());
   EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
-  settings.keep_gradients = 0;
-  EXPECT_OK(sluice_engine_step(engine(), &settings, nullptr));
+  EXPECT_OK(apply(engine()));
   EXPECT_FALSE(has_gradient());
 }
 

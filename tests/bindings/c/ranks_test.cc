@@ -75,6 +75,10 @@ std::string name_of(const ::testing::TestParamInfo<Over>& test) {
 INSTANTIATE_TEST_SUITE_P(Links, RanksTest, ::testing::Values(Over::kMemory, Over::kLinks, Over::kHosts),
                          name_of);
 
+// Whatever does not depend on the links, over shared memory alone.
+class LocalRanksTest : public RanksTest {};
+INSTANTIATE_TEST_SUITE_P(Links, LocalRanksTest, ::testing::Values(Over::kMemory), name_of);
+
 TEST_P(RanksTest, TellEachOther) {
   run(3, [&](sluice_ranks* ranks, uint32_t rank) {
     uint32_t number = 9;
@@ -138,7 +142,7 @@ TEST_P(RanksTest, TrainAlikeAtEveryStage) {
 
 // A checkpoint is that of one rank: any number of ranks loads it, and goes on with the same bits as each
 // other.
-TEST_P(RanksTest, LoadWhatOthersSaved) {
+TEST_P(LocalRanksTest, LoadWhatOthersSaved) {
   for (const uint32_t stage : {0u, 3u}) {
     const std::string out = folder_.path("out" + std::to_string(stage));
     Values saved;
@@ -180,7 +184,7 @@ TEST_P(RanksTest, LoadWhatOthersSaved) {
   }
 }
 
-TEST_P(RanksTest, StateIsGivenToRank0) {
+TEST_P(LocalRanksTest, StateIsGivenToRank0) {
   run(2, [&](sluice_ranks* ranks, uint32_t rank) {
     const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(1));
     train_as(engine.get(), rank, 1);
@@ -195,7 +199,7 @@ TEST_P(RanksTest, StateIsGivenToRank0) {
   });
 }
 
-TEST_P(RanksTest, PlansAgreeAndModelsAreCompared) {
+TEST_P(LocalRanksTest, PlansAgreeAndModelsAreCompared) {
   run(2, [&](sluice_ranks* ranks, uint32_t rank) {
     Choice choice;
     choice.frozen = rank == 0 ? 0 : 2;

@@ -113,10 +113,9 @@ class ReplanTest : public ::testing::TestWithParam<Kind> {
   Folder folder_;
 };
 INSTANTIATE_TEST_SUITE_P(Kinds, ReplanTest,
-                         ::testing::Values(Kind{"f32", "adamw"}, Kind{"bf16", "adamw", SLUICE_BF16},
-                                           Kind{"at_once", "adamw", SLUICE_F32, true},
+                         ::testing::Values(Kind{"at_once", "adamw", SLUICE_BF16, true},
                                            Kind{"codes", "adamw", SLUICE_F32, false, SLUICE_STATE_8BIT},
-                                           Kind{"sgd", "sgd"}, Kind{"adafactor", "adafactor"}),
+                                           Kind{"adafactor", "adafactor"}),
                          [](const auto& kind) { return std::string(kind.param.name); });
 
 // The result is compared with an engine that has everything in memory all the time. Replanning comes after
@@ -128,7 +127,7 @@ TEST_P(ReplanTest, ValuesStateAndAddressesStay) {
   const uint64_t roomy = held_of(engine.get(), "host", "total");
   const uint64_t some = reserve_for(engine.get(), 10 * kMiB), more = reserve_for(engine.get(), 16 * kMiB);
   ASSERT_EQ(held_of(engine.get(), "disk", "total"), 0u);
-  for (const uint64_t reserved : {some, more, kReserved, kReserved, more, some, kReserved}) {
+  for (const uint64_t reserved : {some, more, kReserved, some, kReserved}) {
     go_on(engine.get());
     go_on(other.get());
     ASSERT_OK(sluice_engine_replan(engine.get(), reserved));

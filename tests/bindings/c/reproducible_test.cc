@@ -11,32 +11,6 @@ sluice_status created(const sluice_engine_options& options) {
   return status;
 }
 
-TEST(Reproducible, CountsMicroBatches) {
-  sluice_engine_options options = options_of({}, nullptr);
-  options.reproducible = 1;
-  options.micro_batches = 2;
-  sluice_engine* made = nullptr;
-  ASSERT_OK(sluice_engine_create(make_model().get(), &options, &made));
-  const EngineHandle engine(made, sluice_engine_destroy);
-  set_start_values(made);
-  expect_error(sluice_engine_end_micro_batch(made), SLUICE_STATE, {"outside of a step"});
-  ASSERT_OK(sluice_engine_begin_step(made, nullptr));
-  add_unit_gradients(made, 0, SLUICE_F32, 1);
-  double norm = 0;
-  expect_error(norm_of_gradient(made, 0, &norm), SLUICE_STATE, {"0 micro-batches of rank 0"});
-  ASSERT_OK(sluice_engine_end_micro_batch(made));
-  add_unit_gradients(made, 0, SLUICE_F32, 1);
-  ASSERT_OK(sluice_engine_end_micro_batch(made));
-  expect_error(sluice_engine_end_micro_batch(made), SLUICE_STATE, {"this rank's 2 of the step"});
-  ASSERT_OK(sluice_engine_acquire(made, 0, SLUICE_READ));
-  const std::vector<float> once = gradient_of(made, 0, SLUICE_F32, 1);
-  ASSERT_OK(sluice_engine_release(made, 0));
-  std::vector<float> mean(once.size());
-  ASSERT_OK(sluice_engine_get_gradient(made, 0, mean.data(), SLUICE_F32));
-  EXPECT_EQ(mean, once);
-  EXPECT_OK(apply(made));
-}
-
 TEST(MicroBatches, AreCountedWhereTheyAreStated) {
   sluice_engine_options options = options_of({}, nullptr);
   options.micro_batches = 2;
@@ -53,14 +27,6 @@ TEST(MicroBatches, AreCountedWhereTheyAreStated) {
   }
   expect_error(sluice_engine_end_gradients(made, 99), SLUICE_INVALID_ARGUMENT, {"99"});
   EXPECT_OK(apply(made));
-}
-
-TEST(MicroBatches, AreNotEndedWhereTheyAreNotStated) {
-  const EngineHandle engine = make_engine({}, "");
-  set_start_values(engine.get());
-  ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
-  expect_error(sluice_engine_end_micro_batch(engine.get()), SLUICE_STATE,
-               {"without a number of micro-batches"});
 }
 
 TEST(Reproducible, OptionsThatCannotBeAreRefused) {

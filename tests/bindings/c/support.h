@@ -78,11 +78,7 @@ struct Case {
   sluice_dtype dtype;
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.place << " " << c.dtype; }
 };
-inline constexpr Case kCases[] = {{"memory", SLUICE_F32},
-                                  {"disk", SLUICE_F32},
-                                  {"memory", SLUICE_BF16},
-                                  {"disk", SLUICE_BF16},
-                                  {"disk", SLUICE_F16}};
+inline constexpr Case kCases[] = {{"memory", SLUICE_F32}, {"disk", SLUICE_BF16}, {"disk", SLUICE_F16}};
 
 inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   constexpr const char* kNames[] = {"_f32", "_bf16", "_f16"};
