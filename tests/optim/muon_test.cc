@@ -251,35 +251,6 @@ TEST(Muon, CoefficientsAreThoseOfTheStep) {
   }
 }
 
-TEST(Muon, DescribesItself) {
-  const auto optimizer =
-      make_optimizer({.name = "muon", .settings = {{"beta2", 0.9}}, .storage = {Dtype::kU8, false, 3}});
-  EXPECT_EQ(optimizer->settings(), (Json{{"beta1", 0.9},
-                                         {"beta2", 0.9},
-                                         {"epsilon", 1e-8},
-                                         {"master", "none"},
-                                         {"momentum", 0.95},
-                                         {"nesterov", true},
-                                         {"muon_scale", "original"},
-                                         {"state", "8bit"}}));
-  EXPECT_FALSE(optimizer->keeps_master());
-  std::vector<std::string> names;
-  for (const StateArray& array : optimizer->state()) {
-    names.push_back(array.name);
-    EXPECT_EQ(array.type, Dtype::kU8);
-  }
-  EXPECT_THAT(names, testing::ElementsAre("momentum_buffer", "exp_avg", "exp_avg_sq"));
-  const std::vector<std::size_t> matrix = {100, 300}, vector = {100};
-  EXPECT_TRUE(optimizer->has_rounds({matrix}));
-  EXPECT_FALSE(optimizer->has_rounds({matrix, true}));
-  EXPECT_FALSE(optimizer->has_rounds({vector}));
-  EXPECT_EQ(optimizer->scratch({matrix}), 15'000u);
-  EXPECT_EQ(optimizer->scratch({matrix, true}), 0u);
-  EXPECT_EQ(optimizer->workspace({matrix}), (2 * 10'000u + 30'000) * 4);
-  EXPECT_EQ(optimizer->product_flops({matrix}), 5.0 * 2 * 100 * 100 * (300 + 100 + 300));
-  EXPECT_EQ(optimizer->largest_product({vector}).m, 0u);
-}
-
 TEST(Muon, RefusesWhatCannotBe) {
   const auto refused = [](const OptimizerSettings& settings, const std::vector<std::string>& parts) {
     expect_error(ErrorCode::kInvalidArgument, parts, [&] { make_optimizer(settings); });
