@@ -23,23 +23,6 @@ StepReport report(std::uint64_t step) {
   return r;
 }
 
-TEST(RunProfileTest, StepsAreKeptOneByOneWhileThereAreFew) {
-  const auto origin = Clock::now();
-  StepSeries series(4);
-  for (std::uint64_t step = 1; step <= 4; ++step)
-    series.add(report(step), origin + milliseconds(1000 * step), origin + milliseconds(1000 * step + 500));
-  const Json rows = series.rows(origin);
-  EXPECT_EQ(rows.at("first"), Json({1, 2, 3, 4}));
-  EXPECT_EQ(rows.at("last"), rows.at("first"));
-  EXPECT_EQ(rows.at("loss"), Json({1.0, 2.0, 3.0, 4.0}));
-  EXPECT_EQ(rows.at("begin"), Json({1.0, 2.0, 3.0, 4.0}));
-  EXPECT_EQ(rows.at("end").at(0), 1.5);
-  EXPECT_EQ(rows.at("read_wait").at(2), 0.125);
-  EXPECT_EQ(rows.at("loss_scale"), Json({nullptr, nullptr, nullptr, nullptr}));
-  EXPECT_EQ(rows.at("skipped"), Json({0, 0, 0, 0}));
-  EXPECT_EQ(series.windows(origin).at("step"), Json({1, 2, 3, 4}));
-}
-
 TEST(RunProfileTest, SkippedStepsAreCountedAndTheLastLossScaleStands) {
   const auto origin = Clock::now();
   StepSeries series(2);
@@ -78,28 +61,6 @@ TEST(RunProfileTest, MeansOfManyStepsKeepTheirSumAndEveryStep) {
     EXPECT_EQ(series.windows(origin).at("step").size(), std::min<std::uint64_t>(steps, 64));
     EXPECT_EQ(series.windows(origin).at("step").back(), steps);
   }
-}
-
-TEST(RunProfileTest, EventsAreCountedByLaneAndBusyTimeIsNotCountedTwice) {
-  Trace trace(100);
-  const auto origin = Clock::now();
-  const auto at = [&](int ms) { return origin + milliseconds(ms); };
-  trace.add(Trace::Lane::kRead, "a", at(0), at(10), 5);
-  trace.add(Trace::Lane::kRead, "b", at(5), at(20), 6);
-  trace.add(Trace::Lane::kRead, "\"quoted\" <b>", at(30), at(40), 7);
-  trace.add(Trace::Lane::kReadWait, "a", at(12), at(13));
-  const EventColumns columns = event_columns(trace, origin);
-  const Json events = Json::parse(columns.events);
-  EXPECT_EQ(columns.lanes.at("read").at("events"), 3);
-  EXPECT_EQ(columns.lanes.at("read").at("bytes"), 18);
-  EXPECT_DOUBLE_EQ(columns.lanes.at("read").at("busy"), 0.030);
-  EXPECT_EQ(columns.lanes.at("write").at("events"), 0);
-  EXPECT_EQ(events.at("names"), Json({"a", "b", "\"quoted\" <b>"}));
-  EXPECT_EQ(events.at("name"), Json({0, 1, 2, 0}));
-  EXPECT_EQ(events.at("lanes").at(events.at("lane").at(3).get<std::size_t>()), "read wait");
-  EXPECT_EQ(events.at("begin").at(1), 0.005);
-  EXPECT_EQ(events.at("seconds").at(1), 0.015);
-  EXPECT_EQ(events.at("dropped"), 0);
 }
 
 TEST(RunProfileTest, OfManyEventsTheLatestAreKept) {
