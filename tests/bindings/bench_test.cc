@@ -217,18 +217,6 @@ TEST_F(BenchTest, BadInputIsRefused) {
   expect_refused({"step", "tiny", "--memory", "10MiB"}, 3, "--memory");
 }
 
-TEST(BenchReportTest, MediansAreOfAtLeastThreeRoundsThatCount) {
-  BenchProgress progress;
-  int calls = 0;
-  const std::vector<BenchWork> works = {{"a", [&] {
-                                           ++calls;
-                                           return std::vector<double>{calls == 1 ? 1e9 : calls, 7};
-                                         }}};
-  const auto medians = medians_in_turn(works, 1e-9, progress);
-  EXPECT_EQ(calls, 4);  // three that count, after a first one that does not
-  EXPECT_EQ(medians[0], (std::vector<double>{3, 7}));
-}
-
 TEST(BenchReportTest, TheRatioIsTheShareOfTheLimit) {
   EXPECT_DOUBLE_EQ(ratio_of({"rate", BenchUnit::kBytesPerSecond, 3, 4, "", {}}), 0.75);
   EXPECT_DOUBLE_EQ(ratio_of({"time", BenchUnit::kSeconds, 4, 3, "", {}}), 0.75);

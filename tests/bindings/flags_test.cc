@@ -48,28 +48,6 @@ class FlagsTest : public ::testing::Test {
   Fields f_;
 };
 
-TEST_F(FlagsTest, ReadsEveryKind) {
-  parse({"--name", "x y", "--kind", "b", "--data", "one", "two", "--memory", "1.5GB", "--save-every=7",
-         "--group", "3", "--threads", "2", "--rate", "3e-4", "--resume"});
-  EXPECT_EQ(f_.name, "x y");
-  EXPECT_EQ(f_.kind, "b");
-  EXPECT_THAT(f_.data, ElementsAre("one", "two"));
-  EXPECT_EQ(f_.size, 1'500'000'000u);
-  EXPECT_EQ(f_.steps, 7u);
-  EXPECT_EQ(f_.group, 3u);
-  EXPECT_EQ(f_.threads, 2);
-  EXPECT_DOUBLE_EQ(f_.rate, 3e-4);
-  EXPECT_TRUE(f_.resume);
-}
-
-TEST_F(FlagsTest, FlagsThatAreNotGivenKeepTheirDefaults) {
-  parse({});
-  EXPECT_EQ(f_.kind, "a");
-  EXPECT_EQ(f_.steps, 5u);
-  EXPECT_FALSE(f_.group.has_value());
-  EXPECT_FALSE(f_.resume);
-}
-
 TEST_F(FlagsTest, WrongValuesNameTheFlag) {
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"--memory", "12XB"},   {"--memory", "0"},       {"--memory", "-1GiB"},
@@ -83,30 +61,6 @@ TEST_F(FlagsTest, WrongValuesNameTheFlag) {
     app->clear();
     EXPECT_THAT(error_of([&] { parse({flag + "=" + value}); }), HasSubstr(flag)) << flag << " " << value;
   }
-}
-
-TEST_F(FlagsTest, UnknownFlagsNameTheNearest) {
-  EXPECT_THAT(error_of([&] { parse({"--save-evry", "3"}); }), HasSubstr("--save-every"));
-  app_.clear();
-  EXPECT_THAT(error_of([&] { parse({"--memroy=1GiB"}); }), HasSubstr("--memory"));
-  app_.clear();
-  EXPECT_THAT(error_of([&] { parse({"stray"}); }), HasSubstr("stray"));
-}
-
-TEST_F(FlagsTest, AConfigFileGivesTheSameAndFlagsWin) {
-  parse({"--save-every", "9"});
-  apply_config(
-      app_,
-      Json::parse(R"({"save_every": 4, "memory": "2GiB", "data": ["p", "q"], "rate": 0.25, "resume": true,
-                                     "threads": 3, "name": "n"})"),
-      "c.json");
-  EXPECT_EQ(f_.steps, 9u);
-  EXPECT_EQ(f_.size, 2147483648u);
-  EXPECT_THAT(f_.data, ElementsAre("p", "q"));
-  EXPECT_DOUBLE_EQ(f_.rate, 0.25);
-  EXPECT_TRUE(f_.resume);
-  EXPECT_EQ(f_.threads, 3);
-  EXPECT_EQ(f_.name, "n");
 }
 
 TEST_F(FlagsTest, AConfigFileMayWriteDashes) {
