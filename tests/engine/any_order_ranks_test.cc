@@ -59,28 +59,6 @@ TEST_P(TwinsOfRanks, HaveTheSameBitsAtEveryStageAndTier) {
   }
 }
 
-// Adding the same numbers a power of two times, and dividing by that, changes no bit.
-TEST(GradientsOfRanks, ThatAreAlikeGiveWhatOneRankGives) {
-  Case setup;
-  setup.alike = true;
-  setup.ranks = 1;
-  toy::Outcome alone;
-  {
-    Rank rank(setup, nullptr);
-    std::vector<double> norms;
-    for (int step = 0; step < 3; ++step) {
-      rank.engine.begin_step({});
-      for (int micro = 0; micro < 2; ++micro) rank.add_all(step, micro);
-      norms.push_back(rank.engine.step(Rank::settings(step == 2 ? 0.0 : 3.0, step == 1)).gradient_norm);
-    }
-    alone = rank.save();
-    alone.norms = norms;
-  }
-  for (setup.ranks = 2; setup.ranks <= 4; setup.ranks *= 2)
-    for (setup.stage = 0; setup.stage < kStages; setup.stage += 3)
-      EXPECT_TRUE(trained(setup) == alone) << setup.ranks << " ranks, stage " << setup.stage;
-}
-
 class EveryStage : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
  protected:
   static Case setup(int ranks) {

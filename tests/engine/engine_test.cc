@@ -172,19 +172,6 @@ TEST_P(Twins, GroupsPrefetchChunksAndThreadsNeverChangeBits) {
   }
 }
 
-TEST_P(Twins, ADiskThatAnswersLateNeverChangesBits) {
-  const auto& [clip, types] = GetParam();
-  const Trained base = train(with(clip, types, "memory", "memory", "memory"));
-  for (const auto& [delay, prefetch] : {std::pair(200u, std::size_t{5}), std::pair(3000u, std::size_t{1})}) {
-    Options setup = with(clip, types, "disk", "disk", "disk");
-    setup.disk_delay = delay;
-    setup.request.prefetch = prefetch;
-    setup.request.group = prefetch == 1 ? 1 : 3;
-    SCOPED_TRACE("delay " + std::to_string(delay) + ", prefetch " + std::to_string(prefetch));
-    expect_same(base, train(setup));
-  }
-}
-
 TEST_P(Twins, LentMemoryNeverChangesBits) {
   const auto& [clip, types] = GetParam();
   const Trained base = train(with(clip, types, "memory", "memory", "memory"));
@@ -200,9 +187,8 @@ TEST_P(Twins, LentMemoryNeverChangesBits) {
     const bool same_traffic = other.traffic.bytes_read == alone.traffic.bytes_read;
     EXPECT_TRUE(same_traffic || *elsewhere == 'd') << "what was read ahead was read again";
   };
-  lending("memory", 0, 150 * kMiB);
   lending("memory", 3000, 20 * kMiB);
-  lending("disk", 500, 150 * kMiB);
+  lending("disk", 500, 64 * kMiB);
 }
 
 TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
@@ -225,7 +211,6 @@ TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
     const Trained memory = run("memory", "memory", 3);
     EXPECT_TRUE(memory.outcome.masters.empty());
     expect_same(memory, run("disk", "disk", 1));
-    expect_same(memory, run("disk", "memory", 3));
     expect_same(memory, run("memory", "disk", 3));
   }
 }
@@ -233,7 +218,7 @@ TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
 TEST_P(Twins, BudgetsBetween) {
   const auto& [clip, types] = GetParam();
   Options large = with(clip, types, "memory", "memory", "memory");
-  large.blocks = 12;
+  large.blocks = 8;
   const Trained base = train(large, 2);
   Options least = large;
   least.request.places = toy::places("disk");
@@ -378,7 +363,7 @@ TEST(SkippedSteps, LeaveEverythingAsItWas) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
     const Trained without = train_with_a_skipped_step(dtype, "memory", 3, std::nullopt);
     for (const auto& [place, group] :
-         std::vector<std::pair<const char*, std::size_t>>{{"memory", 1}, {"disk", 1}, {"disk", 3}})
+         std::vector<std::pair<const char*, std::size_t>>{{"memory", 1}, {"disk", 3}})
       for (const float scale : {std::numeric_limits<float>::infinity(), 1e9f}) {
         if (scale == 1e9f && dtype != Dtype::kF16) continue;  // wider types hold such gradients
         SCOPED_TRACE(
@@ -445,12 +430,13 @@ std::string name_of_twins(const testing::TestParamInfo<std::tuple<bool, toy::Typ
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(ClipAndType, Twins,
-                         testing::Values(std::tuple(true, kF32), std::tuple(false, kBf16),
-                                         std::tuple(true, kF16), std::tuple(false, kMixed)),
+                         testing::Values(std::tuple(true, kF32), std::tuple(true, kF16),
+                                         std::tuple(false, kMixed)),
                          name_of_twins);
 INSTANTIATE_TEST_SUITE_P(Long, Twins,
                          testing::Values(std::tuple(false, kF32), std::tuple(true, kBf16),
-                                         std::tuple(false, kF16), std::tuple(true, kMixed)),
+                                         std::tuple(false, kBf16), std::tuple(false, kF16),
+                                         std::tuple(true, kMixed)),
                          name_of_twins);
 
 // Each optimizer has one of the types, with or without clipping; all of these among the long tests.
@@ -494,8 +480,7 @@ TEST_P(TwinsOfOptimizers, HaveTheSameBitsEverywhere) {
   const Trained memory = run("memory", "memory", 3);
   EXPECT_EQ(memory.outcome.states[0].empty(), optim::make_optimizer(optimizer)->state().empty());
   EXPECT_EQ(memory.outcome.wholes.empty(), optim::make_optimizer(optimizer)->whole_names().empty());
-  expect_same(memory, run("disk", "disk", 1));
-  expect_same(memory, run("disk", "memory", 3, 2 * kChunkGrain));
+  expect_same(memory, run("disk", "disk", 1, 2 * kChunkGrain));
   const Trained state = run("memory", "disk", 3);
   expect_same(memory, state);
   EXPECT_EQ(state.traffic.bytes_written > 0, kept_bytes(state.plan) > 0);

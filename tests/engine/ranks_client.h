@@ -31,7 +31,6 @@ struct Case {
   std::uint64_t memory = kGiB;
   optim::OptimizerSettings optimizer = {};
   Dtype dtype = Dtype::kF32;
-  bool alike = false;             // whether all ranks add the same gradients
   std::size_t micro_batches = 0;  // of all ranks in a step, whose sums are reproducible; 0: they are not
   std::size_t counted = 0;        // of each rank in a step, whose sums are not; 0: they are not counted
   bool at_once = false;           // whether updates follow in backward
@@ -140,8 +139,7 @@ class Rank {
 
   // A gradient that depends on the values, so that wrong ones show.
   std::vector<float> gradient(ParameterId p, int step, int micro_batch) const {
-    const std::size_t of_rank =
-        setup_.alike || setup_.micro_batches > 0 ? 0 : static_cast<std::size_t>(rank());
+    const std::size_t of_rank = setup_.micro_batches > 0 ? 0 : static_cast<std::size_t>(rank());
     const ConstArray values = engine.parameter(p);
     std::vector<float> all(elements(p));
     const std::size_t first = p * 7 + of_rank * 131 + static_cast<std::size_t>(step * 17 + micro_batch * 57);

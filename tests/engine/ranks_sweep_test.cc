@@ -65,7 +65,7 @@ void take_least(const Case& c, int ranks, Where& where) {
 }
 
 TEST(RanksSweep, PlansInTheLeastMemoryHaveTheBitsOfRanksInMemory) {
-  constexpr int kPlans = 10, kSteps = 2;
+  constexpr int kPlans = 6, kSteps = 2;
   std::mt19937 random(20);
   for (int plan = 0; plan < kPlans; ++plan) {
     const Case c = random_case(random);

@@ -2,21 +2,17 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "engine/layout/state_format.h"
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
-#include "engine/updates/buckets.h"
 #include "kernels/matrix.h"
 #include "offload/test_files.h"
 #include "thrown.h"
 
-// Tests of optimizers that need whole parameters, and of those that keep other arrays for some parameters.
+// Tests of optimizers that need whole parameters.
 namespace sluice::engine {
 namespace rounds_test {
 
-std::unique_ptr<optim::Optimizer> muon(Dtype state = Dtype::kF32) {
-  return optim::make_optimizer({.name = "muon", .storage = {state}});
-}
+std::unique_ptr<optim::Optimizer> muon() { return optim::make_optimizer({.name = "muon"}); }
 
 // Three matrices that are too large for one bucket, and vectors between them.
 std::vector<UnitSpec> large_unit() {
@@ -62,91 +58,26 @@ Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanReq
   return ran;
 }
 
-TEST(Buckets, AsManyAsFitAndAtLeastOne) {
-  const Layout layout(large_unit());
-  const auto optimizer = muon();
-  const std::vector<Bucket> buckets =
-      buckets_of(layout, *optimizer, Shards(layout, *optimizer, kChunkGrain), 0);
-  ASSERT_EQ(buckets.size(), 2u);
-  EXPECT_EQ(buckets[0].first, 0u);
-  EXPECT_EQ(buckets[0].end, 2u);
-  EXPECT_EQ(buckets[1].end, 5u);
-  EXPECT_EQ(buckets[1].first_chunk + 1, buckets[0].end_chunk) << "they share a chunk";
-  EXPECT_EQ(buckets[0].rounds, 1);
-  EXPECT_GE(buckets[0].scratch_bytes, 40u * 230'000 * 4);
-  const auto elementwise = optim::make_optimizer({});
-  EXPECT_EQ(buckets_of(layout, *elementwise, Shards(layout, *elementwise, kChunkGrain), 0).size(), 1u);
-  EXPECT_EQ(rounds_need(layout, *elementwise).bytes, 0u);
-  std::vector<UnitSpec> frozen = large_unit();
-  frozen[0].trainable = false;
-  const Layout still(frozen);
-  EXPECT_TRUE(buckets_of(still, *optimizer, Shards(still, *optimizer, kChunkGrain), 0).empty());
-}
-
 TEST(Buckets, HaveTheSameBitsOnDiskAndTakeWhatIsPlanned) {
   const Profile profile = one_unit(large_unit());
   const auto optimizer = muon();
   PlanRequest request;
+  request.clip = false;
   request.places = toy::places("memory");
   const Ran memory = run(profile, *optimizer, request);
-  for (const bool clip : {true, false}) {
-    request.clip = clip;
-    request.places = toy::places("memory");
-    const Ran base = clip ? memory : run(profile, *optimizer, request);
-    request.places = toy::places("disk");
-    const Ran disk = run(profile, *optimizer, request);
-    EXPECT_TRUE(base.outcome == disk.outcome) << "clip " << clip;
-    for (const Ran* ran : {&base, &disk}) {
-      const auto& planned = ran->plan.bytes[static_cast<std::size_t>(allocator::Tier::kHost)];
-      EXPECT_EQ(ran->workspace, planned[static_cast<std::size_t>(allocator::Purpose::kWorkspace)]);
-      EXPECT_EQ(ran->staging, planned[static_cast<std::size_t>(allocator::Purpose::kStaging)]);
-    }
+  request.places = toy::places("disk");
+  const Ran disk = run(profile, *optimizer, request);
+  EXPECT_TRUE(memory.outcome == disk.outcome);
+  for (const Ran* ran : {&memory, &disk}) {
+    const auto& planned = ran->plan.bytes[static_cast<std::size_t>(allocator::Tier::kHost)];
+    EXPECT_EQ(ran->workspace, planned[static_cast<std::size_t>(allocator::Purpose::kWorkspace)]);
+    EXPECT_EQ(ran->staging, planned[static_cast<std::size_t>(allocator::Purpose::kStaging)]);
   }
   EXPECT_EQ(memory.outcome.states[0].size(), 5u);
   EXPECT_EQ(memory.outcome.states[0][0].size(), 40u * 230'000);
   EXPECT_TRUE(memory.outcome.states[0][1].empty()) << "a vector has no momentum of Muon's";
   EXPECT_EQ(memory.outcome.states[2][3].size(), 700'000u);
   EXPECT_GE(memory.workspace, 40u * 230'000 * 4);
-}
-
-TEST(StateFormat, EachParameterHasTheArraysThatItsOptimizerKeepsOfIt) {
-  std::vector<UnitSpec> units = large_unit();
-  units[0].dtype = Dtype::kBf16;
-  const Layout layout(units);
-  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kU8}) {
-    const auto optimizer = muon(type);
-    const StateFormat format(layout, *optimizer, kChunkGrain);
-    EXPECT_TRUE(format.has(1, 0));
-    EXPECT_FALSE(format.has(2, 0));
-    EXPECT_FALSE(format.has(1, 3));
-    EXPECT_TRUE(format.has(3, 3));
-    const double each =
-        type == Dtype::kU8 ? 1 + 4.0 / optim::kScaleBlock : static_cast<double>(size_of(type));
-    EXPECT_EQ(format.element_bytes(0), 4 + each);
-    EXPECT_EQ(format.element_bytes(1), 4 + 2 * each);
-    std::size_t bytes = 0;
-    for (std::size_t chunk = 0; chunk < format.shards().chunks(0); ++chunk) {
-      EXPECT_EQ(format.chunk_offset(0, chunk), bytes);
-      bytes += format.chunk_bytes(0, chunk);
-      EXPECT_LE(format.chunk_bytes(0, chunk), format.most_chunk_bytes());
-      if (chunk + 1 < format.shards().chunks(0)) {
-        EXPECT_EQ(format.chunk_bytes(0, chunk) % format.block_bytes(0), 0u);
-      }
-    }
-    EXPECT_EQ(format.bytes(0), bytes);
-  }
-}
-
-// All chunks of a unit have the size of the largest; little is lost where a few vectors lie in one of them.
-TEST(StateFormat, LosesLittleOfABlock) {
-  const Layout layout({{"block", {{"a", {1600, 4800}}, {"b", {4800}}, {"c", {1600, 1600}}, {"d", {1600}}}}});
-  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kU8}) {
-    const StateFormat format(layout, *muon(type), kChunkGrain);
-    double needed = 0;
-    for (ParameterId p = 0; p < layout.parameters(); ++p)
-      needed += format.element_bytes(p) * static_cast<double>(layout.location(p).elements);
-    EXPECT_LT(static_cast<double>(format.bytes(0)), 1.04 * needed);
-  }
 }
 
 TEST(Rounds, AMatrixThatDoesNotFitIsRefusedWithWhatWouldDo) {

@@ -24,16 +24,6 @@ class Scattered : public testing::TestWithParam<std::tuple<std::size_t, const ch
     setup.place = std::get<1>(GetParam());
     return setup;
   }
-  // What a rank receives of a parameter's gradient that it gets whole, having its own part.
-  static std::uint64_t of_others(const Rank& rank, ParameterId p) {
-    const Layout::Location& at = rank.layout().location(p);
-    const Partition partition = rank.engine.partition(at.unit);
-    if (partition.shards.empty()) return 0;
-    const ElementRange own = partition.shards[static_cast<std::size_t>(rank.rank())];
-    const std::size_t begin = std::clamp(own.begin, at.offset, at.offset + at.elements);
-    const std::size_t end = std::clamp(own.end, begin, at.offset + at.elements);
-    return (at.elements - (end - begin)) * sizeof(float);
-  }
   template <class Action>
   static std::uint64_t received_by(Rank& rank, const Action& action) {
     const std::uint64_t before = rank.received();
@@ -80,24 +70,6 @@ TEST_P(Scattered, NormsAndFactorsReceiveNothing) {
                             }
                           }),
               0u);
-    rank.engine.step(Rank::settings());
-  });
-}
-
-TEST_P(Scattered, AGradientThatIsReadIsGatheredOnce) {
-  run(setup(), [&](Rank& rank) {
-    rank.engine.begin_step({});
-    rank.add_all(0);
-    rank.engine.gradient_norm(kA);
-    std::vector<float> first, again;
-    EXPECT_EQ(received_by(rank, [&] { first = rank.read(kC); }), of_others(rank, kC));
-    EXPECT_EQ(received_by(rank, [&] { again = rank.read(kC); }), 0u);
-    EXPECT_EQ(first, again);
-    rank.engine.step(Rank::settings(0, true));
-    EXPECT_EQ(received_by(rank, [&] { again = rank.read(kC); }), 0u);  // it was kept
-    EXPECT_EQ(first, again);
-    EXPECT_EQ(received_by(rank, [&] { rank.read(kA); }), of_others(rank, kA));
-    rank.engine.begin_step({});
     rank.engine.step(Rank::settings());
   });
 }

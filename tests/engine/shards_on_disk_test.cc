@@ -71,21 +71,6 @@ TEST(ShardsOnDisk, MoveByAnotherPlanAndKeepTheirBits) {
   }
 }
 
-TEST(ShardsOnDisk, MoveWhileAnotherRankReadsThem) {
-  const Case setup = at_stage_3(nullptr);
-  std::atomic<bool> ended{false};
-  run(setup, [&](Rank& rank) {
-    const auto values = rank.values();
-    const std::uint64_t few = rank.least_memory();
-    if (rank.rank() == 0) {
-      for (int times = 0; times < 6; ++times) rank.engine.replan(rank.plan_in(times % 2 == 0 ? few : kGiB));
-      ended = true;
-      return;
-    }
-    while (!ended) EXPECT_TRUE(rank.values() == values);
-  });
-}
-
 // The other rank waits for longer than it has patience with ranks that do not work.
 TEST(ShardsOnDisk, MoveForAsLongAsItTakes) {
   using Clock = std::chrono::steady_clock;

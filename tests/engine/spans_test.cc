@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "engine/planner/planner.h"
 #include "engine/spans_client.h"
-#include "engine/updates/buckets.h"
 #include "thrown.h"
 
 // Compares a parameter that spans units with the same one in a single unit, under optimizers that need all of
@@ -68,7 +67,6 @@ TEST_P(SpansTest, HaveTheSameBitsWhereUpdatesFollowGradients) {
   Case setup = GetParam();
   setup.clip = false;
   const Outcome expected = in_one_unit(setup);
-  expect_same(train(setup), expected);
   expect_same(train(on_disk(setup)), expected);
 }
 
@@ -79,7 +77,6 @@ TEST(Spans, HaveTheSameBitsInTheOrderOfASchedule) {
     setup.micro_batches = 2;
     setup.clip = kind != 3;
     const Outcome expected = in_one_unit(setup);
-    expect_same(train(setup), expected);
     expect_same(train(on_disk(setup)), expected);
   }
 }
@@ -92,7 +89,6 @@ TEST(Spans, HaveTheSameBitsWithAllThatIsDoneToGradients) {
     setup.clip_value = 0.01;
     setup.skipped = 1;
     const Outcome expected = in_one_unit(setup, 3);
-    expect_same(train(setup, 3), expected);
     expect_same(train(on_disk(setup), 3), expected);
     setup.skipped = -1;
     EXPECT_FALSE(train(setup, 3) == expected) << "the skipped step would change nothing";
@@ -106,39 +102,6 @@ TEST(Spans, StayAsTheyAreWhereTheyAreFrozen) {
   expect_same(found, in_one_unit(setup));
   EXPECT_EQ(found.values.at("table")[5], noise(2, 5, -1, 0));
   EXPECT_EQ(found.wholes.count("table"), 0u);
-}
-
-// The joint update is due with the last gradient; until then the others are stored, which the plan counts.
-TEST(Spans, GradientsAreStoredUntilAllAreThere) {
-  Case setup = kKinds[0];
-  setup.clip = false;
-  setup.gradients = "disk";
-  const Made made(setup);
-  for (UnitId unit = 0; unit < made.profile.units.size(); ++unit)
-    EXPECT_EQ(made.plan.units[unit].gradient_stored, made.profile.units[unit].name.starts_with("table"))
-        << unit;
-  EXPECT_GE(made.plan.disk_bytes, 2600u * 1003 * sizeof(float));
-  setup.optimizer = {.name = "adamw"};
-  const Made by_elements(setup);
-  for (const UnitPlan& unit : by_elements.plan.units) EXPECT_FALSE(unit.gradient_stored);
-}
-
-TEST(Spans, AreUpdatedTogetherOnlyWhereTheOptimizerHasRounds) {
-  const Layout layout(units_of(kKinds[0]));
-  const auto adafactor = optim::make_optimizer({.name = "adafactor"}),
-             lion = optim::make_optimizer({.name = "lion"});
-  EXPECT_EQ(layout.siblings(0), (UnitRange{0, 1}));
-  for (const UnitId unit : {1u, 2u, 3u}) {
-    EXPECT_EQ(layout.siblings(unit), (UnitRange{1, 4}));
-    EXPECT_EQ(updated_together(layout, *adafactor, unit), (UnitRange{1, 4}));
-    EXPECT_EQ(updated_together(layout, *lion, unit), (UnitRange{unit, unit + 1}));
-  }
-  const auto passes = passes_of(*adafactor, {1, 4});
-  ASSERT_EQ(passes.size(), 9u);
-  EXPECT_EQ(passes[0], (std::pair<UnitId, Pass>{1, {0, true, false}}));
-  EXPECT_EQ(passes[5], (std::pair<UnitId, Pass>{3, {1, false, true}}));
-  EXPECT_EQ(passes[8], (std::pair<UnitId, Pass>{3, {2, false, true}}));
-  EXPECT_TRUE(passes_of(*adafactor, {1, 2}).empty());
 }
 
 TEST(Spans, OfMuonTakeTheMemoryOfTheWholeMatrixOnceAndAreRefusedWithWhatWouldDo) {

@@ -12,7 +12,6 @@
 namespace sluice::engine::wrapped {
 namespace sums_beside_test {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Whether the micro-batch has a gradient of the parameter on this rank: some are like experts.
@@ -60,7 +59,7 @@ TEST(TwinsOfSumsBeside, HaveTheBitsOfSumsAtTheStep) {
     setup.ranks = micro_batches == 1 ? 2 : 3;
     const toy::Outcome late = trained(setup, micro_batches, false);
     ASSERT_EQ(late.norms.size(), 3u);
-    for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage) {
+    for (setup.stage = micro_batches - 1; setup.stage <= kMostStage; setup.stage += micro_batches) {
       setup.place = (setup.stage + setup.ranks) % 2 == 0 ? "memory" : "disk";
       EXPECT_TRUE(trained(setup, micro_batches, true) == late)
           << micro_batches << " micro-batches, stage " << setup.stage << ", " << setup.place;
@@ -143,22 +142,6 @@ TEST_P(SumsBeside, WhatIsAddedAfterTheBeginIsAddedToTheMean) {
     EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 4.0f));
     rank.engine.step(Rank::settings());
     EXPECT_EQ(rank.engine.steps(kA), 1u);
-  });
-}
-
-TEST_P(SumsBeside, AGradientThatIsDroppedMeanwhileIsGone) {
-  run(setup(), [&](Rank& rank) {
-    const auto before = rank.values();
-    rank.engine.begin_step({});
-    rank.add_constant(kA, 1);
-    rank.add_constant(kGain, 1);
-    rank.engine.end_gradients(kFirst);
-    rank.engine.drop_gradient(kA);
-    EXPECT_FALSE(rank.engine.has_gradient(kA));
-    rank.engine.end_micro_batch();
-    rank.engine.step(Rank::settings());
-    EXPECT_EQ(rank.values()[kA], before[kA]);
-    EXPECT_NE(rank.values()[kGain], before[kGain]);
   });
 }
 
@@ -267,22 +250,6 @@ TEST_P(SumsBeside, AnAbandonedStepIsDoneAgain) {
     });
 }
 
-TEST_P(SumsBeside, ARankThatAbandonsBeforeItBeganNoneNeedsNobody) {
-  run(setup(), [&](Rank& rank) {
-    rank.engine.begin_step({});
-    if (rank.rank() == 1) {
-      rank.add_constant(kA, 64);
-      rank.engine.abandon_step();
-      rank.engine.begin_step({});
-    }
-    rank.add_constant(kA, 2 * own(rank));
-    rank.engine.end_gradients(kFirst);
-    rank.engine.end_micro_batch();
-    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
-    rank.engine.step(Rank::settings());
-  });
-}
-
 TEST_P(SumsBeside, AnEngineIsNotLeftMeanwhile) {
   run(setup(), [&](Rank& rank) {
     rank.engine.begin_step({});
@@ -292,17 +259,6 @@ TEST_P(SumsBeside, AnEngineIsNotLeftMeanwhile) {
                 HasSubstr("'first' is being summed"));
     rank.engine.end_micro_batch();
     rank.engine.step(Rank::settings());
-  });
-}
-
-TEST_P(SumsBeside, ARankThatEndsMeanwhileEndsAll) {
-  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
-    Rank rank(setup(), &communicator);
-    rank.engine.begin_step({});
-    rank.add_constant(kA, 1);
-    if (communicator.rank() == 1) return rank.engine.end_gradients(kFirst);
-    EXPECT_THAT(thrown_by([&] { rank.engine.end_micro_batch(); }).text,
-                AllOf(HasSubstr("rank 1"), HasSubstr("while gradients were being summed")));
   });
 }
 

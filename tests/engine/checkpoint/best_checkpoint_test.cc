@@ -30,18 +30,6 @@ std::uint64_t best_step(const std::vector<Json>& records) {
   return best ? best->step : 0;
 }
 
-TEST(BestCheckpointTest, HasTheLeastLoss) {
-  const auto best = best_checkpoint(list_of({judged(3), judged(2.5), judged(2.75)}));
-  ASSERT_TRUE(best);
-  EXPECT_EQ(best->step, 20u);
-  EXPECT_EQ(best->folder, "run/step-20");
-  EXPECT_EQ(best->validation_loss, 2.5);
-}
-
-TEST(BestCheckpointTest, OfEqualOnesIsTheOldest) {
-  EXPECT_EQ(best_step({judged(3), judged(2), judged(2), judged(2)}), 20u);
-}
-
 TEST(BestCheckpointTest, IsNeverOneWhoseLossIsNotFinite) {
   const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
   EXPECT_EQ(best_step({judged(nan), judged(7), judged(-infinity), judged(nan)}), 20u);

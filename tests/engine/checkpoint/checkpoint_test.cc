@@ -70,25 +70,6 @@ TEST_F(CheckpointTest, IsReadBack) {
   EXPECT_EQ(entries(), Names{"step-00000100"});
 }
 
-TEST_F(CheckpointTest, SeveralFilesAreWrittenAtATime) {
-  auto writer = begin(1);
-  auto& first =
-      writer->add_tensor_file(optimizer_file("exp_avg"), SafetensorsHeader({{"t", Dtype::kU8, {20000}}}));
-  auto& second =
-      writer->add_tensor_file(optimizer_file("exp_avg_sq"), SafetensorsHeader({{"t", Dtype::kU8, {20000}}}));
-  const std::string a = pattern(20000, 1), b = pattern(20000, 2);
-  for (std::size_t at = 0; at < 20000; at += 5000) {
-    write_tensor(first, a.substr(at, 5000), at);
-    write_tensor(second, b.substr(at, 5000), at);
-  }
-  const CheckpointReader reader(io_, writer->commit({}), ahead_);
-  reader.verify();
-  auto tensors = reader.open_tensors("optimizer.exp_avg_sq.safetensors");
-  std::string bytes(20000, '\0');
-  tensors->read(tensors->tensor("t"), 0, std::as_writable_bytes(std::span(bytes)));
-  EXPECT_TRUE(bytes == b);
-}
-
 TEST_F(CheckpointTest, ManifestHasTheDocumentedForm) {
   Manifest manifest;
   manifest.step = 7;

@@ -53,29 +53,6 @@ TEST_F(SafetensorsTest, ReadsSmallPiecesInOrder) {
   EXPECT_LE(io_.reads.transfers, 3);  // each block once
 }
 
-TEST_F(SafetensorsTest, KeepsTwoReadsUnderWay) {
-  store("x", {{"b", Dtype::kU8, {40 * kMiB}}});
-  SafetensorsReader reader(io_, folder_.path("x"), ahead_);
-  io_.hold = std::chrono::milliseconds(10);
-  std::string out(40 * kMiB, '\0');
-  reader.read(reader.tensor("b"), 0, std::as_writable_bytes(std::span(out)));
-  EXPECT_GE(io_.reads.most, 2);
-  EXPECT_LE(io_.reads.most, 3);
-}
-
-TEST_F(SafetensorsTest, SharesOneBufferAmongReaders) {
-  const std::string first = store("x", {{"t", Dtype::kU8, {9 * kMiB}}}, 1);
-  const std::string second = store("y", {{"t", Dtype::kU8, {9 * kMiB}}}, 2);
-  SafetensorsReader x(io_, folder_.path("x"), ahead_);
-  auto y = std::make_unique<SafetensorsReader>(io_, folder_.path("y"), ahead_);
-  for (std::uint64_t at = 0; at < 9 * kMiB; at += kMiB) {
-    EXPECT_TRUE(read(x, "t", at, kMiB) == first.substr(at, kMiB));
-    EXPECT_TRUE(read(*y, "t", at, kMiB) == second.substr(at, kMiB));
-  }
-  y.reset();
-  EXPECT_TRUE(read(x, "t", 5, kMiB) == first.substr(5, kMiB));
-}
-
 TEST_F(SafetensorsTest, NamesWhatItCannotRead) {
   store("x", {{"wte.weight", Dtype::kF32, {3}}});
   SafetensorsReader reader(io_, folder_.path("x"), ahead_);
@@ -181,41 +158,6 @@ TEST_F(SafetensorsTest, BlocksAreWrittenInAnyOrder) {
   write(mixed, 2 * kStreamBlock, 3 * kStreamBlock);
   EXPECT_TRUE(mixed.finish() == in_order.finish());
   EXPECT_TRUE(read_all(folder_.path("y")) == read_all(folder_.path("x")));
-}
-
-TEST_F(SafetensorsTest, KeepsAsManyWritesUnderWayAsTheBufferHolds) {
-  io_.hold = std::chrono::milliseconds(50);
-  const std::string payload = pattern(32 * kMiB, 4);
-  SafetensorsWriter writer(io_, ledger_, folder_.path("x"),
-                           SafetensorsHeader({{"t", Dtype::kU8, {payload.size()}}}));
-  write_in_pieces(writer, payload, kMiB);
-  writer.finish();
-  EXPECT_GE(io_.writes.most, 4);
-  EXPECT_LE(io_.writes.most, static_cast<int>(kStreamBuffer / kWriteBlock));
-}
-
-TEST_F(SafetensorsTest, WriterHoldsTheCallerToTheHeader) {
-  SafetensorsWriter writer(io_, ledger_, folder_.path("x"),
-                           SafetensorsHeader({{"first", Dtype::kU8, {10}}, {"second", Dtype::kU8, {10}}}));
-  const std::string bytes = pattern(21, 5);
-  const StoredTensor& first = *writer.header().find("first");
-  const auto some = std::as_bytes(std::span(bytes));
-  expect_error(ErrorCode::kInvalidArgument, {"/x", "'first'", "11", "10"},
-               [&] { writer.write(first, 0, some.first(11)); });
-  expect_error(ErrorCode::kInvalidArgument, {"/x", "'first'", "12", "10"},
-               [&] { writer.write(first, 12, some.first(1)); });
-  expect_error(ErrorCode::kInvalidArgument, {"/x", "one after another"},
-               [&] { writer.write(first, 1, some.first(1)); });
-  write_in_pieces(writer, bytes.substr(0, 13), 13);
-  expect_error(ErrorCode::kInvalidArgument, {"/x", "one after another"},
-               [&] { writer.write(first, 0, some.first(10)); });
-  expect_error(ErrorCode::kState, {"/x", "'second'", "3 of its 10"}, [&] { writer.finish(); });
-  write_in_pieces(writer, bytes.substr(13, 7), 7, 13);
-  writer.finish();
-  expect_error(ErrorCode::kState, {"/x", "finished"}, [&] { write_in_pieces(writer, bytes, 1); });
-  expect_error(ErrorCode::kIo, {"/x"}, [&] {
-    SafetensorsWriter(io_, ledger_, folder_.path("x"), SafetensorsHeader(std::vector<TensorDeclaration>{}));
-  });
 }
 
 TEST_F(SafetensorsTest, AFailedWriteIsNeverFinished) {

@@ -70,50 +70,6 @@ TEST(Layout, ParametersLieOneAfterAnotherAndEachBeginsAligned) {
   }
 }
 
-TEST(Layout, SpansOfAParameterAreSiblingsAndOneLogicalParameter) {
-  std::vector<UnitSpec> units = {unit("before", {{"a", {5}}, {"b", {5}}})};
-  for (const std::string name : {"first", "second"})
-    for (UnitSpec& span : spans(name)) units.push_back(std::move(span));
-  units.push_back(unit("after", {{"c", {5}}}));
-  const Layout layout(units);
-  const std::vector<UnitRange> siblings = {{0, 1}, {1, 4}, {1, 4}, {1, 4}, {4, 7}, {4, 7}, {4, 7}, {7, 8}};
-  for (UnitId u = 0; u < siblings.size(); ++u) EXPECT_EQ(layout.siblings(u), siblings[u]);
-  const std::vector<ParameterId> first = {0, 1, 2, 2, 2, 5, 5, 5, 8};
-  const std::vector<std::size_t> logical = {0, 1, 2, 2, 2, 3, 3, 3, 4};
-  std::size_t elements = 0;
-  for (ParameterId p = 0; p < first.size(); ++p) {
-    EXPECT_EQ(layout.first_span(p), first[p]);
-    EXPECT_EQ(layout.logical_index(p), logical[p]);
-    if (logical[p] == 2) elements += layout.location(p).elements;
-  }
-  EXPECT_EQ(elements, 2500u * 1024);
-}
-
-TEST(Layout, OfSomeUnitsOfAModelHasItsParametersNumbers) {
-  std::vector<UnitSpec> units = {unit("table", {{"a", {5}}, {"b", {5}}}),
-                                 unit("seventh", {{"c", {5}}, {"d", {5}}}), unit("after", {{"e", {5}}})};
-  units[1].index = 7;
-  for (UnitSpec& span : spans("spanned")) units.push_back(std::move(span));
-  units[3].index = 12;
-  const Layout layout(units);
-  const std::vector<std::size_t> logical = {0, 1, 7, 8, 9, 12, 12, 12};
-  ASSERT_EQ(layout.parameters(), logical.size());
-  for (ParameterId p = 0; p < logical.size(); ++p) EXPECT_EQ(layout.logical_index(p), logical[p]);
-  units[1].index = 1;
-  expect_error(ErrorCode::kInvalidArgument,
-               {"'seventh' begins with parameter 1 of the model", "the units before it have 2 of them"},
-               [&] { Layout{units}; });
-}
-
-TEST(Layout, AUseHasTheParametersThatAreUsedSoOften) {
-  UnitSpec tied = unit("tied", {{"once", {1000}}, {"twice", {5000}}});
-  tied.parameters[1].uses = 2;
-  const Layout layout({tied});
-  EXPECT_EQ(use_elements(layout, 0, 0), layout.unit_elements(0));
-  EXPECT_EQ(use_elements(layout, 0, 1), 8192u);
-  EXPECT_EQ(use_elements(layout, 0, 2), 0u);
-}
-
 TEST(Layout, RefusesWhatIsNoLayout) {
   const auto expect_refused = [](std::vector<UnitSpec> units, const std::string& part) {
     expect_error(ErrorCode::kInvalidArgument, {part}, [&] { Layout{std::move(units)}; });

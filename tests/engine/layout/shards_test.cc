@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <vector>
 
-#include "core/error.h"
 #include "engine/layout/kind.h"
 
 namespace sluice::engine {
@@ -26,25 +24,6 @@ Layout some_units() {
 }
 
 constexpr std::size_t kChunk = 100 * 1024;
-
-TEST(Shards, AreSlicesThatMakeUpTheUnit) {
-  const Layout layout = some_units();
-  for (const char* name : {"adamw", "adafactor", "muon"})
-    for (const int world : {1, 2, 3, 7, 64}) {
-      const auto optimizer = made(name);
-      const Shards shards(layout, *optimizer, kChunk, {world, 0, world});
-      for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-        std::size_t end = 0;
-        for (int rank = 0; rank < world; ++rank) {
-          const ElementRange shard = shards.shard(unit, rank);
-          EXPECT_EQ(shard.begin, end);
-          EXPECT_GE(shard.end, shard.begin);
-          end = shard.end;
-        }
-        EXPECT_EQ(end, layout.unit_elements(unit)) << name << ", " << world << " ranks";
-      }
-    }
-}
 
 TEST(Shards, OfAnElementwiseOptimizerAreOfNearlyOneSize) {
   const Layout layout({{"block", {{"a", {700, 1000}}, {"b", {1000}}, {"c", {300, 1000}}}}});
@@ -76,57 +55,6 @@ TEST(Shards, CutParametersOnlyWhereTheOptimizerAllowsIt) {
     }
   }
   EXPECT_GT(cut, 5u);
-}
-
-// Each rank's slices, and those of one process that has all shards, name each element once.
-TEST(Shards, SlicesOfAllChunksHaveEachElementOnce) {
-  const Layout layout = some_units();
-  for (const char* name : {"adamw", "adafactor"})
-    for (const bool together : {true, false}) {
-      const auto optimizer = made(name);
-      std::vector<std::vector<int>> seen;
-      for (ParameterId p = 0; p < layout.parameters(); ++p) seen.emplace_back(layout.location(p).elements);
-      for (int rank = 0; rank < (together ? 1 : 3); ++rank) {
-        const Shards shards(layout, *optimizer, kChunk,
-                            together ? Shards::Ranks{3, 0, 3} : Shards::Ranks{3, rank, rank + 1});
-        for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-          for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
-            const ElementRange range = shards.chunk(unit, chunk);
-            EXPECT_LE(range.size(), kChunk);
-            for (const Slice& slice : shards.slices(unit, chunk)) {
-              EXPECT_EQ(range.begin + slice.in_chunk, layout.location(slice.parameter).offset + slice.first);
-              for (std::size_t i = 0; i < slice.count; ++i) ++seen[slice.parameter][slice.first + i];
-            }
-          }
-      }
-      for (const std::vector<int>& times : seen)
-        EXPECT_EQ(std::ranges::count(times, 1), static_cast<std::ptrdiff_t>(times.size())) << name;
-    }
-}
-
-TEST(Shards, ChunksAreFoundByTheirElements) {
-  const Layout layout = some_units();
-  const auto optimizer = made("adamw");
-  const Shards shards(layout, *optimizer, kChunk, {3, 0, 3});
-  for (const ElementRange wanted :
-       {ElementRange{0, 1}, {200'000, 200'001}, {150'000, 600'000}, {700'000, 702'000}}) {
-    const ElementRange found = shards.chunks_with(1, wanted);
-    for (std::size_t chunk = 0; chunk < shards.chunks(1); ++chunk) {
-      const ElementRange range = shards.chunk(1, chunk);
-      const bool meets = range.begin < wanted.end && wanted.begin < range.end;
-      EXPECT_EQ(found.begin <= chunk && chunk < found.end, meets) << wanted.begin << ", chunk " << chunk;
-    }
-  }
-}
-
-TEST(Shards, OfOtherRanksAreNotHere) {
-  const Layout layout = some_units();
-  const auto optimizer = made("adamw");
-  const Shards shards(layout, *optimizer, kChunk, {4, 1, 2});
-  EXPECT_THROW((void)shards.shard(0, 0), Error);
-  EXPECT_EQ(shards.chunks_with(1, {0, 1}).size(), 0u) << "the first element is of rank 0";
-  EXPECT_THROW((void)shards.chunk(1, 1000), Error);
-  EXPECT_THROW(Shards(layout, *optimizer, kChunk, {4, 3, 5}), Error);
 }
 
 }  // namespace shards_test

@@ -158,35 +158,6 @@ TEST_F(PagerTest, FetchesNoMoreThanTheBestChoiceOfWhatLeaves) {
   EXPECT_LE(backings_.counts.fetched, fewest_fetches(all, kFrames) + kFrames);
 }
 
-// Reads, changes, discards and prefetches at random, with transfers that end late.
-TEST_F(PagerTest, ContentsAreWhatWasWrittenLast) {
-  constexpr std::size_t kHoldings = 9;
-  const auto ids = define_many(kHoldings);
-  std::mt19937 random(4);
-  std::vector<std::vector<HoldingId>> schedule(30);
-  for (auto& access : schedule) {
-    access.push_back(ids[random() % kHoldings]);
-    const HoldingId other = ids[random() % kHoldings];
-    if (other != access.front()) access.push_back(other);
-  }
-  pager_.start(kHugePage, 4);
-  std::map<HoldingId, std::uint32_t> versions;
-  for (const HoldingId id : ids) write(id, versions[id] = 0);
-  pager_.set_schedule(schedule);
-  for (int cycle = 0; cycle < 40; ++cycle)
-    for (std::size_t i = 0; i < schedule.size(); ++i) {
-      backings_.counts.holds = random() % 2 == 0;
-      pager_.set_position(i);
-      pager_.prefetch(random() % 3);
-      backings_.counts.holds = false;
-      backings_.counts.let_go();
-      for (const HoldingId id : schedule[i]) {
-        EXPECT_EQ(read(id), (Mark{id, versions[id]}));
-        if (random() % 3 == 0) write(id, ++versions[id]);
-      }
-    }
-}
-
 TEST_F(PagerTest, WhatIsGivenUpIsNeverWritten) {
   const auto ids = define_many(3);
   pager_.start(kHugePage, 1);
@@ -196,19 +167,6 @@ TEST_F(PagerTest, WhatIsGivenUpIsNeverWritten) {
     pager_.discard(id);
   }
   EXPECT_EQ(backings_.counts.stored, 0u);
-}
-
-TEST_F(PagerTest, WhatIsHeldDoesNotLeave) {
-  const auto ids = define_many(2);
-  pager_.start(kHugePage, 1);
-  pager_.set_schedule({{ids[0]}, {ids[1]}});
-  write(ids[0], 1);
-  pager_.acquire(ids[0], Pager::Use::kRead);
-  EXPECT_FALSE(pager_.try_acquire(ids[1], Pager::Use::kModify));
-  EXPECT_THROW(pager_.acquire(ids[1], Pager::Use::kModify), Error) << "nothing can ever make room";
-  pager_.release(ids[0]);
-  write(ids[1], 1);
-  EXPECT_EQ(read(ids[0]), (Mark{ids[0], 1}));
 }
 
 TEST_F(PagerTest, WhatIsParkedIsLeftToItsReader) {
@@ -252,21 +210,6 @@ TEST_F(PagerTest, NoMoreIsTransferredThanIsStored) {
   EXPECT_EQ(backings_.counts.stored, 1u);
   EXPECT_EQ(read(part), mark);
   EXPECT_EQ(backings_.counts.most_bytes, kStored);
-}
-
-TEST_F(PagerTest, WithoutABackingItStaysUntilItIsGivenUp) {
-  const HoldingId stored = define(), kept = define(false);
-  pager_.start(kHugePage, 2);
-  const HoldingId ids[] = {stored, kept};
-  pager_.set_schedule({{stored}, {kept}, {stored}});
-  for (const HoldingId id : ids) write(id, 7);
-  pager_.prefetch(2);
-  pager_.wait_all();
-  EXPECT_TRUE(pager_.present(kept));
-  EXPECT_EQ(read(kept), (Mark{kept, 7}));
-  EXPECT_LE(backings_.counts.stored, 1u);
-  pager_.discard(kept);
-  EXPECT_FALSE(pager_.present(kept));
 }
 
 }  // namespace pager_test

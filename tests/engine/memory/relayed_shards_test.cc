@@ -84,18 +84,6 @@ TEST_P(RelayedShardsTest, ComeToAHostOnce) {
   for (std::size_t host = 0; host < came.size(); ++host) EXPECT_EQ(came[host], expected[host]) << host;
 }
 
-TEST_P(RelayedShardsTest, AreReadByOneRankAlone) {
-  for (int reader = 0; reader < ranks(); ++reader)
-    comm::run_communicators(world(), ranks(), [&](comm::Communicator& communicator) {
-      Rank rank(communicator, {on_disk()});
-      rank.change(0, 1);
-      if (communicator.rank() == reader) {
-        EXPECT_EQ(rank.fetch(0), values_of(rank.layout, 0, 1));
-      }
-      communicator.barrier(99, "the end");
-    });
-}
-
 // Ranks of one host that read alike, but one after another, find what the first has brought, if there is
 // room.
 TEST(RelayedShards, StayForRanksThatComeLater) {

@@ -8,7 +8,6 @@
 #include <functional>
 #include <numeric>
 
-#include "engine/plan/pipeline_clock.h"
 #include "thrown.h"
 
 namespace sluice::engine {
@@ -119,37 +118,6 @@ TEST(Pipeline, WithWeightsApartIsShorter) {
       }
 }
 
-// What all sections have once, each of them adds to the step; of what the first and the last one exchange,
-// both wait for the other.
-TEST(Pipeline, TakesOnceWhatIsOnceInAStep) {
-  for_all(
-      [](const Pipeline& pipeline) {
-        const auto seconds = alike(pipeline, {1, 2, 0.25, 1});
-        const double bare = simulate(pipeline, seconds).step;
-        std::vector<OnceSeconds> once(static_cast<std::size_t>(pipeline.sections), {5, 7, 0});
-        const PipelineTime time = simulate(pipeline, seconds, once);
-        EXPECT_EQ(time.step, bare + 12);
-        for (const double busy : time.busy)
-          EXPECT_EQ(busy, 3.0 * static_cast<double>(pipeline.items * pipeline.chunks) + 12);
-        once.front().exchange = once.back().exchange = 3;
-        const PipelineTime exchanged = simulate(pipeline, seconds, once);
-        EXPECT_EQ(exchanged.step, bare + 12 + (pipeline.sections > 1 ? 3 : 0));
-        EXPECT_EQ(exchanged.busy, time.busy);
-        once.back().after = 1000;  // the first section waits for the last one's
-        EXPECT_GE(simulate(pipeline, seconds, once).step, 1003 + (pipeline.sections > 1 ? 3 : 0));
-      },
-      6, 12);
-}
-
-// A section updates while it waits for the first item.
-TEST(Pipeline, HidesUpdatesOfLaterSections) {
-  const Pipeline pipeline{PipelineOrder::k1F1B, 4, 8};
-  const auto seconds = alike(pipeline, {1, 2, 0});
-  const double bare = simulate(pipeline, seconds).step;
-  EXPECT_EQ(simulate(pipeline, seconds, std::vector<OnceSeconds>{{}, {1}, {2}, {3}}).step, bare);
-  EXPECT_GT(simulate(pipeline, seconds, std::vector<OnceSeconds>{{1}, {}, {}, {}}).step, bare);
-}
-
 // One item passes each border twice, and the last chunk has none behind it.
 TEST(Pipeline, CountsEachMessageAtItsBorder) {
   for_all(
@@ -164,22 +132,6 @@ TEST(Pipeline, CountsEachMessageAtItsBorder) {
         EXPECT_EQ(simulate(pipeline, seconds).step, expected);
       },
       8, 1);
-}
-
-TEST(Pipeline, TakesAsLongByItsClock) {
-  unsigned state = 7;
-  const auto random = [&] { return static_cast<double>((state = state * 1103515245 + 12345) >> 16 & 31); };
-  for_all(
-      [&](const Pipeline& pipeline) {
-        const PipelineClock clock(pipeline);
-        for (int time = 0; time < 2; ++time) {
-          std::vector<SectionSeconds> seconds;
-          for (std::size_t chunk = 0; chunk < pipeline.all_chunks(); ++chunk)
-            seconds.push_back({random(), 16 + random(), random(), random() / 2});
-          EXPECT_EQ(clock.step(seconds), simulate(pipeline, seconds).step);
-        }
-      },
-      6, 14);
 }
 
 TEST(Pipeline, IsNoShorterThanItsLeast) {
@@ -225,17 +177,6 @@ TEST(Pipeline, OfOneSectionIsAStepOfOneRank) {
 
   EXPECT_EQ(buffers_of(one, 0).outputs, 0u);
   EXPECT_EQ(buffers_of(one, 0).borders, 1u);
-}
-
-// There are buffers enough that a message costs time only while the pipeline fills and empties.
-TEST(Pipeline, HidesMessagesOfGPipe) {
-  for (int sections = 2; sections <= 8; ++sections)
-    for (const std::size_t items : {8u, 32u}) {
-      const Pipeline pipeline{PipelineOrder::kGPipe, sections, items};
-      const double bare = simulate(pipeline, alike(pipeline, {1, 2, 0})).step;
-      EXPECT_LE(simulate(pipeline, alike(pipeline, {1, 2, 0.05})).step,
-                bare + 0.05 * 2 * (sections - 1) + 1e-9);
-    }
 }
 
 // Wrong lists are found, wherever they can be made.

@@ -20,20 +20,6 @@ namespace bounds_test {
 
 constexpr Budget kPlenty{16 * kGiB, 64 * kGiB, 0};
 
-TEST(Bounds, GroupSizesAreThoseThatDivisionsGive) {
-  for (std::size_t micro_batches = 1; micro_batches <= 4096; micro_batches += micro_batches < 200 ? 1 : 487) {
-    std::set<std::size_t> sizes;
-    for (std::size_t groups = 1; groups <= micro_batches; ++groups)
-      sizes.insert(divide_up(micro_batches, groups));
-    EXPECT_EQ(group_sizes_of(micro_batches), (std::vector<std::size_t>{sizes.rbegin(), sizes.rend()}));
-  }
-  const std::vector<std::size_t> some = group_sizes_of(1'000'000);
-  EXPECT_LT(some.size(), 150u);
-  EXPECT_EQ(some.front(), 1'000'000u);
-  EXPECT_EQ(some.back(), 1u);
-  for (std::size_t i = 1; i < some.size(); ++i) EXPECT_LT(some[i], some[i - 1]);
-}
-
 // A long step is not walked to its end, and has the time and the traffic of one that is.
 TEST(Bounds, AStepOfManyGroupsTakesWhatAllOfItsVisitsTake) {
   const auto optimizer = optim::make_optimizer({});

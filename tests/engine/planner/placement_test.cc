@@ -123,46 +123,6 @@ TEST(Placement, FramesAreThoseOfTheWorstWindowWhateverBecomesResident) {
   }
 }
 
-TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
-  std::mt19937 random(6);
-  const auto optimizer = optim::make_optimizer({.storage = {Dtype::kU8}});
-  for (int round = 0; round < 40; ++round) {
-    const Profile profile = random_profile(random, round % 2 == 0);
-    PlanRequest request;
-    request.clip = round % 3 != 0;
-    request.ranks = {round % 3, 3};
-    request.stage = round % (kMostStage + 1);
-    const Placement placement(profile, *optimizer, request);
-    std::vector<UnitPlan> units = random_places(random, placement);
-    for (UnitId unit = 0; unit < units.size(); ++unit) {
-      const bool on_disk = units[unit].tier(Part::kGradient) == kDisk;
-      units[unit].gradient_in_shards = on_disk && placement.partitions_gradient(unit, 1);
-      if (!placement.partitions_parameters(unit)) continue;
-      units[unit].shard_on_disk =
-          placement.may_store_shard(unit) && units[unit].tier(Part::kParameters) == kDisk;
-      units[unit].place(Part::kParameters, allocator::Tier::kRanks);
-    }
-    Footprint moved = placement.footprint(units);
-    for (UnitId unit = 0; unit < units.size(); ++unit)
-      for (std::size_t part = 0; part < kParts; ++part)
-        if (!units[unit].resident(static_cast<Part>(part)) && random() % 2 == 0 &&
-            (part != index(Part::kParameters) || units[unit].tier(Part::kParameters) == kDisk ||
-             units[unit].shard_on_disk))
-          placement.to_memory(unit, static_cast<Part>(part), units[unit], moved);
-    const Footprint measured = placement.footprint(units);
-    EXPECT_EQ(moved.own, measured.own);
-    EXPECT_EQ(moved.shared, measured.shared);
-    EXPECT_EQ(moved.disk, measured.disk);
-    EXPECT_EQ(moved.shards, measured.shards);
-    EXPECT_EQ(moved.metadata, measured.metadata);
-    EXPECT_EQ(moved.streamed, measured.streamed);
-    EXPECT_EQ(moved.shards_on_disk, measured.shards_on_disk);
-    std::uint64_t state = 0;
-    for (UnitId unit = 0; unit < units.size(); ++unit) state += placement.state_bytes(unit);
-    EXPECT_EQ(measured.shared[2] + measured.disk[2], state) << "it is in one place or the other";
-  }
-}
-
 // What one rank stores of a final gradient is its shard, whether in memory or on disk.
 TEST(Placement, ShardsOfFinalGradientsTakeAsMuchOfAllRanksAsTheGradientOfOne) {
   const auto optimizer = optim::make_optimizer({});
@@ -389,56 +349,6 @@ TEST(Placement, TrafficIsThatOfAStepAccessByAccess) {
         EXPECT_EQ(placement.state_traffic(unit).read, placement.state_bytes(unit));
         EXPECT_EQ(placement.state_traffic(unit).written, placement.state_bytes(unit));
       }
-  }
-}
-
-TEST(Frames, TheLargestOfManyNumbersIsFoundAsTheyChange) {
-  std::mt19937 random(8);
-  std::vector<std::uint64_t> values(1000);
-  Maximum maximum(values.size());
-  EXPECT_EQ(maximum.most(), 0u);
-  std::vector<std::vector<Range>> raised;
-  for (int change = 0; change < 500; ++change) {
-    if (random() % 3 != 0 || raised.empty()) {
-      const std::size_t first = random() % 990;
-      raised.push_back({{first, 1 + random() % 10, random() % 5}, {random() % 1000, 1, random() % 9}});
-      maximum.raise(raised.back());
-      for (const Range& range : raised.back())
-        for (std::size_t i = 0; i < range.count; ++i) values[range.first + i] += range.each;
-    } else {
-      std::swap(raised[random() % raised.size()], raised.back());
-      const std::uint64_t then = maximum.most_if_lower(raised.back());
-      EXPECT_EQ(maximum.most(), *std::ranges::max_element(values)) << "nothing was lowered";
-      for (const Range& range : raised.back())
-        for (std::size_t i = 0; i < range.count; ++i) values[range.first + i] -= range.each;
-      EXPECT_EQ(then, *std::ranges::max_element(values));
-      maximum.lower(raised.back());
-      raised.pop_back();
-    }
-    EXPECT_EQ(maximum.most(), *std::ranges::max_element(values));
-  }
-}
-
-TEST(Frames, TheLargestFewAreAddedUp) {
-  std::mt19937 random(9);
-  for (const std::size_t few : {0, 1, 3, 20, 100}) {
-    LargestFew largest({0, 2, 5, 9, 10, 40}, few);
-    const std::vector<std::uint64_t> known = {0, 2, 5, 9, 10, 40};
-    std::vector<std::uint64_t> values;
-    for (int change = 0; change < 200; ++change) {
-      const std::uint64_t value = known[random() % known.size()];
-      if (values.size() < 50) {
-        values.push_back(value);
-        largest.insert(value);
-      } else {
-        std::uint64_t& replaced = values[random() % values.size()];
-        largest.replace(std::exchange(replaced, value), value);
-      }
-      std::vector<std::uint64_t> sorted = values;
-      std::ranges::sort(sorted, std::greater<>());
-      sorted.resize(std::min(sorted.size(), few));
-      EXPECT_EQ(largest.sum(), std::accumulate(sorted.begin(), sorted.end(), std::uint64_t{0}));
-    }
   }
 }
 

@@ -139,28 +139,5 @@ TEST(Refusal, OfManyRanksNamesWhatIsEnoughForAll) {
     }
 }
 
-// The one that has most is among those that are looked at, wherever it is.
-TEST(LargestRanks, HaveTheOneWithMost) {
-  const auto optimizer = optim::make_optimizer({.name = "adafactor"});
-  Profile profile;
-  // Adafactor cuts between rows alone: shards of long ones differ.
-  UnitSpec unit{"block", {}};
-  for (std::size_t i = 0; i < 40; ++i)
-    unit.parameters.push_back({"m" + std::to_string(i), {2 + i % 3, 100000 + 1000 * i}});
-  profile.units.push_back(unit);
-  PlanRequest request;
-  request.ranks = {0, 20};
-  request.stage = 1;
-  const Layout layout(profile.units);
-  const Shards shards(layout, *optimizer, kChunkGrain, {20, 0, 20});
-  std::set<std::size_t> sizes;
-  for (int rank = 0; rank < 20; ++rank) sizes.insert(shards.shard(0, rank).size());
-  ASSERT_GT(sizes.size(), 8u);
-  const std::vector<int> looked_at = largest_ranks(profile, *optimizer, request);
-  EXPECT_LE(looked_at.size(), 8u);
-  EXPECT_TRUE(std::ranges::any_of(looked_at,
-                                  [&](int rank) { return shards.shard(0, rank).size() == *sizes.rbegin(); }));
-}
-
 }  // namespace refusal_test
 }  // namespace sluice::engine

@@ -122,16 +122,6 @@ TEST(Walk, ComputingHidesWhatIsPulledMeanwhile) {
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 9);
 }
 
-TEST(Walk, WhatTheDiskDoesNotDoInOneHalfIsLateInTheOther) {
-  // Computing takes 10 s, and so do reads, all of which are asked for in the second half.
-  std::vector<Visit> visits = in_frames(20, computed(0.5));
-  for (std::size_t i = 10; i < 20; ++i) visits[i].fetched = 100;
-  const StepTime time = walk(visits, kNear, slow_disk());
-  EXPECT_DOUBLE_EQ(time.disk, 10);
-  EXPECT_NEAR(time.step, 15, 0.51);
-  EXPECT_NEAR(time.wait(), 5, 0.51);
-}
-
 TEST(Walk, FramesThatAreLateDelayWhatIsFetchedIntoThem) {
   // Each visit is written for half a second after it is computed, and then the one after the next is fetched
   // into its frames.
@@ -151,23 +141,6 @@ TEST(Walk, FramesThatAreLateDelayWhatIsFetchedIntoThem) {
   EXPECT_NEAR(walk(visits, {1, 3, 10}, slow_disk()).step, 10, 0.01);
 }
 
-TEST(Walk, AnUpdatesArithmeticIsHiddenWhereTheDiskIsWaitedFor) {
-  std::vector<Visit> visits = in_frames(10, computed(1));
-  for (Visit& visit : visits) visit.after = {0.1, 300, 0, 10};
-  const StepTime time = walk(visits, kNear, slow_disk());
-  EXPECT_NEAR(time.step, 30, 0.5);
-  EXPECT_NEAR(time.optimizer, 1, 1e-9);
-}
-
-TEST(Walk, AnUpdateThatIsDueIsWaitedFor) {
-  std::vector<Visit> visits = in_frames(4, computed(1));
-  visits[0].before = {0.2, 300, 0, 30};
-  const StepTime time = walk(visits, {1, 8, 2}, slow_disk());
-  // The update begins one visit before, where 10 steps bring 20 of its 30 chunks; but 1 s is enough for a
-  // third.
-  EXPECT_NEAR(time.step, 4 + 2 + 0.2 / 3, 0.01);
-}
-
 TEST(Walk, WhatComesFromRanksTakesOfTheCoresWhereTheseDoNotWait) {
   std::vector<Visit> visits = in_frames(6, computed(1));
   for (Visit& visit : visits) visit.pulled = {50, 50};
@@ -179,15 +152,6 @@ TEST(Walk, WhatComesFromRanksTakesOfTheCoresWhereTheseDoNotWait) {
   EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).step, 6.75);
   for (Visit& visit : visits) visit.pulled = {200, 200};  // the cores wait for a second of each two
   EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).step, 12);
-}
-
-TEST(Walk, TransfersTakeOfTheCoresWhereTheseCompute) {
-  MachineRates rates = slow_disk();
-  rates.disk_processor_seconds = 0.01;
-  rates.cores = 2;
-  const StepTime time = walk({computed(3, 100), computed(3)}, kFar, rates);
-  EXPECT_DOUBLE_EQ(time.transfers, 0.5);
-  EXPECT_DOUBLE_EQ(time.step, 6.5);
 }
 
 }  // namespace walk_test

@@ -16,7 +16,6 @@ namespace sluice::engine::wrapped {
 namespace shared_files_test {
 
 namespace fs = std::filesystem;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Files = std::map<std::string, std::string>;
 
@@ -90,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, SharedFilesOf,
 // bytes.
 TEST_P(SharedFilesOf, AreThoseThatOneRankWritesWhoeverWroteAndLoadedThem) {
   const bool is_first = GetParam().dtype == Dtype::kF32 && GetParam().state == Dtype::kF32;
-  for (std::size_t stage = is_first ? 0 : kMostStage; stage <= kMostStage; ++stage) {
+  for (std::size_t stage = is_first ? 1 : kMostStage; stage <= kMostStage; ++stage) {
     const int ranks = stage == 1 ? 2 : 4;
     SCOPED_TRACE(fmt::format("{} ranks, stage {}", ranks, stage));
     Case setup = case_of(GetParam());
@@ -197,33 +196,6 @@ TEST_P(FailedSave, NamesTheRankAndLeavesTheCheckpointBefore) {
       for (const auto& entry : fs::directory_iterator(folder_.path()))
         EXPECT_EQ(entry.path().filename(), "step-00000001");
     }
-}
-
-TEST(SharedFiles, MayBeReadWhileTheyAreWritten) {
-  const TemporaryFolder folder;
-  Case setup;
-  setup.ranks = 2;
-  setup.stage = 1;
-  std::atomic<bool> is_over = false;
-  std::atomic<int> seen = 0;
-  std::thread reader([&] {
-    while (!is_over) {
-      const CheckpointList list = list_checkpoints(folder.path());
-      EXPECT_TRUE(list.broken.empty());
-      for (const auto& entry : fs::directory_iterator(folder.path()))
-        if (entry.path().filename().string().starts_with(".step-00000002") && list.whole.size() == 1) ++seen;
-    }
-  });
-  run(setup, [&](Rank& rank) {
-    HeldFiles io;
-    io.hold = std::chrono::milliseconds(2);
-    save(rank, io, folder.path(), 1);
-    save(rank, io, folder.path(), 2);
-  });
-  is_over = true;
-  reader.join();
-  EXPECT_GT(seen, 0);
-  EXPECT_EQ(list_checkpoints(folder.path()).whole.size(), 2u);
 }
 
 }  // namespace shared_files_test

@@ -114,66 +114,6 @@ TEST_F(UpdatePipelineTest, AnUpdateEndsWithItsLastWrite) {
   EXPECT_TRUE(pipeline_->idle());
 }
 
-class LentMemory : public UpdatePipelineTest {
- protected:
-  LentMemory() {
-    lent_ = allocator::Region(ledger_, allocator::Purpose::kActivation, 2 * kElements * 2 * sizeof(float));
-    pipeline_->set_lendable(lent_.bytes(), false);
-  }
-  std::uint64_t bytes_read() const { return disk_->counters().bytes_read; }
-  allocator::Region lent_;
-};
-
-TEST_F(LentMemory, TakesWhatIsForeseenBeforeItsUpdate) {
-  ASSERT_GE(pipeline_->lendable_slots(), 2u);
-  pipeline_->foresee(0);
-  EXPECT_EQ(bytes_read(), 0u) << "nothing was lent yet";
-  pipeline_->lend(0);
-  EXPECT_EQ(bytes_read(), states_->format().bytes(0));
-  EXPECT_FALSE(pipeline_->pump()) << "an update was applied that nobody has asked for";
-  EXPECT_TRUE(pipeline_->idle());
-  bool applied = false;
-  add([&] { applied = true; });
-  EXPECT_TRUE(pipeline_->pump());
-  EXPECT_TRUE(applied);
-  EXPECT_EQ(bytes_read(), states_->format().bytes(0)) << "it was read twice";
-}
-
-TEST_F(LentMemory, IsInUseUntilItWasWritten) {
-  file_->holds = true;
-  pipeline_->foresee(0);
-  pipeline_->lend(0);
-  add([] {});
-  pipeline_->stop_lending();
-  pipeline_->pump();
-  const std::size_t all = lent_.size();
-  EXPECT_TRUE(pipeline_->uses_before(all));
-  EXPECT_FALSE(pipeline_->uses_before(0));
-  file_->let_go(nullptr);
-  EXPECT_FALSE(pipeline_->uses_before(all));
-  pipeline_->wait(all);
-}
-
-TEST_F(LentMemory, IsOnlyTakenFromWhereItIsLent) {
-  pipeline_->foresee(0);
-  pipeline_->lend(lent_.size());
-  EXPECT_EQ(bytes_read(), 0u);
-  pipeline_->lend(1);
-  EXPECT_FALSE(pipeline_->uses_before(1)) << "the slot that begins before what is lent";
-  EXPECT_TRUE(pipeline_->uses_before(lent_.size()));
-}
-
-TEST_F(LentMemory, WhatDoesNotComeIsForgotten) {
-  pipeline_->lend(0);
-  pipeline_->foresee(0);
-  EXPECT_TRUE(pipeline_->uses_before(lent_.size()));
-  pipeline_->forget_foreseen();
-  EXPECT_FALSE(pipeline_->uses_before(lent_.size()));
-  add([] {});
-  EXPECT_TRUE(pipeline_->pump());
-  EXPECT_EQ(bytes_read(), 2 * states_->format().bytes(0));
-}
-
 TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
   file_->holds = true;
   add([&] { file_->let_go(std::make_exception_ptr(Error(ErrorCode::kIo, "disk: it is broken"))); });
