@@ -55,6 +55,15 @@ TEST_P(FrozenTest, ACheckpointHoldsThemAsParametersAlone) {
                {"'middle.weight'", "optimizer."});
 }
 
+TEST_P(FrozenTest, AModelThatIsAllFrozenIsReadSavedAndLoaded) {
+  const EngineHandle engine = fresh("disk", 7);
+  set_start_values(engine.get());
+  ASSERT_OK(sluice_engine_save(engine.get(), folder_.path("out").c_str(), 1, nullptr));
+  const EngineHandle other = fresh("memory", 7);
+  ASSERT_OK(sluice_engine_load(other.get(), folder_.path("out").c_str()));
+  EXPECT_TRUE(values_of(other.get()) == values_of(engine.get()));
+}
+
 TEST_P(FrozenTest, TheyCanBeEdited) {
   const EngineHandle engine = fresh("disk");
   set_start_values(engine.get());
