@@ -3,7 +3,6 @@
 #include <mutex>
 #include <thread>
 
-#include "cuda/capture.h"
 #include "cuda/engine_fixture.h"
 #include "engine/planner/planner.h"
 
@@ -135,7 +134,6 @@ class Gate {
  public:
   void pass() {
     std::unique_lock lock(mutex_);
-    ++passing_;
     if (!changed_.wait_for(lock, std::chrono::minutes(1), [&] { return is_open_; })) is_forced_ = true;
     is_open_ |= is_forced_;
   }
@@ -148,15 +146,10 @@ class Gate {
     const std::lock_guard lock(mutex_);
     return is_forced_;
   }
-  std::uint64_t passing() const {  // how often somebody came here
-    const std::lock_guard lock(mutex_);
-    return passing_;
-  }
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t passing_ = 0;
   bool is_open_ = false, is_forced_ = false;
 };
 
@@ -175,30 +168,6 @@ class GatedProducts final : public kernels::F32Products {
   Gate& gate_;
   const std::unique_ptr<kernels::F32Products> library_ = kernels::load_matrix_library(2);
 };
-
-// The caller goes on while the CPU updates, with all that needs no unit that is still to be updated.
-TEST_F(CpuUpdatesTest, NobodyWaitsForThemBeforeTheUnitIsAcquired) {
-  Case setup;
-  setup.optimizer.name = "muon";
-  setup.steps = 1;
-  const Outcome expected = train_on_cpu(setup);
-  Gate gate;
-  GatedProducts products(gate);
-  setup.device = 128 * kMiB;
-  setup.products = &products;
-  setup.places = {kHost, kHost, kHost};
-  OnGpu gpu(setup, *device_);
-  gpu.client.load();
-  const std::vector<double> norms = {gpu.client.step(0)};  // no update can end until the gate is open
-  const auto frozen = static_cast<UnitId>(gpu.engine.layout().units().size() - 1);
-  gpu.engine.acquire(frozen, Hold::kRead);
-  gpu.engine.release(frozen);
-  EXPECT_FALSE(gate.is_forced());
-  gate.set_open(true);
-  Outcome found = gpu.client.save();
-  found.norms = norms;
-  EXPECT_TRUE(found == expected);
-}
 
 // Threads of which those of the CPU's updates pass the gate.
 struct GatedThreads {
@@ -245,75 +214,6 @@ TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
   Outcome found = gpu.client.save();
   found.norms = norms;
   EXPECT_TRUE(found == expected);
-}
-
-// The engine's threads ask and wait for the GPU while the client captures a graph, which goes on.
-TEST_F(CpuUpdatesTest, TheyGoOnWhileTheClientCaptures) {
-  Case setup;
-  setup.steps = 1;
-  setup.updates = kHost;
-  setup.device = 128 * kMiB;
-  setup.team = GatedThreads::team;
-  Gate gate;
-  const GatedThreads threads(gate);
-  // Returns whether the capture goes on until all updates are computed. passes: how often threads then have
-  // passed the gate; 0: it is not known, and they are computed without a capture.
-  const auto captures = [&](std::uint64_t& passes) {
-    if (fake() != nullptr) begin(Schedule::kLate, 0);
-    gate.set_open(true);
-    OnGpu gpu(setup, *device_);
-    gpu.client.load();
-    gate.set_open(false);
-    const std::uint64_t before = gate.passing();
-    gpu.client.step(0);
-    if (passes == 0) {
-      gate.set_open(true);
-      gpu.engine.settle();
-      passes = gate.passing() - before;
-      return true;
-    }
-    Capture capture(gpu.stream.get());
-    gate.set_open(true);
-    for (int i = 0; gate.passing() - before < passes && i < 1000; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    EXPECT_EQ(gate.passing() - before, passes);
-    const bool is_whole = capture.end() == std::optional<std::size_t>(0);
-    gpu.engine.settle();
-    return is_whole;
-  };
-  for (const auto place : {kHost, kDisk}) {
-    SCOPED_TRACE(name_of(place));
-    setup.places = {place, kHost, place};
-    std::uint64_t passes = 0;
-    EXPECT_TRUE(captures(passes));
-    EXPECT_GT(passes, 1U);  // more than come before the gate is opened
-    EXPECT_TRUE(captures(passes));
-  }
-}
-
-// The same where the CPU updates, but for its waits, which its own thread does.
-TEST_F(CpuUpdatesTest, ASteadyOrderMapsNothingWhereTheCpuUpdates) {
-  SLUICE_NEEDS_THE_FAKE();
-  begin(Schedule::kRandom, 1);
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.places = {kHost, kHost, kHost};
-  setup.updates = kHost;
-  setup.blocks = 14;
-  setup.steps = 3;
-  OnGpu gpu(setup, *device_);
-  gpu.client.load();
-  for (int step = 0; step < 2; ++step) gpu.client.step(step);
-  gpu.engine.settle();
-  auto before = fake()->counts();
-  gpu.client.step(2);
-  gpu.engine.settle();
-  auto after = fake()->counts();
-  for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemCreate"})
-    EXPECT_EQ(after.calls[function], before.calls[function]) << function;
-  EXPECT_LE(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out,
-            gpu.made.plan.step_bytes_in + gpu.made.plan.step_bytes_out + gpu.own_bytes());
-  EXPECT_GT(gpu.engine.counters().optimizer_seconds, 0);
 }
 
 // With updates at the step, and in backward.
@@ -374,54 +274,6 @@ TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
     EXPECT_THAT(plan.updates_because, testing::HasSubstr("as asked"));
     for (const UnitPlan& unit : plan.units) EXPECT_EQ(unit.updated_on, forced);
   }
-}
-
-// Each unit's bytes and elements at the rates, and what the client computes where that is stated.
-TEST_F(CpuUpdatesTest, ThePlanSaysWhatAStepTakesBesideComputing) {
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.optimizer.name = "sgd";  // whose update of f32 parameters reads and writes these, and reads gradients
-  setup.places = {kHost, kDevice, {}};
-  const Profile profile = profile_of(setup);
-  double elements = 0;
-  for (const UnitSpec& unit : profile.units)
-    for (const ParameterSpec& parameter : unit.parameters)
-      if (unit.trainable) elements += static_cast<double>(parameter.elements());
-  setup.rates.gpu = {Source::kStated, 2e9, 3e9, 4e9, 1e-9};
-  setup.rates.memory_bandwidth = 1e9;
-  for (const auto by : {kDevice, kHost}) {
-    setup.updates = by;
-    const Plan plan = plan_of(setup);
-    const DeviceTime& time = plan.device_time;
-    const auto in = static_cast<double>(plan.step_bytes_in), out = static_cast<double>(plan.step_bytes_out);
-    const double both = std::min(in, out);
-    EXPECT_DOUBLE_EQ(time.link, 2 * both / 4e9 + (in - both) / 2e9 + (out - both) / 3e9);
-    EXPECT_GT(time.link, 0);
-    // The padding of units is updated, too.
-    EXPECT_NEAR(time.gpu_updates, by == kDevice ? 1e-9 * elements : 0, 2e-2 * 1e-9 * elements);
-    EXPECT_NEAR(time.cpu_updates, by == kHost ? 12 * elements / 1e9 : 0, 2e-2 * 12 * elements / 1e9);
-    EXPECT_EQ(time.disk, 0);
-    const Json json = to_json(plan, profile, budget_of(setup));
-    EXPECT_EQ(json.at("rates").at("known"), "stated");
-    const Json& step = json.at("step");
-    for (const char* not_known : {"compute_seconds", "wait_seconds"})
-      EXPECT_TRUE(step.at(not_known).is_null()) << not_known;
-    EXPECT_GT(step.at("seconds"), 0.8 * time.least());
-    EXPECT_EQ(step.at("least_seconds"), std::max({time.link, time.gpu_updates, time.cpu_updates}));
-    EXPECT_EQ(step.at("bound"), by == kHost ? "cpu updates" : "link");
-    const std::string text = to_text(plan, profile, budget_of(setup));
-    EXPECT_THAT(text, testing::HasSubstr("s predicted, bound by " + step.at("bound").get<std::string>()));
-    EXPECT_THAT(text, testing::HasSubstr("computing is the client's, and not known"));
-    Plan stated = plan;
-    state_computing(profile, *optim::make_optimizer(setup.optimizer), setup.rates, 1000, stated);
-    EXPECT_NEAR(stated.device_time.step, 1000, time.step);
-    EXPECT_THAT(to_text(stated, profile, budget_of(setup)), testing::HasSubstr("bound by computing"));
-  }
-  setup.optimizer = {};
-  setup.places = {kDisk, kDisk, kDisk};
-  const Plan plan = plan_of(setup);
-  EXPECT_EQ(plan.device_time.disk, disk_seconds(plan.step_bytes_read, plan.step_bytes_written, setup.rates));
-  EXPECT_GT(plan.device_time.disk, 0);
 }
 
 }  // namespace cpu_updates_test

@@ -43,25 +43,6 @@ struct OnDisk {
   std::byte* const on_gpu = reinterpret_cast<std::byte*>(memory.address());
 };
 
-// The disk reads one piece while the GPU copies another, also where each transfer has only one.
-TEST_F(DeviceDiskTest, PiecesTakeTurnsOverAllFetches) {
-  SLUICE_NEEDS_THE_FAKE();
-  fake()->begin({.schedule = Schedule::kLate});
-  OnDisk on_disk;
-  on_disk.device->fill(on_disk.work.in(), on_disk.memory.address(), std::byte{1}, kBytes);
-  on_disk.work.end(on_disk.work.in(), {on_disk.on_gpu, kBytes}, DeviceWork::Use::kWrite);
-  TransferGroup group;
-  on_disk.record->store(0, {on_disk.on_gpu, kBytes}, group.add());
-  group.wait();
-  for (int i = 0; i < 4; ++i) {
-    on_disk.record->fetch(0, {on_disk.on_gpu, kBytes}, group.add());
-    group.wait();
-  }
-  std::vector<std::uint64_t> copies;  // from each piece
-  for (const auto& [address, count] : fake()->counts().copied_from) copies.push_back(count);
-  EXPECT_EQ(copies, (std::vector<std::uint64_t>{2, 2}));
-}
-
 // What the CPU reads for itself comes where the GPU still copies what was there: somebody waits for that, and
 // not the caller.
 TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {

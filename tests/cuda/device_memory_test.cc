@@ -120,46 +120,6 @@ TEST_F(DeviceMemoryTest, AHomeGetsWhatItWasAssigned) {
   pool.take_away(other, reached(*device, users));
 }
 
-// Each call that maps, unmaps or gives access may hold up the GPU, and so does a wait for all that it does.
-TEST_F(DeviceMemoryTest, AHomeNeedsOneCallForAccessAndOneWait) {
-  SLUICE_NEEDS_THE_FAKE();
-  constexpr std::size_t kExtent = 4 * kMiB;
-  const auto device = open_device(0);
-  Ledger ledger;
-  DeviceFramePool pool(ledger, *device, kExtent, 4);
-  std::uint64_t waits = 0;
-  pool.before_unmapping([&] { ++waits; });
-  const auto stream = device->make_stream(false);
-  // What was mapped, unmapped, given access to and waited for in a call.
-  const auto counted = [&](const std::function<void()>& call) {
-    auto before = fake()->counts().calls;
-    const std::uint64_t waited = waits;
-    call();
-    auto after = fake()->counts().calls;
-    std::vector<std::uint64_t> counts;
-    for (const char* function : {"cuMemMap", "cuMemUnmap", "cuMemSetAccess"})
-      counts.push_back(after[function] - before[function]);
-    counts.push_back(waits - waited);
-    return counts;
-  };
-  using Counts = std::vector<std::uint64_t>;
-  std::vector<DeviceHome> homes;
-  for (int i = 0; i < 3; ++i) homes.emplace_back(pool, "unit", 2 * kExtent);
-  const auto place = [&](std::size_t i) {
-    return counted(
-        [&] { ASSERT_TRUE(pool.place(homes[i], 2 * kExtent, Purpose::kParameter, stream.get())); });
-  };
-  EXPECT_EQ(place(0), (Counts{2, 0, 1, 0}));
-  pool.take_away(homes[0], {});
-  EXPECT_EQ(place(1), (Counts{2, 0, 1, 0}));
-  EXPECT_EQ(place(2), (Counts{2, 0, 1, 0}));  // has the frames of the first now
-  pool.take_away(homes[1], {});
-  EXPECT_EQ(place(0), (Counts{2, 2, 1, 1}));
-  pool.take_away(homes[0], {});
-  EXPECT_EQ(place(0), (Counts{0, 0, 0, 0}));
-  for (DeviceHome& home : homes) EXPECT_EQ(counted([&] { home = DeviceHome(); }), (Counts{0, 2, 0, 1}));
-}
-
 // Homes that get more and less memory by turns have each extent once.
 TEST_F(DeviceMemoryTest, FramesAreUnderOnePlaceOfAHomeAlone) {
   constexpr std::size_t kPiece = 2 * kMiB;
@@ -189,33 +149,6 @@ TEST_F(DeviceMemoryTest, FramesAreUnderOnePlaceOfAHomeAlone) {
             << turn;
       }
   }
-}
-
-// Who is placed and leaves unused hands on what it has waited for.
-TEST_F(DeviceMemoryTest, AHomeThatLeavesUnusedKeepsNobodyFromWaiting) {
-  if (fake() != nullptr) fake()->begin({.schedule = Schedule::kLate});
-  const auto device = open_device(0);
-  Ledger ledger;
-  HostMemory first(*device, 1), second(*device, 1), found(*device, 1);
-  const auto compute = device->make_stream(false), in = device->make_stream(true);
-  DeviceFramePool pool(ledger, *device, 2 * kMiB, 1);
-  DeviceHome a(pool, "a", 1), b(pool, "b", 1), c(pool, "c", 1);
-  first[0] = std::byte{1}, second[0] = std::byte{2};
-  ASSERT_TRUE(pool.place(a, 1, Purpose::kParameter, compute.get()));
-  device->copy_in(compute.get(), a.address(), first.data(), 1);
-  device->synchronize(compute.get());
-  device->copy_out(compute.get(), found.data(), a.address(), 1);
-  pool.take_away(a, reached(*device, std::array{compute.get()}));
-  ASSERT_TRUE(pool.place(b, 1, Purpose::kParameter, in.get()));
-  pool.take_away(b, reached(*device, std::array{in.get()}));
-  const auto other = device->make_stream(false);
-  ASSERT_TRUE(pool.place(c, 1, Purpose::kParameter, other.get()));
-  device->copy_in(other.get(), c.address(), second.data(), 1);
-  device->synchronize(other.get());
-  device->synchronize(compute.get());
-  EXPECT_EQ(found[0], std::byte{1});
-  pool.take_away(c, {});
-  device->synchronize(other.get());
 }
 
 // Else the memory under a home's other extents would be kept until the process ends. What could not be

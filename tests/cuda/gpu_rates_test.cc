@@ -103,31 +103,5 @@ TEST_F(GpuRatesTest, AFileOfKernelsThatTheDriverRefusesIsNamedWithTheRemedy) {
   }
 }
 
-TEST_F(GpuRatesTest, AContextWithKernelsIsMeasuredByOneMore) {
-  if (fake() == nullptr) {
-    EXPECT_LT(device_->measure_context(), 2 * kGiB);
-    return;
-  }
-  device_.reset();
-  fake()->begin({.context_memory = 40 * kMiB, .module_memory = 3 * kMiB});
-  device_ = open_device(0);
-  const std::size_t free = device_->free_memory();
-  EXPECT_EQ(free, (256 - 40) * kMiB);
-  EXPECT_EQ(device_->measure_context(), 43 * kMiB);
-  EXPECT_EQ(device_->free_memory(), free);
-  constexpr int kOutOfMemory = 2, kUnavailable = 46;  // as CUresult
-  for (const char* function : {"cuCtxCreate", "cuModuleLoadData"}) {
-    fake()->fail(function, 0, 719);
-    expect_error(ErrorCode::kIo, {function}, [&] { device_->measure_context(); });
-    EXPECT_EQ(fake()->alive(), std::vector<std::string>{"1 uses of the context"});
-    EXPECT_EQ(device_->free_memory(), free);
-    for (const int refused : {kOutOfMemory, kUnavailable}) {
-      fake()->fail(function, 0, refused);
-      expect_error(ErrorCode::kBudget, {"one more context"}, [&] { device_->measure_context(); });
-      EXPECT_EQ(fake()->alive(), std::vector<std::string>{"1 uses of the context"});
-    }
-  }
-}
-
 }  // namespace gpu_rates_test
 }  // namespace sluice::engine

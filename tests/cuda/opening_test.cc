@@ -64,31 +64,6 @@ TEST_F(OpeningTest, MissingDriversAreNamedWithTheRemedy) {
                [] { open_device(0); });
 }
 
-TEST_F(OpeningTest, OtherLibrariesAreNoDrivers) {
-  (void)fake();
-  const DriverAt elsewhere("libm.so.6");
-  expect_error(ErrorCode::kNotFound, {"libm.so.6", "no function cuGetProcAddress_v2"},
-               [] { open_device(0); });
-}
-
-TEST_F(OpeningTest, UnfitDevicesAreRefused) {
-  SLUICE_NEEDS_THE_FAKE();
-  const auto refused = [&](fake_cuda::Settings settings, ErrorCode code,
-                           const std::vector<std::string>& parts, int index = 0) {
-    fake()->begin(settings);
-    expect_error(code, parts, [&] { open_device(index); });
-    EXPECT_EQ(fake()->alive(), std::vector<std::string>{});
-  };
-  refused({.driver = 12080}, ErrorCode::kNotFound, {"CUDA 12.8", "13.0 is needed", "580"});
-  refused({.devices = 0}, ErrorCode::kNotFound, {"finds none", "CUDA_VISIBLE_DEVICES"});
-  refused({.devices = 2}, ErrorCode::kNotFound, {"GPU 2 was asked for", "GPUs 0 to 1 alone"}, 2);
-  refused({.devices = 1}, ErrorCode::kNotFound, {"GPU -1 was asked for", "GPU 0 alone"}, -1);
-  refused({.major = 7}, ErrorCode::kNotFound, {"fake GPU", "capability 7.0", "8.0"});
-  refused({.has_virtual_memory = false}, ErrorCode::kNotFound, {"cannot map memory", "whole GPU"});
-  refused({.compute_mode = 2}, ErrorCode::kNotFound, {"prohibited", "nvidia-smi -c DEFAULT"});
-  refused({.is_busy = true}, ErrorCode::kIo, {"is busy", "another GPU"});
-}
-
 TEST_F(OpeningTest, FailuresOfTheDriverAreReportedAndNothingIsLeft) {
   SLUICE_NEEDS_THE_FAKE();
   for (const char* function :

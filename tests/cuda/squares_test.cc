@@ -207,35 +207,6 @@ TEST_F(SquaresTest, SumsOfAnyBlocksHaveTheBitsOfTheWrittenOrder) {
     }
 }
 
-TEST_F(SquaresTest, NodesBeyondTheLeavesAreNoNumbers) {
-  constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
-  const std::vector<SumNode> all = {{0, 2}, {4, 0},  {5, 0},     {1, 2},  {2, 2},
-                                    {0, 3}, {0, 11}, {kNone, 0}, {0, 64}, {0, kNone}};
-  Memory memory(*device_, 24 * all.size() + 5 * sizeof(double));
-  auto* const nodes = reinterpret_cast<SumNode*>(memory.take(all.size() * sizeof(SumNode), 0));
-  auto* const leaves = reinterpret_cast<double*>(memory.take(5 * sizeof(double), 0));
-  auto* const sums = reinterpret_cast<double*>(memory.take(all.size() * sizeof(double), 0));
-  std::ranges::copy(all, nodes);
-  std::fill_n(leaves, 5, 1.0);
-  memory.copy_in();
-  DeviceSquares(*device_).add_up(memory.stream(), all.size(), memory.on_gpu(nodes), 5, memory.on_gpu(leaves),
-                                 memory.on_gpu(sums));
-  memory.copy_out();
-  for (std::size_t i = 0; i < all.size(); ++i)
-    EXPECT_EQ(std::isnan(sums[i]), i != 0 && i != 1 && i != 3) << "node " << i;
-}
-
-TEST_F(SquaresTest, EverySeedOfTheFakesOrderHasThem) {
-  SLUICE_NEEDS_THE_FAKE();
-  const auto bytes = make_values(9001, Dtype::kF32, 1);
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    device_.reset();
-    fake()->begin({.schedule = Schedule::kRandom, .seed = seed});
-    device_ = open_device(0);
-    expect_same_bits({bytes, Dtype::kF32, true, 0.5f, 3072});
-  }
-}
-
 TEST_F(SquaresTest, OneElementThatIsNotFiniteIsFound) {
   constexpr std::size_t kCount = 5000;
   for (const float special : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),

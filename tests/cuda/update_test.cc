@@ -305,20 +305,6 @@ TEST_F(UpdateTest, SpansThatGoTogetherHaveThem) {
   }
 }
 
-TEST_F(UpdateTest, SpansOfOtherTypesDoNotGoTogether) {
-  const auto optimizer = make_optimizer({"sgd", {{"momentum", 0.0}}, {}});
-  const auto part = [](std::uintptr_t master, Dtype gradient) {
-    DeviceUpdate::Part made;
-    made.span.count = 1;
-    made.span.master = reinterpret_cast<float*>(master);
-    made.span.gradient = {reinterpret_cast<const void*>(std::uintptr_t{512}), gradient};
-    return made;
-  };
-  const std::vector<DeviceUpdate::Part> parts = {part(256, Dtype::kF32), part(256, Dtype::kBf16)};
-  expect_error(ErrorCode::kInternal, {"different types"},
-               [&] { DeviceUpdate(*device_, *optimizer).apply(nullptr, parts); });
-}
-
 TEST_F(UpdateTest, WhatNeedsWholeParametersIsTheCpus) {
   for (const char* name : {"adafactor", "muon"}) {
     const auto optimizer = make_optimizer({name});
