@@ -22,11 +22,6 @@ class Tied(Chain):
         self.last.weight = self.first.weight
 
 
-class Twice(Chain):
-    def forward(self, x):
-        return self.last(self.middle(torch.tanh(self.middle(self.first(x)))))
-
-
 class Alternating(Chain):
     """A model of which one layer gets no gradient in every other step."""
 
@@ -241,22 +236,6 @@ def test_hooks_of_the_users_own():
     check_as_plain(Chain, loop)
 
 
-def test_a_hook_that_was_there_before():
-    seen = []
-
-    def scale(parameter):
-        parameter.grad.mul_(3.0)
-
-    def make():
-        model = Chain()
-        model.last.weight.register_post_accumulate_grad_hook(scale)
-        model.last.register_forward_pre_hook(lambda module, given: seen.append(module.weight.sum().item()))
-        return model
-
-    check_as_plain(make, plain_loop)
-    assert len(seen) == 12
-
-
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_an_exception_in_the_middle(where):
     class Stops(torch.autograd.Function):
@@ -291,14 +270,6 @@ def test_an_exception_in_the_middle(where):
     for place in ("memory", "disk"):
         smooth = outcome(place, Failing, lambda *given: loop(*given, fails=False))
         assert same(outcome(place, Failing, loop), smooth)
-
-
-def test_a_graph_that_was_freed():
-    model, _ = wrap(Chain(), "disk", units=units_of_modules(Chain()))
-    loss = loss_of(model, 0)
-    loss.backward()
-    with pytest.raises(RuntimeError, match="retain_graph=True"):
-        loss.backward()
 
 
 WRITTEN = pytest.param("copy_", marks=fake_gpu.cpu_alone("a write outside of full_parameters() is a StateError on a GPU"))

@@ -49,18 +49,6 @@ class WrittenCasts(nn.Module):
         return nn.functional.linear(nn.functional.linear(x, halved), cut).tanh()
 
 
-class CastsWrittenByData(WrittenCasts):
-    """A model that changes casts and uses them without autograd, by .data, which counts versions anew."""
-
-    def forward(self, x):
-        halved, third = self.first.to(torch.bfloat16), self.second.to(torch.bfloat16)
-        with torch.no_grad():
-            halved.mul_(0.5)
-            third.data.mul_(0.3)
-        x = nn.functional.linear(nn.functional.linear(x, halved.data), third.data)
-        return nn.functional.linear(nn.functional.linear(x, self.first), self.second).tanh()
-
-
 class CrossAttention(nn.Module):
     """nn.MultiheadAttention cuts its weight in two where keys are not the queries."""
 
@@ -90,12 +78,6 @@ def test_autocast_of_parts_of_parameters(make):
         for found, expected in zip(outcome(place, make, step_under_autocast), plain, strict=True):
             # Both use the same kernels on the same values, and differ in the order in which a parameter's uses are added.
             rounding.assert_near(found, expected, OF_USES, terms=TERMS)
-
-
-def test_casts_that_are_written_by_data():
-    plain = outcome(None, CastsWrittenByData, step_under_autocast)
-    for place in ("memory", "disk"):
-        assert same(outcome(place, CastsWrittenByData, step_under_autocast), plain)
 
 
 class Complex(nn.Module):
@@ -301,14 +283,3 @@ def test_where_hooks_are_not_allowed():
         optimizer.step()
 
     check_as_plain(Chain, loop)
-
-
-@KEPT_ITSELF
-def test_a_step_is_noticed_also_where_hooks_are_not_allowed():
-    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
-    loss_of(model, 0).backward()
-    with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
-        loss = loss_of(model, 1)
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
