@@ -4,7 +4,6 @@ refused."""
 import tempfile
 import textwrap
 
-import peft
 import pytest
 import torch
 import transformers
@@ -193,14 +192,6 @@ def test_gradients_are_in_the_way_of_another_plan():
     step(model, optimizer, 256)
 
 
-def test_what_the_plan_leaves_is_for_pytorch():
-    model, optimizer = wrapped(everything("1GiB"))
-    for count in (16, 128, 16):
-        model(rows(count)).square().mean().backward()
-    optimizer.step()
-    assert plan_of(model)["disk"] == 0
-
-
 # ---- what may come before the first call, and be in force in it ----
 
 
@@ -273,18 +264,6 @@ def test_experts_in_f32_are_estimated():
     assert plan_of(model)["pytorch"]["peak"] > 0
 
 
-def test_adapters():
-    def make():
-        return peft.get_peft_model(small_gpt2(), peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
-
-    torch.manual_seed(3)
-    model, optimizer = wrapped("6GiB", make)
-    torch.manual_seed(3)
-    stated, other = wrapped("6GiB", make, reserve="256MiB")
-    assert train(model, optimizer, language_loss, steps=2).values == train(stated, other, language_loss, steps=2).values
-    assert plan_of(model)["pytorch"]["measured"] is not None
-
-
 def test_generation_keeps_its_cache_and_estimates_seldom(monkeypatch):
     runs = []
     from sluice.torch import _demand
@@ -351,16 +330,6 @@ def test_modules_that_are_called_by_themselves():
     optimizer.step()
 
 
-def test_a_call_that_cannot_be_known_is_refused_and_says_what_to_state(monkeypatch):
-    plain = Chain.forward
-    monkeypatch.setattr(Chain, "forward", lambda self, x: plain(self, x) if x.sum() > -1e9 else x)
-    model, _ = wrapped("6GiB", Chain)
-    with pytest.raises(sluice.InvalidArgumentError, match=r"this call cannot be estimated: in Chain .*values.*reserve='512MiB'"):
-        loss_of(model, 0)
-    stated, _ = wrapped("6GiB", Chain, reserve="64MiB")
-    loss_of(stated, 0).backward()
-
-
 # ---- the process's resident peak ----
 
 PROGRAM = """
@@ -407,17 +376,3 @@ def test_a_first_step_that_takes_more_than_was_estimated_mends_the_plan():
     assert taken["measured"] > taken["reserve"]
     step(model, optimizer, 16)
     assert plan_of(model)["pytorch"]["reserve"] >= taken["measured"]
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_calls_with_and_without_autocast_are_of_different_kinds(device):
-    from sluice.torch._estimate import kind_of
-
-    model, given = torch.nn.Linear(2, 2), (torch.ones(1, 2),)
-    plain = kind_of(model, given, {}, True)
-    torch.set_autocast_enabled(device, True)
-    try:
-        assert kind_of(model, given, {}, True) != plain
-    finally:
-        torch.set_autocast_enabled(device, False)
-    assert kind_of(model, given, {}, True) == plain

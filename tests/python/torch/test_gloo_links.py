@@ -1,4 +1,4 @@
-"""How ranks join: packets over a Gloo group, between ranks that are threads here, in order, unchanged, each once; and shared memory."""
+"""How ranks join: packets over a Gloo group, between ranks that are threads here, in order, unchanged, each once."""
 
 import os
 import random
@@ -16,25 +16,28 @@ from support import (
 )
 from support.sluice_process import PACKAGE
 
-import sluice
-from sluice.torch import _together
 from sluice.torch._gloo_links import _NEVER, _TAG, PACKET, GlooLinks
 
 
-def links_of(size):
-    """The links of ranks that are threads of this process."""
-    store, made = torch.distributed.HashStore(), [None] * size
-
-    def make(rank):
-        group = torch.distributed.ProcessGroupGloo(store, rank, size, _NEVER)
-        made[rank] = GlooLinks(group)
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
+def of_each_rank(size, make):
+    """What make(rank) gives for each rank, in threads of this process, since ranks wait for each other."""
+    made = [None] * size
+    threads = [threading.Thread(target=lambda rank=rank: made.__setitem__(rank, make(rank))) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return made
+
+
+def groups_of(size):
+    store = torch.distributed.HashStore()
+    return of_each_rank(size, lambda rank: torch.distributed.ProcessGroupGloo(store, rank, size, _NEVER))
+
+
+def links_of(size):
+    groups = groups_of(size)
+    return of_each_rank(size, lambda rank: GlooLinks(groups[rank]))
 
 
 def packet_of(source, to, number):
@@ -47,9 +50,9 @@ def taken(links, source):
     return None if found is None else bytes(found)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_packets_arrive_in_order_unchanged_and_once(size):
-    count, links = 60, links_of(size)
+def test_packets_arrive_in_order_unchanged_and_once():
+    size, count = 3, 60
+    links = links_of(size)
     wrong = []
 
     def run(own):
@@ -71,11 +74,7 @@ def test_packets_arrive_in_order_unchanged_and_once(size):
         if set(sent.values()) | set(received.values()) != {count}:
             wrong.append((own.rank, sent, received))
 
-    threads = [threading.Thread(target=run, args=(own,)) for own in links]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    of_each_rank(size, lambda rank: run(links[rank]))
     assert wrong == []
     assert [taken(own, rank) for own in links for rank in range(size) if rank != own.rank] == [None] * size * (size - 1)
     for own in links:
@@ -134,19 +133,6 @@ def test_a_wait_ends_by_a_wake_by_a_packet_and_by_its_time():
     other.close()
 
 
-def test_room_that_came_before_a_wait_ends_it():
-    one, other = links_of(2)
-    while one.send(1, bytes(PACKET)):
-        pass
-    assert wait_for(lambda: one._peers[1]._waiting == 0 or (taken(other, 0) and False))
-    waits = threading.Thread(target=one.wait, args=(3600.0,), daemon=True)
-    waits.start()
-    waits.join(30)
-    assert not waits.is_alive()
-    one.close()
-    other.close()
-
-
 def message(length, content=b""):
     """What a rank sends whose message claims to have so many bytes."""
     return torch.frombuffer(bytearray(struct.pack("<q", length) + content + bytes(4088 - len(content))), dtype=torch.uint8)
@@ -159,16 +145,7 @@ def message(length, content=b""):
     (message(9, struct.pack("<I", 6) + b"abcde"), "a packet of 6 bytes came, of which 5 are there"),
 ])  # fmt: skip
 def test_what_is_no_message_ends_the_connection(sent, says):
-    store, made = torch.distributed.HashStore(), [None] * 2
-
-    def make(rank):
-        made[rank] = torch.distributed.ProcessGroupGloo(store, rank, 2, _NEVER)
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    made = groups_of(2)
     links = GlooLinks(made[0])
     made[1].send([sent], 0, _TAG).wait()
     assert wait_for(lambda: links.gone(1) is not None)
@@ -211,30 +188,3 @@ def test_a_process_that_dies_is_gone_and_not_in_order():
     out = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert ranks[1].returncode == 7
     assert out[0].startswith("Gone(in_order=False, how='its connection ended")
-
-
-# ---- memory that ranks share ----
-
-
-class Failing:
-    """A group of two ranks whose calls fail, from that one on."""
-
-    size = 2
-
-    def __init__(self, rank, fails):
-        self.rank, self._left = rank, fails
-
-    def gather(self, value):
-        if self._left == 0:
-            raise sluice.StateError("another rank is gone")
-        self._left -= 1
-        return [[os.getpid(), os.open("/dev/null", os.O_RDWR) if self.rank else value[1]]] * 2
-
-
-@pytest.mark.parametrize("rank, fails", [(0, 0), (0, 1), (1, 1)])
-def test_no_descriptor_is_left_where_a_rank_is_gone(rank, fails):
-    group = Failing(rank, fails)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(sluice.StateError, match="another rank is gone"):
-        _together._opened(group)
-    assert len(os.listdir("/proc/self/fd")) == before + (1 if rank else 0)  # that of the other rank

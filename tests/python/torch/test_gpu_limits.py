@@ -13,8 +13,7 @@ from support.wrapped_models import same, units_of_modules, wrap
 
 import sluice
 import sluice.torch
-from sluice.torch import _gpu
-from sluice.torch._gpu import Account, Gpu, gpu_of
+from sluice.torch._gpu import Gpu, gpu_of
 
 
 def refused(error, words, make=Layers, **options):
@@ -230,20 +229,6 @@ def test_what_pytorch_may_take_must_be_free():
         second, _ = wrap(Layers(), "memory", device_memory="1GiB", reserve="700MiB", **given)
         sluice.torch.close(first, values=False)
         sluice.torch.close(second, values=False)
-
-
-def test_a_reserve_counts_beside_those_of_other_models_and_without_parameters_that_will_move(monkeypatch):
-    gpu, model = Gpu(3, torch.device("meta")), torch.nn.Linear(1 << 18, 4, bias=False, device="meta")
-    assert gpu.bytes_of(model) == 4 << 20 and gpu.bytes_of(torch.nn.Linear(2, 2)) == 0
-    mib = 1 << 20
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6 * mib)
-    monkeypatch.setattr(_gpu, "_bounds", {})
-    gpu.check_room(model, 12 * mib, Account(8 * mib, 0))
-    with pytest.raises(sluice.BudgetError, match=r"13 MiB of the memory of GPU 3 \(reserve\), and 12 MiB are free, besides the 2 MiB"):
-        gpu.check_room(model, 13 * mib, Account(8 * mib, 2 * mib))
-    monkeypatch.setattr(_gpu, "_bounds", {gpu.device: types.SimpleNamespace(untaken=lambda: 5 * mib)})
-    with pytest.raises(sluice.BudgetError, match="and 5 MiB that PyTorch may still take for other wrapped models, and 12 MiB are free"):
-        gpu.check_room(model, 12 * mib, Account(8 * mib, 2 * mib))
 
 
 def test_a_model_that_is_on_the_gpu_already_is_told_what_that_takes(monkeypatch):

@@ -97,15 +97,6 @@ def test_more_beside_pytorch_than_the_plan_leaves_is_warned_of():
     assert eval(facts, {"sluice": sluice}) == sluice.DeviceFacts(2e10, 2.5e10, 4e10, 5e10, 1e11, "162MiB")
 
 
-def test_memory_that_others_give_back_does_not_count_as_less():
-    card = Card()
-    card.take(others=500)
-    step = first_step(card)
-    card.take(others=-400, libraries=50)
-    step.end()
-    assert step.as_dict()["beside"] == 0
-
-
 @pytest.mark.parametrize("grown, warned", [(280, False), (290, True)])
 def test_what_is_taken_of_the_host_is_told(grown, warned, monkeypatch):
     """The plan for 1024 MiB leaves 124 MiB beside the 160 MiB that are assumed for CUDA's libraries."""
@@ -123,46 +114,6 @@ def test_what_is_taken_of_the_host_is_told(grown, warned, monkeypatch):
     assert [bool(re.search(r"took 290 MiB .* and 160 MiB were planned.*memory='1018MiB'", str(each.message))) for each in caught] == (
         [True] if warned else []
     )
-
-
-def test_the_shortest_of_the_steps_that_count_is_told(monkeypatch):
-    card = Card()
-    monkeypatch.setattr("time.perf_counter", lambda: card.clock)
-    step = first_step(card)
-    for computing, waiting, captured in ((50, 9, 0), (1, 1, 0), (6, 2, 0), (3, 1, 1), (4, 3, 0), (1, 1, 0)):
-        for part, card.captures in ((waiting, False), (captured, True)):
-            before = step.mark()
-            card.clock += part
-            step.waited(before)
-        card.captures = False
-        card.clock += computing
-        step.end()
-    assert step.as_dict()["seconds"] == {"step": 5.0, "waiting": 1.0}
-
-
-def test_an_event_is_recorded_on_the_stream_of_the_thread(monkeypatch):
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-            self.done = []
-
-        def record(self, stream):
-            self.stream = stream
-
-        def synchronize(self):
-            self.done.append("waited")
-
-        def elapsed_time(self, end):
-            assert end.done == ["waited"] and self.stream == end.stream == "stream of cuda:1"
-            return 1500.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    gpu = Gpu(1, torch.device("cuda:1"))
-    assert gpu.seconds_between(gpu.mark(), gpu.mark()) == 1.5
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert gpu.mark() is None
 
 
 @pytest.mark.parametrize("place", ["cpu", "meta"])
@@ -204,19 +155,6 @@ def test_a_wrapped_model_tells_what_its_steps_took(in_backward):
         assert made["step"]["seconds"] >= made["step"]["compute_seconds"]
         sluice.torch.close(model)
         del optimizer, told
-
-
-def test_what_others_take_of_the_gpu_meanwhile_is_told_with_cudas_own():
-    with fake_gpu.shared():
-        model, optimizer = wrap(Layers(), "memory", **GPU)
-        free = sluice.device.device_of(sluice.torch.engine_of(model))["free"]
-        other, _ = wrap(Layers(), "memory", **GPU)
-        taken = free - sluice.device.device_of(sluice.torch.engine_of(model))["free"]
-        train(model, optimizer, range(1))
-        assert sluice.torch.engine_of(model).plan()["pytorch"]["beside"] == taken > 0
-        sluice.torch.close(model)  # comes first, since the fake takes each kernel that is queued for a user of all memory
-        sluice.torch.close(other)
-        del optimizer, other
 
 
 @pytest.mark.parametrize("taken, told", [(4, True), pytest.param(80, False, marks=pytest.mark.long)])

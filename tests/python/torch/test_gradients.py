@@ -10,7 +10,6 @@ from support.chain import Chain, drawn, loss_of
 from support.wrapped_models import check_as_plain, readable, units_of_modules, wrap
 
 import sluice.torch
-from sluice.torch import _gradients
 
 
 def with_gradients(edit, steps=2, zero=None):
@@ -122,22 +121,6 @@ def test_gradients_between_backward_and_step(edit):
     check_as_plain(Chain, with_gradients(edit))
 
 
-def test_clipping_asks_for_all_norms_at_once_and_for_its_factor_once(monkeypatch):
-    model, _ = wrap(Chain(), "memory", units=units_of_modules(Chain()))
-    loss_of(model, 0).backward()
-    asked = []
-
-    def counted(value, scalar=_gradients._scalar):
-        asked.append(value)
-        return scalar(value)
-
-    monkeypatch.setattr(_gradients, "_scalar", counted)
-    norms = torch._foreach_norm([p.grad for p in model.parameters()])
-    assert len({norm.untyped_storage().data_ptr() for norm in norms}) == 1
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-    assert sum(isinstance(value, torch.Tensor) for value in asked) == 1
-
-
 @pytest.mark.parametrize(
     "zero", [lambda o: None, lambda o: o.zero_grad(set_to_none=False)], ids=["kept", "set to zero"]
 )
@@ -247,8 +230,8 @@ def test_what_would_write_to_memory_that_is_nobodys_is_refused():
     optimizer.step()
 
 
-@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("values", [[float("nan")], [float("inf")], [float("inf"), float("nan")], [float("-inf"), 0.0]])
+@pytest.mark.parametrize("order", [2.0, float("inf")])
+@pytest.mark.parametrize("values", [[float("nan")], [float("inf")], [float("inf"), float("nan")]])
 def test_norms_of_what_is_not_finite_are_those_of_pytorch(values, order):
     def run(model):
         loss_of(model, 0).backward()

@@ -135,16 +135,6 @@ def test_groups_are_those_that_torch_optim_makes_of_the_same(name, frozen):
     assert train(model, optimizer, loss_of, steps=2).close_to(losses)
 
 
-def test_without_groups_there_is_one_of_all_parameters():
-    model = made()
-    model.middle.requires_grad_(False)
-    model, optimizer = wrap(model, "memory")
-    [group] = optimizer.param_groups
-    assert [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
-    train(model, optimizer, loss_of, steps=1)
-    assert list(optimizer.state_dict()["state"]) == [0, 1, 4, 5]
-
-
 def test_parameters_in_no_group_are_in_the_last_one_where_they_are_trained():
     model = made()
     given = [{"params": [model.last.bias], "lr": 0.5}]

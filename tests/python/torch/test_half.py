@@ -86,15 +86,6 @@ def test_float16_with_gradscaler_has_the_same_bits_in_memory_and_on_disk_and_fol
         rounding.assert_moved_alike(*three, epsilon, name)
 
 
-def test_unscaling_by_itself_is_pytorchs_own_refusal():
-    model, optimizer = wrap(small_gpt2().half(), "memory")
-    scaler = new_scaler()
-    scaler.scale(language_loss(model, 0)).backward()
-    with pytest.raises(ValueError, match="unscale FP16"):
-        scaler.unscale_(optimizer)
-    sluice.torch.close(model)
-
-
 def test_clipping_in_the_update_is_that_of_the_gradients_also_in_backward():
     def run(place, at_once=False, by_hand=False, **options):
         model, optimizer = wrap(small_gpt2(), place, update_in_backward=at_once, **options)

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from support.chain import Chain, drawn, loss_of, plain_loop
-from support.wrapped_models import same_values, units_of_modules, values_of, wrap
+from support.wrapped_models import units_of_modules, wrap
 
 import sluice.torch
 
@@ -49,28 +49,3 @@ def test_a_session_ends_after_an_interrupt():
     del model, optimizer
     gc.collect()
     assert session() is None
-
-
-def test_calls_within_calls_keep_their_hooks():
-    """An interrupt that a forward pass catches ends only the call in which it came."""
-
-    class Recursive(Chain):
-        inner = True
-
-        def forward(self, x):
-            if not self.inner:
-                raise KeyboardInterrupt
-            self.inner, before = False, hooks_of_saved_tensors()
-            with pytest.raises(KeyboardInterrupt):
-                self(x)
-            self.inner = True
-            assert before is not None and hooks_of_saved_tensors() == before
-            return super().forward(x)
-
-    def trained(make):
-        torch.manual_seed(0)
-        model, optimizer = wrap(make(), "disk")
-        plain_loop(model, optimizer, lambda value: None, steps=2)
-        return values_of(model)
-
-    assert same_values(trained(Recursive), trained(Chain))

@@ -297,19 +297,3 @@ def test_parameters_without_values_are_named():
     with pytest.raises(sluice.InvalidArgumentError, match=r"'1.factor' was on the meta device.*all of it a value"):
         wrap(model, "memory")
     assert model[1].weight.is_meta
-
-
-def test_half_a_buffer_without_values_is_named():
-    class Half(torch.nn.Linear):
-        def reset_parameters(self):
-            super().reset_parameters()
-            if hasattr(self, "table"):
-                self.table.data[1:] = 3
-
-    def made():
-        model = Half(8, 8)
-        model.register_buffer("table", torch.ones(8))
-        return model
-
-    with pytest.raises(sluice.InvalidArgumentError, match=r"buffer 'table' was on the meta"):
-        wrap(on_meta(made), "memory")

@@ -336,14 +336,6 @@ def test_models_that_are_dropped_without_a_close_are_given_back():
     assert files == 0 and threads == 0 and maps < 50 and memory < 8 << 20
 
 
-def test_many_steps_keep_memory_flat():
-    model = torch.nn.Linear(24, 24)
-    optimizer = wrap(model, "disk", threads=1)[1]
-    memory, files, maps, threads = grown(lambda: still_trains(model, optimizer), 50, 500)
-    assert files == 0 and threads == 0 and maps < 50 and memory < 4 << 20
-    sluice.torch.close(model)
-
-
 def test_graphs_that_no_backward_goes_through_are_freed(wrapped):
     memory, *_ = grown(lambda: wrapped[0](torch.ones(4096, 24)), 5, 40)
     assert memory < 8 << 20
@@ -352,20 +344,12 @@ def test_graphs_that_no_backward_goes_through_are_freed(wrapped):
 # ---- processes end cleanly, and forked ones say what is wrong ----
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "",
-        "optimizer.step()",
-        "optimizer.step(); loss = loss_of(model, 1); kept = model.first.weight.grad",
-        pytest.param(
-            "view = model.first.weight[0]", marks=fake_gpu.cpu_alone("views of a GPU's memory are made within full_parameters()")
-        ),
-        "sluice.torch.close(model)",
-        "sys.modules['kept'] = [model, optimizer, loss_of(model, 1), [p.grad for p in model.parameters()]]",
-        "import threading; threading.Thread(target=lambda: loss_of(model, 2).backward()).start()",
-    ],
-)
+@pytest.mark.parametrize("program", [
+    "",
+    "sluice.torch.close(model)",
+    "import threading; threading.Thread(target=lambda: loss_of(model, 2).backward()).start()",
+    "optimizer.step(); sys.modules['kept'] = [model, optimizer, loss_of(model, 1), [p.grad for p in model.parameters()]]",
+])  # fmt: skip
 def test_a_process_ends_cleanly(program):
     finished = run(program + "\nprint('done')")
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "done\n", "")

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from support import fake_gpu
-from support.wrapped_models import language_loss, same_values, small_gpt2, train, values_of, wrap
+from support.wrapped_models import language_loss, small_gpt2, train, values_of, wrap
 
 import sluice
 import sluice.torch
@@ -81,30 +80,6 @@ def test_adamw_has_a_learning_rate_of_its_own_in_groups_that_state_none():
     assert [g["lr"] for g in optimizer.param_groups] == [0.01, 2.5e-5, 0.01, 1.5e-4, 1.5e-4]
     train(model, optimizer, language_loss, steps=1)
     scheduler.step()
-
-
-def test_a_group_of_adamws_parameters_alone_stays_one():
-    groups = [{"params": [f"transformer.h.{i}.ln_1.weight" for i in range(3)], "weight_decay": 0.0}, {"params": ["transformer.wpe.weight"]}]
-    _, optimizer = wrap(small_gpt2(), "memory", sluice.Muon(lr=0.02, adamw_lr=3e-4), param_groups=groups)
-    assert [(g["lr"], len(g["params"])) for g in optimizer.param_groups[:2]] == [(3e-4, 3), (3e-4, 1)]
-    assert [g["lr"] for g in optimizer.param_groups[2:]] == [0.02, 3e-4]
-
-
-@fake_gpu.cpu_alone("touches outside of a module are a StateError on a GPU")
-def test_a_touch_of_what_waits_for_its_update_gets_it():
-    def run(touches):
-        model, optimizer = wrap(small_gpt2(), "disk", sluice.Muon(lr=1e-2), held_units=1)
-        seen = []
-        for step in range(3):
-            language_loss(model, step).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if touches:  # outside of any module, so that another thread serves it
-                seen += [p.sum().item() for p in model.parameters()]
-        return seen, values_of(model)
-
-    (seen, values), (_, expected) = run(True), run(False)
-    assert len(seen) > 0 and same_values(values, expected)
 
 
 def test_settings_that_cannot_be():

@@ -87,15 +87,6 @@ def test_its_gradient_is_one_tensor():
     rounding.assert_near(found + 0, expected / 2, OF_USES)
 
 
-def test_the_norm_of_a_gradient_with_nan_in_one_span_and_infinity_in_another():
-    model, optimizer = made("memory")
-    loss_of(model, 0).backward()
-    gradient = torch.zeros_like(model.table.weight)
-    gradient.view(-1)[0], gradient.view(-1)[GRAIN + 1] = float("inf"), float("nan")
-    model.table.weight.grad = gradient
-    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isnan()
-
-
 def test_it_is_saved_and_loaded_as_one_tensor(tmp_path):
     model, optimizer = made("disk")
     train(model, optimizer, loss_of, steps=2)
@@ -150,10 +141,7 @@ ADAFACTOR = {
 LONG = pytest.mark.long  # another case and another way to update show as much
 
 
-@pytest.mark.parametrize("case, options", [
-    ("plain", {"update_in_backward": True}), ("momentum", {}), ("relative", {}), pytest.param("plain", {}, marks=LONG),
-    pytest.param("momentum", {"update_in_backward": True}, marks=LONG), pytest.param("relative", {"update_in_backward": True}, marks=LONG),
-])  # fmt: skip
+@pytest.mark.parametrize("case, options", [("plain", {"update_in_backward": True}), ("momentum", {}), pytest.param("relative", {}, marks=LONG)])
 def test_adafactor_is_that_of_transformers(case, options):
     own, reference = ADAFACTOR[case]
     plain, _ = made(None)
@@ -188,12 +176,11 @@ def made_wide(place, optimizer=None, **options):
     return wrap(model, place, sluice.Muon(lr=1e-2, weight_decay=0.1), param_groups=groups, **options)
 
 
-@pytest.mark.parametrize("options", [pytest.param({}, marks=LONG), {"update_in_backward": True}])
-def test_muon_is_that_of_torch(options):
+def test_muon_is_that_of_torch():
     plain, reference = made_wide(None)
     start = values_of(plain)
     expected = train(plain, reference, loss_of, steps=2)
-    model, optimizer = made_wide("disk", **options)
+    model, optimizer = made_wide("disk", update_in_backward=True)
     assert len(units(model)) == 6
     assert train(model, optimizer, loss_of, steps=2).close_to(expected)
     for name, found in values_of(model).items():
@@ -201,7 +188,6 @@ def test_muon_is_that_of_torch(options):
 
 
 TOGETHER = {
-    "adafactor": (made, sluice.Adafactor(lr=1e-2), {}),
     "adafactor in bf16": (made, sluice.Adafactor(lr=1e-2, beta1=0.9), {"master": "none", "state": "8bit"}),
     "adafactor in f16": (made, sluice.Adafactor(lr=1e-2, beta1=0.9), {"kind": torch.float16, "state": "bf16"}),
     "muon": (made_wide, None, {}),
@@ -209,9 +195,7 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("case, in_backward", [
-    ("adafactor in bf16", False), ("adafactor in f16", True), ("muon", False), pytest.param("adafactor", False, marks=LONG),
-    pytest.param("adafactor", True, marks=LONG), pytest.param("adafactor in bf16", True, marks=LONG),
-    pytest.param("adafactor in f16", False, marks=LONG), pytest.param("muon", True, marks=LONG),
+    ("adafactor in bf16", False), ("adafactor in f16", True), pytest.param("muon", False, marks=LONG),
 ])  # fmt: skip
 def test_what_is_updated_together_has_the_bits_of_one_unit_anywhere(case, in_backward, monkeypatch):
     make, optimizer, options = TOGETHER[case]

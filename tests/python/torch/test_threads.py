@@ -4,8 +4,6 @@ import threading
 
 import pytest
 import torch
-from support import fake_gpu
-from support.processes import run_python
 from support.wrapped_models import same, units_of_modules, wrap
 
 import sluice
@@ -155,46 +153,3 @@ def test_after_a_pass_that_failed_another_thread_uses_the_model():
     model.in_backward = lambda: None
     in_thread(lambda: gradients(model, model(data(0)).sum()))
     sluice.torch.close(model)
-
-
-READS_WHILE_STATE_MOVES = """
-import faulthandler, threading
-import torch
-from support.chain import Chain, loss_of
-from support.wrapped_models import units_of_modules, wrap
-import sluice.torch
-
-model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
-faulthandler.enable()  # installs another handler of SIGSEGV, by which touches are served
-loss_of(model, 0).backward()
-optimizer.step()
-optimizer.zero_grad()
-loss_of(model, 1)
-ended, reads = threading.Event(), 0
-
-def read():  # tolist() keeps the GIL
-    global reads
-    while not ended.is_set():
-        for p in model.parameters():
-            assert len(p.detach().view(-1)[:3].tolist()) == 3
-            reads += 1
-
-reader = threading.Thread(target=read)
-reader.start()
-engine = sluice.torch.engine_of(model)
-for round in range(20):
-    state = optimizer.state_dict()
-    optimizer.load_state_dict(state)
-    for unit in engine.units:
-        engine.get_values(unit.name)
-ended.set()
-reader.join()
-assert reads > 0 and engine.counters().touches > 0
-"""
-
-
-@fake_gpu.cpu_alone("outside of the model's calls parameters are read within full_parameters() on a GPU, by one thread")
-def test_parameters_are_read_by_one_thread_while_another_moves_state():
-    """The test has a process of its own, since a failure is a hang of the whole interpreter."""
-    finished = run_python(READS_WHILE_STATE_MOVES)
-    assert finished.returncode == 0, finished.stderr

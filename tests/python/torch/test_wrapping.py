@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.chain import Chain, Keeping, loss_of
 from support.wrapped_models import check_as_plain, plain_optimizer, same_values, train, units_of_modules, values_of, wrap
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import sluice
@@ -58,20 +57,6 @@ def test_a_wrap_whose_engine_fails_names_what_is_lost(monkeypatch):
             wrap(model, "disk", units=units_of_modules(model))
     assert [name for name, p in model.named_parameters() if p.is_meta] == ["middle.weight", "middle.bias"]
     assert all(torch.equal(p, values[name]) for name, p in model.named_parameters() if not p.is_meta)
-
-
-def test_the_memory_that_parameters_had_is_free_without_a_collection(monkeypatch):
-    """A collection takes half a second in a process that has transformers. It is needed where other wrapped models are there."""
-    model = Chain()
-    gc.collect()  # other tests' models
-    had = [StorageWeakRef(p.untyped_storage()) for p in model.parameters()]
-    monkeypatch.setattr(gc, "collect", lambda *_: 0)
-    gc.disable()
-    try:
-        wrap(model, "memory")
-        assert all(storage.expired() for storage in had)
-    finally:
-        gc.enable()
 
 
 def test_a_model_that_was_dropped_is_gone_when_another_one_is_wrapped():
