@@ -9,8 +9,6 @@ from support.perturbed import gpt2, llama, qwen2
 from support.sluice_process import run_sluice, train
 from transformers import AutoModelForCausalLM
 
-import sluice
-
 CONFIGS = {
     "gpt2-bytes": gpt2(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)[1],
     "gpt2-more": gpt2(vocab_size=300)[1],
@@ -122,22 +120,6 @@ def test_the_shape_of_a_preset_has_its_bits(text, tmp_path):
         assert (own / name).read_bytes() == (preset / name).read_bytes()
 
 
-def test_a_run_of_it_goes_on_with_the_same_bits(text, tmp_path):
-    flags = flags_for(tmp_path, model=save(CONFIGS["gpt2-bytes"], tmp_path / "shape"), steps=4)
-    _, whole = train(**flags | dict(out=tmp_path / "whole"))
-    train(**flags | dict(steps=2, schedule="constant"))
-    resumed = run_sluice("train", "--resume", memory="512MiB", progress="none", schedule="cosine", **flags)
-    assert resumed.returncode == 0, resumed.stderr
-    # The warm-up is longer than the run, so that the schedule does not count.
-    assert (whole / "model.safetensors").read_bytes() == (tmp_path / "out" / whole.name / "model.safetensors").read_bytes()
-
-
-def test_from_python(text, tmp_path):
-    shape = save(CONFIGS["llama-tied"], tmp_path / "shape")
-    made = sluice.train(model=shape, tokens="bytes", data=text, memory="512MiB", progress="none", seq=16, steps=2, out=tmp_path / "run")
-    assert made.steps == 2 and (made.checkpoint / "model.safetensors").exists()
-
-
 def test_what_was_trained_on_bytes_goes_on_with_bytes(text, tmp_path):
     _, checkpoint = train(**flags_for(tmp_path, model=save(CONFIGS["gpt2-more"], tmp_path / "shape"), tokens="bytes"))
     again = flags_for(tmp_path, model=checkpoint, tokens="bytes", out=tmp_path / "again", lr=0)
@@ -185,16 +167,3 @@ def test_weights_that_are_not_read_are_never_taken_for_none(text, tmp_path):
         expect_refused("generate", str(shape), name, checkpoint=shape, prompt="a", tokens=1)
         (shape / name).unlink()
     assert not (tmp_path / "out").exists()
-
-
-def test_a_link_that_leads_nowhere_is_not_taken_for_none(text, tmp_path):
-    shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
-    (shape / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
-    expect_refused("train", str(shape), "model.safetensors", **flags_for(tmp_path, model=shape))
-
-
-def test_an_index_without_its_shards_stays_an_error(text, tmp_path):
-    shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
-    index = dict(metadata={}, weight_map={"transformer.wte.weight": "model-00001-of-00001.safetensors"})
-    (shape / "model.safetensors.index.json").write_text(json.dumps(index))
-    expect_refused("train", "model-00001-of-00001.safetensors", "is missing", memory="512MiB", **flags_for(tmp_path, model=shape))

@@ -1,16 +1,13 @@
 """Native training in f16 and its loss scale: the schedule of torch.amp.GradScaler, twins, kills, and what is refused."""
 
-import itertools
 import json
-import signal
 import subprocess
-import time
 
 import pytest
 import torch
 from kill_campaign import PLACES, SLUICE, final_files, losses
 from safetensors.torch import load_file, save_file
-from support.runs import assert_same, common, sluice, without_earlier
+from support.runs import assert_same, common, sluice, train, without_earlier
 from support.sluice_process import run_sluice
 
 # The interval is so short that the scale becomes too large again and again.
@@ -72,41 +69,22 @@ def test_a_skipped_step_is_none_to_the_optimizer_and_uses_up_its_data(place):
     assert manifest["run"]["loss_scale"] == {"scale": 2.0**39, "applied": 0, "skipped": 1}
 
 
-def test_kills_and_resumes_change_no_bit(place):
-    sluice(*words_of(place, "never", *PLACES["disk"]))
-    expected = losses(place / "never.jsonl"), final_files(place / "never", STEPS)
-    words = words_of(place, "killed", *PLACES["disk"], "--save-every", "1")
-    out = place / "killed"
-    for until in (3, 7):
-        process = subprocess.Popen([SLUICE, *words, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while not any((out / f"step-{step:08}").exists() for step in range(until, STEPS + 1)):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    sluice(*words, "--resume")
-    rows = rows_of(place, "killed")
-    assert any(row["skipped"] for row in rows) and [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    found = losses(place / "killed.jsonl"), final_files(out, STEPS)
-    assert found[0] == expected[0]
-    for name, content in expected[1].items():
-        assert found[1][name] == content, f"{name} differs"
+def test_a_run_goes_on_with_the_scale_of_its_checkpoint(place):
+    """Kills, after which runs go on likewise, are in test_campaigns.py."""
+    sluice(*words_of(place, "whole", *PLACES["disk"]))
+    for steps in (5, STEPS):
+        sluice(*words_of(place, "parts", *PLACES["disk"], "--steps", str(steps)), "--resume")
+    assert any(row["skipped"] for row in rows_of(place, "parts")[5:])
+    assert losses(place / "parts.jsonl") == losses(place / "whole.jsonl")
+    assert final_files(place / "parts", STEPS) == final_files(place / "whole", STEPS)
 
 
 def test_a_fixed_scale_of_a_power_of_two_changes_no_bit_of_f32(place):
-    fixed = ["--loss-scale", "1024", "--steps", "3", "--clip", "0"]
-    dropped = [
-        *itertools.chain(*(pair for pair in zip(OFTEN[::2], OFTEN[1::2], strict=True) if "scale" not in pair[0]))
-    ]
-    base = common(place, "tiny", "f32", "--memory", "600MiB", *dropped)
-    found = []
-    for name, more in (("unscaled", []), ("scaled", fixed[:2])):
-        output = ["--out", str(place / name), "--metrics", str(place / f"{name}.jsonl"), "--progress", "none"]
-        sluice("train", *without_earlier([*base, *fixed[2:], *more]), *output)
-        found.append((losses(place / f"{name}.jsonl"), final_files(place / name, 3)))
-    assert_same(found[1], found[0])
-    assert {row["loss_scale"] for row in rows_of(place, "scaled")} == {1024.0}
+    more = ["--memory", "600MiB", "--schedule", "constant", "--clip", "0"]
+    unscaled, _ = train(place, "unscaled", "tiny", "f32", *more)
+    scaled, rows = train(place, "scaled", "tiny", "f32", *more, "--loss-scale", "1024")
+    assert_same(scaled, unscaled)
+    assert {row["loss_scale"] for row in rows} == {1024.0}
 
 
 def test_many_skipped_steps_in_a_row_end_the_run(place, tmp_path):
@@ -128,7 +106,7 @@ def test_many_skipped_steps_in_a_row_end_the_run(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags,text",
+    "flags, text",
     [
         (["--dtype", "f16", "--master", "none"], "has f16 parameters, and no masters are to be kept"),
         (["--loss-scale", "0"], "loss-scale must be dynamic, or a number above 0 that is finite"),
@@ -140,7 +118,6 @@ def test_many_skipped_steps_in_a_row_end_the_run(place, tmp_path):
         (["--clip-value", "-1"], "clip-value must be 0 (none), or from 1e-30"),
         (["--dtype", "fp16"], "f32, bf16, f16"),
     ],
-    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )
 def test_bad_settings_are_refused(flags, text, tmp_path):
     (tmp_path / "text.txt").write_text("a lesson " * 100)

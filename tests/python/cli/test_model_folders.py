@@ -137,29 +137,9 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def state_a_long_header(path):
-    path.write_bytes(struct.pack("<Q", path.stat().st_size) + path.read_bytes()[8:])
-
-
-def overlap(path):
-    file = Container(path)
-    offsets = sorted(t["data_offsets"] for n, t in file.header.items() if n != "__metadata__")
-    norm = file.header["transformer.ln_f.weight"]
-    size = norm["data_offsets"][1] - norm["data_offsets"][0]
-    begin = next(b for b, e in offsets if e - b > size)
-    norm["data_offsets"] = [begin, begin + size]
-    file.save()
-
-
 def reshape(path):
     file = Container(path)
     file.header["transformer.h.1.mlp.c_fc.weight"]["shape"].reverse()
-    file.save()
-
-
-def rename(path):
-    file = Container(path)
-    file.header["transformer.h.1.ln_3.weight"] = file.header.pop("transformer.h.1.ln_2.weight")
     file.save()
 
 
@@ -173,19 +153,11 @@ def replace_by_pickle(path):
     torch.save({"a": torch.zeros(3)}, path)
 
 
-def empty(path):
-    path.write_bytes(b"")
-
-
 DAMAGES = {
     truncate: ["cut short", "'transformer."],
-    state_a_long_header: ["longer than the file"],
-    overlap: ["'transformer.", "before the end"],
     reshape: ["'transformer.h.1.mlp.c_fc.weight'", "[192, 48]", "[48, 192]"],
-    rename: ["'transformer.h.1.ln_2.weight' is missing", "'transformer.h.1.ln_3.weight' is not a parameter"],
     retype: ["'transformer.ln_f.bias'", "I32"],
     replace_by_pickle: ["no safetensors file"],
-    empty: ["0 bytes"],
 }
 
 
@@ -229,30 +201,6 @@ def test_a_damaged_file_is_refused(damage, folder):
     path = folder / "model" / "model.safetensors"
     damage(path)
     expect_refused(folder, str(path), *DAMAGES[damage])
-
-
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
-def test_a_flipped_bit_of_the_header_is_refused(seed, folder):
-    path = folder / "model" / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    (size,) = struct.unpack("<Q", data[:8])
-    start = 8 + data[8 : 8 + size].index(b'"transformer.')  # what comes before is free text
-    end = 8 + len(data[8 : 8 + size].rstrip())
-    random = np.random.default_rng(seed)
-    data[random.integers(start, end)] ^= 1 << int(random.integers(8))
-    path.write_bytes(data)
-    expect_refused(folder, str(path))
-
-
-def test_a_missing_tensor_is_named(folder):
-    file = Container(folder / "model" / "model.safetensors")
-    begin, end = file.header.pop("transformer.h.0.attn.c_proj.bias")["data_offsets"]
-    file.payload = file.payload[:begin] + file.payload[end:]
-    for name, tensor in file.header.items():
-        if name != "__metadata__":
-            tensor["data_offsets"] = [o - (end - begin) if o >= end else o for o in tensor["data_offsets"]]
-    file.save()
-    expect_refused(folder, str(folder / "model"), "'transformer.h.0.attn.c_proj.bias' is missing")
 
 
 def test_a_head_that_is_not_the_tied_table_is_named(folder):

@@ -43,27 +43,6 @@ def test_it_is_printed_recorded_and_used(text, tmp_path):
     assert f"the weights in '{checkpoint}'" in tuned.stdout.decode()
 
 
-def test_a_resumed_run_keeps_what_its_checkpoint_has(text, tmp_path):
-    own = dict(lr=5e-4, schedule="linear", clip=0.3, weight_decay=0.2)
-    flags = dict(TINY, data=text)
-    train(**flags, out=tmp_path / "run", steps=2, **own)
-    resumed = run_sluice("train", "--resume", **flags, memory="512MiB", out=tmp_path / "run", steps=4)
-    assert resumed.returncode == 0, resumed.stderr
-    assert b"learning rate     0.0005 of adamw, a warm-up of 40 steps, in which this run ends\n" in resumed.stdout
-    assert b"gradients clipped to a norm of 0.3" in resumed.stdout
-    for name in ("lr", "schedule", "clip", "weight-decay", "warmup"):
-        assert f"another setting: {name} ".encode() not in resumed.stderr
-    _, whole = train(**flags, out=tmp_path / "whole", steps=4, **own)
-    there = tmp_path / "run" / whole.name
-    assert (there / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert record(there)["defaults"] == record(whole)["defaults"] == ["warmup", "final-lr"]
-    assert record(there)["hyperparameters"]["schedule"] == "linear"
-    # A stated value wins, and a message says so.
-    stated = run_sluice("train", "--resume", **flags, memory="512MiB", progress="none", out=tmp_path / "run", steps=5, lr=1e-4)
-    assert b"the run goes on with another setting: lr was 0.0005 and is 0.0001" in stated.stderr
-    assert record(tmp_path / "run" / "step-00000005")["defaults"] == ["warmup", "final-lr"]
-
-
 OPTIMIZERS = {
     "adamw": {},
     "adam": dict(optimizer="adam"),

@@ -3,16 +3,13 @@ fake driver, with a tiny model, and its cases are planned in their own sizes."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import textwrap
-import zipfile
 
 import gpu_parts
 import pytest
 from support import fake_gpu, warm_python
-from support.sluice_process import BUILD, PACKAGE, SOURCE
+from support.sluice_process import BUILD, SOURCE
 
 import sluice
 import sluice.torch
@@ -36,7 +33,8 @@ def bench(*words, folder=BENCH, **more):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("case", [case if case == "offload" else pytest.param(case, marks=pytest.mark.long) for case in gpu_vs_pytorch.CASES])
+@pytest.mark.long
+@pytest.mark.parametrize("case", gpu_vs_pytorch.CASES)
 def test_each_case_has_a_plan_in_its_own_size(case):
     chosen = gpu_vs_pytorch.CASES[case]
     with fake_gpu.shared(memory=78 << 30):
@@ -51,58 +49,6 @@ def test_each_side_is_one_of_the_bench():
     assert sides == gpu_sides.SIDES.keys() and all(case["sides"][0] == "sluice" for case in gpu_vs_pytorch.CASES.values())
     assert set(gpu_parts.PEERS) == {*sides, "limit"} - {"sluice"}
     assert gpu_vs_pytorch.NO_GPU == gpu_sides.NO_GPU == gpu_parts.NO_PYTORCH
-
-
-# What the bench uses of DeepSpeed, by PyTorch alone: it shows that the script of that side runs, and nothing of DeepSpeed.
-DEEPSPEED = """
-    import torch
-
-    class Engine:
-        def __init__(self, model, config):
-            assert config["zero_optimization"]["stage"] == 3 and config["optimizer"]["type"] == "AdamW"
-            self.model, self.optimizer = model, torch.optim.AdamW(model.parameters(), **config["optimizer"]["params"])
-
-        def __call__(self, ids):
-            return self.model(ids)
-
-        def backward(self, loss):
-            loss.backward()
-
-        def step(self):
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-    def initialize(model, config):
-        return Engine(model, config), None, None, None
-"""
-
-
-@pytest.mark.long
-def test_all_sides_are_told_for_people(tmp_path):
-    fake_gpu.require_built()
-    (tmp_path / "deepspeed.py").write_text(textwrap.dedent(DEEPSPEED))
-    status, told, errors = bench("--fake", "--case", "offload", PYTHONPATH=str(tmp_path))
-    assert status == 0, errors
-    lines = told.splitlines()
-    assert [line.split(":")[0] for line in lines[:4]] == ["sluice", "compute", "fsdp2", "deepspeed"], told
-    assert all("s a step (of 1)" in line and "not measured" not in line for line in lines[:4]), told
-    assert len(lines) == 5 and "of the longest of computing, copies and updates" in lines[4]
-
-
-def test_a_peer_that_is_carried_as_a_wheel_is_used(tmp_path):
-    folder = tmp_path / "bench" / "python"
-    shutil.copytree(BENCH, folder)
-    (tmp_path / "wheels").mkdir()
-    words = "--fake", "--case", "offload", "--sides", "deepspeed"
-    fake_gpu.require_built()
-    assert "deepspeed: not measured: DeepSpeed is not installed, and not in wheels/" in bench(*words, folder=folder)[1]
-    with zipfile.ZipFile(tmp_path / "wheels" / "deepspeed-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("deepspeed/__init__.py", textwrap.dedent(DEEPSPEED).replace("import torch\n", "import needed_by_it, torch\n", 1))
-    with zipfile.ZipFile(tmp_path / "wheels" / "needed_by_it-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("needed_by_it.py", "")
-        wheel.writestr("json.py", "raise ImportError('Python has one of its own')")
-    status, told, errors = bench(*words, folder=folder)
-    assert status == 0 and told.startswith("deepspeed: ") and "s a step (of 1)" in told, told + errors
 
 
 def test_what_a_peer_lacks_is_a_line(tmp_path):
@@ -120,15 +66,6 @@ def test_what_a_peer_lacks_is_a_line(tmp_path):
 def test_without_a_gpu_it_says_so():
     status, told, errors = bench("--case", "8b", "--json")
     assert status == gpu_vs_pytorch.NO_GPU and told == "" and "sees no GPU" in errors.splitlines()[-1]
-
-
-def test_a_side_measures_as_many_steps_as_there_is_time_for():
-    fake_gpu.require_built()
-    chosen = gpu_vs_pytorch.CASES["8b"] | gpu_vs_pytorch.FAKE | {"steps": 3, "fake": True, "package": str(PACKAGE), "peers": "", "side": "compute"}
-    for until, steps in ((0, 1), (2**40, 3)):
-        done = subprocess.run([warm_python.executable(), str(BENCH / "gpu_sides.py"), json.dumps(chosen | {"until": until})], capture_output=True,
-                              text=True, timeout=300, env=variables())
-        assert len(json.loads(done.stdout)["seconds"]) == steps, done.stderr
 
 
 def test_a_peer_that_trains_another_model_does_not_count(monkeypatch):

@@ -44,7 +44,7 @@ def bundled(tmp_path_factory, wheel):
     folder, peers = tmp_path_factory.mktemp("bundle"), tmp_path_factory.mktemp("peers")
     for name, size in (("small-1-py3-none-any.whl", 10), ("large-1-py3-none-any.whl", 50_000_000), ("native-1-cp311-cp311-linux.whl", 10)):
         with zipfile.ZipFile(peers / name, "w") as peer:
-            peer.writestr("a_module.py", os.urandom(size))
+            peer.writestr("a_module.py", bytes(size))
     (peers / "cut_off-1-py3-none-any.whl").write_bytes(b"PK")
     told = bundle(folder, "--wheel", wheel, "--peers", peers)
     archive = folder / "sluice-gpu.tar.gz"
@@ -96,7 +96,7 @@ def test_a_wheel_for_newer_systems_is_refused(tmp_path):
 
 @needs_fake
 @pytest.mark.parametrize("is_chosen", [
-    lambda part: part.name in ("link", "kernels", "speed", "step", "wheel", "memcheck"),
+    lambda part: part.name in ("link", "kernels", "wheel", "memcheck"),
     pytest.param(lambda part: part.name not in SIZES, marks=pytest.mark.long),
 ], ids=["what takes seconds", "whole"])  # fmt: skip
 def test_it_runs_on_the_fake_where_it_was_unpacked(bundled, tmp_path, is_chosen):
@@ -135,43 +135,6 @@ def part_of(name, script, limit_s=20, read=lambda done: {"line": done.output.str
     return gpu_parts.Part(name, limit_s, name, {"line": name}, lambda is_fake, limit_s: ["sh", "-c", script], read)
 
 
-def test_json_is_found_between_warnings():
-    done = gpu_parts.Done(0, 'a {word} of a warning\n{a line of one}\n{"reached":\n {"a": 1}}\nanother {one}\n', "")
-    assert gpu_parts.read_json(done) == {"reached": {"a": 1}}
-    with pytest.raises(gpu_parts.Failure, match="no JSON"):
-        gpu_parts.read_json(gpu_parts.Done(0, "nothing", ""))
-    with pytest.raises(gpu_parts.Skip, match="memory"):
-        gpu_parts.read_json(gpu_parts.Done(gpu_parts.LACKS_MEMORY, "sluice: this needs more memory\n", ""))
-
-
-def test_what_peers_took_is_told_and_what_was_not_measured():
-    (part,) = [part for part in gpu_parts.PARTS if part.name == "offload"]
-    took = {"peak": 1, "reserve": 3 << 30, "measured": 1 << 30, "beside": 5 << 20, "host": 7 << 20, "host_reserve": 160 << 20,
-            "seconds": {"step": 1.05, "waiting": 0.25}}
-    sluice = {"step": 1.1, "pytorch": took, "ready": {"engine": 2.5, "values": 1}}
-    sides = {"compute": {"step": 1.0}, "sluice": sluice, "fsdp2": {"step": 2.2}, "deepspeed": {"failed": "it is not installed"}}
-    told = {"sides": sides, "ratios": {"compute": 1.1, "fsdp2": 0.5}, "tokens": 2200}
-    assert part.read(gpu_parts.Done(0, json.dumps(told), "")) == {
-        "offload": "1.100 s a step, 2000 tokens/s; 1.10 of the time of forward and backward alone; 0.50 of the time of FSDP2 with CPU "
-        "offload; DeepSpeed ZeRO-3 with offload was not measured (it is not installed); made ready in 3.5 s (engine 2.5, values 1.0); "
-        "0.250 s of a step of 1.050 s waited for units; "
-        "PyTorch took 1.00 GiB of the 3.00 GiB that were planned for it; 5 MiB were taken beside that, and 7 MiB of the host's (160 MiB are "
-        "assumed)"}
-    assert gpu_parts.taken_text(took | {"measured": None, "beside": None, "seconds": None}) == []
-    with pytest.raises(gpu_parts.Skip, match="sees no GPU"):
-        part.read(gpu_parts.Done(gpu_parts.NO_PYTORCH, "PyTorch sees no GPU\n", ""))
-    with pytest.raises(gpu_parts.Failure, match="Sluice's side failed"):
-        part.read(gpu_parts.Done(1, "{}\nSluice's side failed: no memory\n", ""))
-
-
-@pytest.mark.parametrize("gpu, says, is_fake", [("NVIDIA H100", "0", False), ("NVIDIA H100", "1", True), ("fake GPU", "0", True)])
-def test_a_fake_is_known(gpu, says, is_fake):
-    test = {"name": "SaysWhatTheDeviceIs", "status": "RUN", "gpu": gpu, "is_fake": says, "capability": "9.0", "memory": "1",
-            "cuda_of_driver": "13000"}
-    done = gpu_parts.Done(0, "", json.dumps({"testsuites": [{"name": "OpeningTest", "testsuite": [test]}]}))
-    assert gpu_parts.read_probe(done)[1] is is_fake
-
-
 def refuse(done):
     raise gpu_parts.Failure("it is wrong")
 
@@ -201,22 +164,6 @@ def test_time_is_enough_for_all_parts(tmp_path, monkeypatch):
     assert late["outcome"] == "skipped" and "480 s" in late["why"]
 
 
-def test_a_part_gets_what_those_before_it_have_left_over(tmp_path, monkeypatch):
-    limits = []
-
-    def part(name, limit_s):
-        made = part_of(name, "echo seen", limit_s)
-        made.command = lambda is_fake, limit_s: limits.append(limit_s) or ["echo", "seen"]
-        return made
-
-    gpu = {"name": "a", "memory": 0, "capability": "9.0", "cuda_of_driver": 13000}
-    monkeypatch.setattr(gpu_check, "probe", lambda *_: (gpu, False, None))
-    parts = [part("first", 40), part("second", 100), part("third", 300)]
-    monkeypatch.setattr(gpu_check, "PARTS", parts)
-    gpu_check.check(parts, "libcuda.so.1", tmp_path)
-    assert limits == [pytest.approx(most, abs=20) for most in (480 - 400, 480 - 300, 480)]
-
-
 @needs_fake
 def test_each_test_is_in_one_part():
     def names(tests):
@@ -239,12 +186,6 @@ def test_what_needs_no_control_of_the_fake_runs_on_another_driver(tmp_path):
     assert passed and skipped
     reasons = set(re.findall(r": Skipped\n(.+)", told))
     assert reasons <= {"this driver is not the fake, and the test asks for what only the fake does", "a real GPU has no seed"}
-
-
-@needs_fake
-def test_a_step_that_does_not_fit_is_refused():
-    words = "--model", "tiny", "--memory", "1MiB", "--device-memory", "52MiB"
-    assert "memory" in run(BUILD / "bin" / "gpu_step_bench", *words, status=gpu_parts.LACKS_MEMORY, SLUICE_CUDA_DRIVER=str(FAKE))
 
 
 # ---- the table ----

@@ -69,13 +69,6 @@ def test_three_lines_of_cmake_build_a_program(prefix, tmp_path):
     assert run(tmp_path / "build" / "program").strip() == version_of(prefix)
 
 
-def test_one_line_of_pkg_config_builds_a_program(prefix, tmp_path):
-    (tmp_path / "program.c").write_text(PROGRAM)
-    found = build_by_pkg_config(prefix, tmp_path / "program.c", tmp_path / "program")
-    assert run(tmp_path / "program", env=found).strip() == version_of(prefix)
-    assert flags_of(prefix, "--modversion") == [version_of(prefix)]
-
-
 def test_the_installed_example_builds_and_runs_by_both(prefix, tmp_path):
     source = only(prefix, "network.c")
     build_by_cmake(prefix, source.parent, tmp_path / "build")

@@ -72,10 +72,3 @@ def test_the_compiler_is_installed_where_the_systems_is_too_old(elsewhere, relea
     else:
         assert found.returncode == 1 and "scripts/setup.sh --cuda" in found.stderr
         assert release is None or f"{elsewhere / 'bin' / 'nvcc'} is of CUDA 12" in found.stderr
-
-
-@pytest.mark.parametrize("place", [".venv/lib/python3.11/site-packages/nvidia/cu13/bin/nvcc", "cuda/bin/nvcc"])
-def test_a_compiler_that_is_too_old_hides_no_other_one(elsewhere, place):
-    write_nvcc(elsewhere / "bin" / "nvcc", "12.4")
-    newer = write_nvcc(elsewhere / place, "13.0")
-    assert run(elsewhere, "kernels.sh", "--nvcc").stdout.strip() == str(newer)

@@ -9,8 +9,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
-from support import rounding
 from support.sluice_package import (
     GROUPS, LIBRARY, UNITS, add_gradients, make_engine, set_start, start_of, start_values, train, values_of,
 )  # fmt: skip
@@ -53,56 +51,6 @@ def test_gradients_in_f16_are_those_in_f32(as_bits):
     assert run("f16") == run("f32") != start_values()
 
 
-def drawn(step, shape):
-    return np.random.default_rng(step).normal(0, 1, shape).astype(np.float32)
-
-
-def run_of_drawn(at_once=False, options={}, **clip):
-    """Three steps of drawn gradients. Returns the values, and each step's result."""
-    with make_engine(update_in_backward=at_once, **options) as engine:
-        set_start(engine)
-        results = []
-        for step in range(3):
-            engine.begin_step(**(clip if at_once else {}))
-            for unit in UNITS:
-                with engine.acquire(unit.name, gradient=True):
-                    for p in unit.parameters:
-                        engine.add_gradient(p.name, drawn(step, p.shape))
-            results.append(engine.step(**({} if at_once else clip)))
-        return values_of(engine), results
-
-
-@pytest.mark.parametrize("clip", [{"clip_value": 0.5}, {"clip": 1.0}], ids=["value", "norm"])
-def test_clipping_is_that_of_torch_in_any_placement_and_at_once(tmp_path, clip):
-    on_disk = {"disk": tmp_path, "place": "disk"}
-    found, results = run_of_drawn(options={"place": "memory"}, **clip)
-    assert found != run_of_drawn(options={"place": "memory"})[0]
-    assert found == run_of_drawn(options=on_disk, **clip)[0]
-    assert "clip" in clip or found == run_of_drawn(True, on_disk, **clip)[0]
-    tensors = {n: torch.tensor(v, requires_grad=True) for unit in UNITS for n, v in start_of(unit).items()}
-    groups = [{"params": [], "lr": g.lr, "weight_decay": g.weight_decay} for g in GROUPS]
-    for unit in UNITS:
-        for p in unit.parameters:
-            groups[p.group]["params"].append(tensors[p.name])
-    optimizer = torch.optim.AdamW(groups)
-    for step, result in enumerate(results):
-        for tensor in tensors.values():
-            tensor.grad = torch.tensor(drawn(step, tensor.shape))
-        if "clip" in clip:
-            # The sum is in f64, since the f32 sum of torch's clip_grad_norm_ is less exact than this test needs.
-            norm = sum(torch.linalg.vector_norm(t.grad, dtype=torch.float64) ** 2 for t in tensors.values()).sqrt().item()
-            for tensor in tensors.values():
-                tensor.grad *= min(1.0, 1.0 / (norm + 1e-6))
-            assert rounding.near(result.gradient_norm, norm, rounding.of_roundings(20))
-            assert rounding.near(result.clip_factor, min(1.0, 1.0 / norm), rounding.of_roundings(20))
-        else:
-            torch.nn.utils.clip_grad_value_(tensors.values(), 0.5)
-        optimizer.step()
-    for name, tensor in tensors.items():
-        values = np.frombuffer(found[name], np.float32).reshape(tensor.shape)
-        rounding.assert_updated_alike(torch.tensor(values), tensor.detach(), 3, max(g.lr for g in GROUPS), name)
-
-
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_frozen_unit_stays_as_it_is_and_has_no_state(tmp_path, dtype):
     frozen = [sluice.Parameter(p.name, p.shape, frozen=True) for p in UNITS[2].parameters]
@@ -125,38 +73,6 @@ def test_a_frozen_unit_stays_as_it_is_and_has_no_state(tmp_path, dtype):
         sluice.plan([sluice.Unit("mixed", mixed)], sluice.Options(memory="4GiB"))
 
 
-def test_what_is_held_and_which_gradients_there_are_is_asked_of_the_engine():
-    with make_engine() as engine:
-        set_start(engine)
-        name, n = UNITS[1].parameters[0].name, UNITS[1].parameters[0].elements
-        assert engine.held_units() == () and not engine.in_step and engine.failure == ""
-        engine.begin_step()
-        with engine.acquire("unit.1", gradient=True), engine.acquire("unit.1"):
-            assert engine.held_units() == ("unit.1",) and engine.in_step and not engine.has_gradient(name)
-            engine.add_gradient(name, np.ones(n, np.float32))
-            assert engine.has_gradient(name)
-        assert engine.held_units() == () and engine.has_gradient(name)
-        engine.acquire("unit.1")
-        view = engine.parameter(name)
-        engine.abandon_step()
-        assert engine.held_units() == () and not engine.in_step and not engine.has_gradient(name)
-        with pytest.raises(ValueError, match="released"):
-            view[0, 0]
-
-
-def test_a_learning_rate_of_one_step_and_a_gradient_factor():
-    halved = [sluice.AdamW(lr=g.lr / 2, weight_decay=g.weight_decay) for g in GROUPS]
-    results = []
-    for settings in ({}, {"optimizer": halved}, {"gradient_factor": 2.0}):
-        with make_engine() as engine:
-            set_start(engine)
-            engine.begin_step()
-            add_gradients(engine, 1)
-            results.append((engine.step(**settings).gradient_norm, values_of(engine)))
-    (norm, plain), (same_norm, slower), (twice, _) = results
-    assert same_norm == norm and twice == pytest.approx(2 * norm) and slower != plain
-
-
 def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
     out = tmp_path / "out"
     with make_engine(disk=tmp_path, place="disk") as engine:
@@ -176,43 +92,6 @@ def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
     with make_engine() as engine:
         engine.load_values(saved)
         assert engine.steps == 0 and values_of(engine) == at_save
-
-
-def test_a_narrow_parameter_of_an_odd_length_before_a_wide_one(tmp_path):
-    """Files have the wide parameter first, where it is aligned. Frozen parameters are never updated."""
-    units = [
-        sluice.Unit("narrow", [sluice.Parameter("narrow", (5, 5), dtype="bf16")]),
-        sluice.Unit("frozen", [sluice.Parameter("frozen", (3,), dtype="f16", frozen=True)]),
-        sluice.Unit("wide", [sluice.Parameter("wide", (7,))]),
-    ]
-    shapes = {"narrow": (5, 5), "frozen": (3,), "wide": (7,)}
-
-    def make(place):
-        return sluice.Engine(units, sluice.Options(memory="1GiB", disk=tmp_path, place=place, optimizer=sluice.Adafactor()))
-
-    def one_step(engine):
-        engine.begin_step()
-        for name in ("narrow", "wide"):
-            with engine.acquire(name, gradient=True):
-                engine.add_gradient(name, np.linspace(-1, 1, 35, dtype=np.float32)[: np.prod(shapes[name])])
-        engine.step()
-
-    def all_of(engine):
-        return {name: np.array(engine.get_values(name)[name]).tobytes() for name in shapes}
-
-    with make("disk") as engine:
-        for name, shape in shapes.items():
-            engine.set_values(name, {name: np.linspace(0, 1, np.prod(shape), dtype=np.float32).reshape(shape)})
-        one_step(engine)
-        saved, at_save = engine.save(tmp_path / "out"), all_of(engine)
-        one_step(engine)
-        expected = all_of(engine)
-    with make("memory") as engine:
-        engine.load(saved)
-        assert all_of(engine) == at_save
-        assert [engine.updates(name) for name in shapes] == [1, 0, 1]
-        one_step(engine)
-        assert all_of(engine) == expected
 
 
 def test_values_from_and_into_every_kind_of_buffer():
@@ -255,26 +134,6 @@ def test_gradients_in_any_buffer_give_the_same_bits():
             results.append(values_of(engine))
     assert results[0] != start_values()
     assert all(result == results[0] for result in results)
-
-
-def test_several_engines_at_once(tmp_path):
-    expected = trained(steps=3)
-    engines = [make_engine(disk=tmp_path, place="disk", threads=1) for _ in range(3)]
-    found = {}
-
-    def work(number):
-        set_start(engines[number])
-        train(engines[number], 3, clip=1.0)
-        found[number] = values_of(engines[number])
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for engine in engines:
-        engine.close()
-    assert [found.get(number) == expected for number in range(3)] == [True] * 3
 
 
 def test_another_thread_goes_on_while_an_engine_works(tmp_path):

@@ -7,7 +7,7 @@ import traceback
 
 import numpy as np
 import pytest
-from support.sluice_package import GROUPS, UNITS, add_gradients, make_engine, set_start, start_of, train, values_of
+from support.sluice_package import GROUPS, UNITS, add_gradients, make_engine, set_start, start_of, values_of
 
 import sluice
 
@@ -224,13 +224,6 @@ def test_a_closed_engine_says_so(tmp_path):
             use()
 
 
-def test_leaving_a_unit_after_the_engine_was_closed():
-    with make_engine() as engine:
-        set_start(engine)
-        with engine.acquire("unit.0"):
-            engine.close()
-
-
 def test_close_waits_for_the_calls_of_other_threads(tmp_path):
     engine = make_engine(disk=tmp_path, place="disk")
     inside, go_on, errors = threading.Event(), threading.Event(), []
@@ -368,32 +361,3 @@ def test_sizes(size, expected):
     from sluice.model import size_of
 
     assert size_of(size, "memory") == expected
-
-
-def test_the_text_of_an_error_is_the_threads_own(engine):
-    found = []
-
-    def other():
-        try:
-            engine.acquire("unit.0", gradient=True)
-        except sluice.Error as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=other)
-    with raises(sluice.StateError, "begin_step"):
-        thread.start()
-        thread.join()
-        engine.step()
-    assert "'unit.0'" in found[0]
-
-
-def test_training_goes_on_after_every_error_with_the_same_bits(engine):
-    with make_engine() as other:
-        set_start(other)
-        train(other, 2)
-        expected = values_of(other)
-    for _ in range(2):
-        with raises(sluice.StateError, "begin_step"):
-            engine.step()
-        train(engine, 1)
-    assert values_of(engine) == expected

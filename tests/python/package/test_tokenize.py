@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import sluice
-from sluice import __main__, _pieces, _text_files, _tokenizer
+from sluice import __main__, _pieces, _tokenizer
 
 PIECE, MARGIN = 700, 128  # small ones, which make many cuts in short texts
 
@@ -195,7 +195,7 @@ def test_without_the_library_it_says_what_to_install(folder, monkeypatch):
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_leaves_nothing_behind(folder, tmp_path, number, status):
-    (tmp_path / "text").write_text("\n".join(lesson()) * 100)
+    (tmp_path / "text").write_text("\n".join(lesson()) * 30)
     command = [sys.executable, "-m", "sluice", "tokenize", "--tokenizer", folder, "--data", tmp_path / "text"]
     environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
     process = subprocess.Popen([*command, "--out", tmp_path / "t.bin", "--progress", "none"], env=environment)
@@ -206,15 +206,6 @@ def test_a_stop_leaves_nothing_behind(folder, tmp_path, number, status):
     process.send_signal(number)
     assert process.wait(timeout=60) == status
     assert os.listdir(tmp_path) == ["text"]
-
-
-def test_a_file_is_read_in_chunks_byte_for_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(_text_files, "_CHUNK", 3)
-    text = "a\r\nbé🙂日\r"
-    (tmp_path / "text").write_bytes(text.encode())
-    read = []
-    assert "".join(_text_files.chunks(str(tmp_path / "text"), read.append)) == text
-    assert sum(read) == len(text.encode()) and max(read) == 3
 
 
 # ---- generation ----

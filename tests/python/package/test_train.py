@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -87,19 +86,6 @@ def test_the_best_checkpoint_stays_and_is_told(text, tmp_path):
     assert sorted(made.checkpoint.parent.glob("step-*")) == [made.best, made.checkpoint]
     without = sluice.train(**SMALL, data=text, out=tmp_path / "plain", steps=1)
     assert without.checkpoint and (without.best, without.best_loss) == (None, None)
-
-
-def test_only_whole_checkpoints_are_told(text, tmp_path):
-    run = tmp_path / "run"
-    for name in ("step-old", "step-1", "step-000000099"):
-        (run / name).mkdir(parents=True)
-    (run / "model.safetensors").write_text("of something else")
-    made = sluice.train(**SMALL, data=text, out=run, steps=2)
-    assert (made.steps, made.checkpoint) == (2, run / "step-00000002")
-    (run / "step-00009999").mkdir()
-    shutil.copytree(made.checkpoint, run / "step-00008888")  # it was not written as this step
-    more = sluice.train(**SMALL, data=text, out=run, steps=3, resume=True)
-    assert (more.steps, more.checkpoint) == (3, run / "step-00000003")
 
 
 def refusals(text, tmp_path):
