@@ -1,6 +1,6 @@
 """The small models of tests over several ranks."""
 
-import transformers
+from support.user_models import small_llama, small_mixtral
 from support.wrapped_models import small_gpt2
 from torch import nn
 
@@ -14,24 +14,6 @@ class Normed(nn.Module):
 
     def forward(self, x):
         return self.last(self.norm(self.first(x)).relu())
-
-
-def llama():
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=512, max_position_embeddings=64,
-        )
-    )  # fmt: skip
-
-
-def mixtral():
-    return transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-            num_local_experts=8, num_experts_per_tok=2, vocab_size=512, max_position_embeddings=64,
-        )
-    )  # fmt: skip
 
 
 class Experts(nn.Module):
@@ -53,4 +35,4 @@ def reentrant():
     return model.train()
 
 
-MODELS = {"gpt2": small_gpt2, "reentrant": reentrant, "llama": llama, "mixtral": mixtral, "normed": Normed, "experts": Experts}
+MODELS = {"gpt2": small_gpt2, "reentrant": reentrant, "llama": small_llama, "mixtral": small_mixtral, "normed": Normed, "experts": Experts}

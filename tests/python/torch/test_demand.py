@@ -15,19 +15,26 @@ from torch.utils.checkpoint import checkpoint
 
 import sluice
 import sluice.torch
+from sluice.torch import _estimate
 
 pytestmark = fake_gpu.cpu_alone("on a GPU the plan is made once, for a reserve that is stated or for a sample_batch")
 MIB = 1 << 20
-FACTORS = 24
+WIDTH, FACTORS = 1024, 24
+
+
+@pytest.fixture(autouse=True)
+def less_is_assumed(monkeypatch):
+    """At first 320 MiB are assumed, and not 512, so that small models show what follows."""
+    monkeypatch.setattr(_estimate, "_RESERVES", (320 * MIB, _estimate._FIXED))
 
 
 class Wide(torch.nn.Module):
-    """A model with 128 MiB of parameters (with AdamW 512), and 1.5 MiB of activations for each row."""
+    """A model with 32 MiB of parameters (with AdamW 128), and 0.75 MiB of activations for each row."""
 
     def __init__(self, checkpointed=False, layers=8):
         super().__init__()
         torch.manual_seed(4)
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(2048, 2048) for _ in range(layers)])
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
         self.register_buffer("factors", torch.linspace(0.5, 2, FACTORS))
         self.checkpointed, self.calls = checkpointed, []
 
@@ -40,12 +47,12 @@ class Wide(torch.nn.Module):
 
 
 def rows(count, seed=0):
-    return torch.randn(count, 2048, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
 def many(count):
     """A tensor of so many rows, without memory of its own."""
-    return torch.ones(1, 2048).expand(count, -1)
+    return torch.ones(1, WIDTH).expand(count, -1)
 
 
 def step(model, optimizer, count, seed=0):
@@ -77,15 +84,15 @@ def plan_of(model):
 
 
 def test_the_first_call_and_larger_ones_change_the_plan_and_no_bits():
-    """At first 512 MiB are assumed, and the first batch needs less, so that more of the engine moves into memory. Larger
+    """At first 320 MiB are assumed, and the first batch needs less, so that more of the engine moves into memory. Larger
     batches move some of it out again."""
     reference, other = sluice.torch.wrap(
-        Wide(), sluice.AdamW(lr=1e-3), memory="8GiB", place="memory", sample_batch=rows(192)
+        Wide(), sluice.AdamW(lr=1e-3), memory="8GiB", place="memory", sample_batch=rows(160)
     )
-    model, optimizer = wrapped(everything("450MiB"))
-    assert plan_of(model)["pytorch"] == {"peak": None, "reserve": 512 * MIB, "measured": None}
+    model, optimizer = wrapped(everything("310MiB"))
+    assert plan_of(model)["pytorch"] == {"peak": None, "reserve": 320 * MIB, "measured": None}
     seen = [plan_of(model)["disk"]]
-    for count in (16, 192, 16, 224):
+    for count in (16, 160, 16, 192):
         assert step(model, optimizer, count, count) == step(reference, other, count, count)
         seen.append(plan_of(model)["disk"])
         assert plan_of(model)["predicted_peak"] <= plan_of(model)["budget"]["memory"]
@@ -140,23 +147,23 @@ def test_a_reserve_is_the_users_word(monkeypatch):
 
 
 def test_calls_before_one_backward_are_added():
-    model, optimizer = wrapped(everything("400MiB"))
+    model, optimizer = wrapped(everything("230MiB"))
     losses = []
     needs = []
-    for seed in range(3):
+    for seed in range(2):
         losses.append(model(rows(64, seed)).square().mean())
         needs.append(plan_of(model)["pytorch"]["reserve"])
-    assert needs[0] + 64 * MIB < needs[1] and needs[1] + 64 * MIB < needs[2]
+    assert needs[0] + 32 * MIB < needs[1]
     sum(losses).backward()
     optimizer.step()
     optimizer.zero_grad()
     plain = Wide()
-    sum(plain(rows(64, seed)).square().mean() for seed in range(3)).backward()
+    sum(plain(rows(64, seed)).square().mean() for seed in range(2)).backward()
     other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     other.step()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
-    assert plan_of(model)["pytorch"]["reserve"] == needs[2]
+    assert plan_of(model)["pytorch"]["reserve"] == needs[1]
     step(model, optimizer, 64)
 
 
@@ -178,9 +185,9 @@ def test_graphs_that_are_gone_do_not_count():
 
 
 def test_gradients_are_in_the_way_of_another_plan():
-    # The reserve is less than the estimate for 256 rows, some 800 MiB. The budget has room for that once units move to disk,
+    # The reserve is less than the estimate for 256 rows, some 470 MiB. The budget has room for that once units move to disk,
     # and for what earlier tests have left in this process.
-    model, optimizer = wrapped(everything("600MiB"))
+    model, optimizer = wrapped(everything("400MiB"))
     model(rows(16)).square().mean().backward()
     before = [p.grad.square().sum() for p in model.parameters()]
     with pytest.raises(sluice.BudgetError, match=r"not begun.*there are gradients"):
@@ -237,7 +244,7 @@ def test_evaluation_first():
     assert plan_of(model)["pytorch"]["reserve"] < first["pytorch"]["reserve"]
     reading, _ = sluice.torch.wrap(Wide(), memory="6GiB")
     assert torch.equal(reading(rows(64)), plain(rows(64)))
-    assert plan_of(reading)["pytorch"]["peak"] < 4 * 64 * 2048 * FACTORS * 4
+    assert plan_of(reading)["pytorch"]["peak"] < 4 * 64 * WIDTH * FACTORS * 4
 
 
 def test_checkpointing_and_autocast_count():
@@ -248,7 +255,7 @@ def test_checkpointing_and_autocast_count():
         return plan_of(model)["pytorch"]["reserve"]
 
     plain = reserve()
-    assert reserve(checkpointed=True) < plain - 64 * MIB
+    assert reserve(checkpointed=True) < plain - 32 * MIB
     assert reserve(autocast=True) != plain
 
 
@@ -279,57 +286,6 @@ def test_generation_keeps_its_cache_and_estimates_seldom(monkeypatch):
     assert 1 <= len(runs) < 20
 
 
-def test_random_numbers_are_those_of_a_run_without_estimates():
-    class Dropping(Chain):
-        def forward(self, x):
-            return torch.nn.functional.dropout(super().forward(x), 0.5)
-
-    given = []
-    for options in ({}, {"reserve": "256MiB"}):
-        torch.manual_seed(4)
-        model, _ = wrapped("6GiB", Dropping, **options)
-        torch.manual_seed(9)
-        given.append([loss_of(model, 0).item() for _ in range(3)])
-    assert given[0] == given[1]
-
-
-class Outer(torch.nn.Module):
-    """Parameters lie in its children alone, and what is large between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
-
-    def forward(self, x):
-        h = self.first(x)
-        return self.second(torch.einsum("nij,nj->ni", (h[:, None] * h[..., None]).sigmoid(), h))
-
-
-def test_a_module_whose_children_compute_is_planned_for_whole():
-    def make():
-        return torch.nn.Sequential(Outer(), torch.nn.Linear(64, 8))
-
-    model, _ = wrapped(everything("300MiB", make), make)
-    with pytest.raises(sluice.BudgetError, match="this call of Outer is not begun"):
-        model[0](torch.ones(1, 64).expand(40000, -1))
-    model[1](model[0](torch.randn(4, 64))).sum().backward()
-
-
-def test_modules_that_are_called_by_themselves():
-    def make():
-        return torch.nn.ModuleDict({"a": Wide(layers=4), "b": Wide(layers=4)})
-
-    model, optimizer = wrapped(everything("300MiB", make), make)
-    model["b"](model["a"](rows(16))).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    assert plan_of(model)["pytorch"]["peak"] is not None
-    with pytest.raises(sluice.BudgetError, match="this call of .* is not begun"):
-        model["a"](many(20000))
-    model["b"](model["a"](rows(16))).square().mean().backward()
-    optimizer.step()
-
-
 # ---- the process's resident peak ----
 
 PROGRAM = """
@@ -345,7 +301,7 @@ torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64, requires_grad=
 """
 
 
-@pytest.mark.parametrize("count, extra", [pytest.param(8, 570, marks=pytest.mark.long), (400, 1320)])
+@pytest.mark.parametrize("count, extra", [pytest.param(8, 300, marks=pytest.mark.long), (400, 760)])
 def test_the_resident_peak_stays_within_what_was_stated(count, extra):
     """The peak keeps to the budget with activations far above what is assumed at first, and far below."""
     program = f"""
@@ -365,9 +321,9 @@ def test_the_resident_peak_stays_within_what_was_stated(count, extra):
 @pytest.mark.filterwarnings("ignore:PyTorch took:RuntimeWarning")
 def test_a_first_step_that_takes_more_than_was_estimated_mends_the_plan():
     """The process takes more for a tensor of the user's, which no estimate sees."""
-    model, optimizer = wrapped(everything("300MiB"))
+    model, optimizer = wrapped(everything("200MiB"))
     loss = model(rows(16)).square().mean()
-    unseen = torch.ones(100 * MIB)
+    unseen = torch.ones(52 * MIB)
     loss.backward()
     optimizer.step()
     del unseen

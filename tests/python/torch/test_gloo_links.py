@@ -1,20 +1,13 @@
 """How ranks join: packets over a Gloo group, between ranks that are threads here, in order, unchanged, each once."""
 
-import os
 import random
-import socket
 import struct
-import subprocess
 import threading
 import time
 
 import pytest
 import torch
-from support import (
-    sluice_package,  # noqa: F401: skips where the library is not built
-    warm_python,
-)
-from support.sluice_process import PACKAGE
+from support import sluice_package  # noqa: F401: skips where the library is not built
 
 from sluice.torch._gloo_links import _NEVER, _TAG, PACKET, GlooLinks
 
@@ -151,40 +144,3 @@ def test_what_is_no_message_ends_the_connection(sent, says):
     assert wait_for(lambda: links.gone(1) is not None)
     assert not links.gone(1).in_order and says in links.gone(1).how
     links.close(0.0)
-
-
-DIES = """
-import os, sys, time
-import torch
-from sluice.torch._gloo_links import _NEVER, GlooLinks
-rank = int(sys.argv[1])
-store = torch.distributed.TCPStore("localhost", int(sys.argv[2]), 2, rank == 0)
-links = GlooLinks(torch.distributed.ProcessGroupGloo(store, rank, 2, _NEVER))
-if rank == 1:
-    links.send(0, b"the last")
-    while links.receive(0) is None:
-        links.wait(1)
-    os._exit(7)
-while not (packet := links.receive(1)):
-    links.wait(1)
-links.send(1, b"go")
-end = time.monotonic() + 30
-while links.gone(1) is None and time.monotonic() < end:
-    links.wait(1)
-print(links.gone(1))
-os._exit(0)
-"""
-
-
-def test_a_process_that_dies_is_gone_and_not_in_order():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
-    ranks = [
-        subprocess.Popen([warm_python.executable(), "-c", DIES, str(rank), port], env=environment, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    out = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert ranks[1].returncode == 7
-    assert out[0].startswith("Gone(in_order=False, how='its connection ended")

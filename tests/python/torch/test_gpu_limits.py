@@ -13,7 +13,8 @@ from support.wrapped_models import same, units_of_modules, wrap
 
 import sluice
 import sluice.torch
-from sluice.torch._gpu import Gpu, gpu_of
+from sluice.torch import _gpu
+from sluice.torch._gpu import Account, Gpu, gpu_of
 
 
 def refused(error, words, make=Layers, **options):
@@ -229,6 +230,23 @@ def test_what_pytorch_may_take_must_be_free():
         second, _ = wrap(Layers(), "memory", device_memory="1GiB", reserve="700MiB", **given)
         sluice.torch.close(first, values=False)
         sluice.torch.close(second, values=False)
+
+
+def test_a_reserve_counts_beside_cudas_libraries_and_those_of_other_models_and_without_parameters_that_will_move(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6 << 20)
+    monkeypatch.setattr(_gpu, "_bounds", {})
+    libraries, gpu = Gpu(0, torch.device("cuda", 0)), Gpu(3, torch.device("meta"))
+    model = torch.nn.Linear(1 << 18, 4, bias=False, device="meta")  # 4 MiB, which are the GPU's already
+    for card, others, reserve, free, said in (
+        (gpu, 0, 12, 8, None),
+        (gpu, 0, 13, 8, r"13 MiB of the memory of GPU 3 \(reserve\), and 12 MiB are free, besides the 2 MiB"),
+        (gpu, 5, 12, 8, "and 5 MiB that PyTorch may still take for other wrapped models, and 12 MiB are free"),
+        (libraries, 0, 12, 172, None),
+        (libraries, 0, 12, 171, "12 MiB of the memory of GPU 0 .reserve., CUDA's libraries 160 MiB, and 171 MiB are free"),
+    ):
+        monkeypatch.setattr(_gpu, "_bounds", {card.device: types.SimpleNamespace(untaken=lambda: others << 20)} if others else {})
+        with pytest.raises(sluice.BudgetError, match=said) if said else contextlib.nullcontext():
+            card.check_room(model if card is gpu else torch.nn.Linear(1, 1), reserve << 20, Account(free << 20, 2 << 20))
 
 
 def test_a_model_that_is_on_the_gpu_already_is_told_what_that_takes(monkeypatch):

@@ -1,12 +1,10 @@
 """Models that are larger than memory, and the memory of wrapped ones: the meta device, folders, the plan, autocast."""
 
-import gc
 import warnings
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 from support import fake_gpu
 from support.processes import measures_the_process, run_big
 from support.wrapped_models import language_loss, plain_optimizer, same_values, small_gpt2, tokens, train, values_of, wrap
@@ -67,45 +65,6 @@ def test_a_folder_without_what_the_model_needs(tmp_path):
     weights.write_bytes(b"\xff" * 64)
     with pytest.raises(sluice.CorruptError, match="model.safetensors"):
         sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="6GiB"))
-
-
-def layers(**names):
-    with torch.device("meta"):
-        return torch.nn.ModuleDict({name: make() for name, make in names.items()})
-
-
-def linear():
-    return torch.nn.Linear(8, 8)
-
-
-def loaded(model, folder, **tensors):
-    """The first element of each weight, from files with matrices that are filled with the given values."""
-    save_file(
-        {name.replace("_", "."): torch.full((8, 8), value) for name, value in tensors.items()}, folder / "a.safetensors"
-    )
-    wrap(model, "memory", weights=folder)
-    return [p[0, 0].item() for p in values_of(model).values() if p.dim() == 2]
-
-
-def test_a_tensor_is_of_one_parameter(tmp_path):
-    def inner():
-        return torch.nn.ModuleDict({"fc": linear(), "last": linear()})
-
-    for model in (layers(fc=linear, enc=inner), layers(enc=inner, fc=linear)):
-        values = dict(
-            zip([n for n, p in model.named_parameters() if p.dim() == 2], loaded(model, tmp_path, fc_weight=7.0))
-        )
-        assert values["fc.weight"] == 7 and abs(values["enc.fc.weight"]) < 1
-    assert loaded(layers(enc=inner), tmp_path, fc_weight=7.0, last_weight=8.0) == [7, 8]
-    assert loaded(layers(fc=linear, last=linear), tmp_path, enc_fc_weight=7.0, enc_last_weight=8.0) == [7, 8]
-    body, head = loaded(layers(body=inner, head=linear), tmp_path, fc_weight=7.0, last_weight=8.0, other_weight=9.0)[
-        ::2
-    ]
-    assert body == 7 and abs(head) < 1
-    known, other, new = loaded(layers(fc=linear, last=linear, new=inner), tmp_path, fc_weight=1.0, last_weight=2.0)[:3]
-    assert (known, other) == (1, 2) and abs(new) < 1
-    three = loaded(layers(a=linear, b=linear, enc=inner), tmp_path, a_weight=1.0, b_weight=2.0, fc_weight=3.0)
-    assert three[:2] == [1, 2] and abs(three[2]) < 1, "a tensor that nobody has is not the next best parameter's"
 
 
 @HOST
@@ -192,24 +151,14 @@ def in_bf16(model, step):
         return model(ids, labels=ids).loss
 
 
-def test_autocast_keeps_no_copies_of_parameters():
-    memory, values = _trained("memory")
-    disk, values_on_disk = _trained("disk")
+def test_autocast_has_the_bits_of_everything_in_memory_and_the_losses_of_plain_pytorch():
+    """That it keeps no copies of parameters is in test_saved.py."""
+
+    def trained(place):
+        model, optimizer = wrap(small_gpt2(), place)
+        return train(model, optimizer, in_bf16, steps=4, dtype=torch.bfloat16), values_of(model)
+
+    (memory, values), (disk, values_on_disk) = trained("memory"), trained("disk")
     assert memory.values == disk.values and same_values(values, values_on_disk)
     plain = small_gpt2()
     assert memory.close_to(train(plain, plain_optimizer(plain), in_bf16, steps=4))
-    model, _ = wrap(small_gpt2(), "disk")
-    loss = in_bf16(model, 0)
-    gc.collect()
-    shapes = {tuple(p.shape) for p in model.parameters() if p.dim() == 2}
-    shapes |= {shape[::-1] for shape in shapes}
-    copies = [
-        t for t in gc.get_objects()
-        if type(t) is torch.Tensor and t.dtype == torch.bfloat16 and tuple(t.shape) in shapes
-    ]  # fmt: skip
-    assert not copies and loss.requires_grad
-
-
-def _trained(place):
-    model, optimizer = wrap(small_gpt2(), place)
-    return train(model, optimizer, in_bf16, steps=4, dtype=torch.bfloat16), values_of(model)

@@ -143,21 +143,3 @@ def test_a_refusal_names_the_module():
     sluice.torch.wrap(model, sluice.AdamW(), memory="6GiB")
     with pytest.raises(sluice.InvalidArgumentError, match=r"in '1.0' \(Choosing\) its operations depend on values"):
         loss_of(model, 0)
-
-
-def test_anomaly_mode_is_not_in_the_way_of_an_estimate():
-    model, optimizer = sluice.torch.wrap(Chain(), sluice.AdamW(), memory="6GiB")
-    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
-        loss_of(model, 0).backward()
-        assert torch.is_anomaly_enabled() and sluice.torch.engine_of(model).plan()["pytorch"]["peak"] is not None
-        with pytest.warns(UserWarning, match="Error detected in"), pytest.raises(RuntimeError, match="returned nan"):
-            (loss_of(model, 0) * float("nan")).backward()
-    optimizer.zero_grad()
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_a_call_with_a_nested_tensor_is_estimated_or_refused_with_advice():
-    model, _ = sluice.torch.wrap(torch.nn.Linear(2, 2), sluice.SGD(lr=0.1), memory="2GiB")
-    with torch.no_grad(), pytest.raises(sluice.InvalidArgumentError, match="cannot be estimated.*reserve"):
-        model(torch.nested.nested_tensor([torch.ones(3, 2), torch.ones(5, 2)]))
-    sluice.torch.close(model)

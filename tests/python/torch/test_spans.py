@@ -87,25 +87,6 @@ def test_its_gradient_is_one_tensor():
     rounding.assert_near(found + 0, expected / 2, OF_USES)
 
 
-def test_it_is_saved_and_loaded_as_one_tensor(tmp_path):
-    model, optimizer = made("disk")
-    train(model, optimizer, loss_of, steps=2)
-    folder = sluice.torch.engine_of(model).save(tmp_path / "engine")
-    torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / "state.pt")
-    expected = train(model, optimizer, loss_of, steps=2).values
-
-    again, its_optimizer = made("memory")
-    sluice.torch.engine_of(again).load(folder)
-    assert train(again, its_optimizer, loss_of, steps=2).values == expected
-
-    third, its_optimizer = made("disk")
-    values, state = torch.load(tmp_path / "state.pt")
-    assert state["state"][0]["exp_avg"].shape == (GRAIN * 5 // 2 // 128, 128)
-    third.load_state_dict(values)
-    its_optimizer.load_state_dict(state)
-    assert train(third, its_optimizer, loss_of, steps=2).values == expected
-
-
 def test_an_edit_reaches_all_of_it():
     model, optimizer = made("disk")
     with torch.no_grad():
