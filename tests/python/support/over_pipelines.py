@@ -30,13 +30,6 @@ def layers():
     )  # fmt: skip
 
 
-def convolutional():
-    return [
-        nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3), nn.Sequential(nn.Flatten(), nn.Linear(8, 4)),
-    ]  # fmt: skip
-
-
 class Nested(nn.Module):
     """A layer that takes and gives dicts, lists, tuples, None and numbers. Of two tensors the next layer uses one."""
 
@@ -116,12 +109,12 @@ def bloom():
     )  # fmt: skip
 
 
-def opt(tied=False):
-    """A product follows its embedding, and precedes its head."""
+def opt():
+    """A product follows its embedding, and precedes its head, which shares the table."""
     return transformers.OPTForCausalLM(
         transformers.OPTConfig(
             hidden_size=32, word_embed_proj_dim=16, ffn_dim=48, num_hidden_layers=4, num_attention_heads=4, vocab_size=128,
-            max_position_embeddings=64, dropout=0.0, tie_word_embeddings=tied,
+            max_position_embeddings=64, dropout=0.0, tie_word_embeddings=True,
         )
     )  # fmt: skip
 
@@ -137,10 +130,10 @@ def gemma():
 
 
 OF_TRANSFORMERS = {
-    "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "llama": llama, "bloom": bloom, "opt": opt, "opt_tied": lambda: opt(tied=True), "gemma": gemma,
+    "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma,
 }  # fmt: skip
 MODELS = {
-    "layers": layers, "convolutional": convolutional, "nested": nested, "counting": counting, "channels_last": channels_last,
+    "layers": layers, "nested": nested, "counting": counting, "channels_last": channels_last,
     **OF_TRANSFORMERS,
 }  # fmt: skip
 
@@ -163,7 +156,7 @@ def batch_of(name, step, dtype="float32", rows=ROWS):
         mask = torch.ones(rows, 8, dtype=torch.int64)
         mask[:, :2] = 0
         return {"input_ids": ids, "attention_mask": mask, "labels": ids}
-    shape = (rows, 1, 8, 8) if name in ("convolutional", "channels_last") else (rows, 16)
+    shape = (rows, 1, 8, 8) if name == "channels_last" else (rows, 16)
     x = torch.randn(shape, generator=generator).to(getattr(torch, dtype))
     return x, torch.randn(rows, 4, generator=generator).to(x.dtype)
 
@@ -398,40 +391,6 @@ def not_finite():
     return text, same, changed, loss
 
 
-def held(pipeline, micro_batches):
-    """The most outputs that a stage holds at once, of which each has this rank's first layer's graph."""
-    torch.manual_seed(3)
-    alive, most = set(), 0
-
-    class Counts(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            nonlocal most
-            ctx.number = len(alive) + 1000 * most
-            ctx.key = object()
-            alive.add(ctx.key)
-            most = max(most, len(alive))
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            alive.discard(ctx.key)
-            return gradient
-
-    class Layer(nn.Linear):
-        def forward(self, x):
-            return Counts.apply(super().forward(x))
-
-    pipe = sluice.torch.Pipeline(
-        [Layer(8, 8) for _ in range(SIZE)], sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=micro_batches,
-        pipeline=pipeline,
-    )  # fmt: skip
-    x = torch.ones(micro_batches, 8)
-    pipe.train_step((x, x), loss_fn)
-    pipe.close()
-    return most
-
-
 def shapes():
     """Steps of other shapes, and of other modes, follow each other. Returns whether losses are those of the whole model."""
     torch.manual_seed(3)
@@ -449,27 +408,18 @@ def shapes():
     return same
 
 
-def groups():
-    """Groups that users give, of names of the whole model, with what a stage's optimizer has of them."""
-    torch.manual_seed(3)
-    model = nn.Sequential(*_linears(SIZE))
-    given = [{"params": [n for n, _ in model.named_parameters() if "bias" in n], "weight_decay": 0.0}, {"params": ["0.weight"], "lr": 0.5}]
-    pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=1, param_groups=given)
-    found = [[len(group["params"]), group["lr"], group["weight_decay"]] for group in pipe.optimizer.param_groups]
-    state = pipe.optimizer.state_dict()
-    pipe.close()
-    return found, len(state["param_groups"])
-
-
 def misused():
     """The errors of what a stage alone cannot do, or what ranks do differently."""
     torch.manual_seed(3)
     pipe = sluice.torch.Pipeline(gpt2(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2)
     batch = batch_of("gpt2", 0)
     pipe.forward_backward(batch)
-    errors = []
+    errors, scaler = [], torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
     for use in (
         lambda: torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0, foreach=False),
+        lambda: torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0),
+        lambda: scaler.unscale_(pipe.optimizer),
         lambda: pipe.module.save_pretrained(tempfile.gettempdir()),
         lambda: pipe.forward_backward(batch | {"output_hidden_states": True}),
         lambda: pipe.clip_grad_norm_(1.0 + RANK),
@@ -482,6 +432,18 @@ def misused():
             errors.append(str(error))
     pipe.close()
     return errors
+
+
+def groups():
+    """Groups that users give, of names of the whole model, with what a stage's optimizer has of them."""
+    torch.manual_seed(3)
+    model = nn.Sequential(*_linears(SIZE))
+    given = [{"params": [n for n, _ in model.named_parameters() if "bias" in n], "weight_decay": 0.0}, {"params": ["0.weight"], "lr": 0.5}]
+    pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=1, param_groups=given)
+    found = [[len(group["params"]), group["lr"], group["weight_decay"]] for group in pipe.optimizer.param_groups]
+    state = pipe.optimizer.state_dict()
+    pipe.close()
+    return found, len(state["param_groups"])
 
 
 def thawed():
@@ -503,23 +465,6 @@ def thawed():
         same.append(math.isclose(pipe.train_step((x, y), loss_fn).item(), sum(parts).item(), rel_tol=1e-5))
     pipe.close()
     return same
-
-
-def norm_of_a_stage():
-    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1)
-    x = torch.ones(2, 8)
-    pipe.forward_backward((x, x), loss_fn)
-    scaler, found = torch.amp.GradScaler("cpu"), []
-    scaler.scale(torch.ones(1))
-    for act in (lambda: torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0), lambda: scaler.unscale_(pipe.optimizer)):
-        try:
-            act()
-            found.append("")
-        except sluice.StateError as error:
-            found.append(str(error))
-    pipe.optimizer.zero_grad()
-    pipe.close()
-    return found
 
 
 def unseen(folder):

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import tempfile
-import time
 import warnings
 
 import safetensors.torch
@@ -102,7 +101,7 @@ def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", **opti
 
 
 def train(
-    name="gpt2", steps=4, accumulate=SIZE, clip=None, place="memory", save=None, infinite=None, alone=None, to_none=True,
+    name="gpt2", steps=2, accumulate=SIZE, clip=None, place="memory", save=None, infinite=None, alone=None, to_none=True,
     stated=False, recompute=False, **options
 ):  # fmt: skip
     """Trains a wrapped model. alone: what rank 0 does alone after each step. stated: wrap() is told of micro-batches. recompute:
@@ -123,7 +122,7 @@ def train(
     return made
 
 
-def from_hosts(stage, steps=3):
+def from_hosts(stage, steps=1):
     """What this rank receives from other hosts in a step, and what the plan says that its host does."""
     model, optimizer = _wrapped("gpt2", "memory", links="hosts", stage=stage)
     engine = sluice.torch.engine_of(model)
@@ -136,31 +135,6 @@ def from_hosts(stage, steps=3):
     planned = engine.plan()["step"]["bytes_received_from_hosts"]
     sluice.torch.close(model)
     return came, planned
-
-
-def beside(stated):
-    """What a rank has received, since its first gradient came, when the last one of a backward pass came; and what at its end."""
-    model, _ = _wrapped("gpt2", "memory", stage=0, **({"accumulate": SIZE} if stated else {}))
-    engine = sluice.torch.engine_of(model)
-    ranks, seen = engine.options.ranks, []
-    last = model.transformer.wte.weight  # the input's embedding, which is the head, too
-    loss_of(model, "gpt2", RANK).backward()  # in which Sluice sees that gradients come once
-    model.zero_grad()
-    before = ranks.traffic().received
-
-    def wait(parameter):
-        until = time.monotonic() + (20 if stated else 0.2)
-        while ranks.traffic().received == before and time.monotonic() < until:
-            time.sleep(0.01)
-        seen.append(ranks.traffic().received - before)
-
-    last.register_post_accumulate_grad_hook(wait)
-    loss_of(model, "gpt2", RANK).backward()
-    seen.append(ranks.traffic().received - before)
-    planned = engine.plan()["step"]["bytes_received"]
-    model.zero_grad()
-    sluice.torch.close(model)
-    return seen, planned
 
 
 def _evaluate(model, optimizer):
@@ -210,16 +184,6 @@ def go_on(folder, way, stage=None, place="memory"):
     second = _result(model, *_loop(model, optimizer, "gpt2", 2, SIZE, first=2))
     sluice.torch.close(model)
     return first, second
-
-
-def train_alone():
-    """Each process trains by itself."""
-    model, optimizer = _wrapped("gpt2", "memory", ranks=False, seed_of_rank=True)
-    loss_of(model, "gpt2", RANK).backward()
-    optimizer.step()
-    made = _digest(model)
-    sluice.torch.close(model)
-    return made
 
 
 def from_meta(name="normed"):
@@ -354,7 +318,7 @@ def fallback():
     return made | {"warnings": [str(each.message) for each in caught if "over Gloo" in str(each.message)]}
 
 
-def _with_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None, to_none=True):
+def _with_ddp(name="gpt2", steps=2, accumulate=SIZE, clip=None, save=None, infinite=None, to_none=True):
     torch.manual_seed(3)
     model = MODELS[name]()
     ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name in ("experts", "mixtral"))

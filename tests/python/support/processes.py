@@ -68,7 +68,7 @@ def run(program):
 
 
 BIG = """
-import tempfile
+import os, tempfile
 import torch
 import sluice.torch
 from support import fake_gpu, warm_python

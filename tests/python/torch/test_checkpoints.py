@@ -1,6 +1,5 @@
 """Checkpoints of a wrapped model's engine: all that the model needs to go on with the same bits, buffers and groups included."""
 
-import numpy
 import pytest
 import torch
 from support.chain import drawn
@@ -76,16 +75,6 @@ def test_a_checkpoint_of_an_engine_alone_says_what_it_has_not(tmp_path):
     train(model, optimizer, loss_of, steps=1)
 
 
-def test_a_model_without_an_optimizer_loads_buffers(tmp_path):
-    model, optimizer, _ = started("memory")
-    train(model, optimizer, loss_of, steps=2)
-    sluice.torch.engine_of(model).save(tmp_path)
-    other = model_with_buffers(seed=2)
-    sluice.torch.wrap(other, memory="4GiB", reserve="64MiB")
-    sluice.torch.engine_of(other).load(tmp_path)
-    assert all(torch.equal(b, buffers_of(model)[name]) for name, b in other.named_buffers() if name != "unsaved")
-
-
 def refused(folder, error, match, model):
     values, buffers = values_of(model), buffers_of(model)
     with pytest.raises(error, match=match):
@@ -151,25 +140,3 @@ def test_files_of_the_callers_take_no_names_of_the_checkpoints_own(tmp_path):
         with pytest.raises(sluice.InvalidArgumentError, match=f"'{name}' is a file of the checkpoint's own"):
             sluice.torch.engine_of(model).save(tmp_path, files={name: [b"x"]})
     assert not list(tmp_path.iterdir())
-
-
-def test_an_engine_saves_files_of_its_callers(tmp_path):
-    unit = sluice.Unit("u", [sluice.Parameter("p", (4, 4))])
-    with sluice.Engine([unit], sluice.Options(memory="4GiB")) as engine:
-        engine.set_values("u", {"p": numpy.zeros((4, 4), numpy.float32)})
-        big = numpy.arange(700_000, dtype=numpy.float64)  # more than is written at once
-        folder = engine.save(tmp_path, files={"own.bin": [b"head", big, b"", b"tail"], "none": []})
-        found = engine.checkpoint_file(folder, "own.bin")
-        assert found == f"{folder}/own.bin" == engine.checkpoint_file(tmp_path, "own.bin")
-        with open(found, "rb") as file:
-            assert file.read() == b"head" + big.tobytes() + b"tail"
-        assert engine.checkpoint_file(folder, "none") == f"{folder}/none"
-        assert engine.checkpoint_file(folder, "other") == ""
-        for name in ("model.safetensors", "manifest.json", "a/b", ".hidden", ""):
-            with pytest.raises(sluice.InvalidArgumentError, match=f"'{name}'"):
-                engine.save(tmp_path / "refused", files={name: [b"x"]})
-        with open(found, "r+b") as file:
-            file.seek(5_000_000)
-            file.write(b"!")
-        with pytest.raises(sluice.CorruptError, match="own.bin"):
-            engine.checkpoint_file(folder, "own.bin")

@@ -118,24 +118,6 @@ def test_an_edit_between_forward_and_backward_or_before_the_first_step():
     check_as_plain(Chain, loop)
 
 
-def test_averaging_of_weights():
-    """As in torch.optim.swa_utils, a plain copy follows the wrapped model, and is copied into it at the end."""
-
-    def loop(model, optimizer, note):
-        average = list(values_of(model).values())
-        for _ in range(3):
-            plain_loop(model, optimizer, note, steps=1)
-            with readable(model):
-                for a, p in zip(average, model.parameters(), strict=True):
-                    a.lerp_(p.detach(), 0.3)
-        with torch.no_grad(), readable(model):
-            for a, p in zip(average, model.parameters(), strict=True):
-                p.copy_(a)
-        plain_loop(model, optimizer, note, steps=1)
-
-    check_as_plain(Chain, loop)
-
-
 @pytest.mark.parametrize(
     "replace",
     [
@@ -178,10 +160,3 @@ def test_a_parameter_that_is_moved_into_shared_memory(share, then):
     optimizer = wrap(model, "disk")[1]
     plain_loop(model, optimizer, lambda value: None, steps=1)
     assert not torch.equal(before["middle.weight"], model.middle.weight)
-
-
-def test_a_model_that_is_to_be_shared_is_refused():
-    model, _ = wrap(Chain(), "disk")
-    with pytest.raises(sluice.StateError, match=r"memory that processes share.*after sluice.torch.close\(\)"):
-        model.share_memory()
-    loss_of(model, 0).backward()

@@ -74,16 +74,6 @@ def test_lora(tmp_path):
     assert (Path(tmp_path) / "adapter" / "adapter_model.safetensors").exists()
 
 
-def test_adapters_of_a_bfloat16_model_take_the_room_of_bfloat16(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    from lora import adapted
-
-    types = {name: p.dtype for name, p in adapted(llama_in(tmp_path, torch.bfloat16)).named_parameters()}
-    assert {dtype for name, dtype in types.items() if "lora" not in name} == {torch.bfloat16}
-    given = ["--steps", 2, "--seq", 32, "--out", "adapter"]
-    assert "step 2/2" in run("lora.py", tmp_path / "llama", text_in(tmp_path), *given, folder=tmp_path)
-
-
 def test_a_text_that_is_too_short_says_so(tmp_path):
     folder = llama_in(tmp_path)
     (tmp_path / "short.txt").write_text("too short")

@@ -110,29 +110,6 @@ def test_units_are_there_in_the_backward_of_their_modules_too():
     check_twin(Kept, loss, places=["memory"], units=units, held_units=3, steps=3)
 
 
-class Fails(Layers):
-    fails = False
-
-    def forward(self, ids):
-        if self.fails:
-            self.words(ids)
-            raise ValueError("not now")
-        return super().forward(ids)
-
-
-def loss_after_a_failure(model, step):
-    model.fails = True
-    with pytest.raises(ValueError):
-        loss_of(model, step)
-    model.fails = False
-    return loss_of(model, step)
-
-
-def test_a_call_that_failed_leaves_the_next_one_right():
-    units = {name: [name] for name, _ in Fails().named_parameters()}
-    check_twin(Fails, loss_after_a_failure, places=["memory"], units=units, held_units=4, steps=3)
-
-
 def test_full_parameters_are_read_and_written():
     with fake_gpu.shared():
         torch.manual_seed(5)
@@ -164,16 +141,6 @@ def with_parameters_of_a_class_of_their_own():
 def test_parameters_may_be_of_a_class_of_their_own():
     units = {name: [name] for name, _ in Layers().named_parameters()}
     check_twin(with_parameters_of_a_class_of_their_own, loss_of, places=["memory"], units=units, held_units=4, steps=3)
-    with fake_gpu.shared():
-        plain = with_parameters_of_a_class_of_their_own()
-        model, _ = wrap(with_parameters_of_a_class_of_their_own(), "memory", units=units, held_units=2, **GPU)
-        with sluice.torch.full_parameters(model):
-            for p in model.parameters():
-                p.detach().sum()
-            assert torch.equal(model.scale.detach(), plain.scale.detach()) and type(model.scale) is Own
-            model.scale.detach().mul_(2)
-        sluice.torch.close(model)
-        assert torch.equal(model.scale, 2 * plain.scale)
 
 
 def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():

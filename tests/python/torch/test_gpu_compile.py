@@ -3,7 +3,6 @@ nothing may differ by a bit."""
 
 import pytest
 import torch
-import transformers
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
 from support.graphs import Counted
@@ -92,27 +91,3 @@ def compile_in_place(model, backend):
 def test_whole_models(when, how):
     counted = Counted()
     check(Layers, counted, **{when: lambda model: how(model, counted)})
-
-
-@pytest.mark.long
-def test_compiled_attention_of_transformers():
-    """Uncompiled it would take memory for all scores. PyTorch's CPU has no backward of it."""
-
-    def logits(wrapped):
-        torch._dynamo.reset()
-        config = transformers.LlamaConfig(
-            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=64, intermediate_size=128, vocab_size=256
-        )
-        config._attn_implementation = "flex_attention"
-        model = seeded(transformers.LlamaForCausalLM, config).eval()
-        if wrapped:
-            model, _ = wrap(model, "memory", units=units_of_modules(model), **GPU)
-        with torch.no_grad():
-            found = [model(torch.arange(64).view(2, 32)).logits.clone() for _ in range(2)]
-        if wrapped:
-            sluice.torch.close(model, values=False)
-        return found
-
-    expected = logits(wrapped=False)
-    with fake_gpu.shared():
-        assert same(logits(wrapped=True), expected)

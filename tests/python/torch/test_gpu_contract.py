@@ -1,8 +1,6 @@
 """The contract of a model that is wrapped on a GPU, as users meet it: what a unit is, several models and several calls in one loss, and
 full_parameters(). The GPU is the fake one of the tests; the bits are those of the CPU."""
 
-import gc
-
 import pytest
 import torch
 from support import fake_gpu
@@ -54,9 +52,6 @@ def test_units_have_parameters_of_one_block_alone(monkeypatch):
     model = of_experts()
     groups = _units.find_units(model, by_calls=True)
     assert [group.name for group in groups] == [f"{i}.{part}" for i in range(3) for part in ("router", *(f"experts.{n}" for n in range(4)))]
-    owners = _units.owners_of(model, groups)
-    assert owners == {model.get_submodule(group.name): [number] for number, group in enumerate(groups)}
-    assert _units.held_by_calls(model, groups) == 1
     check_twin(of_experts, lambda model, step: model(drawn(step, 6, WIDTH)).square().mean(), ["memory"], units=None, held_units=1, steps=3)
 
 
@@ -181,23 +176,6 @@ def test_what_full_parameters_cannot_take_back_is_an_error_that_keeps_the_values
 
 
 # ---- the end ----
-
-
-def test_views_that_outlive_a_closed_model_keep_the_memory():
-    kept = []
-    with fake_gpu.shared():
-        model = layers(4, 8)
-        model[0].register_forward_pre_hook(lambda module, args: kept.append(module.weight.detach()))
-        model, _ = wrap(model, "device", **GPU)
-        with torch.no_grad():
-            model(drawn(0, 5, 4))
-        sluice.torch.close(model)
-        gc.collect()
-        assert fake_gpu.alive() != []
-        kept.clear()
-        del model, _
-        gc.collect()
-        assert fake_gpu.alive() == []
 
 
 def test_modules_that_were_compiled_in_place_go_on_after_the_end():

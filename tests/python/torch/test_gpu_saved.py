@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import fake_gpu
 from support.gpu_models import GPU, check_twin, least
-from support.wrapped_models import same, units_of_modules, wrap
+from support.wrapped_models import units_of_modules, wrap
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -63,10 +63,6 @@ def check_on_gpu(make, loss=loss_of, held_units=3, **options):
     check_twin(make, loss, places=["memory", "memory"], steps=2, held_units=held_units, on_gpu_only=given, **options)
 
 
-def innermost():
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
 def test_a_backward_pass_that_makes_a_graph_is_refused():
     with fake_gpu.shared():
         model, _ = wrap(Stack(), "memory", units=units_of_modules(Stack()), **GPU)
@@ -116,51 +112,3 @@ def loss_under_autocast(model, step):
 ])  # fmt: skip
 def test_units_are_there_in_parts_that_others_keep_or_compute_again(around, loss):
     check_on_gpu(lambda: Stack(around), loss)
-
-
-def test_hooks_of_others_are_as_ever_outside_of_calls():
-    def pack(tensor):
-        return tensor
-
-    with fake_gpu.shared():
-        model, _ = wrap(Stack(), "memory", units=units_of_modules(Stack()), **GPU)
-        with saved_tensors_hooks(pack, pack):
-            assert innermost() == (pack, pack)
-            loss_of(model, 0).backward()
-            assert innermost() == (pack, pack)
-        assert innermost() is None
-        sluice.torch.close(model, values=False)
-
-
-# ---- Ctrl-C ----
-
-
-@pytest.mark.parametrize("by_itself", [False, True])
-def test_an_interrupted_checkpoint_leaves_nothing_behind(by_itself):
-    """torch.utils.checkpoint ends its hooks before the call ends that they are in, and PyTorch does not tell the end of the layer."""
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    def part(x):
-        return computed_again(model.layers[5], computed_again(model.layers[4], x))
-
-    def gradients():
-        loss = part(drawn(0).requires_grad_()).sum() if by_itself else loss_of(model, 0)
-        loss.backward()
-        found = [p.grad + 0 for p in model.layers[4].parameters()]
-        optimizer.zero_grad()
-        return found
-
-    with fake_gpu.shared():
-        model, optimizer = wrap(Stack(around=computed_again, parts=12), "memory", units=units_of_modules(Stack()), **GPU)
-        expected = gradients()
-        for _ in range(2):
-            handle = model.layers[4].register_forward_pre_hook(stop)
-            with pytest.raises(KeyboardInterrupt):
-                gradients()
-            handle.remove()
-            assert innermost() is None
-            assert same(gradients(), expected)
-        sluice.torch.close(model, values=False)
-        del optimizer

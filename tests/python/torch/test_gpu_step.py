@@ -186,17 +186,6 @@ def test_a_smaller_reserve_is_told_where_it_moves_less(taken, told, monkeypatch)
         del model, optimizer
 
 
-def test_a_plan_without_an_engine_has_the_same_lines():
-    model = Layers()
-    plan = sluice.torch.plan(model, sluice.AdamW(), memory="4GiB")["pytorch"]
-    assert plan.keys() == {"peak", "reserve", "measured"}
-    with fake_gpu.shared():
-        wrapped, _ = wrap(Layers(), "memory", **GPU)
-        planned = sluice.torch.plan(model, sluice.AdamW(), memory="4GiB", device_facts=fake_gpu.FACTS, **GPU)["pytorch"]
-        assert planned == sluice.torch.engine_of(wrapped).plan()["pytorch"]
-        sluice.torch.close(wrapped)
-
-
 def test_the_engine_is_asked_nothing_at_each_use(monkeypatch):
     """What is asked for each use of a parameter the GPU waits for, where everything is on it."""
     counts = collections.Counter()

@@ -84,16 +84,6 @@ def test_what_a_call_of_a_module_has_used_is_not_there_after_it():
                 model.layers[-1].weight.sum()
 
 
-def test_a_call_that_fails_leaves_nothing_there():
-    with wrapped() as model:
-        for call in (model.layers[3], model):
-            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-                call(torch.ones(4, WIDTH + 1))
-            for layer in model.layers:
-                with pytest.raises(sluice.StateError, match=OUTSIDE):
-                    layer.weight.detach()
-
-
 def fails(gradient):
     raise ValueError("on purpose")
 
@@ -110,25 +100,6 @@ def test_what_a_backward_pass_has_used_is_not_there_after_it(hook):
             for layer in model.layers:
                 with pytest.raises(sluice.StateError, match=OUTSIDE):
                     layer.weight.detach()
-
-
-def test_a_call_goes_on_after_a_backward_pass_within_it():
-    def differentiates(model):
-        def between(number, x):
-            if number != 6:
-                return x
-            asked = x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(model.layers[6](asked).sum(), asked)
-            return model.layers[6](x + gradient)
-
-        model.between = between
-
-    expected = Ways()
-    differentiates(expected)
-    with wrapped(held_units=3) as model:
-        differentiates(model)
-        found = results(model)
-    assert same(found, results(expected))
 
 
 # ---- hooks of the module that is called ----
@@ -158,16 +129,3 @@ def test_hooks_of_what_is_called_belong_to_the_call(later):
             register(model)
         found = results(model)
     assert same(found, results(expected))
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
-@pytest.mark.parametrize("whole", [True, False])
-def test_weights_that_hooks_make_are_of_the_call(whole):
-    def make():
-        torch.manual_seed(5)
-        layers = [torch.nn.utils.weight_norm(torch.nn.Linear(WIDTH, WIDTH)) for _ in range(LAYERS)]
-        return layers[0] if whole else torch.nn.Sequential(*layers)
-
-    with wrapped(make=make) as model:
-        found = results(model)
-    assert same(found, results(make()))

@@ -75,13 +75,6 @@ def swap(model, note):
     first.grad, last.grad = last.grad, first.grad
 
 
-def rotate(model, note):
-    weights = [model.first.weight, model.middle.weight, model.last.weight]
-    gradients = [p.grad for p in weights]
-    for p, gradient in zip(weights, gradients[1:] + gradients[:1], strict=True):
-        p.grad = gradient
-
-
 def by_data(model, note):
     model.first.weight.grad.data = torch.full((24, 24), 0.25)
     model.middle.weight.grad.data = model.middle.weight.grad.data * 3.0
@@ -114,7 +107,7 @@ def clip_with_gradients_of_the_users_own(model, note):
 
 @pytest.mark.parametrize(
     "edit",
-    [read, write, with_parameters, take_away, give, swap, rotate, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
+    [read, write, with_parameters, take_away, give, swap, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
      clip(2.0), clip(1.0), clip(float("inf")), clip(2.0, foreach=False), clip(2.0, foreach=True)],
 )  # fmt: skip
 def test_gradients_between_backward_and_step(edit):
@@ -250,15 +243,3 @@ def test_norms_of_what_is_not_finite_are_those_of_pytorch(values, order):
     assert [norm.isinf().item() for norm in found] == [norm.isinf().item() for norm in plain]
     with pytest.raises(sluice.NotFiniteError, match="'first.weight'"):
         optimizer.step()
-
-
-def test_norms_and_scales_bring_no_gradient_in():
-    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
-    loss_of(model, 0).backward()
-    stored = model.first.weight.grad._slot.presence.stored
-    stored.read = stored.set = None  # must not be called
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    for p in model.parameters():
-        p.grad.mul_(2.0)
-        p.grad.div_(4.0)
-    optimizer.step()

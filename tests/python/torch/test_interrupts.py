@@ -1,8 +1,5 @@
 """After a KeyboardInterrupt the model goes on, and no hook or mode of it is left behind."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from support.chain import Chain, drawn, loss_of, plain_loop
@@ -39,13 +36,3 @@ def test_an_interrupt_in_forward_leaves_nothing_behind(autocast):
     interrupted(model)
     sluice.torch.close(model)
     loss_of(model, 0).backward()
-
-
-def test_a_session_ends_after_an_interrupt():
-    model, optimizer = wrap(Chain(), "disk")
-    interrupted(model)
-    session = weakref.ref(optimizer._session)
-    sluice.torch.close(model)
-    del model, optimizer
-    gc.collect()
-    assert session() is None

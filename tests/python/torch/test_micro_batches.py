@@ -47,15 +47,6 @@ def test_the_order_follows_seed_and_epoch(monkeypatch):
     assert [i for step in plain for batch in step for i in batch] == list(range(STEPS * BATCH * ACCUMULATE))
 
 
-def test_set_epoch_is_what_follows_without_it(monkeypatch):
-    batches = batches_of(monkeypatch, 1, 2)
-    first, second = list(batches), list(batches)
-    batches.set_epoch(0)
-    assert list(batches) == first
-    batches.set_epoch(1)
-    assert list(batches) == second
-
-
 @pytest.mark.parametrize("done", [0, 1, STEPS - 1, STEPS, STEPS + 2])
 def test_resuming_goes_on(monkeypatch, done):
     batches = batches_of(monkeypatch, 1, 2)

@@ -29,22 +29,6 @@ def run(program, size=2, **variables):
     return run_program(BEGIN + program, size, **variables)
 
 
-TRAINS = """
-model, optimizer = make()
-for _ in range(3):
-    step(model, optimizer)
-with open(os.path.join(os.environ["OUT"], str(RANK)), "w") as out:
-    print([p.detach().sum().item() for p in model.parameters()], file=out)
-"""
-
-
-def test_processes_end_in_order_without_close(tmp_path):
-    (status, _, errors), (status_there, _, errors_there) = run(TRAINS, OUT=str(tmp_path))
-    assert status == status_there == 0, errors + errors_there
-    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
-    assert "Traceback" not in errors + errors_there and "terminate" not in errors + errors_there
-
-
 FAILS = """
 from sluice.torch import _together
 if "gloo" in os.environ["HOW"]:

@@ -140,16 +140,3 @@ def test_a_backward_pass_that_runs_in_another_thread_is_of_the_one_that_waits():
     model(data(2))
     assert len(found) == 2 and all(same(each, expected) for each in found)
     sluice.torch.close(model)
-
-
-def test_after_a_pass_that_failed_another_thread_uses_the_model():
-    def fail():
-        raise ValueError("not now")
-
-    model, _ = wrapped()
-    model.in_backward = fail
-    with pytest.raises(ValueError, match="not now"):
-        model(data(0)).sum().backward()
-    model.in_backward = lambda: None
-    in_thread(lambda: gradients(model, model(data(0)).sum()))
-    sluice.torch.close(model)

@@ -59,22 +59,6 @@ def test_norms_in_f32_beside_weights_in_bf16(units):
     assert same_values(values_of(model), values)
 
 
-def test_types_in_the_plan_and_after_it():
-    model, _ = wrap(mixed(), "disk")
-    plan = sluice.torch.engine_of(model).plan()
-    assert plan["dtype"] == "mixed" and {unit["dtype"] for unit in plan["units"]} == {"f32", "bf16"}
-    types = {name: p.dtype for name, p in mixed().named_parameters()}
-    assert {name: p.dtype for name, p in model.named_parameters()} == types
-    with readable(model):
-        assert {name: t.dtype for name, t in model.state_dict().items()} == types
-    for move in (model.float, model.bfloat16, lambda: model.to(torch.float64)):
-        with pytest.raises(sluice.StateError, match="to be moved"):
-            move()
-    sluice.torch.close(model)
-    assert {name: p.dtype for name, p in model.named_parameters()} == types
-    model.float()
-
-
 @pytest.mark.parametrize("options", [{}, {"master": "none", "seed": 7}, {"state": "8bit"}])
 def test_a_checkpoint_and_a_state_dict_go_on_with_the_same_bits(tmp_path, options):
     def begin(place):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.chain import Chain, Keeping, loss_of
+from support.chain import Chain, Keeping, loss_of, plain_loop
 from support.wrapped_models import check_as_plain, plain_optimizer, same_values, train, units_of_modules, values_of, wrap
 from torch.utils.checkpoint import checkpoint
 
@@ -105,13 +105,7 @@ class WithNone(Chain):
 
 
 def test_parameters_without_elements_stay_as_they_are():
-    def loop(model, optimizer, note):
-        for step in range(3):
-            loss_of(model, step).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    check_as_plain(WithNone, loop, units=None)
+    check_as_plain(WithNone, plain_loop, units=None)
     with torch.device("meta"):
         model = WithNone()
     wrap(model, "disk")
