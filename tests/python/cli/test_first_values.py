@@ -82,19 +82,6 @@ def test_text_beyond_what_was_learned_at_once_follows_from_its_end(text, tmp_pat
     expect_refused("generate", "--window is 100000", "context", checkpoint=checkpoint, prompt="a", tokens=1, window=100000)
 
 
-def test_weights_keep_the_length_that_they_have_learned(text, tmp_path):
-    flags = dict(tokens="bytes", steps=1)
-    _, first = train(**flags_for(tmp_path, model="tiny", seq=32, **flags))
-    (tmp_path / "more").mkdir()
-    _, second = train(**flags_for(tmp_path, model=first, seq=8, out=tmp_path / "more" / "run", **flags))
-    (second / "manifest.json").rename(tmp_path / "manifest.json")
-    assert json.loads((tmp_path / "manifest.json").read_text())["run"]["length"] == 32
-    _, third = train(**flags_for(tmp_path, model=second, seq=8, out=tmp_path / "other", **flags))
-    config = json.loads((third / "config.json").read_text())
-    told = json.loads((third / "manifest.json").read_text())["run"]["length"]
-    assert told == config["n_positions"], "weights that do not say it are taken to know their whole context"
-
-
 @pytest.mark.parametrize("case", ["gpt2-more", "llama-untied"])
 def test_the_values_are_those_that_transformers_begins_with(case, text, tmp_path):
     """The deviation of each tensor is within five standard errors of the configuration's."""

@@ -1,15 +1,13 @@
 """Whole runs of the command line: twins that differ in placement alone, kills, signals. Tolerance: zero."""
 import atexit
 import json
-import re
 import signal
 import subprocess
 import time
 
 import pytest
-import rank_matrix
-from kill_campaign import PLACES, SLUICE, final_files, leftovers, lesson, losses
-from support.runs import PATIENCE, STEPS, assert_same, common, sluice, train, without_earlier
+from kill_campaign import PLACES, SLUICE, final_files, leftovers, losses
+from support.runs import PATIENCE, assert_same, common, sluice, train, without_earlier
 from support.sluice_process import has_metrics
 from transformers import GPT2LMHeadModel
 
@@ -85,47 +83,6 @@ def test_the_savings_happen(place):
     stated = [host(*memory, "none", "--place-state", "disk", "--chunk-elements", str(n))[0] for n in (CHUNK, 2 * CHUNK)]
     assert stated[0]["chunk_elements"] == CHUNK < stated[1]["chunk_elements"]
     assert max(sum(p.numel() for p in block.parameters()) for block in model.transformer.h) > CHUNK
-
-
-def test_budgets_of_several_groups_have_the_same_bits(place):
-    # An array between units takes 256 KiB for a micro-batch, so that a larger group takes several MiB more.
-    larger = ["--batch", "32", "--recompute", "full", *PLACES["disk"]]
-    flags = lambda *more: without_earlier([*common(place, "llama-tied", "f32"), "--out", str(place / "planned"), *larger, *more])
-    results = []
-    for group in ("1", "2", "4"):
-        refused = subprocess.run([SLUICE, "plan", *flags("--group", group, "--memory", "8MiB")], capture_output=True, text=True)
-        least = re.search(r"Give --memory (\d+)MiB", refused.stderr)
-        assert refused.returncode == 3 and least, refused.stderr
-        out, metrics = place / f"budget{group}", place / f"budget{group}.jsonl"
-        sluice("train", *flags("--group", group, "--memory", f"{least[1]}MiB", "--out", str(out), "--metrics", str(metrics)))
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-        assert max(row["peak_memory"] for row in rows) <= rows[0]["budget"] == int(least[1]) << 20
-        results.append((rows[0]["budget"], (losses(metrics), final_files(out, STEPS))))
-    assert results[0][0] < results[1][0] < results[2][0]
-    for _, found in results[1:]:
-        assert_same(found, results[0][1])
-
-
-# The memory is little more than the least that the plan allows. Updates wait for each other, and hold their gradients.
-@pytest.mark.parametrize("stage, optimizer", [
-    ("3", "muon"), *(pytest.param(*case, marks=pytest.mark.long) for case in (("0", "adafactor"), ("2", "lion"), ("3", "sgd"))),
-])  # fmt: skip
-def test_updates_in_backward_have_room_while_ranks_wait_for_each_other(tmp_path, stage, optimizer):
-    def train(name, *more):
-        metrics = tmp_path / f"{name}.jsonl"
-        words = rank_matrix.started(
-            "shared memory", "3", "--model", "tiny", "--data", tmp_path / "text.txt", "--seq", "32", "--batch", "1", "--accumulate", "3",
-            "--steps", "4", "--threads", "1", "--progress", "none", "--clip", "0", "--dtype", "bf16", "--optimizer", optimizer,
-            "--metrics", metrics, *more)  # fmt: skip
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
-        assert done.returncode == 0, done.stderr
-        return losses(metrics)
-
-    (tmp_path / "text.txt").write_text(lesson())
-    (tmp_path / "disk").mkdir()
-    expected = train("whole", "--stage", "0", "--memory", "1GiB")
-    found = train("disk", "--stage", stage, "--memory", "90MiB", "--disk", f"{tmp_path}/disk:1GiB", *PLACES["disk"])
-    assert found == expected
 
 
 class Started:

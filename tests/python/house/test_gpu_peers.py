@@ -66,17 +66,3 @@ def test_what_a_peer_lacks_is_a_line(tmp_path):
 def test_without_a_gpu_it_says_so():
     status, told, errors = bench("--case", "8b", "--json")
     assert status == gpu_vs_pytorch.NO_GPU and told == "" and "sees no GPU" in errors.splitlines()[-1]
-
-
-def test_a_peer_that_trains_another_model_does_not_count(monkeypatch):
-    sides = {"sluice": {"step": 1.0, "losses": [2.0], "plan": {"least_seconds": 0.5}}, "compute": {"step": 1.0, "losses": [2.01]},
-             "fsdp2": {"step": 1.0, "losses": [float("nan")]}, "deepspeed": {"failed": "status 1"}}
-    monkeypatch.setattr(gpu_vs_pytorch, "run", lambda side, chosen, limit_s: dict(sides[side]))
-    monkeypatch.setattr(gpu_vs_pytorch, "is_installed", lambda *_: True)
-    monkeypatch.setattr(sys, "argv", ["gpu_vs_pytorch.py", "--case", "offload"])
-    found = gpu_vs_pytorch.measure(gpu_vs_pytorch.arguments())
-    assert found["ratios"] == {"compute": 1.0, "limit": 1.0}
-    assert found["sides"]["fsdp2"] == {"failed": "it trains another model: its first loss is nan, Sluice's 2.0"}
-    sides["sluice"]["losses"] = [float("nan")]
-    found = gpu_vs_pytorch.measure(gpu_vs_pytorch.arguments())
-    assert found["sides"]["sluice"] == {"failed": "its first loss is nan"} and found["sides"]["compute"] == sides["compute"]

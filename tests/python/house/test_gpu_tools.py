@@ -15,7 +15,6 @@ import pytest
 from support.sluice_process import BUILD, SOURCE
 
 FAKE = BUILD / "lib" / "libsluice_fake_cuda.so"
-SYSTEM = re.compile(r"(linux-vdso|ld-linux|lib(c|m|dl|pthread|rt|gcc_s|stdc\+\+)\.so)")
 # Of each part's tests, one of so many. The first of all takes a minute on the fake, and is skipped on a GPU.
 FEW = {"GTEST_TOTAL_SHARDS": "30", "GTEST_SHARD_INDEX": "2"}
 # Other sizes of the part `offload`; test_gpu_peers.py plans each.
@@ -72,25 +71,6 @@ def test_the_archive_has_what_a_check_needs(bundled, tmp_path):
     assert f'"{made}"' in (tmp_path / "id.h").read_text()
 
 
-@needs_fake
-def test_its_libraries_are_its_own_or_every_systems(bundled):
-    folder, _ = bundled
-    natives = [*(folder / "build" / "bin").iterdir(), *(folder / "build" / "lib").glob("*.so*")]
-    assert len(natives) > 12
-    for native in natives:
-        for line in run("ldd", native).splitlines():
-            name, _, place = line.strip().partition(" => ")
-            assert SYSTEM.match(Path(name.split()[0]).name) or Path(place.split()[0]).resolve().is_relative_to(folder), (native, line)
-
-
-@needs_fake
-def test_a_wheel_for_newer_systems_is_refused(tmp_path):
-    newer = tmp_path / "sluice_train-0.1.0-py3-none-manylinux_2_39_x86_64.whl"
-    newer.write_bytes(b"")
-    assert "is not for glibc 2.36" in bundle(tmp_path / "out", "--wheel", newer, status=1)
-    assert not (tmp_path / "out").exists()
-
-
 # ---- the check ----
 
 
@@ -131,39 +111,6 @@ def test_where_there_is_no_gpu_each_part_says_why(tmp_path):
     assert gpu_report.cell(gpu_parts.PARTS[0], "both ways", [report]) == "not yet seen"
 
 
-def part_of(name, script, limit_s=20, read=lambda done: {"line": done.output.strip()}):
-    return gpu_parts.Part(name, limit_s, name, {"line": name}, lambda is_fake, limit_s: ["sh", "-c", script], read)
-
-
-def refuse(done):
-    raise gpu_parts.Failure("it is wrong")
-
-
-def test_no_part_stops_another_one(tmp_path, monkeypatch):
-    missing = gpu_parts.Part("missing", 20, "missing", {"line": "missing"}, lambda is_fake, limit_s: [gpu_parts.program("nothing")], refuse)
-    parts = [part_of("hangs", "echo begun; sleep 300 & echo $!; wait", 0.3), part_of("wrong", "true", read=refuse), missing,
-             part_of("unreadable", "true", read=lambda done: json.loads(done.output)), part_of("right", "echo seen")]
-    monkeypatch.setattr(gpu_check, "PARTS", parts)
-    monkeypatch.setattr(gpu_check, "WHOLE_LIMIT_S", sum(part.limit_s for part in parts))
-    monkeypatch.setattr(gpu_check, "probe", lambda *_: ({"name": "a", "memory": 0, "capability": "9.0", "cuda_of_driver": 13000}, False, None))
-    report = gpu_check.check(parts, "libcuda.so.1", tmp_path)
-    found = [(part["outcome"], part["figures"]) for part in report["parts"]]
-    assert found == [("timed out", {}), ("failed", {}), ("skipped", {}), ("failed", {}), ("passed", {"line": "seen"})]
-    assert gpu_check.status_of(report) == 1
-    whys = [part["why"] for part in report["parts"]]
-    assert "0 s" in whys[0] and whys[1] == "it is wrong" and "scripts/build.sh" in whys[2] and "JSONDecodeError" in whys[3]
-    sleeping = whys[0].rsplit(" ", 1)[1]
-    assert not Path("/proc", sleeping).exists() or "\tZ" in Path("/proc", sleeping, "status").read_text()
-
-
-def test_time_is_enough_for_all_parts(tmp_path, monkeypatch):
-    assert sum(part.limit_s for part in gpu_parts.PARTS) + gpu_parts.PROBE_LIMIT_S <= gpu_parts.WHOLE_LIMIT_S <= 8 * 60
-    part = part_of("late", "echo seen")
-    with (tmp_path / "log").open("w") as log:
-        late = gpu_check.look(part, None, False, -1.0, dict(os.environ), log)
-    assert late["outcome"] == "skipped" and "480 s" in late["why"]
-
-
 @needs_fake
 def test_each_test_is_in_one_part():
     def names(tests):
@@ -189,24 +136,6 @@ def test_what_needs_no_control_of_the_fake_runs_on_another_driver(tmp_path):
 
 
 # ---- the table ----
-
-
-def report_of(date, gpu, **parts):
-    entries = [{"part": part.name, "outcome": "skipped", "why": "for no reason", "figures": {}} | parts.get(part.name, {}) for part in gpu_parts.PARTS]
-    return {"version": 1, "date": date, "gpu": {"name": gpu}, "driver": "580.1", "is_fake": False, "parts": entries}
-
-
-def test_the_newest_of_each_gpu_counts():
-    reports = [
-        report_of("2026-12-02 09:00 UTC", "H200", kernels={"outcome": "failed", "why": "3 of 9 tests failed"}),
-        report_of("2026-12-01 09:00 UTC", "H200", kernels={"outcome": "passed", "figures": {"kernels": "9 tests passed"}}),
-        report_of("2026-12-03 09:00 UTC", "H200"),
-        report_of("2026-11-30 09:00 UTC", "H100", kernels={"outcome": "passed", "figures": {"kernels": "8 | tests"}}),
-    ]
-    rows = gpu_report.table(reports).splitlines()
-    (row,) = [row for row in rows if f"| `{gpu_parts.PARTS[2].shown}` |" in row]
-    assert row.endswith("| 2026-12-02, H200, driver 580.1: failed: 3 of 9 tests failed; 2026-11-30, H100, driver 580.1: 8 \\| tests |")
-    assert sum(row.endswith("| not yet seen |") for row in rows) == len(rows) - 3
 
 
 def test_the_document_has_the_table_of_the_reports_that_are_kept():

@@ -86,13 +86,6 @@ def test_what_is_installed_to_build_on_is_c_alone(prefix):
         assert (prefix / header).read_bytes() == (SOURCE / "bindings" / "c" / header.name).read_bytes()
 
 
-def test_what_is_installed_runs_where_it_was_put(prefix, tmp_path):
-    """A native model finds the matrix library there."""
-    (tmp_path / "text").write_text("once upon a time " * 100)
-    words = "train --model tiny --data text --steps 1 --seq 16 --batch 2 --memory 512MiB".split()
-    assert "1 steps done" in run(prefix / "bin" / "sluice", *words, cwd=tmp_path)
-
-
 def test_an_installation_can_be_moved(prefix, tmp_path):
     moved = tmp_path / "elsewhere"
     prefix.rename(moved)

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 from support.sluice_package import (
-    GROUPS, LIBRARY, UNITS, add_gradients, make_engine, set_start, start_of, start_values, train, values_of,
+    GROUPS, LIBRARY, UNITS, make_engine, set_start, start_of, start_values, train, values_of,
 )  # fmt: skip
 from support.sluice_process import PACKAGE, SLUICE, SOURCE
 
@@ -49,28 +49,6 @@ def test_gradients_in_f16_are_those_in_f32(as_bits):
             return values_of(engine)
 
     assert run("f16") == run("f32") != start_values()
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_frozen_unit_stays_as_it_is_and_has_no_state(tmp_path, dtype):
-    frozen = [sluice.Parameter(p.name, p.shape, frozen=True) for p in UNITS[2].parameters]
-    units = [*UNITS[:2], sluice.Unit(UNITS[2].name, frozen)]
-    options = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=GROUPS, dtype=dtype, place="disk")
-    state = [sluice.plan(each, options)["bytes"]["disk"]["optimizer state"] for each in (UNITS, units)]
-    assert state[0] - state[1] == 61440 * 4 * (2 if dtype == "f32" else 3)
-    with sluice.Engine(units, options) as engine:
-        set_start(engine)
-        before = values_of(engine)
-        engine.begin_step()
-        add_gradients(engine, 0)
-        with pytest.raises(sluice.InvalidArgumentError, match="'unit.2'.*frozen"):
-            engine.acquire("unit.2", gradient=True)
-        engine.step()
-        after = values_of(engine)
-    assert [name for name in before if before[name] != after[name]] == ["first.weight", "first.bias"]
-    with pytest.raises(sluice.InvalidArgumentError, match="'mixed'.*'a'.*'b'"):
-        mixed = [sluice.Parameter("a", (1,)), sluice.Parameter("b", (1,), frozen=True)]
-        sluice.plan([sluice.Unit("mixed", mixed)], sluice.Options(memory="4GiB"))
 
 
 def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
@@ -166,40 +144,6 @@ def ticks_during(action):
     done.set()
     thread.join()
     return after - before
-
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.long)])
-def test_engines_leave_nothing(tmp_path, count):
-    small = [sluice.Unit("a", [sluice.Parameter("a.w", (64, 1024))])]
-    disk = sluice.Folder(tmp_path, "8MiB")  # a small limit, since measuring the disk writes less then
-    values = {"a.w": bytes(4 * 64 * 1024)}
-
-    def cycle(close):
-        engine = sluice.Engine(small, sluice.Options(memory="4GiB", disk=disk, place="disk", threads=2))
-        engine.set_values("a", values)
-        engine.begin_step()
-        with engine.acquire("a", gradient=True):
-            engine.add_gradient("a.w", values["a.w"])
-        engine.step()
-        if close:
-            engine.close()
-
-    def state():
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident()
-
-    for i in range(10):
-        cycle(i % 2)
-    files, threads, memory = state()
-    for i in range(count):
-        cycle(i % 2)
-    after = state()
-    assert after[:2] == (files, threads) and after[2] - memory < 8 << 20
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_the_plan_the_ledger_and_the_trace(tmp_path):

@@ -121,18 +121,6 @@ def test_steps_that_are_not_allowed(engine, tmp_path):
     engine.step()
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(engine):
-    before = values_of(engine)
-    engine.begin_step()
-    gradient = np.ones((60, 1000), np.float32)
-    gradient[7, 7] = np.nan
-    with engine.acquire("unit.2", gradient=True):
-        engine.add_gradient("last.weight", gradient)
-    with raises(sluice.NotFiniteError, "'last.weight'"):
-        engine.step()
-    assert values_of(engine) == before and engine.steps == 0
-
-
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
 def test_what_a_function_of_the_callers_raises_is_raised(engine, kind):
     def stop(name, first, part):
@@ -310,22 +298,6 @@ def test_plans_that_do_not_fit(tmp_path):
         sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, disk=tmp_path / "none"))
     with raises(sluice.InvalidArgumentError, "limit"):
         sluice.Folder(tmp_path, 0)
-
-
-def test_a_disk_is_a_folder_or_a_folder_with_its_size(tmp_path):
-    def lent(disk):
-        return sluice.plan(UNITS, sluice.Options(memory="4GiB", optimizer=GROUPS, disk=disk))["budget"]["disk"]
-
-    (tmp_path / "lent").mkdir()
-    (tmp_path / "lent:9MiB").mkdir()
-    assert lent(f"{tmp_path}/lent:8MiB") == lent([tmp_path / "lent:8MiB"]) == lent(sluice.Folder(tmp_path / "lent", "8MiB")) == 8 << 20
-    assert lent(sluice.Folder(f"{tmp_path}/lent:9MiB", "7MiB")) == 7 << 20
-    assert min(lent(sluice.Folder(f"{tmp_path}/lent:9MiB")), lent(f"{tmp_path}/lent:9MiB/")) > 10 << 20, "all that is free"
-    with raises(sluice.NotFoundError, f"'{tmp_path}/lent:b"):
-        lent(f"{tmp_path}/lent:b")
-    for wrong, *parts in ((":8MiB", "FOLDER:SIZE"), ("lent:", "FOLDER:SIZE"), ("lent:8XB", "limit", "8XB"), ("lent:0", "limit")):
-        with raises(sluice.InvalidArgumentError, *parts):
-            lent(wrong)
 
 
 def test_what_is_no_model():
