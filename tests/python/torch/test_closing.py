@@ -114,7 +114,7 @@ def test_closing_stays_within_the_budget():
 @measures_the_process
 def test_closing_what_does_not_fit_is_refused_and_the_model_goes_on():
     finished = run_big("""
-        model, units = layers(30)
+        model, units = layers(42)
         model, optimizer = wrapped(310 << 20)
         step()
         for _ in range(2):
