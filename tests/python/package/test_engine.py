@@ -51,6 +51,25 @@ def test_gradients_in_f16_are_those_in_f32(as_bits):
     assert run("f16") == run("f32") != start_values()
 
 
+def test_what_is_held_and_which_gradients_there_are_is_asked_of_the_engine():
+    with make_engine() as engine:
+        set_start(engine)
+        name, n = UNITS[1].parameters[0].name, UNITS[1].parameters[0].elements
+        assert engine.held_units() == () and not engine.in_step and engine.failure == ""
+        engine.begin_step()
+        with engine.acquire("unit.1", gradient=True), engine.acquire("unit.1"):
+            assert engine.held_units() == ("unit.1",) and engine.in_step and not engine.has_gradient(name)
+            engine.add_gradient(name, np.ones(n, np.float32))
+            assert engine.has_gradient(name)
+        assert engine.held_units() == () and engine.has_gradient(name)
+        engine.acquire("unit.1")
+        view = engine.parameter(name)
+        engine.abandon_step()
+        assert engine.held_units() == () and not engine.in_step and not engine.has_gradient(name)
+        with pytest.raises(ValueError, match="released"):
+            view[0, 0]
+
+
 def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
     out = tmp_path / "out"
     with make_engine(disk=tmp_path, place="disk") as engine:

@@ -96,14 +96,6 @@ def test_models(make):
     check_as_plain(make, plain_loop)
 
 
-@fake_gpu.cpu_alone("outside of the model's calls operations on parameters are a StateError on a GPU")
-def test_parameters_in_the_loss():
-    def loss(model, step):
-        return loss_of(model, step) + 0.1 * sum(p.square().sum() for p in model.parameters())
-
-    check_as_plain(Chain, lambda *given: plain_loop(*given, loss_of=loss))
-
-
 def test_sparse_gradients_count_as_dense_ones():
     def make(sparse):
         return lambda: nn.Sequential(nn.Embedding(50, WIDTH, sparse=sparse), nn.Linear(WIDTH, WIDTH))

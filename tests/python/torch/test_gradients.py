@@ -70,11 +70,6 @@ def give(model, note):
     model.middle.bias.grad = model.middle.bias.grad * 2
 
 
-def swap(model, note):
-    first, last = model.first.weight, model.last.weight
-    first.grad, last.grad = last.grad, first.grad
-
-
 def by_data(model, note):
     model.first.weight.grad.data = torch.full((24, 24), 0.25)
     model.middle.weight.grad.data = model.middle.weight.grad.data * 3.0
@@ -107,7 +102,7 @@ def clip_with_gradients_of_the_users_own(model, note):
 
 @pytest.mark.parametrize(
     "edit",
-    [read, write, with_parameters, take_away, give, swap, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
+    [read, write, with_parameters, take_away, give, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
      clip(2.0), clip(1.0), clip(float("inf")), clip(2.0, foreach=False), clip(2.0, foreach=True)],
 )  # fmt: skip
 def test_gradients_between_backward_and_step(edit):

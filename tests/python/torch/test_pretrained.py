@@ -125,12 +125,6 @@ def test_a_model_with_adapters_is_streamed_likewise(make, targets, tmp_path):
         assert torch.equal(values[name], p), name
 
 
-def test_a_class_that_finds_the_class(tmp_path):
-    bert().save_pretrained(tmp_path)
-    made, _ = sluice.torch.from_pretrained(tmp_path, model_class=t.AutoModelForMaskedLM, **fake_gpu.placed(True, memory="4GiB"))
-    same_model(made, t.AutoModelForMaskedLM.from_pretrained(tmp_path))
-
-
 def test_what_the_files_lack_is_told(tmp_path):
     plain = bert()
     plain.save_pretrained(tmp_path)
