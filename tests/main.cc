@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -23,6 +24,8 @@ class LimitTargets : public ::testing::Environment {
 }  // namespace sluice::test
 
 int main(int count, char** words) {
+  // A shell lets what it starts in the background ignore SIGINT, and so would programs that tests interrupt.
+  std::signal(SIGINT, SIG_DFL);
   constexpr const char* kWithoutLong = "-Long/*";
   if (GTEST_FLAG_GET(filter) == "*" && std::getenv("SLUICE_LONG_TESTS") == nullptr)
     GTEST_FLAG_SET(filter, kWithoutLong);
