@@ -20,8 +20,8 @@ constexpr int kAgreements = 2;
 
 bool contains(const auto& values, const auto& value) { return std::ranges::count(values, value) > 0; }
 
-}  // namespace
-
+// All of the units of `order`, in one order that agrees with each of `orders`. Of those that may come next,
+// the one comes that is first in `order`; where `orders` contradict each other, too.
 std::vector<UnitId> merged_order(const std::vector<UnitId>& order,
                                  const std::vector<std::vector<UnitId>>& orders) {
   std::vector<std::size_t> places(order.size());
@@ -50,6 +50,8 @@ std::vector<UnitId> merged_order(const std::vector<UnitId>& order,
   }
   return result;
 }
+
+}  // namespace
 
 SumsInBackward::SumsInBackward(Core& core, Client client)
     : core_(core),

@@ -113,9 +113,4 @@ class SumsInBackward {
   bool all_ended_ = false;
 };
 
-// All of the units of `order`, in one order that agrees with each of `orders`. Of those that may come next,
-// the one comes that is first in `order`; where `orders` contradict each other, too.
-std::vector<UnitId> merged_order(const std::vector<UnitId>& order,
-                                 const std::vector<std::vector<UnitId>>& orders);
-
 }  // namespace sluice::engine

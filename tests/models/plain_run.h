@@ -184,10 +184,10 @@ inline std::vector<std::size_t> choices_named(const Model& model, const std::str
 class PlainRun {
  public:
   PlainRun(const Model& model, const std::string& choice, std::size_t group, std::size_t micro_batches,
-           Threads& threads, kernels::MatrixLibrary& library, const Place& place = {})
-      : profile(profile_of(model, group, micro_batches, library, place)),
+           Threads& threads, kernels::MatrixLibrary& library)
+      : profile(model.profile(micro_batches, library)),
         source(model, profile),
-        executor(model.impl(), choices(model, choice), group, {source, threads, library}, place),
+        executor(model.impl(), choices(model, choice), group, {source, threads, library}),
         activations_(engine::activation_bytes(profile, choices_named(model, choice), group)),
         workspace_(models::workspace_bytes(profile, choices_named(model, choice))) {
     executor.set_memory(activations_.bytes(), workspace_.bytes());
@@ -213,13 +213,6 @@ class PlainRun {
   Executor executor;
 
  private:
-  static engine::Profile profile_of(const Model& model, std::size_t group, std::size_t micro_batches,
-                                    const kernels::MatrixLibrary& library, const Place& place) {
-    engine::Profile profile =
-        model.profile(micro_batches, library, 0, engine::splits_backward(place.pipeline.order));
-    if (place.pipeline.sections == 1) return profile;
-    return engine::in_pipeline(profile, place.pipeline, place.section, group);
-  }
   static std::vector<Choice> choices(const Model& model, const std::string& name) {
     std::vector<Choice> result;
     const std::vector<std::size_t> indices = choices_named(model, name);
