@@ -7,11 +7,13 @@ import hashlib
 import math
 import os
 import tempfile
+from pathlib import Path
 
 import torch
 import transformers
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import sluice
 import sluice.torch
@@ -340,6 +342,23 @@ class _Grows(nn.Module):
         return torch.cat([self.own(x)] * self.calls)
 
 
+class _Wide(nn.Module):
+    """Of a micro-batch of 4096 rows it keeps 64 MiB for backward. It cannot be computed, only estimated."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.back = nn.Linear(8, 4096), nn.Linear(4096, 8)
+
+    def forward(self, x):
+        if not isinstance(x, FakeTensor):
+            raise RuntimeError("a call is computed")
+        return self.back(self.own(x).relu())
+
+
+def _resident():
+    return next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+
+
 def _linears(count=2):
     return [nn.Linear(8, 8) for _ in range(count)]
 
@@ -350,6 +369,7 @@ REFUSED = {
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
     "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True), "shifts": lambda: _Shifts(gpt2(tied=True).config), "beside": _beside,
     "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
+    "wide": lambda: [_Wide(), _Wide()],
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2],
 }  # fmt: skip
@@ -359,6 +379,8 @@ def refused(what, rows=8, differs=False, **options):
     """The error of a Pipeline, or of its first step. differs: the last rank has another batch."""
     torch.manual_seed(3)
     given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 2} | options
+    if what == "wide":
+        given |= {"memory": _resident() + (800 << 20), "reserve": None}
     try:
         pipe = sluice.torch.Pipeline(REFUSED[what](), sluice.AdamW(), **given)
         batch = torch.ones(rows, 8) * (2 if differs and RANK == SIZE - 1 else 1), torch.ones(rows, 8)
@@ -424,13 +446,13 @@ def misused():
         lambda: pipe.forward_backward(batch | {"output_hidden_states": True}),
         lambda: pipe.clip_grad_norm_(1.0 + RANK),
         lambda: (pipe.optimizer.param_groups[0].update(lr=0.1 + RANK), pipe.optimizer.step()),
+        lambda: [pipe.close() for _ in range(2)] and pipe.train_step(batch),
     ):
         try:
             use()
             errors.append(None)
         except sluice.Error as error:
             errors.append(str(error))
-    pipe.close()
     return errors
 
 

@@ -117,7 +117,10 @@ def test_layers_may_be_frozen_between_steps(two):
 
 def test_what_one_stage_cannot_do_or_ranks_do_differently_is_refused(two):
     norm = "call clip_grad_norm_() of the Pipeline"
-    expected = [norm, norm, "without a GradScaler", "save() of the Pipeline", "what all blocks give", "max_norm is", "its groups have"]
+    expected = [
+        norm, norm, "without a GradScaler", "save() of the Pipeline", "what all blocks give", "max_norm is", "its groups have",
+        "the Pipeline was closed",
+    ]  # fmt: skip
     for found in two.call("misused"):
         for words, text in zip(expected, found, strict=True):
             assert text is not None and words in text, text
@@ -187,13 +190,17 @@ def test_what_cannot_be_is_refused_on_all_ranks(two, what, options, words):
         assert text is not None and all(word in text for word in words), text
 
 
-@pytest.mark.parametrize("what, words", [
-    ("calling", "a layer of stage 1 calls '0', which stage 0 has"), ("set", "a set passes between stages"),
-    ("shifts", "called with other values than the batch's input_ids"), ("grows", "another one of a batch of these shapes"), ("fails", "mat1 and mat2 shapes cannot be multiplied"),
+@pytest.mark.parametrize("what, options, words", [
+    ("calling", {}, "a layer of stage 1 calls '0', which stage 0 has"), ("set", {}, "a set passes between stages"),
+    ("shifts", {}, "called with other values than the batch's input_ids"), ("grows", {}, "another one of a batch of these shapes"),
+    ("fails", {}, "mat1 and mat2 shapes cannot be multiplied"),
+    # What all micro-batches keep that a stage holds at once is planned for before the first one is computed.
+    ("wide", {"pipeline": "gpipe", "micro_batches": 12, "rows": 12 * 4096}, "that other calls keep for backward"),
+    ("wide", {"pipeline": "1f1b", "micro_batches": 12, "rows": 12 * 4096}, "a call is computed"),
 ])  # fmt: skip
-def test_an_error_within_a_step_is_told_to_all_ranks(what, words):
+def test_an_error_within_a_step_is_told_to_all_ranks(what, options, words):
     with Pool(2, "over_pipelines") as ranks:  # which an error ends
-        for text in ranks.call("refused", what=what):
+        for text in ranks.call("refused", what=what, **options):
             assert words in text, text
 
 

@@ -43,9 +43,10 @@ class Demand:
     itself is not called. The engine is planned for the estimate of the call and for what earlier calls keep for backward
     passes that have not come. Where there is no such plan, the call is refused. A reserve that the user stated is never changed."""
 
-    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int) -> None:
-        """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes."""
-        self._presence, self.stated, self._fitted, self._may_take = presence, stated, fitted, may_take
+    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int, at_once: int) -> None:
+        """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes;
+        at_once: the calls like one another whose backward passes have not come, that the first of them is planned for."""
+        self._presence, self.stated, self._fitted, self._may_take, self._at_once = presence, stated, fitted, may_take, at_once
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._most = 0  # the most bytes that a call needed
@@ -119,8 +120,12 @@ class Demand:
         """The bytes that earlier calls keep for backward passes."""
         return sum(kept.size for kept in self._kept)
 
+    def _besides_it(self, found: Estimate) -> int:
+        """The bytes that calls like this one, or those before it, keep for backward passes beside it."""
+        return max(self._left(), (self._at_once - 1) * found.kept)
+
     def _need(self, found: Estimate) -> int:
-        return found.reserve + with_margin(self._left()) + (self._besides or 0) + self._presence.first_step.lacking
+        return found.reserve + with_margin(self._besides_it(found)) + (self._besides or 0) + self._presence.first_step.lacking
 
     def _provide(self, module: torch.nn.Module, found: Estimate, train: bool) -> None:
         presence = self._presence
@@ -138,14 +143,14 @@ class Demand:
             except (BudgetError, StateError) as error:
                 if fits:
                     return
-                raise BudgetError(self._refusal(module, need, error)) from error
+                raise BudgetError(self._refusal(module, found, error)) from error
             self._fitted = self._fitted or train
             self._most = max(self._most, need)
 
-    def _refusal(self, module: torch.nn.Module, need: int, error: Error) -> str:
-        first = self._presence.first_step
-        left = self._left()
-        before = f" (with {left >> 20} MiB that earlier calls keep for backward)" if left else ""
+    def _refusal(self, module: torch.nn.Module, found: Estimate, error: Error) -> str:
+        first, need = self._presence.first_step, self._need(found)
+        kept = self._besides_it(found)
+        before = f" (with {kept >> 20} MiB that other calls keep for backward)" if kept else ""
         return (
             f"this call of {type(module).__name__} is not begun: by an estimate for its arguments PyTorch takes "
             f"{need >> 20} MiB{before}, {first.room >> 20} MiB are left for it, and the memory that was stated, "

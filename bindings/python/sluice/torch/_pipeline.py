@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import struct
@@ -84,7 +85,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         _check(optimizer, micro_batches, pipeline, options)
-        self.micro_batches = micro_batches
+        self.micro_batches, self._closed = micro_batches, False
         model, ready = model_of(model), Ready()
         with together(ranks, silence, patience) as others:
             self._others, self._ranks = others, others.ranks
@@ -96,6 +97,8 @@ class Pipeline:
                 )
                 alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
                 others.check_alike(planned.prepared.alike | alike, model)
+            found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
+            self._actions: list[tuple[str, int]] = json.loads(found)
             self._of_transformers = planned.blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
             self._owners = _owners(model, planned.cut)
@@ -107,13 +110,11 @@ class Pipeline:
             self.optimizer.register_step_pre_hook(self._compare_settings)
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save
-        found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
-        self._actions: list[tuple[str, int]] = json.loads(found)
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
 
     def _moved_in(self, model: torch.nn.Module, planned: _Planned, ready: Ready) -> tuple[torch.nn.Module, Optimizer]:
         """Wraps this stage's part, and drops the rest."""
-        cut, prepared = planned.cut, planned.prepared
+        cut, prepared = planned.cut, planned.prepared._replace(at_once=_most_at_once(self._actions))
         if cut is not None:
             cut.keep_own(planned.stored)
             prepared = prepared.after_cut()
@@ -157,6 +158,7 @@ class Pipeline:
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_(), of all stages' gradients. Returns their norm."""
+        self._check_open()
         self._check_same("the norm to which gradients are clipped", struct.pack("d", max_norm), f"max_norm is {max_norm!r} here")
         with self._failing():
             own = dict(self.module.named_parameters())
@@ -180,21 +182,26 @@ class Pipeline:
     def save(self, folder: Path, keep: int = 0) -> str:
         """Writes a checkpoint of the whole model, its buffers, and the optimizer's state and settings, into a folder that all ranks see,
         as engine_of(model).save() does. Any number of stages can load it, and a model that is wrapped whole."""
+        self._check_open()
         return engine_of(self.module).save(folder, keep)
 
     def load(self, path: Path) -> None:
         """Loads what save() wrote, or engine_of(model).save() of the model that is wrapped whole."""
+        self._check_open()
         self._agreed("loading a checkpoint", lambda: engine_of(self.module).load(path))
 
     def close(self, *, values: bool = True) -> None:
-        """Leaves this stage's layers plain modules, as sluice.torch.close() does."""
-        close(self.module, values=values)
-        self._others.close()
+        """Leaves this stage's layers plain modules, as sluice.torch.close() does. Nothing happens where it was closed before."""
+        if not self._closed:
+            close(self.module, values=values)
+            self._closed = True
+            self._others.close()
 
     # ---- inside ----
 
     def _run(self, actions: Sequence[tuple[str, int]], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
         """Does what this stage does for a batch. Returns the loss, on all ranks."""
+        self._check_open()
         parts, shapes = self._agreed("the batch of a pipeline", lambda: self._cut(batch, loss_fn))
         states = self._check_alike(batch)
         with self._failing():
@@ -224,8 +231,11 @@ class Pipeline:
                 raise InvalidArgumentError(
                     f"{name} is set, in the batch or the model's config, and asks for what all blocks give, of which this stage has some alone"
                 )
-        if self._cut_of is not None and self._cut_of.tied is not None and not isinstance(batch[0].get(IDS), torch.Tensor):
-            raise InvalidArgumentError(f"the batch has no {IDS}, which the last stage looks up for the first, since head and embedding share a table")
+        is_tied = self._cut_of is not None and self._cut_of.tied is not None
+        if is_tied and not isinstance(batch[0].get(IDS), torch.Tensor):
+            raise InvalidArgumentError(
+                f"the batch has no {IDS}, which the last stage looks up for the first one, since head and embedding share a table"
+            )
         if loss_fn is None and not (self._of_transformers and "labels" in batch[0]):
             raise InvalidArgumentError("there is no loss: give loss_fn, or, to a model of transformers, labels in the batch")
         shapes: list[Any] = []
@@ -267,6 +277,12 @@ class Pipeline:
                     f"{what} differ on rank {rank} and rank {self.stage}: {here}; give all ranks the same"
                 )
         return tuple(other[len(value) :] for other in told)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError(
+                f"the Pipeline was closed, and its {type(self.module).__name__} is a plain module; make another Pipeline of the whole model"
+            )
 
     def _agreed(self, what: str, make: Callable[[], T]) -> T:
         return make() if self._ranks is None else self._ranks.agreed(what, make)
@@ -465,6 +481,12 @@ def _planned(
             raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
     prepared = prepare(model, optimizer, together=_alone(others), cut=cut, **options)
     return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
+
+
+def _most_at_once(actions: Sequence[tuple[str, int]]) -> int:
+    """The most items whose backward pass has not come."""
+    changes = ({"forward": 1, "backward": -1}.get(what, 0) for what, _ in actions)
+    return max(itertools.accumulate(changes))
 
 
 def _alone(others: Together) -> Together:

@@ -45,6 +45,7 @@ class Prepared(NamedTuple):
     sampled: bool  # whether it was estimated for a batch of the user's
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
+    at_once: int = 1  # calls of the model whose backward passes have not come
 
     def of_pytorch(self, plan: Mapping[str, Any]) -> int:
         """The bytes that PyTorch may take where it computes, by this plan."""

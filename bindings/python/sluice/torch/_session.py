@@ -74,7 +74,7 @@ class Session:
             if several or self._counts:  # otherwise nothing depends on when a pass begins and ends
                 self.presence.users.watch(self.begin_backward, self.end_backward, self._counts)
             stated = prepared.stated or prepared.gpu is not None
-            self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch)
+            self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch, prepared.at_once)
             self._calls = Calls(self.presence, self._demand)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)

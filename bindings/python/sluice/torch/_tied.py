@@ -51,7 +51,7 @@ class Table:
         self._item, self._rows = 0, torch.empty(0, dtype=torch.int64)  # the micro-batch, and the rows of it that wait
         self._waiting: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by micro-batch: rows, and the head's part of them
         self._look = self._with(module, "weight", lambda p: _Use.apply(p, self._both))
-        module.forward = lambda ids: fill(ids)
+        module.forward = lambda *args, **kwargs: fill(next(iter((*args, *kwargs.values()))))
         for name in heads:
             for head in model.get_submodule(name).modules():
                 for key, p in head.named_parameters(recurse=False):
