@@ -93,6 +93,14 @@ def gpt2(tied=False):
     )  # fmt: skip
 
 
+def hooked():
+    """Its embedding's output is multiplied by a hook, as NEFTune adds noise to it, and needs a gradient, as for LoRA."""
+    model = gpt2(tied=True)
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: output * 1.5)
+    model.enable_input_require_grads()
+    return model
+
+
 def llama():
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -132,7 +140,7 @@ def gemma():
 
 
 OF_TRANSFORMERS = {
-    "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma,
+    "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "hooked": hooked, "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma,
 }  # fmt: skip
 MODELS = {
     "layers": layers, "nested": nested, "counting": counting, "channels_last": channels_last,
@@ -550,6 +558,8 @@ def evaluated(name):
             optimizer.zero_grad()
         pipe.train_step(batch, loss)
     pipe.close()
+    if name == "tied" and RANK == SIZE - 1:
+        same.append(bool(pipe.module.get_input_embeddings()(torch.arange(8)).any()))
     if alone:
         sluice.torch.close(twin)
     return same

@@ -3,6 +3,7 @@ plan is made once, it is estimated where PyTorch has no room."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Mapping
@@ -18,6 +19,14 @@ from ._presence import Presence
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
 _MOST = 32  # the most estimates that are kept for one kind of calls
 _MIB = 1 << 20
+
+
+@dataclasses.dataclass
+class Beside:
+    """What a call is planned with, besides what it takes itself. Who makes calls may change it between them."""
+
+    calls: int = 1  # calls like it whose backward passes have not come, itself among them
+    bytes: int = 0  # that others keep
 
 
 class _Seen(NamedTuple):
@@ -43,10 +52,9 @@ class Demand:
     itself is not called. The engine is planned for the estimate of the call and for what earlier calls keep for backward
     passes that have not come. Where there is no such plan, the call is refused. A reserve that the user stated is never changed."""
 
-    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int, at_once: int) -> None:
-        """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes;
-        at_once: the calls like one another whose backward passes have not come, that the first of them is planned for."""
-        self._presence, self.stated, self._fitted, self._may_take, self._at_once = presence, stated, fitted, may_take, at_once
+    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int, beside: Beside) -> None:
+        """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes."""
+        self._presence, self.stated, self._fitted, self._may_take, self._beside = presence, stated, fitted, may_take, beside
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._most = 0  # the most bytes that a call needed
@@ -121,8 +129,8 @@ class Demand:
         return sum(kept.size for kept in self._kept)
 
     def _besides_it(self, found: Estimate) -> int:
-        """The bytes that calls like this one, or those before it, keep for backward passes beside it."""
-        return max(self._left(), (self._at_once - 1) * found.kept)
+        """The bytes that calls like this one, or those before it, keep for backward passes beside it, and what others keep."""
+        return max(self._left(), (self._beside.calls - 1) * found.kept) + self._beside.bytes
 
     def _need(self, found: Estimate) -> int:
         return found.reserve + with_margin(self._besides_it(found)) + (self._besides or 0) + self._presence.first_step.lacking

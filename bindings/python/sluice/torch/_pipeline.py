@@ -20,6 +20,7 @@ from ..model import Path, Size, whole
 from ..optimizers import Optimizer as Settings
 from ..ranks import MOST_EXCHANGED, Message
 from ._borders import Border, Kind
+from ._demand import Beside
 from ._engine import WrappedEngine, saved_buffers
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
@@ -114,7 +115,8 @@ class Pipeline:
 
     def _moved_in(self, model: torch.nn.Module, planned: _Planned, ready: Ready) -> tuple[torch.nn.Module, Optimizer]:
         """Wraps this stage's part, and drops the rest."""
-        cut, prepared = planned.cut, planned.prepared._replace(at_once=_most_at_once(self._actions))
+        self._beside = Beside(_most_at_once(self._actions))
+        cut, prepared = planned.cut, planned.prepared._replace(beside=self._beside)
         if cut is not None:
             cut.keep_own(planned.stored)
             prepared = prepared.after_cut()
@@ -194,6 +196,8 @@ class Pipeline:
         """Leaves this stage's layers plain modules, as sluice.torch.close() does. Nothing happens where it was closed before."""
         if not self._closed:
             close(self.module, values=values)
+            if self._cut_of is not None and self._cut_of.table is not None:
+                self._cut_of.table.close()
             self._closed = True
             self._others.close()
 
@@ -258,7 +262,7 @@ class Pipeline:
         """Compares the batch. Returns each stage's state, on which depends what passes between them."""
         digest = hashlib.sha256()
         _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
-        state = [self.module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), [p.requires_grad for p in self.module.parameters()]]
+        state = [self.module.training, torch.is_grad_enabled(), _autocast(), [p.requires_grad for p in self.module.parameters()]]
         own = hashlib.sha256(repr(state).encode()).digest()
         return self._check_same("the values of the batch", digest.digest(), "the batch has others here", own)
 
@@ -380,6 +384,7 @@ class _Step:
 
     def begin(self) -> None:
         if self._lookups is not None:
+            self._pipe._beside.bytes = self._lookups.bytes_held()
             self._lookups.begin()
 
     def receive_input(self, item: int) -> None:
@@ -481,6 +486,10 @@ def _planned(
             raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
     prepared = prepare(model, optimizer, together=_alone(others), cut=cut, **options)
     return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
+
+
+def _autocast() -> Optional[torch.dtype]:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def _most_at_once(actions: Sequence[tuple[str, int]]) -> int:

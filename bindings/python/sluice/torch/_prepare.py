@@ -18,6 +18,7 @@ from ..model import Options, Sections, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._guards import check_ahead, check_model, check_optimizer, check_writes
+from ._demand import Beside
 from ._estimate import reserves_of
 from ._gpu import HOST, Account, Gpu, gpu_of
 from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
@@ -45,7 +46,7 @@ class Prepared(NamedTuple):
     sampled: bool  # whether it was estimated for a batch of the user's
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
-    at_once: int = 1  # calls of the model whose backward passes have not come
+    beside: Optional[Beside] = None  # what calls are planned with
 
     def of_pytorch(self, plan: Mapping[str, Any]) -> int:
         """The bytes that PyTorch may take where it computes, by this plan."""

@@ -117,6 +117,8 @@ class Cut:
                 holder, _, own = name.rpartition(".")
                 instead = self._instead(passage, name, module, first, end)
                 self.model.get_submodule(holder)._modules[own] = instead
+                if name == self.tied and self.stage == 0:
+                    vars(instead).update(_without_hooks(module))
                 for key, p in module.named_parameters(name):
                     if key in unset:
                         setattr(p, DRAWN, True)
@@ -126,6 +128,7 @@ class Cut:
                     _let_go(each, name, stage, self.stage)
         self.parameters = []  # which would keep those of other stages
         if self.tied is not None and self.stage + 1 == self.count:
+            _without_hooks(self.model.get_submodule(self.tied))  # the first stage has the embedding's output
             self.table = Table(self.model, self.tied, self.blocks.after, _filler(self.blocks.before[self.tied]))
         if self.blocks.of_transformers:
             passage.install()
@@ -191,6 +194,13 @@ class Elsewhere(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Passes on its first argument, or what `then` makes of it."""
         return self.then(_first(args, kwargs))
+
+
+def _without_hooks(module: torch.nn.Module) -> dict[str, Any]:
+    """Takes a module's forward hooks, which are returned under the names of its attributes."""
+    taken = {key: hooks for key, hooks in vars(module).items() if "forward" in key and "hooks" in key}
+    vars(module).update({key: type(hooks)() for key, hooks in taken.items()})
+    return taken
 
 
 def _same(value: Any) -> Any:

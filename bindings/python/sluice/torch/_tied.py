@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import torch
 
@@ -46,7 +46,8 @@ class Table:
 
     def __init__(self, model: torch.nn.Module, embedding: str, heads: Sequence[str], fill: Callable[[Any], Any]) -> None:
         """fill: what the model's own code gets of the embedding on this stage, where no value of it counts."""
-        module = model.get_submodule(embedding)
+        self._module = module = model.get_submodule(embedding)
+        self._changed = [module]  # modules whose forward() is replaced
         self._in_head: Optional[torch.Tensor] = None  # as heads use it in this micro-batch
         self._item, self._rows = 0, torch.empty(0, dtype=torch.int64)  # the micro-batch, and the rows of it that wait
         self._waiting: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by micro-batch: rows, and the head's part of them
@@ -57,6 +58,22 @@ class Table:
                 for key, p in head.named_parameters(recurse=False):
                     if p is module.weight:
                         head.forward = self._with(head, key, self._used_by_head)
+                        self._changed.append(head)
+
+    def close(self) -> None:
+        """Leaves the modules as they were."""
+        for module in self._changed:
+            vars(module).pop("forward", None)
+
+    def bytes_held(self, ids: Sequence[torch.Tensor], stages: int) -> int:
+        """The most bytes that a step holds beside what its calls take. ids: the tokens of each micro-batch."""
+        table: torch.Tensor = self._module.weight  # type: ignore[assignment]
+        row = table.shape[1] * table.element_size()
+        ahead = min(stages + 2, len(ids)) * ids[0].numel() * row
+        if not (torch.is_grad_enabled() and table.requires_grad):
+            return ahead
+        waiting = min(stages, len(ids)) * len(torch.unique(torch.cat([each.reshape(-1) for each in ids])))
+        return ahead + waiting * row + table.nbytes  # and a copy of a gradient
 
     def _with(self, module: torch.nn.Module, key: str, use: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
         """A module's forward() with a use of the table in the parameter's place."""
@@ -116,6 +133,9 @@ class LookedUp:
         self._rows = torch.empty(0, dtype=torch.int64)  # those that a micro-batch until now has looked up
         self._added = 0  # micro-batches whose embedding's part was added
 
+    def bytes_held(self) -> int:
+        return self._table.bytes_held(self._ids, self._stages)
+
     def begin(self) -> None:
         for item in range(min(self._stages + 1, len(self._ids))):
             self._send(item)
@@ -172,16 +192,16 @@ class Fetched:
         self._came: dict[int, dict[int, torch.Tensor]] = {}
         embedding.fetch = self._fetch
 
+    def bytes_held(self) -> int:
+        return 0  # a call takes what it fetches
+
     def begin(self) -> None:
         for item in range(min(2, len(self._ids))):
             self.border.begin_value(item)
 
     def _fetch(self, ids: torch.Tensor) -> torch.Tensor:
-        if not torch.equal(ids, self._ids[self._item]):
-            raise InvalidArgumentError(
-                f"the model's embedding is called with other values than the batch's {IDS}, and its table is on the last stage, whose head "
-                "shares it; untie the two (tie_word_embeddings=False)"
-            )
+        if self._item in self._came or not torch.equal(ids, self._ids[self._item]):
+            _refuse(f"is called with other values than the batch's {IDS}, or more than once")
         came = self._came[self._item] = {}
         found: torch.Tensor = self.border.value(self._item, came.__setitem__)
         return found
@@ -194,7 +214,15 @@ class Fetched:
             self.border.begin_value(item + 2)
 
     def after_backward(self, item: int) -> None:
+        if item not in self._came:
+            _refuse("is not called")
         self.border.send_gradients(item, self._came.pop(item))
 
     def end(self) -> None:
         """Nothing is left."""
+
+
+def _refuse(what: str) -> NoReturn:
+    raise InvalidArgumentError(
+        f"the model's embedding {what}, and its table is on the last stage, whose head shares it; untie the two (tie_word_embeddings=False)"
+    )
