@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares pipelines of as many stages as this machine has cores, one thread each, that train a GPT-2 without a tied head in f32:
 `sluice train --mesh pipeline=P` with 1F1B, GPipe, ZB-H1 and interleaved (two chunks a stage); and, with the first two, the model of
-transformers in sluice.torch.Pipeline (also with a tied head) and in torch.distributed.pipelining over Gloo; and beside them one rank of Sluice with as many threads, which computes as much without a bubble.
+transformers in sluice.torch.Pipeline (also with a tied head) and in torch.distributed.pipelining over Gloo; and beside them one rank of
+Sluice with as many threads, which computes as much without a bubble.
 
 Sides have the same shapes, micro-batches and optimizer, and take turns; each round has processes of its own, whose first step is not
 counted. Figures are medians. Memory is the most that a rank held (VmHWM). The cut is Sluice's, and PyTorch's stages have the same

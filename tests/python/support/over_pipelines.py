@@ -452,6 +452,7 @@ def misused():
         lambda: scaler.unscale_(pipe.optimizer),
         lambda: pipe.module.save_pretrained(tempfile.gettempdir()),
         lambda: pipe.forward_backward(batch | {"output_hidden_states": True}),
+        lambda: (pipe.evaluate if RANK else pipe.forward_backward)(batch),
         lambda: pipe.clip_grad_norm_(1.0 + RANK),
         lambda: (pipe.optimizer.param_groups[0].update(lr=0.1 + RANK), pipe.optimizer.step()),
         lambda: [pipe.close() for _ in range(2)] and pipe.train_step(batch),

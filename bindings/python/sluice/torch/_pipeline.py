@@ -259,12 +259,16 @@ class Pipeline:
         return [part(number) for number in range(self.micro_batches)], repr(shapes)
 
     def _check_alike(self, batch: Any) -> tuple[bytes, ...]:
-        """Compares the batch. Returns each stage's state, on which depends what passes between them."""
-        digest = hashlib.sha256()
+        """Compares the batch, and whether it trains. Returns each stage's state, on which depends what passes between them."""
+        digest, here = hashlib.sha256(), "the batch has others here"
+        if not torch.is_grad_enabled():
+            digest.update(b"evaluated")
+            here += ", or is only evaluated here"
         _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
-        state = [self.module.training, torch.is_grad_enabled(), _autocast(), [p.requires_grad for p in self.module.parameters()]]
+        trained = [p.requires_grad for p in self.module.parameters()]
+        state = [self.module.training, torch.is_grad_enabled(), _autocast(), trained]
         own = hashlib.sha256(repr(state).encode()).digest()
-        return self._check_same("the values of the batch", digest.digest(), "the batch has others here", own)
+        return self._check_same("the values of the batch", digest.digest(), here, own)
 
     def _compare_settings(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Comes before a step, in which the ranks would else wait for one that is in another call."""

@@ -136,18 +136,18 @@ class Cut:
     def forget_others(self) -> None:
         """Ends what keep_own() has left of other stages."""
         for module in self.model.modules():
-            if isinstance(module, Elsewhere):
+            if isinstance(module, _Elsewhere):
                 module._modules.clear()
 
-    def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> Elsewhere:
+    def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> _Elsewhere:
         if name in self.blocks.before:
             fetched = self.embedding if name == self.tied and self.stage == 0 else None
-            return Elsewhere(module, fetched or _filler(self.blocks.before[name]))
+            return _Elsewhere(module, fetched or _filler(self.blocks.before[name]))
         if name in self.blocks.after or not self.blocks.of_transformers:
-            return Elsewhere(module, lambda value: value)
+            return _Elsewhere(module, lambda value: value)
         number, tuples = self.blocks.names.index(name), self.blocks.gives_tuples
         then = passage.put if number == end else passage.take if number == first - 1 else _same
-        return Elsewhere(module, lambda value: (then(value),) if tuples else then(value))
+        return _Elsewhere(module, lambda value: (then(value),) if tuples else then(value))
 
 
 class Passage:
@@ -181,7 +181,7 @@ class Passage:
         return value
 
 
-class Elsewhere(torch.nn.Module):
+class _Elsewhere(torch.nn.Module):
     """Stands for a module that another stage has."""
 
     def __init__(self, module: torch.nn.Module, then: Callable[[Any], Any]) -> None:
@@ -323,7 +323,7 @@ def _called(model: torch.nn.Module, holder: str, besides: Sequence[str], tuples:
     blocks = dict(places)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        places.update({name: Elsewhere(module, block) for name, module in blocks.items() if module is not None})
+        places.update({name: _Elsewhere(module, block) for name, module in blocks.items() if module is not None})
         with torch.random.fork_rng([]), faked(model, fake, False), fake, torch.no_grad():
             model(input_ids=torch.ones(1, 2, dtype=torch.int64), use_cache=False)
     except (InvalidArgumentError, _TakesFirst):
