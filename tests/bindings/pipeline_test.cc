@@ -111,7 +111,8 @@ TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
 
 TEST_F(PipelineRunsTest, HavePassesAndMessagesInTheirTrace) {
   const std::string trace = folder_ / "trace.json";
-  expect_done(run_sluice(words("run", 3, 2, "--mesh pipeline=3 --group 6 --trace " + trace)));
+  expect_done(
+      run_sluice(words("run", 3, 2, "--mesh pipeline=3 --stages 0,1,2-3 --group 6 --trace " + trace)));
   const Json file = parse_json(file_text(trace), trace);
   std::map<int, std::string> processes;
   std::map<int, std::set<std::string>> events;
