@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 @dataclasses.dataclass
 class Beside:
-    """What a call is planned with, besides what it takes itself. Who makes calls may change it between them."""
+    """What a call is planned with, besides what it takes itself. A pipeline changes it between calls."""
 
     calls: int = 1  # calls like it whose backward passes have not come, itself among them
     bytes: int = 0  # that others keep

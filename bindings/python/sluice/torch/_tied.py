@@ -41,8 +41,8 @@ class _Use(torch.autograd.Function):
 class Table:
     """The table on the last stage. In a micro-batch its gradient is the head's part, which is there after this stage's backward pass, and
     the embedding's, which is there after the first stage's, and is 0 but for rows of the micro-batch's tokens. One rank adds the two,
-    and then micro-batch to micro-batch. Here the head's part waits for the other one, in the rows that a micro-batch until then has
-    looked up: so the same numbers are added in the same order."""
+    and then micro-batch to micro-batch. Here the head's part waits for the other one, in the rows that the step looks up: so the same
+    numbers are added in the same order."""
 
     def __init__(self, model: torch.nn.Module, embedding: str, heads: Sequence[str], fill: Callable[[Any], Any]) -> None:
         """fill: what the model's own code gets of the embedding on this stage, where no value of it counts."""
@@ -65,15 +65,12 @@ class Table:
         for module in self._changed:
             vars(module).pop("forward", None)
 
-    def bytes_held(self, ids: Sequence[torch.Tensor], stages: int) -> int:
-        """The most bytes that a step holds beside what its calls take. ids: the tokens of each micro-batch."""
+    def bytes_held(self, waiting: int, ahead: int) -> int:
+        """The bytes of so many rows that wait, and of so many tokens that are looked up ahead."""
         table: torch.Tensor = self._module.weight  # type: ignore[assignment]
         row = table.shape[1] * table.element_size()
-        ahead = min(stages + 2, len(ids)) * ids[0].numel() * row
-        if not (torch.is_grad_enabled() and table.requires_grad):
-            return ahead
-        waiting = min(stages, len(ids)) * len(torch.unique(torch.cat([each.reshape(-1) for each in ids])))
-        return ahead + waiting * row + table.nbytes  # and a copy of a gradient
+        trains = torch.is_grad_enabled() and table.requires_grad
+        return ahead * row + (waiting * row + table.nbytes if trains else 0)  # and a copy of a gradient
 
     def _with(self, module: torch.nn.Module, key: str, use: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
         """A module's forward() with a use of the table in the parameter's place."""
@@ -130,11 +127,13 @@ class LookedUp:
         """ids: the tokens of each micro-batch."""
         self.border, self._table, self._ids, self._stages = border, table, ids, stages
         self._found: dict[int, torch.Tensor] = {}
-        self._rows = torch.empty(0, dtype=torch.int64)  # those that a micro-batch until now has looked up
+        self._rows = torch.unique(torch.cat([each.reshape(-1) for each in ids]))  # those that the step looks up
         self._added = 0  # micro-batches whose embedding's part was added
 
     def bytes_held(self) -> int:
-        return self._table.bytes_held(self._ids, self._stages)
+        """The most bytes that the step holds beside what its calls take."""
+        under_way = min(self._stages, len(self._ids))
+        return self._table.bytes_held(under_way * len(self._rows), (under_way + 2) * self._ids[0].numel())
 
     def begin(self) -> None:
         for item in range(min(self._stages + 1, len(self._ids))):
@@ -147,7 +146,6 @@ class LookedUp:
             self._found[item] = found
 
     def before_forward(self, item: int) -> None:
-        self._rows = torch.unique(torch.cat([self._rows, self._ids[item].reshape(-1)]))
         self._table.begin(item, self._rows)
 
     def after_forward(self, item: int) -> None:
