@@ -105,12 +105,8 @@ const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<boo
     }
   });
   if (!for_cpu) return number;
-  // On the client's stream, since it is ready with the gradient: copies of chunks would wait behind it.
   std::byte* const on_host = on_host_.data() + (found - shared_on_gpu());
-  const DeviceWork::Memory told{on_host, sizeof *number};
-  gpu_.queue(stream, {&written, 1}, {&told, 1}, [&] {
-    gpu_.device().copy_out(stream, on_host, reinterpret_cast<DeviceAddress>(found), sizeof *number);
-  });
+  gpu_.copy_out(on_host, written, DeviceWork::Flow::kNumbers);
   return reinterpret_cast<const std::uint32_t*>(on_host);
 }
 
@@ -120,12 +116,12 @@ void DeviceGradients::fetch_squares() {
   std::byte* const at = shared_on_gpu();
   const DeviceWork::Memory blocks{on_gpu_.data(), places_.block_bytes()}, sums{at, places_.sum_bytes()};
   const DeviceWork::Memory nodes{at + sums.size(), places_.node_bytes()};
-  gpu_.queue(gpu_.out(), std::array{blocks, nodes}, {&sums, 1}, [&] {
-    squares_.add_up(gpu_.out(), places_.nodes.back(), reinterpret_cast<const kernels::SumNode*>(nodes.data()),
-                    places_.blocks.back(), reinterpret_cast<const double*>(blocks.data()),
-                    reinterpret_cast<double*>(at));
+  gpu_.queue(gpu_.numbers(), std::array{blocks, nodes}, {&sums, 1}, [&] {
+    squares_.add_up(gpu_.numbers(), places_.nodes.back(),
+                    reinterpret_cast<const kernels::SumNode*>(nodes.data()), places_.blocks.back(),
+                    reinterpret_cast<const double*>(blocks.data()), reinterpret_cast<double*>(at));
   });
-  gpu_.copy_out(on_host_.data(), sums);
+  gpu_.copy_out(on_host_.data(), sums, DeviceWork::Flow::kNumbers);
   gpu_.wait({on_host_.data(), sums.size()}, DeviceWork::Use::kRead);
 }
 

@@ -12,6 +12,9 @@ DeviceWork::DeviceWork(Device& device)
     : device_(device),
       in_(device.make_stream(true)),
       out_(device.make_stream(false)),
+      chunks_in_(device.make_stream(false)),
+      chunks_out_(device.make_stream(false)),
+      numbers_(device.make_stream(true)),
       updates_(device.make_stream(false)),
       own_client_(device.make_stream(false)),
       client_(own_client_.get()),
@@ -48,12 +51,40 @@ void DeviceWork::for_each(Pieces& pieces, Memory memory, const Body& body) {
   }
 }
 
+std::vector<DeviceWork::Place> DeviceWork::uses_before(Memory memory, Use use) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Place> places;
+  const auto note = [&](const Place& place) {
+    if (place.stream == nullptr) return;
+    const auto same = std::ranges::find(places, place.stream, &Place::stream);
+    if (same == places.end())
+      places.push_back(place);
+    else if (same->number < place.number)
+      *same = place;
+  };
+  for_each(pieces_, memory, [&](const Piece& piece) {
+    note(piece.written);
+    for (const Place& place : piece.read)
+      if (use == Use::kWrite) note(place);
+  });
+  return places;
+}
+
+std::mutex& DeviceWork::turn_of(CUstream_st* stream) {
+  const std::array<CUstream_st*, kStreams> own = streams();
+  return turns_[static_cast<std::size_t>(std::ranges::find(own, stream) - own.begin())];
+}
+
 void DeviceWork::wait_for(CUstream_st* stream, const Place& place) {
-  if (place.stream == nullptr || place.stream == stream) return;
-  std::uint64_t& last = waited_[{stream, place.stream}];
-  if (place.number <= last) return;
+  if (place.stream == stream) return;
+  const auto last = [&]() -> std::uint64_t& { return waited_[{stream, place.stream}]; };
+  {
+    const std::lock_guard lock(mutex_);
+    if (place.number <= last()) return;
+  }
   device_.wait(stream, place.event.get());
-  last = place.number;
+  const std::lock_guard lock(mutex_);
+  last() = std::max(last(), place.number);
 }
 
 // An event is recorded once for each use, and used again when nothing refers to that place any more.
@@ -72,19 +103,17 @@ DeviceWork::Place DeviceWork::record(CUstream_st* stream) {
     const std::lock_guard lock(spare->mutex);
     spare->events.emplace_back(done, end);
   };
+  const std::lock_guard lock(mutex_);
   return {stream, ++places_[stream], Device::SharedEvent(event.release(), give_back)};
 }
 
 void DeviceWork::begin_use(CUstream_st* stream, Memory memory, Use use) {
-  for_each(pieces_, memory, [&](Piece& piece) {
-    wait_for(stream, piece.written);
-    if (use == Use::kRead) return;
-    for (const Place& place : piece.read) wait_for(stream, place);
-  });
+  for (const Place& place : uses_before(memory, use)) wait_for(stream, place);
 }
 
 // Who writes has waited for all that read, so that whoever waits for the write waits for them, too.
 void DeviceWork::end_use(const Place& place, Memory memory, Use use) {
+  const std::lock_guard lock(mutex_);
   for_each(pieces_, memory, [&](Piece& piece) {
     if (use == Use::kWrite) {
       piece.written = place;
@@ -100,38 +129,35 @@ void DeviceWork::end_use(const Place& place, Memory memory, Use use) {
 }
 
 void DeviceWork::begin(CUstream_st* stream, Memory memory, Use use) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard turn(turn_of(stream));
   begin_use(stream, memory, use);
 }
 
 void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard turn(turn_of(stream));
   end_use(record(stream), memory, use);
 }
 
-void DeviceWork::copy_in(std::byte* to, Memory from) {
+void DeviceWork::copy_in(std::byte* to, Memory from, Flow flow) {
   const Memory written = {to, from.size()};
-  queue(in(), {&from, 1}, {&written, 1},
-        [&] { device_.copy_in(in(), reinterpret_cast<DeviceAddress>(to), from.data(), from.size()); });
+  CUstream_st* const stream = flow == Flow::kChunks ? chunks_in_.get() : in();
+  queue(stream, {&from, 1}, {&written, 1},
+        [&] { device_.copy_in(stream, reinterpret_cast<DeviceAddress>(to), from.data(), from.size()); });
 }
 
-void DeviceWork::copy_out(std::byte* to, Memory from) {
+void DeviceWork::copy_out(std::byte* to, Memory from, Flow flow) {
   const Memory written = {to, from.size()};
-  queue(out(), {&from, 1}, {&written, 1},
-        [&] { device_.copy_out(out(), to, reinterpret_cast<DeviceAddress>(from.data()), from.size()); });
+  CUstream_st* const stream = flow == Flow::kChunks    ? chunks_out_.get()
+                              : flow == Flow::kNumbers ? numbers()
+                                                       : out();
+  queue(stream, {&from, 1}, {&written, 1},
+        [&] { device_.copy_out(stream, to, reinterpret_cast<DeviceAddress>(from.data()), from.size()); });
 }
 
 std::vector<Device::SharedEvent> DeviceWork::unfinished(Memory memory, Use use) const {
-  const std::lock_guard lock(mutex_);
   std::vector<Device::SharedEvent> events;
-  const auto note = [&](const Place& place) {
-    if (place.stream != nullptr && !device_.is_done(place.event.get())) events.push_back(place.event);
-  };
-  for_each(pieces_, memory, [&](const Piece& piece) {
-    note(piece.written);
-    for (const Place& place : piece.read)
-      if (use == Use::kWrite) note(place);
-  });
+  for (Place& place : uses_before(memory, use))
+    if (!device_.is_done(place.event.get())) events.push_back(std::move(place.event));
   return events;
 }
 
@@ -157,17 +183,21 @@ std::vector<Device::SharedEvent> DeviceWork::give_up(Memory memory) {
 // A stream that is captured cannot be waited for. What it used before has events.
 void DeviceWork::wait_for_client() {
   if (!device_.is_capturing(client_)) return device_.synchronize(client_);
-  device_.synchronize(before_client_.get());
-  const std::lock_guard lock(mutex_);
-  for (const auto& [begin, piece] : pieces_) {
-    if (piece.written.stream == client_) device_.synchronize(piece.written.event.get());
-    for (const Place& place : piece.read)
-      if (place.stream == client_) device_.synchronize(place.event.get());
+  std::vector<Device::SharedEvent> events;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [begin, piece] : pieces_) {
+      if (piece.written.stream == client_) events.push_back(piece.written.event);
+      for (const Place& place : piece.read)
+        if (place.stream == client_) events.push_back(place.event);
+    }
   }
+  device_.synchronize(before_client_.get());
+  for (const Device::SharedEvent& event : events) device_.synchronize(event.get());
 }
 
 void DeviceWork::wait_for_all() {
-  for (CUstream_st* const stream : {in(), out(), updates()}) device_.synchronize(stream);
+  for (CUstream_st* const stream : streams()) device_.synchronize(stream);
   wait_for_client();
 }
 
@@ -179,7 +209,7 @@ void DeviceWork::finish() noexcept {
       log().debug("{}", error.what());
     }
   };
-  for (CUstream_st* const stream : {in(), out(), updates()}) quietly([&] { device_.synchronize(stream); });
+  for (CUstream_st* const stream : streams()) quietly([&] { device_.synchronize(stream); });
   quietly([&] { wait_for_client(); });
 }
 

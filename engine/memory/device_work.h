@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,15 +16,22 @@
 namespace sluice::engine {
 
 // What an engine queues on a GPU, and in which order the GPU does it. Work is queued on several streams:
-// units come in on one, go out on another, and are updated on a third; the client computes on streams of its
-// own. Each piece of memory remembers the last work that wrote it, and the last that read it on each stream.
-// Who uses a piece next waits for these on its own stream, so that the caller need not wait. A stream that
-// has waited for a place of another one waits for no earlier place of it. Thread rule: one thread, and others
-// that copy in and out and wait, as DeviceDisk does.
+// units come in on one, go out on another, and are updated on a third, whose chunks come in and go out on two
+// more; numbers go out on one of their own; and the client computes on streams of its own. Each piece of
+// memory remembers the last work that wrote it, and the last that read it on each stream. Who uses a piece
+// next waits for these on its own stream, so that the caller need not wait. A stream that has waited for a
+// place of another one waits for no earlier place of it. Thread rule: one thread, and others that copy in and
+// out and wait, as DeviceDisk does; two of them do not use one piece at a time, unless both read it, or on
+// one stream.
 class DeviceWork {
  public:
   using Memory = std::span<const std::byte>;  // of the GPU's, or of registered memory of the host
   enum class Use : std::uint8_t { kRead, kWrite };
+  // What copies are of. A unit that the GPU updates takes the link for tens of milliseconds, chunk by chunk:
+  // gradients that the CPU waits for, and units that the client does, go beside that, and not behind. A
+  // number that the caller reads is there when the client has computed it: other copies would wait behind it
+  // for that, and the client would wait where it is copied among what the client computes.
+  enum class Flow : std::uint8_t { kUnits, kChunks, kNumbers };
 
   explicit DeviceWork(Device& device);  // the device outlives it
   ~DeviceWork();                        // REQUIRES: finish() was called, or nothing was queued
@@ -34,6 +42,12 @@ class DeviceWork {
   CUstream_st* in() const { return in_.get(); }
   CUstream_st* out() const { return out_.get(); }
   CUstream_st* updates() const { return updates_.get(); }
+  CUstream_st* numbers() const { return numbers_.get(); }
+  // All of its own: in(), out(), those of chunks, numbers() and updates().
+  static constexpr std::size_t kStreams = 6;
+  std::array<CUstream_st*, kStreams> streams() const {
+    return {in(), out(), chunks_in_.get(), chunks_out_.get(), numbers(), updates()};
+  }
   // The stream on which the client computes from now on: at first one that is made for it. It goes on when
   // all is done that the one before has, so that this stands for all that came before it, which may end.
   // REQUIRES: the client orders what it queues on several streams itself.
@@ -50,7 +64,7 @@ class DeviceWork {
   template <class Work>
   void queue(CUstream_st* stream, std::span<const Memory> read, std::span<const Memory> written,
              Work&& work) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard turn(turn_of(stream));
     for (const Memory& memory : read) begin_use(stream, memory, Use::kRead);
     for (const Memory& memory : written) begin_use(stream, memory, Use::kWrite);
     std::forward<Work>(work)();
@@ -58,8 +72,8 @@ class DeviceWork {
     for (const Memory& memory : read) end_use(place, memory, Use::kRead);
     for (const Memory& memory : written) end_use(place, memory, Use::kWrite);
   }
-  void copy_in(std::byte* to, Memory from);   // on in()
-  void copy_out(std::byte* to, Memory from);  // on out()
+  void copy_in(std::byte* to, Memory from, Flow flow = Flow::kUnits);
+  void copy_out(std::byte* to, Memory from, Flow flow = Flow::kUnits);
 
   // The caller waits until it may use the memory itself; or asks whether it may.
   void wait(Memory memory, Use use);
@@ -93,8 +107,11 @@ class DeviceWork {
   };
   template <class Pieces, class Body>
   static void for_each(Pieces& pieces, Memory memory, const Body& body);
+  // What who uses the memory so comes after.
+  std::vector<Place> uses_before(Memory memory, Use use) const;
   // What the caller would have to wait for. An event is not recorded again while somebody has it.
   std::vector<Device::SharedEvent> unfinished(Memory memory, Use use) const;
+  std::mutex& turn_of(CUstream_st* stream);
   void wait_for_client();
   void begin_use(CUstream_st* stream, Memory memory, Use use);
   void end_use(const Place& place, Memory memory, Use use);
@@ -102,10 +119,13 @@ class DeviceWork {
   Place record(CUstream_st* stream);
 
   Device& device_;
-  Device::Stream in_, out_, updates_, own_client_;
+  Device::Stream in_, out_, chunks_in_, chunks_out_, numbers_, updates_, own_client_;
   CUstream_st* client_;
-  Device::Event before_client_;                   // what the client's streams before this one had
-  mutable std::mutex mutex_;                      // guards what follows
+  Device::Event before_client_;  // what the client's streams before this one had
+  // Of each stream, the client's last: is held while something is queued there. The driver lets a caller wait
+  // where much is queued on a stream, and nobody else may have to wait for that.
+  std::array<std::mutex, kStreams + 1> turns_;
+  mutable std::mutex mutex_;                      // guards what follows; the driver is not called meanwhile
   std::map<const std::byte*, Piece> pieces_;      // by their beginnings
   std::map<CUstream_st*, std::uint64_t> places_;  // of each stream, the number of the last one
   // The last place of the second stream that the first one has waited for.

@@ -22,21 +22,36 @@ RegisteredRegion::RegisteredRegion(allocator::Ledger& ledger, Device& device, al
   registered_.reset(memory_.data());
 }
 
-// The driver's copies need no checksums.
-class HostRecords::Record final : public CheckedBacking {
+// The driver's copies need no checksums. Updates fetch and store their chunks as callers whose threads would
+// compute these.
+class HostRecords::Record final : public Backing {
  public:
-  using CheckedBacking::store;
   Record(HostRecords& owner, const Place& place) : owner_(owner), place_(place) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    end_queued(done, [&] { owner_.work_.copy_in(into.data(), {data(offset), into.size()}); });
+    copy_in(offset, into, Flow::kUnits, done);
   }
   void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
-    end_queued(done, [&] { owner_.work_.copy_out(data(offset), from); });
+    copy_out(offset, from, Flow::kUnits, done);
+  }
+  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    copy_in(offset, into, Flow::kChunks, done);
+  }
+  void check(std::uint64_t /*offset*/, std::span<const std::byte> /*found*/, Threads& /*threads*/) override {}
+  void store(std::uint64_t offset, std::span<const std::byte> from, Threads& /*threads*/,
+             Done done) override {
+    copy_out(offset, from, Flow::kChunks, done);
   }
 
   ForCpu for_cpu() override { return {data(0), nullptr}; }
 
  private:
+  using Flow = DeviceWork::Flow;
+  void copy_in(std::uint64_t offset, std::span<std::byte> into, Flow flow, const Done& done) const {
+    end_queued(done, [&] { owner_.work_.copy_in(into.data(), {data(offset), into.size()}, flow); });
+  }
+  void copy_out(std::uint64_t offset, std::span<const std::byte> from, Flow flow, const Done& done) const {
+    end_queued(done, [&] { owner_.work_.copy_out(data(offset), from, flow); });
+  }
   std::byte* data(std::uint64_t offset) const {
     return owner_.memory_[index(place_.purpose)].data() + place_.offset + offset;
   }

@@ -66,9 +66,15 @@ void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
   staging_ = {};  // the old memory is given back before the new is taken
   const std::size_t bytes = slot_bytes(states_.format(), layout_, streams_parameters_);
   staging_ = ComputeRegion(ledger, gpu_.work, allocator::Purpose::kStaging, slots * bytes);
-  if (gpu_.work != nullptr && slots > 0) gpu_.work->add({staging_.data(), slots * bytes}, bytes);
   slots_.resize(own_slots_ = slots);
-  for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
+  for (std::size_t i = 0; i < slots; ++i) {
+    slots_[i].data = staging_.data() + i * bytes;
+    if (gpu_.work == nullptr) continue;
+    // State may come in from the disk while a gradient comes in from host memory.
+    const std::size_t state = state_part_bytes(states_.format());
+    if (state > 0) gpu_.work->add({slots_[i].data, state}, state);
+    gpu_.work->add({slots_[i].data + state, bytes - state}, bytes - state);
+  }
 }
 
 void UpdatePipeline::set_cpu_slots(allocator::Ledger& ledger, std::size_t slots) {

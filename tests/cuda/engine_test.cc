@@ -24,6 +24,9 @@ TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
         setup.places = {parameters, gradients, state};
         expect_twin(setup, expected);
       }
+  setup.places = {kHost, kHost,
+                  kDisk};  // of a chunk one part comes from memory, and another one from the disk
+  expect_twin(setup, expected);
 }
 
 // Each of several tests has some of the orders, so that they can run side by side.
