@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <condition_variable>
-#include <deque>
+#include <list>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -36,6 +38,10 @@ class ThreadExecutor final : public UpdateExecutor {
     }
     changed_.notify_one();
   }
+  void hurry(std::optional<UnitId> unit) override {
+    const std::lock_guard lock(mutex_);
+    hurried_ = unit;
+  }
   Threads& threads() override { return executors_.front()->threads(); }
   // Of the threads on average, so that it compares with the seconds of a step.
   double seconds() const override {
@@ -50,13 +56,22 @@ class ThreadExecutor final : public UpdateExecutor {
     ChunkWork work;
     Done done;
   };
+  // REQUIRES: the lock, and that there is one. With an optimizer's rounds the order counts.
+  Begun take_next() {
+    auto next = works_.begin();
+    if (hurried_ && executors_.size() > 1)
+      next = std::ranges::find(works_, *hurried_, [](const Begun& begun) { return begun.work.update.unit; });
+    if (next == works_.end()) next = works_.begin();
+    Begun taken = std::move(*next);
+    works_.erase(next);
+    return taken;
+  }
   void work_all(std::size_t i) {
     while (true) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return ends_ || !works_.empty(); });
       if (works_.empty()) return;
-      const Begun next = std::move(works_.front());
-      works_.pop_front();
+      const Begun next = take_next();
       lock.unlock();
       executors_[i]->begin(next.work, [&](std::exception_ptr error) {
         {
@@ -71,7 +86,8 @@ class ThreadExecutor final : public UpdateExecutor {
   const std::vector<std::unique_ptr<UpdateExecutor>> executors_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Begun> works_;
+  std::list<Begun> works_;
+  std::optional<UnitId> hurried_;
   std::vector<double> seconds_;  // by thread
   bool ends_ = false;
   std::vector<std::thread> threads_;  // comes last, since they use the rest

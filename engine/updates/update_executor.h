@@ -79,7 +79,8 @@ class PartsOfOthers {
 };
 
 // Computes updates whose parts are in memory, on a processor and threads of its choice. Works begin in the
-// order in which they are given. Thread rule: one thread at a time; `done` may come from another.
+// order in which they are given, but for those of a unit that somebody waits for. Thread rule: one thread at
+// a time; `done` may come from another.
 class UpdateExecutor {
  public:
   virtual ~UpdateExecutor() = default;
@@ -89,6 +90,8 @@ class UpdateExecutor {
   // another thread. It does not throw. Until then the caller keeps everything that the work refers to
   // unchanged.
   virtual void begin(const ChunkWork& work, Done done) = 0;
+  // Whose works come first, if any, where several units' works wait for a thread.
+  virtual void hurry(std::optional<UnitId> /*unit*/) {}
   // The threads on which a caller, or a `done`, may compute meanwhile.
   virtual Threads& threads() = 0;
   virtual double seconds() const = 0;  // how long works have taken so far

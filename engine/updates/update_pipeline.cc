@@ -134,6 +134,15 @@ void UpdatePipeline::add(const Update& update, std::function<void()> on_applied)
   issue_reads();
 }
 
+void UpdatePipeline::hurry(std::optional<UnitId> unit) {
+  if (rounds_ > 0) return;
+  {
+    const std::lock_guard lock(mutex_);
+    hurried_ = unit;
+  }
+  if (gpu_.cpu != nullptr) gpu_.cpu->hurry(unit);
+}
+
 bool UpdatePipeline::under_way(UnitId unit) const {
   return std::any_of(updates_.begin(), updates_.end(),
                      [&](const auto& running) { return running->decided && running->update.unit == unit; });

@@ -70,8 +70,11 @@ class UpdatePipeline {
   // pump() calls on_applied once, when the update no longer needs parameters and gradient, and has written
   // the parameters that it streams. REQUIRES: no update of that unit is under way.
   void add(const Update& update, std::function<void()> on_applied);
+  // Chunks of this unit, if any, come before those of others, where the optimizer has no rounds.
+  void hurry(std::optional<UnitId> unit);
   bool under_way(UnitId unit) const;  // including its last transfers
   bool idle() const;                  // no update is under way
+  bool on_gpu() const { return gpu_.work != nullptr; }
   // Updates under way that still need parameters and gradient, but for those of the CPU beside a GPU.
   std::size_t unapplied() const;
 
@@ -212,6 +215,7 @@ class UpdatePipeline {
   std::uint64_t turns_ = 0;       // see Slot::turn
   std::size_t lent_from_ = kOwn;  // slots from this position on may be used
   std::deque<std::unique_ptr<Running>> updates_;
+  std::optional<UnitId> hurried_;
   std::exception_ptr error_;
   int under_way_ = 0;  // transfers and works that have not ended
 };

@@ -1,6 +1,7 @@
 #include "engine/updates/update_queue.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace sluice::engine {
@@ -178,18 +179,25 @@ void UpdateQueue::finish(UnitId unit) {
 }
 
 // What the CPU updates while a GPU computes needs none of the GPU's frames, so that as many updates as there
-// are may be under way, unless they follow one another.
+// are may be under way, and none waits for what the GPU updates, unless they follow one another.
 void UpdateQueue::start_waiting() {
-  const auto may_start = [&](const Task& task) {
-    return (pipeline_.by_cpu(task.unit) && !task.pass) || pipeline_.unapplied() < kRunning;
-  };
+  const auto is_cpus = [&](const Task& task) { return pipeline_.by_cpu(task.unit) && !task.pass; };
+  const auto may_start = [&](const Task& task) { return is_cpus(task) || pipeline_.unapplied() < kRunning; };
   while (!waiting_.empty() && may_start(waiting_.front()) && start(waiting_.front(), false))
     waiting_.pop_front();
+  for (auto task = waiting_.begin(); task != waiting_.end() && !task->pass;)
+    task = is_cpus(*task) && start(*task, false) ? waiting_.erase(task) : std::next(task);
 }
 
+// Goes on while an update has started, or has made place for another one.
 void UpdateQueue::start_all() {
-  do start_waiting();
-  while (go_on() && !waiting_.empty());
+  std::size_t waited = 0, running = 0;
+  do {
+    waited = waiting_.size();
+    start_waiting();
+    running = pipeline_.unapplied();
+    go_on();
+  } while (!waiting_.empty() && (waiting_.size() < waited || pipeline_.unapplied() < running));
 }
 
 // Where all parts are in memory, each pass has arithmetic as soon as it is started.
@@ -209,11 +217,15 @@ void UpdateQueue::serve_ranks() {
 }
 
 void UpdateQueue::ensure_updated(UnitId unit) {
-  while (phases_[unit] != Phase::kCurrent) {
+  if (current(unit)) return;
+  pipeline_.hurry(unit);
+  while (!current(unit)) {
     if (phases_[unit] == Phase::kWaiting) start_for(unit);
-    if (parts_.ranks != nullptr) start_waiting();  // another rank may wait for a unit that is further ahead
+    // Another rank may wait for a unit that is further ahead, or the GPU have nothing to do.
+    if (parts_.ranks != nullptr || pipeline_.on_gpu()) start_waiting();
     if (!go_on()) wait();
   }
+  pipeline_.hurry({});
 }
 
 // Starts the unit's update before its turn, unless a joint update is in the way.

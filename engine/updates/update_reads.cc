@@ -105,10 +105,13 @@ std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
                (decided || slot.position != kOwn) && slot.of_cpu == states_.by_cpu(running.update.unit);
       });
     };
-    const auto waiting = std::find_if(updates_.begin(), updates_.end(), [&](const auto& u) {
+    const auto may_begin = [&](const auto& u) {
       return u->decided == decided && u->streamed && has_turn_to_read(*u) && may_read(*u) &&
              slot_for(*u).has_value();
-    });
+    };
+    auto waiting = std::ranges::find_if(
+        updates_, [&](const auto& u) { return u->update.unit == hurried_ && may_begin(u); });
+    if (waiting == updates_.end()) waiting = std::ranges::find_if(updates_, may_begin);
     if (waiting == updates_.end()) continue;
     const auto ahead = std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) {
       return slot.stage == Stage::kReading && slot.is_foreseen();

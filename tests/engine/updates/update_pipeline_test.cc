@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <condition_variable>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "offload/test_files.h"
@@ -118,6 +121,67 @@ TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
   file_->holds = true;
   add([&] { file_->let_go(std::make_exception_ptr(Error(ErrorCode::kIo, "disk: it is broken"))); });
   EXPECT_EQ(thrown_by([&] { pipeline_->pump(); }).text, "'optimizer state of unit': disk: it is broken");
+}
+
+// An executor whose works last until a gate opens, and that notes the order in which they began.
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_open = false;
+  std::vector<UnitId> begun = {};
+  void wait_until_begun(std::size_t count) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return begun.size() >= count; });
+  }
+};
+class GatedExecutor final : public UpdateExecutor {
+ public:
+  explicit GatedExecutor(Gate& gate) : gate_(gate) {}
+  void start(allocator::Ledger& /*ledger*/) override {}
+  void begin(const ChunkWork& work, Done done) override {
+    {
+      std::unique_lock lock(gate_.mutex);
+      gate_.begun.push_back(work.update.unit);
+      gate_.changed.notify_all();
+      gate_.changed.wait(lock, [&] { return gate_.is_open; });
+    }
+    done(nullptr);
+  }
+  Threads& threads() override { return threads_; }
+  double seconds() const override { return 0; }
+
+ private:
+  Gate& gate_;
+  Threads threads_{1};
+};
+
+TEST(ThreadExecutorTest, WhatSomebodyWaitsForComesFirst) {
+  for (const bool hurries : {false, true}) {
+    Gate gate;
+    std::vector<std::unique_ptr<UpdateExecutor>> two;
+    for (int i = 0; i < 2; ++i) two.push_back(std::make_unique<GatedExecutor>(gate));
+    const auto executor = make_thread_executor(std::move(two));
+    std::vector<Update> updates(4);
+    const Bucket bucket{};
+    for (UnitId unit = 0; unit < updates.size(); ++unit) updates[unit].unit = unit;
+    const auto begin = [&](UnitId unit) {
+      executor->begin({updates[unit], bucket, 0, std::nullopt}, [](const auto&) {});
+    };
+    begin(0);
+    begin(0);
+    gate.wait_until_begun(2);
+    for (const UnitId unit : {1U, 1U, 2U, 3U, 3U}) begin(unit);
+    if (hurries) executor->hurry(3);
+    {
+      const std::lock_guard lock(gate.mutex);
+      gate.is_open = true;
+    }
+    gate.changed.notify_all();
+    gate.wait_until_begun(7);
+    // Two threads take works in turn, and may note the first two of them in either order.
+    EXPECT_THAT(gate.begun, hurries ? testing::ElementsAre(0, 0, 3, 3, testing::_, testing::_, testing::_)
+                                    : testing::ElementsAre(0, 0, 1, 1, testing::_, testing::_, testing::_));
+  }
 }
 
 }  // namespace update_pipeline_test
