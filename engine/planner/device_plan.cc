@@ -38,6 +38,9 @@ constexpr std::uint64_t kExtentWaste = 16;
 constexpr std::size_t kLeastChunks = 16;
 constexpr std::uint64_t kSlotsShare = 64;
 
+// Gains of at least this part of the greatest are alike.
+constexpr double kAlike = 0.98;
+
 constexpr std::uint64_t kAnyDisk = std::numeric_limits<std::uint64_t>::max();
 
 std::size_t most_host_slots(const MachineRates& rates) {
@@ -217,6 +220,14 @@ class DevicePlanner {
         if (seconds > 0) result.push_back({unit, part, seconds / static_cast<double>(bytes_of(unit, part))});
       }
     std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
+    // Of those that save as much, but for what padding takes, the first ones: backward ends with them, and
+    // the next step begins with them, so that nothing else goes on beside their updates.
+    for (auto begin = result.begin(); begin != result.end();) {
+      const auto is_less = [least = kAlike * begin->gain](const Item& item) { return item.gain < least; };
+      const auto end = std::find_if(begin, result.end(), is_less);
+      std::stable_sort(begin, end, [](const Item& a, const Item& b) { return a.unit < b.unit; });
+      begin = end;
+    }
     return result;
   }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -198,6 +200,23 @@ TEST(DevicePlan, ChunksGrowWithUnitsAndMemory) {
   EXPECT_EQ(chunk(1'000'000, kMuch, kMuch), 8 * kMiB);
   EXPECT_EQ(chunk(100'000, 3 * kGiB, kMuch), least);
   EXPECT_EQ(chunk(100'000, kMuch, 8 * kGiB), least);
+}
+
+// Nothing goes on beside the updates with which backward ends and the next step begins.
+TEST(DevicePlan, StateOfTheFirstUnitsIsOnTheGpu) {
+  const Kind kind{.units = 8, .rows = 9000, .width = 768, .updates = Tier::kDevice};
+  const Model model(kind);
+  const std::uint64_t all = model.plan(64 * kGiB, 0, 64 * kGiB).plan->device_bytes;
+  std::set<std::ptrdiff_t> counts;
+  for (std::uint64_t device = all / 3; device < all; device += all / 24) {
+    const Planned found = model.plan(64 * kGiB, 0, device);
+    if (!found.plan) continue;
+    const std::span blocks = std::span(found.plan->units).subspan(1, kind.units);
+    const auto is_there = [](const UnitPlan& unit) { return unit.resident(Part::kState); };
+    EXPECT_TRUE(std::ranges::is_partitioned(blocks, is_there)) << format_size(device);
+    counts.insert(std::ranges::count_if(blocks, is_there));
+  }
+  EXPECT_GT(counts.size(), 3u);
 }
 
 // Also where there would be no room for frames and slots, without which nothing can be elsewhere.
