@@ -228,9 +228,9 @@ class Session:
             if (model := self.model()) is not None:
                 _homes.check_places(model, got)
             presence.check_unwritten(presence.homes)
+            self._gradients.prepare()  # before a wait for a GPU, which would have nothing to do meanwhile
             if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
                 raise StateError(f"optimizer.step() is called, and no parameter of the wrapped model has a gradient{self._added()}")
-            self._gradients.prepare()
             if not reproducible:
                 self._together.share_buffers()
 
