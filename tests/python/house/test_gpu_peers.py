@@ -1,6 +1,7 @@
 """bench/python/gpu_vs_pytorch.py, whose cases are parts of scripts/gpu_check.sh, without a GPU: what its sides do is done on the tests'
 fake driver, with a tiny model, and its cases are planned in their own sizes."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -66,3 +67,21 @@ def test_what_a_peer_lacks_is_a_line(tmp_path):
 def test_without_a_gpu_it_says_so():
     status, told, errors = bench("--case", "8b", "--json")
     assert status == gpu_vs_pytorch.NO_GPU and told == "" and "sees no GPU" in errors.splitlines()[-1]
+
+
+def test_gaps_of_a_trace_have_their_reasons(tmp_path):
+    """Of three kernels the second comes late, since a copy is awaited, and the third, since it is queued late."""
+
+    def event(cat, ts, dur, correlation, **more):
+        return {"ph": "X", "cat": cat, "name": cat, "ts": 1000 * ts, "dur": 1000 * dur, "args": {"correlation": correlation, **more}}
+
+    events = [event("cuda_runtime", at, 0.1, i) for i, at in enumerate([0, 1, 20])]
+    events += [event("kernel", at, 2, i, stream=7) for i, at in enumerate([1, 10, 21])]
+    events += [event("gpu_memcpy", 2, 7, 9, stream=8, bytes=7000000)]
+    trace = tmp_path / "trace.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    told = subprocess.run([sys.executable, str(BENCH / "gpu_gaps.py"), str(trace)], capture_output=True, text=True, check=True).stdout
+    assert "stream 8: 1 times gpu_memcpy, 7.0 ms, 0.01 GB at 1.0 GB/s" in told
+    assert "stream 7 computes, and had nothing to do for 16.0 of 22.0 ms" in told
+    assert "at     11.0 ms   9.00 ms, before kernel (queued 8.00 ms after its begin); beside it nothing" in told
+    assert "at      2.0 ms   7.00 ms, before kernel (the GPU waited); beside it 1 copies on 8" in told
