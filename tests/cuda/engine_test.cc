@@ -24,8 +24,8 @@ TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
         setup.places = {parameters, gradients, state};
         expect_twin(setup, expected);
       }
-  setup.places = {kHost, kHost,
-                  kDisk};  // of a chunk one part comes from memory, and another one from the disk
+  // Of a chunk one part comes from memory, and another one from the disk.
+  setup.places = {kHost, kHost, kDisk};
   expect_twin(setup, expected);
 }
 

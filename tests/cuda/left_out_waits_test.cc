@@ -78,8 +78,8 @@ class LeftOutWaitsTest : public KernelTest {
   // Whether the training is as the CPU's, without an error and without a misuse: where work is done late, and
   // where some of it is done before what others forgot to wait for.
   bool is_right(const Scenario& scenario, const std::optional<LeftOut>& left_out) {
-    const std::uint64_t seeds =
-        left_out ? 24 : 1;  // of which in some the stream that is to wait is the faster one
+    // In some of so many the stream that is to wait is the faster one.
+    const std::uint64_t seeds = left_out ? 24 : 1;
     for (std::uint64_t seed = 0; seed <= seeds; ++seed)
       if (!is_right(scenario, left_out,
                     {.schedule = seed == 0 ? Schedule::kLate : Schedule::kRandom, .seed = seed}))
