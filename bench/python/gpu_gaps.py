@@ -11,8 +11,6 @@ import collections
 import gzip
 import json
 
-OPENERS = {True: gzip.open, False: open}
-
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,7 +21,8 @@ def arguments():
 
 def read(path):
     """Returns what the GPU did, in order, each as (begin, end, stream, event), in ms; and when it was queued, by correlation."""
-    with OPENERS[path.endswith(".gz")](path, "rt") as file:
+    opened = gzip.open if path.endswith(".gz") else open
+    with opened(path, "rt") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
     first = min((e["ts"] for e in events if e.get("cat") in ("kernel", "gpu_memcpy")), default=0)
     queued = {e["args"]["correlation"]: (e["ts"] - first) / 1e3 for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
@@ -68,7 +67,7 @@ def main():
         copies = collections.Counter(stream for other, until, stream, event in done
                                      if event["cat"] == "gpu_memcpy" and other < begin + length and until > begin)
         beside = ", ".join(f"{count} copies on {stream}" for stream, count in sorted(copies.items()))
-        print(f"  at {begin:8.1f} ms {length:6.2f} ms, before {name[:40]} ({why or 'nobody knows when that was queued'}); beside it {beside or 'nothing'}")
+        print(f"  at {begin:8.1f} ms {length:6.2f} ms, before {name[:40]} ({why or 'the trace does not say when that was queued'}); beside it {beside or 'nothing'}")
 
 
 if __name__ == "__main__":

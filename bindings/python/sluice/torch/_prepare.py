@@ -17,8 +17,8 @@ from ..errors import BudgetError, InvalidArgumentError, NotFoundError
 from ..model import Options, Sections, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
-from ._guards import check_ahead, check_model, check_optimizer, check_writes
 from ._demand import Beside
+from ._guards import check_ahead, check_model, check_optimizer, check_writes
 from ._estimate import reserves_of
 from ._gpu import HOST, Account, Gpu, gpu_of
 from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
