@@ -11,7 +11,7 @@
 namespace sluice::comm {
 namespace {
 
-const std::vector<std::string> kAxes{"data", "pipeline"};
+const std::vector<std::string> kAxes{"data", "pipeline", "tensor"};
 
 int size_of_axis(std::string_view text, std::string_view given) {
   int size = 0;
@@ -77,6 +77,13 @@ std::vector<int> Mesh::along(int rank, std::string_view axis) const {
   const int first = rank - coordinate(rank, axis) * step(axis);
   std::vector<int> ranks;
   for (int i = 0; i < size(axis); ++i) ranks.push_back(first + i * step(axis));
+  return ranks;
+}
+
+std::vector<int> Mesh::across(int rank, std::string_view axis) const {
+  std::vector<int> ranks;
+  for (int other = 0; other < ranks_; ++other)
+    if (coordinate(other, axis) == coordinate(rank, axis)) ranks.push_back(other);
   return ranks;
 }
 

@@ -16,8 +16,8 @@ class Mesh {
   };
   static constexpr int kMostRanks = 1 << 20;
 
-  // Throws Error(kInvalidArgument) for an axis that is not known (data, pipeline), is there twice, or has no
-  // size of 1 or more, and for more than kMostRanks ranks.
+  // Throws Error(kInvalidArgument) for an axis that is not known (data, pipeline, tensor), is there twice, or
+  // has no size of 1 or more, and for more than kMostRanks ranks.
   static Mesh parse(std::string_view text);
 
   std::string text() const;               // as parse() reads it
@@ -26,6 +26,8 @@ class Mesh {
   int coordinate(int rank, std::string_view axis) const;
   // The ranks that differ from `rank` in this axis alone, and itself, by their coordinates.
   std::vector<int> along(int rank, std::string_view axis) const;
+  // The ranks that have the same coordinate on this axis as `rank`, ascending.
+  std::vector<int> across(int rank, std::string_view axis) const;
   std::string place(int rank) const;  // in words: "data 1 of 2, pipeline stage 3 of 4"
   bool operator==(const Mesh&) const = default;
 

@@ -8,10 +8,11 @@
 namespace sluice::engine {
 
 MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t micro_batches)
-    : pairwise_(pairwise), heights_{0}, merges_(micro_batches) {
-  for (int rank = 0; rank <= ranks.size; ++rank)
+    : pairwise_(pairwise), ranks_(ranks), heights_{0}, merges_(micro_batches) {
+  const int apart = ranks.size / ranks.tensor;  // ranks with micro-batches of their own
+  for (int rank = 0; rank <= apart; ++rank)
     borders_.push_back(static_cast<std::size_t>(rank) * micro_batches);
-  PairwiseStack stack(borders_[static_cast<std::size_t>(ranks.rank)]);
+  PairwiseStack stack(borders_[static_cast<std::size_t>(ranks.rank % apart)]);
   for (std::size_t i = 0; i < micro_batches; ++i) {
     if (!pairwise) {
       heights_.push_back(1);
@@ -19,16 +20,25 @@ MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t m
     }
     most_ = std::max(most_, stack.height() + 1);
     merges_[i] = stack.push();
-    const bool all = ranks.size == 1 && i + 1 == micro_batches;
+    const bool all = apart == 1 && i + 1 == micro_batches;
     if (all) merges_[i] += stack.carries();
     heights_.push_back(all ? 1 : stack.height());
   }
 }
 
 comm::SumOrder MicroBatchSums::order() const {
-  const int ranks = static_cast<int>(borders_.size()) - 1;
   // One rank alone has made its sums one.
-  return pairwise_ && ranks > 1 ? comm::pairwise_order(borders_) : comm::order_of_ranks(ranks);
+  if (!pairwise_ || ranks_.size == ranks_.tensor) return comm::order_of_ranks(ranks_.size);
+  const comm::SumOrder once = comm::pairwise_order(borders_);
+  comm::SumOrder order;
+  PairwiseStack stack;
+  for (int i = 0; i < ranks_.tensor; ++i) {  // all but one of which give 0 for an element
+    order.arrays.insert(order.arrays.end(), once.arrays.begin(), once.arrays.end());
+    order.merges.insert(order.merges.end(), once.merges.begin(), once.merges.end());
+    order.merges.back() += stack.push();
+  }
+  order.merges.back() += stack.carries();
+  return order;
 }
 
 std::size_t MicroBatchSums::kept(std::size_t group, bool to_the_end) const {

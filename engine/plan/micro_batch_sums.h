@@ -30,7 +30,9 @@ class MicroBatchSums {
 
  private:
   bool pairwise_;
-  // Where each rank's micro-batches begin, counted over all ranks, and where the last ones end.
+  RankOf ranks_;
+  // Where each rank's micro-batches begin, counted over all ranks that have others, and where the last ones
+  // end.
   std::vector<std::size_t> borders_;
   std::vector<std::size_t> heights_, merges_;
   std::size_t most_ = 1;

@@ -46,6 +46,9 @@ inline constexpr std::size_t kUnitsThatWait = 1;
 struct RankOf {
   int rank = 0, size = 1;
   std::vector<int> hosts = {};  // as of comm::Hosts: by rank; none: all are on one
+  // How many of them compute pieces of the same layers, of the same micro-batches. What they must do in the
+  // same order is alike in their plans. With PlanRequest::reproducible they are size / tensor apart.
+  int tensor = 1;
   comm::Hosts on_hosts() const { return hosts.empty() ? comm::Hosts(size) : comm::Hosts(hosts); }
   bool operator==(const RankOf&) const = default;
 };
@@ -175,7 +178,11 @@ struct Plan {
   std::uint64_t step_bytes_received = 0, step_bytes_from_hosts = 0;
   // Those of the former that other sections of a pipeline send; the others are gradients and parameters.
   std::uint64_t step_bytes_from_sections = 0;
-  std::uint64_t step_bytes_of_data() const { return step_bytes_received - step_bytes_from_sections; }
+  // And those that come while layers are computed, from ranks that have other pieces of them.
+  std::uint64_t step_bytes_of_tensor = 0;
+  std::uint64_t step_bytes_of_data() const {
+    return step_bytes_received - step_bytes_from_sections - step_bytes_of_tensor;
+  }
   bool knows_link = false;  // whether it is known what joins the ranks
   StepTime time;            // where the CPU computes
   DeviceTime device_time;   // where a GPU does

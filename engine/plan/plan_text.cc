@@ -120,6 +120,20 @@ double bytes_per_day(const Plan& plan) {
   return plan.time.step > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.time.step : 0;
 }
 
+// What comes along several axes of a mesh, by axis.
+std::string received_along(const Plan& plan) {
+  std::string text;
+  const auto add = [&](std::uint64_t bytes, const char* axis) {
+    if (bytes > 0) text += fmt::format("{} {} along {}", text.empty() ? ":" : ",", format_size(bytes), axis);
+  };
+  if (plan.step_bytes_of_data() == plan.step_bytes_received) return text;
+  add(plan.step_bytes_of_data(),
+      plan.ranks.tensor > 1 ? "data and tensor for parameters and gradients" : "data");
+  add(plan.step_bytes_of_tensor, "tensor for what is computed");
+  add(plan.step_bytes_from_sections, "pipeline");
+  return text;
+}
+
 }  // namespace
 
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget) {
@@ -179,11 +193,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
     text += fmt::format(
         "received per step {}{} from other ranks{}\n",
         plan.partitions_any(Part::kParameters) || sums_by_rows(profile, plan.ranks) ? "at most " : "",
-        format_size(plan.step_bytes_received),
-        plan.step_bytes_from_sections > 0 && plan.ranks.size > 1
-            ? fmt::format(": {} along data, {} along pipeline", format_size(plan.step_bytes_of_data()),
-                          format_size(plan.step_bytes_from_sections))
-            : "");
+        format_size(plan.step_bytes_received), received_along(plan));
   if (plan.step_bytes_from_hosts > 0)
     text += fmt::format("                  {} come to its host from other hosts\n",
                         format_size(plan.step_bytes_from_hosts));
@@ -258,9 +268,12 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                  {"seconds", plan.time.step},
                  {"bound", plan.bound()}}},
                {"units", units}};
-  if (profile.whole_step)
-    json["step"]["bytes_received_along"] = {{"data", plan.step_bytes_of_data()},
-                                            {"pipeline", plan.step_bytes_from_sections}};
+  if (profile.whole_step || plan.ranks.tensor > 1) {
+    Json& along = json["step"]["bytes_received_along"];
+    along["data"] = plan.step_bytes_of_data();
+    if (profile.whole_step) along["pipeline"] = plan.step_bytes_from_sections;
+    if (plan.ranks.tensor > 1) along["tensor"] = plan.step_bytes_of_tensor;
+  }
   if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
   if (!on_gpu) return json;
   json["device"] = plan.device_bytes;

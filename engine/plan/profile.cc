@@ -36,6 +36,8 @@ Work& Work::operator+=(const Work& other) {
   for (std::size_t i = 0; i < other.products.size(); ++i) products[i] += other.products[i];
   attention += other.attention;
   bytes += other.bytes;
+  received += other.received;
+  waits += other.waits;
   return *this;
 }
 

@@ -16,7 +16,8 @@ std::optional<std::size_t> rows_of_tokens(const ParameterSpec& parameter, int us
   if (!parameter.by_tokens || use + 1 != parameter.uses || in_spans || ranks.size == 1 || profile.any_order)
     return std::nullopt;
   const std::size_t rows = parameter.shape.front();
-  const std::size_t tokens = static_cast<std::size_t>(ranks.size) * profile.micro_batches * profile.tokens;
+  const std::size_t tokens =
+      static_cast<std::size_t>(ranks.size / ranks.tensor) * profile.micro_batches * profile.tokens;
   if (tokens >= kTokensOfARow * rows) return std::nullopt;
   return std::min(rows, tokens);
 }

@@ -16,6 +16,9 @@ class Pace {
   double seconds(const Work& work) const {
     double seconds =
         work.bytes / rates_.memory_bandwidth + work.attention / rates_.attention.value_or(rates_.flops);
+    if (rates_.tensor_link)
+      seconds += static_cast<double>(work.received) / rates_.tensor_link->bandwidth +
+                 static_cast<double>(work.waits) * rates_.tensor_link->latency;
     for (std::size_t i = 0; i < work.products.size(); ++i)
       if (work.products[i] > 0)
         seconds += rates_.are_limits ? work.products[i] / rates_.flops : work.products[i] * each_[i];
@@ -63,10 +66,17 @@ void Placement::add_computing(const std::vector<UnitPlan>& units, std::size_t gr
     if (!part.forward && !part.backward && !part.weights) continue;
     const ActivationChoice& choice = profile_.unit_profiles[unit].choices[units[unit].choice];
     const std::size_t micro_batches = std::min(group, all_micro_batches - part.item * group);
-    if (part.forward) visits[i].compute += static_cast<double>(micro_batches) * times[unit].forward;
-    if (part.backward)
+    const UnitProfile& profile = profile_.unit_profiles[unit];
+    if (part.forward) {
+      visits[i].compute += static_cast<double>(micro_batches) * times[unit].forward;
+      visits[i].received_while_computing += micro_batches * profile.forward.received;
+    }
+    if (part.backward) {
+      visits[i].received_while_computing +=
+          micro_batches * (profile.backward.received + choice.again.received);
       visits[i].compute += static_cast<double>(micro_batches) *
                            (times[unit].backward[units[unit].choice] - times[unit].weights);
+    }
     if (part.weights) visits[i].compute += static_cast<double>(micro_batches) * times[unit].weights;
     visits[i].steps = std::max<std::size_t>(1, micro_batches * (part.backward  ? choice.backward_steps
                                                                 : part.weights ? choice.weights_steps
@@ -155,7 +165,8 @@ void Placement::count_bytes(const std::vector<Visit>& visits, Plan& plan) const 
   plan.step_bytes_received += received_of_sections();
   for (const Visit& visit : visits) {
     const Arriving arriving = visit.arriving();
-    plan.step_bytes_received += arriving.bytes;
+    plan.step_bytes_of_tensor += visit.received_while_computing;
+    plan.step_bytes_received += arriving.bytes + visit.received_while_computing;
     plan.step_bytes_from_hosts += hosts_.all_on_one() ? 0 : arriving.by_link;
     plan.step_bytes_read += visit.read_bytes();
     plan.step_bytes_written += visit.written_bytes();

@@ -39,6 +39,8 @@ struct Visit {
   std::size_t steps = 1;      // updates go on between so many steps of computing
   std::uint64_t fetched = 0;  // from disk into frames, before the access begins
   std::uint64_t written = 0;  // from its frames to disk, once they are not needed
+  // From ranks that compute other pieces of the unit; the seconds of that are in `compute`.
+  std::uint64_t received_while_computing = 0;
   Arriving pulled = {};       // from other ranks into frames, before the access begins
   Arriving summed = {};       // for sums over ranks of what is final with the access
   bool sum_in_frames = true;  // whether the gradient takes frames until it is summed

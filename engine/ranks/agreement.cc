@@ -21,6 +21,37 @@ RankOf rank_of(const comm::Communicator& communicator) {
   return rank;
 }
 
+bool agree_on_order(comm::Communicator& communicator, const Plan& plan, const Profile& profile,
+                    PlanRequest& request, const std::function<void()>& meanwhile) {
+  const std::string name = "the order of the plan";
+  const auto choices = [&](UnitId unit) -> const auto& { return profile.unit_profiles[unit].choices; };
+  UnitId widest = 0;  // that has the most ways
+  for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+    if (choices(unit).size() > choices(widest).size()) widest = unit;
+  const std::size_t own = plan.units[widest].choice;
+  Json ways = Json::array();
+  for (const ActivationChoice& choice : choices(widest)) ways.push_back(choice.name);
+  std::size_t group = plan.group, level = own;
+  std::vector<Json> all_ways;
+  for (const std::string& text : exchange(
+           communicator, name, Json{{"group", group}, {"level", level}, {"ways", ways}}.dump(), meanwhile)) {
+    const Json other = parse_json(text, name);
+    group = std::min(group, json_field<std::size_t>(other, "group", name));
+    level = std::max(level, json_field<std::size_t>(other, "level", name));
+    all_ways.push_back(other.at("ways"));
+  }
+  for (const Json& others : all_ways)
+    if (level >= others.size() || level >= all_ways[0].size() || others[level] != all_ways[0][level])
+      fail(
+          ErrorCode::kInvalidArgument,
+          "ranks that compute pieces of the same layers must recompute the same operations, and would choose "
+          "among {} and {}: give --recompute none, full, or names of operations",
+          all_ways[0].dump(), others.dump());
+  request.group = group;
+  request.recompute = choices(widest)[level].name;
+  return group != plan.group || level != own;
+}
+
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile) {
   const std::vector<std::size_t> own = plan.stages();

@@ -23,4 +23,11 @@ RankOf rank_of(const comm::Communicator& communicator);
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile = {});
 
+// Comes before that where the ranks compute pieces of the same layers (plan.ranks.tensor > 1), and add up
+// what they have in between, so that all must compute the same in the same order: the fewest micro-batches of
+// a group, and the way of recomputation that keeps least. Returns whether `plan` has others. Throws
+// Error(kInvalidArgument), on all ranks, where they do not have that way in common.
+bool agree_on_order(comm::Communicator& communicator, const Plan& plan, const Profile& profile,
+                    PlanRequest& request, const std::function<void()>& meanwhile = {});
+
 }  // namespace sluice::engine
