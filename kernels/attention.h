@@ -11,13 +11,15 @@ namespace sluice::kernels {
 // / kv_heads). Token t of sequence b, head h begins in q at element (b * length + t) * q_stride + h *
 // head_width; k and v have the same layout with kv_heads heads and their own strides. The output is dense:
 // [batch * length, heads * head_width]. Dropout of the probabilities is dropout_add()'s (elementwise.h),
-// where key j of query i has index first_index + ((b * heads + h) * length + i) * length + j.
+// where key j of query i has index first_index + ((b * all_heads + h) * length + i) * length + j; all_heads
+// is as `heads` where it is 0, and more where these are some of a layer's heads.
 struct AttentionShape {
   std::size_t batch = 0, length = 0, heads = 0, kv_heads = 0, head_width = 0;
   std::size_t q_stride = 0, k_stride = 0, v_stride = 0;
   float scale = 0;  // multiplies the scores: 1 / sqrt(head_width)
   float dropout = 0;
   std::uint64_t seed = 0, stream = 0, first_index = 0;
+  std::size_t all_heads = 0;
 };
 
 // Works on tiles of queries and keys (Dao et al. 2022), and never holds a length x length matrix. log_sum is

@@ -88,7 +88,8 @@ void check_attention(const AttentionShape& shape, std::initializer_list<ConstArr
 
 // The index of the dropout word of query i of head h of sequence b and key 0.
 inline std::uint64_t dropout_index(const AttentionShape& s, std::size_t b, std::size_t h, std::size_t i) {
-  return s.first_index + ((b * s.heads + h) * s.length + i) * s.length;
+  const std::size_t heads = s.all_heads == 0 ? s.heads : s.all_heads;
+  return s.first_index + ((b * heads + h) * s.length + i) * s.length;
 }
 
 }  // namespace sluice::kernels

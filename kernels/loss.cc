@@ -1,6 +1,7 @@
 #include "kernels/loss.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernels/simd.h"
@@ -57,12 +58,24 @@ float cross_entropy_row(std::size_t classes, std::int32_t target, float* logits,
   return sum >= 1.0f ? (largest - target_logit) + hn::GetLane(log(set(sum))) : sum;
 }
 
+// Returns the largest logit and the sum of the exponentials, which replace the logits where `keep` is set.
+RowStatistics row_statistics(std::size_t classes, float* logits, bool keep) {
+  const float largest = maximum(classes, logits);
+  return {largest, sum_exponentials(classes, largest, logits, keep), 0};
+}
+
+void scale_row(std::size_t n, float factor, float* values) {
+  for_each_vector(n, [=](auto at) HWY_ATTR { store(hn::Mul(load(values, at), set(factor)), values, at); });
+}
+
 }  // namespace sluice::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::kernels {
 HWY_EXPORT(cross_entropy_row);
+HWY_EXPORT(row_statistics);
+HWY_EXPORT(scale_row);
 
 namespace {
 void check_targets(std::size_t classes, std::span<const std::int32_t> targets) {
@@ -75,13 +88,21 @@ void check_targets(std::size_t classes, std::span<const std::int32_t> targets) {
            row, target, classes, kIgnoredTarget);
   }
 }
+
+std::size_t rows_at_once(std::size_t classes) {
+  return std::max<std::size_t>(kLoopGrain / 2 / std::max<std::size_t>(classes, 1), 1);
+}
+
+bool is_within(std::int32_t target, std::size_t first, std::size_t classes) {
+  return target != kIgnoredTarget && static_cast<std::size_t>(target) >= first &&
+         static_cast<std::size_t>(target) < first + classes;
+}
 }  // namespace
 
 void cross_entropy(Threads& threads, std::size_t classes, std::span<const std::int32_t> targets,
                    float* logits, bool gradient, float gradient_scale, float* losses) {
   check_targets(classes, targets);
-  const std::size_t grain = std::max<std::size_t>(kLoopGrain / 2 / std::max<std::size_t>(classes, 1), 1);
-  threads.parallel_for(targets.size(), grain, [&](std::size_t begin, std::size_t end) {
+  threads.parallel_for(targets.size(), rows_at_once(classes), [&](std::size_t begin, std::size_t end) {
     for (std::size_t row = begin; row < end; ++row) {
       float* const values = logits + row * classes;
       losses[row] = 0;
@@ -90,6 +111,61 @@ void cross_entropy(Threads& threads, std::size_t classes, std::span<const std::i
             HWY_DYNAMIC_DISPATCH(cross_entropy_row)(classes, targets[row], values, gradient, gradient_scale);
       else if (gradient)
         std::fill_n(values, classes, 0.0f);
+    }
+  });
+}
+
+void cross_entropy_statistics(Threads& threads, std::size_t first, std::size_t classes,
+                              std::span<const std::int32_t> targets, float* logits, bool keep,
+                              RowStatistics* statistics) {
+  threads.parallel_for(targets.size(), rows_at_once(classes), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t row = begin; row < end; ++row) {
+      float* const values = logits + row * classes;
+      const bool is_here = is_within(targets[row], first, classes);
+      const float logit = is_here ? values[static_cast<std::size_t>(targets[row]) - first] : 0;
+      statistics[row] = HWY_DYNAMIC_DISPATCH(row_statistics)(classes, values, keep);
+      statistics[row].target_logit = logit;
+    }
+  });
+}
+
+void combine_statistics(std::size_t pieces, std::span<const std::int32_t> targets,
+                        const RowStatistics* statistics, std::size_t piece, std::size_t of, float* factors,
+                        float* losses) {
+  const std::size_t rows = targets.size();
+  for (std::size_t row = 0; row < rows; ++row) {
+    const auto own = [&](std::size_t i) -> const RowStatistics& { return statistics[i * rows + row]; };
+    float largest = own(0).largest, sum = 0, target_logit = 0;
+    for (std::size_t i = 1; i < pieces; ++i) largest = std::max(largest, own(i).largest);
+    for (std::size_t i = 0; i < pieces; ++i) {
+      sum += own(i).sum * std::exp(own(i).largest - largest);
+      target_logit += own(i).target_logit;
+    }
+    // As in cross_entropy(): the largest exponential is 1.
+    losses[row] = targets[row] == kIgnoredTarget ? 0
+                  : sum >= 1.0f                  ? (largest - target_logit) + std::log(sum)
+                                                 : std::numeric_limits<float>::quiet_NaN();
+    if (factors == nullptr) continue;
+    for (std::size_t i = 0; i < of; ++i)
+      factors[i * rows + row] = std::exp(own(piece + i).largest - largest) / sum;
+  }
+}
+
+void cross_entropy_gradient(Threads& threads, std::size_t first, std::size_t classes,
+                            std::span<const std::int32_t> targets, const float* factors, float gradient_scale,
+                            float* exponentials) {
+  threads.parallel_for(targets.size(), rows_at_once(classes), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t row = begin; row < end; ++row) {
+      float* const values = exponentials + row * classes;
+      if (targets[row] == kIgnoredTarget) {
+        std::fill_n(values, classes, 0.0f);
+        continue;
+      }
+      const std::size_t at = static_cast<std::size_t>(targets[row]) - first;
+      const bool is_here = is_within(targets[row], first, classes);
+      const float of_target = is_here ? (values[at] * factors[row] - 1.0f) * gradient_scale : 0;
+      HWY_DYNAMIC_DISPATCH(scale_row)(classes, factors[row] * gradient_scale, values);
+      if (is_here) values[at] = of_target;
     }
   });
 }

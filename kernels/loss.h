@@ -16,6 +16,28 @@ inline constexpr std::int32_t kIgnoredTarget = -1;  // a row without a loss
 void cross_entropy(Threads& threads, std::size_t classes, std::span<const std::int32_t> targets,
                    float* logits, bool gradient, float gradient_scale, float* losses);
 
+// The same of classes that are cut into pieces, in two halves, between which everybody learns the statistics
+// of all pieces. What a piece tells of a row: the largest logit, the sum of exp(logit - largest), and the
+// target's logit, or 0 where the target is not in the piece.
+struct RowStatistics {
+  float largest = 0, sum = 0, target_logit = 0;
+};
+// A piece's own: it has the classes first ... first + classes - 1 of all, and logits [rows, classes]. Where
+// `keep` is set, exp(logit - largest) replaces the logits.
+void cross_entropy_statistics(Threads& threads, std::size_t first, std::size_t classes,
+                              std::span<const std::int32_t> targets, float* logits, bool keep,
+                              RowStatistics* statistics);
+// statistics: [pieces, rows]. losses[r]: as of cross_entropy(). factors, where it is not null: [rows], what
+// each row's exponentials of piece `piece` are multiplied by to be their softmax; pieces that follow have
+// theirs behind it, `of` pieces in all. Sums over pieces are in their order.
+void combine_statistics(std::size_t pieces, std::span<const std::int32_t> targets,
+                        const RowStatistics* statistics, std::size_t piece, std::size_t of, float* factors,
+                        float* losses);
+// Makes what a piece has kept its gradient: (softmax - onehot) * gradient_scale, or 0 for an ignored row.
+void cross_entropy_gradient(Threads& threads, std::size_t first, std::size_t classes,
+                            std::span<const std::int32_t> targets, const float* factors, float gradient_scale,
+                            float* exponentials);
+
 // Returns the sum of f32 values, added in f64 and in order.
 double sum_in_order(std::span<const float> values);
 

@@ -40,32 +40,113 @@ ValueId Builder::input() {
   return x;
 }
 
-ValueId Builder::linear(const std::string& op, ValueId x, std::size_t in, const std::vector<Weight>& weights,
-                        const LinearOptions& options) {
-  LinearShape shape{shape_.rows(), in, options.transposed, shape_.dtype, {}, options.rotary};
-  std::size_t width = 0;
-  for (const Weight& weight : weights) {
-    LinearPart part;
-    part.weight = options.transposed ? parameter(weight.name + ".weight", {weight.width, in})
-                                     : parameter(weight.name + ".weight", {in, weight.width});
-    if (weight.bias) part.bias = parameter(weight.name + ".bias", {weight.width});
-    part.width = weight.width;
-    part.offset = options.apart ? width * shape_.rows() : width;
-    part.stride = weight.width;
-    width += weight.width;
-    shape.parts.push_back(part);
+std::vector<HeadPiece> Builder::own_heads() const {
+  return head_pieces(shape_.cut, shape_.config.heads, shape_.config.kv_heads);
+}
+
+LinearWeight Builder::weight(const std::string& name, std::size_t in, std::size_t out, Weights weights) {
+  LinearWeight weight;
+  weight.weight =
+      parameter(name + ".weight", weights.transposed ? std::vector{out, in} : std::vector{in, out});
+  if (weights.bias) weight.bias = parameter(name + ".bias", {out});
+  weight.width = out;
+  return weight;
+}
+
+ValueId Builder::to_heads(const std::string& op, ValueId x, const std::vector<std::string>& names,
+                          Weights weights, const std::vector<double>& frequencies) {
+  const ModelConfig& config = shape_.config;
+  const std::size_t head = config.head_width, queries = config.heads * head, keys = config.kv_heads * head;
+  LinearShape shape{shape_.rows(), config.width, weights.transposed, shape_.dtype, shape_.cut};
+  const bool packed = names.size() == 1;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    shape.weights.push_back(
+        weight(names[i], config.width, packed ? queries + 2 * keys : (i == 0 ? queries : keys), weights));
+  std::size_t begin = 0;  // of the piece in the output
+  for (const HeadPiece& piece : own_heads()) {
+    const std::size_t number = shape.parts.empty() ? 0 : shape.parts.back().piece + 1;
+    const std::size_t stride = piece.packed() * head;
+    std::size_t offset = begin;
+    const auto add = [&](std::size_t of, Range columns) {
+      shape.parts.push_back({of, columns, offset, stride, number});
+      offset += columns.size;
+    };
+    const Range query{piece.heads.first * head, piece.heads.size * head},
+        key{piece.kv_heads.first * head, piece.kv_heads.size * head};
+    if (packed && !shape_.cut.is_cut()) {
+      add(0, {0, stride});
+    } else if (packed) {
+      add(0, query);
+      add(0, {queries + key.first, key.size});
+      add(0, {queries + keys + key.first, key.size});
+    } else {
+      add(0, query);
+      add(1, key);
+      add(2, key);
+    }
+    if (!frequencies.empty())
+      shape.turned.push_back(
+          {{shape_.length, piece.heads.size + piece.kv_heads.size, head, stride, frequencies}, begin});
+    begin += shape_.rows() * stride;
   }
-  if (!options.apart) {
-    for (LinearPart& part : shape.parts) part.stride = width;
-  }
-  const ValueId y = value(op, width);
+  const ValueId y = value(op, begin / shape_.rows());
   graph_.add_op(make_linear(op, x, y, shape));
+  return y;
+}
+
+ValueId Builder::to_hidden(const std::string& op, ValueId x, const std::vector<std::string>& names,
+                           Weights weights) {
+  const ModelConfig& config = shape_.config;
+  LinearShape shape{shape_.rows(), config.width, weights.transposed, shape_.dtype, shape_.cut};
+  for (const std::string& name : names)
+    shape.weights.push_back(weight(name, config.width, config.hidden_width, weights));
+  const std::vector<Range> parts = shape_.cut.parts(config.hidden_width);
+  std::size_t columns = 0;  // before the piece
+  for (std::size_t piece = 0; piece < parts.size(); ++piece) {
+    for (std::size_t i = 0; i < names.size(); ++i)
+      shape.parts.push_back(
+          {i, parts[piece], shape_.rows() * (i * own_hidden() + columns), parts[piece].size, piece});
+    columns += parts[piece].size;
+  }
+  const ValueId y = value(op, names.size() * columns);
+  graph_.add_op(make_linear(op, x, y, shape));
+  return y;
+}
+
+ValueId Builder::from_heads(const std::string& op, ValueId x, const std::string& name, Weights weights) {
+  const std::size_t head = shape_.config.head_width;
+  std::vector<Range> inputs;
+  for (const HeadPiece& piece : own_heads())
+    inputs.push_back({piece.heads.first * head, piece.heads.size * head});
+  return to_width(op, x, name, weights, shape_.config.heads * head, std::move(inputs));
+}
+
+ValueId Builder::from_hidden(const std::string& op, ValueId x, const std::string& name, Weights weights) {
+  return to_width(op, x, name, weights, shape_.config.hidden_width,
+                  shape_.cut.parts(shape_.config.hidden_width));
+}
+
+ValueId Builder::to_width(const std::string& op, ValueId x, const std::string& name, Weights weights,
+                          std::size_t in, std::vector<Range> inputs) {
+  const std::size_t width = shape_.config.width;
+  const LinearWeight own = weight(name, in, width, weights);
+  const ValueId y = value(op, width);
+  if (shape_.cut.is_cut()) {
+    graph_.add_op(make_row_linear(op, x, y,
+                                  {shape_.rows(), in, width, weights.transposed, shape_.dtype, shape_.cut,
+                                   std::move(inputs), own.weight, own.bias}));
+  } else {
+    LinearShape shape{shape_.rows(), in, weights.transposed, shape_.dtype};
+    shape.weights = {own};
+    shape.parts = {{0, {0, width}, 0, width, 0}};
+    graph_.add_op(make_linear(op, x, y, shape));
+  }
   return y;
 }
 
 ValueId Builder::norm(const std::string& op, ValueId x, const std::string& name, bool has_beta) {
   NormShape shape{shape_.rows(), shape_.config.width, shape_.config.norm_epsilon, shape_.dtype, 0,
-                  std::nullopt};
+                  std::nullopt,  shape_.cut};
   shape.gamma = parameter(name + ".weight", {shape.width});
   if (has_beta) shape.beta = parameter(name + ".bias", {shape.width});
   const ValueId y = value(op, shape.width);
@@ -76,24 +157,24 @@ ValueId Builder::norm(const std::string& op, ValueId x, const std::string& name,
 
 ValueId Builder::attention(ValueId packed) {
   const ModelConfig& config = shape_.config;
-  const AttentionSizes sizes{shape_.batch,    shape_.length,     config.heads,
-                             config.kv_heads, config.head_width, config.attention_dropout,
-                             shape_.dtype};
-  const ValueId y = value("attention", config.heads * config.head_width);
+  const AttentionSizes sizes{
+      shape_.batch, shape_.length, config.head_width, config.heads, config.attention_dropout,
+      shape_.dtype, own_heads()};
+  const ValueId y = value("attention", sizes.heads() * config.head_width);
   const ValueId log_sums = graph_.add_value(attention_log_sums("attention log-sums", sizes));
   graph_.add_op(make_attention("attention", packed, y, log_sums, sizes));
   return y;
 }
 
 ValueId Builder::gelu(ValueId x) {
-  const std::size_t width = shape_.config.hidden_width;
+  const std::size_t width = own_hidden();
   const ValueId y = value("gelu", width);
   graph_.add_op(make_gelu("gelu", x, y, shape_.rows() * width, shape_.dtype));
   return y;
 }
 
 ValueId Builder::swiglu(ValueId gates_and_ups) {
-  const std::size_t width = shape_.config.hidden_width;
+  const std::size_t width = own_hidden();
   const ValueId y = value("swiglu", width);
   graph_.add_op(make_swiglu("swiglu", gates_and_ups, y, shape_.rows() * width, shape_.dtype));
   return y;
@@ -114,7 +195,8 @@ ValueId Builder::embedding(const std::optional<std::string>& positions) {
   // embedding writes the table's, so they have the same use; their use 0 stays zero.
   const int use = config.tied_head ? 1 : 0;
   EmbeddingShape shape{shape_.batch,   shape_.length, config.width, config.vocabulary,
-                       config.context, shape_.dtype,  {},           std::nullopt};
+                       config.context, shape_.dtype,  {},           std::nullopt,
+                       shape_.cut};
   shape.table = {
       table(std::string(config.family->table), {config.vocabulary, config.width}, use + 1, Table::kOfTokens),
       use};
@@ -127,7 +209,7 @@ ValueId Builder::embedding(const std::optional<std::string>& positions) {
 
 void Builder::loss(ValueId x) {
   const ModelConfig& config = shape_.config;
-  LossShape shape{shape_.rows(), config.width, config.vocabulary, shape_.dtype, {}};
+  LossShape shape{shape_.rows(), config.width, config.vocabulary, shape_.dtype, {}, shape_.cut};
   const std::vector<std::size_t> matrix = {config.vocabulary, config.width};
   shape.weight.slot = config.tied_head ? table(std::string(config.family->table), matrix, 2, Table::kForeign)
                                        : table(std::string(config.family->head), matrix);

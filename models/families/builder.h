@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/families/config.h"
+#include "models/graph/cut.h"
 #include "models/graph/graph.h"
 #include "models/ops/linear.h"
 
@@ -19,6 +20,7 @@ struct Shape {
   ModelConfig config;
   Dtype dtype = Dtype::kF32;
   std::size_t batch = 0, length = 0;
+  TensorCut cut = {};  // of each layer, over ranks
   std::size_t rows() const { return batch * length; }
 };
 
@@ -32,27 +34,26 @@ struct Architecture {
 // Makes the architecture of a model whose blocks are all alike.
 Architecture uniform(Graph embedding, Graph block, Graph head, std::string block_prefix, std::size_t layers);
 
-// One weight (and bias) of a linear op by name.
-struct Weight {
-  std::string name;  // without ".weight"
-  std::size_t width = 0;
-  bool bias = false;
-};
-
 // Makes a graph in the terms of transformers: values are rows of tokens, and uses declare parameters.
 class Builder {
  public:
   explicit Builder(const Shape& shape) : shape_(shape) {}
 
   ValueId input();
-  // transposed: weights are [out, in], else [in, out] as in GPT-2. apart: the weights' outputs are one array
-  // after the other, else side by side in each row.
-  struct LinearOptions {
-    bool transposed = false, apart = false;
-    std::optional<Rotary> rotary;
+  // How a family has its weights: [out, in], or [in, out] as in GPT-2, and whether they have biases.
+  struct Weights {
+    bool transposed = false, bias = false;
   };
-  ValueId linear(const std::string& op, ValueId x, std::size_t in, const std::vector<Weight>& weights,
-                 const LinearOptions& options);
+  // Queries, keys and values of each row side by side, by one weight for all three or one for each (names
+  // without
+  // ".weight"). frequencies: of rotary positions; empty: there are none.
+  ValueId to_heads(const std::string& op, ValueId x, const std::vector<std::string>& names, Weights weights,
+                   const std::vector<double>& frequencies = {});
+  // Hidden columns, one array after the other where there are several weights.
+  ValueId to_hidden(const std::string& op, ValueId x, const std::vector<std::string>& names, Weights weights);
+  // From what attention gives, and from hidden columns, to the width of the residual stream.
+  ValueId from_heads(const std::string& op, ValueId x, const std::string& name, Weights weights);
+  ValueId from_hidden(const std::string& op, ValueId x, const std::string& name, Weights weights);
   ValueId norm(const std::string& op, ValueId x, const std::string& parameter, bool has_beta);
   ValueId attention(ValueId packed);
   ValueId gelu(ValueId x);
@@ -68,6 +69,12 @@ class Builder {
  private:
   ValueId value(std::string name, std::size_t row_elements);
   std::size_t parameter(std::string name, std::vector<std::size_t> shape);
+  // Declares a weight and its bias.
+  LinearWeight weight(const std::string& name, std::size_t in, std::size_t out, Weights weights);
+  ValueId to_width(const std::string& op, ValueId x, const std::string& name, Weights weights, std::size_t in,
+                   std::vector<Range> inputs);
+  std::size_t own_hidden() const { return total(shape_.cut.parts(shape_.config.hidden_width)); }
+  std::vector<HeadPiece> own_heads() const;
   enum class Table { kPlain, kOfTokens, kForeign };  // kOfTokens: its last use looks tokens up
   // Declares a parameter with a row for each token or position.
   std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1,

@@ -89,15 +89,13 @@ Graph block(const Shape& shape) {
   Builder builder(shape);
   const ValueId x = builder.input();
   const ValueId n1 = builder.norm("ln1", x, "ln_1", true);
-  const ValueId qkv = builder.linear("qkv", n1, config.width, {{"attn.c_attn", 3 * config.width, true}}, {});
-  const ValueId mixed = builder.attention(qkv);
-  const ValueId projected =
-      builder.linear("proj", mixed, config.width, {{"attn.c_proj", config.width, true}}, {});
+  const Builder::Weights weights{.transposed = false, .bias = true};
+  const ValueId mixed = builder.attention(builder.to_heads("qkv", n1, {"attn.c_attn"}, weights));
+  const ValueId projected = builder.from_heads("proj", mixed, "attn.c_proj", weights);
   const ValueId middle = builder.residual("add1", x, projected, config.residual_dropout);
   const ValueId n2 = builder.norm("ln2", middle, "ln_2", true);
-  const ValueId up = builder.linear("up", n2, config.width, {{"mlp.c_fc", config.hidden_width, true}}, {});
-  const ValueId down =
-      builder.linear("down", builder.gelu(up), config.hidden_width, {{"mlp.c_proj", config.width, true}}, {});
+  const ValueId up = builder.to_hidden("up", n2, {"mlp.c_fc"}, weights);
+  const ValueId down = builder.from_hidden("down", builder.gelu(up), "mlp.c_proj", weights);
   return builder.finish(builder.residual("add2", middle, down, config.residual_dropout));
 }
 

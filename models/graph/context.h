@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 
 #include "core/threads.h"
 #include "engine/steps/scheduled_engine.h"
@@ -37,6 +38,17 @@ class ParameterSource {
   virtual void take_activations_back(std::size_t /*until*/) {}
 };
 
+// The ranks along the mesh's axis "tensor", each of which computes its pieces of what is cut (graph/cut.h).
+// Calls are collective over them, come in the same order on all of them, and wait. `name` says what for.
+class TensorRanks {
+ public:
+  virtual ~TensorRanks() = default;
+  // Afterwards `values` are the sums over all ranks, added pairwise.
+  virtual void all_reduce(const std::string& name, std::span<float> values) = 0;
+  // Each rank has one of the parts that `values` falls into, all of one size; afterwards it has all of them.
+  virtual void all_gather(const std::string& name, std::span<float> values) = 0;
+};
+
 // The keys and values of one text in one unit, with room for `capacity` rows of each, one row a token. A pass
 // stores `rows` of them, from its first position on.
 struct UnitCache {
@@ -61,6 +73,7 @@ struct Execution {
   std::span<float> logits = {};  // where given, forward writes the logits of one row to it instead of a loss
   std::size_t logits_row = 0;
   std::size_t first_position = 0;  // the position of each sequence's first token
+  TensorRanks* tensor = nullptr;   // REQUIRES: not null where the graph is cut over several ranks
   UnitCache cache = {};  // where given, attention stores there; a pass of one token also reads there
 };
 

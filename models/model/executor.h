@@ -38,6 +38,7 @@ class Executor {
     Threads& threads;
     kernels::MatrixLibrary& library;
     Trace* trace = nullptr;
+    TensorRanks* tensor = nullptr;  // where the model's layers are cut over ranks
   };
   using Between = std::function<void()>;
 

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -16,6 +17,26 @@
 
 namespace sluice::models {
 namespace {
+
+void check_cut(const Shape& shape) {
+  const ModelConfig& config = shape.config;
+  const TensorCut& cut = shape.cut;
+  const std::string of =
+      fmt::format("{} pieces of a layer{}", cut.pieces,
+                  cut.ranks > 1 ? fmt::format(" over {} ranks along tensor (--mesh)", cut.ranks) : "");
+  ensure(cut.pieces % cut.ranks == 0 && (cut.pieces == cut.ranks || std::has_single_bit(cut.pieces)),
+         "{} cannot be shared out evenly, or not be added pairwise", of);
+  if (config.heads < cut.pieces || config.hidden_width < cut.pieces || config.vocabulary < cut.pieces)
+    fail(ErrorCode::kInvalidArgument,
+         "{} are asked for, and the model has {} heads, {} hidden columns and a vocabulary of {}: give fewer",
+         of, config.heads, config.hidden_width, config.vocabulary);
+  if (config.kv_heads < cut.pieces && (cut.pieces % config.kv_heads != 0 || cut.ranks < cut.pieces))
+    fail(ErrorCode::kInvalidArgument,
+         "{} are asked for, and the model has {} key/value heads, which they cannot share out evenly: give a "
+         "multiple "
+         "of that, or fewer",
+         of, config.kv_heads);
+}
 
 void check_shape(const Shape& shape) {
   const ModelConfig& config = shape.config;
@@ -32,6 +53,7 @@ void check_shape(const Shape& shape) {
          "sequences of {} tokens are asked for; the model's context is {}: use at most that", shape.length,
          config.context);
   }
+  check_cut(shape);
 }
 
 Architecture make_architecture(const Shape& shape) {
@@ -186,8 +208,8 @@ std::vector<Pass> Model::Impl::passes(bool splits_backward) const {
 }
 
 Model::Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
-             const std::string& recompute)
-    : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length}, recompute)) {}
+             const std::string& recompute, const TensorCut& cut)
+    : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length, cut}, recompute)) {}
 
 Model::Model(const Model& whole, const std::vector<engine::UnitRange>& chunks)
     : impl_(std::make_unique<Impl>(whole.impl_->shape, whole.impl_->recompute, chunks)) {}
@@ -251,18 +273,33 @@ engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double b
   return work;
 }
 
-engine::Work forward_work(const Op& op, const kernels::MatrixLibrary& library,
+// What a rank gets of the others: their parts of what it adds, and then what they have added; or their parts
+// alone.
+void count_calls(const std::vector<TensorCall>& calls, const TensorCut& cut, engine::Work& work) {
+  for (const TensorCall& call : calls) {
+    const std::size_t own = call.values / cut.ranks + (cut.rank < call.values % cut.ranks ? 1 : 0);
+    const std::size_t added = call.gathers ? 0 : own * (cut.ranks - 1);
+    work.received += (added + call.values - own) * sizeof(float);
+    work.waits += call.gathers ? 1 : 2;
+  }
+}
+
+engine::Work forward_work(const Op& op, const TensorCut& cut, const kernels::MatrixLibrary& library,
                           std::vector<kernels::Product>& known) {
   kernels::ProductSurvey asked(library);
   op.forward_workspace(asked);
-  return work_of(asked, op.spec().forward_flops, op.spec().forward_bytes, known);
+  engine::Work work = work_of(asked, op.spec().forward_flops, op.spec().forward_bytes, known);
+  count_calls(op.spec().forward_calls, cut, work);
+  return work;
 }
 
-engine::Work backward_work(const Op& op, const kernels::MatrixLibrary& library,
+engine::Work backward_work(const Op& op, const TensorCut& cut, const kernels::MatrixLibrary& library,
                            std::vector<kernels::Product>& known) {
   kernels::ProductSurvey asked(library);
   op.backward_workspace(asked);
-  return work_of(asked, op.spec().backward_flops, op.spec().backward_bytes, known);
+  engine::Work work = work_of(asked, op.spec().backward_flops, op.spec().backward_bytes, known);
+  count_calls(op.spec().backward_calls, cut, work);
+  return work;
 }
 
 engine::Work weights_work(const Op& op, const kernels::MatrixLibrary& library,
@@ -272,12 +309,13 @@ engine::Work weights_work(const Op& op, const kernels::MatrixLibrary& library,
   return work_of(asked, op.spec().weights_flops, op.spec().weights_bytes, known);
 }
 
-engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& choices, bool splits_backward,
-                                 kernels::ProductSurvey& products, std::vector<kernels::Product>& known) {
+engine::UnitProfile profile_unit(const Graph& graph, const TensorCut& cut, const std::vector<Choice>& choices,
+                                 bool splits_backward, kernels::ProductSurvey& products,
+                                 std::vector<kernels::Product>& known) {
   engine::UnitProfile profile;
   for (const auto& op : graph.ops()) {
-    profile.forward += forward_work(*op, products.library(), known);
-    profile.backward += backward_work(*op, products.library(), known);
+    profile.forward += forward_work(*op, cut, products.library(), known);
+    profile.backward += backward_work(*op, cut, products.library(), known);
     if (splits_backward && op->spec().splits_backward)
       profile.weights += weights_work(*op, products.library(), known);
   }
@@ -287,7 +325,7 @@ engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& 
     // The head has no forward pass to recompute.
     engine::Work again;
     for (const std::size_t op : graph.output() ? recomputed_ops(graph, choice) : std::vector<std::size_t>())
-      again += forward_work(*graph.ops()[op], products.library(), known);
+      again += forward_work(*graph.ops()[op], cut, products.library(), known);
     profile.choices.push_back({choice.name, program.kept_bytes, std::move(again), program.workspace_bytes(),
                                program.forward.steps.size(), program.backward.steps.size(),
                                program.kept_for_weights_bytes, program.left_for_weights_bytes,
@@ -310,8 +348,9 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
       continue;
     }
     const auto [first, is_new] = known.emplace(&impl_->graph(unit), unit);
-    profile.unit_profiles.push_back(is_new ? profile_unit(impl_->graph(unit), impl_->choices(unit),
-                                                          splits_backward, products, profile.products)
+    profile.unit_profiles.push_back(is_new ? profile_unit(impl_->graph(unit), impl_->shape.cut,
+                                                          impl_->choices(unit), splits_backward, products,
+                                                          profile.products)
                                            : profile.unit_profiles[first->second]);
   }
   for (const Pass& pass : impl_->passes(splits_backward)) {

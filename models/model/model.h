@@ -15,6 +15,8 @@
 #include "kernels/attention.h"
 #include "kernels/matrix.h"
 #include "models/families/config.h"
+#include "models/graph/context.h"
+#include "models/graph/cut.h"
 #include "models/model/neighbours.h"
 
 namespace sluice::models {
@@ -25,8 +27,9 @@ class Model {
   // Throws Error(kInvalidArgument) where length exceeds the context, or the configuration is inconsistent.
   // recompute: ops that the user wants to run again in backward ("ln1+gelu"): one more choice for the plan,
   // of that name. "", "auto", "none" and "full" add nothing.
+  // cut: how its layers are computed, in pieces, over ranks; kInvalidArgument where a layer has fewer.
   Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
-        const std::string& recompute = "");
+        const std::string& recompute = "", const TensorCut& cut = {});
   // The section of a pipeline that has these units of a model of its own shape, by chunk: at least one block
   // each, the embedding with the first ones, the head with the last. Where the head is tied, the last section
   // also has a copy of the embedding, as its first unit, which the lookups of the first section do not reach.
@@ -76,10 +79,10 @@ double loss_of_step(std::span<const double> losses, std::uint64_t targets);
 class Runner {
  public:
   // place: where the model is a section of a pipeline; its profile is that of engine::in_pipeline(), and the
-  // engine has the other sections.
+  // engine has the other sections. tensor: where its layers are cut over ranks.
   Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine, Threads& threads,
          kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr,
-         const Place& place = {});
+         const Place& place = {}, TensorRanks* tensor = nullptr);
   ~Runner();
 
   // Runs forward and backward of all micro-batches (as many as the profile was made for), in the vertical

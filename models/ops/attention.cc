@@ -1,5 +1,6 @@
 #include "models/ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -13,7 +14,7 @@ namespace {
 OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                       const AttentionSizes& sizes) {
   // Each head has two products over half of length x length, and five backward.
-  const double product = static_cast<double>(sizes.batch * sizes.heads * sizes.length) *
+  const double product = static_cast<double>(sizes.batch * sizes.heads() * sizes.length) *
                          static_cast<double>(sizes.length * sizes.head_width);
   return {.name = std::move(name),
           .inputs = {packed},
@@ -26,92 +27,142 @@ OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_s
 class Attention : public Op {
  public:
   Attention(std::string name, ValueId packed, ValueId y, ValueId log_sums, const AttentionSizes& sizes)
-      : Op(attention_spec(std::move(name), packed, y, log_sums, sizes)), sizes_(sizes) {}
+      : Op(attention_spec(std::move(name), packed, y, log_sums, sizes)),
+        sizes_(sizes),
+        pieces_(placed(sizes)) {}
 
   std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
-    return kernels::attention_forward_workspace(shape(), products.threads());
+    std::size_t bytes = 0;
+    for (const Piece& piece : pieces_)
+      bytes = std::max(bytes, kernels::attention_forward_workspace(shape(piece), products.threads()));
+    return bytes;
   }
   std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
-    return kernels::attention_backward_workspace(shape(), products.threads());
+    std::size_t bytes = 0;
+    for (const Piece& piece : pieces_)
+      bytes = std::max(bytes, kernels::attention_backward_workspace(shape(piece), products.threads()));
+    return bytes;
   }
 
   void forward(const OpContext& context) const override {
-    const Array packed = context.input(0);
-    if (context.run().cache.keys != nullptr) store(context.run(), packed);
+    if (context.run().cache.keys != nullptr) store(context.run(), context.input(0));
     if (context.run().cache.keys != nullptr && sizes_.length == 1) return decode(context);
-    kernels::attention_forward(context.threads(), shape(context), packed, packed.at(keys()),
-                               packed.at(values()), context.output(0), context.statistics(1),
-                               context.scratch());
+    for (const Piece& piece : pieces_) {
+      const Array packed = context.input(0).at(piece.packed);
+      kernels::attention_forward(context.threads(), shape(context, piece), packed, packed.at(piece.keys()),
+                                 packed.at(piece.values()), context.output(0).at(piece.output),
+                                 context.statistics(1) + piece.log_sums, context.scratch());
+    }
   }
 
   void backward(const OpContext& context) const override {
-    const Array packed = context.input(0), gradient = context.input_gradient(0);
-    kernels::attention_backward(context.threads(), shape(context), packed, packed.at(keys()),
-                                packed.at(values()), context.output(0), context.statistics(1),
-                                context.output_gradient(0), gradient, gradient.at(keys()),
-                                gradient.at(values()), context.scratch());
+    for (const Piece& piece : pieces_) {
+      const Array packed = context.input(0).at(piece.packed),
+                  gradient = context.input_gradient(0).at(piece.packed);
+      kernels::attention_backward(context.threads(), shape(context, piece), packed, packed.at(piece.keys()),
+                                  packed.at(piece.values()), context.output(0).at(piece.output),
+                                  context.statistics(1) + piece.log_sums,
+                                  context.output_gradient(0).at(piece.output), gradient,
+                                  gradient.at(piece.keys()), gradient.at(piece.values()), context.scratch());
+    }
   }
 
  private:
-  std::size_t keys() const { return sizes_.heads * sizes_.head_width; }
-  std::size_t values() const { return (sizes_.heads + sizes_.kv_heads) * sizes_.head_width; }
+  // Heads, and where the piece begins in the arrays.
+  struct Piece {
+    HeadPiece of;
+    std::size_t head_width, packed = 0, output = 0, log_sums = 0;
+    std::size_t keys() const { return of.heads.size * head_width; }
+    std::size_t values() const { return (of.heads.size + of.kv_heads.size) * head_width; }
+    std::size_t packed_width() const { return of.packed() * head_width; }
+  };
 
-  std::size_t cached_width() const { return sizes_.kv_heads * sizes_.head_width; }
+  static std::vector<Piece> placed(const AttentionSizes& sizes) {
+    std::vector<Piece> pieces;
+    const std::size_t rows = sizes.batch * sizes.length;
+    Piece next{{}, sizes.head_width};
+    for (const HeadPiece& piece : sizes.pieces) {
+      next.of = piece;
+      pieces.push_back(next);
+      next.packed += rows * next.packed_width();
+      next.output += rows * piece.heads.size * sizes.head_width;
+      next.log_sums += rows * piece.heads.size;
+    }
+    return pieces;
+  }
+
+  // What keeps a text is not cut.
+  std::size_t cached_width() const { return pieces_[0].of.kv_heads.size * sizes_.head_width; }
 
   void store(const Execution& run, Array packed) const {
     const UnitCache& cache = run.cache;
-    ensure(
-        sizes_.batch == 1 && run.first_position + cache.rows <= cache.capacity && cache.rows <= sizes_.length,
-        "{} rows from {} on are to be kept of one text where {} are possible", cache.rows, run.first_position,
-        cache.capacity);
+    ensure(pieces_.size() == 1 && sizes_.batch == 1 && run.first_position + cache.rows <= cache.capacity &&
+               cache.rows <= sizes_.length,
+           "{} rows from {} on are to be kept of one text where {} are possible", cache.rows,
+           run.first_position, cache.capacity);
     const std::size_t bytes = cached_width() * size_of(sizes_.type);
     for (std::size_t row = 0; row < cache.rows; ++row) {
-      const std::size_t at = row * sizes_.packed_width(), to = (run.first_position + row) * bytes;
-      std::memcpy(cache.keys + to, packed.at(at + keys()).data, bytes);
-      std::memcpy(cache.values + to, packed.at(at + values()).data, bytes);
+      const std::size_t at = row * pieces_[0].packed_width(), to = (run.first_position + row) * bytes;
+      std::memcpy(cache.keys + to, packed.at(at + pieces_[0].keys()).data, bytes);
+      std::memcpy(cache.values + to, packed.at(at + pieces_[0].values()).data, bytes);
     }
   }
 
   void decode(const OpContext& context) const {
     const UnitCache& cache = context.run().cache;
-    kernels::AttentionShape one = shape(context);
+    kernels::AttentionShape one = shape(context, pieces_[0]);
     one.length = context.run().first_position + 1;
     one.k_stride = one.v_stride = cached_width();
     kernels::attention_decode(context.threads(), one, cache.capacity, context.input(0),
                               {cache.keys, sizes_.type}, {cache.values, sizes_.type}, context.output(0));
   }
 
-  kernels::AttentionShape shape() const {
+  kernels::AttentionShape shape(const Piece& piece) const {
     kernels::AttentionShape shape;
     shape.batch = sizes_.batch;
     shape.length = sizes_.length;
-    shape.heads = sizes_.heads;
-    shape.kv_heads = sizes_.kv_heads;
+    shape.heads = piece.of.heads.size;
+    shape.kv_heads = piece.of.kv_heads.size;
     shape.head_width = sizes_.head_width;
-    shape.q_stride = shape.k_stride = shape.v_stride = sizes_.packed_width();
+    shape.q_stride = shape.k_stride = shape.v_stride = piece.packed_width();
     shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(sizes_.head_width)));
     shape.dropout = sizes_.dropout;
     return shape;
   }
 
-  kernels::AttentionShape shape(const OpContext& context) const {
+  kernels::AttentionShape shape(const OpContext& context, const Piece& piece) const {
     const Execution& run = context.run();
-    kernels::AttentionShape shape = this->shape();
+    kernels::AttentionShape shape = this->shape(piece);
     if (!run.training) shape.dropout = 0;
     const RandomWords words = context.random_words();
     shape.seed = words.seed;
     shape.stream = words.stream;
-    shape.first_index = run.first_sample * sizes_.heads * sizes_.length * sizes_.length;
+    shape.all_heads = sizes_.all_heads;
+    shape.first_index =
+        (run.first_sample * sizes_.all_heads + piece.of.heads.first) * sizes_.length * sizes_.length;
     return shape;
   }
 
   AttentionSizes sizes_;
+  std::vector<Piece> pieces_;
 };
 
 }  // namespace
 
+std::size_t AttentionSizes::heads() const {
+  std::size_t sum = 0;
+  for (const HeadPiece& piece : pieces) sum += piece.heads.size;
+  return sum;
+}
+
+std::size_t AttentionSizes::packed_heads() const {
+  std::size_t sum = 0;
+  for (const HeadPiece& piece : pieces) sum += piece.packed();
+  return sum;
+}
+
 Value attention_log_sums(std::string name, const AttentionSizes& sizes) {
-  return {std::move(name), sizes.batch * sizes.heads * sizes.length, Dtype::kF32, false};
+  return {std::move(name), sizes.batch * sizes.heads() * sizes.length, Dtype::kF32, false};
 }
 
 std::unique_ptr<Op> make_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,

@@ -3,6 +3,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "models/graph/context.h"
+#include "models/ops/piece_sums.h"
 
 namespace sluice::models {
 namespace {
@@ -36,6 +37,12 @@ class Embedding : public Op {
   void backward(const OpContext& context) const override {
     const engine::GradientTarget table = context.gradient_of_tokens(0);
     const Array dy = context.output_gradient(0);
+    if (!shape_.cut.gives()) {
+      clear_gradient(context, shape_.cut, table, shape_.vocabulary * shape_.width);
+      if (shape_.positions)
+        clear_gradient(context, shape_.cut, context.gradient(1), shape_.context * shape_.width);
+      return;
+    }
     if (!table.accumulate) {
       kernels::fill(context.threads(), shape_.vocabulary * shape_.width, 0, {table.data, Dtype::kF32});
     }

@@ -1,6 +1,7 @@
 #pragma once
 #include <optional>
 
+#include "models/graph/cut.h"
 #include "models/graph/graph.h"
 
 namespace sluice::models {
@@ -11,6 +12,7 @@ struct EmbeddingShape {
   Dtype type = Dtype::kF32;
   ParameterUse table;
   std::optional<ParameterUse> positions;
+  TensorCut cut = {};  // all ranks of which compute alike
 };
 
 // y[r] = table[token r] (+ positions[r % length]).

@@ -5,6 +5,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 #include "models/graph/context.h"
+#include "models/ops/piece_sums.h"
 
 namespace sluice::models {
 namespace {
@@ -13,7 +14,7 @@ using kernels::Product;
 
 std::size_t biased_width(const LinearShape& shape) {
   std::size_t width = 0;
-  for (const LinearPart& part : shape.parts) width += part.bias ? part.width : 0;
+  for (const LinearPart& part : shape.parts) width += shape.weights[part.weight].bias ? part.columns.size : 0;
   return width;
 }
 
@@ -23,29 +24,40 @@ OpSpec linear_spec(std::string name, ValueId x, ValueId y, const LinearShape& sh
               .outputs = {y},
               .saved = {x},
               .adds_gradients = true,
-              .changes_output_gradients = shape.rotary.has_value(),
+              .changes_output_gradients = !shape.turned.empty(),
               .splits_backward = true};
-  for (const LinearPart& part : shape.parts) {
-    spec.parameters.push_back({part.weight, 0});
-    if (part.bias) spec.parameters.push_back({*part.bias, 0});
-    spec.forward_flops += 2.0 * static_cast<double>(shape.rows * shape.in * part.width);
+  for (const LinearWeight& weight : shape.weights) {
+    spec.parameters.push_back({weight.weight, 0});
+    if (weight.bias) spec.parameters.push_back({*weight.bias, 0});
   }
+  for (const LinearPart& part : shape.parts)
+    spec.forward_flops += 2.0 * static_cast<double>(shape.rows * shape.in * part.columns.size);
   spec.backward_flops = 2 * spec.forward_flops;
   spec.backward_bytes = static_cast<double>(shape.rows * biased_width(shape) * size_of(shape.type));
   spec.weights_flops = spec.forward_flops;
   spec.weights_bytes = spec.backward_bytes;
-  if (shape.rotary) {
-    const std::size_t turned = shape.rows * shape.rotary->heads * shape.rotary->head_width;
-    spec.forward_bytes = 2.0 * static_cast<double>(turned * size_of(shape.type));
-    spec.backward_bytes += spec.forward_bytes;
+  for (const auto& [rotary, offset] : shape.turned) {
+    const std::size_t turned = shape.rows * rotary.heads * rotary.head_width;
+    const double bytes = 2.0 * static_cast<double>(turned * size_of(shape.type));
+    spec.forward_bytes += bytes;
+    spec.backward_bytes += bytes;
   }
+  if (shape.cut.ranks > 1) spec.backward_calls = {{shape.rows * shape.in}};
   return spec;
 }
 
 class Linear : public Op {
  public:
   Linear(std::string name, ValueId x, ValueId y, const LinearShape& shape)
-      : Op(linear_spec(std::move(name), x, y, shape)), shape_(shape) {}
+      : Op(linear_spec(std::move(name), x, y, shape)),
+        shape_(shape),
+        input_sums_(shape.cut, shape.rows * shape.in) {
+    std::size_t parameter = 0;
+    for (const LinearWeight& weight : shape_.weights) {
+      parameters_.push_back(parameter);
+      parameter += weight.bias ? 2 : 1;
+    }
+  }
 
   std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
@@ -58,7 +70,8 @@ class Linear : public Op {
   std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
     for (const LinearPart& part : shape_.parts)
-      bytes = std::max(bytes, products.workspace(input_product(part, blank(), blank(), blank())));
+      bytes = std::max(bytes, products.workspace(input_product(part, blank(), blank(), input_sum_type())));
+    if (shape_.cut.is_cut()) bytes += input_sums_.bytes();
     return std::max(bytes, weights_workspace(products));
   }
 
@@ -67,111 +80,170 @@ class Linear : public Op {
     for (const LinearPart& part : shape_.parts)
       bytes = std::max(bytes, products.workspace(weight_product(part, blank(), blank(), {})));
     if (biased_width(shape_) == 0) return bytes;
-    return std::max(bytes, sums_bytes() + kernels::column_sum_workspace(shape_.rows, row_width()));
+    for (const LinearPart& part : shape_.parts)
+      bytes = std::max(bytes, sums_bytes() + kernels::column_sum_workspace(shape_.rows, part.stride));
+    return bytes;
   }
 
   void forward(const OpContext& context) const override {
     const Array y = context.output(0);
-    std::size_t parameter = 0;
     for (const LinearPart& part : shape_.parts) {
-      Product product = forward_product(part, context.input(0), context.parameter(parameter++), y);
-      if (part.bias) product.bias = context.parameter(parameter++).data;
+      Product product =
+          forward_product(part, context.input(0), context.parameter(parameters_[part.weight]), y);
+      if (shape_.weights[part.weight].bias)
+        product.bias = context.parameter(parameters_[part.weight] + 1).at(part.columns.first).data;
       kernels::multiply(context.library(), context.threads(), product, context.scratch());
     }
-    if (shape_.rotary)
-      turn(context.threads(), *shape_.rotary, shape_.rows, context.run().first_position, false, y);
+    turn_output(context, context.run().first_position, false, y);
   }
 
-  void backward(const OpContext& context) const override { backward(context, true, true); }
-  void backward_inputs(const OpContext& context) const override { backward(context, true, false); }
-  void backward_weights(const OpContext& context) const override { backward(context, false, true); }
+  void backward(const OpContext& context) const override {
+    backward_inputs(context);
+    backward_weights(context);
+  }
+
+  void backward_inputs(const OpContext& context) const override {
+    turn_output(context, 0, true, context.output_gradient(0));
+    if (shape_.cut.is_cut()) return add_input_gradients(context);
+    bool first = true;
+    for (const LinearPart& part : shape_.parts) {
+      multiply_to_input(context, part, context.input_gradient(0), context.adds(0) || !first,
+                        context.scratch());
+      first = false;
+    }
+  }
+
+  void backward_weights(const OpContext& context) const override {
+    const Array dy = context.output_gradient(0);
+    for (std::size_t i = 0; i < shape_.weights.size(); ++i) {
+      const engine::GradientTarget target = context.gradient(parameters_[i]);
+      clear_gradient(context, shape_.cut, target, shape_.in * shape_.weights[i].width);
+      for (const LinearPart& part : shape_.parts) {
+        if (part.weight != i) continue;
+        Product product = weight_product(part, context.input(0), dy, {target.data, Dtype::kF32});
+        product.accumulate = target.accumulate;
+        kernels::multiply(context.library(), context.threads(), product, context.scratch());
+      }
+    }
+    if (biased_width(shape_) > 0) bias_gradients(context, dy);
+  }
 
  private:
-  void backward(const OpContext& context, bool of_inputs, bool of_weights) const {
-    const Array dy = context.output_gradient(0);
-    if (of_inputs && shape_.rotary) turn(context.threads(), *shape_.rotary, shape_.rows, 0, true, dy);
-    std::size_t parameter = 0;
-    for (const LinearPart& part : shape_.parts) {
-      if (of_inputs) input_gradient(context, part, parameter, dy);
-      if (of_weights) weight_gradient(context, part, parameter, dy);
-      parameter += part.bias ? 2 : 1;
-    }
-    if (of_weights && biased_width(shape_) > 0) bias_gradients(context, dy);
+  void turn_output(const OpContext& context, std::size_t first_position, bool inverse, Array y) const {
+    for (const auto& [rotary, offset] : shape_.turned)
+      turn(context.threads(), rotary, shape_.rows, first_position, inverse, y.at(offset));
   }
 
-  void input_gradient(const OpContext& context, const LinearPart& part, std::size_t parameter,
-                      ConstArray dy) const {
-    Product product = input_product(part, dy, context.parameter(parameter), context.input_gradient(0));
-    product.accumulate = context.adds(0) || parameter > 0;
-    kernels::multiply(context.library(), context.threads(), product, context.scratch());
+  void multiply_to_input(const OpContext& context, const LinearPart& part, Array dx, bool accumulate,
+                         void* workspace) const {
+    Product product =
+        input_product(part, context.output_gradient(0), context.parameter(parameters_[part.weight]), dx);
+    product.accumulate = accumulate;
+    kernels::multiply(context.library(), context.threads(), product, workspace);
   }
 
-  void weight_gradient(const OpContext& context, const LinearPart& part, std::size_t parameter,
-                       ConstArray dy) const {
-    const engine::GradientTarget target = context.gradient(parameter);
-    Product product = weight_product(part, context.input(0), dy, {target.data, Dtype::kF32});
-    product.accumulate = target.accumulate;
-    kernels::multiply(context.library(), context.threads(), product, context.scratch());
+  void add_input_gradients(const OpContext& context) const {
+    auto* const workspace = static_cast<std::byte*>(context.scratch()) + input_sums_.bytes();
+    const Array sum = input_sums_.add(context, context.scratch(), "gradients of " + spec().name,
+                                      [&](std::size_t piece, Array into) {
+                                        bool first = true;
+                                        for (const LinearPart& part : shape_.parts) {
+                                          if (part.piece != piece) continue;
+                                          multiply_to_input(context, part, into, !first, workspace);
+                                          first = false;
+                                        }
+                                      });
+    const Array dx = context.input_gradient(0);
+    if (context.adds(0))
+      kernels::add(context.threads(), shape_.rows * shape_.in, dx, sum, dx);
+    else
+      kernels::convert(context.threads(), shape_.rows * shape_.in, sum, dx);
   }
 
   // Stands for an array where only the sizes of products count.
   Array blank() const { return {nullptr, shape_.type}; }
+  Array input_sum_type() const { return shape_.cut.is_cut() ? Array{} : blank(); }
 
-  // All parts with a bias lie side by side in rows, so that one sum over the rows serves them.
-  std::size_t row_width() const { return shape_.parts.front().stride; }
+  // The parts of a piece that have biases lie side by side in rows, so that one sum over the rows serves
+  // them.
+  bool is_one_part() const { return shape_.parts.size() == 1 && !shape_.cut.is_cut(); }
   std::size_t sums_bytes() const {
-    return shape_.parts.size() == 1 ? 0 : round_up(row_width() * sizeof(float), kAlignment);
+    std::size_t widest = 0;
+    for (const LinearPart& part : shape_.parts) widest = std::max(widest, part.stride);
+    return is_one_part() ? 0 : round_up(widest * sizeof(float), kAlignment);
   }
 
   Product forward_product(const LinearPart& part, ConstArray x, ConstArray weight, Array y) const {
-    Product product{shape_.rows, part.width, shape_.in, x, weight, y.at(part.offset)};
+    Product product{shape_.rows, part.columns.size, shape_.in, x, at(part, weight), y.at(part.offset)};
     product.transpose_b = shape_.transposed;
+    if (!shape_.transposed) product.ldb = shape_.weights[part.weight].width;
     product.ldc = part.stride;
     return product;
   }
 
   Product input_product(const LinearPart& part, ConstArray dy, ConstArray weight, Array dx) const {
-    Product product{shape_.rows, shape_.in, part.width, dy.at(part.offset), weight, dx};
+    Product product{shape_.rows, shape_.in, part.columns.size, dy.at(part.offset), at(part, weight), dx};
     product.transpose_b = !shape_.transposed;
+    if (!shape_.transposed) product.ldb = shape_.weights[part.weight].width;
     product.lda = part.stride;
     return product;
   }
 
   Product weight_product(const LinearPart& part, ConstArray x, ConstArray dy, Array dweight) const {
-    Product product{shape_.in, part.width, shape_.rows, x, dy.at(part.offset), dweight, true};
+    const std::size_t first = part.columns.first * (shape_.transposed ? shape_.in : 1);
+    Product product{shape_.in,          part.columns.size, shape_.rows, x,
+                    dy.at(part.offset), dweight.at(first), true};
     product.ldb = part.stride;
-    if (!shape_.transposed) return product;
+    if (!shape_.transposed) {
+      product.ldc = shape_.weights[part.weight].width;
+      return product;
+    }
     std::swap(product.m, product.n);
     std::swap(product.a, product.b);
     std::swap(product.lda, product.ldb);
     return product;
   }
 
+  // Where the part's columns begin in its weight.
+  ConstArray at(const LinearPart& part, ConstArray weight) const {
+    return weight.at(part.columns.first * (shape_.transposed ? shape_.in : 1));
+  }
+
   void bias_gradients(const OpContext& context, ConstArray dy) const {
     auto* workspace = static_cast<std::byte*>(context.scratch()) + sums_bytes();
-    if (shape_.parts.size() == 1) {
-      const engine::GradientTarget target = context.gradient(1);
-      kernels::column_sum(context.threads(), shape_.rows, row_width(), dy, target.data, target.accumulate,
-                          workspace);
+    std::vector<engine::GradientTarget> targets(shape_.weights.size());
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      if (!shape_.weights[i].bias) continue;
+      targets[i] = context.gradient(parameters_[i] + 1);
+      clear_gradient(context, shape_.cut, targets[i], shape_.weights[i].width);
+    }
+    if (is_one_part()) {
+      kernels::column_sum(context.threads(), shape_.rows, shape_.parts[0].stride, dy, targets[0].data,
+                          targets[0].accumulate, workspace);
       return;
     }
     auto* sums = static_cast<float*>(context.scratch());
-    kernels::column_sum(context.threads(), shape_.rows, row_width(), dy, sums, false, workspace);
-    std::size_t parameter = 0;
+    const LinearPart* first = nullptr;  // of the piece
     for (const LinearPart& part : shape_.parts) {
-      ++parameter;
-      if (!part.bias) continue;
-      const engine::GradientTarget target = context.gradient(parameter++);
-      const Array to{target.data}, sum{sums + part.offset};
+      if (first == nullptr || part.piece != first->piece) {
+        first = &part;
+        kernels::column_sum(context.threads(), shape_.rows, part.stride, dy.at(part.offset), sums, false,
+                            workspace);
+      }
+      const engine::GradientTarget& target = targets[part.weight];
+      if (target.data == nullptr) continue;
+      const Array to{target.data + part.columns.first}, sum{sums + (part.offset - first->offset)};
       if (target.accumulate) {
-        kernels::add(context.threads(), part.width, to, sum, to);
+        kernels::add(context.threads(), part.columns.size, to, sum, to);
       } else {
-        kernels::convert(context.threads(), part.width, sum, to);
+        kernels::convert(context.threads(), part.columns.size, sum, to);
       }
     }
   }
 
   LinearShape shape_;
+  PieceSums input_sums_;
+  std::vector<std::size_t> parameters_;  // by weight: the number of its parameter, which its bias follows
 };
 
 }  // namespace

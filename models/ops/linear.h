@@ -2,29 +2,61 @@
 #include <optional>
 #include <vector>
 
+#include "models/graph/cut.h"
 #include "models/graph/graph.h"
 #include "models/ops/rotary.h"
 
 namespace sluice::models {
 
-// One weight of a linear op and where its product goes in the output.
-struct LinearPart {
+// A weight of a linear op and its bias.
+struct LinearWeight {
   std::size_t weight = 0;           // slot
   std::optional<std::size_t> bias;  // slot
-  std::size_t width = 0;            // columns of the product
-  std::size_t offset = 0;           // elements from the start of the output to the product's first row
-  std::size_t stride = 0;           // elements from row to row
+  std::size_t width = 0;            // columns
+};
+
+// Some columns of a weight, and where their product goes in the output.
+struct LinearPart {
+  std::size_t weight = 0;  // an index into LinearShape::weights
+  Range columns;
+  std::size_t offset = 0;  // elements from the start of the output to the product's first row
+  std::size_t stride = 0;  // elements from row to row
+  std::size_t piece = 0;   // of the rank's own
+};
+
+// Columns of an output that rotary positions turn.
+struct Turned {
+  Rotary rotary;
+  std::size_t offset = 0;  // elements from the start of the output
 };
 
 struct LinearShape {
   std::size_t rows = 0, in = 0;
   bool transposed = false;  // weights are [out, in] (Llama), else [in, out] (GPT-2)
   Dtype type = Dtype::kF32;
-  std::vector<LinearPart> parts;
-  std::optional<Rotary> rotary;  // turns the first columns of the output
+  TensorCut cut = {};
+  std::vector<LinearWeight> weights = {};
+  std::vector<LinearPart> parts = {};  // by piece
+  std::vector<Turned> turned = {};
 };
 
-// y = x W + b, for one weight or several that share their input (query, key and value; gate and up).
+// y = x W + b, for one weight or several that share their input (query, key and value; gate and up). Where
+// the columns are cut, the output has those of this rank's pieces, each piece in an array of its own, and the
+// gradient of x is the sum over all pieces.
 std::unique_ptr<Op> make_linear(std::string name, ValueId x, ValueId y, const LinearShape& shape);
+
+struct RowLinearShape {
+  std::size_t rows = 0, in = 0, out = 0;  // in: of the whole weight
+  bool transposed = false;
+  Dtype type = Dtype::kF32;
+  TensorCut cut = {};
+  std::vector<Range> inputs = {};  // by own piece: the rows of W that it is multiplied by
+  std::size_t weight = 0;          // slot
+  std::optional<std::size_t> bias = {};
+};
+
+// y = x W + b, where x has this rank's pieces of the columns, each in an array of its own: the sum over all
+// pieces.
+std::unique_ptr<Op> make_row_linear(std::string name, ValueId x, ValueId y, const RowLinearShape& shape);
 
 }  // namespace sluice::models

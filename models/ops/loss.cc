@@ -162,6 +162,7 @@ std::size_t logit_rows(const LossShape& shape) {
 }
 
 std::unique_ptr<Op> make_loss(std::string name, ValueId x, const LossShape& shape) {
+  if (shape.cut.is_cut()) return make_cut_loss(std::move(name), x, shape);
   return std::make_unique<Loss>(std::move(name), x, shape);
 }
 

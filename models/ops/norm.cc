@@ -1,8 +1,10 @@
 #include "models/ops/norm.h"
 
 #include "core/error.h"
+#include "kernels/elementwise.h"
 #include "kernels/norm.h"
 #include "models/graph/context.h"
+#include "models/ops/piece_sums.h"
 
 namespace sluice::models {
 namespace {
@@ -42,9 +44,9 @@ class Norm : public Op {
   }
 
   void backward(const OpContext& context) const override {
-    const engine::GradientTarget gamma = context.gradient(0);
+    const engine::GradientTarget gamma = context.gradient(0),
+                                 beta = shape_.beta ? context.gradient(1) : gamma;
     if (shape_.beta) {
-      const engine::GradientTarget beta = context.gradient(1);
       ensure(gamma.accumulate == beta.accumulate,
              "the two gradients of a norm are at different micro-batches");
       kernels::layernorm_backward(context.threads(), shape_.rows, shape_.width, context.input(0),
@@ -56,6 +58,9 @@ class Norm : public Op {
                                 context.parameter(0), context.statistics(1), context.output_gradient(0),
                                 context.input_gradient(0), gamma.data, gamma.accumulate, context.scratch());
     }
+    if (shape_.cut.gives()) return;
+    kernels::fill(context.threads(), shape_.width, kNoGradient, {gamma.data});
+    if (shape_.beta) kernels::fill(context.threads(), shape_.width, kNoGradient, {beta.data});
   }
 
  private:

@@ -1,6 +1,7 @@
 #pragma once
 #include <optional>
 
+#include "models/graph/cut.h"
 #include "models/graph/graph.h"
 
 namespace sluice::models {
@@ -11,6 +12,7 @@ struct NormShape {
   Dtype type = Dtype::kF32;
   std::size_t gamma = 0;            // slot
   std::optional<std::size_t> beta;  // slot; with it LayerNorm, without it RMSNorm
+  TensorCut cut = {};               // all ranks of which compute alike
 };
 
 // The statistics that a norm keeps, which are its second output.

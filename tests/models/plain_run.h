@@ -184,10 +184,10 @@ inline std::vector<std::size_t> choices_named(const Model& model, const std::str
 class PlainRun {
  public:
   PlainRun(const Model& model, const std::string& choice, std::size_t group, std::size_t micro_batches,
-           Threads& threads, kernels::MatrixLibrary& library)
+           Threads& threads, kernels::MatrixLibrary& library, TensorRanks* tensor = nullptr)
       : profile(model.profile(micro_batches, library)),
         source(model, profile),
-        executor(model.impl(), choices(model, choice), group, {source, threads, library}),
+        executor(model.impl(), choices(model, choice), group, {source, threads, library, nullptr, tensor}),
         activations_(engine::activation_bytes(profile, choices_named(model, choice), group)),
         workspace_(models::workspace_bytes(profile, choices_named(model, choice))) {
     executor.set_memory(activations_.bytes(), workspace_.bytes());

@@ -11,6 +11,7 @@ namespace gradient_test {
 struct Case {
   std::string name;
   ModelConfig config;
+  std::size_t pieces = 1;  // of each layer
 };
 
 class GradientTest : public ::testing::TestWithParam<Case> {
@@ -30,7 +31,7 @@ Values values_of(const PlainSource& source) {
 }
 
 TEST_P(GradientTest, LossAndGradientsAreThoseOfAnF64ReferencesDifferences) {
-  const Model model(GetParam().config, Dtype::kF32, 2, 8);
+  const Model model(GetParam().config, Dtype::kF32, 2, 8, "", {.pieces = GetParam().pieces});
   PlainRun run(model, "none", 2, 2, threads_, *library_);
   randomize(run.source);
   const Data data(model, 2);
@@ -67,7 +68,9 @@ TEST_P(GradientTest, LossAndGradientsAreThoseOfAnF64ReferencesDifferences) {
   EXPECT_TRUE(run.guards_hold());
 }
 
-TEST_P(GradientTest, NextLogitsAreThoseOfTheReference) {
+class LogitsTest : public GradientTest {};
+
+TEST_P(LogitsTest, NextLogitsAreThoseOfTheReference) {
   const Model model(GetParam().config, Dtype::kF32, 2, 8);
   PlainRun run(model, "none", 1, 1, threads_, *library_);
   randomize(run.source);
@@ -86,13 +89,18 @@ TEST_P(GradientTest, NextLogitsAreThoseOfTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, GradientTest,
+const auto kName = [](const auto& param) { return param.param.name; };
+INSTANTIATE_TEST_SUITE_P(Pieces, GradientTest,
+                         ::testing::Values(Case{"gpt2", small_gpt2(), 2}, Case{"llama", small_llama(), 2},
+                                           Case{"qwen2", small_llama(true, true), 2}),
+                         kName);
+const auto kModels =
     ::testing::Values(Case{"gpt2_tied", small_gpt2()}, Case{"gpt2_untied", small_gpt2(false)},
                       Case{"llama_untied", small_llama()}, Case{"llama_tied", small_llama(true)},
                       Case{"qwen2", small_llama(true, true)}, Case{"mixed_tied", small_mixed()},
-                      Case{"mixed_untied", small_mixed(false)}),
-    [](const auto& param) { return param.param.name; });
+                      Case{"mixed_untied", small_mixed(false)});
+INSTANTIATE_TEST_SUITE_P(Models, GradientTest, kModels, kName);
+INSTANTIATE_TEST_SUITE_P(Models, LogitsTest, kModels, kName);
 
 // Dropout has no reference. With the same masks the loss must rise along the gradient as the gradient says.
 TEST(DropoutTest, GradientsAreThoseOfTheMaskedLoss) {

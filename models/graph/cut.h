@@ -1,0 +1,61 @@
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+// How what a layer computes is cut over the ranks of the mesh's axis "tensor" (Megatron-LM, Shoeybi et al.
+// 2019); docs/decisions/0064-layers-are-cut-where-they-compute.md.
+namespace sluice::models {
+
+// Elements of a dimension that follow each other.
+struct Range {
+  std::size_t first = 0, size = 0;
+  std::size_t end() const { return first + size; }
+  bool operator==(const Range&) const = default;
+};
+
+// One of so many parts of a dimension, whose sizes differ by at most one.
+constexpr Range part_of(std::size_t size, std::size_t parts, std::size_t index) {
+  const std::size_t first = size * index / parts;
+  return {first, size * (index + 1) / parts - first};
+}
+
+// Heads, hidden columns and the vocabulary are cut into pieces, of which each rank of the axis computes as
+// many, that follow each other. What the pieces contribute to a sum is added pairwise over the pieces.
+struct TensorCut {
+  std::size_t pieces = 1, ranks = 1,
+              rank = 0;  // a multiple of ranks; an axis of one rank may have pieces, too
+
+  bool is_cut() const { return pieces > 1; }
+  std::size_t own_pieces() const { return pieces / ranks; }
+  std::size_t first_piece() const { return rank * own_pieces(); }
+  // Of what all ranks compute alike, one gives the gradient.
+  bool gives() const { return rank == 0; }
+  // The parts of a dimension that are this rank's, by own piece.
+  std::vector<Range> parts(std::size_t size) const {
+    std::vector<Range> own;
+    for (std::size_t piece = first_piece(); piece < first_piece() + own_pieces(); ++piece)
+      own.push_back(part_of(size, pieces, piece));
+    return own;
+  }
+  bool operator==(const TensorCut&) const = default;
+};
+
+// The heads of a piece, by their numbers in the layer.
+struct HeadPiece {
+  Range heads, kv_heads;
+  std::size_t packed() const { return heads.size + 2 * kv_heads.size; }  // heads of queries, keys and values
+};
+// Those of this rank. Where there are fewer key/value heads than pieces, pieces that share one each compute
+// it. REQUIRES: there are as many heads as pieces, and fewer key/value heads divide the pieces.
+std::vector<HeadPiece> head_pieces(const TensorCut& cut, std::size_t heads, std::size_t kv_heads);
+
+// The sum of the sizes.
+template <class Ranges>
+std::size_t total(const Ranges& ranges) {
+  std::size_t sum = 0;
+  for (const Range& range : ranges) sum += range.size;
+  return sum;
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,32 @@
+#pragma once
+#include <functional>
+#include <span>
+#include <string>
+
+#include "comm/communicator.h"
+#include "core/trace.h"
+#include "engine/memory/waits.h"
+#include "models/graph/context.h"
+
+namespace sluice::models {
+
+// The ranks along the mesh's axis "tensor", as a communicator has them. Thread rule: one thread.
+class MessageTensor : public TensorRanks {
+ public:
+  // ranks: outlive this. trace: gets waits; or null. meanwhile: is called from time to time during them.
+  explicit MessageTensor(comm::Communicator& ranks, Trace* trace = nullptr,
+                         std::function<void()> meanwhile = {});
+  void all_reduce(const std::string& name, std::span<float> values) override;
+  void all_gather(const std::string& name, std::span<float> values) override;
+  const engine::Waits& waits() const { return waits_; }
+
+ private:
+  template <class Begin>
+  void wait_for(const std::string& name, Begin&& begin);
+
+  comm::Communicator& ranks_;
+  engine::Waits waits_;
+  const std::function<void()> meanwhile_;
+};
+
+}  // namespace sluice::models

@@ -1,0 +1,53 @@
+#include "models/ops/piece_sums.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/pairwise.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::models {
+
+PieceSums::PieceSums(const TensorCut& cut, std::size_t elements) : cut_(cut), elements_(elements) {
+  PairwiseStack stack;
+  for (std::size_t piece = 0; piece < cut.own_pieces(); ++piece) {
+    most_ = std::max(most_, stack.height() + 1);
+    stack.push();
+  }
+}
+
+std::size_t PieceSums::buffer_elements() const {
+  return round_up(elements_ * sizeof(float), kAlignment) / sizeof(float);
+}
+
+std::size_t PieceSums::bytes() const { return most_ * buffer_elements() * sizeof(float); }
+
+Array PieceSums::add(const OpContext& context, void* buffers, const std::string& name,
+                     const Compute& compute) const {
+  const auto buffer = [&](std::size_t i) {
+    return Array{static_cast<float*>(buffers)}.at(i * buffer_elements());
+  };
+  PairwiseStack stack;
+  std::size_t height = 0;
+  const auto merge = [&](std::size_t times) {
+    for (; times > 0; --times) {
+      --height;
+      kernels::add(context.threads(), elements_, buffer(height - 1), buffer(height), buffer(height - 1));
+    }
+  };
+  for (std::size_t piece = 0; piece < cut_.own_pieces(); ++piece) {
+    compute(piece, buffer(height++));
+    merge(stack.push());
+  }
+  merge(stack.carries());
+  if (cut_.ranks > 1) context.run().tensor->all_reduce(name, {buffer(0).f32(), elements_});
+  return buffer(0);
+}
+
+void clear_gradient(const OpContext& context, const TensorCut& cut, const engine::GradientTarget& target,
+                    std::size_t elements) {
+  if (cut.ranks > 1 && !target.accumulate)
+    kernels::fill(context.threads(), elements, kNoGradient, {target.data, Dtype::kF32});
+}
+
+}  // namespace sluice::models

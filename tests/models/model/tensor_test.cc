@@ -1,0 +1,184 @@
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <bit>
+#include <cmath>
+#include <thread>
+
+#include "core/pairwise.h"
+#include "models/cases.h"
+
+// Layers that ranks compute in pieces have the values, and the gradients, of whole ones.
+namespace sluice::models::testing {
+namespace tensor_test {
+
+// Ranks along "tensor" that are threads of the test.
+class Ranks {
+ public:
+  explicit Ranks(std::size_t count) : meeting_(static_cast<std::ptrdiff_t>(count)), given_(count) {}
+
+  class Rank : public TensorRanks {
+   public:
+    Rank(Ranks& ranks, std::size_t rank) : ranks_(ranks), rank_(rank) {}
+    void all_reduce(const std::string& name, std::span<float> values) override {
+      const std::vector<std::vector<float>> all = ranks_.exchange(rank_, name, values);
+      PairwiseStack order;
+      std::vector<std::vector<float>> sums;
+      const auto merge = [&](std::size_t times) {
+        for (; times > 0; --times) {
+          for (std::size_t i = 0; i < values.size(); ++i) sums[sums.size() - 2][i] += sums.back()[i];
+          sums.pop_back();
+        }
+      };
+      for (const std::vector<float>& one : all) {
+        sums.push_back(one);
+        merge(order.push());
+      }
+      merge(order.carries());
+      std::ranges::copy(sums[0], values.begin());
+    }
+    void all_gather(const std::string& name, std::span<float> values) override {
+      const std::vector<std::vector<float>> all = ranks_.exchange(rank_, name, values);
+      const std::size_t part = values.size() / all.size();
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = all[i / part][i];
+    }
+
+   private:
+    Ranks& ranks_;
+    const std::size_t rank_;
+  };
+
+ private:
+  std::vector<std::vector<float>> exchange(std::size_t rank, const std::string& name,
+                                           std::span<const float> values) {
+    given_[rank] = {name, {values.begin(), values.end()}};
+    meeting_.arrive_and_wait();
+    std::vector<std::vector<float>> all;
+    for (const auto& [what, given] : given_) {
+      if (what != name || given.size() != values.size()) std::abort();  // ranks do not do the same
+      all.push_back(given);
+    }
+    meeting_.arrive_and_wait();
+    return all;
+  }
+
+  std::barrier<> meeting_;
+  std::vector<std::pair<std::string, std::vector<float>>> given_;
+};
+
+struct Result {
+  double loss = 0, validation = 0;
+  std::vector<std::vector<float>> gradients;  // by parameter: what all ranks give, added in their order
+};
+
+// REQUIRES: cut.ranks threads of OpenMP can be had.
+Result train(const ModelConfig& config, Dtype dtype, const std::string& choice, TensorCut cut) {
+  Ranks ranks(cut.ranks);
+  std::vector<Result> all(cut.ranks);
+  std::vector<std::thread> threads;
+  for (cut.rank = 0; cut.rank < cut.ranks; ++cut.rank)
+    threads.emplace_back([&ranks, &own = all[cut.rank], &config, &choice, dtype, cut] {
+      Threads one(1);
+      const auto library = kernels::load_matrix_library(1);
+      const Model model(config, dtype, 2, 8, "", cut);
+      Ranks::Rank rank(ranks, cut.rank);
+      PlainRun run(model, choice, 2, 3, one, *library, &rank);
+      randomize(run.source);
+      const Data data(model, 3);
+      own.loss = run.train(data.micro_batches, 7, 2);
+      own.gradients = run.source.all_gradients();
+      own.validation = run.executor.evaluate(data.micro_batches[1]);
+      EXPECT_TRUE(run.guards_hold());
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const Result& other : all) {
+    EXPECT_EQ(other.loss, all[0].loss);
+    EXPECT_EQ(other.validation, all[0].validation);
+    if (&other == &all[0]) continue;
+    for (std::size_t p = 0; p < other.gradients.size(); ++p)
+      for (std::size_t i = 0; i < other.gradients[p].size(); ++i)
+        all[0].gradients[p][i] += other.gradients[p][i];
+  }
+  return all[0];
+}
+
+ModelConfig with_heads(ModelConfig config, std::size_t heads, std::size_t kv_heads) {
+  config.heads = heads;
+  config.kv_heads = kv_heads;
+  config.head_width = 4;
+  if (config.family == &kGpt2) config.width = heads * config.head_width;
+  return config;
+}
+
+struct Case {
+  std::string name;
+  ModelConfig config;
+  Dtype dtype;
+  std::string choice;
+};
+
+class TensorTest : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(
+    Models, TensorTest,
+    ::testing::Values(Case{"gpt2_dropout", with_heads(small_gpt2(true, 0.2f), 4, 4), Dtype::kF32, "none"},
+                      Case{"gpt2_bf16", with_heads(small_gpt2(false), 5, 5), Dtype::kBf16, "full"},
+                      Case{"llama", with_heads(small_llama(true), 8, 4), Dtype::kF32, "full"},
+                      Case{"qwen2_f16", with_heads(small_llama(false, true), 4, 4), Dtype::kF16, "none"}),
+    [](const auto& param) { return param.param.name; });
+
+TEST_P(TensorTest, HasTheBitsOfOneRankThatComputesTheSamePieces) {
+  const Case& given = GetParam();
+  const Result one = train(given.config, given.dtype, given.choice, {4, 1, 0});
+  for (const std::size_t ranks : {2, 4}) {
+    SCOPED_TRACE(ranks);
+    const Result several = train(given.config, given.dtype, given.choice, {4, ranks, 0});
+    EXPECT_EQ(several.loss, one.loss);
+    EXPECT_EQ(several.validation, one.validation);
+    for (std::size_t p = 0; p < one.gradients.size(); ++p)
+      for (std::size_t i = 0; i < one.gradients[p].size(); ++i)
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(several.gradients[p][i]),
+                  std::bit_cast<std::uint32_t>(one.gradients[p][i]))
+            << "parameter " << p << ", element " << i;
+  }
+}
+
+// Of sums that are added in another order, the rounding differs.
+void expect_near_whole(const ModelConfig& config, std::size_t ranks) {
+  SCOPED_TRACE(ranks);
+  const Result whole = train(config, Dtype::kF32, "none", {}),
+               cut = train(config, Dtype::kF32, "full", {ranks, ranks, 0});
+  const Model model(config, Dtype::kF32, 2, 8);
+  const double rounding = 2 * rounding_of(model, 48);
+  EXPECT_NEAR(cut.loss, whole.loss, rounding * whole.loss);
+  EXPECT_NEAR(cut.validation, whole.validation, rounding * whole.validation);
+  for (std::size_t p = 0; p < whole.gradients.size(); ++p) {
+    double square = 0;
+    for (const float value : whole.gradients[p]) square += static_cast<double>(value) * value;
+    for (std::size_t i = 0; i < whole.gradients[p].size(); ++i)
+      ASSERT_NEAR(cut.gradients[p][i], whole.gradients[p][i], 6 * rounding * std::sqrt(square))
+          << "parameter " << p << ", element " << i;
+  }
+}
+
+TEST(TensorCutTest, ComputesWhatWholeLayersDo) {
+  expect_near_whole(with_heads(small_gpt2(), 5, 5), 3);              // of other sizes
+  expect_near_whole(with_heads(small_llama(true), 8, 2), 4);         // which share key/value heads
+  expect_near_whole(with_heads(small_llama(false, true), 6, 2), 4);  // unevenly
+  expect_near_whole(with_heads(small_gpt2(true, 0.2f), 4, 4), 2);    // with the same elements dropped
+}
+
+TEST(TensorCutTest, RefusesMorePiecesThanThereAre) {
+  const auto refused = [](const ModelConfig& config, std::size_t ranks) {
+    try {
+      const Model model(config, Dtype::kF32, 1, 4, "", {ranks, ranks, 0});
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kInvalidArgument ? std::string(error.what()) : "";
+    }
+    return std::string();
+  };
+  EXPECT_NE(refused(small_gpt2(), 3).find("2 heads"), std::string::npos);
+  EXPECT_NE(refused(with_heads(small_llama(), 6, 2), 3).find("2 key/value heads"), std::string::npos);
+}
+
+}  // namespace tensor_test
+}  // namespace sluice::models::testing
