@@ -115,7 +115,7 @@ Steps run_steps(models::Setup& setup, double seconds, BenchProgress& progress) {
     steps.optimizer += report.optimizer_seconds;
   };
   progress.show("taking and filling the model's memory");
-  models::RunRanks alone(nullptr);
+  models::RunRanks alone(setup.settings);
   models::TrainingRun run(setup, alone, events);
   run.load_initial();
   run.train();

@@ -49,8 +49,10 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
 void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.text(
       "--mesh", options.mesh,
-      "axes of the ranks, as data=2,pipeline=4: along pipeline the model is cut into stages of consecutive "
-      "blocks; along data ranks have the same stage and other micro-batches (data=N alone is --ranks N)");
+      "axes of the ranks, as data=2,pipeline=4,tensor=2: along pipeline the model is cut into stages of "
+      "consecutive blocks, along tensor each layer by its heads, hidden columns and vocabulary; along data "
+      "ranks "
+      "have the same and other micro-batches (data=N alone is --ranks N)");
   flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe", "zb-h1"},
                "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages, "
                "zb-h1 has no stage wait for gradients of weights, and takes more memory than 1f1b");
@@ -79,7 +81,12 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
           engine::kMostStage));
   flags.toggle(
       "--reproducible", s.plan.reproducible,
-      "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all");
+      "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all, and "
+      "layers are computed in pieces (--grain)");
+  flags.whole(
+      "--grain", s.grain,
+      "with --reproducible, the pieces that a layer is cut into, at any size of --mesh's tensor that divides "
+      "them (up to 4, by the key/value heads)");
   flags.seconds("--silence", options.silence, "seconds without a sign of life after which a rank has failed");
   flags.seconds("--patience", options.patience,
                 "seconds after which a rank has failed that lives and does not take part");

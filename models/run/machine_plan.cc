@@ -133,13 +133,14 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
   TrainSettings s = settings;
   const ModelConfig config = resolve_training_model(s);
   if (s.length == 0) s.length = default_length(config);
+  settle_grain(s, config);
   if (s.memory == 0) s.memory = share_of_memory(machine.memory.usable, s);
   if (s.threads == 0) s.threads = share_of_cores(machine.cores, s);
   PlanResult plan;
   plan.machine = machine.source;
   const std::vector<offload::DiskKnowledge> disks = resolve_disks(machine, s);
   const auto optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
-  const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
+  const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""), tensor_cut(s));
   const LibraryThere library(machine, s.threads);
   if (s.dtype == Dtype::kBf16 && library.has_bf16() != library.has_bf16_here())
     plan.not_known.push_back(
@@ -155,7 +156,7 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
                      plan.trace_bytes + s.communication_bytes};
   if (sections_of(s) > 1) {
     set_request(plan, s);
-    RunRanks alone(nullptr);
+    RunRanks alone(TrainSettings{});
     plan_section(plan, s, model, *optimizer, library, alone);
   } else {
     fit(plan, s, *optimizer, machine.cores);

@@ -21,34 +21,62 @@ std::optional<engine::Link> part_of_wire(const TrainSettings& s, std::size_t par
   return link;
 }
 
+int size_along(const TrainSettings& s, const char* axis) { return s.mesh ? s.mesh->size(axis) : 1; }
+
 }  // namespace
 
-int sections_of(const TrainSettings& s) { return s.mesh ? s.mesh->size("pipeline") : 1; }
+int sections_of(const TrainSettings& s) { return size_along(s, "pipeline"); }
 
-std::vector<int> ranks_of_section(const TrainSettings& s, int section) {
-  const int first = s.mesh->along(0, "pipeline")[static_cast<std::size_t>(section)];
-  return s.mesh->along(first, "data");
+int data_size(const TrainSettings& s) { return s.mesh ? s.mesh->size("data") : s.ranks.size; }
+int data_rank(const TrainSettings& s, int rank) { return s.mesh ? s.mesh->coordinate(rank, "data") : rank; }
+
+int tensor_size(const TrainSettings& s) { return size_along(s, "tensor"); }
+
+TensorCut tensor_cut(const TrainSettings& s) {
+  TensorCut cut;
+  cut.ranks = static_cast<std::size_t>(tensor_size(s));
+  if (s.mesh) cut.rank = static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "tensor"));
+  cut.pieces = s.plan.reproducible ? *s.grain : cut.ranks;
+  return cut;
 }
 
-engine::RankOf data_ranks(const TrainSettings& s, int rank) {
-  if (sections_of(s) == 1) return {rank, s.ranks.size, s.ranks.hosts};
-  engine::RankOf ranks{s.mesh->coordinate(rank, "data"), s.mesh->size("data"), {}};
-  if (!s.ranks.hosts.empty())
-    for (const int other : s.mesh->along(rank, "data"))
-      ranks.hosts.push_back(s.ranks.hosts[static_cast<std::size_t>(other)]);
+// Where sums are over the micro-batches of all ranks, those with the same pieces follow each other.
+std::vector<int> ranks_of_section(const TrainSettings& s, int section) {
+  std::vector<int> ranks =
+      s.mesh->across(s.mesh->along(0, "pipeline")[static_cast<std::size_t>(section)], "pipeline");
+  if (s.plan.reproducible)
+    std::ranges::stable_sort(ranks, {}, [&](int rank) { return s.mesh->coordinate(rank, "tensor"); });
   return ranks;
 }
-engine::RankOf data_ranks(const TrainSettings& s) { return data_ranks(s, s.ranks.rank); }
+
+engine::RankOf section_ranks(const TrainSettings& s, int rank) {
+  if (!s.mesh) return {rank, s.ranks.size, s.ranks.hosts};
+  const std::vector<int> ranks = ranks_of_section(s, s.mesh->coordinate(rank, "pipeline"));
+  engine::RankOf own{static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin()),
+                     static_cast<int>(ranks.size()),
+                     {},
+                     tensor_size(s)};
+  if (!s.ranks.hosts.empty())
+    for (const int other : ranks) own.hosts.push_back(s.ranks.hosts[static_cast<std::size_t>(other)]);
+  return own;
+}
+engine::RankOf section_ranks(const TrainSettings& s) { return section_ranks(s, s.ranks.rank); }
 
 void set_links(const TrainSettings& s, int rank, engine::MachineRates& rates) {
-  const engine::RankOf ranks = data_ranks(s, rank);
+  const engine::RankOf ranks = section_ranks(s, rank);
+  const comm::Hosts all = s.ranks.on_hosts();
+  if (tensor_size(s) > 1) {
+    const std::vector<int> pieces = s.mesh->along(rank, "tensor");
+    const bool on_one = std::ranges::all_of(pieces, [&](int other) { return all.on_one(other, rank); });
+    rates.tensor_link = on_one ? link_within(s) : part_of_wire(s, 1, all.with(rank).size());
+  }
   const comm::Hosts hosts = ranks.on_hosts();
   if (hosts.all_on_one()) {
     rates.link = link_within(s);
     rates.host_link.reset();
     return;
   }
-  rates.link = part_of_wire(s, hosts.with(ranks.rank).size(), s.ranks.on_hosts().with(rank).size());
+  rates.link = part_of_wire(s, hosts.with(ranks.rank).size(), all.with(rank).size());
   rates.host_link = s.host_link;
 }
 

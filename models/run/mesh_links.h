@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "engine/plan/rates.h"
+#include "models/graph/cut.h"
 #include "models/run/trainer.h"
 
 // What joins the ranks of a run along the axes of its mesh: a host's wire to other hosts, which its ranks
@@ -11,11 +12,17 @@ namespace sluice::models {
 
 // How many sections the model is cut into: the stages of a pipeline. 1: it is not.
 int sections_of(const TrainSettings& settings);
-// The ranks that have a section, by their coordinates along "data".
+// How many parts a step's micro-batches are shared out into, along "data", and which one a rank has.
+int data_size(const TrainSettings& settings);
+int data_rank(const TrainSettings& settings, int rank);
+int tensor_size(const TrainSettings& settings);  // how many ranks there are along "tensor"
+// How this rank's layers are cut along "tensor". REQUIRES: a reproducible run has its grain.
+TensorCut tensor_cut(const TrainSettings& settings);
+// The ranks that have a section, along "data" and "tensor", in the order in which they share its state.
 std::vector<int> ranks_of_section(const TrainSettings& settings, int section);
-// The ranks that have the same part of the model as that one of settings.ranks, or as this one.
-engine::RankOf data_ranks(const TrainSettings& settings, int rank);
-engine::RankOf data_ranks(const TrainSettings& settings);
+// The ranks that have the same section as that one of settings.ranks, or as this one.
+engine::RankOf section_ranks(const TrainSettings& settings, int rank);
+engine::RankOf section_ranks(const TrainSettings& settings);
 
 // Sets what joins these ranks, for a plan. Where they are on several hosts, all ranks of a host send at the
 // same time, and each has the same share of the wire.

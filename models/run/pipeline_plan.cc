@@ -1,5 +1,7 @@
 #include "models/run/pipeline_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -114,7 +116,7 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   // Chunks of a section share its memory evenly.
   const auto fits = [&](int section, engine::UnitRange units) {
     if (!may_fit(section, units)) return false;
-    return plan.budget.disk > 0 || data_ranks(s).size > 1 ||  // which may share its state
+    return plan.budget.disk > 0 || section_ranks(s).size > 1 ||  // which may share its state
            resident_bytes(layout, optimizer, plan.request.clip, units) +
                    least_activations(plan.profile, held[static_cast<std::size_t>(section)], units) <=
                memory / s.chunks;
@@ -200,7 +202,7 @@ class SectionWays {
         rates_(whole.plan.rates) {
     const TrainSettings& s = whole.s;
     const int rank = s.mesh->along(s.ranks.rank, "pipeline")[static_cast<std::size_t>(section)];
-    request_.ranks = data_ranks(s, rank);
+    request_.ranks = section_ranks(s, rank);
     set_links(s, rank, rates_);
   }
 
@@ -263,7 +265,8 @@ Json told(const SectionWays& of_section) {
     json["once"] = {way.once.before, way.once.after, way.once.exchange};
     json["step"] = way.plan->time.step;
     json["peak"] = way.plan->peak_memory;
-    json["received"] = {way.plan->step_bytes_of_data(), way.plan->step_bytes_from_sections};
+    json["received"] = {way.plan->step_bytes_of_data(), way.plan->step_bytes_from_sections,
+                        way.plan->step_bytes_of_tensor};
     json["from_hosts"] = way.plan->step_bytes_from_hosts;
     json["twin"] = twin_bytes(way);
   }
@@ -346,7 +349,7 @@ std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t
   for (const Json& ways : sections) {
     pipeline.peaks.push_back(ways[*best].at("peak"));
     const Json& received = ways[*best].at("received");
-    pipeline.received.push_back({received[0], received[1]});
+    pipeline.received.push_back({received[0], received[1], received[2]});
   }
   return best;
 }
@@ -382,14 +385,11 @@ std::uint64_t bytes_from_hosts(const std::vector<Json>& sections, std::size_t at
   return bytes;
 }
 
-// The ways in which all data ranks of a section can go, in the time of the slowest.
-Json of_all_data_ranks(const std::vector<std::string>& told, int section, const RunRanks& ranks) {
-  const auto of_rank = [&](int data_rank) {
-    return Json::parse(told[static_cast<std::size_t>(ranks.rank_at(section, data_rank))]);
-  };
-  Json all = of_rank(0);
-  for (int data_rank = 1; data_rank < ranks.data_size(); ++data_rank) {
-    const Json other = of_rank(data_rank);
+// The ways in which all ranks of a section can go, in the time of the slowest.
+Json of_all_ranks(const std::vector<std::string>& told, const std::vector<int>& ranks) {
+  Json all = Json::parse(told[static_cast<std::size_t>(ranks[0])]);
+  for (const int rank : ranks) {
+    const Json other = Json::parse(told[static_cast<std::size_t>(rank)]);
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (!all[i].contains("peak")) continue;
       if (!other[i].contains("peak")) {
@@ -404,9 +404,16 @@ Json of_all_data_ranks(const std::vector<std::string>& told, int section, const 
   return all;
 }
 
-// Makes what must be alike in the plans of data ranks so, and the stage of a table that two sections have.
+// Makes what must be alike in the plans of a section's ranks so, and the stage of a table that two sections
+// have.
 void agree(PlanResult& plan, const optim::Optimizer& optimizer, RunRanks& ranks) {
-  if (ranks.data() == nullptr) return;
+  if (ranks.of_section() == nullptr) return;
+  const auto plan_again = [&] {
+    plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
+  };
+  if (ranks.tensor() != nullptr &&
+      engine::agree_on_order(*ranks.of_section(), plan.plan, plan.profile, plan.request))
+    plan_again();
   engine::Plan wanted = plan.plan;
   const std::size_t own = plan.profile.twin ? wanted.units[plan.profile.twin->unit].stage : 0;
   const std::vector<std::string> twins = engine::exchange(
@@ -416,11 +423,10 @@ void agree(PlanResult& plan, const optim::Optimizer& optimizer, RunRanks& ranks)
       std::size_t& highest = wanted.units[plan.profile.twin->unit].stage;
       highest = std::max<std::size_t>(highest, std::stoul(stage));
     }
-  const bool differs = engine::agree_on_plan(*ranks.data(), wanted, plan.request);
+  const bool differs = engine::agree_on_plan(*ranks.of_section(), wanted, plan.request);
   if (!differs && wanted.stages() == plan.plan.stages()) return;
   if (!differs) plan.request.chunk_elements = round_up(wanted.chunk_elements, engine::kChunkGrain);
-
-  plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
+  plan_again();
 }
 
 std::string name_of_units(const Model& model, const std::vector<engine::UnitRange>& chunks) {
@@ -468,7 +474,7 @@ Tried try_cut(const Whole& whole, RunRanks& ranks) {
   for (const std::size_t group : group_sizes(whole.s, whole.plan.profile.micro_batches)) own.add(group);
   const std::vector<std::string> all = ranks.from_all("the plans of the stages", told(own).dump());
   for (int section = 0; section < pipeline.pipeline.sections; ++section)
-    tried.sections.push_back(of_all_data_ranks(all, section, ranks));
+    tried.sections.push_back(of_all_ranks(all, ranks.ranks_of(section)));
   return tried;
 }
 
@@ -532,12 +538,12 @@ std::vector<engine::Partition> partitions_of(const PlanResult& plan, const Train
                    {"parameters", unit.tier(engine::Part::kParameters) == allocator::Tier::kRanks}});
   const std::vector<std::string> all = ranks.from_all("who has what of the model", own.dump());
   const engine::Shards shards(model, optimizer, engine::kChunkGrain,
-                              {ranks.data_size(), 0, ranks.data_size()});
+                              {ranks.section_size(), 0, ranks.section_size()});
   std::vector<engine::Partition> partitions;
   std::vector<Json> told;         // by section
   std::vector<std::size_t> next;  // of its units; copies come first
   for (int section = 0; section < sections_of(s); ++section) {
-    told.push_back(Json::parse(all[static_cast<std::size_t>(ranks.rank_at(section, 0))]));
+    told.push_back(Json::parse(all[static_cast<std::size_t>(ranks.ranks_of(section)[0])]));
     std::size_t units = 0;
     for (const engine::UnitRange& chunk : plan.pipeline->units(section)) units += chunk.size();
     next.push_back(told.back().size() - units);
@@ -550,10 +556,9 @@ std::vector<engine::Partition> partitions_of(const PlanResult& plan, const Train
       engine::Partition& partition = partitions.emplace_back();
       const Json& of_unit = told[of][next[of]++];
       partition.parameters = of_unit.at("parameters");
-      for (int rank = 0; rank < ranks.data_size(); ++rank) {
-        partition.ranks.push_back(ranks.rank_at(section, rank));
-        if (of_unit.at("state")) partition.shards.push_back(shards.shard(unit, rank));
-      }
+      partition.ranks = ranks.ranks_of(section);
+      for (int rank = 0; of_unit.at("state") && rank < ranks.section_size(); ++rank)
+        partition.shards.push_back(shards.shard(unit, rank));
     }
   }
   return partitions;
@@ -588,12 +593,24 @@ std::string to_text(const PipelinePlan& p, const engine::Profile& profile) {
   if (p.bubble() > 0.5) text += "; a larger --accumulate, or fewer stages, would let them wait less";
   text += "\n                  memory of the stages: ";
   for (std::size_t i = 0; i < p.peaks.size(); ++i) text += (i > 0 ? ", " : "") + format_size(p.peaks[i]);
-  const bool has_data = std::ranges::any_of(p.received, [](const auto& of) { return of.data > 0; });
-  text +=
-      fmt::format("\n                  received by the stages along {}pipeline: ", has_data ? "data + " : "");
+  using Bytes = std::uint64_t PipelinePlan::Received::*;
+  std::vector<std::pair<std::string, Bytes>> axes;
+  for (const auto& axis : {std::pair<std::string, Bytes>("data", &PipelinePlan::Received::data),
+                           {"tensor", &PipelinePlan::Received::tensor},
+                           {"pipeline", &PipelinePlan::Received::pipeline}})
+    if (axis.first == "pipeline" ||
+        std::ranges::any_of(p.received, [&](const auto& of) { return of.*axis.second > 0; }))
+      axes.push_back(axis);
+  const auto joined = [&](const auto& text_of) {
+    std::vector<std::string> each;
+    for (const auto& axis : axes) each.push_back(text_of(axis));
+    return fmt::format("{}", fmt::join(each, " + "));
+  };
+  text += fmt::format("\n                  received by the stages along {}: ",
+                      joined([](const auto& axis) { return axis.first; }));
   for (std::size_t i = 0; i < p.received.size(); ++i)
-    text += (i > 0 ? ", " : "") + (has_data ? format_size(p.received[i].data) + " + " : "") +
-            format_size(p.received[i].pipeline);
+    text += (i > 0 ? ", " : "") +
+            joined([&](const auto& axis) { return format_size(p.received[i].*axis.second); });
   return text + "\n";
 }
 
@@ -603,13 +620,15 @@ Json to_json(const PipelinePlan& p) {
     Json units = Json::array();  // by chunk
     for (const engine::UnitRange& chunk : p.units(static_cast<int>(i)))
       units.push_back({chunk.first, chunk.end});
-    stages.push_back(
-        {{"units", units},
-         {"names", p.names[i]},
-         {"predicted_peak", p.peaks[i]},
-         {"bytes_received", {{"data", p.received[i].data}, {"pipeline", p.received[i].pipeline}}},
-         {"busy_seconds", p.time.busy[i]},
-         {"items_held", p.time.held[i]}});
+    stages.push_back({{"units", units},
+                      {"names", p.names[i]},
+                      {"predicted_peak", p.peaks[i]},
+                      {"bytes_received",
+                       {{"data", p.received[i].data},
+                        {"pipeline", p.received[i].pipeline},
+                        {"tensor", p.received[i].tensor}}},
+                      {"busy_seconds", p.time.busy[i]},
+                      {"items_held", p.time.held[i]}});
   }
   return {{"stage", p.section},
           {"order", engine::name_of(p.pipeline.order)},

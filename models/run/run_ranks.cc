@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include "core/checksum.h"
@@ -13,6 +14,7 @@
 #include "core/text_file.h"
 #include "engine/machine/link_rate.h"
 #include "engine/ranks/agreement.h"
+#include "models/run/mesh_links.h"
 #include "models/run/pipeline_plan.h"
 #include "models/run/training_run.h"
 
@@ -62,33 +64,38 @@ Json comparable(const Setup& setup) {
   record["pipeline"] = engine::name_of(setup.settings.pipeline);
   record["chunks"] = setup.settings.chunks;
   record["stages"] = setup.settings.stages.value_or("");
+  record["grain"] = setup.settings.grain.value_or(0);
   if (sections_of(setup.settings) > 1) record["group"] = setup.settings.plan.group.value_or(0);
   return record;
 }
 
 }  // namespace
 
-RunRanks::RunRanks(comm::Communicator* communicator, std::optional<comm::Mesh> mesh)
-    : communicator_(communicator), mesh_(std::move(mesh)) {
-  if (communicator == nullptr) return;
+RunRanks::RunRanks(const TrainSettings& s) : communicator_(s.communicator), mesh_(s.mesh) {
+  if (communicator_ == nullptr) return;
   if (mesh_ && mesh_->ranks() != size())
     sluice::fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and there are {}", mesh_->text(),
                  mesh_->ranks(), size());
-  if (!mesh_ || mesh_->size("pipeline") == 1) {
-    data_ = communicator;
-    return;
-  }
-  const auto along = [&](const char* axis) { return communicator->group(mesh_->along(rank(), axis)); };
-  sections_ = along("pipeline");
-  if (mesh_->size("data") == 1) return;
-  own_data_ = along("data");
-  data_ = own_data_.get();
+  data_rank_ = models::data_rank(s, rank());
+  data_size_ = models::data_size(s);
+  of_section_ = communicator_;
+  if (!mesh_) return;
+  for (int section = 0; section < mesh_->size("pipeline"); ++section)
+    by_section_.push_back(ranks_of_section(s, section));
+  const auto group = [&](const std::vector<int>& members) {
+    return members.size() == 1 ? nullptr : communicator_->group(members);
+  };
+  sections_ = group(mesh_->along(rank(), "pipeline"));
+  tensor_ = group(mesh_->along(rank(), "tensor"));
+  own_section_ = group(by_section_[static_cast<std::size_t>(section())]);
+  of_section_ = own_section_.get();
 }
 
-int RunRanks::rank_at(int section, int data_rank) const {
-  if (sections_ == nullptr) return data_rank;
-  const int first = mesh_->along(0, "data")[static_cast<std::size_t>(data_rank)];
-  return mesh_->along(first, "pipeline")[static_cast<std::size_t>(section)];
+std::vector<int> RunRanks::ranks_of(int section) const {
+  if (!by_section_.empty()) return by_section_[static_cast<std::size_t>(section)];
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 std::vector<std::string> RunRanks::from_all(const std::string& name, const std::string& own) {
@@ -116,9 +123,12 @@ std::optional<engine::Link> RunRanks::link(std::uint64_t memory) {
 }
 
 void RunRanks::agree_on_plan(Setup& setup) {
-  if (data_size() == 1) return;
-  if (!engine::agree_on_plan(*data_, setup.plan.plan, setup.settings.plan, meanwhile_)) return;
-  fit(setup.plan, setup.settings, *setup.optimizer, setup.settings.threads);
+  if (section_size() == 1) return;
+  const auto fit_again = [&] { fit(setup.plan, setup.settings, *setup.optimizer, setup.settings.threads); };
+  if (tensor_ && engine::agree_on_order(*of_section_, setup.plan.plan, setup.plan.profile,
+                                        setup.settings.plan, meanwhile_))
+    fit_again();
+  if (engine::agree_on_plan(*of_section_, setup.plan.plan, setup.settings.plan, meanwhile_)) fit_again();
 }
 
 std::string RunRanks::from_first(const std::string& text) { return from_all("a choice of rank 0", text)[0]; }
@@ -144,17 +154,19 @@ void RunRanks::check_all_read(const std::string& path, const std::string& named)
 
 std::uint64_t RunRanks::sum(std::uint64_t count) {
   if (data_size() == 1) return count;
+  const std::vector<std::string> told =
+      engine::exchange(*of_section_, "the targets of a step", bytes_of(count), meanwhile_);
   std::uint64_t all = 0;
-  for (const std::string& bytes :
-       engine::exchange(*data_, "the targets of a step", bytes_of(count), meanwhile_))
-    all += value_of<std::uint64_t>(bytes, "a rank's count");
-  return all;
+  for (const std::string& bytes : told) all += value_of<std::uint64_t>(bytes, "a rank's count");
+  return all * static_cast<std::uint64_t>(data_size()) / static_cast<std::uint64_t>(section_size());
 }
 
 std::vector<std::string> RunRanks::of_last(const std::vector<std::string>& all) const {
   const int last = sections_ == nullptr ? 0 : sections_->size() - 1;
-  std::vector<std::string> found;
-  for (int i = 0; i < data_size(); ++i) found.push_back(all[static_cast<std::size_t>(rank_at(last, i))]);
+  std::vector<std::string> found(static_cast<std::size_t>(data_size()));
+  for (const int rank : ranks_of(last))
+    found[static_cast<std::size_t>(mesh_ ? mesh_->coordinate(rank, "data") : rank)] =
+        all[static_cast<std::size_t>(rank)];
   return found;
 }
 
@@ -184,10 +196,10 @@ double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
   return sum / static_cast<double>(count);
 }
 
-std::string RunRanks::place() const { return sections_ == nullptr ? "" : mesh_->place(rank()); }
+std::string RunRanks::place() const { return is_cut() ? mesh_->place(rank()) : ""; }
 
 std::string RunRanks::place_of_failure() const {
-  if (sections_ == nullptr) return "";
+  if (!is_cut()) return "";
   const std::optional<int> rank = communicator_->failed_rank();
   return rank ? fmt::format("; rank {} is {}", *rank, mesh_->place(*rank)) : "";
 }

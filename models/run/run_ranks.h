@@ -19,23 +19,26 @@ namespace sluice::models {
 // RunRanks of one, which sends nothing. Calls are collective, and wait. Thread rule: one thread at a time.
 class RunRanks {
  public:
-  // communicator: null for a run that trains alone; otherwise outlives it. mesh: of its ranks; nothing: they
-  // are all along "data".
-  explicit RunRanks(comm::Communicator* communicator, std::optional<comm::Mesh> mesh = {});
+  // The ranks of a run's communicator and mesh. Without a communicator it trains alone.
+  explicit RunRanks(const TrainSettings& settings);
 
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   int size() const { return communicator_ == nullptr ? 1 : communicator_->size(); }
   bool is_first() const { return rank() == 0; }
   comm::Communicator* communicator() const { return communicator_; }
-  // The ranks that have the same part of the model as this one, and other micro-batches; and those that have
-  // its other sections, and the same micro-batches. Null: this rank alone has all of that.
-  comm::Communicator* data() const { return data_; }
+  // The ranks that have the same section of the model as this one, and share its state; those that have its
+  // other sections, and the same micro-batches; and those that compute other pieces of its layers. Null:
+  // there are no others.
+  comm::Communicator* of_section() const { return of_section_; }
   comm::Communicator* sections() const { return sections_.get(); }
-  int data_rank() const { return data_ == nullptr ? 0 : data_->rank(); }
-  int data_size() const { return data_ == nullptr ? 1 : data_->size(); }
+  comm::Communicator* tensor() const { return tensor_.get(); }
+  int section_size() const { return of_section_ == nullptr ? 1 : of_section_->size(); }
   int section() const { return sections_ == nullptr ? 0 : sections_->rank(); }
-  // The rank that has this section, and the micro-batches of the data rank.
-  int rank_at(int section, int data_rank) const;
+  // The number of this rank's part of the micro-batches, of so many.
+  int data_rank() const { return data_rank_; }
+  int data_size() const { return data_size_; }
+  // The ranks that have this section, in the order of of_section().
+  std::vector<int> ranks_of(int section) const;
 
   // Throws Error(kInvalidArgument) on every rank where ranks were given different settings, models or data,
   // or are of different versions; it names what differs.
@@ -64,7 +67,8 @@ class RunRanks {
   // Losses of validation by micro-batch, of which each rank has measured those with index % data_size() ==
   // data_rank().
   double mean(const std::vector<double>& own, std::uint64_t count);
-  std::string place() const;  // of this rank on the mesh: "pipeline stage 2 of 3"; nothing without stages
+  std::string place()
+      const;  // of this rank on the mesh: "pipeline stage 2 of 3"; nothing where no model is cut
   // Where on the mesh the rank is that has failed, as "; rank 1 is pipeline stage 2 of 3"; or nothing.
   std::string place_of_failure() const;
   // Ends the run of all ranks with this error. A program ends with the same exit status on all of them where
@@ -72,13 +76,16 @@ class RunRanks {
   void fail(const std::exception& error) noexcept;
 
  private:
-  // Of what the ranks have told, what those tell that have the losses: by data rank.
+  bool is_cut() const { return sections_ != nullptr || tensor_ != nullptr; }  // the model over ranks
+  // Of what the ranks have told, what those tell that have the losses: by data rank, each once.
   std::vector<std::string> of_last(const std::vector<std::string>& all) const;
 
   comm::Communicator* communicator_;
   const std::optional<comm::Mesh> mesh_;
-  std::unique_ptr<comm::Communicator> own_data_, sections_;
-  comm::Communicator* data_ = nullptr;
+  std::vector<std::vector<int>> by_section_;  // the ranks of each, where there is a mesh
+  std::unique_ptr<comm::Communicator> own_section_, sections_, tensor_;
+  comm::Communicator* of_section_ = nullptr;
+  int data_rank_ = 0, data_size_ = 1;
   std::function<void()> meanwhile_;
 };
 

@@ -40,6 +40,7 @@ Json hyperparameters(const Setup& setup) {
               {"clip-value", s.clip_value},
               {"reproducible", s.plan.reproducible},
               {"loss-scale", loss_scale_text(s)}});
+  if (s.grain) all["grain"] = *s.grain;
   all.update(setup.optimizer->settings());
   return all;
 }

@@ -127,7 +127,7 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
 }  // namespace
 
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
-  RunRanks ranks(settings.communicator, settings.mesh);
+  RunRanks ranks(settings);
   try {
     return train(ranks, settings, events);
   } catch (const std::exception& error) {

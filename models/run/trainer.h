@@ -61,12 +61,15 @@ struct TrainSettings {
   // the micro-batches of all ranks.
   comm::Communicator* communicator = nullptr;
   engine::RankOf ranks;
-  // Along "pipeline" the model is cut into stages, of which each rank has one; along "data" ranks have the
-  // same stage. Nothing: each rank has the whole model.
+  // Along "pipeline" the model is cut into stages, of which each rank has one; along "tensor" each layer is,
+  // of which each rank computes pieces; along "data" ranks have the same. Nothing: each rank has the whole
+  // model.
   std::optional<comm::Mesh> mesh;
   engine::PipelineOrder pipeline = engine::PipelineOrder::k1F1B;
   std::size_t chunks = 1;             // of consecutive blocks that each stage has
   std::optional<std::string> stages;  // the blocks of each stage, by chunk: "0-7,8-15"; nothing: chosen
+  // With plan.reproducible: how many pieces layers are cut into at any number of ranks along "tensor".
+  std::optional<std::size_t> grain;
   // What joins the ranks. Nothing: it is measured where there are ranks, and in a plan of a run that has not
   // begun, what they send counts as no time.
   std::optional<engine::Link> link;
@@ -142,7 +145,7 @@ struct PipelinePlan {
   engine::PipelineTime time;
   std::vector<std::uint64_t> peaks;  // bytes of host memory
   struct Received {                  // bytes of a step that a rank gets, by the axis along which they come
-    std::uint64_t data = 0, pipeline = 0;
+    std::uint64_t data = 0, pipeline = 0, tensor = 0;
   };
   std::vector<Received> received;  // by stage
   double bubble() const;           // the share of the step in which stages wait for others

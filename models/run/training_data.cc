@@ -94,11 +94,11 @@ ModelConfig resolve_training_model(const TrainSettings& settings) {
 }
 
 std::size_t own_micro_batches(const TrainSettings& settings) {
-  return settings.accumulate / static_cast<std::size_t>(data_ranks(settings).size);
+  return settings.accumulate / static_cast<std::size_t>(data_size(settings));
 }
 
 std::size_t first_micro_batch(const TrainSettings& settings) {
-  return own_micro_batches(settings) * static_cast<std::size_t>(data_ranks(settings).rank);
+  return own_micro_batches(settings) * static_cast<std::size_t>(data_rank(settings, settings.ranks.rank));
 }
 
 TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& config)

@@ -47,12 +47,15 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
       traces_(ranks.communicator(), setup.settings.trace, ranks.place()),
       assembly_(setup.plan,
                 {setup.tools->threads, *setup.tools->io, *setup.optimizer, setup.tools->library.get(),
-                 ranks.data(), nullptr, ranks.sections()},
+                 ranks.of_section(), nullptr, ranks.sections()},
                 {.trace_events = trace_events(settings_),
                  .timeline_parts = settings_.profile.empty() ? 0 : kProfileParts,
                  .origin = origin_}) {
+  if (ranks.tensor() != nullptr)
+    tensor_ = std::make_unique<MessageTensor>(*ranks.tensor(), assembly_.trace(), [this] { serve_ranks(); });
   runner_ = std::make_unique<Runner>(setup.own_model(), setup.plan.plan, engine_, setup.tools->threads,
-                                     *setup.tools->library, assembly_.ledger(), assembly_.trace(), place());
+                                     *setup.tools->library, assembly_.ledger(), assembly_.trace(), place(),
+                                     tensor_.get());
   check_folder();
   ranks_.set_meanwhile([this] { serve_ranks(); });
   if (!ranks_.is_first()) return;
@@ -290,6 +293,7 @@ void TrainingRun::describe(StepReport& report) {
   engine::Engine::Counters now = engine_.counters();
   now.rank_wait_seconds += waits_.rank_seconds() - waits_within_waits_;
   if (neighbours_) now.rank_wait_seconds += neighbours_->waits().rank_seconds();
+  if (tensor_) now.rank_wait_seconds += tensor_->waits().rank_seconds();
   report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;
   report.write_wait_seconds = now.write_wait_seconds - engine_counters_.write_wait_seconds;
   report.rank_wait_seconds = now.rank_wait_seconds - engine_counters_.rank_wait_seconds;
@@ -334,12 +338,12 @@ void TrainingRun::save() {
   engine::CheckpointTensors tensors(*setup_.layout, *setup_.optimizer);
   const std::string config = config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n";
   const engine::OwnFile file{"config.json", {std::as_bytes(std::span(config))}};
-  checkpoint_ =
-      tensors.save(engine_, *setup_.tools->io, assembly_.ledger(),
-                   {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
-                   run_record(setup_, {run_id_, step_, skipped_, next_sample_,
-                                       loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
-                   {&file, 1}, ranks_.communicator(), setup_.files.get());
+  checkpoint_ = tensors.save(
+      engine_, *setup_.tools->io, assembly_.ledger(),
+      {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
+      run_record(setup_, {run_id_, step_, skipped_, next_sample_,
+                          loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
+      {&file, 1}, setup_.files ? ranks_.communicator() : ranks_.of_section(), setup_.files.get());
   saved_step_ = step_;
   if (!ranks_.is_first()) return;
   CheckpointReport report = checkpoint_report(begin);

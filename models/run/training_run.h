@@ -10,6 +10,7 @@
 #include "engine/steps/assembly.h"
 #include "engine/steps/scheduled_engine.h"
 #include "models/model/message_neighbours.h"
+#include "models/model/message_tensor.h"
 #include "models/model/model.h"
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"
@@ -86,9 +87,10 @@ class TrainingRun {
   engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
   std::unique_ptr<MessageNeighbours> neighbours_;  // ends before the memory of its messages does
-  engine::Waits waits_{assembly_.trace()};         // of the run, beside its engine's and those for messages
-  double waits_within_waits_ = 0;                  // seconds that the engine has waited meanwhile
-  comm::Transport::Counters traffic_;              // with other ranks, until the last step
+  std::unique_ptr<MessageTensor> tensor_;
+  engine::Waits waits_{assembly_.trace()};  // of the run, beside its engine's and those for messages
+  double waits_within_waits_ = 0;           // seconds that the engine has waited meanwhile
+  comm::Transport::Counters traffic_;       // with other ranks, until the last step
   std::optional<MetricsFile> metrics_;
   std::string run_id_;
   std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;

@@ -1,6 +1,7 @@
 #include "models/run/training_setup.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cmath>
 
@@ -90,12 +91,20 @@ void check_settings(const TrainSettings& s) {
   check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
   check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
         "from 1 to 1000000");
-  if (const int ranks = data_ranks(s).size; s.accumulate % static_cast<std::size_t>(ranks) != 0)
+  if (const int ranks = data_size(s); s.accumulate % static_cast<std::size_t>(ranks) != 0)
     fail(ErrorCode::kInvalidArgument,
          "accumulate is {} micro-batches in a step of all ranks, which {} ranks cannot share evenly; give a "
          "multiple of {}",
          s.accumulate, ranks, ranks);
   check_stages(s);
+  if (s.grain && !s.plan.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "--grain {} is how many pieces layers are cut into for sums that are reproducible: give "
+         "--reproducible, "
+         "too, or leave it out",
+         *s.grain);
+  if (s.grain)
+    check(*s.grain >= 1 && *s.grain <= 1024, "grain", static_cast<double>(*s.grain), "from 1 to 1024");
   check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
   check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
@@ -190,7 +199,7 @@ void set_request(PlanResult& plan, const TrainSettings& s) {
   plan.disk = s.disk;
   plan.request = s.plan;
   plan.request.flags = true;
-  plan.request.ranks = data_ranks(s);
+  plan.request.ranks = section_ranks(s);
   plan.request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
   set_links(s, s.ranks.rank, plan.rates);
 }
@@ -206,6 +215,26 @@ void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optim
          "--threads {}. With as many as are asked for, {}",
          s.threads, cores, cores, error.what());
   }
+}
+
+void settle_grain(TrainSettings& s, const ModelConfig& config) {
+  constexpr std::size_t kMostPieces = 4;
+  if (!s.plan.reproducible) return;
+  const std::size_t most = std::bit_floor(config.kv_heads);
+  if (!s.grain) s.grain = std::min(kMostPieces, most);
+  if (*s.grain > most || !std::has_single_bit(*s.grain))
+    fail(ErrorCode::kInvalidArgument,
+         "--grain {} is asked for; it may be 1, 2, 4, ... up to {}, since the model has {} key/value heads",
+         *s.grain, most, config.kv_heads);
+  if (const auto ranks = static_cast<std::size_t>(tensor_size(s)); *s.grain % ranks != 0)
+    fail(ErrorCode::kInvalidArgument,
+         "--mesh has {} ranks along tensor, and --reproducible cuts layers into {} pieces (--grain), which "
+         "they "
+         "cannot share out evenly: {}",
+         ranks, *s.grain,
+         std::has_single_bit(ranks) && ranks <= most
+             ? fmt::format("give --grain {}, on runs of fewer ranks, too", ranks)
+             : fmt::format("1, 2, 4, ... up to {} ranks can be with this model", most));
 }
 
 std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& s) {
@@ -246,12 +275,13 @@ Setup prepare(const TrainSettings& settings) {
   setup.config = resolve_training_model(s);
   setup.first_values = begins_with_first_values(s.model);
   if (s.length == 0) s.length = default_length(setup.config);
+  settle_grain(s, setup.config);
   setup.learned_length = learned_length(s, setup.config, setup.first_values);
   if (s.memory == 0) s.memory = share_of_memory(engine::default_memory(), s);
   if (s.threads == 0) s.threads = share_of_cores(usable_cpus(), s);
   setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
-  setup.model =
-      std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
+  setup.model = std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length,
+                                        s.plan.recompute.value_or(""), tensor_cut(s));
   setup.layout = std::make_unique<engine::Layout>(setup.model->units());
   engine::check_masters(setup.model->units(), *setup.optimizer);
   choose_recipe(setup.plan, s, *setup.model);
@@ -282,7 +312,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(held - std::min(held, s.communication_in_use), s.threads) +
                            setup.plan.checkpoint_buffers + setup.plan.trace_bytes + s.communication_bytes};
-  RunRanks ranks(s.communicator, s.mesh);
+  RunRanks ranks(s);
   ranks.compare(setup);
   const engine::Budget& budget = setup.plan.budget;
   if (!s.link) s.link = ranks.link(budget.memory - std::min(budget.memory, budget.base));

@@ -35,6 +35,10 @@ void check_outputs(const TrainSettings& settings);
 
 std::size_t default_length(const ModelConfig& config);
 
+// Settles into how many pieces a reproducible run cuts layers: up to 4, as many as there are key/value heads,
+// and at any number of ranks the same.
+void settle_grain(TrainSettings& settings, const ModelConfig& config);
+
 // Settle what the settings leave open: this rank's share of the memory that one process of the machine may
 // use, and of the machine's cores.
 std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& settings);

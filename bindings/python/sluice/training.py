@@ -84,6 +84,7 @@ def train(
     chunks: int | None = None,
     stages: str | None = None,
     reproducible: bool = False,
+    grain: int | None = None,
     silence: int | None = None,
     patience: int | None = None,
     out: Path | None = None,

@@ -164,7 +164,7 @@ class PowerCutTest : public ::testing::Test {
     engine::remove_leftovers(setup.settings.out);
     const auto whole = engine::list_checkpoints(setup.settings.out).whole;
     try {
-      RunRanks alone(nullptr);
+      RunRanks alone{TrainSettings()};
       TrainingRun run(setup, alone, events);
       if (whole.empty())
         run.load_initial();

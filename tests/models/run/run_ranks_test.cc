@@ -55,6 +55,13 @@ class RunRanksTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
+TrainSettings of_rank(comm::Communicator& communicator) {
+  TrainSettings s;
+  s.communicator = &communicator;
+  s.ranks = {communicator.rank(), communicator.size()};
+  return s;
+}
+
 void expect_part(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
 }
@@ -131,7 +138,7 @@ TEST_F(RunRanksTest, GoOnWhereAllReadTheSameFile) {
   const auto error = [&](const std::string& of_rank_2) {
     std::array<std::string, 3> all;
     comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
-      RunRanks ranks(&communicator);
+      RunRanks ranks(of_rank(communicator));
       try {
         ranks.check_all_read(ranks.rank() == 2 ? of_rank_2 : path, "needs");
       } catch (const Error& thrown) {
@@ -151,7 +158,7 @@ TEST_F(RunRanksTest, GoOnWhereAllReadTheSameFile) {
 
 TEST_F(RunRanksTest, PutTogetherWhatTheyKnow) {
   comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
-    RunRanks ranks(&communicator);
+    RunRanks ranks(of_rank(communicator));
     const double own = ranks.rank();
     const RunRanks::Outcome all = ranks.combine({{own, own + 0.5}, ranks.rank() == 2});
     EXPECT_EQ(all.losses, (std::vector<double>{0, 0.5, 1, 1.5, 2, 2.5}));
@@ -164,7 +171,7 @@ TEST_F(RunRanksTest, PutTogetherWhatTheyKnow) {
 }
 
 TEST(RunRanks, AloneSendsNothing) {
-  RunRanks ranks(nullptr);
+  RunRanks ranks{TrainSettings()};
   EXPECT_TRUE(ranks.is_first());
   const RunRanks::Outcome all = ranks.combine({{2.5, 1}, true});
   EXPECT_EQ(all.losses, (std::vector<double>{2.5, 1}));
