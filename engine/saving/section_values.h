@@ -1,8 +1,11 @@
 #pragma once
 #include <vector>
 
+#include "comm/communicator.h"
 #include "engine/layout/section.h"
+#include "engine/plan/plan.h"
 #include "engine/steps/engine.h"
+#include "optim/optimizer.h"
 
 namespace sluice::engine {
 
@@ -11,6 +14,11 @@ struct SectionOfFiles {
   const Section& section;
   std::vector<Partition> partitions;  // by unit of the model, with the ranks
 };
+
+// Who has what of the model's units: each rank tells of its section's, by its plan. `ranks` are all, with any
+// number of them for each section. Collective.
+std::vector<Partition> partitions_of(const Layout& model, const optim::Optimizer& optimizer,
+                                     const Section& section, const Plan& plan, comm::Communicator& ranks);
 
 // The same source, or sink, for the engine of a section, whose parameters have other numbers. The section
 // outlives it.

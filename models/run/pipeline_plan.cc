@@ -13,7 +13,6 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/layout/kind.h"
-#include "engine/layout/shards.h"
 #include "engine/planner/planner.h"
 #include "engine/ranks/agreement.h"
 
@@ -526,42 +525,6 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
                          plan.profile.micro_batches * plan.profile.border_gradient_bytes);
     return tried.here.front()->take_model();
   }
-}
-
-std::vector<engine::Partition> partitions_of(const PlanResult& plan, const TrainSettings& s,
-                                             const engine::Layout& model, const optim::Optimizer& optimizer,
-                                             RunRanks& ranks) {
-  if (ranks.size() == 1) return {};
-  Json own = Json::array();  // by unit of the section
-  for (const engine::UnitPlan& unit : plan.plan.units)
-    own.push_back({{"state", unit.stage > 0},
-                   {"parameters", unit.tier(engine::Part::kParameters) == allocator::Tier::kRanks}});
-  const std::vector<std::string> all = ranks.from_all("who has what of the model", own.dump());
-  const engine::Shards shards(model, optimizer, engine::kChunkGrain,
-                              {ranks.section_size(), 0, ranks.section_size()});
-  std::vector<engine::Partition> partitions;
-  std::vector<Json> told;         // by section
-  std::vector<std::size_t> next;  // of its units; copies come first
-  for (int section = 0; section < sections_of(s); ++section) {
-    told.push_back(Json::parse(all[static_cast<std::size_t>(ranks.ranks_of(section)[0])]));
-    std::size_t units = 0;
-    for (const engine::UnitRange& chunk : plan.pipeline->units(section)) units += chunk.size();
-    next.push_back(told.back().size() - units);
-  }
-  for (std::size_t chunk = 0; chunk < plan.pipeline->cut.size(); ++chunk) {
-    const std::size_t of = chunk % told.size();
-    const auto section = static_cast<int>(of);
-    for (engine::UnitId unit = plan.pipeline->cut[chunk].first; unit < plan.pipeline->cut[chunk].end;
-         ++unit) {
-      engine::Partition& partition = partitions.emplace_back();
-      const Json& of_unit = told[of][next[of]++];
-      partition.parameters = of_unit.at("parameters");
-      partition.ranks = ranks.ranks_of(section);
-      for (int rank = 0; of_unit.at("state") && rank < ranks.section_size(); ++rank)
-        partition.shards.push_back(shards.shard(unit, rank));
-    }
-  }
-  return partitions;
 }
 
 std::vector<engine::UnitRange> PipelinePlan::units(int section_of) const {

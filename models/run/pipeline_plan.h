@@ -5,7 +5,6 @@
 
 #include "engine/plan/cut.h"
 #include "engine/plan/pipeline.h"
-#include "engine/steps/engine.h"
 #include "kernels/matrix.h"
 #include "models/model/model.h"
 #include "models/run/mesh_links.h"
@@ -23,11 +22,6 @@ namespace sluice::models {
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& settings, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                                     RunRanks& ranks);
-
-// Who has what of each unit of the model; nothing where nobody trains. Collective.
-std::vector<engine::Partition> partitions_of(const PlanResult& plan, const TrainSettings& settings,
-                                             const engine::Layout& model, const optim::Optimizer& optimizer,
-                                             RunRanks& ranks);
 
 // For people, and for programs.
 std::string to_text(const PipelinePlan& pipeline, const engine::Profile& profile);

@@ -261,8 +261,10 @@ void choose_section(Setup& setup, RunRanks& ranks) {
   const std::optional<engine::Twin>& twin = plan.profile.twin;
   setup.section = std::make_unique<engine::Section>(*setup.layout, pipeline.cut, pipeline.pipeline.sections,
                                                     pipeline.section, twin && twin->is_copy);
+  if (ranks.communicator() == nullptr) return;  // nobody trains
   setup.files = std::make_unique<engine::SectionOfFiles>(engine::SectionOfFiles{
-      *setup.section, partitions_of(plan, setup.settings, *setup.layout, *setup.optimizer, ranks)});
+      *setup.section, engine::partitions_of(*setup.layout, *setup.optimizer, *setup.section, plan.plan,
+                                            *ranks.communicator())});
 }
 
 Setup prepare(const TrainSettings& settings) {
