@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/c/ranks_handle.h"
+#include "comm/mesh.h"
 #include "core/system.h"
 #include "engine/ranks/call_id.h"
 
@@ -56,12 +57,12 @@ std::uint64_t bytes_of_ranks(int ranks) {
 }
 
 RanksOfEngine::RanksOfEngine(sluice_ranks* ranks) : ranks_(ranks) {
-  if (ranks != nullptr && ranks->has_engine.exchange(true))
+  if (ranks != nullptr && ranks->all.has_engine.exchange(true))
     fail(ErrorCode::kState, "options.ranks serve an engine already; make others, or destroy that engine");
 }
 
 RanksOfEngine::~RanksOfEngine() {
-  if (ranks_ != nullptr) ranks_->has_engine = false;
+  if (ranks_ != nullptr) ranks_->all.has_engine = false;
 }
 
 }  // namespace sluice::c
@@ -71,26 +72,38 @@ using namespace sluice::c;  // NOLINT: what follows is of this room
 sluice_ranks::sluice_ranks(std::unique_ptr<sluice::comm::Links> links,
                            const sluice::comm::Deadlines& deadlines, std::uint64_t bytes_of_links,
                            std::unique_ptr<sluice::comm::LocalMemory> the_memory)
-    : link_bytes(bytes_of_links),
+    : all(*this),
+      link_bytes(bytes_of_links),
       ranks_here(the_memory != nullptr ? the_memory->ranks() : 1),
       memory(std::move(the_memory)),
-      communicator(std::move(links), deadlines, ledger) {}
+      made(std::make_unique<sluice::comm::Communicator>(std::move(links), deadlines, ledger)) {}
 
 sluice_ranks::sluice_ranks(sluice::comm::HostLinks links, const sluice::comm::Deadlines& deadlines,
                            std::uint64_t bytes_of_links)
-    : link_bytes(bytes_of_links),
+    : all(*this),
+      link_bytes(bytes_of_links),
       ranks_here(links.ranks_here),
-      communicator(std::move(links.links), deadlines, ledger, links.hosts) {}
+      made(std::make_unique<sluice::comm::Communicator>(std::move(links.links), deadlines, ledger,
+                                                        links.hosts)) {}
 
 sluice_ranks::sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines)
-    : link_bytes(launched.bytes),
+    : all(*this),
+      link_bytes(launched.bytes),
       ranks_here(launched.host.ranks_here),
       mpi(std::move(launched.mpi)),
-      communicator(std::move(launched.host.links), deadlines.of_ranks_started_together(), ledger,
-                   launched.host.hosts) {}
+      made(std::make_unique<sluice::comm::Communicator>(std::move(launched.host.links),
+                                                        deadlines.of_ranks_started_together(), ledger,
+                                                        launched.host.hosts)) {}
+
+sluice_ranks::sluice_ranks(sluice_ranks& of, const std::vector<int>& members)
+    : all(of.all),
+      functions(of.functions),
+      link_bytes(of.link_bytes),
+      ranks_here(of.ranks_here),
+      made(of.communicator.group(members)) {}
 
 std::uint64_t sluice_ranks::bytes() const {
-  return link_bytes + sluice::comm::Communicator::buffer_bytes(communicator.size());
+  return link_bytes + sluice::comm::Communicator::buffer_bytes(all.communicator.size());
 }
 
 sluice_status sluice_ranks_memory(uint32_t ranks, int* descriptor) {
@@ -140,6 +153,22 @@ sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* options, sluic
 }
 
 void sluice_ranks_destroy(sluice_ranks* ranks) { destroy(ranks); }
+
+sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mesh, const char* axis,
+                                 sluice_ranks** group) {
+  return guarded([&] {
+    sluice_ranks*& out = required(group, "group");
+    const auto axes = sluice::comm::Mesh::parse(&required(mesh, "mesh"));
+    const std::string along = &required(axis, "axis");
+    const int size = ranks == nullptr ? 1 : ranks->communicator.size();
+    if (axes.ranks() != size)
+      sluice::fail(sluice::ErrorCode::kInvalidArgument,
+                   "the mesh '{}' is of {} ranks, and there are {}; name sizes whose product is that", mesh,
+                   axes.ranks(), size);
+    out = axes.size(along) == 1 ? nullptr
+                                : new sluice_ranks(*ranks, axes.along(ranks->communicator.rank(), along));
+  });
+}
 
 sluice_status sluice_ranks_rank(const sluice_ranks* ranks, uint32_t* rank) {
   return guarded(

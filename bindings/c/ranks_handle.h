@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "allocator/ledger.h"
 #include "bindings/c/status.h"
@@ -48,11 +49,14 @@ struct sluice_ranks {
   sluice_ranks(sluice::comm::HostLinks links, const sluice::comm::Deadlines& deadlines,
                std::uint64_t link_bytes);
   sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines);
+  // Those of the other's ranks that have these numbers there, over its links. It outlives the group.
+  sluice_ranks(sluice_ranks& of, const std::vector<int>& members);
 
   std::uint64_t bytes() const;  // what the process holds for it in all
 
   const pid_t process = ::getpid();  // that made it, and has its threads
 
+  sluice_ranks& all;  // the ranks that have joined, of which this is a group; or itself
   std::shared_ptr<const sluice::c::FunctionClock>
       functions;  // of the caller, over which the links are; or null
   const std::uint64_t link_bytes;
@@ -60,7 +64,8 @@ struct sluice_ranks {
   const std::unique_ptr<sluice::comm::LocalMemory> memory;
   const std::unique_ptr<sluice::comm::Mpi> mpi;  // whose links they are, where it is not null
   sluice::allocator::Ledger ledger;
-  sluice::comm::Communicator communicator;
+  const std::unique_ptr<sluice::comm::Communicator> made;
+  sluice::comm::Communicator& communicator = *made;
   std::atomic<bool> has_engine{false};
 };
 
@@ -79,7 +84,7 @@ void destroy(Handle* handle) {
   if (handle != nullptr && handle->process == ::getpid()) delete handle;
 }
 
-// Takes the ranks for one engine, as long as it lives.
+// Takes the ranks, with all their groups, for one engine, as long as it lives.
 class RanksOfEngine {
  public:
   explicit RanksOfEngine(sluice_ranks* ranks);  // null: there are none

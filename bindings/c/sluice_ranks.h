@@ -48,7 +48,8 @@ extern "C" {
 #endif
 
 /* One rank's part in the work of all. It has threads of its own, so a process does not fork after it has made
- * one. It serves one engine, and is destroyed after that engine. Any thread may call its functions. */
+ * one. It serves one engine, be it by groups of it, and is destroyed after that engine. Any thread may call
+ * its functions. */
 
 typedef struct sluice_ranks_options {
   size_t size;
@@ -131,8 +132,20 @@ SLUICE_API sluice_status sluice_ranks_create_links(const sluice_links* links,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
 
 /* Leaves; the others can work on as long as they need nothing of this rank. NULL is allowed. REQUIRES: no
- * engine has it. */
+ * engine has it, and its groups are destroyed. */
 SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
+
+/* ---- ranks on a mesh ---- */
+
+/* `mesh` names the axes of all ranks, and how many they have along each: "data=2,pipeline=4". Ranks that
+ * follow each other differ in the last axis. `group` gets the ranks that differ from this one along `axis`
+ * alone, with this one, as ranks of their own: their numbers are their places along the axis, and collective
+ * calls are so among them. NULL where this rank is alone there. Nothing is sent; each rank may make it, and
+ * destroys it before `ranks`, whose links and threads it uses. sluice_ranks_failure(), sluice_ranks_fail()
+ * and sluice_ranks_traffic() of a group are those of all ranks. `ranks` NULL: there is one.
+ * SLUICE_INVALID_ARGUMENT where the mesh is of another number of ranks. */
+SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mesh, const char* axis,
+                                            sluice_ranks** group);
 
 /* ---- micro-batches ---- */
 

@@ -252,6 +252,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_ranks_memory": [c_uint32, POINTER(ctypes.c_int)],
     "sluice_ranks_create_local": [ctypes.c_int, c_uint32, POINTER(RanksOptions), POINTER(c_void_p)],
     "sluice_ranks_create_links": [POINTER(Links), POINTER(RanksOptions), POINTER(c_void_p)],
+    "sluice_ranks_along": [c_void_p, c_char_p, c_char_p, POINTER(c_void_p)],
     "sluice_ranks_rank": [c_void_p, POINTER(c_uint32)],
     "sluice_ranks_size": [c_void_p, POINTER(c_uint32)],
     "sluice_ranks_failure": [c_void_p, _TEXT_OUT],

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _abi
@@ -35,8 +35,8 @@ def text_of(function: str, *arguments: Any) -> str:
 class Handle:
     """A sluice_engine, which is destroyed once, when no thread is inside a call on it."""
 
-    def __init__(self, address: int, ended: Callable[[], None] = lambda: None) -> None:
-        """ended: is called when it was destroyed."""
+    def __init__(self, address: int, ended: Sequence[Callable[[], None]] = ()) -> None:
+        """ended: are called when it was destroyed."""
         self._address, self._ended = address, ended
         self._process = os.getpid()
         self._lock = threading.RLock()  # a finalizer may come while it is held
@@ -127,8 +127,8 @@ class Handle:
             self._changed.wait_for(lambda: not self._users)
             address, self._address = self._address, 0
         library().sluice_engine_destroy(address or None)
-        if address:
-            self._ended()
+        for tell in self._ended if address else ():
+            tell()
 
     def check(self) -> None:
         """Raises in a process that was forked from the engine's."""

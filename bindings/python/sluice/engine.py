@@ -75,8 +75,8 @@ class Engine:
         address = ctypes.c_void_p()
         with _make.model_of(_make.all_units(self.units, options), options.dtype) as model:
             call("sluice_engine_create", model, ctypes.byref(_make.options_of(options)), ctypes.byref(address))
-        others = options.others
-        self._handle = Handle(address.value or 0) if others is None else Handle(address.value or 0, others.lend())
+        lent = [ranks.lend() for ranks in options.groups]
+        self._handle = Handle(address.value or 0, lent)
         self._finalizer = weakref.finalize(self, self._handle.close)
 
     def close(self) -> None:

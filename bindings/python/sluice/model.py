@@ -203,7 +203,8 @@ class Options:
     device_facts: what is known of the GPU. None: an engine measures it (DeviceEngine.facts()), and plan() assumes it.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
-    sections: the ranks among which the model is cut, where the engine has the units of one. Without `ranks`; None: it has all.
+    sections: the ranks among which the model is cut, where the engine has the units of one. `ranks` are then those that have the same
+        section: both are Ranks.along() of the same ranks. None: it has all.
     """
 
     memory: Size
@@ -237,9 +238,15 @@ class Options:
     sections: Optional[Sections] = None
 
     @property
+    def groups(self) -> list[Ranks]:
+        """`ranks` and those of the sections, where they are given."""
+        given = (self.ranks, None if self.sections is None else self.sections.ranks)
+        return [ranks for ranks in given if ranks is not None]
+
+    @property
     def others(self) -> Optional[Ranks]:
-        """The ranks that train the model together, each with all of it or with a section."""
-        return self.ranks if self.sections is None else self.sections.ranks
+        """All ranks that train the model together, each with all of it or with a section."""
+        return self.ranks if self.sections is None else self.sections.ranks.all
 
 
 @dataclasses.dataclass(frozen=True)

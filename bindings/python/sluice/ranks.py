@@ -78,9 +78,9 @@ def shared_memory(ranks: int) -> int:
 class _RanksHandle:
     """A sluice_ranks, which is destroyed once, when it was closed and no engine has it."""
 
-    def __init__(self, address: int, keeps: Any) -> None:
-        """keeps: what must live as long as it."""
-        self.address, self._keeps = address, keeps
+    def __init__(self, address: int, keeps: Any, ended: Callable[[], None]) -> None:
+        """keeps: what must live as long as it; ended: is called when it was destroyed."""
+        self.address, self._keeps, self._ended = address, keeps, ended
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._engines, self._closed = 0, False
@@ -111,6 +111,8 @@ class _RanksHandle:
                 return
             address, self.address = self.address, 0
         library().sluice_ranks_destroy(address or None)
+        if address:
+            self._ended()
 
 
 class Message:
@@ -131,13 +133,15 @@ class Ranks:
     fails ends the work of all: errors on every rank name the one that failed first, and why. Where an exception ends this process'
     Python, the others are told. A process does not fork afterwards. May be used from any thread."""
 
-    def __init__(self, address: int, keeps: Any = None) -> None:
-        """Use local() or linked()."""
-        self._handle = _RanksHandle(address, keeps)
+    def __init__(self, address: int, keeps: Any = None, of: Optional[Ranks] = None) -> None:
+        """Use local(), linked() or along()."""
+        self._handle = _RanksHandle(address, keeps, (lambda: None) if of is None else of.lend())
         self._finalizer = weakref.finalize(self, self._handle.close)
+        self._of = of
         self.rank = int(self._ask("sluice_ranks_rank"))
         self.size = int(self._ask("sluice_ranks_size"))
-        _tell_of_exceptions(self)
+        if of is None:
+            _tell_of_exceptions(self)
 
     @staticmethod
     def local(descriptor: int, rank: int, *, silence: float = 30.0, patience: float = 600.0) -> Ranks:
@@ -163,6 +167,19 @@ class Ranks:
         options = _options(silence, patience)
         call("sluice_ranks_create_links", ctypes.byref(made), ctypes.byref(options), ctypes.byref(address))
         return Ranks(address.value or 0, made)
+
+    def along(self, mesh: str, axis: str) -> Optional[Ranks]:
+        """The ranks that differ from this one along one axis of a mesh alone, with this one, as ranks of their own: `rank` is then the
+        place along the axis. None: this rank is alone there. An error that ends them ends all ranks.
+
+        mesh: the axes of all ranks, as "data=2,pipeline=4"; ranks that follow each other differ in the last one.
+        """
+        return along(self, mesh, axis)
+
+    @property
+    def all(self) -> Ranks:
+        """The ranks of which these are some along an axis; or they themselves."""
+        return self if self._of is None else self._of.all
 
     def close(self) -> None:
         """Leaves. The others can work on as long as they need nothing of this rank."""
@@ -250,6 +267,14 @@ class Ranks:
         answer = ctypes.c_uint32()
         call(question, self.address, ctypes.byref(answer))
         return answer.value
+
+
+def along(ranks: Optional[Ranks], mesh: str, axis: str) -> Optional[Ranks]:
+    """Ranks.along(), also where there is one rank (None)."""
+    address = ctypes.c_void_p()
+    of = None if ranks is None else ranks.address
+    call("sluice_ranks_along", of, mesh.encode(), axis.encode(), ctypes.byref(address))
+    return Ranks(address.value, of=ranks) if address.value else None
 
 
 def check_deadlines(silence: float, patience: float) -> None:

@@ -122,6 +122,26 @@ sluice_model* model_of(int units) {
   return model;
 }
 
+TEST_F(PipelineRanks, HaveGroupsAlongAMesh) {
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    sluice_ranks *data = nullptr, *pipeline = nullptr;
+    ASSERT_EQ(sluice_ranks_along(ranks[rank], "data=2,pipeline=1", "data", &data), SLUICE_OK);
+    ASSERT_EQ(sluice_ranks_along(ranks[rank], "data=2,pipeline=1", "pipeline", &pipeline), SLUICE_OK);
+    uint32_t size = 0, number = 9;
+    EXPECT_EQ(sluice_ranks_size(data, &size), SLUICE_OK);
+    EXPECT_EQ(sluice_ranks_rank(data, &number), SLUICE_OK);
+    EXPECT_EQ(size, 2u);
+    EXPECT_EQ(number, rank);
+    EXPECT_EQ(pipeline, nullptr) << "it is alone along that axis";
+    sluice_ranks_destroy(data);
+  }
+  sluice_ranks* group = nullptr;
+  EXPECT_EQ(sluice_ranks_along(nullptr, "data=1", "data", &group), SLUICE_OK);
+  EXPECT_EQ(group, nullptr);
+  for (const char* mesh : {"data=2,pipeline=2", "data=3", "rows=2", ""})
+    EXPECT_EQ(sluice_ranks_along(ranks[0], mesh, "data", &group), SLUICE_INVALID_ARGUMENT) << mesh;
+}
+
 TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
   sluice_model* const model = model_of(3);
   const auto refused = [&](const std::vector<uint32_t>& units, sluice_ranks* others) {
