@@ -103,7 +103,7 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
                  failure_of([&] { planned = make_plan(model, options, For::kEngine, link); }));
   compare(communicator, *planned);
   const bool again =
-      planned->section == nullptr && engine::agree_on_plan(communicator, planned->plan, planned->request);
+      planned->data != nullptr && engine::agree_on_plan(*planned->data, planned->plan, planned->request);
   std::unique_ptr<sluice_engine> made;
   throw_together(communicator, "the engines", failure_of([&] {
                    if (again)

@@ -39,7 +39,10 @@ struct Planned : engine::Planned {
   sluice_team team = nullptr;
   std::size_t trace_events = 0;
   bool serve_touches = false;
-  sluice_ranks* ranks = nullptr;  // null: the engine trains alone
+  sluice_ranks* ranks = nullptr;  // that make their engines together; null: the engine trains alone
+  // As Resources has them.
+  comm::Communicator* data = nullptr;
+  comm::Communicator* sections = nullptr;
   // Where the ranks are sections of a model: the layout of all of it, and what this one has.
   std::unique_ptr<engine::Layout> model;
   std::unique_ptr<engine::Section> section;
@@ -51,9 +54,9 @@ struct Planned : engine::Planned {
     return section == nullptr ? profile.units : model->units();
   }
 };
-// The ranks, whether each has all of the model or a section of it; null: there are none.
+// All ranks that make their engines together, whatever each has of the model; null: there are none.
 inline sluice_ranks* ranks_of(const sluice_engine_options& options) {
-  return options.ranks != nullptr ? options.ranks : options.sections;
+  return options.sections == nullptr ? options.ranks : &options.sections->all;
 }
 enum class For : std::uint8_t { kPlan, kEngine };  // an engine's plan opens the GPU, and measures it
 // `link` is that between the ranks, where it is known.

@@ -47,13 +47,26 @@ std::vector<engine::UnitSpec> units_of(const sluice_model& model) {
   return units;
 }
 
+// Sections, and the ranks that have the same one, are a mesh of all ranks.
+void check_mesh(const sluice_engine_options& options) {
+  if (options.planned_ranks > 0)
+    fail(ErrorCode::kInvalidArgument,
+         "options.planned_ranks is {}, and options.sections is given; state the ranks themselves",
+         options.planned_ranks);
+  const int size = options.ranks == nullptr ? 1 : options.ranks->communicator.size();
+  const int sections = options.sections->communicator.size(), all = options.sections->all.communicator.size();
+  if (size * sections != all || (size > 1 && &options.ranks->all != &options.sections->all))
+    fail(ErrorCode::kInvalidArgument,
+         "options.ranks are {}, and options.sections {}, of {} ranks; make both of the same ranks, by "
+         "sluice_ranks_along() with one mesh",
+         size, sections, all);
+}
+
 // The units of this rank's section, of all of the model's.
 std::vector<engine::UnitSpec> own_units(std::vector<engine::UnitSpec> all,
                                         const sluice_engine_options& options, Planned& made) {
   if (options.sections == nullptr) return all;
-  if (options.ranks != nullptr || options.planned_ranks > 0)
-    fail(ErrorCode::kInvalidArgument,
-         "options.sections is given with other ranks that have all of the model; state one of them");
+  check_mesh(options);
   const comm::Communicator& sections = options.sections->communicator;
   std::vector<engine::UnitRange> cut;
   engine::UnitId end = 0;
@@ -215,7 +228,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.checkpoint_buffers =
       engine::CheckpointTensors(engine::Layout(made.model_units()), *made.optimizer)
           .buffer_bytes(made.section == nullptr ? made.request.ranks.size
-                                                : options.sections->communicator.size());
+                                                : ranks_of(options)->communicator.size());
   made.budget.memory = options.memory;
   made.budget.disk = offload::usable_disk(made.disk);
   know_device(options, purpose, made);
@@ -224,6 +237,8 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
                      made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes +
                      bytes_for_ranks(options);
   made.ranks = ranks_of(options);
+  made.data = options.ranks == nullptr ? nullptr : &options.ranks->communicator;
+  made.sections = options.sections == nullptr ? nullptr : &options.sections->communicator;
   made.reserved = options.reserved;
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
   if (purpose == For::kEngine)
@@ -243,9 +258,8 @@ sluice_engine::sluice_engine(Planned made)
       ranks(planned.ranks),
       threads(planned.threads, planned.team),
       assembly(planned,
-               {threads, *planned.io, *planned.optimizer, planned.products.get(),
-                planned.section == nullptr ? ranks.communicator() : nullptr, device,
-                planned.section == nullptr ? nullptr : ranks.communicator()},
+               {threads, *planned.io, *planned.optimizer, planned.products.get(), planned.data, device,
+                planned.sections},
                {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
   if (device) engine->use_stream(default_stream());

@@ -194,7 +194,7 @@ typedef struct sluice_engine_options {
   /* What the engine's loops run on, on every thread that calls the engine, for a caller whose own loops run
    * on this team, and whose threads spin while they wait, as those of OpenMP do. NULL: threads of its own. */
   sluice_team team;
-  sluice_ranks* ranks; /* outlives the engine. NULL: it trains alone */
+  sluice_ranks* ranks; /* that have the same units; outlives the engine. NULL: this one alone has them */
   uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
   uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */

@@ -1,14 +1,19 @@
 /* Sluice's C ABI for pipelines: a model's units are cut over ranks, which pass what is computed to each
  * other. sluice.h includes this header. docs/guide/pipelines.md describes what pipelines are.
  *
- * Each rank creates an engine of the same model, with options.sections in place of options.ranks, and
- * options.section_units: how many of the model's units the first rank has, how many of those after them the
- * second one, and so on, one at least. Units and parameters of an engine are those of its own, from 0 on;
- * saving and loading a checkpoint are of the whole model, so that any number of sections can go on from it.
- * Then these are collective: sluice_engine_create(), sluice_engine_step(), whose norm is that of all
- * sections' gradients, and sluice_engine_save(), for which each rank sees the folder `out` of rank 0. A rank
- * that fails ends the work of all, as in sluice_ranks.h; SLUICE_NOT_FINITE is returned on all ranks, and ends
- * nothing.
+ * Each rank creates an engine of the same model, with options.sections and options.section_units: how many of
+ * the model's units the first of these ranks has, how many of those after them the second one, and so on, one
+ * at least. Units and parameters of an engine are those of its own, from 0 on; saving and loading a
+ * checkpoint are of the whole model, so that any number of sections can go on from it. Then these are
+ * collective: sluice_engine_create(), sluice_engine_step(), whose norm is that of all sections' gradients,
+ * and sluice_engine_save(), for which each rank sees the folder `out` of rank 0. A rank that fails ends the
+ * work of all, as in sluice_ranks.h; SLUICE_NOT_FINITE is returned on all ranks, and ends nothing.
+ *
+ * Where several ranks have the same section, options.ranks are these, and options.sections those with the
+ * other sections: both are groups of the same ranks, of which they make a mesh (sluice_ranks_along()). Then
+ * sluice_engine_create() and sluice_engine_save() are collective over all of them, and rank 0 is that of all;
+ * what sluice_ranks.h says of gradients and of partitioned state holds for options.ranks. A difference that a
+ * step finds among these is unknown to the other sections: a caller that goes on after it tells them.
  */
 #ifndef SLUICE_PIPELINE_H
 #define SLUICE_PIPELINE_H

@@ -140,9 +140,9 @@ std::string write_tensors(sluice_engine& e, const std::string& out, const Json& 
   const engine::Layout& layout = model_of(e);
   std::optional<engine::SectionOfFiles> section;
   if (e.planned.section != nullptr) {
-    section.emplace(engine::SectionOfFiles{*e.planned.section, {}});
-    for (engine::UnitId unit = 0; unit < layout.units().size(); ++unit)
-      section->partitions.push_back({.shards = {}, .ranks = {e.planned.section->owner(unit)}});
+    section.emplace(engine::SectionOfFiles{
+        *e.planned.section, engine::partitions_of(layout, *e.planned.optimizer, *e.planned.section,
+                                                  e.planned.plan, *communicator)});
   }
   return engine::CheckpointTensors(layout, *e.planned.optimizer)
       .save(*e.engine, *e.planned.io, e.ledger,
@@ -150,7 +150,7 @@ std::string write_tensors(sluice_engine& e, const std::string& out, const Json& 
             communicator, section ? &*section : nullptr);
 }
 
-// Why sections cannot save there, on all of them alike; empty: they can.
+// Why sections cannot save there, on all ranks alike; empty: they can.
 std::string why_not_seen(const sluice_engine& e, const std::string& out) {
   if (e.planned.section == nullptr) return "";
   const std::string why_not = engine::find_shared_folder(*e.ranks.communicator(), out, out + "/.").why_not;

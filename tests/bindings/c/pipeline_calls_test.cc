@@ -158,7 +158,8 @@ TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
   EXPECT_NE(refused({0, 3}, nullptr).find("each section has one at least"), std::string::npos);
   EXPECT_NE(refused({2, 2}, nullptr).find("of a model that has 3"), std::string::npos);
   EXPECT_NE(refused({}, nullptr).find("options.section_units"), std::string::npos);
-  EXPECT_NE(refused({1, 2}, ranks[0]).find("state one of them"), std::string::npos);
+  EXPECT_NE(refused({1, 2}, ranks[0]).find("options.ranks are 2, and options.sections 2, of 2 ranks"),
+            std::string::npos);
   EXPECT_EQ(refused({1, 2}, nullptr).substr(0, 8), "planned:");
   sluice_model_destroy(model);
 }
