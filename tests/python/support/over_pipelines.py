@@ -84,6 +84,26 @@ def channels_last():
     ).to(memory_format=torch.channels_last)
 
 
+class Experts(nn.Module):
+    """Of its layers a call uses the one that its values choose, and never the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        return self.experts[int(x.detach().sum().abs() * 10) % 3](x)
+
+
+def experts():
+    return [Experts(), nn.Linear(16, 16), Experts(), nn.Linear(16, 4)]
+
+
+def broad():
+    """Layers of which two have enough to be partitioned."""
+    return nn.Sequential(nn.Linear(16, 640), nn.ReLU(), nn.Linear(640, 640), nn.BatchNorm1d(640), nn.Linear(640, 640), nn.ReLU(), nn.Linear(640, 4))
+
+
 def gpt2(tied=False):
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -143,7 +163,7 @@ OF_TRANSFORMERS = {
     "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "hooked": hooked, "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma,
 }  # fmt: skip
 MODELS = {
-    "layers": layers, "nested": nested, "counting": counting, "channels_last": channels_last,
+    "layers": layers, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "channels_last": channels_last,
     **OF_TRANSFORMERS,
 }  # fmt: skip
 
@@ -212,21 +232,21 @@ def _parts(batch, count):
 
 def whole(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0,
-    scheduled=True, meta=False, **options,
+    scheduled=True, meta=False, data=1, **options,
 ):  # fmt: skip
-    """The twin: rank 0 wraps the whole model, and adds up the micro-batches' gradients."""
-    if RANK != 0:
+    """The twin: rank 0 wraps the whole model, and adds up the micro-batches' gradients. data: all ranks do, with a batch each."""
+    if data not in (1, SIZE) or RANK >= data:
         return None
     model = made(name, dtype, meta)
     model = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(model, place, update, **options)
-    model, optimizer = sluice.torch.wrap(model, settings, ranks=False, **given)
+    model, optimizer = sluice.torch.wrap(model, settings, ranks=None if data > 1 else False, **given)
     scheduler, losses, norms = _scheduler(optimizer, first), [], []
     if load is not None:
         sluice.torch.engine_of(model).load(load)
     for step in range(first, first + steps):
         total = None
-        for part in _parts(batch_of(name, step, dtype), micro_batches):
+        for part in _parts(batch_of(name, step + 100 * RANK, dtype), micro_batches):
             loss = _loss_of(model, name, part) / micro_batches
             loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
@@ -272,7 +292,7 @@ def piped(
     if load is not None:
         pipe.load(load)
     for step in range(first, first + steps):
-        batch = batch_of(name, step, dtype)
+        batch = batch_of(name, step + 100 * pipe.data_rank, dtype)
         if clip is None:
             losses.append(pipe.train_step(batch, None if isinstance(batch, dict) else loss_fn).item())
         else:
@@ -284,7 +304,8 @@ def piped(
             scheduler.step()
     if save is not None:
         pipe.save(save)
-    found = {"losses": losses, "norms": norms, "values": digests(pipe), "stage": [pipe.stage, pipe.stages]}
+    found = {"losses": losses, "norms": norms, "values": digests(pipe), "place": [pipe.data_rank, pipe.stage]}
+    found["shards"] = sum("shard" in unit for unit in sluice.torch.engine_of(pipe.module).plan()["units"])
     pipe.close()
     return found
 
@@ -403,14 +424,15 @@ def refused(what, rows=8, differs=False, **options):
     return None
 
 
-def not_finite():
-    """A step whose gradients are infinite on the last stage alone is refused on all, and the next one is as if it had not been."""
+def not_finite(**options):
+    """A step whose gradients are infinite on the last rank alone is refused on all, and the next one is as if it had not been."""
     torch.manual_seed(3)
-    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2)
+    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
     x, before = torch.ones(4, 8), digests(pipe)
     text = None
     try:
-        pipe.train_step((x, x), lambda output, targets: output.sum() * (output.detach() * float("inf")).sum())
+        factor = float("inf") if RANK == SIZE - 1 else 1.0
+        pipe.train_step((x, x), lambda output, targets: output.sum() * (output.detach() * factor).sum())
     except sluice.NotFiniteError as error:
         text = str(error)
     same = digests(pipe) == before
@@ -421,27 +443,29 @@ def not_finite():
     return text, same, changed, loss
 
 
-def shapes():
-    """Steps of other shapes, and of other modes, follow each other. Returns whether losses are those of the whole model."""
+def shapes(**options):
+    """Steps of other shapes, and of other modes, follow each other, and ranks along data have others. Returns whether losses are those of
+    the whole model."""
     torch.manual_seed(3)
     layers = _linears(3)
     plain = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
     plain.load_state_dict(nn.Sequential(*layers).state_dict())
-    pipe = sluice.torch.Pipeline(layers, sluice.SGD(lr=0.0), memory="4GiB", reserve="64MiB", micro_batches=2)
+    pipe = sluice.torch.Pipeline(layers, sluice.SGD(lr=0.0), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
     same = []
     for rows, train in ((4, True), (8, True), (4, True), (4, False), (8, True), (6, True)):
         pipe.module.train(train)
-        x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
-        expected = sum(loss_fn(plain(part), part) / 2 for part in x.chunk(2))
-        same.append(pipe.train_step((x, x), loss_fn).item() == expected.item())
+        batches = [torch.randn(rows + 2 * data, 8, generator=torch.Generator().manual_seed(rows + data)) for data in range(pipe.data_ranks)]
+        losses = [sum(loss_fn(plain(part), part) / 2 for part in x.chunk(2)).item() for x in batches]
+        expected, x = torch.tensor(sum(losses) / len(losses)).item(), batches[pipe.data_rank]
+        same.append(pipe.evaluate((x, x), loss_fn).item() == pipe.train_step((x, x), loss_fn).item() == expected)
     pipe.close()
     return same
 
 
-def misused():
+def misused(**options):
     """The errors of what a stage alone cannot do, or what ranks do differently."""
     torch.manual_seed(3)
-    pipe = sluice.torch.Pipeline(gpt2(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2)
+    pipe = sluice.torch.Pipeline(gpt2(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
     batch = batch_of("gpt2", 0)
     pipe.forward_backward(batch)
     errors, scaler = [], torch.amp.GradScaler("cpu")
@@ -453,6 +477,7 @@ def misused():
         lambda: pipe.module.save_pretrained(tempfile.gettempdir()),
         lambda: pipe.forward_backward(batch | {"output_hidden_states": True}),
         lambda: (pipe.evaluate if RANK else pipe.forward_backward)(batch),
+        lambda: pipe.forward_backward(batch | {"labels": batch["labels"] + (RANK == SIZE - 1)}),
         lambda: pipe.clip_grad_norm_(1.0 + RANK),
         lambda: (pipe.optimizer.param_groups[0].update(lr=0.1 + RANK), pipe.optimizer.step()),
         lambda: [pipe.close() for _ in range(2)] and pipe.train_step(batch),

@@ -4,6 +4,7 @@ refused or fails."""
 import signal
 
 import pytest
+import torch
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from support.rank_pool import LIMIT, Pool, run_program
 
@@ -20,15 +21,34 @@ def three():
         yield ranks
 
 
-def merged(results):
-    """What the stages have together; each has values of its own, and all have the same losses and norms."""
-    assert [each["stage"] for each in results] == [[rank, len(results)] for rank in range(len(results))]
+@pytest.fixture(scope="module")
+def four():
+    with Pool(4, "over_pipelines") as ranks:
+        yield ranks
+
+
+def merged(results, places=None):
+    """What the stages have together; each has values of its own, which are alike on its ranks, and all have the same losses and norms.
+    places: where ranks are along data and pipeline."""
+    assert [each["place"] for each in results] == (places or [[0, rank] for rank in range(len(results))])
     assert len({(tuple(each["losses"]), tuple(each["norms"])) for each in results}) == 1
-    values = {}
+    values, of_stages = {}, {}
     for each in results:
-        assert each["values"] and not values.keys() & each["values"].keys()
-        values |= each["values"]
+        assert each["values"] and of_stages.setdefault(each["place"][1], each["values"]) == each["values"]
+    for own in of_stages.values():
+        assert not values.keys() & own.keys()
+        values |= own
     return {"losses": results[0]["losses"], "norms": results[0]["norms"], "values": values}
+
+
+def wrapped(results):
+    """The twin of a pipeline over data: ranks that wrap the whole model, whose losses are of their own batches."""
+    assert all((each["norms"], each["values"]) == (results[0]["norms"], results[0]["values"]) for each in results)
+    losses = [torch.tensor(sum(of_step) / len(of_step)).item() for of_step in zip(*(each["losses"] for each in results), strict=True)]
+    return results[0] | {"losses": losses}
+
+
+MESHES = {"data=2,pipeline=2": [[0, 0], [0, 1], [1, 0], [1, 1]], "pipeline=2,data=2": [[0, 0], [1, 0], [0, 1], [1, 1]]}
 
 
 # ---- twins ----
@@ -70,6 +90,31 @@ def test_first_values_by_rules_are_those_of_the_whole_model(two, three, name):
     assert merged(three.call("piped", **given)) == expected
 
 
+@pytest.mark.parametrize("name, options, own", [
+    ("layers", {"clip": 0.5}, {"stage": 0}),
+    ("experts", {"clip": 0.5, "micro_batches": 1}, {"stage": 1}),
+    ("broad", {"clip": 0.5}, {"stage": 3, "pipeline": "gpipe"}),
+    ("broad", {"dtype": "bfloat16"}, {"stage": 1, "place": "disk"}),
+    ("broad", {"update": "Adafactor"}, {"stage": 2}),
+    ("broad", {"state": "8bit"}, {"stage": 3, "place": "disk"}),
+    ("tied", {"clip": 0.5}, {"stage": 3, "links": "gloo"}),
+    ("tied", {"meta": True}, {}),
+])  # fmt: skip
+def test_ranks_along_data_have_the_bits_of_as_many_that_wrap_the_model(two, four, name, options, own):
+    given = {"name": name, "micro_batches": 3} | options
+    expected = wrapped(two.call("whole", data=2, **given))
+    mesh = list(MESHES)["place" in own]
+    found = four.call("piped", mesh=mesh, **own, **given)
+    assert merged(found, MESHES[mesh]) == expected
+    assert [each["shards"] > 0 for each in found] == [name == "broad" and own.get("stage") == 3] * 4
+
+
+def test_data_alone_is_a_mesh(two):
+    given = {"name": "broad", "micro_batches": 2, "clip": 0.5}
+    found = two.call("piped", mesh="data=2", stage=3, **given)
+    assert merged(found, [[0, 0], [1, 0]]) == wrapped(two.call("whole", data=2, **given))
+
+
 def test_another_order_of_sums_is_seen(two):
     """The comparison tells one number of micro-batches from another."""
     expected, other = (two.call("whole", name="layers", micro_batches=m)[0] for m in (2, 4))
@@ -93,8 +138,9 @@ def test_a_model_of_another_form_is_cut(two, three):
     assert merged(three.call("piped", **given)) == two.call("whole", **given)[0]
 
 
-def test_shapes_and_modes_may_change_from_step_to_step(three):
+def test_shapes_and_modes_may_change_from_step_to_step(three, four):
     assert three.call("shapes") == [[True] * 6] * 3
+    assert four.call("shapes", mesh="data=2,pipeline=2") == [[True] * 6] * 4
 
 
 @pytest.mark.parametrize("name", ["tied", "layers"])
@@ -115,19 +161,19 @@ def test_layers_may_be_frozen_between_steps(two):
 # ---- what a stage holds ----
 
 
-def test_what_one_stage_cannot_do_or_ranks_do_differently_is_refused(two):
+def test_what_one_stage_cannot_do_or_ranks_do_differently_is_refused(two, four):
     norm = "call clip_grad_norm_() of the Pipeline"
     expected = [
-        norm, norm, "without a GradScaler", "save() of the Pipeline", "what all blocks give", "the values of the batch differ",
-        "max_norm is", "its groups have", "the Pipeline was closed",
+        norm, norm, "without a GradScaler", "save() of the Pipeline", "what all blocks give", "whether the batch is trained or evaluated",
+        "the values of the batch differ", "max_norm is", "its groups have", "the Pipeline was closed",
     ]  # fmt: skip
-    for found in two.call("misused"):
+    for found in [*two.call("misused"), *four.call("misused", mesh="data=2,pipeline=2", stage=3)]:
         for words, text in zip(expected, found, strict=True):
             assert text is not None and words in text, text
 
 
-def test_gradients_that_are_not_finite_are_refused_on_all_stages(two):
-    for text, same, changed, loss in two.call("not_finite"):
+def test_gradients_that_are_not_finite_are_refused_on_all_ranks(two, four):
+    for text, same, changed, loss in [*two.call("not_finite"), *four.call("not_finite", mesh="data=2,pipeline=2")]:
         assert "not finite" in text and same and changed and loss > 0
 
 
@@ -145,6 +191,20 @@ def test_checkpoints_are_those_of_one_rank_and_any_number_of_stages_goes_on(two,
     rest = given | {"load": str(tmp_path / "three"), "first": 2, "steps": 2}
     for found in (two.call("whole", **rest)[0], merged(two.call("piped", **rest)), merged(three.call("piped", **rest))):
         assert found["values"] == expected["values"] and found["losses"] == expected["losses"][2:]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_checkpoints_of_a_mesh_are_those_of_wrapped_ranks_and_any_other_goes_on(two, four, tmp_path, stage):
+    given, mesh = {"name": "broad", "micro_batches": 2, "scheduled": False}, "data=2,pipeline=2"
+    expected = wrapped(two.call("whole", data=2, steps=4, **given))
+    saved = merged(four.call("piped", mesh=mesh, stage=stage, save=str(tmp_path / "mesh"), steps=2, **given), MESHES[mesh])
+    two.call("whole", data=2, save=str(tmp_path / "wrapped"), steps=2, **given)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "wrapped").glob("*/*")}
+    assert len(files) > 4 and {path.name: path.read_bytes() for path in (tmp_path / "mesh").glob("*/*")} == files
+    rest, other = given | {"load": str(tmp_path / "mesh"), "first": 2}, "pipeline=2,data=2"
+    found = merged(four.call("piped", mesh=other, stage=3 - stage, steps=2, **rest), MESHES[other])
+    assert found["values"] == expected["values"] and found["losses"] == expected["losses"][2:]
+    assert merged(two.call("piped", steps=0, **rest))["values"] == saved["values"]
 
 
 def test_folders_that_not_all_ranks_see_are_refused_and_end_nothing(two, tmp_path):
@@ -177,7 +237,9 @@ def test_values_come_from_files_to_each_stage(two, tmp_path):
     ("linears", {"micro_batches": 0}, ["micro_batches is 0"]),
     ("linears", {"pipeline": "interleaved"}, ["pipeline is 'interleaved'; it is '1f1b' or 'gpipe'"]),
     ("linears", {"pipeline": "zb-h1"}, ["'zb-h1' is for native models"]),
-    ("linears", {"mesh": "data=2,pipeline=2"}, ["data parallelism beside a pipeline is for native models"]),
+    ("linears", {"mesh": "data=2,pipeline=2"}, ["the mesh 'data=2,pipeline=2' is of 4 ranks, and there are 2"]),
+    ("linears", {"mesh": "data=2,tensor=1"}, ["has an axis 'tensor'", "there are data, pipeline"]),
+    ("linears", {"reproducible": True}, ["reproducible is given to a Pipeline"]),
     ("linears", {"device_memory": "1GiB"}, ["stages compute on the CPU"]),
     ("linears", {"update_in_backward": True}, ["update_in_backward is given to a Pipeline"]),
     ("linears", {"microbatches": 4}, ["TypeError", "microbatches"]),
@@ -220,7 +282,8 @@ class Ends(nn.Linear):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
-pipe = sluice.torch.Pipeline([Ends(8, 8) for _ in range(3)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3)
+mesh = os.environ.get("MESH")
+pipe = sluice.torch.Pipeline([Ends(8, 8) for _ in range(3)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3, mesh=mesh)
 x = torch.ones(6, 8)
 began = time.monotonic()
 try:
@@ -231,10 +294,11 @@ except sluice.Error as error:
 """
 
 
-def test_others_end_with_an_error_that_names_a_rank_that_is_killed():
-    results = run_program(KILLED, 3, LIMIT)
+@pytest.mark.parametrize("size, variables", [(3, {}), (4, {"MESH": "data=2,pipeline=2"})])
+def test_others_end_with_an_error_that_names_a_rank_that_is_killed(size, variables):
+    results = run_program(KILLED, size, LIMIT, **variables)
     assert results[1][0] == -signal.SIGKILL
-    for status, output, errors in (results[0], results[2]):
+    for status, output, errors in (results[0], *results[2:]):
         assert status == 0, errors
         seconds, text = output.split(" ", 1)
         assert int(seconds) < 20 and "rank 1" in text, text

@@ -18,7 +18,7 @@ from .._make import text
 from ..errors import Error, InvalidArgumentError, NotFiniteError, StateError
 from ..model import Path, Size, whole
 from ..optimizers import Optimizer as Settings
-from ..ranks import MOST_EXCHANGED, Message
+from ..ranks import MOST_EXCHANGED, Message, Ranks
 from ._borders import Border, Kind
 from ._demand import Beside
 from ._engine import WrappedEngine, saved_buffers
@@ -39,21 +39,19 @@ Loss = Callable[[Any, Any], torch.Tensor]
 _ORDERS = ("1f1b", "gpipe")
 _OF_ALL_BLOCKS = ("output_hidden_states", "output_attentions", "output_router_logits")  # what transformers' models are asked for
 _REFUSED = {
-    "stage": "ZeRO's stages partition what ranks have alike, and here each rank has another part of the model",
-    "reproducible": "a pipeline has the bits of one rank without it",
+    "reproducible": "a pipeline has the bits of one rank without it, and along data those of as many ranks that wrap() the model",
     "accumulate": "micro_batches says how many there are",
     "update_in_backward": "gradients are added up over the micro-batches",
     "sample_batch": "each stage is called with what the one before gives; state reserve=..., or leave it to be found",
     "device": "stages compute on the CPU",
     "device_memory": "stages compute on the CPU",
-    "mesh": "all ranks are stages; data parallelism beside a pipeline is for native models",
 }
 
 
 class Pipeline:
-    """A model that is cut by its layers over the ranks: rank r trains stage r, and wraps that part alone.
+    """A model that is cut by its layers over ranks: each trains a stage, and wraps that part alone.
 
-        pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=1e-4), memory="8GiB", micro_batches=8)
+        pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=1e-4), memory="8GiB", micro_batches=8, mesh="data=2,pipeline=4")
         loss = pipe.train_step((inputs, targets), loss_fn)
 
     model: a torch.nn.Sequential, a list of layers whose calls follow one another, or a causal model of transformers, which is
@@ -61,13 +59,18 @@ class Pipeline:
         has the layers of its stage alone, under their names in the whole.
     optimizer: as for wrap(). `pipe.optimizer` is the torch.optim.Optimizer of this stage's parameters, for LR schedulers.
     micro_batches: into how many parts of one size a batch is cut, along its first dimension.
+    mesh: the axes of all ranks: the model is cut along "pipeline", and ranks that differ along "data" have the same stage and other
+        batches. Ranks that follow each other differ in the last axis. None: all ranks are stages, rank r stage r.
     pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first).
     stages: the layers or blocks of each stage, as "0-7,8-11"; None: so that none has many more parameters than the others.
-    ranks, silence, patience, and options: as of wrap(); `memory` and so on are those of each rank.
+    ranks, silence, patience, and options: as of wrap(); `memory` and so on are those of each rank, and `stage` is what the ranks of a
+        pipeline stage partition (ZeRO).
 
-    All ranks call all functions, in the same order. The bits are those of one rank that wraps the whole model and adds up the gradients of
-    the same micro-batches' losses, each divided by their number, in their order; random numbers of dropout are each rank's own. A rank that
-    fails ends the work of all, with an error that names it. docs/guide/pipelines.md says more.
+    All ranks call all functions, in the same order. The bits are those of as many ranks as there are along "data", of which each wraps the
+    whole model and adds up the gradients of the same micro-batches' losses, each divided by their number, in their order; random numbers of
+    dropout are each rank's own. A rank that fails ends the work of all, with an error that names it. docs/guide/pipelines.md says more.
+
+    stage, stages, data_rank, data_ranks: this rank's place along "pipeline" and along "data", and how many there are.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Pipeline:
         micro_batches: int,
         pipeline: str = "1f1b",
         stages: Optional[str] = None,
+        mesh: Optional[str] = None,
         weights: Optional[Path] = None,
         ranks: Which = None,
         silence: float = 30.0,
@@ -90,13 +94,17 @@ class Pipeline:
         model, ready = model_of(model), Ready()
         with together(ranks, silence, patience) as others:
             self._others, self._ranks = others, others.ranks
-            self.stage, self.stages = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
+            mesh = f"pipeline={1 if self._ranks is None else self._ranks.size}" if mesh is None else mesh
+            self._of_stage, self._of_pipeline = (others.along(text(mesh, "mesh").decode(), axis) for axis in ("data", "pipeline"))
+            (self.data_rank, self.data_ranks), (self.stage, self.stages) = map(_place, (self._of_stage, self._of_pipeline))
+            told = self._told("where ranks are on the mesh", struct.pack("2Q", self.data_rank, self.stage))
+            self._places = [struct.unpack("2Q", place) for place in told]
             with ready.phase("planning"):
                 given = {**options, "memory": memory}
                 planned = others.agreed(
-                    lambda: _planned(model, optimizer, others, pipeline, micro_batches, stages, weights, given)
+                    lambda: _planned(model, optimizer, self._of_stage, self._of_pipeline.ranks, pipeline, micro_batches, stages, weights, given)
                 )
-                alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
+                alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages, "mesh": mesh}
                 others.check_alike(planned.prepared.alike | alike, model)
             found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
             self._actions: list[tuple[str, int]] = json.loads(found)
@@ -107,8 +115,9 @@ class Pipeline:
             buffers = list(saved_buffers(model))
             self.module, self.optimizer = self._moved_in(model, planned, ready)
         if self._ranks is not None:
-            _engine_of(self.module).buffers_of_all = (buffers, self._gathered)
             self.optimizer.register_step_pre_hook(self._compare_settings)
+        if self.stages > 1:
+            _engine_of(self.module).buffers_of_all = (buffers, self._gathered)
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
@@ -122,7 +131,7 @@ class Pipeline:
             prepared = prepared.after_cut()
             Keeper(prepared.memory, 0).give_back()
         with self._others.random_of_rank_0():
-            module, optimizer = move_in(model, prepared, planned.stored, _alone(self._others), ready)
+            module, optimizer = move_in(model, prepared, planned.stored, self._of_stage, ready)
         if cut is not None:
             cut.forget_others()
         assert optimizer is not None, "it trains"
@@ -142,10 +151,11 @@ class Pipeline:
         return loss
 
     def forward_backward(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
-        """Adds the gradients of a batch to the stages' parameters. Returns the mean of the micro-batches' losses, on all ranks.
+        """Adds the gradients of a batch to the stages' parameters: where batches differ along "data", their mean, as with DDP. Returns the
+        mean of all micro-batches' losses, on all ranks.
 
         batch: a pair of inputs, with which the first layer is called, and targets; of a model of transformers, the dict with which it is
-            called. Tensors in it are cut along their first dimension. All ranks give the same.
+            called. Tensors in it are cut along their first dimension. All stages give the same, and ranks along "data" their own.
         loss_fn: is called with the last layer's output and the targets, or with the model's output and the dict. None, of a model of
             transformers: the loss that it has of its labels.
         """
@@ -161,7 +171,8 @@ class Pipeline:
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_(), of all stages' gradients. Returns their norm."""
         self._check_open()
-        self._check_same("the norm to which gradients are clipped", struct.pack("d", max_norm), f"max_norm is {max_norm!r} here")
+        what = "the norms to which gradients are clipped"
+        self._compare(what, self._told(what, struct.pack("d", max_norm)), f"max_norm is {max_norm!r} here")
         with self._failing():
             own = dict(self.module.named_parameters())
             there = {name: p.grad for name, p in own.items() if p.grad is not None}
@@ -199,6 +210,7 @@ class Pipeline:
             if self._cut_of is not None and self._cut_of.table is not None:
                 self._cut_of.table.close()
             self._closed = True
+            self._of_pipeline.close()
             self._others.close()
 
     # ---- inside ----
@@ -259,32 +271,35 @@ class Pipeline:
         return [part(number) for number in range(self.micro_batches)], repr(shapes)
 
     def _check_alike(self, batch: Any) -> tuple[bytes, ...]:
-        """Compares the batch, and whether it trains. Returns each stage's state, on which depends what passes between them."""
-        digest, here = hashlib.sha256(), "the batch has others here"
-        if not torch.is_grad_enabled():
-            digest.update(b"evaluated")
-            here += ", or is only evaluated here"
+        """Compares the batch, and whether it trains. Returns each rank's state, on which depends what passes between stages."""
+        digest = hashlib.sha256()
         _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
         trained = [p.requires_grad for p in self.module.parameters()]
         state = [self.module.training, torch.is_grad_enabled(), _autocast(), trained]
-        own = hashlib.sha256(repr(state).encode()).digest()
-        return self._check_same("the values of the batch", digest.digest(), here, own)
+        own = digest.digest() + hashlib.sha256(repr(state).encode()).digest()
+        told = self._told("the values of the batch", struct.pack("?", torch.is_grad_enabled()) + own)
+        trains = "trained" if torch.is_grad_enabled() else "evaluated"
+        self._compare("whether the batch is trained or evaluated", [each[:1] for each in told], f"it is {trains} here")
+        self._compare("the values of the batch", [each[1:33] for each in told], "all stages of a pipeline have one", of_pipeline=True)
+        return tuple(each[33:] for each in told)
 
     def _compare_settings(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Comes before a step, in which the ranks would else wait for one that is in another call."""
         settings = [{name: given for name, given in group.items() if name != "params"} for group in optimizer.param_groups]
-        told = repr(settings)
-        self._check_same("the settings of the optimizer", hashlib.sha256(told.encode()).digest(), f"its groups have {told:.200} here")
+        own, what = repr(settings), "the settings of the optimizer"
+        self._compare(what, self._told(what, hashlib.sha256(own.encode()).digest()), f"its groups have {own:.200} here")
 
-    def _check_same(self, what: str, value: bytes, here: str, besides: bytes = b"") -> tuple[bytes, ...]:
-        """Raises InvalidArgumentError where it has another value on another rank. Returns what each rank tells besides."""
-        told = [value + besides] if self._ranks is None else self._ranks.exchange(what, value + besides)
-        for rank, other in enumerate(told):
-            if other[: len(value)] != value:
-                raise InvalidArgumentError(
-                    f"{what} differ on rank {rank} and rank {self.stage}: {here}; give all ranks the same"
-                )
-        return tuple(other[len(value) :] for other in told)
+    def _told(self, what: str, own: bytes) -> list[bytes]:
+        """What each rank tells."""
+        return [own] if self._ranks is None else self._ranks.exchange(what, own)
+
+    def _compare(self, what: str, told: Sequence[bytes], here: str, of_pipeline: bool = False) -> None:
+        """Raises InvalidArgumentError, on all ranks, where ranks differ in what they have told; of_pipeline: the stages of one."""
+        first: dict[int, int] = {}  # by pipeline
+        for rank, value in enumerate(told):
+            other = first.setdefault(self._places[rank][0] if of_pipeline else 0, rank)
+            if value != told[other]:
+                raise InvalidArgumentError(f"{what} differ on rank {rank} and rank {other}: {here}; give them the same")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -296,41 +311,41 @@ class Pipeline:
         return make() if self._ranks is None else self._ranks.agreed(what, make)
 
     def _shared(self, loss: Optional[torch.Tensor]) -> torch.Tensor:
-        """The last stage's loss, on all ranks."""
-        if self._ranks is None:
-            assert loss is not None, "it is the last stage"
-            return loss
+        """The mean of the last stages' losses, on all ranks."""
         own = b"" if loss is None else json.dumps([str(loss.dtype).removeprefix("torch."), loss.item()]).encode()
-        dtype, value = json.loads(self._ranks.exchange("the loss of a step", own)[-1])
-        return torch.tensor(value, dtype=getattr(torch, dtype))
+        told = [json.loads(each) for each in self._told("the loss of a step", own) if each]
+        return torch.tensor(sum(value for _, value in told) / len(told), dtype=getattr(torch, told[0][0]))
 
     def _norms(self, own: Mapping[str, float]) -> dict[str, float]:
         """All stages' norms, of gradients that there are."""
-        if self._ranks is None:
+        if self._of_pipeline.ranks is None:
             return dict(own)
         every: dict[str, float] = {}
         at_once = MOST_EXCHANGED // 8
         for first in range(0, max(map(len, self._owners)), at_once):
             mine = [own.get(name, -1.0) for name in self._owners[self.stage][first : first + at_once]]
-            told = self._ranks.exchange("the norms of gradients", struct.pack(f"{len(mine)}d", *mine))
+            told = self._of_pipeline.ranks.exchange("the norms of gradients", struct.pack(f"{len(mine)}d", *mine))
             for names, norms in zip(self._owners, told, strict=True):
                 every.update(zip(names[first : first + at_once], struct.unpack(f"{len(norms) // 8}d", norms)))
         return {name: norm for name, norm in every.items() if norm >= 0 or math.isnan(norm)}
 
     def _gathered(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All stages' buffers on rank 0, for a checkpoint; on the others their own."""
-        assert self._ranks is not None, "there are others"
+        assert self._of_pipeline.ranks is not None, "there are other stages"
+        if self.data_rank > 0:  # others tell of the same ones
+            return own
+        ranks = self._of_pipeline.ranks
         kinds = json.dumps([[name, *Kind.of(buffer.contiguous())] for name, buffer in own.items()]).encode()
-        lengths = self._ranks.exchange("buffers", struct.pack("Q", len(kinds)))
+        lengths = ranks.exchange("buffers", struct.pack("Q", len(kinds)))
         if self.stage > 0:
             for t in (torch.frombuffer(bytearray(kinds), dtype=torch.uint8), *own.values()):
-                self._moved(self._ranks.send, 0, t.contiguous())
+                self._moved(ranks.send, 0, t.contiguous())
             return own
         every = dict(own)
-        for rank, length in enumerate(lengths[1:], 1):
-            told = self._moved(self._ranks.receive, rank, torch.empty(struct.unpack("Q", length), dtype=torch.uint8))
+        for stage, length in enumerate(lengths[1:], 1):
+            told = self._moved(ranks.receive, stage, torch.empty(struct.unpack("Q", length), dtype=torch.uint8))
             for name, *kind in json.loads(told.numpy().tobytes()):
-                every.setdefault(name, self._moved(self._ranks.receive, rank, Kind.told(*kind).empty()))
+                every.setdefault(name, self._moved(ranks.receive, stage, Kind.told(*kind).empty()))
         return every
 
     @staticmethod
@@ -342,7 +357,8 @@ class Pipeline:
     def _tell(self, error: BaseException) -> None:
         if self._ranks is not None:
             with contextlib.suppress(Error):
-                self._ranks.fail(f"stage {self.stage} of {self.stages}: {type(error).__name__}: {error}"[:4000])
+                data = f"data {self.data_rank} of {self.data_ranks}, " if self.data_ranks > 1 else ""
+                self._ranks.fail(f"{data}stage {self.stage} of {self.stages}: {type(error).__name__}: {error}"[:4000])
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -381,8 +397,8 @@ class _Step:
         self.loss: Optional[torch.Tensor] = None
 
     def _border(self, other: int, kinds: Sequence[Optional[list[Kind]]]) -> Border:
-        number, ranks = len(self._borders), self._pipe._ranks
-        assert ranks is not None, "there are others"
+        number, ranks = len(self._borders), self._pipe._of_pipeline.ranks
+        assert ranks is not None, "there are other stages"
         self._borders.append(Border(ranks, other, kinds[number] if kinds else None))
         return self._borders[-1]
 
@@ -475,20 +491,22 @@ class _Planned(NamedTuple):
 def _planned(
     model: torch.nn.Module,
     optimizer: Settings,
-    others: Together,
+    data: Together,
+    ranks: Optional[Ranks],
     pipeline: str,
     micro_batches: int,
     stages: Optional[str],
     weights: Optional[Path],
     options: Mapping[str, Any],
 ) -> _Planned:
-    """The arguments are Pipeline's. Takes no memory, and leaves the model as it is."""
+    """data: the ranks of this stage; ranks: those of this pipeline. The others are Pipeline's. Takes no memory, and leaves the model as it
+    is."""
     blocks = blocks_of(model)
-    cut = None if others.ranks is None else Cut(model, blocks, others.ranks, pipeline, micro_batches, stages)
+    cut = None if ranks is None else Cut(model, blocks, ranks, pipeline, micro_batches, stages)
     for name, t in [*model.named_parameters(), *model.named_buffers()]:
         if t.device.type not in ("cpu", "meta"):
             raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
-    prepared = prepare(model, optimizer, together=_alone(others), cut=cut, **options)
+    prepared = prepare(model, optimizer, together=data, cut=cut, **options)
     return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
 
 
@@ -502,9 +520,8 @@ def _most_at_once(actions: Sequence[tuple[str, int]]) -> int:
     return max(itertools.accumulate(changes))
 
 
-def _alone(others: Together) -> Together:
-    """As which each rank wraps its part, on a machine that others share."""
-    return Together(None, others.here)
+def _place(along: Together) -> tuple[int, int]:
+    return (0, 1) if along.ranks is None else (along.ranks.rank, along.ranks.size)
 
 
 def _engine_of(model: torch.nn.Module) -> WrappedEngine:

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import Error, InvalidArgumentError, StateError
 from ..model import Folder, Path, folders_of
-from ..ranks import MOST_LOCAL, Ranks, check_deadlines, shared_memory
+from ..ranks import MOST_LOCAL, Ranks, along, check_deadlines, shared_memory
 from ._gloo_links import GlooLinks
 
 T = TypeVar("T")
@@ -44,6 +44,10 @@ class Together:
         """here: how many ranks share this machine. planned: as Options has it, for a plan alone."""
         self.ranks, self.here, self.planned = ranks, here, planned
         self._model: Callable[[], Optional[torch.nn.Module]] = lambda: None
+
+    def along(self, mesh: str, axis: str) -> Together:
+        """Those along an axis of a mesh, as Ranks.along() has them."""
+        return Together(along(self.ranks, mesh, axis), self.here)
 
     # ---- what they were given ----
 
