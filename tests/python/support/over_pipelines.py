@@ -101,7 +101,9 @@ def experts():
 
 def broad():
     """Layers of which two have enough to be partitioned."""
-    return nn.Sequential(nn.Linear(16, 640), nn.ReLU(), nn.Linear(640, 640), nn.BatchNorm1d(640), nn.Linear(640, 640), nn.ReLU(), nn.Linear(640, 4))
+    return nn.Sequential(
+        nn.Linear(16, 640), nn.ReLU(), nn.Linear(640, 640), nn.BatchNorm1d(640), nn.Linear(640, 640), nn.ReLU(), nn.Linear(640, 4)
+    )  # fmt: skip
 
 
 def gpt2(tied=False):

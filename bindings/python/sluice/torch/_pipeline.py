@@ -97,14 +97,16 @@ class Pipeline:
             mesh = f"pipeline={1 if self._ranks is None else self._ranks.size}" if mesh is None else mesh
             self._of_stage, self._of_pipeline = (others.along(text(mesh, "mesh").decode(), axis) for axis in ("data", "pipeline"))
             (self.data_rank, self.data_ranks), (self.stage, self.stages) = map(_place, (self._of_stage, self._of_pipeline))
-            told = self._told("where ranks are on the mesh", struct.pack("2Q", self.data_rank, self.stage))
-            self._places = [struct.unpack("2Q", place) for place in told]
+            told = [json.loads(place) for place in self._told("the mesh", json.dumps([mesh, self.data_rank]).encode())]
+            self._compare("the meshes", [given.encode() for given, _ in told], f"it is {mesh!r} here")
+            self._pipelines = [data for _, data in told]
             with ready.phase("planning"):
                 given = {**options, "memory": memory}
+                data, ranks_of_cut = self._of_stage, self._of_pipeline.ranks
                 planned = others.agreed(
-                    lambda: _planned(model, optimizer, self._of_stage, self._of_pipeline.ranks, pipeline, micro_batches, stages, weights, given)
+                    lambda: _planned(model, optimizer, data, ranks_of_cut, pipeline, micro_batches, stages, weights, given)
                 )
-                alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages, "mesh": mesh}
+                alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
                 others.check_alike(planned.prepared.alike | alike, model)
             found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
             self._actions: list[tuple[str, int]] = json.loads(found)
@@ -278,8 +280,8 @@ class Pipeline:
         state = [self.module.training, torch.is_grad_enabled(), _autocast(), trained]
         own = digest.digest() + hashlib.sha256(repr(state).encode()).digest()
         told = self._told("the values of the batch", struct.pack("?", torch.is_grad_enabled()) + own)
-        trains = "trained" if torch.is_grad_enabled() else "evaluated"
-        self._compare("whether the batch is trained or evaluated", [each[:1] for each in told], f"it is {trains} here")
+        does = "trains" if torch.is_grad_enabled() else "evaluates"
+        self._compare("the calls", [each[:1] for each in told], f"this rank {does}")
         self._compare("the values of the batch", [each[1:33] for each in told], "all stages of a pipeline have one", of_pipeline=True)
         return tuple(each[33:] for each in told)
 
@@ -297,7 +299,7 @@ class Pipeline:
         """Raises InvalidArgumentError, on all ranks, where ranks differ in what they have told; of_pipeline: the stages of one."""
         first: dict[int, int] = {}  # by pipeline
         for rank, value in enumerate(told):
-            other = first.setdefault(self._places[rank][0] if of_pipeline else 0, rank)
+            other = first.setdefault(self._pipelines[rank] if of_pipeline else 0, rank)
             if value != told[other]:
                 raise InvalidArgumentError(f"{what} differ on rank {rank} and rank {other}: {here}; give them the same")
 
