@@ -583,15 +583,14 @@ Json to_json(const PipelinePlan& p) {
     Json units = Json::array();  // by chunk
     for (const engine::UnitRange& chunk : p.units(static_cast<int>(i)))
       units.push_back({chunk.first, chunk.end});
-    stages.push_back({{"units", units},
-                      {"names", p.names[i]},
-                      {"predicted_peak", p.peaks[i]},
-                      {"bytes_received",
-                       {{"data", p.received[i].data},
-                        {"pipeline", p.received[i].pipeline},
-                        {"tensor", p.received[i].tensor}}},
-                      {"busy_seconds", p.time.busy[i]},
-                      {"items_held", p.time.held[i]}});
+    stages.push_back(
+        {{"units", units},
+         {"names", p.names[i]},
+         {"predicted_peak", p.peaks[i]},
+         {"bytes_received", {{"data", p.received[i].data}, {"pipeline", p.received[i].pipeline}}},
+         {"busy_seconds", p.time.busy[i]},
+         {"items_held", p.time.held[i]}});
+    if (p.received[i].tensor > 0) stages.back()["bytes_received"]["tensor"] = p.received[i].tensor;
   }
   return {{"stage", p.section},
           {"order", engine::name_of(p.pipeline.order)},

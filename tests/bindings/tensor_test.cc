@@ -1,0 +1,133 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "bindings/ranks_runs.h"
+
+// Runs whose ranks share out each layer, as users start them.
+namespace sluice::cli {
+namespace tensor_test {
+
+using ::testing::HasSubstr;
+
+struct Mesh {
+  int ranks;
+  std::string axes, zero, place, flags;
+};
+void PrintTo(const Mesh& m, std::ostream* to) {
+  *to << m.axes << ", ZeRO " << m.zero << ", " << m.place << ", " << m.flags;
+}
+
+class TensorRunsTest : public RanksTest, public ::testing::WithParamInterface<Mesh> {
+ protected:
+  std::vector<std::string> cut(const std::string& name, const Mesh& m, int steps) const {
+    return placed(name, {m.ranks, m.zero, m.place, m.flags + " --mesh " + m.axes}, steps);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, TensorRunsTest,
+    ::testing::Values(Mesh{2, "tensor=2", "3", "disk",
+                           "--optimizer adamw --dtype bf16 --master none --group 5"},
+                      Mesh{2, "tensor=2", "0", "memory", "--optimizer lion --eval-every 2 --recompute full"},
+                      Mesh{4, "data=2,tensor=2", "1", "memory", "--optimizer adafactor --clip 0"},
+                      Mesh{6, "tensor=2,data=3", "2", "disk", "--optimizer adamw --state 8bit --dtype f16"},
+                      Mesh{4, "pipeline=2,tensor=2", "2", "disk", "--optimizer muon --pipeline zb-h1"}));
+
+TEST_P(TensorRunsTest, HaveTheBitsOfOneRankWhereTheyAreReproducible) {
+  Mesh mesh = GetParam();
+  mesh.flags += " --reproducible";
+  Partition whole{1, "0", "memory", mesh.flags};
+  if (const std::size_t at = whole.flags.find("--pipeline zb-h1"); at != std::string::npos)
+    whole.flags.erase(at, 16);
+  expect_done(run_sluice(placed("whole", whole, 3)));
+  expect_done(run_sluice(cut("parts", mesh, 3)));
+  EXPECT_EQ(losses("parts"), losses("whole"));
+  EXPECT_TRUE(tensors("parts", 3) == tensors("whole", 3));
+}
+
+class TensorRunTest : public TensorRunsTest {};
+
+TEST_F(TensorRunTest, GoOnWithAnotherMesh) {
+  const std::string flags = "--optimizer adamw --dtype bf16 --reproducible";
+  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 4)));
+  expect_done(run_sluice(cut("run", {2, "tensor=2", "3", "memory", flags}, 1)));
+  expect_done(run_sluice(placed("run", {1, "0", "memory", flags + " --resume"}, 2)));
+  expect_done(run_sluice(cut("run", {4, "data=2,tensor=2", "1", "memory", flags + " --resume"}, 3)));
+  expect_done(run_sluice(placed("run", {2, "2", "disk", flags + " --resume"}, 4)));
+  EXPECT_EQ(losses("run"), losses("whole"));
+  EXPECT_TRUE(tensors("run", 4) == tensors("whole", 4));
+}
+
+// A table of which each step has most rows is summed whole, so that what ranks receive does not depend on the
+// data.
+TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
+  for (const auto& [ranks, axes] :
+       std::map<int, std::string>{{2, "tensor=2"}, {3, "tensor=3"}, {4, "data=2,tensor=2"}}) {
+    SCOPED_TRACE(axes);
+    const std::string run = "run" + std::to_string(ranks);
+    std::vector<std::string> all = tiny_training(
+        text_, folder_ / run, 3,
+        {{"--accumulate", "64", "--threads", "1", "--ranks", std::to_string(ranks), "--mesh", axes,
+          "--metrics", folder_ / (run + ".jsonl"), "--profile", folder_ / (run + ".html")}});
+    expect_done(run_sluice(all));
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string name = rank == 0 ? run : run + ".rank" + std::to_string(rank);
+      const Json plan = profile_of(folder_ / (name + ".html")).at("plan"), last = rows(name).back();
+      const Json &step = plan.at("step"), &along = step.at("bytes_received_along");
+      EXPECT_EQ(last.at("received"), step.at("bytes_received")) << name;
+      EXPECT_EQ(along.at("data").get<std::uint64_t>() + along.at("tensor").get<std::uint64_t>(),
+                step.at("bytes_received"));
+      EXPECT_GT(along.at("tensor"), 0);
+      EXPECT_LE(last.at("peak_memory"), plan.at("predicted_peak")) << name;
+      EXPECT_GT(last.at("rank_wait_seconds"), 0) << name;
+    }
+  }
+}
+
+TEST_F(TensorRunTest, HaveTheirWaitsInTheTrace) {
+  const std::string trace = folder_ / "trace.json";
+  expect_done(run_sluice(words("run", 2, 1, "--mesh tensor=2 --trace " + trace)));
+  const Json file = parse_json(file_text(trace), trace);
+  std::map<int, std::string> processes;
+  std::set<std::string> waits;
+  for (const Json& event : file.at("traceEvents"))
+    if (event.at("name") == "process_name")
+      processes[event.at("pid")] = event.at("args").at("name");
+    else if (event.at("ph") == "X" && event.at("pid") == 2)
+      waits.insert(event.at("name"));
+  EXPECT_THAT(processes.at(2), HasSubstr(", tensor 2 of 2"));
+  EXPECT_THAT(waits, ::testing::IsSupersetOf({"proj", "down", "gradients of qkv", "gradients of loss"}));
+}
+
+TEST_F(TensorRunTest, AreRefusedWithWhatIsWrong) {
+  const struct {
+    int ranks;
+    std::string flags;
+    std::vector<std::string> words;
+  } cases[] = {
+      {3,
+       "--mesh tensor=3",
+       {"3 pieces of a layer over 3 ranks along tensor", "2 key/value heads", "a multiple"}},
+      {8, "--mesh tensor=8", {"8 ranks along tensor", "4 heads", "give fewer"}},
+      {2, "--mesh tensor=4", {"--mesh tensor=4 is of 4 ranks", "--ranks is 2"}},
+      {2, "--mesh tensor=2,tensor=2", {"'tensor' twice"}},
+      {4, "--mesh tensor=4 --reproducible", {"4 ranks along tensor", "2 pieces (--grain)", "up to 2 ranks"}},
+      {2, "--reproducible --grain 4", {"--grain 4", "up to 2", "2 key/value heads"}},
+      {2, "--reproducible --grain 0", {"grain must be from 1"}},
+      {2, "--reproducible --grain 1 --mesh tensor=2", {"1 pieces (--grain)", "give --grain 2"}},
+      {2, "--grain 2", {"--grain 2", "give --reproducible, too"}},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.flags);
+    const Outcome outcome = run_sluice(words("run", c.ranks, 1, c.flags));
+    EXPECT_EQ(outcome.status, 2);
+    for (const std::string& word : c.words) EXPECT_THAT(outcome.error, HasSubstr(word));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  }
+}
+
+}  // namespace tensor_test
+}  // namespace sluice::cli
