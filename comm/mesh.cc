@@ -11,7 +11,7 @@
 namespace sluice::comm {
 namespace {
 
-const std::vector<std::string> kAxes{"data", "pipeline", "tensor"};
+const std::vector<std::string> kAxes{"data", "pipeline", "tensor", "sequence"};
 
 int size_of_axis(std::string_view text, std::string_view given) {
   int size = 0;
@@ -34,8 +34,8 @@ Mesh Mesh::parse(std::string_view text) {
     const std::size_t sign = part.find('=');
     if (sign == std::string_view::npos)
       fail(ErrorCode::kInvalidArgument,
-           "the mesh '{}' has '{}' where an axis and its size must be: give it as data=2,pipeline=4", text,
-           part);
+           "the mesh '{}' has '{}' where an axis and its size must be: give it as data=2,pipeline=4,tensor=2",
+           text, part);
     const std::string name(part.substr(0, sign));
     if (std::ranges::count(kAxes, name) == 0) {
       const std::string nearest = nearest_word(name, kAxes);

@@ -16,8 +16,8 @@ class Mesh {
   };
   static constexpr int kMostRanks = 1 << 20;
 
-  // Throws Error(kInvalidArgument) for an axis that is not known (data, pipeline, tensor), is there twice, or
-  // has no size of 1 or more, and for more than kMostRanks ranks.
+  // Throws Error(kInvalidArgument) for an axis that is not known (data, pipeline, tensor, sequence), is there
+  // twice, or has no size of 1 or more, and for more than kMostRanks ranks.
   static Mesh parse(std::string_view text);
 
   std::string text() const;               // as parse() reads it

@@ -138,8 +138,8 @@ HWY_INLINE void finish_forward(const ForwardCall& call, std::size_t b, std::size
   }
   const std::size_t width = s.heads * s.head_width;
   unpack_tile(m.rows, queries, s.head_width, 1.0f,
-              call.out.at((b * s.length + first) * width + h * s.head_width), width);
-  std::copy_n(log_sums, queries, call.log_sum + (b * s.heads + h) * s.length + first);
+              call.out.at(row_of(s, b, first) * width + h * s.head_width), width);
+  std::copy_n(log_sums, queries, call.log_sum + (b * s.heads + h) * query_rows(s) + first - s.first_query);
 }
 
 // Computes one tile of queries of head h in sequence b, against all keys up to its own.
@@ -148,8 +148,8 @@ void forward_task(const ForwardCall& call, std::size_t b, std::size_t h, std::si
   const ForwardMemory m(s, memory);
   const std::size_t width = s.head_width, kv_head = h / (s.heads / s.kv_heads);
   const std::size_t queries = std::min(kTile, s.length - first);
-  pack_queries(s, {s.length, first, 0}, call.q.at((b * s.length + first) * s.q_stride + h * width),
-               s.q_stride, s.scale, m.rows, m.queries);
+  pack_queries(s, {s.length, first, 0}, call.q.at(row_of(s, b, first) * s.q_stride + h * width), s.q_stride,
+               s.scale, m.rows, m.queries);
   std::fill_n(m.maxima, kTile, -std::numeric_limits<float>::infinity());
   std::fill_n(m.totals, kTile, 0.0f);
   for (std::size_t key = 0; key <= first; key += kTile) {
@@ -178,6 +178,8 @@ void check_attention(const AttentionShape& s, std::initializer_list<ConstArray> 
   if (!(s.dropout >= 0 && s.dropout < 1))
     fail(ErrorCode::kInvalidArgument, "a dropout of {} is not possible: it must be at least 0 and below 1",
          s.dropout);
+  ensure(s.first_query % kTile == 0 && s.queries % kTile == 0 && s.first_query + s.queries <= s.length,
+         "{} queries from {} on of {} are no whole tiles", s.queries, s.first_query, s.length);
   for (const ConstArray& array : arrays)
     if (!is_float(array.type))
       fail(ErrorCode::kInvalidArgument, "attention takes arrays of f32, bf16 or f16, not of {}",
@@ -192,12 +194,13 @@ void attention_forward(Threads& threads, const AttentionShape& shape, ConstArray
                        ConstArray v, Array out, float* log_sum, void* workspace) {
   check_attention(shape, {q, k, v, out});
   const ForwardCall call{shape, q, k, v, out, log_sum};
-  const std::size_t tiles = divide_up(shape.length, kTile);
+  const std::size_t tiles = divide_up(query_rows(shape), kTile);
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   for_tasks(threads, shape.batch * shape.heads * tiles, ForwardMemory(shape, nullptr).bytes, workspace,
             [&](std::size_t i, void* memory) {
               const std::size_t tile = tiles - 1 - i % tiles;  // tiles with the most keys come first
-              task(call, i / tiles / shape.heads, i / tiles % shape.heads, tile * kTile, memory);
+              task(call, i / tiles / shape.heads, i / tiles % shape.heads, shape.first_query + tile * kTile,
+                   memory);
             });
 }
 

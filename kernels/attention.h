@@ -13,6 +13,10 @@ namespace sluice::kernels {
 // [batch * length, heads * head_width]. Dropout of the probabilities is dropout_add()'s (elementwise.h),
 // where key j of query i has index first_index + ((b * all_heads + h) * length + i) * length + j; all_heads
 // is as `heads` where it is 0, and more where these are some of a layer's heads.
+// Where `queries` is not 0, there are only the queries first_query ... first_query + queries - 1 of each
+// sequence, and q, the output, log_sum and their gradients have as many rows; both are multiples of
+// kQueryGrain.
+inline constexpr std::size_t kQueryGrain = 64;
 struct AttentionShape {
   std::size_t batch = 0, length = 0, heads = 0, kv_heads = 0, head_width = 0;
   std::size_t q_stride = 0, k_stride = 0, v_stride = 0;
@@ -20,6 +24,7 @@ struct AttentionShape {
   float dropout = 0;
   std::uint64_t seed = 0, stream = 0, first_index = 0;
   std::size_t all_heads = 0;
+  std::size_t first_query = 0, queries = 0;
 };
 
 // Works on tiles of queries and keys (Dao et al. 2022), and never holds a length x length matrix. log_sum is

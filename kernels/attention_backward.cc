@@ -132,12 +132,13 @@ HWY_INLINE void load_queries(const BackwardCall& call, std::size_t b, std::size_
                              const BackwardMemory& m) {
   const AttentionShape& s = call.shape;
   const std::size_t width = s.head_width, stride = packed_stride(width), out_stride = s.heads * width;
-  const std::size_t row = b * s.length + tile.first_query, out_at = row * out_stride + h * width;
+  const std::size_t row = row_of(s, b, tile.first_query), out_at = row * out_stride + h * width;
   pack_queries(s, tile, call.q.at(row * s.q_stride + h * width), s.q_stride, s.scale, m.q, m.q_panels);
   pack_queries(s, tile, call.dout.at(out_at), out_stride, 1.0f, m.dout, m.dout_panels);
   pack_tile(call.out.at(out_at), out_stride, tile.queries, width, 1.0f, m.keys);
   std::fill_n(m.log_sums, kTile, 0.0f);
-  std::copy_n(call.log_sum + (b * s.heads + h) * s.length + tile.first_query, tile.queries, m.log_sums);
+  std::copy_n(call.log_sum + (b * s.heads + h) * query_rows(s) + tile.first_query - s.first_query,
+              tile.queries, m.log_sums);
   for (std::size_t i = 0; i < kTile; ++i)
     m.deltas[i] = i < tile.queries ? dot_of_rows(m.dout + i * stride, m.keys + i * stride, width) : 0.0f;
 }
@@ -162,7 +163,7 @@ void backward_task(const BackwardCall& call, std::size_t b, std::size_t kv_head,
   for (float* sums : {m.dk, m.dv}) std::fill_n(sums, s.length * stride, 0.0f);
   if (s.dropout > 0) std::fill_n(m.factor_rows, kTile * kTile, 0.0f);
   for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h)
-    for (std::size_t first = 0; first < s.length; first += kTile) {
+    for (std::size_t first = s.first_query; first < s.first_query + query_rows(s); first += kTile) {
       const std::size_t queries = std::min(kTile, s.length - first);
       load_queries(call, b, h, {s.length, first, 0}, m);
       for (std::size_t key = 0; key <= first; key += kTile)
@@ -170,7 +171,7 @@ void backward_task(const BackwardCall& call, std::size_t b, std::size_t kv_head,
       for (std::size_t p = 0; p * kPanel < queries; ++p)
         transpose(m.dq_panels + p * kPanel * stride, round_up(width, 4), kPanel, kPanel,
                   m.q + p * kPanel * stride, stride);
-      unpack_tile(m.q, queries, width, s.scale, call.dq.at((b * s.length + first) * s.q_stride + h * width),
+      unpack_tile(m.q, queries, width, s.scale, call.dq.at(row_of(s, b, first) * s.q_stride + h * width),
                   s.q_stride);
     }
   unpack_tile(m.dk, s.length, width, 1.0f, call.dk.at(b * s.length * s.k_stride + kv_head * width),

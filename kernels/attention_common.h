@@ -15,7 +15,7 @@ namespace sluice::kernels {
 
 // Tiles are of fixed size, so that the order of every sum follows from the shape. The lanes of a vector hold
 // different queries, in panels of 16; so maxima and sums over keys are the same at any vector width.
-inline constexpr std::size_t kTile = 64;
+inline constexpr std::size_t kTile = kQueryGrain;
 inline constexpr std::size_t kPanel = 16;
 inline constexpr std::size_t kScoreStride =
     kTile + kPanel;  // row stride of a tile of scores, [keys][queries]
@@ -85,6 +85,12 @@ void for_tasks(Threads& threads, std::size_t count, std::size_t slot_bytes, void
 
 // Throws Error(kInvalidArgument) for an impossible shape and for arrays that are not of a float type.
 void check_attention(const AttentionShape& shape, std::initializer_list<ConstArray> arrays);
+
+// The rows of q of each sequence, and where that of a query is.
+inline std::size_t query_rows(const AttentionShape& s) { return s.queries == 0 ? s.length : s.queries; }
+inline std::size_t row_of(const AttentionShape& s, std::size_t b, std::size_t query) {
+  return b * query_rows(s) + query - s.first_query;
+}
 
 // The index of the dropout word of query i of head h of sequence b and key 0.
 inline std::uint64_t dropout_index(const AttentionShape& s, std::size_t b, std::size_t h, std::size_t i) {

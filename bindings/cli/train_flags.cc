@@ -50,9 +50,10 @@ void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.text(
       "--mesh", options.mesh,
       "axes of the ranks, as data=2,pipeline=4,tensor=2: along pipeline the model is cut into stages of "
-      "consecutive blocks, along tensor each layer by its heads, hidden columns and vocabulary; along data "
-      "ranks "
-      "have the same and other micro-batches (data=N alone is --ranks N)");
+      "consecutive blocks, along tensor each layer by its heads, hidden columns and vocabulary, along "
+      "sequence "
+      "the length of each sequence; along data ranks have the same and other micro-batches (data=N alone is "
+      "--ranks N)");
   flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe", "zb-h1"},
                "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages, "
                "zb-h1 has no stage wait for gradients of weights, and takes more memory than 1f1b");

@@ -9,7 +9,7 @@ namespace sluice::engine {
 
 MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t micro_batches)
     : pairwise_(pairwise), ranks_(ranks), heights_{0}, merges_(micro_batches) {
-  const int apart = ranks.size / ranks.tensor;  // ranks with micro-batches of their own
+  const int apart = ranks.size / ranks.alike;  // ranks with micro-batches of their own
   for (int rank = 0; rank <= apart; ++rank)
     borders_.push_back(static_cast<std::size_t>(rank) * micro_batches);
   PairwiseStack stack(borders_[static_cast<std::size_t>(ranks.rank % apart)]);
@@ -28,11 +28,11 @@ MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t m
 
 comm::SumOrder MicroBatchSums::order() const {
   // One rank alone has made its sums one.
-  if (!pairwise_ || ranks_.size == ranks_.tensor) return comm::order_of_ranks(ranks_.size);
+  if (!pairwise_ || ranks_.size == ranks_.alike) return comm::order_of_ranks(ranks_.size);
   const comm::SumOrder once = comm::pairwise_order(borders_);
   comm::SumOrder order;
   PairwiseStack stack;
-  for (int i = 0; i < ranks_.tensor; ++i) {  // all but one of which give 0 for an element
+  for (int i = 0; i < ranks_.alike; ++i) {  // all but one of which give 0 for an element
     order.arrays.insert(order.arrays.end(), once.arrays.begin(), once.arrays.end());
     order.merges.insert(order.merges.end(), once.merges.begin(), once.merges.end());
     order.merges.back() += stack.push();

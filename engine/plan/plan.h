@@ -46,9 +46,10 @@ inline constexpr std::size_t kUnitsThatWait = 1;
 struct RankOf {
   int rank = 0, size = 1;
   std::vector<int> hosts = {};  // as of comm::Hosts: by rank; none: all are on one
-  // How many of them compute pieces of the same layers, of the same micro-batches. What they must do in the
-  // same order is alike in their plans. With PlanRequest::reproducible they are size / tensor apart.
-  int tensor = 1;
+  // How many of them compute a micro-batch together: pieces of its layers, or parts of its sequences. What
+  // they must do in the same order is the same in their plans. And how many of these have the same rows; with
+  // PlanRequest::reproducible they are size / alike apart.
+  int together = 1, alike = 1;
   comm::Hosts on_hosts() const { return hosts.empty() ? comm::Hosts(size) : comm::Hosts(hosts); }
   bool operator==(const RankOf&) const = default;
 };
@@ -179,9 +180,9 @@ struct Plan {
   // Those of the former that other sections of a pipeline send; the others are gradients and parameters.
   std::uint64_t step_bytes_from_sections = 0;
   // And those that come while layers are computed, from ranks that have other pieces of them.
-  std::uint64_t step_bytes_of_tensor = 0;
+  std::uint64_t step_bytes_of_layers = 0;
   std::uint64_t step_bytes_of_data() const {
-    return step_bytes_received - step_bytes_from_sections - step_bytes_of_tensor;
+    return step_bytes_received - step_bytes_from_sections - step_bytes_of_layers;
   }
   bool knows_link = false;  // whether it is known what joins the ranks
   StepTime time;            // where the CPU computes

@@ -120,17 +120,16 @@ double bytes_per_day(const Plan& plan) {
   return plan.time.step > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.time.step : 0;
 }
 
-// What comes along several axes of a mesh, by axis.
+// What comes for several reasons, by reason.
 std::string received_along(const Plan& plan) {
   std::string text;
-  const auto add = [&](std::uint64_t bytes, const char* axis) {
-    if (bytes > 0) text += fmt::format("{} {} along {}", text.empty() ? ":" : ",", format_size(bytes), axis);
+  const auto add = [&](std::uint64_t bytes, const char* what) {
+    if (bytes > 0) text += fmt::format("{} {} {}", text.empty() ? ":" : ",", format_size(bytes), what);
   };
   if (plan.step_bytes_of_data() == plan.step_bytes_received) return text;
-  add(plan.step_bytes_of_data(),
-      plan.ranks.tensor > 1 ? "data and tensor for parameters and gradients" : "data");
-  add(plan.step_bytes_of_tensor, "tensor for what is computed");
-  add(plan.step_bytes_from_sections, "pipeline");
+  add(plan.step_bytes_of_data(), plan.ranks.together > 1 ? "for parameters and gradients" : "along data");
+  add(plan.step_bytes_of_layers, "within layers");
+  add(plan.step_bytes_from_sections, "along pipeline");
   return text;
 }
 
@@ -268,11 +267,11 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                  {"seconds", plan.time.step},
                  {"bound", plan.bound()}}},
                {"units", units}};
-  if (profile.whole_step || plan.ranks.tensor > 1) {
+  if (profile.whole_step || plan.ranks.together > 1) {
     Json& along = json["step"]["bytes_received_along"];
     along["data"] = plan.step_bytes_of_data();
     if (profile.whole_step) along["pipeline"] = plan.step_bytes_from_sections;
-    if (plan.ranks.tensor > 1) along["tensor"] = plan.step_bytes_of_tensor;
+    if (plan.ranks.together > 1) along["layers"] = plan.step_bytes_of_layers;
   }
   if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
   if (!on_gpu) return json;

@@ -65,7 +65,7 @@ struct MachineRates {
   // What joins the ranks that share gradients and parameters, or of several hosts these; nothing: what is
   // sent takes no time. And of several hosts what joins the ranks of one.
   std::optional<Link> link, host_link;
-  std::optional<Link> tensor_link;  // what joins those that compute pieces of the same layers
+  std::optional<Link> layer_link;  // what joins those that compute pieces of the same layers
   GpuRates gpu;
   // Bytes under way in one direction that reach these rates.
   std::size_t disk_in_flight = std::size_t{16} << 20;

@@ -17,7 +17,7 @@ std::optional<std::size_t> rows_of_tokens(const ParameterSpec& parameter, int us
     return std::nullopt;
   const std::size_t rows = parameter.shape.front();
   const std::size_t tokens =
-      static_cast<std::size_t>(ranks.size / ranks.tensor) * profile.micro_batches * profile.tokens;
+      static_cast<std::size_t>(ranks.size / ranks.alike) * profile.micro_batches * profile.tokens;
   if (tokens >= kTokensOfARow * rows) return std::nullopt;
   return std::min(rows, tokens);
 }

@@ -337,7 +337,7 @@ class Planner {
       plan.step_bytes_received = last->step_bytes_received;
       plan.step_bytes_from_hosts = last->step_bytes_from_hosts;
       plan.step_bytes_from_sections = last->step_bytes_from_sections;
-      plan.step_bytes_of_tensor = last->step_bytes_of_tensor;
+      plan.step_bytes_of_layers = last->step_bytes_of_layers;
       plan.step_bytes_read = last->step_bytes_read;
       plan.step_bytes_read_apart = last->step_bytes_read_apart;
       plan.step_bytes_written = last->step_bytes_written;

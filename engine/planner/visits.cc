@@ -16,9 +16,9 @@ class Pace {
   double seconds(const Work& work) const {
     double seconds =
         work.bytes / rates_.memory_bandwidth + work.attention / rates_.attention.value_or(rates_.flops);
-    if (rates_.tensor_link)
-      seconds += static_cast<double>(work.received) / rates_.tensor_link->bandwidth +
-                 static_cast<double>(work.waits) * rates_.tensor_link->latency;
+    if (rates_.layer_link)
+      seconds += static_cast<double>(work.received) / rates_.layer_link->bandwidth +
+                 static_cast<double>(work.waits) * rates_.layer_link->latency;
     for (std::size_t i = 0; i < work.products.size(); ++i)
       if (work.products[i] > 0)
         seconds += rates_.are_limits ? work.products[i] / rates_.flops : work.products[i] * each_[i];
@@ -165,7 +165,7 @@ void Placement::count_bytes(const std::vector<Visit>& visits, Plan& plan) const 
   plan.step_bytes_received += received_of_sections();
   for (const Visit& visit : visits) {
     const Arriving arriving = visit.arriving();
-    plan.step_bytes_of_tensor += visit.received_while_computing;
+    plan.step_bytes_of_layers += visit.received_while_computing;
     plan.step_bytes_received += arriving.bytes + visit.received_while_computing;
     plan.step_bytes_from_hosts += hosts_.all_on_one() ? 0 : arriving.by_link;
     plan.step_bytes_read += visit.read_bytes();

@@ -85,10 +85,10 @@ ValueId Builder::to_heads(const std::string& op, ValueId x, const std::vector<st
       add(2, key);
     }
     if (!frequencies.empty())
-      shape.turned.push_back(
-          {{shape_.length, piece.heads.size + piece.kv_heads.size, head, stride, frequencies}, begin});
+      shape.turned.push_back({{piece.heads.size + piece.kv_heads.size, head, stride, frequencies}, begin});
     begin += shape_.rows() * stride;
   }
+  shape.row_parts = shape_.row_parts();
   const ValueId y = value(op, begin / shape_.rows());
   graph_.add_op(make_linear(op, x, y, shape));
   return y;
@@ -159,7 +159,7 @@ ValueId Builder::attention(ValueId packed) {
   const ModelConfig& config = shape_.config;
   const AttentionSizes sizes{
       shape_.batch, shape_.length, config.head_width, config.heads, config.attention_dropout,
-      shape_.dtype, own_heads()};
+      shape_.dtype, own_heads(),   shape_.sequence};
   const ValueId y = value("attention", sizes.heads() * config.head_width);
   const ValueId log_sums = graph_.add_value(attention_log_sums("attention log-sums", sizes));
   graph_.add_op(make_attention("attention", packed, y, log_sums, sizes));
@@ -184,7 +184,7 @@ ValueId Builder::residual(const std::string& op, std::optional<ValueId> residual
                           float dropout) {
   const std::size_t width = shape_.config.width;
   const ValueId y = value(op, width);
-  const ResidualShape shape{shape_.rows() * width, shape_.length * width, dropout, shape_.dtype};
+  const ResidualShape shape{width, shape_.length, shape_.row_parts(), dropout, shape_.dtype};
   graph_.add_op(make_residual(op, residual, branch, y, shape));
   return y;
 }
@@ -194,9 +194,8 @@ ValueId Builder::embedding(const std::optional<std::string>& positions) {
   // A tied table's gradient is written by the head first (use 0). Positions have their gradient when the
   // embedding writes the table's, so they have the same use; their use 0 stays zero.
   const int use = config.tied_head ? 1 : 0;
-  EmbeddingShape shape{shape_.batch,   shape_.length, config.width, config.vocabulary,
-                       config.context, shape_.dtype,  {},           std::nullopt,
-                       shape_.cut};
+  EmbeddingShape shape{config.width, shape_.row_parts(), config.vocabulary, config.context, shape_.dtype,
+                       {},           std::nullopt,       shape_.cut};
   shape.table = {
       table(std::string(config.family->table), {config.vocabulary, config.width}, use + 1, Table::kOfTokens),
       use};

@@ -20,8 +20,10 @@ struct Shape {
   ModelConfig config;
   Dtype dtype = Dtype::kF32;
   std::size_t batch = 0, length = 0;
-  TensorCut cut = {};  // of each layer, over ranks
-  std::size_t rows() const { return batch * length; }
+  TensorCut cut = {};         // of each layer, over ranks
+  SequenceCut sequence = {};  // of each sequence, over ranks
+  std::vector<RowPart> row_parts() const { return models::row_parts(sequence, batch, length); }
+  std::size_t rows() const { return batch * length / sequence.ranks; }  // that are on this rank
 };
 
 // A model's graphs. Blocks that compute alike share one, in which names lack the block's prefix.

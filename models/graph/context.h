@@ -38,15 +38,22 @@ class ParameterSource {
   virtual void take_activations_back(std::size_t /*until*/) {}
 };
 
-// The ranks along the mesh's axis "tensor", each of which computes its pieces of what is cut (graph/cut.h).
-// Calls are collective over them, come in the same order on all of them, and wait. `name` says what for.
-class TensorRanks {
+// The ranks along the mesh's axis "tensor", or "sequence", which compute a micro-batch together
+// (graph/cut.h). Calls are collective over them, come in the same order on all of them, and wait. `name` says
+// what for.
+class AxisRanks {
  public:
-  virtual ~TensorRanks() = default;
+  virtual ~AxisRanks() = default;
   // Afterwards `values` are the sums over all ranks, added pairwise.
   virtual void all_reduce(const std::string& name, std::span<float> values) = 0;
-  // Each rank has one of the parts that `values` falls into, all of one size; afterwards it has all of them.
-  virtual void all_gather(const std::string& name, std::span<float> values) = 0;
+  // Each rank has one of the parts that the `count` values fall into, all of one size; afterwards it has all
+  // of them.
+  virtual void all_gather(const std::string& name, Array values, std::size_t count) = 0;
+};
+
+// The ranks along the axes over which layers are cut. REQUIRES: not null where they are.
+struct LayerRanks {
+  AxisRanks *tensor = nullptr, *sequence = nullptr;
 };
 
 // The keys and values of one text in one unit, with room for `capacity` rows of each, one row a token. A pass
@@ -73,7 +80,7 @@ struct Execution {
   std::span<float> logits = {};  // where given, forward writes the logits of one row to it instead of a loss
   std::size_t logits_row = 0;
   std::size_t first_position = 0;  // the position of each sequence's first token
-  TensorRanks* tensor = nullptr;   // REQUIRES: not null where the graph is cut over several ranks
+  LayerRanks layers = {};
   UnitCache cache = {};  // where given, attention stores there; a pass of one token also reads there
 };
 

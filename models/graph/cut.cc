@@ -2,6 +2,16 @@
 
 namespace sluice::models {
 
+std::vector<RowPart> row_parts(const SequenceCut& cut, std::size_t batch, std::size_t length) {
+  if (cut.ranks == 1) return {{0, batch * length, length, 0, 0}};
+  const std::size_t parts = 2 * cut.ranks, size = length / parts;
+  std::vector<RowPart> own;
+  for (std::size_t sequence = 0; sequence < batch; ++sequence)
+    for (const std::size_t part : {cut.rank, parts - 1 - cut.rank})
+      own.push_back({own.size() * size, size, size, part * size, sequence * length + part * size});
+  return own;
+}
+
 std::vector<HeadPiece> head_pieces(const TensorCut& cut, std::size_t heads, std::size_t kv_heads) {
   const std::size_t group = heads / kv_heads;  // heads of queries that share one of keys and values
   std::vector<HeadPiece> own;

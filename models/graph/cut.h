@@ -41,6 +41,28 @@ struct TensorCut {
   bool operator==(const TensorCut&) const = default;
 };
 
+// How the length of each sequence is cut over the ranks of the mesh's axis "sequence" (context parallelism).
+// A rank has two parts of a sequence, as far from the middle on either side, so that causal attention is as
+// much work on each.
+struct SequenceCut {
+  std::size_t ranks = 1, rank = 0;
+  bool operator==(const SequenceCut&) const = default;
+};
+
+// Rows of a micro-batch that follow each other on this rank and in the micro-batch: `rows` from `row` on,
+// here; there from `whole_row` on, in sequences of `period` rows of which the first one here is at
+// `position`.
+struct RowPart {
+  std::size_t row = 0, rows = 0, period = 0, position = 0, whole_row = 0;
+};
+// Those of this rank. REQUIRES: the length is a multiple of twice the ranks, where there are several.
+std::vector<RowPart> row_parts(const SequenceCut& cut, std::size_t batch, std::size_t length);
+inline std::size_t row_count(const std::vector<RowPart>& parts) {
+  std::size_t rows = 0;
+  for (const RowPart& part : parts) rows += part.rows;
+  return rows;
+}
+
 // The heads of a piece, by their numbers in the layer.
 struct HeadPiece {
   Range heads, kv_heads;

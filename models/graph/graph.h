@@ -40,10 +40,12 @@ struct ParameterUse {
   int use = 0;
 };
 
-// One call of TensorRanks, with so many values of f32.
-struct TensorCall {
+// One call of AxisRanks.
+struct LayerCall {
   std::size_t values = 0;
-  bool gathers = false;  // else they are added
+  bool gathers = false;         // else they are added
+  bool along_sequence = false;  // else along "tensor"
+  Dtype type = Dtype::kF32;
 };
 
 // In forward the output may lie where the input lay; in backward the input's gradient where the output's lay.
@@ -64,8 +66,8 @@ struct OpSpec {
   double forward_flops = 0, backward_flops = 0;   // of products and attention
   double forward_bytes = 0, backward_bytes = 0;   // memory traffic of everything else
   double weights_flops = 0, weights_bytes = 0;    // the part of backward that its second half has
-  // What forward, and backward's first half, add or gather over the ranks along "tensor" (TensorRanks).
-  std::vector<TensorCall> forward_calls = {}, backward_calls = {};
+  // What forward, and backward's first half, add or gather over ranks.
+  std::vector<LayerCall> forward_calls = {}, backward_calls = {};
 };
 
 class OpContext;

@@ -67,8 +67,10 @@ Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::s
       held_(engine::items_held(place.pipeline, place.section)) {
   ensure(model.has_embedding() == place.is_first() && model.has_head() == place.is_last(),
          "section {} of {} is run with units that are not its own", place.section, place.pipeline.sections);
-  ensure(model.shape.cut.ranks == 1 || resources_.tensor != nullptr,
-         "layers are cut over {} ranks, and the others are not known", model.shape.cut.ranks);
+  ensure((model.shape.cut.ranks == 1 || resources_.layers.tensor != nullptr) &&
+             (model.shape.sequence.ranks == 1 || resources_.layers.sequence != nullptr),
+         "layers are cut over {} x {} ranks, and the others are not known", model.shape.cut.ranks,
+         model.shape.sequence.ranks);
   ensure(model.chunks().size() == place.pipeline.chunks, "{} chunks of a section are run as {}",
          model.chunks().size(), place.pipeline.chunks);
   kernels::ProductSurvey products(resources_.library);
@@ -145,7 +147,7 @@ Execution Executor::execution(engine::UnitId unit, std::size_t item, std::size_t
   result.targets = micro_batch.targets;
   result.first_sample = micro_batch.first_sample;
   result.first_op = model_.first_op(unit);
-  result.tensor = resources_.tensor;
+  result.layers = resources_.layers;
   return result;
 }
 

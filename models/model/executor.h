@@ -38,7 +38,7 @@ class Executor {
     Threads& threads;
     kernels::MatrixLibrary& library;
     Trace* trace = nullptr;
-    TensorRanks* tensor = nullptr;  // where the model's layers are cut over ranks
+    LayerRanks layers = {};
   };
   using Between = std::function<void()>;
 

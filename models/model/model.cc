@@ -54,6 +54,12 @@ void check_shape(const Shape& shape) {
          config.context);
   }
   check_cut(shape);
+  const std::size_t grain = 2 * shape.sequence.ranks * kernels::kQueryGrain;
+  if (shape.sequence.ranks > 1 && shape.length % grain != 0)
+    fail(ErrorCode::kInvalidArgument,
+         "sequences of {} tokens are to be cut over {} ranks along sequence (--mesh): give --seq as a "
+         "multiple of {}",
+         shape.length, shape.sequence.ranks, grain);
 }
 
 Architecture make_architecture(const Shape& shape) {
@@ -208,8 +214,8 @@ std::vector<Pass> Model::Impl::passes(bool splits_backward) const {
 }
 
 Model::Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
-             const std::string& recompute, const TensorCut& cut)
-    : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length, cut}, recompute)) {}
+             const std::string& recompute, const TensorCut& cut, const SequenceCut& sequence)
+    : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length, cut, sequence}, recompute)) {}
 
 Model::Model(const Model& whole, const std::vector<engine::UnitRange>& chunks)
     : impl_(std::make_unique<Impl>(whole.impl_->shape, whole.impl_->recompute, chunks)) {}
@@ -275,30 +281,32 @@ engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double b
 
 // What a rank gets of the others: their parts of what it adds, and then what they have added; or their parts
 // alone.
-void count_calls(const std::vector<TensorCall>& calls, const TensorCut& cut, engine::Work& work) {
-  for (const TensorCall& call : calls) {
-    const std::size_t own = call.values / cut.ranks + (cut.rank < call.values % cut.ranks ? 1 : 0);
-    const std::size_t added = call.gathers ? 0 : own * (cut.ranks - 1);
-    work.received += (added + call.values - own) * sizeof(float);
+void count_calls(const std::vector<LayerCall>& calls, const Shape& shape, engine::Work& work) {
+  for (const LayerCall& call : calls) {
+    const std::size_t ranks = call.along_sequence ? shape.sequence.ranks : shape.cut.ranks,
+                      rank = call.along_sequence ? shape.sequence.rank : shape.cut.rank;
+    const std::size_t own = call.values / ranks + (rank < call.values % ranks ? 1 : 0);
+    const std::size_t added = call.gathers ? 0 : own * (ranks - 1);
+    work.received += (added + call.values - own) * size_of(call.type);
     work.waits += call.gathers ? 1 : 2;
   }
 }
 
-engine::Work forward_work(const Op& op, const TensorCut& cut, const kernels::MatrixLibrary& library,
+engine::Work forward_work(const Op& op, const Shape& shape, const kernels::MatrixLibrary& library,
                           std::vector<kernels::Product>& known) {
   kernels::ProductSurvey asked(library);
   op.forward_workspace(asked);
   engine::Work work = work_of(asked, op.spec().forward_flops, op.spec().forward_bytes, known);
-  count_calls(op.spec().forward_calls, cut, work);
+  count_calls(op.spec().forward_calls, shape, work);
   return work;
 }
 
-engine::Work backward_work(const Op& op, const TensorCut& cut, const kernels::MatrixLibrary& library,
+engine::Work backward_work(const Op& op, const Shape& shape, const kernels::MatrixLibrary& library,
                            std::vector<kernels::Product>& known) {
   kernels::ProductSurvey asked(library);
   op.backward_workspace(asked);
   engine::Work work = work_of(asked, op.spec().backward_flops, op.spec().backward_bytes, known);
-  count_calls(op.spec().backward_calls, cut, work);
+  count_calls(op.spec().backward_calls, shape, work);
   return work;
 }
 
@@ -309,13 +317,13 @@ engine::Work weights_work(const Op& op, const kernels::MatrixLibrary& library,
   return work_of(asked, op.spec().weights_flops, op.spec().weights_bytes, known);
 }
 
-engine::UnitProfile profile_unit(const Graph& graph, const TensorCut& cut, const std::vector<Choice>& choices,
+engine::UnitProfile profile_unit(const Graph& graph, const Shape& shape, const std::vector<Choice>& choices,
                                  bool splits_backward, kernels::ProductSurvey& products,
                                  std::vector<kernels::Product>& known) {
   engine::UnitProfile profile;
   for (const auto& op : graph.ops()) {
-    profile.forward += forward_work(*op, cut, products.library(), known);
-    profile.backward += backward_work(*op, cut, products.library(), known);
+    profile.forward += forward_work(*op, shape, products.library(), known);
+    profile.backward += backward_work(*op, shape, products.library(), known);
     if (splits_backward && op->spec().splits_backward)
       profile.weights += weights_work(*op, products.library(), known);
   }
@@ -325,7 +333,7 @@ engine::UnitProfile profile_unit(const Graph& graph, const TensorCut& cut, const
     // The head has no forward pass to recompute.
     engine::Work again;
     for (const std::size_t op : graph.output() ? recomputed_ops(graph, choice) : std::vector<std::size_t>())
-      again += forward_work(*graph.ops()[op], cut, products.library(), known);
+      again += forward_work(*graph.ops()[op], shape, products.library(), known);
     profile.choices.push_back({choice.name, program.kept_bytes, std::move(again), program.workspace_bytes(),
                                program.forward.steps.size(), program.backward.steps.size(),
                                program.kept_for_weights_bytes, program.left_for_weights_bytes,
@@ -348,10 +356,10 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
       continue;
     }
     const auto [first, is_new] = known.emplace(&impl_->graph(unit), unit);
-    profile.unit_profiles.push_back(is_new ? profile_unit(impl_->graph(unit), impl_->shape.cut,
-                                                          impl_->choices(unit), splits_backward, products,
-                                                          profile.products)
-                                           : profile.unit_profiles[first->second]);
+    profile.unit_profiles.push_back(is_new
+                                        ? profile_unit(impl_->graph(unit), impl_->shape, impl_->choices(unit),
+                                                       splits_backward, products, profile.products)
+                                        : profile.unit_profiles[first->second]);
   }
   for (const Pass& pass : impl_->passes(splits_backward)) {
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());

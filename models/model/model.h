@@ -29,7 +29,7 @@ class Model {
   // of that name. "", "auto", "none" and "full" add nothing.
   // cut: how its layers are computed, in pieces, over ranks; kInvalidArgument where a layer has fewer.
   Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
-        const std::string& recompute = "", const TensorCut& cut = {});
+        const std::string& recompute = "", const TensorCut& cut = {}, const SequenceCut& sequence = {});
   // The section of a pipeline that has these units of a model of its own shape, by chunk: at least one block
   // each, the embedding with the first ones, the head with the last. Where the head is tied, the last section
   // also has a copy of the embedding, as its first unit, which the lookups of the first section do not reach.
@@ -56,7 +56,8 @@ class Model {
   std::unique_ptr<Impl> impl_;
 };
 
-// Tokens of one micro-batch: [batch, length], by sequences. A target of kernels::kIgnoredTarget has no loss.
+// Tokens of one micro-batch, [batch, length], by sequences; where these are cut over ranks, the rows of
+// row_parts(). A target of kernels::kIgnoredTarget has no loss.
 struct MicroBatch {
   std::span<const std::int32_t> tokens, targets;
   std::uint64_t first_sample = 0;  // global index of its first sequence: keys the dropout
@@ -79,10 +80,10 @@ double loss_of_step(std::span<const double> losses, std::uint64_t targets);
 class Runner {
  public:
   // place: where the model is a section of a pipeline; its profile is that of engine::in_pipeline(), and the
-  // engine has the other sections. tensor: where its layers are cut over ranks.
+  // engine has the other sections.
   Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine, Threads& threads,
          kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr,
-         const Place& place = {}, TensorRanks* tensor = nullptr);
+         const Place& place = {}, const LayerRanks& layers = {});
   ~Runner();
 
   // Runs forward and backward of all micro-batches (as many as the profile was made for), in the vertical

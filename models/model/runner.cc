@@ -47,11 +47,11 @@ std::vector<Choice> planned_choices(const Model::Impl& model, const engine::Plan
 struct Runner::State {
   State(const Model::Impl& the_model, const engine::Plan& plan, engine::ScheduledEngine& engine,
         Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace,
-        const Place& place, TensorRanks* tensor)
+        const Place& place, const LayerRanks& layers)
       : model(the_model),
         source(engine),
         lender(engine),
-        executor(model, planned_choices(model, plan), plan.group, {source, threads, library, trace, tensor},
+        executor(model, planned_choices(model, plan), plan.group, {source, threads, library, trace, layers},
                  place) {
     ensure(executor.activation_bytes() == plan.activation_bytes &&
                executor.workspace_bytes() <= plan.workspace_bytes,
@@ -88,14 +88,14 @@ struct Runner::State {
 
 Runner::Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine,
                Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace,
-               const Place& place, TensorRanks* tensor) {
+               const Place& place, const LayerRanks& layers) {
   if (threads.count() > library.threads()) {
     fail(ErrorCode::kInvalidArgument,
          "{} threads are to run a model whose matrix library has {}: give both the same", threads.count(),
          library.threads());
   }
   state_ =
-      std::make_unique<State>(model.impl(), plan, engine, threads, library, ledger, trace, place, tensor);
+      std::make_unique<State>(model.impl(), plan, engine, threads, library, ledger, trace, place, layers);
 }
 
 Runner::~Runner() = default;

@@ -9,13 +9,13 @@
 #include "models/graph/context.h"
 
 namespace sluice::models {
-namespace {
 
 OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                       const AttentionSizes& sizes) {
   // Each head has two products over half of length x length, and five backward.
   const double product = static_cast<double>(sizes.batch * sizes.heads() * sizes.length) *
-                         static_cast<double>(sizes.length * sizes.head_width);
+                         static_cast<double>(sizes.length * sizes.head_width) /
+                         static_cast<double>(sizes.sequence.ranks);
   return {.name = std::move(name),
           .inputs = {packed},
           .outputs = {y, log_sums},
@@ -24,73 +24,96 @@ OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_s
           .backward_flops = 5 * product};
 }
 
+std::vector<AttentionPiece> placed_pieces(const AttentionSizes& sizes) {
+  std::vector<AttentionPiece> pieces;
+  const std::size_t rows = sizes.batch * sizes.length / sizes.sequence.ranks;
+  AttentionPiece next{{}, sizes.head_width};
+  for (const HeadPiece& piece : sizes.pieces) {
+    next.of = piece;
+    pieces.push_back(next);
+    next.packed += rows * next.packed_width();
+    next.output += rows * piece.heads.size * sizes.head_width;
+    next.log_sums += rows * piece.heads.size;
+  }
+  return pieces;
+}
+
+kernels::AttentionShape attention_shape(const AttentionSizes& sizes, const AttentionPiece& piece) {
+  kernels::AttentionShape shape;
+  shape.batch = sizes.batch;
+  shape.length = sizes.length;
+  shape.heads = piece.of.heads.size;
+  shape.kv_heads = piece.of.kv_heads.size;
+  shape.head_width = sizes.head_width;
+  shape.q_stride = shape.k_stride = shape.v_stride = piece.packed_width();
+  shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(sizes.head_width)));
+  shape.dropout = sizes.dropout;
+  return shape;
+}
+
+kernels::AttentionShape attention_shape(const OpContext& context, const AttentionSizes& sizes,
+                                        const AttentionPiece& piece) {
+  const Execution& run = context.run();
+  kernels::AttentionShape shape = attention_shape(sizes, piece);
+  if (!run.training) shape.dropout = 0;
+  const RandomWords words = context.random_words();
+  shape.seed = words.seed;
+  shape.stream = words.stream;
+  shape.all_heads = sizes.all_heads;
+  shape.first_index =
+      (run.first_sample * sizes.all_heads + piece.of.heads.first) * sizes.length * sizes.length;
+  return shape;
+}
+
+namespace {
+
 class Attention : public Op {
  public:
   Attention(std::string name, ValueId packed, ValueId y, ValueId log_sums, const AttentionSizes& sizes)
       : Op(attention_spec(std::move(name), packed, y, log_sums, sizes)),
         sizes_(sizes),
-        pieces_(placed(sizes)) {}
+        pieces_(placed_pieces(sizes)) {}
 
   std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
-    for (const Piece& piece : pieces_)
-      bytes = std::max(bytes, kernels::attention_forward_workspace(shape(piece), products.threads()));
+    for (const AttentionPiece& piece : pieces_)
+      bytes = std::max(
+          bytes, kernels::attention_forward_workspace(attention_shape(sizes_, piece), products.threads()));
     return bytes;
   }
   std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
-    for (const Piece& piece : pieces_)
-      bytes = std::max(bytes, kernels::attention_backward_workspace(shape(piece), products.threads()));
+    for (const AttentionPiece& piece : pieces_)
+      bytes = std::max(
+          bytes, kernels::attention_backward_workspace(attention_shape(sizes_, piece), products.threads()));
     return bytes;
   }
 
   void forward(const OpContext& context) const override {
     if (context.run().cache.keys != nullptr) store(context.run(), context.input(0));
     if (context.run().cache.keys != nullptr && sizes_.length == 1) return decode(context);
-    for (const Piece& piece : pieces_) {
+    for (const AttentionPiece& piece : pieces_) {
       const Array packed = context.input(0).at(piece.packed);
-      kernels::attention_forward(context.threads(), shape(context, piece), packed, packed.at(piece.keys()),
-                                 packed.at(piece.values()), context.output(0).at(piece.output),
-                                 context.statistics(1) + piece.log_sums, context.scratch());
+      kernels::attention_forward(context.threads(), attention_shape(context, sizes_, piece), packed,
+                                 packed.at(piece.keys()), packed.at(piece.values()),
+                                 context.output(0).at(piece.output), context.statistics(1) + piece.log_sums,
+                                 context.scratch());
     }
   }
 
   void backward(const OpContext& context) const override {
-    for (const Piece& piece : pieces_) {
+    for (const AttentionPiece& piece : pieces_) {
       const Array packed = context.input(0).at(piece.packed),
                   gradient = context.input_gradient(0).at(piece.packed);
-      kernels::attention_backward(context.threads(), shape(context, piece), packed, packed.at(piece.keys()),
-                                  packed.at(piece.values()), context.output(0).at(piece.output),
-                                  context.statistics(1) + piece.log_sums,
+      kernels::attention_backward(context.threads(), attention_shape(context, sizes_, piece), packed,
+                                  packed.at(piece.keys()), packed.at(piece.values()),
+                                  context.output(0).at(piece.output), context.statistics(1) + piece.log_sums,
                                   context.output_gradient(0).at(piece.output), gradient,
                                   gradient.at(piece.keys()), gradient.at(piece.values()), context.scratch());
     }
   }
 
  private:
-  // Heads, and where the piece begins in the arrays.
-  struct Piece {
-    HeadPiece of;
-    std::size_t head_width, packed = 0, output = 0, log_sums = 0;
-    std::size_t keys() const { return of.heads.size * head_width; }
-    std::size_t values() const { return (of.heads.size + of.kv_heads.size) * head_width; }
-    std::size_t packed_width() const { return of.packed() * head_width; }
-  };
-
-  static std::vector<Piece> placed(const AttentionSizes& sizes) {
-    std::vector<Piece> pieces;
-    const std::size_t rows = sizes.batch * sizes.length;
-    Piece next{{}, sizes.head_width};
-    for (const HeadPiece& piece : sizes.pieces) {
-      next.of = piece;
-      pieces.push_back(next);
-      next.packed += rows * next.packed_width();
-      next.output += rows * piece.heads.size * sizes.head_width;
-      next.log_sums += rows * piece.heads.size;
-    }
-    return pieces;
-  }
-
   // What keeps a text is not cut.
   std::size_t cached_width() const { return pieces_[0].of.kv_heads.size * sizes_.head_width; }
 
@@ -110,41 +133,15 @@ class Attention : public Op {
 
   void decode(const OpContext& context) const {
     const UnitCache& cache = context.run().cache;
-    kernels::AttentionShape one = shape(context, pieces_[0]);
+    kernels::AttentionShape one = attention_shape(context, sizes_, pieces_[0]);
     one.length = context.run().first_position + 1;
     one.k_stride = one.v_stride = cached_width();
     kernels::attention_decode(context.threads(), one, cache.capacity, context.input(0),
                               {cache.keys, sizes_.type}, {cache.values, sizes_.type}, context.output(0));
   }
 
-  kernels::AttentionShape shape(const Piece& piece) const {
-    kernels::AttentionShape shape;
-    shape.batch = sizes_.batch;
-    shape.length = sizes_.length;
-    shape.heads = piece.of.heads.size;
-    shape.kv_heads = piece.of.kv_heads.size;
-    shape.head_width = sizes_.head_width;
-    shape.q_stride = shape.k_stride = shape.v_stride = piece.packed_width();
-    shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(sizes_.head_width)));
-    shape.dropout = sizes_.dropout;
-    return shape;
-  }
-
-  kernels::AttentionShape shape(const OpContext& context, const Piece& piece) const {
-    const Execution& run = context.run();
-    kernels::AttentionShape shape = this->shape(piece);
-    if (!run.training) shape.dropout = 0;
-    const RandomWords words = context.random_words();
-    shape.seed = words.seed;
-    shape.stream = words.stream;
-    shape.all_heads = sizes_.all_heads;
-    shape.first_index =
-        (run.first_sample * sizes_.all_heads + piece.of.heads.first) * sizes_.length * sizes_.length;
-    return shape;
-  }
-
   AttentionSizes sizes_;
-  std::vector<Piece> pieces_;
+  std::vector<AttentionPiece> pieces_;
 };
 
 }  // namespace
@@ -162,11 +159,13 @@ std::size_t AttentionSizes::packed_heads() const {
 }
 
 Value attention_log_sums(std::string name, const AttentionSizes& sizes) {
-  return {std::move(name), sizes.batch * sizes.heads() * sizes.length, Dtype::kF32, false};
+  return {std::move(name), sizes.batch * sizes.heads() * sizes.length / sizes.sequence.ranks, Dtype::kF32,
+          false};
 }
 
 std::unique_ptr<Op> make_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                                    const AttentionSizes& sizes) {
+  if (sizes.sequence.ranks > 1) return make_sequence_attention(std::move(name), packed, y, log_sums, sizes);
   return std::make_unique<Attention>(std::move(name), packed, y, log_sums, sizes);
 }
 

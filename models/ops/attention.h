@@ -1,6 +1,8 @@
 #pragma once
 #include <vector>
 
+#include "kernels/attention.h"
+#include "models/graph/context.h"
 #include "models/graph/cut.h"
 #include "models/graph/graph.h"
 
@@ -12,9 +14,20 @@ struct AttentionSizes {
   float dropout = 0;
   Dtype type = Dtype::kF32;
   std::vector<HeadPiece> pieces = {};  // those of this rank
-  std::size_t heads() const;           // of queries, of all these pieces
-  std::size_t packed_heads() const;    // with those of keys and values
+  SequenceCut sequence = {};
+  std::size_t heads() const;         // of queries, of all these pieces
+  std::size_t packed_heads() const;  // with those of keys and values
 };
+
+// The heads of a piece, and where the piece begins in the arrays.
+struct AttentionPiece {
+  HeadPiece of;
+  std::size_t head_width = 0, packed = 0, output = 0, log_sums = 0;
+  std::size_t keys() const { return of.heads.size * head_width; }
+  std::size_t values() const { return (of.heads.size + of.kv_heads.size) * head_width; }
+  std::size_t packed_width() const { return of.packed() * head_width; }
+};
+std::vector<AttentionPiece> placed_pieces(const AttentionSizes& sizes);
 
 // The log-sums that attention keeps, which are its second output.
 Value attention_log_sums(std::string name, const AttentionSizes& sizes);
@@ -23,5 +36,15 @@ Value attention_log_sums(std::string name, const AttentionSizes& sizes);
 // its own, of which one follows the other, and so have the outputs.
 std::unique_ptr<Op> make_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                                    const AttentionSizes& sizes);
+// The same where sequences are cut: the ranks gather keys and values before their queries see them, and add
+// up the gradients of these (Llama 3, Dubey et al. 2024, section 3.3.2).
+std::unique_ptr<Op> make_sequence_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
+                                            const AttentionSizes& sizes);
+OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
+                      const AttentionSizes& sizes);
+// Without a context: for sizes of workspaces.
+kernels::AttentionShape attention_shape(const AttentionSizes& sizes, const AttentionPiece& piece);
+kernels::AttentionShape attention_shape(const OpContext& context, const AttentionSizes& sizes,
+                                        const AttentionPiece& piece);
 
 }  // namespace sluice::models

@@ -141,9 +141,9 @@ class CutLoss : public Op {
                                         tile.statistics + (own + i) * tile.rows);
     });
     if (shape_.cut.ranks > 1)
-      context.run().tensor->all_gather(
-          "logits of " + spec().name,
-          {reinterpret_cast<float*>(tile.statistics), shape_.cut.pieces * tile.rows * kStatistics});
+      context.run().layers.tensor->all_gather("logits of " + spec().name,
+                                              {reinterpret_cast<float*>(tile.statistics), Dtype::kF32},
+                                              shape_.cut.pieces * tile.rows * kStatistics);
     kernels::combine_statistics(shape_.cut.pieces, tile.targets, tile.statistics, own, parts_.size(),
                                 keep ? tile.factors : nullptr, tile.losses);
     context.run().loss += kernels::sum_in_order({tile.losses, tile.rows});

@@ -11,7 +11,7 @@ namespace {
 OpSpec embedding_spec(std::string name, ValueId y, const EmbeddingShape& shape) {
   OpSpec spec{.name = std::move(name), .outputs = {y}, .parameters = {shape.table}};
   if (shape.positions) spec.parameters.push_back(*shape.positions);
-  const std::size_t rows = shape.batch * shape.length;
+  const std::size_t rows = row_count(shape.rows);
   spec.forward_bytes = 2.0 * static_cast<double>(rows * shape.width * size_of(shape.type));
   spec.backward_bytes =
       static_cast<double>(shape.vocabulary * shape.width * sizeof(float)) + spec.forward_bytes;
@@ -24,14 +24,16 @@ class Embedding : public Op {
       : Op(embedding_spec(std::move(name), y, shape)), shape_(shape) {}
 
   std::size_t backward_workspace(kernels::ProductSurvey&) const override {
-    return kernels::embedding_backward_workspace(shape_.batch * shape_.length);
+    return kernels::embedding_backward_workspace(row_count(shape_.rows));
   }
 
   void forward(const OpContext& context) const override {
     const ConstArray positions = shape_.positions ? context.parameter(1) : ConstArray{nullptr, shape_.type};
-    kernels::embedding_forward(context.threads(), context.run().tokens, shape_.length, shape_.width,
-                               context.parameter(0), positions, context.run().first_position,
-                               context.output(0));
+    for (const RowPart& part : shape_.rows)
+      kernels::embedding_forward(context.threads(), context.run().tokens.subspan(part.row, part.rows),
+                                 part.period, shape_.width, context.parameter(0), positions,
+                                 context.run().first_position + part.position,
+                                 context.output(0).at(part.row * shape_.width));
   }
 
   void backward(const OpContext& context) const override {
@@ -48,13 +50,26 @@ class Embedding : public Op {
     }
     kernels::embedding_backward(context.threads(), context.run().tokens, shape_.width, dy, table.data,
                                 context.scratch());
-    if (!shape_.positions) return;
-    const engine::GradientTarget positions = context.gradient(1);
-    kernels::position_backward(context.threads(), shape_.batch, shape_.length, shape_.context, shape_.width,
-                               dy, positions.data, positions.accumulate);
+    if (shape_.positions) position_gradient(context, dy);
   }
 
  private:
+  void position_gradient(const OpContext& context, ConstArray dy) const {
+    const engine::GradientTarget positions = context.gradient(1);
+    const std::size_t period = shape_.rows[0].period;
+    if (shape_.rows.size() == 1) {
+      kernels::position_backward(context.threads(), shape_.rows[0].rows / period, period, shape_.context,
+                                 shape_.width, dy, positions.data, positions.accumulate);
+      return;
+    }
+    if (!positions.accumulate)
+      kernels::fill(context.threads(), shape_.context * shape_.width, kNoGradient, {positions.data});
+    for (const RowPart& part : shape_.rows)
+      kernels::position_backward(context.threads(), 1, part.rows, part.rows, shape_.width,
+                                 dy.at(part.row * shape_.width),
+                                 positions.data + part.position * shape_.width, true);
+  }
+
   EmbeddingShape shape_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <optional>
+#include <vector>
 
 #include "models/graph/cut.h"
 #include "models/graph/graph.h"
@@ -7,7 +8,8 @@
 namespace sluice::models {
 
 struct EmbeddingShape {
-  std::size_t batch = 0, length = 0, width = 0;
+  std::size_t width = 0;
+  std::vector<RowPart> rows = {};
   std::size_t vocabulary = 0, context = 0;
   Dtype type = Dtype::kF32;
   ParameterUse table;

@@ -131,7 +131,7 @@ class Linear : public Op {
  private:
   void turn_output(const OpContext& context, std::size_t first_position, bool inverse, Array y) const {
     for (const auto& [rotary, offset] : shape_.turned)
-      turn(context.threads(), rotary, shape_.rows, first_position, inverse, y.at(offset));
+      turn(context.threads(), rotary, shape_.row_parts, first_position, inverse, y.at(offset));
   }
 
   void multiply_to_input(const OpContext& context, const LinearPart& part, Array dx, bool accumulate,

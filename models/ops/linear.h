@@ -38,6 +38,7 @@ struct LinearShape {
   std::vector<LinearWeight> weights = {};
   std::vector<LinearPart> parts = {};  // by piece
   std::vector<Turned> turned = {};
+  std::vector<RowPart> row_parts = {};  // of turned rows
 };
 
 // y = x W + b, for one weight or several that share their input (query, key and value; gate and up). Where

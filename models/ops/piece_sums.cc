@@ -40,7 +40,7 @@ Array PieceSums::add(const OpContext& context, void* buffers, const std::string&
     merge(stack.push());
   }
   merge(stack.carries());
-  if (cut_.ranks > 1) context.run().tensor->all_reduce(name, {buffer(0).f32(), elements_});
+  if (cut_.ranks > 1) context.run().layers.tensor->all_reduce(name, {buffer(0).f32(), elements_});
   return buffer(0);
 }
 

@@ -19,7 +19,7 @@ OpSpec residual_spec(std::string name, std::optional<ValueId> residual, ValueId 
     spec.forward_in_place.push_back({1, 0});
     spec.passes_gradient.push_back(1);
   }
-  const double bytes = static_cast<double>(shape.elements * size_of(shape.type));
+  const double bytes = static_cast<double>(row_count(shape.rows) * shape.width * size_of(shape.type));
   spec.forward_bytes = 3 * bytes;
   spec.backward_bytes = shape.dropout == 0 ? 0 : 2 * bytes;
   return spec;
@@ -32,24 +32,33 @@ class Residual : public Op {
       : Op(residual_spec(std::move(name), residual, branch, y, shape)), shape_(shape) {}
 
   void forward(const OpContext& context) const override {
-    const ConstArray residual = spec().inputs.size() == 2 ? context.input(1) : Array{nullptr, shape_.type};
     const Execution& run = context.run();
     const RandomWords words = context.random_words();
-    kernels::dropout_add(context.threads(), shape_.elements, context.input(0), residual,
-                         run.training ? shape_.dropout : 0.0f, words.seed, words.stream, first_index(run),
-                         context.output(0));
+    for (const RowPart& part : shape_.rows) {
+      const std::size_t at = part.row * shape_.width;
+      const ConstArray residual =
+          spec().inputs.size() == 2 ? context.input(1).at(at) : Array{nullptr, shape_.type};
+      kernels::dropout_add(context.threads(), part.rows * shape_.width, context.input(0).at(at), residual,
+                           run.training ? shape_.dropout : 0.0f, words.seed, words.stream,
+                           first_index(run, part), context.output(0).at(at));
+    }
   }
 
   void backward(const OpContext& context) const override {
     if (shape_.dropout == 0) return;  // the gradients pass unchanged
     const RandomWords words = context.random_words();
-    kernels::dropout_backward(context.threads(), shape_.elements, context.output_gradient(0), shape_.dropout,
-                              words.seed, words.stream, first_index(context.run()),
-                              context.input_gradient(0));
+    for (const RowPart& part : shape_.rows) {
+      const std::size_t at = part.row * shape_.width;
+      kernels::dropout_backward(context.threads(), part.rows * shape_.width,
+                                context.output_gradient(0).at(at), shape_.dropout, words.seed, words.stream,
+                                first_index(context.run(), part), context.input_gradient(0).at(at));
+    }
   }
 
  private:
-  std::uint64_t first_index(const Execution& run) const { return run.first_sample * shape_.sample_elements; }
+  std::uint64_t first_index(const Execution& run, const RowPart& part) const {
+    return (run.first_sample * shape_.length + part.whole_row) * shape_.width;
+  }
 
   ResidualShape shape_;
 };

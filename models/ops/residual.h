@@ -1,12 +1,15 @@
 #pragma once
 #include <optional>
+#include <vector>
 
+#include "models/graph/cut.h"
 #include "models/graph/graph.h"
 
 namespace sluice::models {
 
 struct ResidualShape {
-  std::size_t elements = 0, sample_elements = 0;  // of the micro-batch, and of one sequence of it
+  std::size_t width = 0, length = 0;  // of a whole sequence
+  std::vector<RowPart> rows = {};
   float dropout = 0;
   Dtype type = Dtype::kF32;
 };

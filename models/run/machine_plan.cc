@@ -140,7 +140,8 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
   plan.machine = machine.source;
   const std::vector<offload::DiskKnowledge> disks = resolve_disks(machine, s);
   const auto optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
-  const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""), tensor_cut(s));
+  const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""), tensor_cut(s),
+                    sequence_cut(s));
   const LibraryThere library(machine, s.threads);
   if (s.dtype == Dtype::kBf16 && library.has_bf16() != library.has_bf16_here())
     plan.not_known.push_back(

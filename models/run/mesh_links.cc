@@ -40,6 +40,12 @@ TensorCut tensor_cut(const TrainSettings& s) {
   return cut;
 }
 
+SequenceCut sequence_cut(const TrainSettings& s) {
+  if (!s.mesh) return {};
+  return {static_cast<std::size_t>(size_along(s, "sequence")),
+          static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "sequence"))};
+}
+
 // Where sums are over the micro-batches of all ranks, those with the same pieces follow each other.
 std::vector<int> ranks_of_section(const TrainSettings& s, int section) {
   std::vector<int> ranks =
@@ -55,6 +61,7 @@ engine::RankOf section_ranks(const TrainSettings& s, int rank) {
   engine::RankOf own{static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin()),
                      static_cast<int>(ranks.size()),
                      {},
+                     tensor_size(s) * size_along(s, "sequence"),
                      tensor_size(s)};
   if (!s.ranks.hosts.empty())
     for (const int other : ranks) own.hosts.push_back(s.ranks.hosts[static_cast<std::size_t>(other)]);
@@ -65,10 +72,12 @@ engine::RankOf section_ranks(const TrainSettings& s) { return section_ranks(s, s
 void set_links(const TrainSettings& s, int rank, engine::MachineRates& rates) {
   const engine::RankOf ranks = section_ranks(s, rank);
   const comm::Hosts all = s.ranks.on_hosts();
-  if (tensor_size(s) > 1) {
-    const std::vector<int> pieces = s.mesh->along(rank, "tensor");
-    const bool on_one = std::ranges::all_of(pieces, [&](int other) { return all.on_one(other, rank); });
-    rates.tensor_link = on_one ? link_within(s) : part_of_wire(s, 1, all.with(rank).size());
+  for (const char* axis : {"tensor", "sequence"}) {
+    const std::vector<int> others = s.mesh ? s.mesh->along(rank, axis) : std::vector<int>();
+    if (others.size() < 2) continue;
+    const bool on_one = std::ranges::all_of(others, [&](int other) { return all.on_one(other, rank); });
+    if (!rates.layer_link || !on_one)
+      rates.layer_link = on_one ? link_within(s) : part_of_wire(s, 1, all.with(rank).size());
   }
   const comm::Hosts hosts = ranks.on_hosts();
   if (hosts.all_on_one()) {

@@ -15,10 +15,11 @@ int sections_of(const TrainSettings& settings);
 // How many parts a step's micro-batches are shared out into, along "data", and which one a rank has.
 int data_size(const TrainSettings& settings);
 int data_rank(const TrainSettings& settings, int rank);
-int tensor_size(const TrainSettings& settings);  // how many ranks there are along "tensor"
+int tensor_size(const TrainSettings& settings);           // how many ranks there are along "tensor"
+SequenceCut sequence_cut(const TrainSettings& settings);  // and how sequences are cut along "sequence"
 // How this rank's layers are cut along "tensor". REQUIRES: a reproducible run has its grain.
 TensorCut tensor_cut(const TrainSettings& settings);
-// The ranks that have a section, along "data" and "tensor", in the order in which they share its state.
+// The ranks that have a section, along all axes but "pipeline", in the order in which they share its state.
 std::vector<int> ranks_of_section(const TrainSettings& settings, int section);
 // The ranks that have the same section as that one of settings.ranks, or as this one.
 engine::RankOf section_ranks(const TrainSettings& settings, int rank);

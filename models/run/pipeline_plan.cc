@@ -265,7 +265,7 @@ Json told(const SectionWays& of_section) {
     json["step"] = way.plan->time.step;
     json["peak"] = way.plan->peak_memory;
     json["received"] = {way.plan->step_bytes_of_data(), way.plan->step_bytes_from_sections,
-                        way.plan->step_bytes_of_tensor};
+                        way.plan->step_bytes_of_layers};
     json["from_hosts"] = way.plan->step_bytes_from_hosts;
     json["twin"] = twin_bytes(way);
   }
@@ -410,7 +410,7 @@ void agree(PlanResult& plan, const optim::Optimizer& optimizer, RunRanks& ranks)
   const auto plan_again = [&] {
     plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
   };
-  if (ranks.tensor() != nullptr &&
+  if (ranks.shares_layers() &&
       engine::agree_on_order(*ranks.of_section(), plan.plan, plan.profile, plan.request))
     plan_again();
   engine::Plan wanted = plan.plan;
@@ -559,7 +559,7 @@ std::string to_text(const PipelinePlan& p, const engine::Profile& profile) {
   using Bytes = std::uint64_t PipelinePlan::Received::*;
   std::vector<std::pair<std::string, Bytes>> axes;
   for (const auto& axis : {std::pair<std::string, Bytes>("data", &PipelinePlan::Received::data),
-                           {"tensor", &PipelinePlan::Received::tensor},
+                           {"layers", &PipelinePlan::Received::layers},
                            {"pipeline", &PipelinePlan::Received::pipeline}})
     if (axis.first == "pipeline" ||
         std::ranges::any_of(p.received, [&](const auto& of) { return of.*axis.second > 0; }))
@@ -590,7 +590,7 @@ Json to_json(const PipelinePlan& p) {
          {"bytes_received", {{"data", p.received[i].data}, {"pipeline", p.received[i].pipeline}}},
          {"busy_seconds", p.time.busy[i]},
          {"items_held", p.time.held[i]}});
-    if (p.received[i].tensor > 0) stages.back()["bytes_received"]["tensor"] = p.received[i].tensor;
+    if (p.received[i].layers > 0) stages.back()["bytes_received"]["layers"] = p.received[i].layers;
   }
   return {{"stage", p.section},
           {"order", engine::name_of(p.pipeline.order)},

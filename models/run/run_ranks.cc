@@ -7,6 +7,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "core/bytes.h"
 #include "core/checksum.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -87,6 +88,7 @@ RunRanks::RunRanks(const TrainSettings& s) : communicator_(s.communicator), mesh
   };
   sections_ = group(mesh_->along(rank(), "pipeline"));
   tensor_ = group(mesh_->along(rank(), "tensor"));
+  sequence_ = group(mesh_->along(rank(), "sequence"));
   own_section_ = group(by_section_[static_cast<std::size_t>(section())]);
   of_section_ = own_section_.get();
 }
@@ -125,8 +127,8 @@ std::optional<engine::Link> RunRanks::link(std::uint64_t memory) {
 void RunRanks::agree_on_plan(Setup& setup) {
   if (section_size() == 1) return;
   const auto fit_again = [&] { fit(setup.plan, setup.settings, *setup.optimizer, setup.settings.threads); };
-  if (tensor_ && engine::agree_on_order(*of_section_, setup.plan.plan, setup.plan.profile,
-                                        setup.settings.plan, meanwhile_))
+  if (shares_layers() && engine::agree_on_order(*of_section_, setup.plan.plan, setup.plan.profile,
+                                                setup.settings.plan, meanwhile_))
     fit_again();
   if (engine::agree_on_plan(*of_section_, setup.plan.plan, setup.settings.plan, meanwhile_)) fit_again();
 }
@@ -153,47 +155,52 @@ void RunRanks::check_all_read(const std::string& path, const std::string& named)
 }
 
 std::uint64_t RunRanks::sum(std::uint64_t count) {
-  if (data_size() == 1) return count;
+  if (data_size() == 1 && sequence_ == nullptr) return count;
   const std::vector<std::string> told =
       engine::exchange(*of_section_, "the targets of a step", bytes_of(count), meanwhile_);
   std::uint64_t all = 0;
   for (const std::string& bytes : told) all += value_of<std::uint64_t>(bytes, "a rank's count");
-  return all * static_cast<std::uint64_t>(data_size()) / static_cast<std::uint64_t>(section_size());
+  return tensor_ ? all / static_cast<std::uint64_t>(tensor_->size()) : all;
 }
 
-std::vector<std::string> RunRanks::of_last(const std::vector<std::string>& all) const {
+std::vector<std::vector<double>> RunRanks::of_last(const std::vector<std::string>& all,
+                                                   std::size_t count) const {
   const int last = sections_ == nullptr ? 0 : sections_->size() - 1;
-  std::vector<std::string> found(static_cast<std::size_t>(data_size()));
-  for (const int rank : ranks_of(last))
-    found[static_cast<std::size_t>(mesh_ ? mesh_->coordinate(rank, "data") : rank)] =
-        all[static_cast<std::size_t>(rank)];
+  const auto at = [&](int rank, const char* axis) { return mesh_ ? mesh_->coordinate(rank, axis) : 0; };
+  std::vector<std::vector<double>> found(static_cast<std::size_t>(data_size()), std::vector<double>(count));
+  for (const int rank : ranks_of(last)) {
+    if (at(rank, "tensor") > 0) continue;  // which have the same
+    const std::vector<double> told =
+        doubles_of(all[static_cast<std::size_t>(rank)], count, "a rank's losses");
+    std::vector<double>& sums = found[static_cast<std::size_t>(mesh_ ? at(rank, "data") : rank)];
+    for (std::size_t i = 0; i < count; ++i) sums[i] += told[i];
+  }
   return found;
 }
 
 RunRanks::Outcome RunRanks::combine(Outcome own) {
+  const std::size_t count = own.losses.size();
   own.losses.push_back(own.stop ? 1 : 0);
   Outcome all;
-  const std::vector<std::string> told = from_all("the losses of a step", bytes_of(own.losses));
-  const auto read = [&](const std::string& bytes) {
-    return doubles_of(bytes, own.losses.size(), "a rank's losses");
-  };
-  for (const std::string& bytes : told) all.stop |= read(bytes).back() != 0;
-  for (const std::string& bytes : of_last(told)) {
-    const std::vector<double> losses = read(bytes);
-    all.losses.insert(all.losses.end(), losses.begin(), losses.end() - 1);
+  std::vector<std::string> told = from_all("the losses of a step", bytes_of(own.losses));
+  for (std::string& bytes : told) {
+    all.stop |= doubles_of(bytes, count + 1, "a rank's losses").back() != 0;
+    bytes.resize(count * sizeof(double));
   }
+  for (const std::vector<double>& losses : of_last(told, count))
+    all.losses.insert(all.losses.end(), losses.begin(), losses.end());
   return all;
 }
 
 double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
-  const std::vector<std::string> told = from_all("the losses of a validation", bytes_of(own));
-  const std::vector<std::string> all = of_last(told);
+  std::vector<double> padded = own;  // ranks may have measured one more than others
+  padded.resize(divide_up(count, static_cast<std::uint64_t>(data_size())));
+  const std::vector<std::vector<double>> all =
+      of_last(from_all("the losses of a validation", bytes_of(padded)), padded.size());
   double sum = 0;
-  for (std::uint64_t i = 0; i < count; ++i) {
-    const auto ranks = static_cast<std::uint64_t>(all.size());
-    sum += value_of<double>(all[i % ranks].substr(i / ranks * sizeof(double), sizeof(double)), "a loss");
-  }
-  return sum / static_cast<double>(count);
+  for (std::uint64_t i = 0; i < count; ++i) sum += all[i % all.size()][i / all.size()];
+  const double parts = sequence_ ? sequence_->size() : 1;  // of a sequence, as long as each other
+  return sum / (parts * static_cast<double>(count));
 }
 
 std::string RunRanks::place() const { return is_cut() ? mesh_->place(rank()) : ""; }

@@ -32,6 +32,8 @@ class RunRanks {
   comm::Communicator* of_section() const { return of_section_; }
   comm::Communicator* sections() const { return sections_.get(); }
   comm::Communicator* tensor() const { return tensor_.get(); }
+  comm::Communicator* sequence() const { return sequence_.get(); }  // that have other parts of its sequences
+  bool shares_layers() const { return tensor_ != nullptr || sequence_ != nullptr; }
   int section_size() const { return of_section_ == nullptr ? 1 : of_section_->size(); }
   int section() const { return sections_ == nullptr ? 0 : sections_->rank(); }
   // The number of this rank's part of the micro-batches, of so many.
@@ -57,7 +59,7 @@ class RunRanks {
   void check_all_read(const std::string& path, const std::string& named);
   void wait_for_all(const std::string& what) { from_all(what, {}); }
   std::vector<std::string> from_all(const std::string& name, const std::string& own);  // by rank
-  std::uint64_t sum(std::uint64_t count);  // over all ranks with other micro-batches
+  std::uint64_t sum(std::uint64_t count);  // over all ranks with other rows
   // What each rank knows of a step once its gradients are there; returns what all of them know.
   struct Outcome {
     std::vector<double> losses;  // of its micro-batches; sections before the last one know none
@@ -76,14 +78,15 @@ class RunRanks {
   void fail(const std::exception& error) noexcept;
 
  private:
-  bool is_cut() const { return sections_ != nullptr || tensor_ != nullptr; }  // the model over ranks
-  // Of what the ranks have told, what those tell that have the losses: by data rank, each once.
-  std::vector<std::string> of_last(const std::vector<std::string>& all) const;
+  bool is_cut() const { return sections_ != nullptr || shares_layers(); }  // the model over ranks
+  // Of the numbers that each rank has told, what those tell that have the losses, by data rank: sums over the
+  // parts of a sequence.
+  std::vector<std::vector<double>> of_last(const std::vector<std::string>& all, std::size_t count) const;
 
   comm::Communicator* communicator_;
   const std::optional<comm::Mesh> mesh_;
   std::vector<std::vector<int>> by_section_;  // the ranks of each, where there is a mesh
-  std::unique_ptr<comm::Communicator> own_section_, sections_, tensor_;
+  std::unique_ptr<comm::Communicator> own_section_, sections_, tensor_, sequence_;
   comm::Communicator* of_section_ = nullptr;
   int data_rank_ = 0, data_size_ = 1;
   std::function<void()> meanwhile_;

@@ -62,8 +62,8 @@ struct TrainSettings {
   comm::Communicator* communicator = nullptr;
   engine::RankOf ranks;
   // Along "pipeline" the model is cut into stages, of which each rank has one; along "tensor" each layer is,
-  // of which each rank computes pieces; along "data" ranks have the same. Nothing: each rank has the whole
-  // model.
+  // of which each rank computes pieces; along "sequence" each sequence; along "data" ranks have the same.
+  // Nothing: each rank has the whole model.
   std::optional<comm::Mesh> mesh;
   engine::PipelineOrder pipeline = engine::PipelineOrder::k1F1B;
   std::size_t chunks = 1;             // of consecutive blocks that each stage has
@@ -144,8 +144,8 @@ struct PipelinePlan {
   int section = 0;                 // the stage that the plan is of
   engine::PipelineTime time;
   std::vector<std::uint64_t> peaks;  // bytes of host memory
-  struct Received {                  // bytes of a step that a rank gets, by the axis along which they come
-    std::uint64_t data = 0, pipeline = 0, tensor = 0;
+  struct Received {  // bytes of a step that a rank gets: sums and parameters, borders, and within layers
+    std::uint64_t data = 0, pipeline = 0, layers = 0;
   };
   std::vector<Received> received;  // by stage
   double bubble() const;           // the share of the step in which stages wait for others

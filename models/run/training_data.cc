@@ -6,7 +6,7 @@
 #include "core/checksum.h"
 #include "core/error.h"
 #include "models/families/initialize.h"
-#include "models/run/pipeline_plan.h"
+#include "models/run/mesh_links.h"
 #include "models/run/training_run.h"
 
 namespace sluice::models {
@@ -122,17 +122,27 @@ TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& con
     validation_fingerprint_ = fingerprint_;
     validation_sampler_.emplace(split.held_out, settings.seed, Sampler::Order::kInOrder);
   }
-  tokens_.resize(own_micro_batches(settings) * batch_ * length_);
+  rows_ = row_parts(sequence_cut(settings), batch_, length_);
+  whole_tokens_.resize(batch_ * length_);
+  whole_targets_.resize(batch_ * length_);
+  tokens_.resize(own_micro_batches(settings) * row_count(rows_));
   targets_.resize(tokens_.size());
   micro_batches_.resize(own_micro_batches(settings));
 }
 
 MicroBatch TrainingData::fill(TokenSource& source, const Sampler& sampler, std::uint64_t first,
                               std::size_t slot) {
-  const std::size_t count = batch_ * length_;
+  fill_batch(source, sampler, first, length_, whole_tokens_, whole_targets_);
+  const std::size_t count = row_count(rows_);
   const std::span<std::int32_t> tokens = std::span(tokens_).subspan(slot * count, count);
   const std::span<std::int32_t> targets = std::span(targets_).subspan(slot * count, count);
-  fill_batch(source, sampler, first, length_, tokens, targets);
+  for (const RowPart& part : rows_) {
+    const auto copy = [&](const std::vector<std::int32_t>& from, std::span<std::int32_t> to) {
+      std::ranges::copy(std::span(from).subspan(part.whole_row, part.rows), to.subspan(part.row).begin());
+    };
+    copy(whole_tokens_, tokens);
+    copy(whole_targets_, targets);
+  }
   return {tokens, targets, first};
 }
 

@@ -10,6 +10,7 @@
 #include "models/data/sampler.h"
 #include "models/data/tokens.h"
 #include "models/families/config.h"
+#include "models/graph/cut.h"
 #include "models/model/model.h"
 #include "models/run/trainer.h"
 
@@ -59,6 +60,8 @@ class TrainingData {
       validation_source_;  // null: validation is by a part of the training data
   std::optional<Sampler> sampler_, validation_sampler_;
   std::vector<std::int32_t> tokens_, targets_;
+  std::vector<std::int32_t> whole_tokens_, whole_targets_;  // of a micro-batch
+  std::vector<RowPart> rows_;                               // of it, that are this rank's
   std::vector<MicroBatch> micro_batches_;
 };
 

@@ -51,11 +51,9 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
                 {.trace_events = trace_events(settings_),
                  .timeline_parts = settings_.profile.empty() ? 0 : kProfileParts,
                  .origin = origin_}) {
-  if (ranks.tensor() != nullptr)
-    tensor_ = std::make_unique<MessageTensor>(*ranks.tensor(), assembly_.trace(), [this] { serve_ranks(); });
   runner_ = std::make_unique<Runner>(setup.own_model(), setup.plan.plan, engine_, setup.tools->threads,
                                      *setup.tools->library, assembly_.ledger(), assembly_.trace(), place(),
-                                     tensor_.get());
+                                     layer_ranks());
   check_folder();
   ranks_.set_meanwhile([this] { serve_ranks(); });
   if (!ranks_.is_first()) return;
@@ -68,6 +66,17 @@ void TrainingRun::serve_ranks() {
   const double before = engine_.counters().rank_wait_seconds;
   engine_.serve_ranks();
   waits_within_waits_ += engine_.counters().rank_wait_seconds - before;
+}
+
+LayerRanks TrainingRun::layer_ranks() {
+  const auto along = [&](comm::Communicator* axis) {
+    return axis == nullptr
+               ? nullptr
+               : std::make_unique<MessageAxis>(*axis, assembly_.trace(), [this] { serve_ranks(); });
+  };
+  tensor_ = along(ranks_.tensor());
+  sequence_ = along(ranks_.sequence());
+  return {tensor_.get(), sequence_.get()};
 }
 
 Place TrainingRun::place() {
@@ -293,7 +302,8 @@ void TrainingRun::describe(StepReport& report) {
   engine::Engine::Counters now = engine_.counters();
   now.rank_wait_seconds += waits_.rank_seconds() - waits_within_waits_;
   if (neighbours_) now.rank_wait_seconds += neighbours_->waits().rank_seconds();
-  if (tensor_) now.rank_wait_seconds += tensor_->waits().rank_seconds();
+  for (const auto& axis : {tensor_.get(), sequence_.get()})
+    if (axis != nullptr) now.rank_wait_seconds += axis->waits().rank_seconds();
   report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;
   report.write_wait_seconds = now.write_wait_seconds - engine_counters_.write_wait_seconds;
   report.rank_wait_seconds = now.rank_wait_seconds - engine_counters_.rank_wait_seconds;

@@ -9,8 +9,8 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/steps/assembly.h"
 #include "engine/steps/scheduled_engine.h"
+#include "models/model/message_axis.h"
 #include "models/model/message_neighbours.h"
-#include "models/model/message_tensor.h"
 #include "models/model/model.h"
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"
@@ -48,6 +48,7 @@ class TrainingRun {
   };
   LoadingMemory loading_memory(std::size_t charged);
   Place place();
+  LayerRanks layer_ranks();
   void serve_ranks();
   bool load_units(const engine::UnitSource& source);
   void begin_metrics();
@@ -87,7 +88,7 @@ class TrainingRun {
   engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
   std::unique_ptr<MessageNeighbours> neighbours_;  // ends before the memory of its messages does
-  std::unique_ptr<MessageTensor> tensor_;
+  std::unique_ptr<MessageAxis> tensor_, sequence_;
   engine::Waits waits_{assembly_.trace()};  // of the run, beside its engine's and those for messages
   double waits_within_waits_ = 0;           // seconds that the engine has waited meanwhile
   comm::Transport::Counters traffic_;       // with other ranks, until the last step

@@ -220,6 +220,12 @@ void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optim
 void settle_grain(TrainSettings& s, const ModelConfig& config) {
   constexpr std::size_t kMostPieces = 4;
   if (!s.plan.reproducible) return;
+  if (sequence_cut(s).ranks > 1)
+    fail(ErrorCode::kInvalidArgument,
+         "--mesh cuts sequences over {} ranks, which add up gradients of weights in another order than one "
+         "rank does: "
+         "leave --reproducible out, or give the ranks to another axis",
+         sequence_cut(s).ranks);
   const std::size_t most = std::bit_floor(config.kv_heads);
   if (!s.grain) s.grain = std::min(kMostPieces, most);
   if (*s.grain > most || !std::has_single_bit(*s.grain))
@@ -283,7 +289,7 @@ Setup prepare(const TrainSettings& settings) {
   if (s.threads == 0) s.threads = share_of_cores(usable_cpus(), s);
   setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
   setup.model = std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length,
-                                        s.plan.recompute.value_or(""), tensor_cut(s));
+                                        s.plan.recompute.value_or(""), tensor_cut(s), sequence_cut(s));
   setup.layout = std::make_unique<engine::Layout>(setup.model->units());
   engine::check_masters(setup.model->units(), *setup.optimizer);
   choose_recipe(setup.plan, s, *setup.model);

@@ -211,7 +211,7 @@ TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
       {2, "--mesh pipeline=2 --stages 0,1", {"ends with block 1"}},
       {2, "--stages 0,1-2", {"give --mesh pipeline=P", "--stage, without an s"}},
       {2, "--pipeline gpipe", {"--pipeline gpipe", "give --mesh pipeline=P"}},
-      {2, "--mesh sequence=2", {"'sequence'", "data, pipeline, tensor"}},
+      {2, "--mesh experts=2", {"'experts'", "data, pipeline, tensor, sequence"}},
       {2, "--mesh pipeline=2 --group 13", {"a group of 13", "a step has 12"}},
       {8, "--mesh data=4,pipeline=2 --accumulate 6", {"accumulate", "4 ranks cannot share"}},
   };

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "bindings/ranks_runs.h"
 
@@ -64,27 +65,47 @@ TEST_F(TensorRunTest, GoOnWithAnotherMesh) {
 // A table of which each step has most rows is summed whole, so that what ranks receive does not depend on the
 // data.
 TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
-  for (const auto& [ranks, axes] :
-       std::map<int, std::string>{{2, "tensor=2"}, {3, "tensor=3"}, {4, "data=2,tensor=2"}}) {
+  for (const auto& [ranks, axes, seq, accumulate] : {std::tuple(2, "tensor=2", "32", "64"),
+                                                     {3, "tensor=3", "32", "64"},
+                                                     {4, "data=2,tensor=2", "32", "64"},
+                                                     {2, "sequence=2", "256", "8"}}) {
     SCOPED_TRACE(axes);
-    const std::string run = "run" + std::to_string(ranks);
+    const std::string run = axes;
     std::vector<std::string> all = tiny_training(
         text_, folder_ / run, 3,
-        {{"--accumulate", "64", "--threads", "1", "--ranks", std::to_string(ranks), "--mesh", axes,
+        {{"--accumulate", accumulate, "--threads", "1", "--ranks", std::to_string(ranks), "--mesh", axes,
           "--metrics", folder_ / (run + ".jsonl"), "--profile", folder_ / (run + ".html")}});
+    *(std::ranges::find(all, "--seq") + 1) = seq;
     expect_done(run_sluice(all));
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string name = rank == 0 ? run : run + ".rank" + std::to_string(rank);
       const Json plan = profile_of(folder_ / (name + ".html")).at("plan"), last = rows(name).back();
       const Json &step = plan.at("step"), &along = step.at("bytes_received_along");
       EXPECT_EQ(last.at("received"), step.at("bytes_received")) << name;
-      EXPECT_EQ(along.at("data").get<std::uint64_t>() + along.at("tensor").get<std::uint64_t>(),
+      EXPECT_EQ(along.at("data").get<std::uint64_t>() + along.at("layers").get<std::uint64_t>(),
                 step.at("bytes_received"));
-      EXPECT_GT(along.at("tensor"), 0);
+      EXPECT_GT(along.at("layers"), 0);
       EXPECT_LE(last.at("peak_memory"), plan.at("predicted_peak")) << name;
       EXPECT_GT(last.at("rank_wait_seconds"), 0) << name;
     }
   }
+}
+
+// Beside rounding (models/model/tensor_test.cc), nothing depends on where bytes live.
+TEST_F(TensorRunTest, HaveTheSameBitsWithPartsOfSequencesWhereverTheBytesLive) {
+  const auto trained = [&](const std::string& name, const Mesh& mesh) {
+    std::vector<std::string> all = cut(name, mesh, 2);
+    *(std::ranges::find(all, "--seq") + 1) = "256";
+    *(std::ranges::find(all, "--accumulate") + 1) = "4";
+    *(std::ranges::find(all, "--model") + 1) = "tiny-llama";
+    expect_done(run_sluice(all));
+  };
+  trained("plain",
+          {4, "sequence=2,tensor=2", "0", "memory", "--optimizer adamw --dtype bf16 --eval-every 2"});
+  trained("cut", {4, "sequence=2,tensor=2", "3", "disk",
+                  "--optimizer adamw --dtype bf16 --eval-every 2 --recompute full --group 1"});
+  EXPECT_EQ(losses("cut"), losses("plain"));
+  EXPECT_TRUE(tensors("cut", 2) == tensors("plain", 2));
 }
 
 TEST_F(TensorRunTest, HaveTheirWaitsInTheTrace) {
@@ -118,6 +139,8 @@ TEST_F(TensorRunTest, AreRefusedWithWhatIsWrong) {
       {2, "--reproducible --grain 4", {"--grain 4", "up to 2", "2 key/value heads"}},
       {2, "--reproducible --grain 0", {"grain must be from 1"}},
       {2, "--reproducible --grain 1 --mesh tensor=2", {"1 pieces (--grain)", "give --grain 2"}},
+      {2, "--mesh sequence=2", {"32 tokens", "2 ranks along sequence", "multiple of 256"}},
+      {2, "--mesh sequence=2 --reproducible", {"cuts sequences over 2 ranks", "leave --reproducible out"}},
       {2, "--grain 2", {"--grain 2", "give --reproducible, too"}},
   };
   for (const auto& c : cases) {

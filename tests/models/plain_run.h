@@ -184,23 +184,27 @@ inline std::vector<std::size_t> choices_named(const Model& model, const std::str
 class PlainRun {
  public:
   PlainRun(const Model& model, const std::string& choice, std::size_t group, std::size_t micro_batches,
-           Threads& threads, kernels::MatrixLibrary& library, TensorRanks* tensor = nullptr)
+           Threads& threads, kernels::MatrixLibrary& library, const LayerRanks& layers = {})
       : profile(model.profile(micro_batches, library)),
         source(model, profile),
-        executor(model.impl(), choices(model, choice), group, {source, threads, library, nullptr, tensor}),
+        executor(model.impl(), choices(model, choice), group, {source, threads, library, nullptr, layers}),
         activations_(engine::activation_bytes(profile, choices_named(model, choice), group)),
         workspace_(models::workspace_bytes(profile, choices_named(model, choice))) {
     executor.set_memory(activations_.bytes(), workspace_.bytes());
   }
 
+  // Losses of each micro-batch, where so many targets count in all.
+  std::vector<double> train_losses(std::span<const MicroBatch> micro_batches, std::uint64_t targets,
+                                   std::uint64_t seed = 1, std::uint64_t step = 1, float loss_scale = 1) {
+    source.begin_step();
+    std::vector<double> losses = executor.train_step(micro_batches, {seed, step, targets, loss_scale}, {});
+    if (!source.whole_groups()) throw std::logic_error("a group did not follow the whole schedule");
+    return losses;
+  }
   double train(std::span<const MicroBatch> micro_batches, std::uint64_t seed = 1, std::uint64_t step = 1,
                float loss_scale = 1) {
-    source.begin_step();
     const std::uint64_t targets = counted_targets(micro_batches);
-    const std::vector<double> losses =
-        executor.train_step(micro_batches, {seed, step, targets, loss_scale}, {});
-    if (!source.whole_groups()) throw std::logic_error("a group did not follow the whole schedule");
-    return loss_of_step(losses, targets);
+    return loss_of_step(train_losses(micro_batches, targets, seed, step, loss_scale), targets);
   }
   bool guards_hold() const {
     return source.guards_hold() && activations_.guards_hold() && workspace_.guards_hold();

@@ -17,7 +17,7 @@ class Ranks {
  public:
   explicit Ranks(std::size_t count) : meeting_(static_cast<std::ptrdiff_t>(count)), given_(count) {}
 
-  class Rank : public TensorRanks {
+  class Rank : public AxisRanks {
    public:
     Rank(Ranks& ranks, std::size_t rank) : ranks_(ranks), rank_(rank) {}
     void all_reduce(const std::string& name, std::span<float> values) override {
@@ -37,10 +37,13 @@ class Ranks {
       merge(order.carries());
       std::ranges::copy(sums[0], values.begin());
     }
-    void all_gather(const std::string& name, std::span<float> values) override {
-      const std::vector<std::vector<float>> all = ranks_.exchange(rank_, name, values);
-      const std::size_t part = values.size() / all.size();
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = all[i / part][i];
+    void all_gather(const std::string& name, Array values, std::size_t count) override {
+      const std::size_t floats = count * size_of(values.type) / sizeof(float);
+      auto* const data = static_cast<float*>(values.data);
+      const std::vector<std::vector<float>> all = ranks_.exchange(rank_, name, {data, floats});
+      const std::size_t part = floats / all.size();
+      for (std::size_t rank = 0; rank < all.size(); ++rank)
+        std::copy_n(all[rank].data() + rank * part, part, data + rank * part);
     }
 
    private:
@@ -82,7 +85,7 @@ Result train(const ModelConfig& config, Dtype dtype, const std::string& choice, 
       const auto library = kernels::load_matrix_library(1);
       const Model model(config, dtype, 2, 8, "", cut);
       Ranks::Rank rank(ranks, cut.rank);
-      PlainRun run(model, choice, 2, 3, one, *library, &rank);
+      PlainRun run(model, choice, 2, 3, one, *library, {&rank, nullptr});
       randomize(run.source);
       const Data data(model, 3);
       own.loss = run.train(data.micro_batches, 7, 2);
@@ -178,6 +181,66 @@ TEST(TensorCutTest, RefusesMorePiecesThanThereAre) {
   };
   EXPECT_NE(refused(small_gpt2(), 3).find("2 heads"), std::string::npos);
   EXPECT_NE(refused(with_heads(small_llama(), 6, 2), 3).find("2 key/value heads"), std::string::npos);
+}
+
+// What ranks that have parts of each sequence learn together.
+Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t parts, std::size_t length) {
+  constexpr std::size_t kBatch = 2, kCount = 2;
+  Ranks ranks(parts);
+  std::vector<Result> all(parts);
+  std::vector<std::thread> threads;
+  for (std::size_t part = 0; part < parts; ++part)
+    threads.emplace_back([&, part] {
+      Threads one(1);
+      const auto library = kernels::load_matrix_library(1);
+      const SequenceCut cut{parts, part};
+      const Model whole(config, dtype, kBatch, length), model(config, dtype, kBatch, length, "", {}, cut);
+      Ranks::Rank rank(ranks, part);
+      PlainRun run(model, "none", 1, kCount, one, *library, {nullptr, &rank});
+      randomize(run.source);
+      const Data data(whole, kCount);
+      std::vector<std::vector<std::int32_t>> own;  // tokens and targets of each micro-batch
+      std::vector<MicroBatch> micro_batches;
+      for (const MicroBatch& of_all : data.micro_batches)
+        for (const auto from : {of_all.tokens, of_all.targets}) {
+          own.emplace_back();
+          for (const RowPart& rows : row_parts(cut, kBatch, length))
+            own.back().insert(own.back().end(), from.begin() + static_cast<std::ptrdiff_t>(rows.whole_row),
+                              from.begin() + static_cast<std::ptrdiff_t>(rows.whole_row + rows.rows));
+        }
+      for (std::size_t i = 0; i < kCount; ++i)
+        micro_batches.push_back({own[2 * i], own[2 * i + 1], data.micro_batches[i].first_sample});
+      const std::vector<double> losses = run.train_losses(micro_batches, counted_targets(data.micro_batches));
+      all[part].loss = loss_of_step(losses, counted_targets(data.micro_batches));
+      all[part].gradients = run.source.all_gradients();
+      EXPECT_TRUE(run.guards_hold());
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t part = 1; part < parts; ++part) {
+    all[0].loss += all[part].loss;
+    for (std::size_t p = 0; p < all[0].gradients.size(); ++p)
+      for (std::size_t i = 0; i < all[0].gradients[p].size(); ++i)
+        all[0].gradients[p][i] += all[part].gradients[p][i];
+  }
+  return all[0];
+}
+
+TEST(SequenceCutTest, ComputesWhatWholeSequencesDo) {
+  for (ModelConfig config : {with_heads(small_gpt2(true, 0.2f), 4, 4), with_heads(small_llama(), 4, 2)})
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
+      config.context = 256;
+      const Result whole = train_in_parts(config, dtype, 1, 256), cut = train_in_parts(config, dtype, 2, 256);
+      const Model model(config, dtype, 2, 256);
+      const double rounding = 2 * rounding_of(model, 1024);
+      EXPECT_NEAR(cut.loss, whole.loss, rounding * whole.loss);
+      for (std::size_t p = 0; p < whole.gradients.size(); ++p) {
+        double square = 0;
+        for (const float value : whole.gradients[p]) square += static_cast<double>(value) * value;
+        for (std::size_t i = 0; i < whole.gradients[p].size(); ++i)
+          ASSERT_NEAR(cut.gradients[p][i], whole.gradients[p][i], 6 * rounding * std::sqrt(square))
+              << name_of(dtype) << ", parameter " << p << ", element " << i;
+      }
+    }
 }
 
 }  // namespace tensor_test

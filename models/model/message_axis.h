@@ -10,14 +10,14 @@
 
 namespace sluice::models {
 
-// The ranks along the mesh's axis "tensor", as a communicator has them. Thread rule: one thread.
-class MessageTensor : public TensorRanks {
+// The ranks along an axis of the mesh, as a communicator has them. Thread rule: one thread.
+class MessageAxis : public AxisRanks {
  public:
   // ranks: outlive this. trace: gets waits; or null. meanwhile: is called from time to time during them.
-  explicit MessageTensor(comm::Communicator& ranks, Trace* trace = nullptr,
-                         std::function<void()> meanwhile = {});
+  explicit MessageAxis(comm::Communicator& ranks, Trace* trace = nullptr,
+                       std::function<void()> meanwhile = {});
   void all_reduce(const std::string& name, std::span<float> values) override;
-  void all_gather(const std::string& name, std::span<float> values) override;
+  void all_gather(const std::string& name, Array values, std::size_t count) override;
   const engine::Waits& waits() const { return waits_; }
 
  private:

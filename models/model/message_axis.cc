@@ -1,4 +1,4 @@
-#include "models/model/message_tensor.h"
+#include "models/model/message_axis.h"
 
 #include <cstdint>
 #include <utility>
@@ -9,11 +9,11 @@
 
 namespace sluice::models {
 
-MessageTensor::MessageTensor(comm::Communicator& ranks, Trace* trace, std::function<void()> meanwhile)
+MessageAxis::MessageAxis(comm::Communicator& ranks, Trace* trace, std::function<void()> meanwhile)
     : ranks_(ranks), waits_(trace), meanwhile_(std::move(meanwhile)) {}
 
 template <class Begin>
-void MessageTensor::wait_for(const std::string& name, Begin&& begin) {
+void MessageAxis::wait_for(const std::string& name, Begin&& begin) {
   waits_.during(engine::Waits::For::kRanks, name, [&] {
     TransferGroup group;
     begin(group.add());
@@ -21,21 +21,19 @@ void MessageTensor::wait_for(const std::string& name, Begin&& begin) {
   });
 }
 
-void MessageTensor::all_reduce(const std::string& name, std::span<float> values) {
+void MessageAxis::all_reduce(const std::string& name, std::span<float> values) {
   static const std::uint64_t kSums = engine::call_id("sums over pieces of a layer");
   wait_for(name, [&](Done done) {
     ranks_.all_reduce(kSums, name, Array{values.data()}, values.size(), std::move(done));
   });
 }
 
-void MessageTensor::all_gather(const std::string& name, std::span<float> values) {
+void MessageAxis::all_gather(const std::string& name, Array values, std::size_t count) {
   static const std::uint64_t kParts = engine::call_id("parts of pieces of a layer");
   const auto size = static_cast<std::size_t>(ranks_.size());
   std::vector<std::size_t> borders;
-  for (std::size_t rank = 0; rank <= size; ++rank) borders.push_back(values.size() / size * rank);
-  wait_for(name, [&](Done done) {
-    ranks_.all_gather(kParts, name, Array{values.data()}, borders, std::move(done));
-  });
+  for (std::size_t rank = 0; rank <= size; ++rank) borders.push_back(count / size * rank);
+  wait_for(name, [&](Done done) { ranks_.all_gather(kParts, name, values, borders, std::move(done)); });
 }
 
 }  // namespace sluice::models
