@@ -62,6 +62,11 @@ void check_shape(const Shape& shape) {
          shape.length, shape.sequence.ranks, grain);
 }
 
+Shape uncut(Shape shape) {
+  shape.cut = {};
+  return shape;
+}
+
 Architecture make_architecture(const Shape& shape) {
   check_shape(shape);
   return shape.config.family->build(shape);
@@ -71,7 +76,10 @@ Architecture make_architecture(const Shape& shape) {
 
 Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names,
                   const std::vector<engine::UnitRange>& section)
-    : shape(model_shape), recompute(recompute_names), architecture(make_architecture(shape)) {
+    : shape(model_shape),
+      recompute(recompute_names),
+      architecture(make_architecture(shape)),
+      whole(make_architecture(uncut(shape))) {
   for (const char* word : {"auto", "none", "full"}) {
     if (recompute == word) recompute.clear();
   }
@@ -170,13 +178,20 @@ void Model::Impl::check_recompute() const {
   }
 }
 
+const Graph& Model::Impl::whole_graph(const Graph& graph) const {
+  for (std::size_t i = 0; i < architecture.blocks.size(); ++i)
+    if (&graph == &architecture.blocks[i]) return whole.blocks[i];
+  return &graph == &architecture.head ? whole.head : whole.embedding;
+}
+
 std::vector<Choice> Model::Impl::choices(engine::UnitId unit) const {
-  std::vector<Choice> choices = choice_ladder(graph(unit));
+  const Graph& of_whole = whole_graph(graph(unit));
+  std::vector<Choice> choices = choice_ladder(of_whole);
   if (recompute.empty() || choices.size() == 1) return choices;
-  Choice own = named_choice(graph(unit), recompute);
+  Choice own = named_choice(of_whole, recompute);
   if (std::ranges::count(choices, recompute, &Choice::name) > 0) return choices;
   const auto fewer = [&](const Choice& choice) {
-    return kept_bytes(graph(unit), choice) < kept_bytes(graph(unit), own);
+    return kept_bytes(of_whole, choice) < kept_bytes(of_whole, own);
   };
   choices.insert(std::ranges::find_if(choices.begin(), choices.end() - 1, fewer), std::move(own));
   return choices;

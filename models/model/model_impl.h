@@ -27,6 +27,9 @@ struct Model::Impl {
   Shape shape;
   std::string recompute;
   Architecture architecture;
+  // The same of layers that are not cut: which choices of recomputation there are does not depend on the
+  // rank.
+  Architecture whole;
   std::vector<engine::UnitSpec> units;                          // embedding, blocks, head; or some of them
   std::vector<std::vector<engine::ParameterId>> parameter_ids;  // by unit and the slots of its graph
 
@@ -52,6 +55,7 @@ struct Model::Impl {
   void add_unit(const std::string& name, const std::string& prefix, const Graph& graph, bool is_here);
   bool has_copy() const { return has_head_ && !has_embedding_ && shape.config.tied_head; }
   engine::ParameterId id_of(const std::string& name) const;  // of a parameter of the units so far
+  const Graph& whole_graph(const Graph& graph) const;        // of architecture
   void check_recompute() const;
   void check_borders() const;
 
