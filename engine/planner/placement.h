@@ -155,6 +155,9 @@ class Placement {
     double final = 0;              // for making its gradient final
     double weights = 0;            // of backward, in a pass of its own
     std::vector<double> backward;  // by activation choice
+    // What of these is for ranks that compute the micro-batch together.
+    double forward_layers = 0;
+    std::vector<double> backward_layers;
   };
   std::vector<Times> times(const MachineRates& rates) const;
   std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,

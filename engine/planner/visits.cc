@@ -16,13 +16,16 @@ class Pace {
   double seconds(const Work& work) const {
     double seconds =
         work.bytes / rates_.memory_bandwidth + work.attention / rates_.attention.value_or(rates_.flops);
-    if (rates_.layer_link)
-      seconds += static_cast<double>(work.received) / rates_.layer_link->bandwidth +
-                 static_cast<double>(work.waits) * rates_.layer_link->latency;
     for (std::size_t i = 0; i < work.products.size(); ++i)
       if (work.products[i] > 0)
         seconds += rates_.are_limits ? work.products[i] / rates_.flops : work.products[i] * each_[i];
-    return seconds;
+    return seconds + layers(work);
+  }
+  // What of that is for ranks that compute the micro-batch together.
+  double layers(const Work& work) const {
+    if (!rates_.layer_link) return 0;
+    return static_cast<double>(work.received) / rates_.layer_link->bandwidth +
+           static_cast<double>(work.waits) * rates_.layer_link->latency;
   }
 
  private:
@@ -40,9 +43,12 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
     const UnitProfile& profile = profile_.unit_profiles[unit];
     Times& times = all[unit];
     times.forward = pace.seconds(profile.forward);
+    times.forward_layers = pace.layers(profile.forward);
     times.weights = pace.seconds(profile.weights);
-    for (const ActivationChoice& choice : profile.choices)
+    for (const ActivationChoice& choice : profile.choices) {
       times.backward.push_back(pace.seconds(profile.backward) + pace.seconds(choice.again));
+      times.backward_layers.push_back(pace.layers(profile.backward) + pace.layers(choice.again));
+    }
     times.update = update_seconds(unit, rates);
     const Dtype type = final_gradient_type(profile_, unit);
     const std::size_t moved = sizeof(float) + (type == Dtype::kF32 ? 0 : size_of(type));
@@ -69,9 +75,12 @@ void Placement::add_computing(const std::vector<UnitPlan>& units, std::size_t gr
     const UnitProfile& profile = profile_.unit_profiles[unit];
     if (part.forward) {
       visits[i].compute += static_cast<double>(micro_batches) * times[unit].forward;
+      visits[i].layers += static_cast<double>(micro_batches) * times[unit].forward_layers;
       visits[i].received_while_computing += micro_batches * profile.forward.received;
     }
     if (part.backward) {
+      visits[i].layers +=
+          static_cast<double>(micro_batches) * times[unit].backward_layers[units[unit].choice];
       visits[i].received_while_computing +=
           micro_batches * (profile.backward.received + choice.again.received);
       visits[i].compute += static_cast<double>(micro_batches) *

@@ -214,7 +214,8 @@ class Walk {
     }
     const double transfers = owed_ * rates_.disk_processor_seconds / rates_.cores + owed_to_ranks_;
     owed_ = owed_to_ranks_ = 0;
-    time_.compute += visit(i).compute;
+    time_.compute += visit(i).compute - visit(i).layers;
+    time_.link += visit(i).layers;
     time_.optimizer += optimizer;
     time_.updates += optimizer;
     time_.transfers += transfers;

@@ -36,10 +36,11 @@ struct Visit {
   std::size_t unit = 0;       // the unit, whose updates are complete before it is accessed again
   bool frames = false;        // whether the access takes frames, which it has until all of it is done
   double compute = 0;         // seconds that all cores compute
+  double layers = 0;          // those of them that wait for ranks which compute the micro-batch together
   std::size_t steps = 1;      // updates go on between so many steps of computing
   std::uint64_t fetched = 0;  // from disk into frames, before the access begins
   std::uint64_t written = 0;  // from its frames to disk, once they are not needed
-  // From ranks that compute other pieces of the unit; the seconds of that are in `compute`.
+  // From these ranks.
   std::uint64_t received_while_computing = 0;
   Arriving pulled = {};       // from other ranks into frames, before the access begins
   Arriving summed = {};       // for sums over ranks of what is final with the access
