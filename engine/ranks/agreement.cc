@@ -40,20 +40,23 @@ bool agree_on_order(comm::Communicator& communicator, const Plan& plan, const Pr
     level = std::max(level, json_field<std::size_t>(other, "level", name));
     all_ways.push_back(other.at("ways"));
   }
+  const auto way = [&](const Json& all) {
+    return level < all.size() ? all[level].get<std::string>() : "nothing";
+  };
   for (const Json& others : all_ways)
-    if (level >= others.size() || level >= all_ways[0].size() || others[level] != all_ways[0][level])
-      fail(
-          ErrorCode::kInvalidArgument,
-          "ranks that compute pieces of the same layers must recompute the same operations, and would choose "
-          "among {} and {}: give --recompute none, full, or names of operations",
-          all_ways[0].dump(), others.dump());
+    if (way(others) != way(all_ways[0]))
+      fail(ErrorCode::kInvalidArgument,
+           "ranks that compute a micro-batch together would recompute different operations, '{}' and '{}': "
+           "give all "
+           "of them the same --recompute",
+           way(all_ways[0]), way(others));
   request.group = group;
   request.recompute = choices(widest)[level].name;
   return group != plan.group || level != own;
 }
 
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
-                   const std::function<void()>& meanwhile) {
+                   const std::function<void()>& meanwhile, Stages chosen) {
   const std::vector<std::size_t> own = plan.stages();
   const std::string name = "the plan";
   const Json told = {{"stages", own}, {"chunk_elements", plan.chunk_elements}};
@@ -63,7 +66,9 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
     const Json other = parse_json(text, name);
     const auto theirs = json_field<std::vector<std::size_t>>(other, "stages", name);
     ensure(theirs.size() == own.size(), "a rank's plan has {} units of {}", theirs.size(), own.size());
-    for (UnitId unit = 0; unit < own.size(); ++unit) stages[unit] = std::max(stages[unit], theirs[unit]);
+    for (UnitId unit = 0; unit < own.size(); ++unit)
+      stages[unit] = chosen == Stages::kHighest ? std::max(stages[unit], theirs[unit])
+                                                : std::min(stages[unit], theirs[unit]);
     chunk_elements = std::min(chunk_elements, json_field<std::size_t>(other, "chunk_elements", name));
   }
   request.stages = stages;

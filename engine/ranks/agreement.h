@@ -18,12 +18,13 @@ std::vector<std::string> exchange(comm::Communicator& communicator, const std::s
 RankOf rank_of(const comm::Communicator& communicator);
 
 // Makes what must be alike in the plans of all ranks so, in the request for this and for later plans: the
-// highest stage of each unit, and the shortest chunks. Returns whether `plan` has others, so that the rank
-// plans again.
+// highest stage of each unit, or the lowest one, and the shortest chunks. Returns whether `plan` has others,
+// so that the rank plans again.
+enum class Stages : std::uint8_t { kHighest, kLowest };
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
-                   const std::function<void()>& meanwhile = {});
+                   const std::function<void()>& meanwhile = {}, Stages chosen = Stages::kHighest);
 
-// Comes before that where the ranks compute pieces of the same layers (plan.ranks.tensor > 1), and add up
+// Comes before that where ranks compute a micro-batch together (plan.ranks.together > 1), and add up
 // what they have in between, so that all must compute the same in the same order: the fewest micro-batches of
 // a group, and the way of recomputation that keeps least. Returns whether `plan` has others. Throws
 // Error(kInvalidArgument), on all ranks, where they do not have that way in common.

@@ -130,7 +130,22 @@ void RunRanks::agree_on_plan(Setup& setup) {
   if (shares_layers() && engine::agree_on_order(*of_section_, setup.plan.plan, setup.plan.profile,
                                                 setup.settings.plan, meanwhile_))
     fit_again();
-  if (engine::agree_on_plan(*of_section_, setup.plan.plan, setup.settings.plan, meanwhile_)) fit_again();
+  // Where one rank needs a higher stage, another one may not fit with it.
+  const engine::Plan own = setup.plan.plan;
+  engine::PlanRequest lowest = setup.settings.plan;
+  std::string refused;
+  if (engine::agree_on_plan(*of_section_, own, setup.settings.plan, meanwhile_)) try {
+      fit_again();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kBudget) throw;
+      refused = error.what();
+    }
+  const std::vector<std::string> all =
+      engine::exchange(*of_section_, "whether the plan fits", refused, meanwhile_);
+  if (std::ranges::all_of(all, [](const std::string& text) { return text.empty(); })) return;
+  engine::agree_on_plan(*of_section_, own, lowest, meanwhile_, engine::Stages::kLowest);
+  setup.settings.plan = lowest;
+  fit_again();
 }
 
 std::string RunRanks::from_first(const std::string& text) { return from_all("a choice of rank 0", text)[0]; }

@@ -240,7 +240,7 @@ void settle_grain(TrainSettings& s, const ModelConfig& config) {
          ranks, *s.grain,
          std::has_single_bit(ranks) && ranks <= most
              ? fmt::format("give --grain {}, on runs of fewer ranks, too", ranks)
-             : fmt::format("1, 2, 4, ... up to {} ranks can be with this model", most));
+             : fmt::format("with {} key/value heads it may be up to {} ranks", config.kv_heads, most));
 }
 
 std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& s) {

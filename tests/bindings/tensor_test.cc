@@ -63,7 +63,7 @@ TEST_F(TensorRunTest, GoOnWithAnotherMesh) {
 }
 
 // A table of which each step has most rows is summed whole, so that what ranks receive does not depend on the
-// data.
+// data. With ZeRO some of it comes in the next step.
 TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
   for (const auto& [ranks, axes, seq, accumulate] : {std::tuple(2, "tensor=2", "32", "64"),
                                                      {3, "tensor=3", "32", "64"},
@@ -73,8 +73,8 @@ TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
     const std::string run = axes;
     std::vector<std::string> all = tiny_training(
         text_, folder_ / run, 3,
-        {{"--accumulate", accumulate, "--threads", "1", "--ranks", std::to_string(ranks), "--mesh", axes,
-          "--metrics", folder_ / (run + ".jsonl"), "--profile", folder_ / (run + ".html")}});
+        {{"--accumulate", accumulate, "--threads", "1", "--stage", "0", "--ranks", std::to_string(ranks),
+          "--mesh", axes, "--metrics", folder_ / (run + ".jsonl"), "--profile", folder_ / (run + ".html")}});
     *(std::ranges::find(all, "--seq") + 1) = seq;
     expect_done(run_sluice(all));
     for (int rank = 0; rank < ranks; ++rank) {
@@ -88,6 +88,37 @@ TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
       EXPECT_LE(last.at("peak_memory"), plan.at("predicted_peak")) << name;
       EXPECT_GT(last.at("rank_wait_seconds"), 0) << name;
     }
+  }
+}
+
+// Ranks with other numbers of heads recompute the same, also where each alone would choose otherwise.
+TEST_F(TensorRunTest, FitWithUnevenPiecesInAnyMemory) {
+  const std::string path = folder_ / "model/config.json";
+  Json config = parse_json(file_text(path), path);
+  for (const auto& [key, value] : {std::pair("hidden_size", 384),
+                                   {"intermediate_size", 640},
+                                   {"num_attention_heads", 3},
+                                   {"num_key_value_heads", 3},
+                                   {"head_dim", 128}})
+    config[key] = value;
+  config["max_position_embeddings"] = 256;
+  std::ofstream(path) << config;
+  const auto trained = [&](std::size_t memory) {
+    const std::string mib = std::to_string(memory) + "MiB";
+    std::vector<std::string> all =
+        words(mib, 2, 1, "--mesh tensor=2 --disk " + (folder_ / "disk") + ":300MiB", mib);
+    *(std::ranges::find(all, "--seq") + 1) = "256";
+    *(std::ranges::find(all, "--accumulate") + 1) = "2";
+    return run_sluice(all);
+  };
+  const std::string refusal = trained(90).error, advice = "Give --memory ";
+  std::size_t least = 0;  // of both ranks
+  for (std::size_t at = refusal.find(advice); at != std::string::npos; at = refusal.find(advice, at + 1))
+    least = std::max<std::size_t>(least, std::stoul(refusal.substr(at + advice.size())));
+  ASSERT_GT(least, 90u) << refusal;
+  for (std::size_t more = 1; more < 26; more += 3) {
+    SCOPED_TRACE(least + more);
+    expect_done(trained(least + more));
   }
 }
 
