@@ -12,13 +12,12 @@ blocks. --sides "torch 1f1b,wrapped 1f1b" runs these alone. --json prints JSON.
 """
 import json
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
-from side_by_side import CORES, ROOT, SHAPES, free_port, gpt2_config, make_tokens, parser_of, peak_bytes, sluice, sluice_steps, temporary_folder
+from side_by_side import (CORES, ROOT, SHAPES, gpt2_config, make_tokens, medians, parser_of, peak_bytes, ran_by_turns, sluice, sluice_ranks,
+                          temporary_folder, torch_ranks)
 
 ORDERS = {"1f1b": (), "gpipe": (), "zb-h1": (), "interleaved": ("--pipeline", "1f1b", "--chunks", 2)}
 ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a rank
@@ -40,21 +39,12 @@ def cut_of(a, order):
 
 
 def sluice_side(a, folder, tokens, *more):
-    rows = sluice_steps(folder, *shape_of(a, folder, tokens), "--steps", a.steps + 1, *more)
-    peaks = [json.loads(path.read_text().splitlines()[-1])["peak_memory"] for path in folder.glob("metrics*.jsonl")]
-    waits = [row["rank_wait_seconds"] for path in folder.glob("metrics*.jsonl") for row in map(json.loads, path.read_text().splitlines()[1:])]
-    return {"seconds": [row["seconds"] for row in rows], "peak": max(peaks), "rank_wait": statistics.fmean(waits)}
+    return sluice_ranks(folder, *shape_of(a, folder, tokens), "--steps", a.steps + 1, *more)
 
 
 def torch_side(a, side, order, ends, tied=False):
-    """Each stage is a process of this program."""
-    common = os.environ | {"WORLD_SIZE": str(a.stages), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
-    words = json.dumps({"side": side, "model": a.model, "batch": a.batch, "seq": a.seq, "micro": a.micro, "steps": a.steps, "order": order,
-                        "ends": ends, "stages": a.stages, "memory": a.memory, "tied": tied})
-    stages = [subprocess.Popen([sys.executable, __file__, "--stage", words], env=common | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-              for rank in range(a.stages)]
-    told = [json.loads(stage.communicate()[0]) for stage in stages]
-    return {"seconds": [max(each) for each in zip(*(one["seconds"] for one in told), strict=True)], "peak": max(one["peak"] for one in told)}
+    return torch_ranks(__file__, a.stages, {"side": side, "model": a.model, "batch": a.batch, "seq": a.seq, "micro": a.micro, "steps": a.steps,
+                                            "order": order, "ends": ends, "stages": a.stages, "memory": a.memory, "tied": tied})
 
 
 class OfTorch:
@@ -172,23 +162,12 @@ def measure(a, folder):
             sides[f"{side} {order}"] = lambda side=side, order=order: torch_side(a, side, order, ends)
     sides["wrapped 1f1b tied"] = lambda: torch_side(a, "wrapped", "1f1b", ends, tied=True)
     sides = {name: side for name, side in sides.items() if not a.sides or name in a.sides.split(",")}
-    rounds = {name: [] for name in sides}
-    for number in range(a.rounds):
-        for name, side in sides.items():
-            rounds[name].append(side())
-        print(f"round {number + 1}/{a.rounds}", file=sys.stderr)
-    result = {"cut": ends, "planned_step": planned["step_seconds"], "planned_bubble": planned["bubble"], "sides": {}}
-    for name, found in rounds.items():
-        seconds = statistics.median(second for one in found for second in one["seconds"])
-        own = result["sides"][name] = {"seconds": seconds, "tokens_per_second": a.micro * a.batch * a.seq / seconds,
-                                       "peak": max(one["peak"] for one in found)}
-        if "rank_wait" in found[0]:
-            own["rank_wait"] = statistics.fmean(one["rank_wait"] for one in found)
-    return result
+    return {"cut": ends, "planned_step": planned["step_seconds"], "planned_bubble": planned["bubble"],
+            "sides": medians(ran_by_turns(sides, a.rounds), a.micro * a.batch * a.seq)}
 
 
 def main():
-    if sys.argv[1:2] == ["--stage"]:
+    if sys.argv[1:2] == ["--rank"]:
         return run_stage(json.loads(sys.argv[2]))
     a = arguments()
     with temporary_folder(tempfile.gettempdir()) as folder:

@@ -7,6 +7,7 @@ import pathlib
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,56 @@ def sluice_steps(folder, *arguments, build=ROOT / "build", launcher=()):
         earlier.unlink()
     sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments, build=build, launcher=launcher)
     return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
+
+
+def sluice_ranks(folder, *arguments):
+    """Returns what the ranks of a run tell together: the seconds of the steps after the first, the losses of all steps, the most memory
+    that a rank held, and for how long a rank waited for others in a step."""
+    rows = sluice_steps(folder, *arguments)
+    of_ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in folder.glob("metrics*.jsonl")]
+    return {"seconds": [row["seconds"] for row in rows], "losses": [row["loss"] for row in of_ranks[0]],
+            "peak": max(of_rank[-1]["peak_memory"] for of_rank in of_ranks),
+            "rank_wait": statistics.fmean(row["rank_wait_seconds"] for of_rank in of_ranks for row in of_rank[1:])}
+
+
+def torch_ranks(script, ranks, settings):
+    """Runs ranks of PyTorch, of one thread each, and returns what they tell together. Each is a process `script --rank SETTINGS` (JSON),
+    which prints a line of JSON: its "seconds", its "peak", and, where they are compared, the "losses", which all ranks know."""
+    common = os.environ | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen([sys.executable, script, "--rank", json.dumps(settings)], env=common | {"RANK": str(rank)},
+                                  stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+    try:
+        printed = [process.communicate()[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # which does nothing to one that has ended
+    if any(process.returncode for process in processes):
+        raise RuntimeError(f"a rank of PyTorch failed with {json.dumps(settings)}")
+    told = [json.loads(text) for text in printed]
+    return told[0] | {"seconds": [max(each) for each in zip(*(one["seconds"] for one in told), strict=True)],
+                      "peak": max(one["peak"] for one in told)}
+
+
+def ran_by_turns(sides, rounds):
+    """Calls each of the sides, which are functions by name, in each round, and returns by name what they returned."""
+    found = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, side in sides.items():
+            found[name].append(side())
+        print(f"round {number + 1}/{rounds}", file=sys.stderr)
+    return found
+
+
+def medians(found, tokens):
+    """Returns, by side, the median of a step's seconds over all rounds, the rate at which it trains on a step's tokens, the most memory
+    of a rank and, where it is known, the mean wait for other ranks. `found` is what ran_by_turns() returned."""
+    sides = {}
+    for name, runs in found.items():
+        seconds = statistics.median(second for run in runs for second in run["seconds"])
+        sides[name] = {"seconds": seconds, "tokens_per_second": tokens / seconds, "peak": max(run["peak"] for run in runs)}
+        if "rank_wait" in runs[0]:
+            sides[name]["rank_wait"] = statistics.fmean(run["rank_wait"] for run in runs)
+    return sides
 
 
 def fio(folder, *jobs):
