@@ -81,9 +81,10 @@ std::vector<int> Mesh::along(int rank, std::string_view axis) const {
 }
 
 std::vector<int> Mesh::across(int rank, std::string_view axis) const {
+  const int apart = step(axis), along = size(axis), own = coordinate(rank, axis);
   std::vector<int> ranks;
   for (int other = 0; other < ranks_; ++other)
-    if (coordinate(other, axis) == coordinate(rank, axis)) ranks.push_back(other);
+    if (other / apart % along == own) ranks.push_back(other);
   return ranks;
 }
 

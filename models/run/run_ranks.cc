@@ -70,6 +70,17 @@ Json comparable(const Setup& setup) {
   return record;
 }
 
+// Whether what is planned does not lack memory.
+bool is_within_budget(const std::function<void()>& plan) {
+  try {
+    plan();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kBudget) throw;
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 RunRanks::RunRanks(const TrainSettings& s) : communicator_(s.communicator), mesh_(s.mesh) {
@@ -130,19 +141,14 @@ void RunRanks::agree_on_plan(Setup& setup) {
   if (shares_layers() && engine::agree_on_order(*of_section_, setup.plan.plan, setup.plan.profile,
                                                 setup.settings.plan, meanwhile_))
     fit_again();
-  // Where one rank needs a higher stage, another one may not fit with it.
   const engine::Plan own = setup.plan.plan;
   engine::PlanRequest lowest = setup.settings.plan;
-  std::string refused;
-  if (engine::agree_on_plan(*of_section_, own, setup.settings.plan, meanwhile_)) try {
-      fit_again();
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kBudget) throw;
-      refused = error.what();
-    }
+  const bool differs = engine::agree_on_plan(*of_section_, own, setup.settings.plan, meanwhile_);
+  const bool fits = !differs || is_within_budget(fit_again);
   const std::vector<std::string> all =
-      engine::exchange(*of_section_, "whether the plan fits", refused, meanwhile_);
-  if (std::ranges::all_of(all, [](const std::string& text) { return text.empty(); })) return;
+      engine::exchange(*of_section_, "whether the plan fits", fits ? "yes" : "no", meanwhile_);
+  if (std::ranges::count(all, "no") == 0) return;
+  // Where one rank needs a higher stage, another one may not fit with it.
   engine::agree_on_plan(*of_section_, own, lowest, meanwhile_, engine::Stages::kLowest);
   setup.settings.plan = lowest;
   fit_again();

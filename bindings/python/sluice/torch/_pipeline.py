@@ -95,6 +95,7 @@ class Pipeline:
         with together(ranks, silence, patience) as others:
             self._others, self._ranks = others, others.ranks
             mesh = f"pipeline={1 if self._ranks is None else self._ranks.size}" if mesh is None else mesh
+            _check_axes(mesh)
             self._of_stage, self._of_pipeline = (others.along(text(mesh, "mesh").decode(), axis) for axis in ("data", "pipeline"))
             (self.data_rank, self.data_ranks), (self.stage, self.stages) = map(_place, (self._of_stage, self._of_pipeline))
             told = [json.loads(place) for place in self._told("the mesh", json.dumps([mesh, self.data_rank]).encode())]
@@ -544,6 +545,15 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[s
         if options.get(name):
             raise InvalidArgumentError(f"{name} is given to a Pipeline: {why}; leave it out")
     _check_known("Pipeline", {name: given for name, given in options.items() if name not in _REFUSED})
+
+
+def _check_axes(mesh: Any) -> None:
+    for axis in ("tensor", "sequence"):
+        if isinstance(mesh, str) and f"{axis}=" in mesh:
+            raise InvalidArgumentError(
+                f"the mesh {mesh!r} has an axis {axis!r}, along which layers of native models are cut (sluice train --mesh); a Pipeline "
+                "may have data and pipeline"
+            )
 
 
 def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:
