@@ -2,13 +2,14 @@
 
 Each cell trains GPT-2 or Llama (presets tiny and tiny-llama) with 24 micro-batches a step, at a stage, in a place, with an
 optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks, with clipping by norm or with updates in the
-backward pass, whole or cut into the stages of a pipeline, each of which so many ranks have. Losses, norms and every file of the
-checkpoint must have the bits of as many ranks of Sluice's own that have everything in memory (stage 0); with --reproducible those
-of one rank.
+backward pass, whole or cut into the stages of a pipeline and along tensor, each part of which so many ranks have. Losses, norms and
+every file of the checkpoint must have the bits of as many ranks of Sluice's own that have everything in memory (stage 0), and are
+cut along tensor, too; with --reproducible those of one rank.
 Then checkpoints that 4 ranks have written go on at 1, 3 and 8 ranks, and at 4, as if these had trained from the first step.
 (Ranks that are threads of one process are no program's; tests/comm and tests/engine hold them to the same sums.)"""
 import itertools
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -31,22 +32,28 @@ RANKS = ["1", "2", "3", "4"]
 ORDERS = ["folded", "reproducible"]
 CLIPS = {"clip": ["--clip", "1"], "no clip": ["--clip", "0"]}
 CUTS = {
-    "whole": (1, []),
-    "2 stages": (2, []),
-    "2 stages, gpipe": (2, ["--pipeline", "gpipe"]),
-    "2 stages, zb-h1": (2, ["--pipeline", "zb-h1"]),
-    "2 stages of 2 chunks": (2, ["--chunks", "2"]),
-    "3 stages": (3, []),
-    "3 stages, zb-h1": (3, ["--pipeline", "zb-h1"]),
+    "whole": ({}, []),
+    "2 stages": ({"pipeline": 2}, []),
+    "2 stages, gpipe": ({"pipeline": 2}, ["--pipeline", "gpipe"]),
+    "2 stages, zb-h1": ({"pipeline": 2}, ["--pipeline", "zb-h1"]),
+    "2 stages of 2 chunks": ({"pipeline": 2}, ["--chunks", "2"]),
+    "3 stages": ({"pipeline": 3}, []),
+    "3 stages, zb-h1": ({"pipeline": 3}, ["--pipeline", "zb-h1"]),
+    "tensor": ({"tensor": 2}, []),
+    "2 stages, tensor": ({"pipeline": 2, "tensor": 2}, []),
 }
 MOST_PROCESSES = 6
 AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS, list(CLIPS), list(CUTS)]
 LOADED_AT = ["1", "3", "4", "8"]
 
 
+def parts_of(cut):
+    return math.prod(CUTS[cut][0].values())
+
+
 def possible(cell):
     """One rank partitions nothing, so that it has no stage but 0; and a fourth start would be needed where mpirun is missing."""
-    few = int(cell[5]) * CUTS[cell[8]][0] <= MOST_PROCESSES
+    few = int(cell[5]) * parts_of(cell[8]) <= MOST_PROCESSES
     return few and (cell[5] != "1" or cell[1] == "0") and (cell[4] != "mpirun" or mpirun_is_there())
 
 
@@ -69,16 +76,16 @@ def started(start, ranks, *words):
 def train(folder, name, cell, *more, steps=STEPS):
     """Trains in a folder. Returns losses and files of the last checkpoint. Raises AssertionError where the run fails."""
     model, stage, place, optimizer, start, ranks, order, clip, cut = cell
-    stages, pipeline = CUTS[cut]
+    axes, pipeline = CUTS[cut]
     out, metrics, disk = folder / name, folder / f"{name}.jsonl", folder / "disk"
     disk.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(lesson())
     # fmt: off
     words = started(
-        start, str(int(ranks) * stages), "--model", model, "--data", folder / "text.txt", "--seq", "16", "--batch", "1", "--accumulate", "24",
+        start, str(int(ranks) * parts_of(cut)), "--model", model, "--data", folder / "text.txt", "--seq", "16", "--batch", "1", "--accumulate", "24",
         "--steps", str(steps), "--schedule", "constant", "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk",
         f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *OPTIMIZERS[optimizer], *PLACES[place], *CLIPS[clip],
-        *(["--mesh", f"data={ranks},pipeline={stages}", *pipeline] if stages > 1 else []),
+        *(["--mesh", ",".join([f"data={ranks}", *(f"{axis}={size}" for axis, size in axes.items())]), *pipeline] if axes else []),
         *(["--stage", stage] if ranks != "1" else []), *(["--reproducible"] if order == "reproducible" else []), *more)
     # fmt: on
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -91,8 +98,10 @@ def train(folder, name, cell, *more, steps=STEPS):
 
 def twin_of(cell):
     """The cell whose bits this one must have."""
-    model, _, _, optimizer, _, ranks, order, clip, _ = cell
-    return (model, "0", "memory", optimizer, "shared memory", "1" if order == "reproducible" else ranks, order, clip, "whole")
+    model, _, _, optimizer, _, ranks, order, clip, cut = cell
+    reproducible = order == "reproducible"
+    alike = "tensor" if "tensor" in CUTS[cut][0] and not reproducible else "whole"
+    return (model, "0", "memory", optimizer, "shared memory", "1" if reproducible else ranks, order, clip, alike)
 
 
 class Matrix:
