@@ -52,17 +52,26 @@ TEST(Mesh, HasAnAxisOfOneRankWhereNoneIsNamed) {
   EXPECT_EQ(mesh.along(1, "data"), (std::vector<int>{1}));
 }
 
+TEST(Mesh, HasRanksAcrossAnAxis) {
+  const Mesh mesh = Mesh::parse("data=2,pipeline=2,tensor=2");
+  EXPECT_EQ(mesh.across(3, "pipeline"), (std::vector<int>{2, 3, 6, 7}));
+  EXPECT_EQ(mesh.across(3, "tensor"), (std::vector<int>{1, 3, 5, 7}));
+  EXPECT_EQ(mesh.across(0, "sequence").size(), 8u);  // where there is one place alone
+}
+
 TEST(Mesh, RefusesWhatIsNone) {
   const auto refusal = [](const char* text) { return message_of([&] { Mesh::parse(text); }); };
   EXPECT_EQ(refusal(""),
-            "the mesh '' has '' where an axis and its size must be: give it as data=2,pipeline=4");
-  EXPECT_EQ(refusal("data=2,"),
-            "the mesh 'data=2,' has '' where an axis and its size must be: give it as data=2,pipeline=4");
+            "the mesh '' has '' where an axis and its size must be: give it as data=2,pipeline=4,tensor=2");
+  EXPECT_EQ(
+      refusal("data=2,"),
+      "the mesh 'data=2,' has '' where an axis and its size must be: give it as data=2,pipeline=4,tensor=2");
   EXPECT_EQ(refusal("4"),
-            "the mesh '4' has '4' where an axis and its size must be: give it as data=2,pipeline=4");
+            "the mesh '4' has '4' where an axis and its size must be: give it as data=2,pipeline=4,tensor=2");
   EXPECT_EQ(refusal("pipelin=2"),
-            "the mesh 'pipelin=2' has an axis 'pipelin': did you mean 'pipeline'?; there are data, pipeline");
-  EXPECT_EQ(refusal("=2"), "the mesh '=2' has an axis ''; there are data, pipeline");
+            "the mesh 'pipelin=2' has an axis 'pipelin': did you mean 'pipeline'?; there are data, pipeline, "
+            "tensor, sequence");
+  EXPECT_EQ(refusal("=2"), "the mesh '=2' has an axis ''; there are data, pipeline, tensor, sequence");
   EXPECT_EQ(refusal("data=2,data=3"), "the mesh 'data=2,data=3' has the axis 'data' twice");
   for (const char* size : {"", "0", "-1", "2x", " 2", "2.0", "99999999999", "=2"})
     EXPECT_EQ(refusal((std::string("data=") + size).c_str()),
