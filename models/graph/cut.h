@@ -3,8 +3,9 @@
 #include <cstddef>
 #include <vector>
 
-// How what a layer computes is cut over the ranks of the mesh's axis "tensor" (Megatron-LM, Shoeybi et al.
-// 2019); docs/decisions/0064-layers-are-cut-where-they-compute.md.
+// How a micro-batch is computed by several ranks together: pieces of its layers along the mesh's axis
+// "tensor" (Megatron-LM, Shoeybi et al. 2019), and parts of its sequences along "sequence"; decisions 64
+// and 65.
 namespace sluice::models {
 
 // Elements of a dimension that follow each other.
@@ -23,8 +24,8 @@ constexpr Range part_of(std::size_t size, std::size_t parts, std::size_t index) 
 // Heads, hidden columns and the vocabulary are cut into pieces, of which each rank of the axis computes as
 // many, that follow each other. What the pieces contribute to a sum is added pairwise over the pieces.
 struct TensorCut {
-  std::size_t pieces = 1, ranks = 1,
-              rank = 0;  // a multiple of ranks; an axis of one rank may have pieces, too
+  std::size_t pieces = 1;  // of a layer: a multiple of the ranks; one rank alone may have several, too
+  std::size_t ranks = 1, rank = 0;
 
   bool is_cut() const { return pieces > 1; }
   std::size_t own_pieces() const { return pieces / ranks; }
@@ -73,8 +74,7 @@ struct HeadPiece {
 std::vector<HeadPiece> head_pieces(const TensorCut& cut, std::size_t heads, std::size_t kv_heads);
 
 // The sum of the sizes.
-template <class Ranges>
-std::size_t total(const Ranges& ranges) {
+inline std::size_t total(const std::vector<Range>& ranges) {
   std::size_t sum = 0;
   for (const Range& range : ranges) sum += range.size;
   return sum;

@@ -41,7 +41,7 @@ class RowLinear : public Op {
     std::size_t bytes = 0;
     for (std::size_t piece = 0; piece < shape_.inputs.size(); ++piece)
       bytes = std::max(bytes, products.workspace(forward_product(piece, blank(), blank(), {})));
-    return sums_.bytes() + std::max(bytes, bias_bytes());
+    return sums_.bytes() + bytes;
   }
 
   std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
@@ -61,10 +61,11 @@ class RowLinear : public Op {
   void forward(const OpContext& context) const override {
     auto* const workspace = static_cast<std::byte*>(context.scratch()) + sums_.bytes();
     const Array sum = sums_.add(context, context.scratch(), spec().name, [&](std::size_t piece, Array into) {
-      kernels::multiply(context.library(), context.threads(),
-                        forward_product(piece, context.input(0), context.parameter(0), into), workspace);
+      Product product = forward_product(piece, context.input(0), context.parameter(0), into);
+      // The first of all pieces has the bias in its part of the sum.
+      if (shape_.bias && shape_.cut.first_piece() + piece == 0) product.bias = context.parameter(1).data;
+      kernels::multiply(context.library(), context.threads(), product, workspace);
     });
-    if (shape_.bias) add_bias(context, sum, {reinterpret_cast<float*>(workspace)});
     kernels::convert(context.threads(), shape_.rows * shape_.out, sum, context.output(0));
   }
 
@@ -99,7 +100,6 @@ class RowLinear : public Op {
 
  private:
   Array blank() const { return {nullptr, shape_.type}; }
-  std::size_t bias_bytes() const { return shape_.bias ? shape_.out * sizeof(float) : 0; }
 
   // Where a piece's array begins in the input.
   std::size_t offset(std::size_t piece) const {
@@ -137,16 +137,6 @@ class RowLinear : public Op {
     std::swap(product.m, product.n);
     std::swap(product.a, product.b);
     return product;
-  }
-
-  void add_bias(const OpContext& context, Array sum, Array bias) const {
-    kernels::convert(context.threads(), shape_.out, context.parameter(1), bias);
-    context.threads().parallel_for(shape_.rows, 16, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t row = begin; row < end; ++row) {
-        float* const values = sum.f32() + row * shape_.out;
-        for (std::size_t i = 0; i < shape_.out; ++i) values[i] += bias.f32()[i];
-      }
-    });
   }
 
   RowLinearShape shape_;
