@@ -4,6 +4,8 @@
 transformers in sluice.torch.Pipeline (also with a tied head) and in torch.distributed.pipelining over Gloo; and beside them one rank of
 Sluice with as many threads, which computes as much without a bubble.
 
+    sluice half      1F1B with the disk, and half of the memory that a rank of PyTorch's 1F1B took in this round as the budget
+
 Sides have the same shapes, micro-batches and optimizer, and take turns; each round has processes of its own, whose first step is not
 counted. Figures are medians. Memory is the most that a rank held (VmHWM). The cut is Sluice's, and PyTorch's stages have the same
 blocks. --sides "torch 1f1b,wrapped 1f1b" runs these alone. --json prints JSON.
@@ -16,8 +18,8 @@ import sys
 import tempfile
 import time
 
-from side_by_side import (CORES, ROOT, SHAPES, gpt2_config, make_tokens, medians, parser_of, peak_bytes, ran_by_turns, sluice, sluice_ranks,
-                          temporary_folder, torch_ranks)
+from side_by_side import (CORES, ROOT, SHAPES, add_half, gpt2_config, make_tokens, medians, parser_of, peak_bytes, ran_by_turns, sluice,
+                          sluice_ranks, temporary_folder, torch_ranks)
 
 ORDERS = {"1f1b": (), "gpipe": (), "zb-h1": (), "interleaved": ("--pipeline", "1f1b", "--chunks", 2)}
 ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a rank
@@ -29,8 +31,7 @@ def arguments():
 
 
 def shape_of(a, folder, tokens):
-    return ("--model", folder / "model", "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq, "--accumulate", a.micro,
-            "--dtype", "f32")
+    return ("--model", folder / "model", "--data", tokens, "--batch", a.batch, "--seq", a.seq, "--accumulate", a.micro, "--dtype", "f32")
 
 
 def cut_of(a, order):
@@ -38,8 +39,8 @@ def cut_of(a, order):
     return ("--mesh", f"pipeline={a.stages}", "--threads", 1, *words)
 
 
-def sluice_side(a, folder, tokens, *more):
-    return sluice_ranks(folder, *shape_of(a, folder, tokens), "--steps", a.steps + 1, *more)
+def sluice_side(a, folder, tokens, *more, memory=None):
+    return sluice_ranks(folder, *shape_of(a, folder, tokens), "--memory", memory or a.memory, "--steps", a.steps + 1, *more)
 
 
 def torch_side(a, side, order, ends, tied=False):
@@ -152,7 +153,7 @@ def measure(a, folder):
     (folder / "model/config.json").write_text(config.to_json_string())
     tokens = folder / "tokens.bin"
     make_tokens(tokens, 64 * a.micro * a.batch * a.seq)
-    planned = json.loads(sluice("plan", "--json", *shape_of(a, folder, tokens), *cut_of(a, "1f1b")))["pipeline"]
+    planned = json.loads(sluice("plan", "--json", *shape_of(a, folder, tokens), "--memory", a.memory, *cut_of(a, "1f1b")))["pipeline"]
     ends = [stage["units"][0][1] - 1 for stage in planned["stages"]]
     ends[-1] = SHAPES[a.model][0]
     sides = {"alone": lambda: sluice_side(a, folder, tokens, "--threads", a.stages)}
@@ -160,6 +161,9 @@ def measure(a, folder):
         sides[f"sluice {order}"] = lambda order=order: sluice_side(a, folder, tokens, *cut_of(a, order))
         for side in ("wrapped", "torch") if order in ORDERS_OF_TORCH else ():
             sides[f"{side} {order}"] = lambda side=side, order=order: torch_side(a, side, order, ends)
+    if not a.sides or "torch 1f1b" in a.sides.split(","):
+        add_half(sides, "sluice half", "torch 1f1b", lambda memory: sluice_side(
+            a, folder, tokens, *cut_of(a, "1f1b"), "--disk", f"{folder}:16GiB", memory=memory))
     sides["wrapped 1f1b tied"] = lambda: torch_side(a, "wrapped", "1f1b", ends, tied=True)
     sides = {name: side for name, side in sides.items() if not a.sides or name in a.sides.split(",")}
     return {"cut": ends, "planned_step": planned["step_seconds"], "planned_bubble": planned["bubble"],

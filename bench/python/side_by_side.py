@@ -122,6 +122,18 @@ def ran_by_turns(sides, rounds):
     return found
 
 
+def add_half(sides, name, peer, side):
+    """Adds a side that is called with half of the bytes that a rank of the peer, which is a side before it, took in the same round."""
+    given, peaks = sides[peer], []
+
+    def remembered():
+        found = given()
+        peaks.append(found["peak"])
+        return found
+
+    sides |= {peer: remembered, name: lambda: side(peaks[-1] // 2)}
+
+
 def medians(found, tokens):
     """Returns, by side, the median of a step's seconds over all rounds, the rate at which it trains on a step's tokens, the most memory
     of a rank and, where it is known, the mean wait for other ranks. `found` is what ran_by_turns() returned."""

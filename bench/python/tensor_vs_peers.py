@@ -9,6 +9,7 @@ computes as much and sends nothing (goal: two ranks take at most 1.10 of its tim
     torch            queries, keys, values, gate and up by columns, the layers after them by rows; embedding and head by the vocabulary, with
                      loss_parallel(); norms by each rank alike
     torch sequence   the same with SequenceParallel norms: a rank has its part of each sequence there
+    sluice half      with the disk, and half of the memory that a rank of "torch" took in this round as the budget
     sluice narrow    with --dtype bf16: parameters and the optimizer's state in bf16 without masters
     torch narrow     with --dtype bf16: the same, which is the least that PyTorch can do
 
@@ -34,7 +35,7 @@ import sys
 import tempfile
 import time
 
-from side_by_side import forget_peak, medians, parser_of, peak_bytes, ran_by_turns, sluice_ranks, temporary_folder, torch_ranks
+from side_by_side import add_half, forget_peak, medians, parser_of, peak_bytes, ran_by_turns, sluice_ranks, temporary_folder, torch_ranks
 
 RANKS = 2
 LR, BETAS, WEIGHT_DECAY, CLIP = 3e-4, (0.9, 0.95), 0.1, 1.0
@@ -47,12 +48,13 @@ NARROW = ("--state", "bf16", "--master", "none")
 OF_SLUICE = {"alone": ("--threads", RANKS), "sluice": ALONG_TENSOR, "sluice stage 3": (*ALONG_TENSOR, "--stage", 3),
              "sluice narrow": (*ALONG_TENSOR, *NARROW)}
 OF_TORCH = ("torch", "torch sequence", "torch narrow")
-PEERS = {"sluice": ("alone", "torch", "torch sequence"), "sluice stage 3": ("alone", "torch", "torch sequence"), "sluice narrow": ("torch narrow",)}
+OF_ALL = ("alone", "torch", "torch sequence")
+PEERS = {"sluice": OF_ALL, "sluice stage 3": OF_ALL, "sluice half": OF_ALL, "sluice narrow": ("torch narrow",)}
 
 
 def sides_of(dtype):
     """Returns the names of the sides with this type, in the order of their turns."""
-    names = ("alone", "sluice", "torch", "sluice stage 3", "torch sequence")
+    names = ("alone", "sluice", "torch", "sluice half", "sluice stage 3", "torch sequence")
     return names if dtype == "f32" else (*names, "sluice narrow", "torch narrow")
 
 
@@ -66,6 +68,8 @@ def arguments():
     a.sides = a.sides.split(",") if a.sides else list(known)
     if unknown := [side for side in a.sides if side not in known]:
         parser.error(f"--sides: '{unknown[0]}' is none; with {a.dtype} there are {', '.join(known)}")
+    if "sluice half" in a.sides and "torch" not in a.sides:
+        parser.error("--sides: 'sluice half' has half of the memory of 'torch', which must be there, too")
     return a
 
 
@@ -100,8 +104,8 @@ def windows(path, batch, seq):
     return tokens[:-1].view(batch, seq), tokens[1:].view(batch, seq)
 
 
-def sluice_side(a, folder, more):
-    return sluice_ranks(folder, "--model", folder / "model", "--data", folder / "tokens.bin", "--held-out", 0, "--memory", a.memory,
+def sluice_side(a, folder, more, memory=None):
+    return sluice_ranks(folder, "--model", folder / "model", "--data", folder / "tokens.bin", "--held-out", 0, "--memory", memory or a.memory,
                         "--batch", a.batch, "--seq", a.seq, "--dtype", a.dtype, "--steps", a.steps + 1, "--optimizer", "adamw", "--lr", LR,
                         "--beta1", BETAS[0], "--beta2", BETAS[1], "--warmup", 0, "--schedule", "constant", "--weight-decay", WEIGHT_DECAY,
                         "--clip", CLIP, *more)
@@ -273,7 +277,10 @@ def measure(a, folder):
     write_first_values(a.case, a.seq, folder / "model")
     write_windows(a, folder / "tokens.bin")
     sides = {side: lambda side=side: sluice_side(a, folder, OF_SLUICE[side]) if side in OF_SLUICE else torch_side(a, folder, side)
-             for side in a.sides}
+             for side in a.sides if side != "sluice half"}
+    if "sluice half" in a.sides:
+        add_half(sides, "sluice half", "torch", lambda memory: sluice_side(
+            a, folder, (*ALONG_TENSOR, "--disk", f"{folder}:16GiB"), memory=memory))
     found = ran_by_turns(sides, a.rounds)
     result = {"case": a.case, "dtype": a.dtype, "losses": found[a.sides[0]][0]["losses"], "sides": medians(found, a.batch * a.seq)}
     for name, error in loss_errors(found).items():

@@ -48,7 +48,8 @@ struct ActivationChoice {
 
 struct UnitProfile {
   Work forward, backward;
-  Work weights;                           // the part of backward that a pass of its own computes
+  Work weights;  // the part of backward that a pass of its own computes
+  Work beside;   // of backward: what ranks add beside the gradients of weights, and the arithmetic of these
   std::size_t input_bytes = 0;            // of one micro-batch; kept from forward to backward
   std::vector<ActivationChoice> choices;  // from all kept ("none") to nothing kept ("full"); never empty
 };

@@ -27,6 +27,11 @@ class Pace {
     return static_cast<double>(work.received) / rates_.layer_link->bandwidth +
            static_cast<double>(work.waits) * rates_.layer_link->latency;
   }
+  // How much of that passes while the rank computes.
+  double hidden(const Work& beside) const {
+    const double sums = layers(beside);
+    return std::min(sums, seconds(beside) - sums);
+  }
 
  private:
   const MachineRates& rates_;
@@ -45,9 +50,10 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
     times.forward = pace.seconds(profile.forward);
     times.forward_layers = pace.layers(profile.forward);
     times.weights = pace.seconds(profile.weights);
+    const double hidden = pace.hidden(profile.beside);
     for (const ActivationChoice& choice : profile.choices) {
-      times.backward.push_back(pace.seconds(profile.backward) + pace.seconds(choice.again));
-      times.backward_layers.push_back(pace.layers(profile.backward) + pace.layers(choice.again));
+      times.backward.push_back(pace.seconds(profile.backward) + pace.seconds(choice.again) - hidden);
+      times.backward_layers.push_back(pace.layers(profile.backward) + pace.layers(choice.again) - hidden);
     }
     times.update = update_seconds(unit, rates);
     const Dtype type = final_gradient_type(profile_, unit);

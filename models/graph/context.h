@@ -44,8 +44,10 @@ class ParameterSource {
 class AxisRanks {
  public:
   virtual ~AxisRanks() = default;
-  // Afterwards `values` are the sums over all ranks, added pairwise.
-  virtual void all_reduce(const std::string& name, std::span<float> values) = 0;
+  // Afterwards `values` are the sums over all ranks, added pairwise. Calls `beside`, if not null, while they
+  // are on their way.
+  virtual void all_reduce(const std::string& name, std::span<float> values,
+                          const std::function<void()>& beside = {}) = 0;
   // Each rank has one of the parts that the `count` values fall into, all of one size; afterwards it has all
   // of them.
   virtual void all_gather(const std::string& name, Array values, std::size_t count) = 0;
@@ -106,6 +108,7 @@ class OpContext {
   Array output_gradient(std::size_t i) const { return array(step_.output_gradients[i], spec_.outputs[i]); }
   bool adds(std::size_t i) const { return step_.adds[i]; }  // the input's gradient is added to what is there
   void* scratch() const { return pointer(step_.scratch); }
+  void* scratch_from(std::size_t byte) const { return pointer(step_.scratch) + byte; }
 
   ConstArray parameter(std::size_t i) const { return execution_.source.value(id(i)); }
   engine::GradientTarget gradient(std::size_t i) const {

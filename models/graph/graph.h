@@ -46,6 +46,7 @@ struct LayerCall {
   bool gathers = false;         // else they are added
   bool along_sequence = false;  // else along "tensor"
   Dtype type = Dtype::kF32;
+  bool beside_weights = false;  // it goes on beside the op's gradients of weights
 };
 
 // In forward the output may lie where the input lay; in backward the input's gradient where the output's lay.

@@ -5,6 +5,7 @@
 
 #include "comm/communicator.h"
 #include "core/trace.h"
+#include "core/transfers.h"
 #include "engine/memory/waits.h"
 #include "models/graph/context.h"
 
@@ -16,13 +17,13 @@ class MessageAxis : public AxisRanks {
   // ranks: outlive this. trace: gets waits; or null. meanwhile: is called from time to time during them.
   explicit MessageAxis(comm::Communicator& ranks, Trace* trace = nullptr,
                        std::function<void()> meanwhile = {});
-  void all_reduce(const std::string& name, std::span<float> values) override;
+  void all_reduce(const std::string& name, std::span<float> values,
+                  const std::function<void()>& beside) override;
   void all_gather(const std::string& name, Array values, std::size_t count) override;
   const engine::Waits& waits() const { return waits_; }
 
  private:
-  template <class Begin>
-  void wait_for(const std::string& name, Begin&& begin);
+  void wait_for(const std::string& name, TransferGroup& group);
 
   comm::Communicator& ranks_;
   engine::Waits waits_;

@@ -332,6 +332,17 @@ engine::Work weights_work(const Op& op, const kernels::MatrixLibrary& library,
   return work_of(asked, op.spec().weights_flops, op.spec().weights_bytes, known);
 }
 
+// The part of backward_work() that ranks add up beside the gradients of weights, with the work of these.
+engine::Work beside_work(const Op& op, const Shape& shape, const kernels::MatrixLibrary& library,
+                         std::vector<kernels::Product>& known) {
+  std::vector<LayerCall> calls = op.spec().backward_calls;
+  std::erase_if(calls, [](const LayerCall& call) { return !call.beside_weights; });
+  if (calls.empty()) return {};
+  engine::Work work = weights_work(op, library, known);
+  count_calls(calls, shape, work);
+  return work;
+}
+
 engine::UnitProfile profile_unit(const Graph& graph, const Shape& shape, const std::vector<Choice>& choices,
                                  bool splits_backward, kernels::ProductSurvey& products,
                                  std::vector<kernels::Product>& known) {
@@ -339,6 +350,7 @@ engine::UnitProfile profile_unit(const Graph& graph, const Shape& shape, const s
   for (const auto& op : graph.ops()) {
     profile.forward += forward_work(*op, shape, products.library(), known);
     profile.backward += backward_work(*op, shape, products.library(), known);
+    if (!splits_backward) profile.beside += beside_work(*op, shape, products.library(), known);
     if (splits_backward && op->spec().splits_backward)
       profile.weights += weights_work(*op, products.library(), known);
   }

@@ -20,6 +20,7 @@ OpSpec cut_loss_spec(std::string name, ValueId x, const LossShape& shape) {
   const double classes = static_cast<double>(total(shape.cut.parts(shape.vocabulary)));
   spec.forward_flops = 2.0 * static_cast<double>(shape.rows * shape.width) * classes;
   spec.backward_flops = 2 * spec.forward_flops;
+  spec.weights_flops = spec.forward_flops;
   spec.backward_bytes = 3.0 * static_cast<double>(shape.rows * sizeof(float)) * classes;
   if (shape.cut.ranks == 1) return spec;
   // As of flops: what backward computes of forward counts as forward's.
@@ -27,7 +28,7 @@ OpSpec cut_loss_spec(std::string name, ValueId x, const LossShape& shape) {
   for (std::size_t first = 0; first < shape.rows; first += rows) {
     const std::size_t here = std::min(rows, shape.rows - first);
     spec.forward_calls.push_back({here * shape.cut.pieces * kStatistics, true});
-    spec.backward_calls.push_back({here * shape.width});
+    spec.backward_calls.push_back({.values = here * shape.width, .beside_weights = true});
   }
   return spec;
 }
@@ -52,11 +53,18 @@ class CutLoss : public Op {
     std::size_t bytes = forward_workspace(products);
     for (const std::size_t rows : {rows_, last_rows()})
       for (const Range& part : parts_) {
-        const std::size_t to_input =
-            sums(rows).bytes() + products.workspace(input_product(rows, part, {}, {}, {}));
+        const std::size_t to_input = products.workspace(input_product(rows, part, {}, {}, {}));
         const std::size_t to_weight = products.workspace(weight_product(rows, part, {}, {}, nullptr));
-        bytes = std::max(bytes, memory().end + std::max(to_input, to_weight));
+        bytes = std::max(bytes, memory().end + sums(rows).bytes() + std::max(to_input, to_weight));
       }
+    return bytes;
+  }
+
+  std::size_t weights_workspace(kernels::ProductSurvey& products) const override {
+    std::size_t bytes = 0;
+    for (const std::size_t rows : {rows_, last_rows()})
+      for (const Range& part : parts_)
+        bytes = std::max(bytes, products.workspace(weight_product(rows, part, {}, {}, nullptr)));
     return bytes;
   }
 
@@ -71,8 +79,7 @@ class CutLoss : public Op {
     for_each_tile(context, [&](const Tile& tile) {
       add_losses(context, tile, true);
       make_gradients(context, tile);
-      input_gradient(context, tile);
-      weight_gradient(context, tile, target);
+      add_gradients(context, tile, target);
       target.accumulate = true;
     });
   }
@@ -157,28 +164,31 @@ class CutLoss : public Op {
     });
   }
 
-  void input_gradient(const OpContext& context, const Tile& tile) const {
+  // The ranks add the gradients of the input beside the gradients of weights.
+  void add_gradients(const OpContext& context, const Tile& tile, const engine::GradientTarget& target) const {
     std::vector<const float*> gradients;
     for_each_part(tile, [&](std::size_t, const Range&, float* logits) { gradients.push_back(logits); });
     const PieceSums sums = this->sums(tile.rows);
     auto* const workspace = static_cast<std::byte*>(tile.workspace) + sums.bytes();
-    const Array sum =
-        sums.add(context, tile.workspace, "gradients of " + spec().name, [&](std::size_t i, Array into) {
+    const Array sum = sums.add(
+        context, tile.workspace, "gradients of " + spec().name,
+        [&](std::size_t i, Array into) {
           kernels::multiply(context.library(), context.threads(),
                             input_product(tile.rows, parts_[i], {gradients[i]}, context.parameter(0), into),
                             workspace);
-        });
+        },
+        [&] { weight_gradient(context, tile, target, workspace); });
     kernels::convert(context.threads(), tile.rows * shape_.width, sum,
                      context.input_gradient(0).at(tile.first * shape_.width));
   }
 
-  void weight_gradient(const OpContext& context, const Tile& tile,
-                       const engine::GradientTarget& target) const {
+  void weight_gradient(const OpContext& context, const Tile& tile, const engine::GradientTarget& target,
+                       void* workspace) const {
     for_each_part(tile, [&](std::size_t, const Range& part, float* logits) {
       const Array x = context.input(0).at(tile.first * shape_.width);
       Product product = weight_product(tile.rows, part, {logits}, x, target.data);
       product.accumulate = target.accumulate;
-      kernels::multiply(context.library(), context.threads(), product, tile.workspace);
+      kernels::multiply(context.library(), context.threads(), product, workspace);
     });
   }
 

@@ -1,6 +1,7 @@
 #include "models/ops/linear.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
@@ -42,7 +43,7 @@ OpSpec linear_spec(std::string name, ValueId x, ValueId y, const LinearShape& sh
     spec.forward_bytes += bytes;
     spec.backward_bytes += bytes;
   }
-  if (shape.cut.ranks > 1) spec.backward_calls = {{shape.rows * shape.in}};
+  if (shape.cut.ranks > 1) spec.backward_calls = {{.values = shape.rows * shape.in, .beside_weights = true}};
   return spec;
 }
 
@@ -71,8 +72,7 @@ class Linear : public Op {
     std::size_t bytes = 0;
     for (const LinearPart& part : shape_.parts)
       bytes = std::max(bytes, products.workspace(input_product(part, blank(), blank(), input_sum_type())));
-    if (shape_.cut.is_cut()) bytes += input_sums_.bytes();
-    return std::max(bytes, weights_workspace(products));
+    return input_sums_bytes() + std::max(bytes, weights_workspace(products));
   }
 
   std::size_t weights_workspace(kernels::ProductSurvey& products) const override {
@@ -97,23 +97,31 @@ class Linear : public Op {
     turn_output(context, context.run().first_position, false, y);
   }
 
+  // The ranks add the gradients of the input beside the gradients of weights.
   void backward(const OpContext& context) const override {
-    backward_inputs(context);
-    backward_weights(context);
+    input_gradients(context, [&] { weight_gradients(context, context.scratch_from(input_sums_bytes())); });
+  }
+  void backward_inputs(const OpContext& context) const override {
+    input_gradients(context, [] {});
+  }
+  void backward_weights(const OpContext& context) const override {
+    weight_gradients(context, context.scratch());
   }
 
-  void backward_inputs(const OpContext& context) const override {
+ private:
+  void input_gradients(const OpContext& context, const std::function<void()>& beside) const {
     turn_output(context, 0, true, context.output_gradient(0));
-    if (shape_.cut.is_cut()) return add_input_gradients(context);
+    if (shape_.cut.is_cut()) return add_input_gradients(context, beside);
     bool first = true;
     for (const LinearPart& part : shape_.parts) {
       multiply_to_input(context, part, context.input_gradient(0), context.adds(0) || !first,
                         context.scratch());
       first = false;
     }
+    beside();
   }
 
-  void backward_weights(const OpContext& context) const override {
+  void weight_gradients(const OpContext& context, void* workspace) const {
     const Array dy = context.output_gradient(0);
     for (std::size_t i = 0; i < shape_.weights.size(); ++i) {
       const engine::GradientTarget target = context.gradient(parameters_[i]);
@@ -122,13 +130,12 @@ class Linear : public Op {
         if (part.weight != i) continue;
         Product product = weight_product(part, context.input(0), dy, {target.data, Dtype::kF32});
         product.accumulate = target.accumulate;
-        kernels::multiply(context.library(), context.threads(), product, context.scratch());
+        kernels::multiply(context.library(), context.threads(), product, workspace);
       }
     }
-    if (biased_width(shape_) > 0) bias_gradients(context, dy);
+    if (biased_width(shape_) > 0) bias_gradients(context, dy, workspace);
   }
 
- private:
   void turn_output(const OpContext& context, std::size_t first_position, bool inverse, Array y) const {
     for (const auto& [rotary, offset] : shape_.turned)
       turn(context.threads(), rotary, shape_.row_parts, first_position, inverse, y.at(offset));
@@ -142,17 +149,19 @@ class Linear : public Op {
     kernels::multiply(context.library(), context.threads(), product, workspace);
   }
 
-  void add_input_gradients(const OpContext& context) const {
-    auto* const workspace = static_cast<std::byte*>(context.scratch()) + input_sums_.bytes();
-    const Array sum = input_sums_.add(context, context.scratch(), "gradients of " + spec().name,
-                                      [&](std::size_t piece, Array into) {
-                                        bool first = true;
-                                        for (const LinearPart& part : shape_.parts) {
-                                          if (part.piece != piece) continue;
-                                          multiply_to_input(context, part, into, !first, workspace);
-                                          first = false;
-                                        }
-                                      });
+  void add_input_gradients(const OpContext& context, const std::function<void()>& beside) const {
+    void* const workspace = context.scratch_from(input_sums_bytes());
+    const Array sum = input_sums_.add(
+        context, context.scratch(), "gradients of " + spec().name,
+        [&](std::size_t piece, Array into) {
+          bool first = true;
+          for (const LinearPart& part : shape_.parts) {
+            if (part.piece != piece) continue;
+            multiply_to_input(context, part, into, !first, workspace);
+            first = false;
+          }
+        },
+        beside);
     const Array dx = context.input_gradient(0);
     if (context.adds(0))
       kernels::add(context.threads(), shape_.rows * shape_.in, dx, sum, dx);
@@ -162,6 +171,7 @@ class Linear : public Op {
 
   // Stands for an array where only the sizes of products count.
   Array blank() const { return {nullptr, shape_.type}; }
+  std::size_t input_sums_bytes() const { return shape_.cut.is_cut() ? input_sums_.bytes() : 0; }
   Array input_sum_type() const { return shape_.cut.is_cut() ? Array{} : blank(); }
 
   // The parts of a piece that have biases lie side by side in rows, so that one sum over the rows serves
@@ -209,8 +219,8 @@ class Linear : public Op {
     return weight.at(part.columns.first * (shape_.transposed ? shape_.in : 1));
   }
 
-  void bias_gradients(const OpContext& context, ConstArray dy) const {
-    auto* workspace = static_cast<std::byte*>(context.scratch()) + sums_bytes();
+  void bias_gradients(const OpContext& context, ConstArray dy, void* memory) const {
+    auto* const workspace = static_cast<std::byte*>(memory) + sums_bytes();
     std::vector<engine::GradientTarget> targets(shape_.weights.size());
     for (std::size_t i = 0; i < targets.size(); ++i) {
       if (!shape_.weights[i].bias) continue;
@@ -222,7 +232,7 @@ class Linear : public Op {
                           targets[0].accumulate, workspace);
       return;
     }
-    auto* sums = static_cast<float*>(context.scratch());
+    auto* const sums = static_cast<float*>(memory);
     const LinearPart* first = nullptr;  // of the piece
     for (const LinearPart& part : shape_.parts) {
       if (first == nullptr || part.piece != first->piece) {

@@ -22,8 +22,8 @@ std::size_t PieceSums::buffer_elements() const {
 
 std::size_t PieceSums::bytes() const { return most_ * buffer_elements() * sizeof(float); }
 
-Array PieceSums::add(const OpContext& context, void* buffers, const std::string& name,
-                     const Compute& compute) const {
+Array PieceSums::add(const OpContext& context, void* buffers, const std::string& name, const Compute& compute,
+                     const std::function<void()>& beside) const {
   const auto buffer = [&](std::size_t i) {
     return Array{static_cast<float*>(buffers)}.at(i * buffer_elements());
   };
@@ -40,7 +40,10 @@ Array PieceSums::add(const OpContext& context, void* buffers, const std::string&
     merge(stack.push());
   }
   merge(stack.carries());
-  if (cut_.ranks > 1) context.run().layers.tensor->all_reduce(name, {buffer(0).f32(), elements_});
+  if (cut_.ranks > 1)
+    context.run().layers.tensor->all_reduce(name, {buffer(0).f32(), elements_}, beside);
+  else if (beside)
+    beside();
   return buffer(0);
 }
 

@@ -16,9 +16,10 @@ class PieceSums {
 
   std::size_t bytes() const;  // of its buffers
   // Computes each own piece's part into an array, adds them, and those of the other ranks. Returns the sum,
-  // which is in the buffers. name: what the other ranks are asked for.
+  // which is in the buffers. name: what the other ranks are asked for. beside: called while they send theirs.
   using Compute = std::function<void(std::size_t piece, Array into)>;
-  Array add(const OpContext& context, void* buffers, const std::string& name, const Compute& compute) const;
+  Array add(const OpContext& context, void* buffers, const std::string& name, const Compute& compute,
+            const std::function<void()>& beside = {}) const;
 
  private:
   std::size_t buffer_elements() const;

@@ -59,7 +59,7 @@ class RowLinear : public Op {
   }
 
   void forward(const OpContext& context) const override {
-    auto* const workspace = static_cast<std::byte*>(context.scratch()) + sums_.bytes();
+    void* const workspace = context.scratch_from(sums_.bytes());
     const Array sum = sums_.add(context, context.scratch(), spec().name, [&](std::size_t piece, Array into) {
       Product product = forward_product(piece, context.input(0), context.parameter(0), into);
       // The first of all pieces has the bias in its part of the sum.

@@ -20,7 +20,9 @@ class Ranks {
   class Rank : public AxisRanks {
    public:
     Rank(Ranks& ranks, std::size_t rank) : ranks_(ranks), rank_(rank) {}
-    void all_reduce(const std::string& name, std::span<float> values) override {
+    void all_reduce(const std::string& name, std::span<float> values,
+                    const std::function<void()>& beside) override {
+      if (beside) beside();
       const std::vector<std::vector<float>> all = ranks_.exchange(rank_, name, values);
       PairwiseStack order;
       std::vector<std::vector<float>> sums;
