@@ -210,6 +210,33 @@ TEST(Placement, ShardsOfParametersTakeAsMuchOfAllRanksAsTheParametersOfOne) {
   }
 }
 
+// A step waits for sums over the ranks of a layer as far as they take longer than what is computed beside
+// them.
+TEST(Placement, SumsOverRanksOfALayerAreHiddenByWhatIsComputedBesideThem) {
+  const auto optimizer = optim::make_optimizer({});
+  Profile profile = toy::profile(1, {Dtype::kF32}, 1);
+  const auto gigabytes = [](double computed, std::uint64_t received) {
+    Work work;
+    work.bytes = computed * 1e9;
+    work.received = received * 1'000'000'000;
+    return work;
+  };
+  for (UnitProfile& unit : profile.unit_profiles) {
+    unit.backward = gigabytes(10, 5);
+    unit.beside = gigabytes(3, 4);
+  }
+  MachineRates rates;
+  rates.memory_bandwidth = 1e9;
+  const auto backward = [&](std::optional<double> bandwidth) {
+    if (bandwidth) rates.layer_link = Link{*bandwidth, 0};
+    const Placement::Times times = Placement(profile, *optimizer, {}).times(rates)[0];
+    return std::pair{times.backward[0], times.backward_layers[0]};
+  };
+  EXPECT_EQ(backward({}), (std::pair{10.0, 0.0}));
+  EXPECT_EQ(backward(4e9), (std::pair{10 + 0.25, 0.25}));        // all that is beside is hidden
+  EXPECT_EQ(backward(1e9), (std::pair{10 + 5.0 - 3, 5.0 - 3}));  // as much as is computed beside it
+}
+
 // As memory shrinks, so do the shards of parameters in it, down to where the frames alone are left.
 class ShardsOfParameters : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(InAnyOrder, ShardsOfParameters, testing::Bool());
