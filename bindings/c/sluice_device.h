@@ -62,7 +62,7 @@ struct sluice_device_facts {
   /* Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count. */
   double to_gpu, from_gpu, both_ways;
   double gpu_updates; /* elements a second that the GPU updates in its memory */
-  double cpu_memory;  /* bytes a second that loops of the CPU read and write in memory */
+  double cpu_memory;  /* bytes a second that loops of the CPU read and write, while copies go both ways */
   uint64_t base;      /* the bytes of the GPU's memory that a context with Sluice's kernels takes */
   /* Seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes. 0:
    * not known. Nobody measures it for the engine. */

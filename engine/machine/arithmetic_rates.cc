@@ -83,7 +83,7 @@ kernels::AttentionShape part_of(const kernels::AttentionShape& given, Dtype dtyp
 constexpr std::size_t kCached = 2 * kChunkGrain;  // elements of which caches hold an update
 
 double seconds_an_element(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
-                          std::size_t elements) {
+                          std::size_t elements, const std::function<void()>& beside = {}) {
   const UpdateSample sample(optimizer, dtype, dtype, elements);
   Scratch scratch(sample.bytes());
   std::byte* const memory = scratch.take(sample.bytes());
@@ -93,6 +93,7 @@ double seconds_an_element(Threads& threads, const optim::Optimizer& optimizer, D
   optim::Hyperparameters hyperparameters{1e-3, 0.1, 1, 0};
   const double seconds = middle_seconds([&] {
     ++hyperparameters.step;
+    if (beside) beside();
     optimizer.apply(threads, hyperparameters, span);
   });
   return seconds / static_cast<double>(sample.elements());
@@ -179,13 +180,16 @@ double measure_attention(Threads& threads, const kernels::AttentionShape& given,
          seconds;
 }
 
-double measure_memory(Threads& threads, std::size_t bytes) {
+double measure_memory(Threads& threads, std::size_t bytes, const std::function<void()>& beside) {
   const std::size_t count = bytes / 2 / sizeof(float) / kLine * kLine;
   const double moved = 2.0 * static_cast<double>(count * sizeof(float));
   Scratch scratch(bytes);
   const Array from = scratch.take(count, Dtype::kF32), to = scratch.take(count, Dtype::kF32);
   kernels::fill(threads, count, 1.0f, from);
-  return moved / middle_seconds([&] { kernels::convert(threads, count, from, to); });
+  return moved / middle_seconds([&] {
+           if (beside) beside();
+           kernels::convert(threads, count, from, to);
+         });
 }
 
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype) {
@@ -194,11 +198,11 @@ std::optional<double> measure_update(Threads& threads, const optim::Optimizer& o
 }
 
 double measure_update_traffic(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
-                              std::size_t bytes) {
-  if (optimizer.rounds() > 0) return measure_memory(threads, bytes);
+                              std::size_t bytes, const std::function<void()>& beside) {
+  if (optimizer.rounds() > 0) return measure_memory(threads, bytes, beside);
   const UpdateSample cached(optimizer, dtype, dtype, kCached);
   const std::size_t elements = kCached * std::max<std::size_t>(1, bytes / cached.bytes());
-  return cached.bytes_an_element() / seconds_an_element(threads, optimizer, dtype, elements);
+  return cached.bytes_an_element() / seconds_an_element(threads, optimizer, dtype, elements, beside);
 }
 
 }  // namespace sluice::engine

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <span>
 
 #include "core/threads.h"
@@ -36,8 +37,8 @@ double measure_square(Threads& threads, kernels::F32Products& products);
 double measure_attention(Threads& threads, const kernels::AttentionShape& shape, Dtype dtype);
 
 // Bytes a second that loops read and write in an array of so many bytes. An array that fits in the caches
-// gives the caches' rate.
-double measure_memory(Threads& threads, std::size_t bytes);
+// gives the caches' rate. beside: if not null, begins what goes on beside each run.
+double measure_memory(Threads& threads, std::size_t bytes, const std::function<void()>& beside = {});
 
 // Seconds to update an element that caches hold; nothing for an optimizer with rounds, whose updates need
 // whole parameters.
@@ -45,6 +46,6 @@ std::optional<double> measure_update(Threads& threads, const optim::Optimizer& o
 // Bytes a second that updates read and write in an array of so many bytes: measure_update(), or for an
 // optimizer with rounds measure_memory().
 double measure_update_traffic(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
-                              std::size_t bytes);
+                              std::size_t bytes, const std::function<void()>& beside = {});
 
 }  // namespace sluice::engine

@@ -28,6 +28,8 @@ constexpr std::size_t kPiece = 32 * kMiB;  // about a unit
 // several chunks, which are more than a GPU's caches hold.
 constexpr std::size_t kFewestElements = 16 << 10, kGrowth = 8;
 constexpr double kLongEnough = 1e-3;  // seconds
+// How many times as long the CPU's loops take at most while copies go on both ways.
+constexpr double kAtMostSlower = 2;
 
 // Waits for what is queued, also where an error ends the measurement: its memory goes next.
 void finish(Device& device, const Device::Stream& stream) {
@@ -55,17 +57,26 @@ class Copies {
   double bytes_a_second(bool is_in, bool is_out) const {
     const double ways = (is_in ? 1 : 0) + (is_out ? 1 : 0);
     return ways * static_cast<double>(bytes_) / middle_seconds([&] {
-             for (std::size_t at = 0; at < bytes_; at += kPiece) {
-               const std::size_t now = std::min(kPiece, bytes_ - at), out = bytes_ + at;
-               if (is_in) device_.copy_in(in_.get(), on_gpu_.address() + at, on_host_.data() + at, now);
-               if (is_out) device_.copy_out(out_.get(), on_host_.data() + out, on_gpu_.address() + out, now);
-             }
+             queue(is_in, is_out);
              device_.synchronize(in_.get());
              device_.synchronize(out_.get());
            });
   }
+  // Begins copies both ways that take about so long at the rate at which both ways move bytes.
+  void begin(double seconds, double both) const {
+    for (double queued = 0; queued < seconds; queued += 2 * static_cast<double>(bytes_) / both)
+      queue(true, true);
+  }
 
  private:
+  void queue(bool is_in, bool is_out) const {
+    for (std::size_t at = 0; at < bytes_; at += kPiece) {
+      const std::size_t now = std::min(kPiece, bytes_ - at), out = bytes_ + at;
+      if (is_in) device_.copy_in(in_.get(), on_gpu_.address() + at, on_host_.data() + at, now);
+      if (is_out) device_.copy_out(out_.get(), on_host_.data() + out, on_gpu_.address() + out, now);
+    }
+  }
+
   Device& device_;
   std::size_t bytes_;
   allocator::Ledger ledger_;
@@ -160,21 +171,32 @@ std::uint64_t beyond_caches() {
   return std::clamp<std::uint64_t>(4 * largest_cache(), kMostMeasuringBytes, kMost);
 }
 
+// The CPU updates beside copies, which take memory's bandwidth, too: what is left of it counts.
+double measure_updates_beside(const Copies& copies, double both, const GpuWork& work) {
+  const std::size_t bytes =
+      std::clamp<std::uint64_t>(work.host_bytes / 8, kMostMeasuringBytes, beyond_caches());
+  const auto measured = [&](const std::function<void()>& beside) {
+    return measure_update_traffic(work.threads, work.optimizer, work.dtype, bytes, beside);
+  };
+  const double seconds = static_cast<double>(bytes) / measured({});
+  return measured([&] { copies.begin(kAtMostSlower * seconds, both); });
+}
+
 }  // namespace
 
 bool measure_gpu(const GpuWork& work, MachineRates& rates) {
-  if (work.device_bytes < kLeast || work.host_bytes < kMostMeasuringBytes) return false;
+  if (work.device_bytes < kLeast || work.host_bytes < 2 * kMostMeasuringBytes) return false;
   GpuRates gpu = rates.gpu;
   gpu.source = Source::kMeasured;
+  double bandwidth = 0;
   {
-    const Copies copies(work.device, room(std::min(work.device_bytes, work.host_bytes) / 2, kMostEachWay));
+    const Copies copies(work.device,
+                        room(std::min(work.device_bytes, work.host_bytes / 2) / 2, kMostEachWay));
     gpu.in = copies.bytes_a_second(true, false);
     gpu.out = copies.bytes_a_second(false, true);
     gpu.both = copies.bytes_a_second(true, true);
+    bandwidth = measure_updates_beside(copies, gpu.both, work);
   }
-  const double bandwidth = measure_update_traffic(
-      work.threads, work.optimizer, work.dtype,
-      std::clamp<std::uint64_t>(work.host_bytes / 8, kMostMeasuringBytes, beyond_caches()));
   if (work.optimizer.elementwise({}))
     gpu.update_seconds =
         Updates(work.device, work.optimizer, work.dtype, room(work.device_bytes, kMostUpdated), bandwidth)

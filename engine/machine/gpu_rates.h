@@ -10,7 +10,7 @@
 namespace sluice::engine {
 
 // What is measured, and the memory for it, which no ledger but one of its own counts: at most 256 MiB of the
-// GPU's, and four times the host's largest cache, and no more than so many bytes of each.
+// GPU's, and 128 MiB and four times the host's largest cache, and no more than so many bytes of each.
 struct GpuWork {
   Device& device;
   Threads& threads;
@@ -23,10 +23,10 @@ struct GpuWork {
 // Measures, in about half a second, by what a plan for a GPU is made: the link, by copies of registered
 // memory as the engine makes them; updates of what is in the GPU's memory, chunk by chunk, each queued as the
 // engine queues it (a parameter that ends within a chunk costs a launch more there); and those of the CPU, by
-// its loops and products. An optimizer that only the CPU can apply keeps the GPU's rate as it was. Returns
-// false, with nothing changed, where there are less than 4 MiB of the GPU's memory or 64 MiB of the host's
-// for it. Throws Error(kNotFound) where the GPU's kernels are missing, and Error(kBudget) or Error(kIo) as
-// the device.
+// its products, and by its loops while copies go on both ways. An optimizer that only the CPU can apply keeps
+// the GPU's rate as it was. Returns false, with nothing changed, where there are less than 4 MiB of the GPU's
+// memory or 128 MiB of the host's for it. Throws Error(kNotFound) where the GPU's kernels are missing, and
+// Error(kBudget) or Error(kIo) as the device.
 bool measure_gpu(const GpuWork& work, MachineRates& rates);
 
 }  // namespace sluice::engine

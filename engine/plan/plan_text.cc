@@ -82,7 +82,8 @@ std::string device_step_text(const Plan& plan) {
   const GpuRates& rates = time.rates;
   std::string text = fmt::format(
       "rates             copies of {:.3g} GB/s to the GPU, {:.3g} from it and {:.3g} both ways; the GPU "
-      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s; all of it is {}\n",
+      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s beside copies; all of it "
+      "is {}\n",
       rates.in / 1e9, rates.out / 1e9, rates.both / 1e9, 1e-9 / rates.update_seconds, time.cpu_memory / 1e9,
       name_of(rates.source));
   text += fmt::format(

@@ -139,7 +139,7 @@ class DeviceFacts:
 
     to_gpu, from_gpu, both_ways: bytes a second of copies to the GPU alone, from it alone, and both ways at once, where both count.
     gpu_updates: elements a second that the GPU updates in its memory.
-    cpu_memory: bytes a second that loops of the CPU read and write in memory.
+    cpu_memory: bytes a second that loops of the CPU read and write in memory, while copies go both ways.
     base: the memory of the GPU that CUDA's context and Sluice's kernels take.
     computing: seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes; 0: not known.
     """
