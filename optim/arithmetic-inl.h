@@ -4,11 +4,14 @@
 // operations on its type V, each rounded once.
 
 template <class Ops, class V = typename Ops::V>
-SLUICE_ARITHMETIC V ruled(const GradientRule& rule, V gradient) {  // a NaN stays NaN
-  const V value = Ops::mul(gradient, Ops::set(rule.factor));
-  if (rule.bound == std::numeric_limits<float>::infinity()) return value;
+SLUICE_ARITHMETIC V clipped(const GradientRule& rule, V value) {  // a NaN stays NaN
   const V high = Ops::set(rule.bound), low = Ops::set(-rule.bound);
   return Ops::choose(Ops::greater(value, high), high, Ops::choose(Ops::greater(low, value), low, value));
+}
+template <class Ops, class V = typename Ops::V>
+SLUICE_ARITHMETIC V ruled(const GradientRule& rule, V gradient) {
+  const V value = Ops::mul(gradient, Ops::set(rule.factor));
+  return rule.clips() ? clipped<Ops>(rule, value) : value;
 }
 
 // Of an element: its gradient, its value, and what the optimizer's two arrays of state have of it.

@@ -10,6 +10,7 @@ namespace sluice::optim {
 struct GradientRule {
   float factor = 1;
   float bound = std::numeric_limits<float>::infinity();
+  constexpr bool clips() const { return bound != std::numeric_limits<float>::infinity(); }
 };
 
 struct AdamFactors {

@@ -22,8 +22,9 @@ struct Ops {
   static __device__ __forceinline__ float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
   static __device__ __forceinline__ bool greater(float a, float b) { return a > b; }
   static __device__ __forceinline__ float choose(bool is, float yes, float no) { return is ? yes : no; }
-  static __device__ __forceinline__ float min(float a, float b) { return a < b ? a : b; }
-  static __device__ __forceinline__ float max(float a, float b) { return a > b ? a : b; }
+  // In one instruction. Those of the CPU differ for NaN, and in the sign of 0, of which no code and no scale depends.
+  static __device__ __forceinline__ float min(float a, float b) { return fminf(a, b); }
+  static __device__ __forceinline__ float max(float a, float b) { return fmaxf(a, b); }
   static __device__ __forceinline__ float abs(float a) { return from_bits(bits_of(a) & 0x7fffffffu); }
   static __device__ __forceinline__ float turn(float value, float zero) {
     return from_bits(bits_of(value) ^ bits_of(zero));
@@ -269,6 +270,20 @@ __device__ __forceinline__ Stored rounded(const Own& own, std::uint64_t seed, co
   return stored;
 }
 
+// A copy in registers. The compiler would read a kernel's arguments again for each element.
+template <class Factors>
+__device__ __forceinline__ Factors in_registers(const Factors& given) {
+  struct Words {
+    std::uint32_t words[sizeof(Factors) / sizeof(std::uint32_t)];
+  };
+  Words all = std::bit_cast<Words>(given);
+#ifdef __CUDACC__
+  SLUICE_UNROLL
+  for (std::uint32_t& word : all.words) asm volatile("" : "+r"(word));
+#endif
+  return std::bit_cast<Factors>(all);
+}
+
 // Of what a warp has. `change` is the optimizer's arithmetic, and `lines` are of arrays in codes.
 template <int kArrays, bool kCoded, bool kMaster, bool kWhole, class Updates, class Span, class Change>
 __device__ __forceinline__ void update_warp(const Updates& u, const Span& span, const Place<kWhole>& at,
@@ -282,7 +297,7 @@ __device__ __forceinline__ void update_warp(const Updates& u, const Span& span, 
     states[a] = load(span.state[a].values, state_bytes, at);
     if constexpr (kCoded) scales[a] = span.state[a].scales[at.block];
   }
-  const Own gradient = floats(gradients, u.gradient_type);
+  Own gradient = floats(gradients, u.gradient_type);
   Own value = floats(values, kMaster ? Dtype::kF32 : Dtype::kBf16), first{}, second{};
   const auto state_of = [&](int a, auto decode) {
     if constexpr (kCoded)
@@ -294,10 +309,17 @@ __device__ __forceinline__ void update_warp(const Updates& u, const Span& span, 
     first = state_of(0, [&](std::uint8_t code) { return decoded<CodeMap::kSigned>(lines[0], code, scales[0]); });
   if constexpr (kArrays > 1)
     second = state_of(1, [&](std::uint8_t code) { return decoded<CodeMap::kUnsigned>(lines[1], code, scales[1]); });
+  const auto factors = in_registers(span.factors);
+  SLUICE_UNROLL
+  for (int i = 0; i < kOwn; ++i) gradient[i] = Ops::mul(gradient[i], factors.gradient.factor);
+  if (factors.gradient.clips()) {
+    SLUICE_UNROLL
+    for (int i = 0; i < kOwn; ++i) gradient[i] = clipped<Ops>(factors.gradient, gradient[i]);
+  }
   SLUICE_UNROLL
   for (int i = 0; i < kOwn; ++i) {
-    Element e = {ruled<Ops>(span.factors.gradient, gradient[i]), value[i], first[i], second[i]};
-    change(span.factors, e);
+    Element e = {gradient[i], value[i], first[i], second[i]};
+    change(factors, e);
     value[i] = e.value, first[i] = e.first, second[i] = e.second;
   }
   const auto store_state = [&](int a, const Own& own, auto encode) {
