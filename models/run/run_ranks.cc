@@ -49,8 +49,8 @@ Value value_of(const std::string& bytes, const char* name) {
 }
 
 // Where and by how many threads ranks compute may differ, unless the bits must not depend on who computes
-// what.
-Json comparable(const Setup& setup) {
+// what. Ranks that compute layers together do it in one order.
+Json comparable(const Setup& setup, bool shares_layers) {
   Json record = run_record(setup, {});
   for (const char* own : {"cpu", "threads", "matrix_library"})
     if (!setup.settings.plan.reproducible) record.erase(own);
@@ -66,7 +66,9 @@ Json comparable(const Setup& setup) {
   record["chunks"] = setup.settings.chunks;
   record["stages"] = setup.settings.stages.value_or("");
   record["grain"] = setup.settings.grain.value_or(0);
-  if (sections_of(setup.settings) > 1) record["group"] = setup.settings.plan.group.value_or(0);
+  const engine::PlanRequest& plan = setup.settings.plan;
+  if (sections_of(setup.settings) > 1 || shares_layers) record["group"] = plan.group.value_or(0);
+  if (shares_layers) record["recompute"] = plan.recompute.value_or("auto");
   return record;
 }
 
@@ -117,7 +119,8 @@ std::vector<std::string> RunRanks::from_all(const std::string& name, const std::
 }
 
 void RunRanks::compare(const Setup& setup) {
-  const std::vector<std::string> all = from_all("the settings of the run", comparable(setup).dump());
+  const std::vector<std::string> all =
+      from_all("the settings of the run", comparable(setup, shares_layers()).dump());
   for (int rank = 1; rank < size(); ++rank) {
     const std::vector<std::string> found =
         differences(Json::parse(all[0]), Json::parse(all[static_cast<std::size_t>(rank)]));
