@@ -4,15 +4,17 @@ micro-batches, and compares what each process held and what the losses are: each
 are to be the same bits, else the exit status is 1.
 
 The network has a stem, two reduction cells, and three groups of normal cells with a reduction cell between two groups, which halves the
-image's sides and doubles the channels. A cell takes the outputs of the two cells before it, so that pairs pass between stages. Its five sums
-are of separable convolutions, pooling and what goes in; those that no other sum takes are joined. Batch norm takes its statistics of each micro-batch.
+image's sides and doubles the channels. A cell takes the outputs of the two cells before it, so that tuples pass between stages. Its five sums
+are of separable convolutions, pooling and what goes in; those that no other sum takes are joined. Batch norm takes its statistics of each
+micro-batch.
 
     557m   18 normal cells, 557M parameters: 8.9 GB of f32 parameters, gradients and AdamW's state
     tiny   3 normal cells: it shows that the bench works, and no memory
 
-The model is built on the meta device. Each rank has one thread, and --memory is its budget; the one process has one thread and twice that. The
-cut is the one that Pipeline chooses, by parameters. Memory is the most that a process held (VmHWM). Seconds are medians of all steps but the
-first. --json prints JSON, whose "run" is for docs/benchmarks/runs.json.
+The model is built on the meta device. Each rank has one thread, and --memory is its budget; the one process has one thread and twice that.
+Of what forward keeps for backward the first stage has more, and that for two micro-batches at once, so that the cut gives it fewer parameters.
+Memory is the most that a process held (VmHWM). Seconds are medians of all steps but the first. --json prints JSON, whose "run" is for
+docs/benchmarks/runs.json.
 
     .venv/bin/python bench/python/amoebanet_pipeline.py --steps 3
 """
@@ -30,6 +32,7 @@ from side_by_side import ROOT, parser_of, peak_bytes
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 STAGES, CLASSES = 2, 1000
 CASES = {"557m": {"channels": 446, "cells": 6}, "tiny": {"channels": 16, "cells": 1}}
+CUTS = {"557m": "0-37,38-45", "tiny": "0-11,12-15"}
 # Of each sum its two parts: which value (0 and 1 are the outputs of the cells before the last one and of the last one, 2 is the first sum),
 # and what is made of it.
 NORMAL = (((0, "separable 7"), (1, "separable 3")), ((0, "separable 3"), (1, "same")), ((1, "average"), (0, "same")),
@@ -39,7 +42,7 @@ REDUCTION = (((0, "separable 7"), (1, "separable 5")), ((1, "most"), (0, "separa
 
 
 def arguments():
-    parser = parser_of(__doc__, batch=4, micro=4, side=64, steps=3, memory="6GiB")
+    parser = parser_of(__doc__, batch=2, micro=4, side=64, steps=3, memory="6GiB")
     parser.add_argument("--case", choices=CASES, default="557m", help="by default 557m")
     return parser.parse_args()
 
@@ -48,7 +51,7 @@ def arguments():
 
 
 def network(channels, cells):
-    """Returns the layers, of which all but the first take a pair: the outputs of the two layers before."""
+    """Returns the layers. A cell takes a pair, the outputs of the two cells before it, and is two layers, so that a cut may be within it."""
     import torch
     from torch import nn
 
@@ -85,20 +88,30 @@ def network(channels, cells):
             values = super().forward(images)
             return values, values
 
-    class Cell(nn.Module):
-        def __init__(self, before, last, width, sums, stride, is_larger):
+    class Entry(nn.Module):
+        """The first half of a cell: what its sums take, after the output of the layer before."""
+
+        def __init__(self, before, last, width, is_larger):
             """before, last: the channels of the pair; is_larger: the former has twice the sides of the latter."""
             super().__init__()
             self.before, self.last = Changed(before, width, 2 if is_larger else 1), Changed(last, width)
-            self.sources = [[source for source, _ in parts] for parts in sums]
-            self.joined = unused(sums)
-            self.parts = nn.ModuleList(nn.ModuleList(made(what, width, stride if source < 2 else 1) for source, what in parts) for parts in sums)
 
         def forward(self, pair):
-            values = [self.before(pair[0]), self.last(pair[1])]
+            return pair[1], [self.before(pair[0]), self.last(pair[1])]
+
+    class Sums(nn.Module):
+        """The second half of a cell."""
+
+        def __init__(self, width, sums, stride):
+            super().__init__()
+            self.sources, self.joined = [[source for source, _ in parts] for parts in sums], unused(sums)
+            self.parts = nn.ModuleList(nn.ModuleList(made(what, width, stride if source < 2 else 1) for source, what in parts) for parts in sums)
+
+        def forward(self, given):
+            last, values = given[0], list(given[1])
             for (first, second), (one, other) in zip(self.sources, self.parts, strict=True):
                 values.append(one(values[first]) + other(values[second]))
-            return pair[1], torch.cat([values[number] for number in self.joined], 1)
+            return last, torch.cat([values[number] for number in self.joined], 1)
 
     class Head(nn.Module):
         def __init__(self, width):
@@ -113,7 +126,7 @@ def network(channels, cells):
     for width, group in ((channels // 2, ""), (channels, "n" * cells), (2 * channels, "n" * cells), (4 * channels, "n" * cells)):
         for kind in "r" + group:
             sums, stride = (NORMAL, 1) if kind == "n" else (REDUCTION, 2)
-            layers.append(Cell(before, last, width, sums, stride, is_larger))
+            layers += [Entry(before, last, width, is_larger), Sums(width, sums, stride)]
             before, last, is_larger = last, len(unused(sums)) * width, kind == "r"
     return nn.Sequential(*layers, Head(last))
 
@@ -130,7 +143,8 @@ def run_rank(a):
     with torch.device("meta"):
         model = network(**CASES[a["case"]])
     parameters = sum(p.numel() for p in model.parameters())
-    pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=1e-4), memory=a["memory"], micro_batches=a["micro"])
+    pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=1e-4), memory=a["memory"], micro_batches=a["micro"],
+                                 stages=CUTS[a["case"]] if a["stages"] > 1 else None)
     seconds, losses = [], []
     for step in range(a["steps"]):
         drawn = torch.Generator().manual_seed(step)
@@ -154,7 +168,7 @@ def ran(a, stages):
     """Returns what the ranks of a run tell, by stage."""
     from sluice.model import size_of
 
-    settings = {"case": a.case, "batch": a.batch, "micro": a.micro, "side": a.side, "steps": a.steps,
+    settings = {"case": a.case, "batch": a.batch, "micro": a.micro, "side": a.side, "steps": a.steps, "stages": stages,
                 "memory": size_of(a.memory, "--memory") * STAGES // stages}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(stages), __file__, "--rank",
                json.dumps(settings)]

@@ -49,9 +49,9 @@ def write_model(case, folder):
 
 
 def words_of(a, command, folder, memory, disk, *more):
-    given = ["--model", folder / "model", "--data", folder / "text.txt", "--tokens", "bytes", "--dtype", "bf16", "--master", "none", "--state", "8bit",
-             "--batch", a.batch, "--seq", a.seq, "--accumulate", a.accumulate, "--steps", a.steps, "--threads", 1, "--memory", memory,
-             "--disk", f"{folder}:{disk}", *more]
+    given = ["--model", folder / "model", "--data", folder / "text.txt", "--tokens", "bytes", "--dtype", "bf16", "--master", "none",
+             "--state", "8bit", "--batch", a.batch, "--seq", a.seq, "--accumulate", a.accumulate, "--steps", a.steps, "--threads", 1,
+             "--memory", memory, "--disk", f"{folder}:{disk}", *more]
     return [str(word) for word in (ROOT / "build/bin/sluice", command, *given)]
 
 
@@ -101,26 +101,28 @@ def measure(a, folder):
     return result
 
 
+def told(numbers, digits=1):
+    return ", ".join(f"{number:.{digits}f}" for number in numbers)
+
+
 def run_of(a, result):
     """Returns the entry of docs/benchmarks/runs.json but for the machine, which whoever adds it knows."""
     layers, width, heads, hidden = CASES[a.case]
     parameters = layers * (4 * width * width + 3 * width * hidden + 2 * width) + 513 * width
     rows = [[f"rank {rank}: {each['names']}", str(each["peak"]), str(each["predicted"]), ", ".join(map(str, each["received"])),
-             str(each["received_planned"]), ", ".join(f"{wait:.1f}" for wait in each["waits"])] for rank, each in enumerate(result["ranks"])]
-    if "alone" in result:
-        rows.append(["one rank", str(result["alone"]["peak"]), str(result["alone"]["predicted"]), "", "", ""])
-    seconds = {side: ", ".join(f"{second:.1f}" for second in told["seconds"]) for side, told in (("hosts", result), ("alone", result.get("alone"))) if told}
+             str(each["received_planned"]), told(each["waits"])] for rank, each in enumerate(result["ranks"])]
     notes = [f"{parameters:,} parameters: a Llama of {layers} layers of {width} ({heads} heads, hidden layers of {hidden}, bytes); {a.accumulate} "
              f"micro-batches of {a.batch} x {a.seq} tokens; {HOSTS} hosts of one rank of one thread, with {a.memory} of memory and {a.disk_size} of "
-             f"disk each, joined by {a.rate}. Steps took {seconds['hosts']} s, where the plan says {result['planned_step']:.1f} s. The losses are "
-             f"{', '.join(f'{loss:.6f}' for loss in result['losses'])}."]
-    if "alone" in result:
-        notes.append(f"One rank of one thread with {a.memory_alone} of memory and {a.disk_size_alone} of disk took {seconds['alone']} s a step; its losses "
-                     f"({len(result['alone']['losses'])} of {a.steps} steps) are {'the same bits' if result['losses_equal'] else 'OTHERS'}.")
+             f"disk each, joined by {a.rate}. Steps took {told(result['seconds'])} s, where the plan says {result['planned_step']:.1f} s. The losses "
+             f"are {told(result['losses'], 6)}."]
+    if alone := result.get("alone"):
+        rows.append(["one rank", str(alone["peak"]), str(alone["predicted"]), "", "", ""])
+        notes.append(f"One rank of one thread with {a.memory_alone} of memory and {a.disk_size_alone} of disk took {told(alone['seconds'])} s a step; its "
+                     f"losses ({len(alone['losses'])} of {a.steps} steps) are {'the same bits' if result['losses_equal'] else 'OTHERS'}.")
     words = [word for word in sys.argv[1:] if word != "--json"]
+    columns = ["", "most memory, bytes", "predicted", "bytes from the other host, by step", "planned", "seconds of waiting, by step"]
     return {"date": datetime.date.today().isoformat(), "commands": [shlex.join(["python3", "bench/python/large_over_hosts.py", *words])],
-            "tables": [{"columns": ["", "most memory, bytes", "predicted", "bytes from the other host, by step", "planned", "seconds of waiting, by step"],
-                        "rows": rows}], "notes": notes}
+            "tables": [{"columns": columns, "rows": rows}], "notes": notes}
 
 
 def show(result):
