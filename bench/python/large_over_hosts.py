@@ -3,15 +3,15 @@
 masters and 8-bit state of AdamW; beside the plan: each rank's most memory, the seconds of a step, and the bytes that come from the other host.
 Then one rank trains the same steps with twice the memory and the disk of both, and its losses must be the same bits, else the exit status is 1.
 
-    6b    a Llama of 128 layers of 2048, 6.0G parameters: 24.5 GB of parameters and state, and 24 GB of gradients that are added up
+    6b    a Llama of 128 layers of 2048, 6.0G parameters: 24.3 GB of parameters and state, and 24 GB of gradients that are added up
     tiny  4 layers of 64: it shows that the bench works
 
 Hosts are network namespaces of this machine (scripts/hosts.sh; needs root), with one rank of one thread each, which share its cores and its
 disk. Data is pseudo-random, and a token is a byte. No checkpoint is written. --around gives words that come before each rank's program, such as
-those of a program that limits its memory; words of ranks that one such program ends show in its exit status. --alone-steps 0 leaves the one rank
-out. --json prints JSON, whose "run" is for docs/benchmarks/runs.json.
+those of a program that limits its memory. --alone-steps 0 leaves the one rank out. --json prints JSON, whose "run" is for
+docs/benchmarks/runs.json.
 
-    python3 bench/python/large_over_hosts.py --disk FOLDER --seq 64 --accumulate 2
+    python3 bench/python/large_over_hosts.py --disk FOLDER
 """
 import datetime
 import json
@@ -28,7 +28,7 @@ CASES = {"6b": (128, 2048, 16, 4928), "tiny": (4, 64, 4, 176)}
 
 
 def arguments():
-    parser = parser_of(__doc__, disk="a folder for what does not fit in memory", batch=1, seq=64, accumulate=2, steps=3, memory="3GiB", rate="1gbit",
+    parser = parser_of(__doc__, disk="a folder for what does not fit in memory", batch=1, seq=32, accumulate=2, steps=3, memory="3GiB", rate="1gbit",
                        around="")
     parser.add_argument("--case", choices=CASES, default="6b", help="by default 6b")
     parser.add_argument("--disk-size", default="24GiB", help="of each host, by default 24GiB")
@@ -117,8 +117,9 @@ def run_of(a, result):
              f"are {told(result['losses'], 6)}."]
     if alone := result.get("alone"):
         rows.append(["one rank", str(alone["peak"]), str(alone["predicted"]), "", "", ""])
-        notes.append(f"One rank of one thread with {a.memory_alone} of memory and {a.disk_size_alone} of disk took {told(alone['seconds'])} s a step; its "
-                     f"losses ({len(alone['losses'])} of {a.steps} steps) are {'the same bits' if result['losses_equal'] else 'OTHERS'}.")
+        equal = "the same bits" if result["losses_equal"] else "OTHERS"
+        notes.append(f"One rank of one thread with {a.memory_alone} of memory and {a.disk_size_alone} of disk took {told(alone['seconds'])} s a step; "
+                     f"its losses ({len(alone['losses'])} of {a.steps} steps) are {equal}.")
     words = [word for word in sys.argv[1:] if word != "--json"]
     columns = ["", "most memory, bytes", "predicted", "bytes from the other host, by step", "planned", "seconds of waiting, by step"]
     return {"date": datetime.date.today().isoformat(), "commands": [shlex.join(["python3", "bench/python/large_over_hosts.py", *words])],
