@@ -118,8 +118,8 @@ def run_of(a, result):
     if alone := result.get("alone"):
         rows.append(["one rank", str(alone["peak"]), str(alone["predicted"]), "", "", ""])
         equal = "the same bits" if result["losses_equal"] else "OTHERS"
-        notes.append(f"One rank of one thread with {a.memory_alone} of memory and {a.disk_size_alone} of disk took {told(alone['seconds'])} s a step; "
-                     f"its losses ({len(alone['losses'])} of {a.steps} steps) are {equal}.")
+        notes.append(f"One rank of one thread with {a.memory_alone} of memory and {a.disk_size_alone} of disk took {told(alone['seconds'])} s a "
+                     f"step; its losses ({len(alone['losses'])} of {a.steps} steps) are {equal}.")
     words = [word for word in sys.argv[1:] if word != "--json"]
     columns = ["", "most memory, bytes", "predicted", "bytes from the other host, by step", "planned", "seconds of waiting, by step"]
     return {"date": datetime.date.today().isoformat(), "commands": [shlex.join(["python3", "bench/python/large_over_hosts.py", *words])],
