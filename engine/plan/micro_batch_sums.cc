@@ -65,7 +65,8 @@ std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBat
 }
 
 std::size_t sums_bytes(const Profile& profile, const Layout& layout, const MicroBatchSums& sums) {
-  if (profile.any_order) return 0;  // a gradient is added from the client's memory
+  // In any order a gradient is added from the client's memory.
+  if (profile.any_order || sums.most() == 1) return 0;
   std::size_t most = 0, together = 0;
   for (const Access& access : profile.schedule) {
     if (!access.joined) together = 0;

@@ -43,8 +43,12 @@ class Planner {
         placement_(in.profile, in.optimizer, in.request),
         needs_scratch_(placement_.needs_scratch()),
         times_(placement_.times(in.rates)),
-        levels_(recompute_levels(in.profile, in.request.recompute)) {
+        levels_(recompute_levels(in.profile, in.request.recompute)),
+        element_bytes_(placement_.element_bytes()) {
     check_request();
+    for (const bool streams : {false, true})
+      slot_bytes_[streams ? 1 : 0] =
+          UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), streams);
     for (const Lookahead& lookahead : lookaheads()) needs_.push_back(placement_.frame_needs(lookahead));
   }
 
@@ -107,8 +111,8 @@ class Planner {
   // One slot is updated; the others keep the disk busy both ways, also while a transfer ends. In any order
   // chunks are updated only between accesses: those of a typical unit should arrive meanwhile.
   std::vector<std::size_t> slot_counts() const {
-    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false);
-    const std::size_t one_way = 1 + divide_up(in_.rates.disk_in_flight, std::max<std::size_t>(slot, 1));
+    const std::size_t one_way =
+        1 + divide_up(in_.rates.disk_in_flight, std::max<std::size_t>(slot_bytes_[0], 1));
     const std::size_t between = in_.profile.any_order ? placement_.chunks_of_typical_unit() : 0;
     const std::size_t wanted =
         std::clamp(1 + std::max(2 * one_way, one_way + between), kLeastStagingSlots, kMostStagingSlots);
@@ -265,7 +269,7 @@ class Planner {
     // Extents of this size need few enough mappings for a pool of any size.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.format().shards().chunk_elements();
-    plan.state_bytes_per_parameter = placement_.element_bytes();
+    plan.state_bytes_per_parameter = element_bytes_;
     plan.units = placed.units;
     for (UnitId unit = 0; unit < plan.units.size(); ++unit)
       plan.units[unit].choice = choice_of(unit, shape.level);
@@ -301,8 +305,7 @@ class Planner {
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + in_.profile.hidden_bytes +
                                        round_up(placement_.rounds().bytes, kHugePage);
-    const std::size_t slot =
-        UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), footprint.shards_on_disk > 0);
+    const std::size_t slot = slot_bytes_[footprint.shards_on_disk > 0 ? 1 : 0];
     host[index(Purpose::kStaging)] = round_up(slots_of(shape, footprint) * slot, kHugePage) +
                                      round_up(pieces_of(shape, footprint) * StoredShards::kPiece, kHugePage) +
                                      placement_.relay_bytes(shape.fewest());
@@ -385,7 +388,9 @@ class Planner {
   bool needs_scratch_;
   std::vector<Placement::Times> times_;  // by unit
   std::vector<std::size_t> levels_;      // of recomputation
-  std::vector<FrameNeeds> needs_;        // by look-ahead
+  double element_bytes_;
+  std::array<std::size_t, 2> slot_bytes_ = {};  // of a staging slot without parameters, and with them
+  std::vector<FrameNeeds> needs_;               // by look-ahead
 };
 
 }  // namespace
