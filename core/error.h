@@ -1,6 +1,7 @@
 #pragma once
 #include <fmt/core.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,11 +23,15 @@ enum class ErrorCode {
 // The one exception type of the project. The text says what was asked, what was found, and what to do.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  Error(ErrorCode code, const std::string& text, std::uint64_t lacks = 0)
+      : std::runtime_error(text), code_(code), lacks_(lacks) {}
   ErrorCode code() const { return code_; }
+  // With kBudget: how many bytes are short, where that is known. 0: it is not.
+  std::uint64_t lacks() const { return lacks_; }
 
  private:
   ErrorCode code_;
+  std::uint64_t lacks_;
 };
 
 // "invalid_argument", "not_found", ...: for programs that read errors.

@@ -18,8 +18,9 @@ struct TrainOptions {
   std::array<std::optional<std::string>, engine::kParts> places;
   std::string machine;  // for `plan`: the file of another machine, or "" for this one
   bool json = false;
-  std::optional<int> ranks;                    // nothing: those that a launcher has started, or one
-  std::optional<std::string> mesh;             // axes of the ranks: "pipeline=4"
+  std::optional<int> ranks;         // nothing: those that a launcher has started, or one
+  std::optional<std::string> mesh;  // axes of the ranks: "pipeline=4"; or "auto"
+  bool chooses_mesh() const { return mesh == "auto"; }
   std::string pipeline = "1f1b";               // the order of a pipeline's passes
   std::optional<int> hosts;                    // that share the ranks of a plan; nothing: one
   std::uint64_t silence = 30, patience = 600;  // seconds

@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "engine/ranks/agreement.h"
 #include "models/run/machine_plan.h"
+#include "models/run/mesh_choice.h"
 #include "models/run/pipeline_plan.h"
 #include "models/run/rank_files.h"
 #include "models/run/recipe.h"
@@ -82,6 +83,7 @@ void stop_with(std::uint64_t caller) {
 std::string json_line(const models::PlanResult& result) {
   Json json = engine::to_json(result.plan, result.profile, result.budget);
   json["checkpoint_bytes"] = result.checkpoint_bytes;
+  if (result.mesh_choice) json["meshes"] = models::to_json(*result.mesh_choice);
   if (result.pipeline) json["pipeline"] = models::to_json(*result.pipeline);
   json["recipe"] = models::to_json(result.recipe);
   json["recipe"]["defaults"] = result.recipe.defaults;
@@ -96,6 +98,12 @@ std::optional<int> asked_ranks(const TrainOptions& options, const models::TrainS
   return settings.mesh->ranks();
 }
 
+[[noreturn]] void refuse_unknown_ranks() {
+  fail(ErrorCode::kInvalidArgument,
+       "--mesh auto chooses among the meshes of so many ranks, and nothing says how many: give --ranks N "
+       "(mpirun and srun say it for a run)");
+}
+
 // Returns the ranks of the run, or null where this process trains alone.
 std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int> asked) {
   const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
@@ -103,6 +111,7 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int
   if (options.ranks == 1) return nullptr;
   if (LocalRanks::own_rank() > 0 && asked) return std::make_unique<LocalRanks>(*asked, deadlines);
   const std::optional<comm::MpiLauncher> launcher = comm::find_mpi_launcher();
+  if (options.chooses_mesh() && !asked && !launcher) refuse_unknown_ranks();
   if (!launcher || launcher->ranks == 1)
     return asked.value_or(1) > 1 ? std::make_unique<LocalRanks>(*asked, deadlines) : nullptr;
   const auto refuse_others = [&](int ranks) {
@@ -131,6 +140,7 @@ void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings
   const int ranks = asked.value_or(1), hosts = options.hosts.value_or(1);
   if (options.hosts && !asked)
     fail(ErrorCode::kInvalidArgument, "--hosts {}: say with --ranks how many ranks they share", hosts);
+  if (options.chooses_mesh() && !asked) refuse_unknown_ranks();
   if (hosts < 1 || ranks % hosts != 0)
     fail(ErrorCode::kInvalidArgument, "--hosts {}: {} ranks cannot be shared evenly by them", hosts, ranks);
   if (hosts > 1 && settings.host_link && !settings.link)

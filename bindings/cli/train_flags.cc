@@ -53,7 +53,7 @@ void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
       "consecutive blocks, along tensor each layer by its heads, hidden columns and vocabulary, along "
       "sequence "
       "the length of each sequence; along data ranks have the same and other micro-batches (data=N alone is "
-      "--ranks N)");
+      "--ranks N). auto takes that of --ranks N ranks whose plan has the shortest step");
   flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe", "zb-h1"},
                "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages, "
                "zb-h1 has no stage wait for gradients of weights, and takes more memory than 1f1b");
@@ -260,7 +260,8 @@ void bind_step_bench(CLI::App& app, TrainOptions& options) {
 void read_choices(const TrainOptions& options, models::TrainSettings& settings) {
   for (const std::string& disk : options.disk) settings.disk.push_back(offload::parse_disk(disk));
   settings.dtype = *dtype_from_name(options.dtype);
-  if (options.mesh) settings.mesh = comm::Mesh::parse(*options.mesh);
+  settings.chooses_mesh = options.chooses_mesh();
+  if (options.mesh && !settings.chooses_mesh) settings.mesh = comm::Mesh::parse(*options.mesh);
   settings.pipeline = engine::pipeline_order(options.pipeline);
   if (settings.mesh && options.ranks && *options.ranks != settings.mesh->ranks())
     fail(ErrorCode::kInvalidArgument, "--mesh {} is of {} ranks, and --ranks is {}; leave --ranks out",

@@ -6,6 +6,12 @@
 namespace sluice::engine {
 namespace {
 
+template <class... Arguments>
+[[noreturn]] void fail_for_lack_of(std::uint64_t bytes, fmt::format_string<Arguments...> text,
+                                   Arguments&&... arguments) {
+  throw Error(ErrorCode::kBudget, fmt::format(text, std::forward<Arguments>(arguments)...), bytes);
+}
+
 // Rounded up, as the command line takes it.
 std::string format_argument(std::uint64_t bytes) { return fmt::format("{}MiB", divide_up(bytes, kMiB)); }
 
@@ -35,8 +41,8 @@ void refuse_rounds(const Shortage& s) {
   const RoundsNeed& need = s.placement.rounds();
   const std::uint64_t least = s.on_disk.own.peak_memory;
   if (least - need.bytes > s.budget.memory) return;
-  fail(
-      ErrorCode::kBudget,
+  fail_for_lack_of(
+      least - s.budget.memory,
       "{}: {} updates {} as a whole, which takes {} ({} of its values, {} of workspace), and memory is short "
       "by {}, with everything else on disk that can be. Give {}{}, or use an optimizer that works by "
       "elements",
@@ -49,17 +55,18 @@ void refuse_rounds(const Shortage& s) {
   refuse_rounds(s);
   const Plan& least = s.on_disk.own;
   const std::uint64_t computing = least.activation_bytes + least.workspace_bytes;
-  fail(ErrorCode::kBudget,
-       "{}: memory is short by {}; with everything on disk that can be{} it needs {} ({} activations and "
-       "workspace, {} frames, staging and what stays, {} the process). Give {}{}{}",
-       asked_of(s), format_size(least.peak_memory - s.budget.memory),
-       s.profile.any_order || !s.request.trains ? "" : ", all recomputed, and " + at_a_time(least.group),
-       format_needed(least.peak_memory, s.budget.memory), format_size(computing),
-       format_size(least.peak_memory - computing - s.budget.base), format_size(s.budget.base),
-       memory_argument(s, s.on_disk.memory), and_disk(s),
-       !s.request.trains ? ""
-       : s.request.flags ? ", or a smaller --batch or --seq"
-                         : ", or less that is reserved, or smaller units");
+  fail_for_lack_of(
+      least.peak_memory - s.budget.memory,
+      "{}: memory is short by {}; with everything on disk that can be{} it needs {} ({} activations and "
+      "workspace, {} frames, staging and what stays, {} the process). Give {}{}{}",
+      asked_of(s), format_size(least.peak_memory - s.budget.memory),
+      s.profile.any_order || !s.request.trains ? "" : ", all recomputed, and " + at_a_time(least.group),
+      format_needed(least.peak_memory, s.budget.memory), format_size(computing),
+      format_size(least.peak_memory - computing - s.budget.base), format_size(s.budget.base),
+      memory_argument(s, s.on_disk.memory), and_disk(s),
+      !s.request.trains ? ""
+      : s.request.flags ? ", or a smaller --batch or --seq"
+                        : ", or less that is reserved, or smaller units");
 }
 
 }  // namespace
@@ -71,19 +78,21 @@ std::string format_needed(std::uint64_t needed, std::uint64_t given) {
 
 void refuse(const Shortage& s) {
   const Plan &in_memory = s.in_memory.own, &on_disk = s.on_disk.own;
+  const std::uint64_t disk = on_disk.disk_bytes - std::min(on_disk.disk_bytes, s.budget.disk);
   if (on_disk.peak_memory > s.budget.memory) refuse_memory(s);
   if (in_memory.peak_memory <= s.budget.memory)
-    fail(ErrorCode::kBudget,
-         "the parts that were asked to be on disk take {}, and the disk folders have {} for them; give {}",
-         format_needed(on_disk.disk_bytes, s.budget.disk), format_size(s.budget.disk), disk_argument(s));
+    fail_for_lack_of(
+        disk,
+        "the parts that were asked to be on disk take {}, and the disk folders have {} for them; give {}",
+        format_needed(on_disk.disk_bytes, s.budget.disk), format_size(s.budget.disk), disk_argument(s));
   if (s.budget.disk == 0)
-    fail(ErrorCode::kBudget, "{}: memory is short by {} and no disk is given. Add {}, or give {}",
-         asked_of(s), format_size(in_memory.peak_memory - s.budget.memory), disk_argument(s),
-         memory_argument(s, s.in_memory.memory));
-  fail(ErrorCode::kBudget, "{}: the disk's {} are short by {}. Give the disk folders {} in all, or {}",
-       asked_of(s), format_size(s.budget.disk),
-       format_size(on_disk.disk_bytes - std::min(on_disk.disk_bytes, s.budget.disk)),
-       format_argument(s.on_disk.disk), memory_argument(s, s.in_memory.memory));
+    fail_for_lack_of(in_memory.peak_memory - s.budget.memory,
+                     "{}: memory is short by {} and no disk is given. Add {}, or give {}", asked_of(s),
+                     format_size(in_memory.peak_memory - s.budget.memory), disk_argument(s),
+                     memory_argument(s, s.in_memory.memory));
+  fail_for_lack_of(disk, "{}: the disk's {} are short by {}. Give the disk folders {} in all, or {}",
+                   asked_of(s), format_size(s.budget.disk), format_size(disk),
+                   format_argument(s.on_disk.disk), memory_argument(s, s.in_memory.memory));
 }
 
 }  // namespace sluice::engine

@@ -8,8 +8,7 @@
 #include "core/error.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
-#include "models/run/pipeline_plan.h"
-#include "models/run/run_ranks.h"
+#include "models/run/mesh_choice.h"
 #include "models/run/training_setup.h"
 #include "offload/disk_folders.h"
 
@@ -140,29 +139,22 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
   plan.machine = machine.source;
   const std::vector<offload::DiskKnowledge> disks = resolve_disks(machine, s);
   const auto optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
-  const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""), tensor_cut(s),
-                    sequence_cut(s));
+  const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
   const LibraryThere library(machine, s.threads);
   if (s.dtype == Dtype::kBf16 && library.has_bf16() != library.has_bf16_here())
     plan.not_known.push_back(
         "what the matrix library takes there for products of bf16, which counts as here");
-  plan.profile =
-      model.profile(own_micro_batches(s), library, engine::hidden_bytes(model.units(), *optimizer, library),
-                    engine::splits_backward(s.pipeline));
   plan.rates = rates_there(machine, s, disks, plan.not_known);
   choose_recipe(plan, s, model);
   add_file_sizes(plan, s, model, *optimizer);
   plan.budget = {s.memory, offload::usable_disk(s.disk),
                  engine::process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers +
                      plan.trace_bytes + s.communication_bytes};
-  if (sections_of(s) > 1) {
-    set_request(plan, s);
-    RunRanks alone(TrainSettings{});
-    plan_section(plan, s, model, *optimizer, library, alone);
-  } else {
-    fit(plan, s, *optimizer, machine.cores);
+  if (s.chooses_mesh) {
+    plan.mesh_choice = choose_mesh({config, *optimizer, library, plan, machine.cores}, s);
+    s.mesh = plan.mesh_choice->mesh;
   }
-  return plan;
+  return *plan_on_mesh({config, *optimizer, library, plan, machine.cores}, s);
 }
 
 }  // namespace sluice::models

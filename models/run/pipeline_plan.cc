@@ -130,6 +130,7 @@ struct Way {
   engine::Profile profile;
   std::optional<engine::Plan> plan;
   std::string error;                            // why there is none
+  std::uint64_t lacks = 0;                      // the bytes that are short then
   std::vector<engine::SectionSeconds> seconds;  // of an item, by chunk
   engine::OnceSeconds once;
 };
@@ -222,6 +223,7 @@ class SectionWays {
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kBudget) throw;
       way.error = error.what();
+      way.lacks = error.lacks();
     }
   }
 
@@ -257,7 +259,7 @@ double least_seconds(const Whole& whole, std::size_t group) {
 Json told(const SectionWays& of_section) {
   Json ways = Json::array();
   for (const auto& [group, way] : of_section.ways()) {
-    Json& json = ways.emplace_back(Json{{"group", group}, {"error", way.error}});
+    Json& json = ways.emplace_back(Json{{"group", group}, {"error", way.error}, {"lacks", way.lacks}});
     if (!way.plan) continue;
     for (const engine::SectionSeconds& chunk : way.seconds)
       json["seconds"].push_back({chunk.forward, chunk.backward, chunk.message, chunk.weights});
@@ -277,6 +279,7 @@ struct Tried {
   PipelinePlan pipeline;
   std::vector<std::unique_ptr<SectionWays>> here;  // this rank's section; where a run is only planned, all
   std::vector<Json> sections;                      // what all of them tell
+  bool is_partly = false;  // items of some sizes were left out, since they would take too long
 };
 
 bool has_a_way(const Json& section) {
@@ -303,10 +306,13 @@ bool tries_one_cut(const TrainSettings& s) { return s.stages || s.chunks > 1; }
   if (s.chunks > 1 || s.pipeline != engine::PipelineOrder::k1F1B)
     advice += "; stages hold least with --pipeline 1f1b and without --chunks";
   for (std::size_t section = 0; section < tried.sections.size(); ++section)
-    if (!has_a_way(tried.sections[section]))
-      fail(ErrorCode::kBudget, "pipeline stage {} of {} ({}): {}{}", section + 1, tried.sections.size(),
-           tried.pipeline.names[section], tried.sections[section].front().at("error").get<std::string>(),
-           advice);
+    if (!has_a_way(tried.sections[section])) {
+      const Json& way = tried.sections[section].front();
+      throw Error(ErrorCode::kBudget,
+                  fmt::format("pipeline stage {} of {} ({}): {}{}", section + 1, tried.sections.size(),
+                              tried.pipeline.names[section], way.at("error").get<std::string>(), advice),
+                  way.at("lacks"));
+    }
   fail(ErrorCode::kBudget,
        "each stage of the pipeline fits with some number of micro-batches at once, and no number fits all of "
        "them; give more --memory, or other --stages");
@@ -437,14 +443,17 @@ std::string name_of_units(const Model& model, const std::vector<engine::UnitRang
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// Plans all sections here. Items of a size with which no step can be shorter than one that was found are left
-// out, of all sections alike.
-void plan_all(const Whole& whole, Tried& tried) {
+// Plans all sections here. Items of a size with which no step can be shorter than `longest`, or than one that
+// was found, are left out, of all sections alike.
+void plan_all(const Whole& whole, double longest, Tried& tried) {
   for (int section = 0; section < sections_of(whole.s); ++section)
     tried.here.push_back(std::make_unique<SectionWays>(whole, section));
-  double best = std::numeric_limits<double>::infinity();
+  double best = longest;
   for (const std::size_t group : group_sizes(whole.s, whole.plan.profile.micro_batches)) {
-    if (least_seconds(whole, group) >= best) continue;
+    if (const double least = least_seconds(whole, group); least >= best) {
+      tried.is_partly |= least >= longest;
+      continue;
+    }
     tried.sections.clear();
     for (const std::unique_ptr<SectionWays>& section : tried.here) {
       section->add(group);
@@ -457,7 +466,7 @@ void plan_all(const Whole& whole, Tried& tried) {
   }
 }
 
-Tried try_cut(const Whole& whole, RunRanks& ranks) {
+Tried try_cut(const Whole& whole, RunRanks& ranks, double longest) {
   Tried tried;
   PipelinePlan& pipeline = tried.pipeline;
   pipeline.cut = whole.cut;
@@ -466,7 +475,7 @@ Tried try_cut(const Whole& whole, RunRanks& ranks) {
   for (int section = 0; section < pipeline.pipeline.sections; ++section)
     pipeline.names.push_back(name_of_units(whole.model, pipeline.units(section)));
   if (ranks.size() == 1) {
-    plan_all(whole, tried);
+    plan_all(whole, longest, tried);
     return tried;
   }
   SectionWays& own = *tried.here.emplace_back(std::make_unique<SectionWays>(whole, pipeline.section));
@@ -481,7 +490,7 @@ Tried try_cut(const Whole& whole, RunRanks& ranks) {
 
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
-                                    RunRanks& ranks) {
+                                    RunRanks& ranks, double longest) {
   std::vector<engine::SectionSeconds> seconds =
       engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
   for (int section = 0; section < sections_of(s); ++section) {
@@ -502,8 +511,10 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
     if (cut.empty()) refuse(*first, s, cuts);
     const std::vector<engine::UnitRange> units = engine::parse_cut(cut, model.units().size() - 2);
     const Whole whole{plan, s, model, optimizer, library, seconds, units};
-    Tried tried = try_cut(whole, ranks);
+    Tried tried = try_cut(whole, ranks, longest);
+    if (tried.sections.empty()) return nullptr;
     const std::vector<Misfit> found = misfits_of(tried);
+    if (!found.empty() && tried.is_partly) return nullptr;
     if (!found.empty()) {
       misfits.insert(misfits.end(), found.begin(), found.end());
       tried.here.clear();
@@ -512,6 +523,7 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
     }
     const std::optional<std::size_t> chosen =
         choose(tried.sections, plan.profile.micro_batches, tried.pipeline);
+    if (!chosen && tried.is_partly) return nullptr;
     if (!chosen) refuse(tried, s, cuts + 1);
     Way way = tried.here.front()->take_way(*chosen);
     plan.request.group = way.plan->group;

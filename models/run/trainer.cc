@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/machine/process.h"
 #include "models/families/weights.h"
+#include "models/run/mesh_choice.h"
 #include "models/run/pipeline_plan.h"
 #include "models/run/run_ranks.h"
 #include "models/run/training_run.h"
@@ -64,6 +65,7 @@ std::string plan_text(const PlanResult& result) {
   if (!result.machine.empty()) text = fmt::format("for the machine of {}, not this one\n", result.machine);
   text += engine::to_text(result.plan, result.profile, result.budget);
   if (!text.ends_with('\n')) text += '\n';
+  if (result.mesh_choice) text += to_text(*result.mesh_choice);
   if (result.pipeline) text += to_text(*result.pipeline, result.profile);
   if (result.pipeline && result.plan.ranks.size == 1 && !result.rates.link)
     text += "the link          is not known, so that what is sent counts as no time; give --link\n";
@@ -84,12 +86,13 @@ std::string plan_text(const PlanResult& result) {
 
 namespace {
 
-TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEvents& events) {
+TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events) {
   check_settings(settings);
   if (settings.memory != 0) engine::check_group_limit(settings.memory, settings.ranks_here, "--memory is");
   refuse_other_run(settings);  // before the work of planning
   allocator::install_touch_reporter();
   Setup setup = prepare(settings);
+  RunRanks ranks(setup.settings);  // whose mesh may have been chosen
   if (!settings.resume && !setup.first_values)
     check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
                               engine::Layout(setup.model->units()));
@@ -129,7 +132,7 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   RunRanks ranks(settings);
   try {
-    return train(ranks, settings, events);
+    return train_alike(settings, events);
   } catch (const std::exception& error) {
     ranks.fail(error);  // the others end with this error, too
     throw;

@@ -65,6 +65,7 @@ struct TrainSettings {
   // of which each rank computes pieces; along "sequence" each sequence; along "data" ranks have the same.
   // Nothing: each rank has the whole model.
   std::optional<comm::Mesh> mesh;
+  bool chooses_mesh = false;  // in place of a mesh: the one whose plan has the shortest step
   engine::PipelineOrder pipeline = engine::PipelineOrder::k1F1B;
   std::size_t chunks = 1;             // of consecutive blocks that each stage has
   std::optional<std::string> stages;  // the blocks of each stage, by chunk: "0-7,8-15"; nothing: chosen
@@ -151,9 +152,27 @@ struct PipelinePlan {
   double bubble() const;           // the share of the step in which stages wait for others
 };
 
+// The mesh that was chosen, and those that were compared, the simplest first.
+struct MeshChoice {
+  struct Tried {
+    comm::Mesh mesh;
+    double seconds = 0;      // of a step of all ranks, where it fits
+    std::uint64_t peak = 0;  // bytes of host memory, of the rank with the most
+    double at_least = 0;     // seconds that a step would take; where that is too long, there is no plan
+    std::string why_not;     // why it does not fit, or is not possible
+    bool is_possible = true;
+    std::uint64_t lacks = 0;  // bytes, where it does not fit
+    bool fits() const { return peak > 0; }
+  };
+  comm::Mesh mesh;
+  std::vector<Tried> tried;
+};
+
 // The plan alone, as `sluice plan` shows it.
 struct PlanResult : engine::Planned {
   std::optional<PipelinePlan> pipeline;
+  std::optional<MeshChoice>
+      mesh_choice;  // where the run left the mesh open; of a run's ranks, the first has it
   Recipe recipe;
   std::string recipe_text;             // for people, with the values that the run begins with
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs

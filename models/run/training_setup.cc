@@ -15,6 +15,7 @@
 #include "engine/saving/checkpoint_values.h"
 #include "models/families/initialize.h"
 #include "models/run/learning_rate.h"
+#include "models/run/mesh_choice.h"
 #include "models/run/pipeline_plan.h"
 #include "models/run/profile.h"
 #include "models/run/recipe.h"
@@ -87,16 +88,25 @@ std::string values_text(const TrainSettings& s) {
 
 }  // namespace
 
-void check_settings(const TrainSettings& s) {
-  check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
-  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
-        "from 1 to 1000000");
+void check_mesh(const TrainSettings& s) {
   if (const int ranks = data_size(s); s.accumulate % static_cast<std::size_t>(ranks) != 0)
     fail(ErrorCode::kInvalidArgument,
          "accumulate is {} micro-batches in a step of all ranks, which {} ranks cannot share evenly; give a "
          "multiple of {}",
          s.accumulate, ranks, ranks);
   check_stages(s);
+}
+
+void check_settings(const TrainSettings& s) {
+  check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
+  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
+        "from 1 to 1000000");
+  if (!s.chooses_mesh) check_mesh(s);
+  if (s.chooses_mesh && s.stages)
+    fail(ErrorCode::kInvalidArgument,
+         "--stages '{}' says which blocks each stage of a pipeline has, and --mesh auto chooses how many "
+         "stages there are: leave --stages out, or state the mesh",
+         *s.stages);
   if (s.grain && !s.plan.reproducible)
     fail(ErrorCode::kInvalidArgument,
          "--grain {} is how many pieces layers are cut into for sums that are reproducible: give "
@@ -210,10 +220,12 @@ void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optim
     plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kBudget || s.threads <= cores) throw;
-    fail(ErrorCode::kBudget,
-         "{} threads are asked for, each with workspace of its own, and this process may use {} cores: try "
-         "--threads {}. With as many as are asked for, {}",
-         s.threads, cores, cores, error.what());
+    throw Error(
+        ErrorCode::kBudget,
+        fmt::format("{} threads are asked for, each with workspace of its own, and this process may use {} "
+                    "cores: try --threads {}. With as many as are asked for, {}",
+                    s.threads, cores, cores, error.what()),
+        error.lacks());
   }
 }
 
@@ -273,7 +285,9 @@ void choose_section(Setup& setup, RunRanks& ranks) {
                                             *ranks.communicator())});
 }
 
-Setup prepare(const TrainSettings& settings) {
+// What does not depend on the mesh, nor on how fast the machine is. The model is whole where the mesh is to
+// be chosen.
+Setup begin_setup(const TrainSettings& settings) {
   check_settings(settings);
   if (settings.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
   check_outputs(settings);
@@ -297,15 +311,17 @@ Setup prepare(const TrainSettings& settings) {
     engine::check_file_limit(engine::CheckpointTensors(*setup.layout, *setup.optimizer).file_bytes());
   add_file_sizes(setup.plan, s, *setup.model, *setup.optimizer);
   offload::resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes), s.ranks_here);
-  setup.data = std::make_unique<TrainingData>(s, setup.config);
-  if (s.eval_every != 0 && !setup.data->has_validation())
-    fail(ErrorCode::kInvalidArgument,
-         "--eval-every needs data: name --valid, or let --held-out be more than 0");
+  return setup;
+}
+
+// Measures this machine, with that many micro-batches of this rank in a step.
+void measure(Setup& setup, std::size_t micro_batches) {
+  const TrainSettings& s = setup.settings;
   const std::vector<offload::DiskKnowledge> disks = offload::know_disks(s.disk);
   setup.tools = std::make_unique<engine::Tools>(s.threads, offload::options_for(disks));
   const kernels::MatrixLibrary& library = *setup.tools->library;
   setup.plan.profile = setup.model->profile(
-      own_micro_batches(s), library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library),
+      micro_batches, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library),
       engine::splits_backward(s.pipeline));
   setup.plan.rates =
       engine::measure_rates(setup.tools->threads, *setup.tools->library,
@@ -320,10 +336,46 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(held - std::min(held, s.communication_in_use), s.threads) +
                            setup.plan.checkpoint_buffers + setup.plan.trace_bytes + s.communication_bytes};
+}
+
+void measure_link(Setup& setup, RunRanks& ranks) {
+  const engine::Budget& budget = setup.plan.budget;
+  TrainSettings& s = setup.settings;
+  if (!s.link) s.link = ranks.link(budget.memory - std::min(budget.memory, budget.base));
+}
+
+// Chooses the mesh by plans of rank 0, and sets it in the settings of all ranks, with the link that was
+// measured for it. The choice is rank 0's.
+std::optional<MeshChoice> settle_mesh(TrainSettings& settings) {
+  Setup setup = begin_setup(settings);
+  measure(setup, 1);
+  RunRanks ranks(settings);
+  measure_link(setup, ranks);
+  std::optional<MeshChoice> choice;
+  if (ranks.is_first())
+    choice = choose_mesh({setup.config, *setup.optimizer, *setup.tools->library, setup.plan, usable_cpus()},
+                         setup.settings);
+  settings.mesh = comm::Mesh::parse(ranks.from_first(choice ? choice->mesh.text() : ""));
+  settings.chooses_mesh = false;
+  settings.link = setup.settings.link;
+  return choice;
+}
+
+Setup prepare(const TrainSettings& given) {
+  TrainSettings settings = given;
+  std::optional<MeshChoice> choice;
+  if (settings.chooses_mesh) choice = settle_mesh(settings);
+  Setup setup = begin_setup(settings);
+  setup.plan.mesh_choice = std::move(choice);
+  TrainSettings& s = setup.settings;
+  setup.data = std::make_unique<TrainingData>(s, setup.config);
+  if (s.eval_every != 0 && !setup.data->has_validation())
+    fail(ErrorCode::kInvalidArgument,
+         "--eval-every needs data: name --valid, or let --held-out be more than 0");
+  measure(setup, own_micro_batches(s));
   RunRanks ranks(s);
   ranks.compare(setup);
-  const engine::Budget& budget = setup.plan.budget;
-  if (!s.link) s.link = ranks.link(budget.memory - std::min(budget.memory, budget.base));
+  measure_link(setup, ranks);
   if (sections_of(s) > 1) {
     choose_section(setup, ranks);
   } else {

@@ -22,6 +22,8 @@ std::size_t trace_events(const TrainSettings& settings);  // how many are kept f
 
 // Throws Error(kInvalidArgument) that names the setting where settings are invalid or contradict each other.
 void check_settings(const TrainSettings& settings);
+// The part of it that depends on the mesh, and follows once that is chosen.
+void check_mesh(const TrainSettings& settings);
 
 // How losses are scaled. Throws Error(kInvalidArgument) where settings are invalid or contradict each other.
 LossScale loss_scale_of(const TrainSettings& settings);

@@ -111,6 +111,12 @@ TEST_F(LaunchedRanksTest, HaveTheBitsOfRanksThatTheFirstOneStarts) {
   EXPECT_THAT(run->output(), Not(HasSubstr("warning")));
 }
 
+TEST_F(LaunchedRanksTest, ChooseTheirMesh) {
+  const auto run = launch(2, words("chosen", 2, "--mesh auto"));
+  ASSERT_EQ(run->wait(), 0) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr(", of 4 that were compared:"));
+}
+
 TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
   const auto other = launch(2, words("other", 3, "--ranks 3"));
   EXPECT_EQ(other->wait(), 2);
