@@ -112,10 +112,11 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   const auto may_fit = [&](int section, engine::UnitRange units) {
     return std::ranges::none_of(misfits, [&](const Misfit& misfit) { return misfit.is_in(section, units); });
   };
+  const bool may_share = section_ranks(s).size > 1;
   // Chunks of a section share its memory evenly.
   const auto fits = [&](int section, engine::UnitRange units) {
     if (!may_fit(section, units)) return false;
-    return plan.budget.disk > 0 || section_ranks(s).size > 1 ||  // which may share its state
+    return plan.budget.disk > 0 || may_share ||  // its state
            resident_bytes(layout, optimizer, plan.request.clip, units) +
                    least_activations(plan.profile, held[static_cast<std::size_t>(section)], units) <=
                memory / s.chunks;
@@ -213,7 +214,7 @@ class SectionWays {
   std::unique_ptr<Model> take_model() { return std::move(model_); }
 
   // Plans it with items of so many micro-batches.
-  void add(std::size_t group) {
+  const Way& add(std::size_t group) {
     Way& way = ways_[group];
     way.profile = engine::in_pipeline(once_, whole_.pipeline(group), section_, group);
     request_.group = group;
@@ -225,7 +226,9 @@ class SectionWays {
       way.error = error.what();
       way.lacks = error.lacks();
     }
+    return way;
   }
+  void leave_out(std::size_t group) { ways_.erase(group); }
 
  private:
   const Whole& whole_;
@@ -238,11 +241,10 @@ class SectionWays {
   std::map<std::size_t, Way> ways_;
 };
 
-// The least that a step with items of so many micro-batches can take, whatever its plans are.
-double least_seconds(const Whole& whole, std::size_t group) {
-  const engine::Pipeline pipeline = whole.pipeline(group);
+// The least seconds of an item in each chunk of a cut, whatever its plans are.
+std::vector<engine::SectionSeconds> least_of_chunks(const Whole& whole, std::size_t group) {
   const double micro_batches = static_cast<double>(whole.plan.profile.micro_batches) /
-                               static_cast<double>(pipeline.items);  // of an item
+                               static_cast<double>(whole.pipeline(group).items);  // of an item
   std::vector<engine::SectionSeconds> seconds;
   for (const engine::UnitRange& range : whole.cut) {
     engine::SectionSeconds& chunk = seconds.emplace_back();
@@ -252,7 +254,7 @@ double least_seconds(const Whole& whole, std::size_t group) {
       chunk.weights += micro_batches * whole.seconds[unit].weights;
     }
   }
-  return engine::least_step(pipeline, seconds);
+  return seconds;
 }
 
 // What a section tells the others.
@@ -443,6 +445,35 @@ std::string name_of_units(const Model& model, const std::vector<engine::UnitRang
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+// Plans all sections here with items of one size. Returns how long a step takes, or infinity where one of
+// them does not fit; nothing, and leaves that size out, where it takes no less than `longest`.
+std::optional<double> plan_all_with(const Whole& whole, std::size_t group, double longest, Tried& tried) {
+  const engine::Pipeline pipeline = whole.pipeline(group);
+  std::vector<engine::SectionSeconds> seconds = least_of_chunks(whole, group);
+  double least = engine::least_step(pipeline, seconds);
+  bool fits = true;
+  for (int section = 0; section < pipeline.sections && least < longest; ++section) {
+    const Way& way = tried.here[static_cast<std::size_t>(section)]->add(group);
+    fits = fits && way.plan;
+    if (!way.plan) continue;
+    double busy = way.once.before + way.once.after;
+    for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
+      seconds[pipeline.number(section, chunk)] = way.seconds[chunk];
+      busy +=
+          static_cast<double>(pipeline.items) * (way.seconds[chunk].forward + way.seconds[chunk].backward);
+    }
+    least = std::max({least, busy, engine::least_step(pipeline, seconds)});
+  }
+  if (least >= longest) {
+    for (const std::unique_ptr<SectionWays>& section : tried.here) section->leave_out(group);
+    return std::nullopt;
+  }
+  tried.sections.clear();
+  for (const std::unique_ptr<SectionWays>& section : tried.here) tried.sections.push_back(told(*section));
+  if (!fits) return std::numeric_limits<double>::infinity();
+  return time_of(tried.sections, tried.sections.front().size() - 1, pipeline).step;
+}
+
 // Plans all sections here. Items of a size with which no step can be shorter than `longest`, or than one that
 // was found, are left out, of all sections alike.
 void plan_all(const Whole& whole, double longest, Tried& tried) {
@@ -450,19 +481,9 @@ void plan_all(const Whole& whole, double longest, Tried& tried) {
     tried.here.push_back(std::make_unique<SectionWays>(whole, section));
   double best = longest;
   for (const std::size_t group : group_sizes(whole.s, whole.plan.profile.micro_batches)) {
-    if (const double least = least_seconds(whole, group); least >= best) {
-      tried.is_partly |= least >= longest;
-      continue;
-    }
-    tried.sections.clear();
-    for (const std::unique_ptr<SectionWays>& section : tried.here) {
-      section->add(group);
-      tried.sections.push_back(told(*section));
-    }
-    const auto fits = [](const Json& ways) { return ways.back().contains("peak"); };
-    if (std::ranges::all_of(tried.sections, fits))
-      best = std::min(best,
-                      time_of(tried.sections, tried.sections.front().size() - 1, whole.pipeline(group)).step);
+    const std::optional<double> step = plan_all_with(whole, group, best, tried);
+    tried.is_partly |= !step && best == longest;
+    best = std::min(best, step.value_or(best));
   }
 }
 
