@@ -42,12 +42,12 @@ struct Case {
   engine::PipelineOrder pipeline;
 };
 const Case kCases[] = {
-    {"a fast link", 8, 1, Link{1e11, 1e-6}, kGiB, 32, 512, false, engine::PipelineOrder::k1F1B},
+    {"a fast link", 8, 1, Link{1e11, 1e-6}, kGiB, 32, 256, false, engine::PipelineOrder::k1F1B},
     {"a slow link", 8, 2, Link{1e7, 1e-4}, kGiB, 32, 64, false, engine::PipelineOrder::k1F1B},
-    {"few micro-batches", 8, 1, Link{1e9, 1e-5}, kGiB, 2, 1024, false, engine::PipelineOrder::k1F1B},
+    {"few micro-batches", 8, 1, Link{1e9, 1e-5}, kGiB, 2, 256, false, engine::PipelineOrder::k1F1B},
     {"no link", 6, 1, {}, kGiB, 12, 64, false, engine::PipelineOrder::k1F1B},
-    {"little memory", 4, 2, Link{1e9, 1e-5}, 95 * kMiB, 16, 256, false, engine::PipelineOrder::k1F1B},
-    {"the same bits", 8, 4, Link{1e9, 1e-5}, kGiB, 8, 512, true, engine::PipelineOrder::k1F1B},
+    {"little memory", 4, 2, Link{1e9, 1e-5}, 135 * kMiB, 16, 256, false, engine::PipelineOrder::k1F1B},
+    {"the same bits", 8, 4, Link{1e9, 1e-5}, kGiB, 8, 256, true, engine::PipelineOrder::k1F1B},
     {"a pipeline", 4, 1, Link{1e9, 1e-5}, kGiB, 4, 64, false, engine::PipelineOrder::kZeroBubbleH1},
 };
 
