@@ -2,9 +2,9 @@
 
 Each cell trains GPT-2 or Llama (presets tiny and tiny-llama) with 24 micro-batches a step, at a stage, in a place, with an
 optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks, with clipping by norm or with updates in the
-backward pass, whole or cut into the stages of a pipeline and along tensor, each part of which so many ranks have. Losses, norms and
+backward pass, whole or cut into the stages of a pipeline and along tensor or sequence, each part of which so many ranks have. Losses, norms and
 every file of the checkpoint must have the bits of as many ranks of Sluice's own that have everything in memory (stage 0), and are
-cut along tensor, too; with --reproducible those of one rank.
+cut along tensor or sequence, too; with --reproducible those of one rank.
 Then checkpoints that 4 ranks have written go on at 1, 3 and 8 ranks, and at 4, as if these had trained from the first step.
 (Ranks that are threads of one process are no program's; tests/comm and tests/engine hold them to the same sums.)"""
 import itertools
@@ -41,6 +41,8 @@ CUTS = {
     "3 stages, zb-h1": ({"pipeline": 3}, ["--pipeline", "zb-h1"]),
     "tensor": ({"tensor": 2}, []),
     "2 stages, tensor": ({"pipeline": 2, "tensor": 2}, []),
+    "sequence": ({"sequence": 2}, []),
+    "2 stages, sequence": ({"pipeline": 2, "sequence": 2}, []),
 }
 MOST_PROCESSES = 6
 AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS, list(CLIPS), list(CUTS)]
@@ -54,7 +56,8 @@ def parts_of(cut):
 def possible(cell):
     """One rank partitions nothing, so that it has no stage but 0; and a fourth start would be needed where mpirun is missing."""
     few = int(cell[5]) * parts_of(cell[8]) <= MOST_PROCESSES
-    return few and (cell[5] != "1" or cell[1] == "0") and (cell[4] != "mpirun" or mpirun_is_there())
+    has_order = cell[6] != "reproducible" or "sequence" not in CUTS[cell[8]][0]  # gradients of weights are sums over rows
+    return few and has_order and (cell[5] != "1" or cell[1] == "0") and (cell[4] != "mpirun" or mpirun_is_there())
 
 
 def mpirun_is_there():
@@ -82,9 +85,10 @@ def train(folder, name, cell, *more, steps=STEPS):
     (folder / "text.txt").write_text(lesson())
     # fmt: off
     words = started(
-        start, str(int(ranks) * parts_of(cut)), "--model", model, "--data", folder / "text.txt", "--seq", "16", "--batch", "1", "--accumulate", "24",
-        "--steps", str(steps), "--schedule", "constant", "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk",
-        f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *OPTIMIZERS[optimizer], *PLACES[place], *CLIPS[clip],
+        start, str(int(ranks) * parts_of(cut)), "--model", model, "--data", folder / "text.txt", "--seq", "256" if "sequence" in axes else "16",
+        "--batch", "1", "--accumulate", "24", "--steps", str(steps), "--schedule", "constant", "--lr", "1e-3", "--threads", "1",
+        "--memory", "600MiB", "--disk", f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics,
+        *OPTIMIZERS[optimizer], *PLACES[place], *CLIPS[clip],
         *(["--mesh", ",".join([f"data={ranks}", *(f"{axis}={size}" for axis, size in axes.items())]), *pipeline] if axes else []),
         *(["--stage", stage] if ranks != "1" else []), *(["--reproducible"] if order == "reproducible" else []), *more)
     # fmt: on
@@ -100,7 +104,7 @@ def twin_of(cell):
     """The cell whose bits this one must have."""
     model, _, _, optimizer, _, ranks, order, clip, cut = cell
     reproducible = order == "reproducible"
-    alike = "tensor" if "tensor" in CUTS[cut][0] and not reproducible else "whole"
+    alike = "whole" if reproducible else next((axis for axis in ("tensor", "sequence") if axis in CUTS[cut][0]), "whole")
     return (model, "0", "memory", optimizer, "shared memory", "1" if reproducible else ranks, order, clip, alike)
 
 
