@@ -212,6 +212,10 @@ class Walk {
       if (first.left > kNothing) break;
       finish();
     }
+    // What comes within layers takes of the cores, too, as far as they do not wait for it.
+    owed_to_ranks_ +=
+        static_cast<double>(visit(i).received_while_computing) * rates_.rank_processor_seconds / rates_.cores;
+    owed_to_ranks_ = std::max(0.0, owed_to_ranks_ - visit(i).layers);
     const double transfers = owed_ * rates_.disk_processor_seconds / rates_.cores + owed_to_ranks_;
     owed_ = owed_to_ranks_ = 0;
     time_.compute += visit(i).compute - visit(i).layers;

@@ -1,8 +1,11 @@
 #include "models/run/mesh_choice.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -124,9 +127,12 @@ class MeshSearch {
   void plan(std::size_t i) {
     TriedMesh& tried = tried_[i];
     if (!tried.is_possible || tried.at_least >= longest(i)) return;
+    if (basis_.report_work) basis_.report_work();
     check(tried, [&](const TrainSettings& s) {
+      check_token_bytes(s);
       const std::optional<PlanResult> plan = plan_on_mesh(basis_, s, longest(i));
-      if (!plan) {
+      // A pipeline's plan that takes longer may be of another size of items than its best.
+      if (!plan || (plan->pipeline && plan->pipeline->time.step >= longest(i))) {
         tried.at_least = std::max(tried.at_least, longest(i));
         return;
       }
@@ -136,13 +142,28 @@ class MeshSearch {
     });
   }
 
+  // Why meshes are not possible, each reason once, some of them.
+  std::vector<std::string> reasons() const {
+    constexpr std::size_t kMost = 4;
+    std::vector<std::string> told;
+    std::set<std::string> known;
+    for (const TriedMesh& tried : tried_)
+      if (told.size() < kMost && known.insert(tried.why_not).second)
+        told.push_back(fmt::format("{} is not, since {}", tried.mesh.text(), tried.why_not));
+    return told;
+  }
+
   [[noreturn]] void refuse() const {
+    // Of some it is not known how much they lack.
+    const auto lacks = [](const TriedMesh& tried) {
+      return tried.lacks > 0 ? tried.lacks : std::numeric_limits<std::uint64_t>::max();
+    };
     const TriedMesh* nearest = nullptr;
     for (const TriedMesh& tried : tried_)
-      if (tried.is_possible && (nearest == nullptr || tried.lacks < nearest->lacks)) nearest = &tried;
+      if (tried.is_possible && (nearest == nullptr || lacks(tried) < lacks(*nearest))) nearest = &tried;
     if (nearest == nullptr)
-      fail(ErrorCode::kInvalidArgument, "--mesh auto: no mesh of {} ranks is possible; {} is not, since {}",
-           settings_.ranks.size, tried_.front().mesh.text(), tried_.front().why_not);
+      fail(ErrorCode::kInvalidArgument, "--mesh auto: no mesh of {} ranks is possible: {}",
+           settings_.ranks.size, fmt::join(reasons(), "; "));
     throw Error(ErrorCode::kBudget,
                 fmt::format("--mesh auto: no mesh of {} ranks fits. --mesh {} lacks least: {}",
                             settings_.ranks.size, nearest->mesh.text(), nearest->why_not),
@@ -158,7 +179,8 @@ class MeshSearch {
 std::string line_of(const TriedMesh& tried) {
   if (tried.fits()) return fmt::format("{:.4g} s, {}", tried.seconds, format_size(tried.peak));
   if (tried.why_not.empty()) return fmt::format("takes {:.4g} s at least", tried.at_least);
-  return tried.is_possible ? "does not fit: it lacks " + format_size(tried.lacks) : tried.why_not;
+  if (!tried.is_possible) return tried.why_not;
+  return tried.lacks > 0 ? "does not fit: it lacks " + format_size(tried.lacks) : "does not fit";
 }
 
 // In which order people read them: the shortest steps, what does not fit, and the others.
@@ -204,6 +226,7 @@ std::optional<PlanResult> plan_on_mesh(const PlanBasis& basis, const TrainSettin
   const Model model = model_on(basis, s);
   PlanResult plan = basis.known;
   plan.profile = profile_on(basis, s, model, own_micro_batches(s));
+  if (!basis.counts_tokens) plan.budget.base += round_up(token_bytes(s), kMiB);
   if (sections_of(s) == 1) {
     fit(plan, s, basis.optimizer, basis.cores);
     return plan;
@@ -243,7 +266,7 @@ Json to_json(const MeshChoice& choice) {
       json["least_seconds"] = tried.at_least;
     } else {
       json["why_not"] = tried.why_not;
-      if (tried.is_possible) json["lacks"] = tried.lacks;
+      if (tried.lacks > 0) json["lacks"] = tried.lacks;
     }
   }
   return {{"chosen", choice.mesh.text()}, {"tried", all}};

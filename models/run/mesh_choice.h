@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -25,6 +26,10 @@ struct PlanBasis {
   const kernels::MatrixLibrary& library;
   const PlanResult& known;  // rates, budget, recipe, and sizes of files
   int cores;                // that the machine has
+  // Whether the budget counts what else is there. Else the tokens of a step are added, of which ranks of one
+  // mesh have more than those of another.
+  bool counts_tokens = true;
+  std::function<void()> report_work = {};  // if not null, is called before each plan, for which ranks wait
 };
 
 // Plans on settings.mesh. Nothing is left open in the settings. Returns nothing where no step is found that

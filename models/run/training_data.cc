@@ -60,9 +60,14 @@ std::string fingerprint_of(TokenSource& source) {
 // A smaller step that does not fit is refused by the plan, which knows more.
 constexpr double kLargeStep = 16 * kMiB;
 
-void check_buffers(const TrainSettings& settings) {
-  const double bytes = 2.0 * sizeof(std::int32_t) * static_cast<double>(own_micro_batches(settings)) *
-                       static_cast<double>(settings.batch) * static_cast<double>(settings.length);
+}  // namespace
+
+std::uint64_t token_bytes(const TrainSettings& settings) {
+  return 2 * sizeof(std::int32_t) * own_micro_batches(settings) * settings.batch * settings.length;
+}
+
+void check_token_bytes(const TrainSettings& settings) {
+  const auto bytes = static_cast<double>(token_bytes(settings));
   if (bytes > kLargeStep && bytes > static_cast<double>(settings.memory) / 2)
     fail(ErrorCode::kBudget,
          "the tokens of one step ({} x {} x {}) alone take {:.0f} MiB, and --memory is {}; take a "
@@ -70,8 +75,6 @@ void check_buffers(const TrainSettings& settings) {
          settings.accumulate, settings.batch, settings.length, bytes / static_cast<double>(kMiB),
          format_size(settings.memory));
 }
-
-}  // namespace
 
 ModelConfig resolve_training_model(const TrainSettings& settings) {
   if (settings.tokens != "auto" && settings.tokens != "bytes")
@@ -106,7 +109,7 @@ TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& con
       length_(settings.length),
       first_micro_batch_(first_micro_batch(settings)),
       source_(open_for(settings.data, settings, config)) {
-  check_buffers(settings);
+  check_token_bytes(settings);
   check_whole(*source_);
   fingerprint_ = fingerprint_of(*source_);
   const bool named = settings.validation.has_value();

@@ -23,6 +23,10 @@ ModelConfig resolve_training_model(const TrainSettings& settings);
 
 // The micro-batches of a step that this rank computes: consecutive ones, as many on each rank.
 std::size_t own_micro_batches(const TrainSettings& settings);
+// The memory that the tokens and targets of a step's own micro-batches take. The second one throws
+// Error(kBudget) where that is most of what is stated.
+std::uint64_t token_bytes(const TrainSettings& settings);
+void check_token_bytes(const TrainSettings& settings);
 std::size_t first_micro_batch(const TrainSettings& settings);  // the index in the step
 
 // The text that a run learns from and is judged by, and the buffers that hold the tokens of one step.

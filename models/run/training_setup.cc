@@ -348,12 +348,16 @@ void measure_link(Setup& setup, RunRanks& ranks) {
 // measured for it. The choice is rank 0's.
 std::optional<MeshChoice> settle_mesh(TrainSettings& settings) {
   Setup setup = begin_setup(settings);
-  measure(setup, 1);
+  measure(setup, settings.accumulate);
   RunRanks ranks(settings);
   measure_link(setup, ranks);
   std::optional<MeshChoice> choice;
+  const auto report_work = [&] {
+    if (ranks.communicator() != nullptr) ranks.communicator()->report_work();
+  };
   if (ranks.is_first())
-    choice = choose_mesh({setup.config, *setup.optimizer, *setup.tools->library, setup.plan, usable_cpus()},
+    choice = choose_mesh({setup.config, *setup.optimizer, *setup.tools->library, setup.plan, usable_cpus(),
+                          false, report_work},
                          setup.settings);
   settings.mesh = comm::Mesh::parse(ranks.from_first(choice ? choice->mesh.text() : ""));
   settings.chooses_mesh = false;
@@ -361,8 +365,22 @@ std::optional<MeshChoice> settle_mesh(TrainSettings& settings) {
   return choice;
 }
 
+// Ranks that choose a mesh do other things together than those that were given one.
+void compare_meshes(const TrainSettings& s) {
+  RunRanks ranks(s);
+  const std::vector<std::string> all = ranks.from_all("the mesh of the run", s.chooses_mesh ? "auto"
+                                                                             : s.mesh       ? s.mesh->text()
+                                                                                            : "not given");
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all[0])
+      fail(ErrorCode::kInvalidArgument,
+           "--mesh of rank 0 is {}, and that of rank {} is {}; start all ranks with the same settings",
+           all[0], rank, all[rank]);
+}
+
 Setup prepare(const TrainSettings& given) {
   TrainSettings settings = given;
+  compare_meshes(settings);
   std::optional<MeshChoice> choice;
   if (settings.chooses_mesh) choice = settle_mesh(settings);
   Setup setup = begin_setup(settings);
