@@ -55,9 +55,8 @@ void refuse_rounds(const Shortage& s) {
   refuse_rounds(s);
   const Plan& least = s.on_disk.own;
   const std::uint64_t computing = least.activation_bytes + least.workspace_bytes;
-  // Without a disk the plan in memory may need less.
-  const std::uint64_t lacking =
-      s.budget.disk > 0 ? least.peak_memory : std::min(least.peak_memory, s.in_memory.own.peak_memory);
+  // What counts is the plan that the given places allow.
+  const std::uint64_t lacking = s.budget.disk > 0 ? least.peak_memory : s.in_memory.own.peak_memory;
   fail_for_lack_of(
       lacking - std::min(lacking, s.budget.memory),
       "{}: memory is short by {}; with everything on disk that can be{} it needs {} ({} activations and "
