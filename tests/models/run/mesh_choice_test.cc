@@ -167,8 +167,9 @@ TEST_F(MeshChoiceTest, IsRefusedWhereNoMeshIsPossible) {
   TrainSettings s = settings_of(kCases[0]);
   s.ranks = {0, 11};
   EXPECT_THAT(refusal([&] { planned(s); }, ErrorCode::kInvalidArgument),
-              AllOf(HasSubstr("no mesh of 11 ranks is possible; data=11 is not, since"),
-                    HasSubstr("11 ranks cannot share evenly")));
+              AllOf(HasSubstr("no mesh of 11 ranks is possible: data=11 is not, since"),
+                    HasSubstr("11 ranks cannot share evenly"), HasSubstr("pipeline=11 is not, since"),
+                    HasSubstr("the model has 6 blocks"), HasSubstr("tensor=11 is not")));
 }
 
 }  // namespace mesh_choice_test
