@@ -22,7 +22,7 @@
 namespace sluice::models {
 namespace {
 
-constexpr double kAsShort = 1.005;  // a step of that many times the shortest one's seconds
+constexpr double kAsShort = 1.1;  // a step of that many times the shortest one's seconds: so far plans err
 constexpr std::size_t kMostLines = 12;
 
 using TriedMesh = MeshChoice::Tried;

@@ -38,7 +38,7 @@ std::optional<PlanResult> plan_on_mesh(const PlanBasis& basis, const TrainSettin
                                        double longest = std::numeric_limits<double>::infinity());
 
 // Returns the mesh of settings.ranks.size ranks whose step is the shortest of those that fit; of steps within
-// half a percent of it, that of the simplest mesh. Throws Error(kBudget) where none fits, with the one that
+// a tenth of it, that of the simplest mesh. Throws Error(kBudget) where none fits, with the one that
 // lacks least, and Error(kInvalidArgument) where none is possible.
 MeshChoice choose_mesh(const PlanBasis& basis, const TrainSettings& settings);
 
