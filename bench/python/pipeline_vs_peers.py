@@ -26,8 +26,12 @@ ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a ra
 
 
 def arguments():
-    return parser_of(__doc__, shapes=True, model="gpt2-124m", batch=1, seq=256, micro=8, stages=CORES, rounds=3, steps=4, memory="8GiB",
-                     cut="", sides="").parse_args()
+    parser = parser_of(__doc__, shapes=True, model="gpt2-124m", batch=1, seq=256, micro=8, stages=CORES, rounds=3, steps=4, memory="8GiB",
+                       cut="", sides="")
+    a = parser.parse_args()
+    if "sluice half" in a.sides.split(",") and "torch 1f1b" not in a.sides.split(","):
+        parser.error("--sides: 'sluice half' has half of the memory of 'torch 1f1b', which must be there, too")
+    return a
 
 
 def shape_of(a, folder, tokens):

@@ -53,7 +53,8 @@ void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
       "consecutive blocks, along tensor each layer by its heads, hidden columns and vocabulary, along "
       "sequence "
       "the length of each sequence; along data ranks have the same and other micro-batches (data=N alone is "
-      "--ranks N). auto takes that of --ranks N ranks whose plan has the shortest step");
+      "--ranks N). auto plans the meshes of --ranks N ranks, and takes the one with the shortest step, or a "
+      "simpler one whose step is at most a tenth longer");
   flags.choice("--pipeline", options.pipeline, {"1f1b", "gpipe", "zb-h1"},
                "order of the stages' passes: 1f1b holds fewer micro-batches, gpipe waits less for messages, "
                "zb-h1 has no stage wait for gradients of weights, and takes more memory than 1f1b");

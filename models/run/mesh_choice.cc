@@ -22,7 +22,8 @@
 namespace sluice::models {
 namespace {
 
-constexpr double kAsShort = 1.1;  // a step of that many times the shortest one's seconds: so far plans err
+// A step of that many times the seconds of the shortest one counts as short: plans err by as much.
+constexpr double kAsShort = 1.1;
 constexpr std::size_t kMostLines = 12;
 
 using TriedMesh = MeshChoice::Tried;

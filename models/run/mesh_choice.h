@@ -11,7 +11,8 @@
 #include "models/run/trainer.h"
 #include "optim/optimizer.h"
 
-// `--mesh auto`: the mesh of a run is the one whose plan has the shortest step (decision 66).
+// `--mesh auto`: a run gets the simplest of the meshes whose plans have about the shortest step (decision
+// 66).
 namespace sluice::models {
 
 // The meshes of so many ranks, the simplest first: those with fewer ranks along "tensor", then "sequence",

@@ -61,7 +61,6 @@ Json comparable(const Setup& setup, bool shares_layers) {
   record["trace"] = !setup.settings.trace.empty();
   record["saves"] = !setup.settings.out.empty();
   record["resume"] = setup.settings.resume;
-  record["mesh"] = setup.settings.mesh ? setup.settings.mesh->text() : "";
   record["pipeline"] = engine::name_of(setup.settings.pipeline);
   record["chunks"] = setup.settings.chunks;
   record["stages"] = setup.settings.stages.value_or("");

@@ -65,7 +65,7 @@ struct TrainSettings {
   // of which each rank computes pieces; along "sequence" each sequence; along "data" ranks have the same.
   // Nothing: each rank has the whole model.
   std::optional<comm::Mesh> mesh;
-  bool chooses_mesh = false;  // in place of a mesh: the one whose plan has the shortest step
+  bool chooses_mesh = false;  // in place of a mesh: it is chosen by plans (mesh_choice.h)
   engine::PipelineOrder pipeline = engine::PipelineOrder::k1F1B;
   std::size_t chunks = 1;             // of consecutive blocks that each stage has
   std::optional<std::string> stages;  // the blocks of each stage, by chunk: "0-7,8-15"; nothing: chosen
@@ -171,8 +171,7 @@ struct MeshChoice {
 // The plan alone, as `sluice plan` shows it.
 struct PlanResult : engine::Planned {
   std::optional<PipelinePlan> pipeline;
-  std::optional<MeshChoice>
-      mesh_choice;  // where the run left the mesh open; of a run's ranks, the first has it
+  std::optional<MeshChoice> mesh_choice;  // where the mesh was left open; of a run's ranks, the first has it
   Recipe recipe;
   std::string recipe_text;             // for people, with the values that the run begins with
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
