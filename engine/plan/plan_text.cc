@@ -92,6 +92,9 @@ std::string device_step_text(const Plan& plan) {
       time.step, time.bound(), time.link, time.gpu_updates, time.cpu_updates);
   if (plan.uses_disk()) text += fmt::format(", the disk alone {:.2f} s", time.disk);
   text += ")\n                  ";
+  if (plan.ranks.size > 1)
+    text += fmt::format("{} are received from other ranks, for which no time is counted\n                  ",
+                        format_size(plan.step_bytes_received));
   if (!time.computing)
     return text + "computing is the client's, and not known: this is a step that computes nothing\n";
   return text +
@@ -106,6 +109,7 @@ Json device_step_json(const Plan& plan) {
           {"bytes_out", plan.step_bytes_out},
           {"bytes_read", plan.step_bytes_read},
           {"bytes_written", plan.step_bytes_written},
+          {"bytes_received", plan.step_bytes_received},
           {"compute_seconds", time.computing ? Json(*time.computing) : Json()},
           {"gpu_update_seconds", time.gpu_updates},
           {"cpu_update_seconds", time.cpu_updates},

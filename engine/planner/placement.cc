@@ -362,8 +362,21 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
       body(p, format_.update_bytes(p, bucket.rounds));
 }
 
+// What ranks send each other passes through host memory: gradients leave, and means return; and where the CPU
+// has not updated them there, this rank's parameters leave, and the others' come.
+Placement::Traffic Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
+  if (ranks_.size == 1 || !updated(unit)) return {};
+  const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
+  Traffic traffic = {own * sizeof(float), all * sizeof(float)};
+  const allocator::Tier parameters = plan.tier(Part::kParameters);
+  const bool in_host = plan.updated_on != plan.compute && parameters == allocator::Tier::kHost;
+  if (stages_[unit] == 0 || in_host || parameters == allocator::Tier::kRanks) return traffic;
+  const std::size_t size = size_of(layout_.dtype(unit));
+  return {traffic.read + (all - own) * size, traffic.written + own * size};
+}
+
 Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) const {
-  Traffic traffic;
+  Traffic traffic = link_traffic_of_ranks(unit, plan);
   const auto add = [&](const Traffic& more) {
     traffic.read += more.read;
     traffic.written += more.written;

@@ -89,6 +89,7 @@ class Placement {
   }
   // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
+  Traffic link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const;  // for other ranks alone
   double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
   double gpu_update_seconds(UnitId unit, const GpuRates& rates) const;
   // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;

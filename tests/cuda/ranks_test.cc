@@ -1,6 +1,6 @@
 #include <gmock/gmock.h>
 
-#include <mutex>
+#include <atomic>
 
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
@@ -116,6 +116,45 @@ TEST_F(RanksOnGpusTest, TheGpuIsDoneWithWhatOtherRanksWriteInTheHostsMemory) {
   setup.places = {kHost, kDisk, kHost};
   begin_devices(3, Schedule::kLate, 0);
   expect_twins(setup, expected);
+}
+
+TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
+  SLUICE_NEEDS_THE_FAKE();
+  constexpr int kRanks = 3;
+  Case all;
+  all.once = true;
+  all.device = 128 * kMiB;
+  all.places = {kDevice, kDevice, kDevice};
+  all.updates = kDevice;
+  for (all.stage = 0; all.stage < 2; ++all.stage) {
+    SCOPED_TRACE(all.stage);
+    begin_devices(kRanks, Schedule::kRandom, 7);
+    fake_cuda::Counts before, after;
+    std::atomic<std::uint64_t> in = 0, out = 0;  // planned, with what the client looks at
+    comm::run_communicators(comm::World::kThreads, kRanks, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_device(of.rank());
+      const Case setup = of_rank(all, of);
+      OnGpu gpu(setup, *device, &of);
+      gpu.client.load();
+      gpu.client.step(0);
+      // Nothing of a step is left to be done in the next one where all ranks have waited for their GPUs.
+      const auto count = [&](fake_cuda::Counts& counts, std::uint64_t call) {
+        device->synchronize(gpu.stream.get());
+        of.barrier(call, "the step before");
+        if (of.rank() == 0) counts = fake()->counts();
+        of.barrier(call, "the count");
+      };
+      count(before, 1);
+      gpu.client.step(1);
+      count(after, 2);
+      in += gpu.made.plan.step_bytes_in;
+      out += gpu.made.plan.step_bytes_out;
+      for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p) out += gpu.client.bytes(p);
+    });
+    EXPECT_EQ(after.bytes_in - before.bytes_in, in);
+    EXPECT_EQ(after.bytes_out - before.bytes_out, out);
+    EXPECT_GT(in, 0u);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, KindsOfRanksOnGpus,
