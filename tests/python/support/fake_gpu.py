@@ -65,17 +65,18 @@ def require_built():
 def _driver():
     require_built()
     loaded = ctypes.CDLL(str(DRIVER))
-    loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64]
+    loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
     for name in ("sluice_fake_cuda_misuses", "sluice_fake_cuda_alive"):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
 
-def share_memory(memory=1 << 30, schedule="random", seed=0):
-    """Gives this process a fake GPU with so much memory, on which nothing is alive. schedule: when its work is done."""
+def share_memory(memory=1 << 30, schedule="random", seed=0, devices=1):
+    """Gives this process a fake GPU with so much memory, on which nothing is alive. schedule: when its work is done. devices: how many
+    there are, of which the process uses one."""
     loaded = _driver()
     os.environ["SLUICE_CUDA_DRIVER"] = str(DRIVER)
-    loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed)
+    loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed, devices)
 
 
 def take_misuses():

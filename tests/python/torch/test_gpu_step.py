@@ -33,7 +33,7 @@ class Card:
 
     def __init__(self):
         self.others = self.engine = self.libraries = self.reserved = self.highest = 0
-        self.clock, self.captures, self.beside = 0.0, False, 0
+        self.clock, self.captures, self.beside, self.shared = 0.0, False, 0, False
 
     def account(self):
         return Account(2000 * MIB - self.others - self.engine - self.libraries - self.reserved, self.engine)

@@ -148,6 +148,8 @@ def wrap_with(
                 lambda: (prepare(model, optimizer, together=others, **options), {} if find is None else find())
             )
             others.check_alike(prepared.alike, model)
+            draws = any(p.is_meta and name not in stored for name, p in model.named_parameters())
+            prepared = prepared._replace(gpu=others.check_gpus(prepared.gpu, prepared.options, draws))
         return move_in(model, prepared, stored, others, ready)
 
 
@@ -171,7 +173,7 @@ def move_in(
         if on_meta:
             unset = [home for home in session.presence.homes if home.name in on_meta and home.name not in stored]
             with ready.phase("first values"):
-                with others.random_of_rank_0():
+                with others.random_of_rank_0(prepared.gpu):
                     give_first_values(model, unset, stored, session.presence)
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
