@@ -97,6 +97,17 @@ def test_more_beside_pytorch_than_the_plan_leaves_is_warned_of():
     assert eval(facts, {"sluice": sluice}) == sluice.DeviceFacts(2e10, 2.5e10, 4e10, 5e10, 1e11, "162MiB")
 
 
+def test_what_other_ranks_take_of_a_gpu_that_they_share_is_not_warned_of():
+    card = Card()
+    card.shared = True
+    step = first_step(card)
+    card.take(others=300, reserved=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step.end()
+    assert step.as_dict()["beside"] is None and step.as_dict()["measured"] == 10 * MIB
+
+
 @pytest.mark.parametrize("grown, warned", [(280, False), (290, True)])
 def test_what_is_taken_of_the_host_is_told(grown, warned, monkeypatch):
     """The plan for 1024 MiB leaves 124 MiB beside the 160 MiB that are assumed for CUDA's libraries."""

@@ -111,7 +111,8 @@ def wrap(
         In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean.
         0: it is not known, and they are summed at their first use. `reproducible` needs it.
     device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
-        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
+        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). Of several ranks each has a GPU
+        of its own: "cuda" is the one of torch.cuda.set_device(), else that of LOCAL_RANK. `memory` and `disk` have what does not fit there.
         `reserve` is then what PyTorch takes on the GPU; without it and `sample_batch` PyTorch gets a large part, since the plan is made
         once. The README of bindings/python says more.
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
