@@ -65,10 +65,25 @@ void DeviceGradients::add(ParameterId parameter, Array sum, ConstArray gradient,
 }
 
 void DeviceGradients::read(ParameterId parameter, ConstArray sum, float factor, Array out) {
-  const std::size_t n = layout_.location(parameter).elements;
-  const DeviceWork::Memory read{static_cast<const std::byte*>(sum.data), n * size_of(sum.type)};
+  const DeviceWork::Memory read = memory_of(parameter, sum);
   CUstream_st* const stream = gpu_.client();
-  gpu_.queue(stream, {&read, 1}, {}, [&] { sum_.copy(stream, n, sum, factor, out); });
+  gpu_.queue(stream, {&read, 1}, {},
+             [&] { sum_.copy(stream, layout_.location(parameter).elements, sum, factor, out); });
+}
+
+void DeviceGradients::fill_with_zeros(ParameterId parameter, Array sum) {
+  const DeviceWork::Memory written = memory_of(parameter, sum);
+  CUstream_st* const stream = gpu_.client();
+  gpu_.queue(stream, {}, {&written, 1}, [&] {
+    gpu_.device().fill(stream, reinterpret_cast<DeviceAddress>(sum.data), std::byte{0}, written.size());
+  });
+}
+
+void DeviceGradients::scale(ParameterId parameter, Array sum, float factor) {
+  const DeviceWork::Memory written = memory_of(parameter, sum);
+  CUstream_st* const stream = gpu_.client();
+  gpu_.queue(stream, {}, {&written, 1},
+             [&] { sum_.copy(stream, layout_.location(parameter).elements, sum, factor, sum); });
 }
 
 // From the last elements on, each launch writes where nothing lies that it, or a later one, has yet to read:

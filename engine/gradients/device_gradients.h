@@ -28,6 +28,9 @@ class DeviceGradients {
   // f32, sum = sum * factor + gradient; and the squares of the sum.
   void add(ParameterId parameter, Array sum, ConstArray gradient, bool accumulate, float factor);
   void read(ParameterId parameter, ConstArray sum, float factor, Array out);
+  // Queue that a parameter's elements become zeros, or are multiplied.
+  void fill_with_zeros(ParameterId parameter, Array sum);
+  void scale(ParameterId parameter, Array sum, float factor);
   // Queues that n elements become f32 where they begin now, in memory that has room for these. REQUIRES: n is
   // a multiple of kUnitAlignment.
   void widen(Array narrow, std::size_t n);
@@ -58,6 +61,10 @@ class DeviceGradients {
   };
   std::byte* shared_on_gpu() const { return on_gpu_.data() + places_.block_bytes(); }
   DeviceWork::Memory blocks_of(ParameterId first, ParameterId end) const;
+  DeviceWork::Memory memory_of(ParameterId parameter, ConstArray sum) const {
+    return {static_cast<const std::byte*>(sum.data),
+            layout_.location(parameter).elements * size_of(sum.type)};
+  }
   const Layout& layout_;
   const Places places_;
   DeviceWork& gpu_;

@@ -89,8 +89,7 @@ void Gradients::add_on_gpu(ParameterId parameter, ConstArray gradient) {
   if (!any(unit)) {
     type = gradient.type;
   } else if (type != Dtype::kF32 && (known.there || type != gradient.type)) {
-    on_gpu_->widen({pager_.data(holding(unit, 0)), type}, units_[unit][0].elements);
-    type = Dtype::kF32;
+    widen(unit);
   }
   on_gpu_->add(parameter, on_gpu(parameter), gradient, known.there,
                static_cast<float>(known.there ? known.factor : 1));
@@ -138,16 +137,32 @@ void Gradients::drop_unit(UnitId unit) {
 
 void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
 
-void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base,
-                               ElementRange elements) {
-  const Layout::Location& location = layout_.location(parameter);
+void Gradients::fill_with_zeros(Threads& threads, ParameterId parameter) {
+  if (on_gpu_) return on_gpu_->fill_with_zeros(parameter, on_gpu(parameter));
+  kernels::fill(threads, layout_.location(parameter).elements, 0.0f, {data(parameter, 0), Dtype::kF32});
+}
+
+void Gradients::scale(Threads& threads, ParameterId parameter, double factor) {
+  if (on_gpu_) return on_gpu_->scale(parameter, on_gpu(parameter), static_cast<float>(factor));
+  kernels::scale(threads, layout_.location(parameter).elements, static_cast<float>(factor),
+                 {data(parameter, 0), Dtype::kF32});
+}
+
+void Gradients::widen(UnitId unit) {
+  Dtype& type = types_[unit];
+  if (type != Dtype::kF32 && any(unit))
+    on_gpu_->widen({pager_.data(holding(unit, 0)), type}, units_[unit][0].elements);
+  type = Dtype::kF32;
+}
+
+kernels::SquareSum squares_within(const Layout& layout, Threads& threads, ParameterId parameter,
+                                  ConstArray values, ElementRange elements) {
+  const Layout::Location& location = layout.location(parameter);
   const std::size_t from = std::clamp(elements.begin, location.offset, location.offset + location.elements);
   const std::size_t to = std::clamp(elements.end, from, location.offset + location.elements);
-  const std::size_t first = layout_.spec(parameter).span_first + from - location.offset;
-  known_[parameter] = {true, {kernels::PartialSum(first / kernels::kGridBlock), true}, 1, false};
-  if (from < to)
-    known_[parameter].squares = kernels::sum_of_squares(
-        threads, first, to - from, ConstArray{base, final_type(location.unit)}.at(from - elements.begin));
+  const std::size_t first = layout.spec(parameter).span_first + from - location.offset;
+  if (from == to) return {kernels::PartialSum(first / kernels::kGridBlock), true};
+  return kernels::sum_of_squares(threads, first, to - from, values.at(from - elements.begin));
 }
 
 std::string Gradients::squares(std::span<const ParameterId> parameters) const {

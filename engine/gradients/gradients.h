@@ -61,16 +61,20 @@ class Gradients {
   Dtype final_type(UnitId unit) const { return types_[unit]; }
 
   // REQUIRES, for the next three: the unit's buffer is held.
-  // Both sum squares, and the parameter has a gradient from then on.
+  // Sums squares, too, and the parameter has a gradient from then on.
   void add(Threads& threads, ParameterId parameter, ConstArray gradient);
-  // The second one sums over those elements of the unit alone, of which `base` has the first.
-  void sum_squares_of(Threads& threads, ParameterId parameter, const void* base, ElementRange elements);
   void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
+  // Fills the parameter's elements with zeros, or multiplies them; what is known of them is not changed.
+  void fill_with_zeros(Threads& threads, ParameterId parameter);
+  void scale(Threads& threads, ParameterId parameter, double factor);
+  void widen(UnitId unit);  // on a GPU: makes the type in which the unit's gradients came f32
 
   // None of these needs the buffer.
   bool has(ParameterId parameter) const { return known_[parameter].there; }
-  // States that the parameter has a gradient, of which nothing else is known yet.
-  void begin(ParameterId parameter) { known_[parameter] = {true, {}, 1, false}; }
+  // States that the parameter has a gradient, with these squares, as far as they are known.
+  void begin(ParameterId parameter, const kernels::SquareSum& squares = {}) {
+    known_[parameter] = {true, squares, 1, false};
+  }
   bool any(UnitId unit) const;  // whether any of its parameters has a gradient
   void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
   double factor(ParameterId parameter) const { return known_[parameter].factor; }
@@ -127,5 +131,10 @@ class Gradients {
   mutable std::vector<Known> known_;         // by parameter
   std::unique_ptr<DeviceGradients> on_gpu_;  // null: the CPU computes
 };
+
+// The squares of those elements of a parameter that lie within these of its unit, of which `values` has the
+// first. Of none, their number is 0, and it is known where they would begin.
+kernels::SquareSum squares_within(const Layout& layout, Threads& threads, ParameterId parameter,
+                                  ConstArray values, ElementRange elements);
 
 }  // namespace sluice::engine

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "engine/gradients/device_gradients.h"
 #include "engine/memory/device_disk.h"
+#include "engine/memory/device_ranks.h"
 #include "engine/memory/host_staging.h"
 #include "engine/memory/pager.h"
 #include "engine/planner/device_shortage.h"
@@ -50,17 +51,15 @@ std::size_t most_host_slots(const MachineRates& rates) {
 std::uint64_t sum(const auto& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}); }
 
 PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
-  if (request.ranks.size > 1 || request.reproducible)
-    fail(
-        ErrorCode::kInvalidArgument,
-        "device memory is given to a run of several ranks, or to a reproducible one; leave it out, since one "
-        "rank alone uses a GPU");
+  if (request.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "device memory is given to a reproducible run, which the CPU computes; leave one of them out");
   if (!profile.any_order)
     fail(ErrorCode::kInvalidArgument,
          "device memory is given to a native model, which the CPU computes; leave it out");
   PlanRequest result = request;
   result.compute = Tier::kDevice;
-  result.stage = 0;
+  result.stage = request.ranks.size == 1 ? 0 : request.stage.value_or(0);
   return result;
 }
 
@@ -174,8 +173,10 @@ class DevicePlanner {
   };
 
   std::vector<Lookahead> lookaheads() const {
-    if (in_.request.prefetch) return {{*in_.request.prefetch, true}, {*in_.request.prefetch, false}};
-    return {{2, true}, {1, true}, {1, false}};
+    std::vector<Lookahead> all = {{2, true}, {1, true}, {1, false}};
+    if (const auto& prefetch = in_.request.prefetch) all = {{*prefetch, true}, {*prefetch, false}};
+    for (Lookahead& each : all) each.sums = placement_.sums_go_on();
+    return all;
   }
 
   std::size_t bytes_of(UnitId unit, Part part) const {
@@ -327,6 +328,9 @@ class DevicePlanner {
 
   Plan describe(const Shape& shape, std::vector<UnitPlan> units) const {
     Plan plan;
+    plan.ranks = in_.request.ranks;
+    plan.knows_link = in_.rates.link.has_value();
+    plan.sums_beside = shape.lookahead.sums;
     plan.clip = in_.request.clip;
     plan.prefetch = shape.lookahead.prefetch;
     plan.extent_bytes = kHugePage;
@@ -374,6 +378,8 @@ class DevicePlanner {
                                                                                   placement_.layout(),
                                                                                   footprint.cpu_disk > 0),
                  kHugePage);
+    if (in_.request.ranks.size > 1)
+      bytes[index(Purpose::kStaging)] += round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
     if (sum(footprint.disk) > footprint.cpu_disk)
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);

@@ -191,9 +191,9 @@ class Placement {
   std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
   // The type in which a final gradient of the unit is moved. On a GPU it is the one in which it came, where
-  // that is the only one of a step.
+  // that is the only one of a step, of one rank.
   Dtype moved_gradient_type(UnitId unit) const {
-    return compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1
+    return compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1 && ranks_.size == 1
                ? layout_.dtype(unit)
                : final_gradient_type(profile_, unit);
   }

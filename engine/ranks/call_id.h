@@ -15,7 +15,7 @@ enum class CallKind : std::uint8_t {
   kRoundF64,
   kRoundF32,
   kExchange,
-  kGradientOfParameter,
+  kPartOfGradient,
   kEdit,
   kWholeGradient,
   kNamed,     // what is between the calls for units: settings, measurements, files

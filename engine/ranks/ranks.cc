@@ -34,21 +34,18 @@ std::vector<std::size_t> Ranks::borders(UnitId unit) const {
   return borders;
 }
 
-// Where the ranks' shards of the unit begin within the parameter.
-std::vector<std::size_t> Ranks::borders_in(ParameterId parameter) const {
-  const Layout::Location& location = layout_.location(parameter);
-  std::vector<std::size_t> all = borders(location.unit);
-  for (std::size_t& border : all)
-    border = std::clamp(border, location.offset, location.offset + location.elements) - location.offset;
+// Where the ranks' shards of the unit begin within these elements of it.
+std::vector<std::size_t> Ranks::borders_in(UnitId unit, ElementRange elements) const {
+  std::vector<std::size_t> all = borders(unit);
+  for (std::size_t& border : all) border = std::clamp(border, elements.begin, elements.end) - elements.begin;
   return all;
 }
 
 void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
                          const Packing* packing, Done done) {
-  const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
   const std::uint64_t id = call_id(CallKind::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
   if (!partitioned(unit))
-    return communicator_.all_reduce(id, name, sums,
+    return communicator_.all_reduce(id, gradient_name(unit), sums,
                                     packing != nullptr ? packing->size() : use_elements(layout_, unit, use),
                                     order, std::move(done));
   std::vector<std::size_t> parts = borders(unit);
@@ -56,26 +53,25 @@ void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, cons
     border = in_use(layout_, unit, use, border);
     if (packing != nullptr) border = packing->position(border);
   }
-  communicator_.reduce_scatter(id, name, sums, parts, order, std::move(done));
+  communicator_.reduce_scatter(id, gradient_name(unit), sums, parts, order, std::move(done));
 }
 
-std::string Ranks::gradient_name(ParameterId parameter) const {
-  return "the gradient of '" + layout_.spec(parameter).name + "'";
+std::string Ranks::gradient_name(UnitId unit) const {
+  return "the gradient of '" + layout_.units()[unit].name + "'";
 }
 
-void Ranks::sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
-                            Done done) {
-  const std::uint64_t id = call_id(CallKind::kGradientOfParameter, parameter);
-  if (!partitioned(layout_.location(parameter).unit))
-    return communicator_.all_reduce(id, gradient_name(parameter), sums, layout_.location(parameter).elements,
-                                    order, std::move(done));
-  communicator_.reduce_scatter(id, gradient_name(parameter), sums, borders_in(parameter), order,
+void Ranks::sum_gradient_in(UnitId unit, ElementRange elements, std::span<const Array> sums,
+                            const comm::SumOrder& order, Done done) {
+  const std::uint64_t id = call_id(CallKind::kPartOfGradient, unit);
+  if (!partitioned(unit))
+    return communicator_.all_reduce(id, gradient_name(unit), sums, elements.size(), order, std::move(done));
+  communicator_.reduce_scatter(id, gradient_name(unit), sums, borders_in(unit, elements), order,
                                std::move(done));
 }
 
-void Ranks::gather_gradient_of(ParameterId parameter, Array sum, Done done) {
-  communicator_.all_gather(call_id(CallKind::kWholeGradient, parameter), gradient_name(parameter), sum,
-                           borders_in(parameter), std::move(done));
+void Ranks::gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done) {
+  communicator_.all_gather(call_id(CallKind::kWholeGradient, unit), gradient_name(unit), sum,
+                           borders_in(unit, elements), std::move(done));
 }
 
 void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {
@@ -83,10 +79,10 @@ void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {
                          {}, meanwhile);
 }
 
-void Ranks::gather(UnitId unit, Array values, Done done) {
+void Ranks::gather_in(UnitId unit, ElementRange elements, Array values, Done done) {
   communicator_.all_gather(call_id(CallKind::kParameters, unit),
-                           "the parameters of '" + layout_.units()[unit].name + "'", values, borders(unit),
-                           std::move(done));
+                           "the parameters of '" + layout_.units()[unit].name + "'", values,
+                           borders_in(unit, elements), std::move(done));
 }
 
 void Ranks::send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes) {

@@ -41,16 +41,17 @@ class Ranks {
   // is partitioned. packing: that of all arrays, on all ranks; null: they are whole.
   void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
                     const Packing* packing, Done done);
-  // The same for the gradient of one parameter, of which the arrays have nothing else.
-  void sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
-                       Done done);
-  // Brings to each rank what the others have summed of a parameter's gradient. REQUIRES: its state is
-  // partitioned.
-  void gather_gradient_of(ParameterId parameter, Array sum, Done done);
+  // The same for some elements of a unit's gradient, of which the arrays have nothing else.
+  void sum_gradient_in(UnitId unit, ElementRange elements, std::span<const Array> sums,
+                       const comm::SumOrder& order, Done done);
+  // Brings to each rank what the others have summed of these elements of a unit's gradient, of which `sum`
+  // has nothing else. REQUIRES: its state is partitioned.
+  void gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done);
   // Waits until every rank has ended its edit of the unit.
   void wait_for_edit(UnitId unit, const std::function<void()>& meanwhile);
-  // Brings to each rank what the others have updated of the unit. REQUIRES: its state is partitioned.
-  void gather(UnitId unit, Array values, Done done);
+  // Brings to each rank what the others have updated of these elements of the unit, of which `values` has
+  // nothing else. REQUIRES: its state is partitioned.
+  void gather_in(UnitId unit, ElementRange elements, Array values, Done done);
   // The state of a chunk on its way from the rank that has it to rank 0. Both wait.
   void send_state(UnitId unit, std::size_t chunk, std::span<const std::byte> state);
   void receive_state(int rank, UnitId unit, std::size_t chunk, std::span<std::byte> state);
@@ -67,8 +68,8 @@ class Ranks {
 
  private:
   std::vector<std::size_t> borders(UnitId unit) const;
-  std::vector<std::size_t> borders_in(ParameterId parameter) const;
-  std::string gradient_name(ParameterId parameter) const;
+  std::vector<std::size_t> borders_in(UnitId unit, ElementRange elements) const;
+  std::string gradient_name(UnitId unit) const;
   std::string state_name(UnitId unit) const;
   void send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes);  // to rank 0
   void receive(int rank, std::uint64_t id, const std::string& name, std::span<std::byte> bytes);

@@ -182,7 +182,7 @@ void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
 // no update of its parameters counts.
 void AnyOrderEngine::learn_of_refused() {
   Core& c = core();
-  if (!c.gpu || c.plan.clip) return;
+  if (!c.checks_on_gpu()) return;
   if (c.gradients.any_squares_on_gpu()) require_no_capture("it is asked which gradients are finite", {});
   while (const auto bad = c.gradients.not_finite_of_step()) {
     const UnitId unit = layout().location(*bad).unit;

@@ -5,8 +5,6 @@
 #include <iterator>
 #include <limits>
 
-#include "kernels/elementwise.h"
-
 namespace sluice::engine {
 
 Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
@@ -174,40 +172,6 @@ void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Du
   const bool elsewhere = partitions_parameters(unit) || states.by_cpu(unit);
   due.holds_parameters = !elsewhere && (with_parameters || pager.present(parameters[unit]));
   if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
-}
-
-// ---- sums over ranks ----
-
-TransferGroup Core::sum_over_ranks(UnitId unit, std::span<const ParameterId> of, bool whole,
-                                   const comm::SumOrder& order) {
-  TransferGroup group;
-  if (!ranks) return group;
-  const auto sums = [&](std::size_t offset) {
-    std::vector<Array> arrays;
-    for (std::size_t i = 0; i < order.arrays[static_cast<std::size_t>(plan.ranks.rank)]; ++i)
-      arrays.push_back({gradients.sum(unit, 0, i, 0) + offset, Dtype::kF32});
-    return arrays;
-  };
-  if (whole) ranks->sum_gradient(unit, 0, sums(0), order, nullptr, group.add());
-  for (const ParameterId p : of)
-    if (!whole) ranks->sum_gradient_of(p, sums(gradients.offset(p, 0)), order, group.add());
-  return group;
-}
-
-void Core::make_mean(UnitId unit, std::span<const ParameterId> of, double divisor) {
-  const float* const first = gradients.sum(unit, 0, 0, 0) + own(unit).begin;
-  for (const ParameterId p : of) {
-    scale_gradient(p, 1 / divisor, own(unit));
-    gradients.sum_squares_of(resources.threads, p, first, own(unit));
-  }
-}
-
-void Core::scale_gradient(ParameterId parameter, double factor, ElementRange within) {
-  const Layout::Location& at = layout.location(parameter);
-  const std::size_t begin = std::clamp(within.begin, at.offset, at.offset + at.elements);
-  const std::size_t end = std::clamp(within.end, begin, at.offset + at.elements);
-  kernels::scale(resources.threads, end - begin, static_cast<float>(factor),
-                 {gradients.data(parameter, 0) + begin - at.offset, Dtype::kF32});
 }
 
 }  // namespace sluice::engine

@@ -55,14 +55,6 @@ struct Core : Stores {
   void serve_ranks();  // UpdateQueue::serve_ranks(); an error is also the other ranks'
   // Makes what each rank knows of its part of these gradients known to all, where they are in parts.
   void gather_squares(std::span<const ParameterId> of);
-  // Begins to sum, over the ranks, what each has added to these gradients of a unit, in the first buffers of
-  // the unit: as many as this rank has in `order`. whole: the unit's other elements may be summed with them.
-  TransferGroup sum_over_ranks(UnitId unit, std::span<const ParameterId> of, bool whole,
-                               const comm::SumOrder& order);
-  // Divides such sums, of the elements that this rank has of them, and measures the means.
-  void make_mean(UnitId unit, std::span<const ParameterId> of, double divisor);
-  // Multiplies those elements of a gradient that are `within` these of its unit.
-  void scale_gradient(ParameterId parameter, double factor, ElementRange within);
   // Waits for other ranks, and goes on with updates meanwhile.
   void wait_for_ranks(const std::string& what, TransferGroup& group);
   void clip(StepResult& result);

@@ -223,7 +223,7 @@ std::optional<ParameterId> ScheduledEngine::round_gradient(UnitId unit) {
   std::memmove(base, base + own.begin, own.size() * sizeof(float));
   kernels::narrow_in_place(threads, own.size(), base, c.gradients.final_type(unit));
   for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
-    c.gradients.sum_squares_of(threads, p, base, own);
+    c.gradients.begin(p, squares_within(layout(), threads, p, {base, c.gradients.final_type(unit)}, own));
   return c.gradients.not_finite(unit);
 }
 

@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "engine/plan/micro_batch_sums.h"
-#include "kernels/elementwise.h"
 
 namespace sluice::engine {
 SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches)
     : core_(core),
-      order_(MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order()),
-      divisor_(core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
+      sums_(core, MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order(),
+            core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
       micro_batches_(ends_micro_batches ? micro_batches : 0),
       known_(core.layout.parameters()),
       edits_(core.layout.units().size()) {
@@ -71,8 +70,8 @@ void SharedGradients::end_gradients(UnitId unit) {
 // A sum takes the whole unit, as in an exchange in which nobody has a shared gradient of it. A buffer that is
 // under frames is not held beside others, for which the plan has no frames.
 bool SharedGradients::may_begin(UnitId unit) const {
-  if (!core_.ranks || pairwise_ || ended_ + 1 != micro_batches_ || is_under_way(unit) ||
-      !core_.plan.units[unit].resident(Part::kGradient))
+  if (!core_.ranks || pairwise_ || sums_.is_in_order() || ended_ + 1 != micro_batches_ ||
+      is_under_way(unit) || !core_.plan.units[unit].resident(Part::kGradient))
     return false;
   bool any = false;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
@@ -122,11 +121,9 @@ void SharedGradients::dropped_all() {
 // then.
 void SharedGradients::bring_nothing(ParameterId parameter) {
   if (!known_[parameter].is_shared())
-    kernels::fill(core_.resources.threads, core_.layout.location(parameter).elements, 0.0f,
-                  {core_.gradients.data(parameter, 0), Dtype::kF32});
+    core_.gradients.fill_with_zeros(core_.resources.threads, parameter);
   else if (core_.gradients.factor(parameter) != 1)
-    core_.scale_gradient(parameter, core_.gradients.factor(parameter),
-                         {0, core_.layout.unit_elements(core_.layout.location(parameter).unit)});
+    core_.gradients.scale(core_.resources.threads, parameter, core_.gradients.factor(parameter));
 }
 
 bool SharedGradients::any_added() const {
@@ -228,7 +225,7 @@ void SharedGradients::gather_whole(ParameterId parameter) {
   const HoldingId holding = core_.gradients.holding(unit, 0);
   core_.pager.acquire(holding, Pager::Use::kModify);
   TransferGroup group;
-  core_.ranks->gather_gradient_of(parameter, {core_.gradients.data(parameter, 0), Dtype::kF32}, group.add());
+  sums_.gather(parameter, group.add());
   core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
   core_.pager.written(holding, core_.gradients.bytes(unit, 0));
   core_.pager.release(holding);
@@ -280,7 +277,7 @@ void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& par
   bool whole = true;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
     whole = whole && (std::ranges::count(parameters, p) > 0 || !known_[p].is_shared());
-  under_way_.push_back({unit, core_.sum_over_ranks(unit, parameters, whole, order_)});
+  under_way_.push_back({unit, sums_.begin(unit, parameters, whole)});
 }
 
 void SharedGradients::finish_sums(const std::vector<bool>& added) {
@@ -307,7 +304,7 @@ void SharedGradients::drain(const std::vector<Report>& all) {
     if (is_under_way(unit)) continue;
     core_.queue.ensure_updated(unit);
     core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
-    under_way_.push_back({unit, core_.sum_over_ranks(unit, {}, true, order_)});
+    under_way_.push_back({unit, sums_.begin(unit, {}, true)});
     // What is under frames is held alone.
     if (!core_.plan.units[unit].resident(Part::kGradient)) end_sums();
   }
@@ -343,7 +340,7 @@ void SharedGradients::end_sums() {
 }
 
 void SharedGradients::finish(UnitId unit, const std::vector<ParameterId>& parameters) {
-  core_.make_mean(unit, parameters, divisor_);
+  sums_.finish(unit, parameters);
   const bool parts = core_.partitions_state(unit);
   for (const ParameterId p : parameters) {
     set(p, {0, parts ? Sum::kOwnShard : Sum::kWhole, 1});

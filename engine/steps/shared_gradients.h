@@ -8,6 +8,7 @@
 #include "engine/gradients/pairwise_gradients.h"
 #include "engine/steps/core.h"
 #include "engine/steps/step_of_ranks.h"
+#include "engine/steps/unit_sums.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -123,8 +124,7 @@ class SharedGradients {
   void set(ParameterId parameter, const Known& known);
 
   Core& core_;
-  const comm::SumOrder order_;                 // of what the ranks add up
-  const double divisor_;                       // of the sum
+  UnitSums sums_;
   std::optional<PairwiseGradients> pairwise_;  // nothing: each rank's gradients are added one after another
   const std::size_t micro_batches_;            // of this rank in a step; 0: it is not said where they end
   std::size_t ended_ = 0;                      // how many have ended; with pairwise_, that knows it

@@ -62,6 +62,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
               {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
+      device_ranks(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout, *gpu) : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
@@ -90,11 +91,13 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   updates.set_slots(resources.ledger, plan.staging_slots);
   updates.set_cpu_slots(resources.ledger, plan.host_slots);
   if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
+  if (device_ranks) device_ranks->start(resources.ledger);
   pager.on_stall([this] { return queue.finish_some(); });
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
 
 Stores::~Stores() {
+  device_ranks.reset();
   if (gpu) gpu->finish();
 }
 
@@ -112,10 +115,10 @@ const Resources& Stores::checked(const Profile& profile, const Plan& plan, const
          format_size(needed), resources.device->info().name, format_size(resources.device->free_memory()));
   ensure(resources.device->info().extent_bytes == kHugePage, "{} maps memory in pieces of {}",
          resources.device->info().name, resources.device->info().extent_bytes);
-  if (!profile.any_order || resources.communicator != nullptr || plan.reproducible)
+  if (!profile.any_order || resources.sections != nullptr || plan.reproducible)
     fail(ErrorCode::kInvalidArgument,
-         "a GPU is asked for, and it is used by one rank alone, not reproducibly, and by a client that "
-         "acquires units in any order; leave out device memory, or the rest");
+         "a GPU is asked for, and it is used by a client that acquires units in any order, has all of the "
+         "model, and does not ask for reproducible sums; leave out device memory, or the rest");
   for (const UnitSpec& unit : profile.units)
     if (unit.parameters.front().continues())
       fail(ErrorCode::kInvalidArgument,

@@ -8,6 +8,7 @@
 #include "engine/gradients/gradients.h"
 #include "engine/memory/backing.h"
 #include "engine/memory/device_disk.h"
+#include "engine/memory/device_ranks.h"
 #include "engine/memory/device_work.h"
 #include "engine/memory/host_records.h"
 #include "engine/memory/host_staging.h"
@@ -45,7 +46,8 @@ struct Stores {
   bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
   // The elements of the unit that this engine updates.
   ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }
-  bool checks_on_gpu() const { return gpu && !plan.clip; }  // whether a GPU finds out if gradients are finite
+  // Whether a GPU finds out if gradients are finite. Of means over ranks the CPU does.
+  bool checks_on_gpu() const { return gpu && !plan.clip && !ranks; }
   // held: see Pager::set_schedule().
   void set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held = {});
   void settle();  // completes all updates and transfers
@@ -78,6 +80,7 @@ struct Stores {
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
   std::optional<HostStaging> host_staging;  // nothing: the CPU computes
+  std::optional<DeviceRanks> device_ranks;  // nothing: the CPU computes, or the engine trains alone
   std::vector<HoldingId> parameters;        // by unit
   UpdateQueue queue;
 

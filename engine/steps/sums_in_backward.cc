@@ -8,7 +8,6 @@
 
 #include "core/json.h"
 #include "engine/plan/micro_batch_sums.h"
-#include "kernels/elementwise.h"
 
 namespace sluice::engine {
 namespace {
@@ -56,7 +55,7 @@ std::vector<UnitId> merged_order(const std::vector<UnitId>& order,
 SumsInBackward::SumsInBackward(Core& core, Client client)
     : core_(core),
       client_(std::move(client)),
-      order_of_ranks_(MicroBatchSums(false, core.plan.ranks, 1).order()),
+      sums_(core, MicroBatchSums(false, core.plan.ranks, 1).order(), core.plan.ranks.size),
       order_(core.layout.units().size()),
       place_(core.layout.units().size()),
       expected_(core.layout.parameters()),
@@ -247,7 +246,7 @@ SumsInBackward::Report SumsInBackward::parsed(const std::string& bytes, int rank
 
 void SumsInBackward::exchange() {
   if (sum_) core_.wait_for_ranks("the gradient of " + core_.name_of(sum_->unit), sum_->group);
-  if (sum_) core_.make_mean(sum_->unit, sum_->parameters, core_.plan.ranks.size);
+  if (sum_) sums_.finish(sum_->unit, sum_->parameters);
   const std::vector<Report> all = gather();
   std::vector<StepOfRank> steps;
   for (const Report& report : all) steps.push_back(report.step);
@@ -284,7 +283,6 @@ void SumsInBackward::begin_next(const std::vector<Report>& all) {
   begin(order_[turn % order_.size()], parameters);
 }
 
-// Parameters are held until their update is due, so that it need not wait for the disk.
 void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& parameters) {
   Core& c = core_;
   for (ParameterId p = c.layout.first_parameter(unit); p < c.layout.end_parameter(unit); ++p)
@@ -299,17 +297,16 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
   // Nobody reads a shard while it is updated: this rank reads none from now on.
   if (c.partitions_parameters(unit))
     c.pager.outdate(c.parameters[unit]);
-  else
+  else if (holds_parameters(unit))
     c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
   c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kModify);
   for (const ParameterId p : parameters) {
-    const Array own = {c.gradients.data(p, 0), Dtype::kF32};
-    if (!c.gradients.has(p)) kernels::fill(c.resources.threads, c.layout.location(p).elements, 0.0f, own);
+    if (!c.gradients.has(p)) c.gradients.fill_with_zeros(c.resources.threads, p);
     summed_[p] = true;
   }
   std::erase(let_go_, unit);
   const bool whole = parameters.size() == c.layout.end_parameter(unit) - c.layout.first_parameter(unit);
-  sum_.emplace(Sum{unit, parameters, c.sum_over_ranks(unit, parameters, whole, order_of_ranks_)});
+  sum_.emplace(Sum{unit, parameters, sums_.begin(unit, parameters, whole)});
 }
 
 void SumsInBackward::take_mean(const std::vector<Report>& all) {
@@ -328,7 +325,7 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
   c.pager.written(c.gradients.holding(unit, 0), c.gradients.bytes(unit, 0));
   client_.update(unit);
   c.pager.release(c.gradients.holding(unit, 0));
-  if (!c.partitions_parameters(unit)) c.pager.release(c.parameters[unit]);
+  if (holds_parameters(unit)) c.pager.release(c.parameters[unit]);
 }
 
 }  // namespace sluice::engine

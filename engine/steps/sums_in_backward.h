@@ -7,6 +7,7 @@
 
 #include "engine/steps/core.h"
 #include "engine/steps/step_of_ranks.h"
+#include "engine/steps/unit_sums.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -92,10 +93,14 @@ class SumsInBackward {
   void take_mean(const std::vector<Report>& all);
   void begin_next(const std::vector<Report>& all);
   void begin(UnitId unit, const std::vector<ParameterId>& parameters);
+  // Whether a unit's parameters are held until its update is due, so that it need not wait for them.
+  bool holds_parameters(UnitId unit) const {
+    return !core_.partitions_parameters(unit) && !core_.states.by_cpu(unit);
+  }
 
   Core& core_;
   const Client client_;
-  const comm::SumOrder order_of_ranks_;
+  UnitSums sums_;
   std::optional<Sum> sum_;  // that is under way
   std::vector<UnitId> order_;
   std::vector<std::uint64_t> place_;  // by unit, in order_

@@ -127,7 +127,8 @@ void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
     phases_[unit] = Phase::kGathering;
     gathers_.emplace_back().unit = unit;
     const Array values = {pager_.data(parameters_[unit]), layout_.dtype(unit)};
-    return parts_.ranks->gather(unit, values, gathers_.back().group.add());
+    return parts_.ranks->gather_in(unit, {0, layout_.unit_elements(unit)}, values,
+                                   gathers_.back().group.add());
   }
   if (changed && pipeline_.by_cpu(unit) && !pager_.resident(parameters_[unit])) {
     pager_.unpark(parameters_[unit]);

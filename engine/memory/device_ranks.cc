@@ -1,0 +1,139 @@
+#include "engine/memory/device_ranks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/bytes.h"
+
+namespace sluice::engine {
+namespace {
+
+// Large enough that the link is busy, and small beside a model's units.
+constexpr std::size_t kMostOfPiece = std::size_t{8} << 20;  // elements
+
+}  // namespace
+
+// The squares of a parameter's blocks are added up piece by piece, so that pieces end where blocks do.
+std::size_t DeviceRanks::piece_elements(const Layout& layout) {
+  std::size_t most = 0;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    most = std::max(most, layout.unit_elements(unit));
+  return std::min(kMostOfPiece, round_up(most, kUnitAlignment));
+}
+
+DeviceRanks::DeviceRanks(const Layout& layout, DeviceWork& gpu)
+    : gpu_(gpu), piece_elements_(piece_elements(layout)), piece_bytes_(piece_elements_ * sizeof(float)) {}
+
+std::size_t DeviceRanks::bytes(const Layout& layout) {
+  return kPieces * piece_elements(layout) * sizeof(float);
+}
+
+void DeviceRanks::start(allocator::Ledger& ledger) {
+  memory_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kStaging, kPieces * piece_bytes_);
+  if (piece_bytes_ > 0) gpu_.add({memory_.data(), kPieces * piece_bytes_}, piece_bytes_);
+  out_.thread = std::thread([this] { work_on(out_, &DeviceRanks::leave); });
+  in_.thread = std::thread([this] { work_on(in_, &DeviceRanks::come_back); });
+}
+
+DeviceRanks::~DeviceRanks() {
+  for (Lane* const lane : {&out_, &in_}) {
+    {
+      const std::lock_guard lock(mutex_);
+      lane->ends = true;
+    }
+    changed_.notify_all();
+    if (lane->thread.joinable()) lane->thread.join();
+  }
+}
+
+void DeviceRanks::add(Call call, Done done) {
+  const ElementRange all = call.elements;
+  const auto added = std::make_shared<Added>(Added{std::move(call), std::move(done), 0, nullptr});
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t at = all.begin; at < all.end;) {
+      const std::size_t end = std::min(all.end, (at / piece_elements_ + 1) * piece_elements_);
+      out_.pieces.push_back({added, {at, end}, added_++, std::make_shared<TransferGroup>()});
+      ++added->pieces_left;
+      at = end;
+    }
+  }
+  changed_.notify_all();
+}
+
+void DeviceRanks::work_on(Lane& lane, void (DeviceRanks::*work)(Piece&)) {
+  while (true) {
+    Piece piece;
+    {
+      std::unique_lock lock(mutex_);
+      const auto has_room = [&] { return &lane == &in_ || under_way_ < kPieces; };
+      changed_.wait(lock, [&] { return lane.pieces.empty() ? lane.ends : has_room(); });
+      if (lane.pieces.empty()) return;
+      piece = std::move(lane.pieces.front());
+      lane.pieces.pop_front();
+      if (&lane == &out_) ++under_way_;
+    }
+    (this->*work)(piece);
+  }
+}
+
+void DeviceRanks::attempt(Piece& piece, const std::function<void()>& action) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (piece.of->error != nullptr) return;
+  }
+  std::exception_ptr error;
+  try {
+    return action();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  if (piece.of->error == nullptr) piece.of->error = std::move(error);
+}
+
+template <class Copy>
+void DeviceRanks::for_each(const Piece& piece, const std::vector<ElementRange>& ranges,
+                           const Copy& copy) const {
+  const auto [begin, end] = piece.elements;
+  const std::size_t size = size_of(piece.of->call.type);
+  for (const ElementRange& range : ranges) {
+    const std::size_t from = std::clamp(range.begin, begin, end), to = std::clamp(range.end, from, end);
+    if (from < to)
+      copy(std::span(piece.of->call.data + from * size, (to - from) * size),
+           std::span(host(piece) + (from - begin) * size, (to - from) * size));
+  }
+}
+
+void DeviceRanks::leave(Piece& piece) {
+  attempt(piece, [&] {
+    const std::span all{host(piece), piece.elements.size() * size_of(piece.of->call.type)};
+    gpu_.wait(all, DeviceWork::Use::kWrite);
+    for_each(piece, piece.of->call.out, [&](auto there, auto here) { gpu_.copy_out(here.data(), there); });
+    gpu_.wait(all, DeviceWork::Use::kRead);
+    piece.of->call.begin(piece.elements, array_of(piece), piece.ranks->add());
+  });
+  {
+    const std::lock_guard lock(mutex_);
+    in_.pieces.push_back(std::move(piece));
+  }
+  changed_.notify_all();
+}
+
+void DeviceRanks::come_back(Piece& piece) {
+  attempt(piece, [&] {
+    piece.ranks->wait();
+    if (piece.of->call.end) piece.of->call.end(piece.elements, array_of(piece));
+    for_each(piece, piece.of->call.in, [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
+  });
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    --under_way_;
+    last = --piece.of->pieces_left == 0;
+  }
+  changed_.notify_all();
+  if (last) piece.of->done(piece.of->error);
+}
+
+}  // namespace sluice::engine

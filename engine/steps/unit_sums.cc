@@ -1,0 +1,113 @@
+#include "engine/steps/unit_sums.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/elementwise.h"
+
+namespace sluice::engine {
+namespace {
+
+ElementRange common(ElementRange a, ElementRange b) {
+  const std::size_t begin = std::clamp(a.begin, b.begin, b.end);
+  return {begin, std::clamp(a.end, begin, b.end)};
+}
+
+ElementRange of_parameter(const Layout& layout, ParameterId parameter) {
+  const Layout::Location& at = layout.location(parameter);
+  return {at.offset, at.offset + at.elements};
+}
+
+}  // namespace
+
+UnitSums::UnitSums(Core& core, const comm::SumOrder& order, double divisor)
+    : core_(core), order_(order), divisor_(divisor), squares_(core.layout.parameters()) {}
+
+TransferGroup UnitSums::begin(UnitId unit, std::span<const ParameterId> of, bool whole) {
+  TransferGroup group;
+  if (!core_.ranks) return group;
+  if (core_.device_ranks) core_.gradients.widen(unit);
+  for (const ParameterId p : of) squares_[p].reset();
+  if (whole) begin(unit, {0, core_.layout.unit_elements(unit)}, of, group.add());
+  for (const ParameterId& p : of)
+    if (!whole) begin(unit, of_parameter(core_.layout, p), {&p, 1}, group.add());
+  return group;
+}
+
+void UnitSums::begin(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done) {
+  if (core_.device_ranks) return begin_on_gpu(unit, elements, of, std::move(done));
+  std::vector<Array> sums;
+  for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
+    sums.push_back({core_.gradients.sum(unit, 0, i, 0) + elements.begin, Dtype::kF32});
+  core_.ranks->sum_gradient_in(unit, elements, sums, order_, std::move(done));
+}
+
+void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done) {
+  DeviceRanks::Call call;
+  const ElementRange own = core_.own(unit);
+  call.data = core_.pager.data(core_.gradients.holding(unit, 0));
+  call.elements = elements;
+  call.out = {elements};
+  call.in = {own};
+  call.begin = [this, unit](ElementRange piece, Array sum, Done ended) {
+    core_.ranks->sum_gradient_in(unit, piece, {&sum, 1}, order_, std::move(ended));
+  };
+  call.end = [this, own, all = std::vector(of.begin(), of.end())](ElementRange piece, Array sum) {
+    const ElementRange here = common(own, piece);
+    const Array mean = sum.at(here.begin - piece.begin);
+    kernels::scale(core_.one_thread, here.size(), static_cast<float>(1 / divisor_), mean);
+    measure(all, here, mean, core_.one_thread);
+  };
+  core_.device_ranks->add(std::move(call), std::move(done));
+}
+
+void UnitSums::finish(UnitId unit, std::span<const ParameterId> of) {
+  const ElementRange own = core_.own(unit);
+  if (!core_.device_ranks) {
+    float* const first = core_.gradients.sum(unit, 0, 0, 0);
+    for (const ParameterId p : of) {
+      const ElementRange here = common(own, of_parameter(core_.layout, p));
+      kernels::scale(core_.resources.threads, here.size(), static_cast<float>(1 / divisor_),
+                     {first + here.begin, Dtype::kF32});
+      squares_[p].reset();
+    }
+    measure(of, own, {first + own.begin, Dtype::kF32}, core_.resources.threads);
+  }
+  for (const ParameterId p : of)
+    core_.gradients.begin(
+        p, squares_[p] ? *squares_[p]
+                       : squares_within(core_.layout, core_.one_thread, p, {}, {own.begin, own.begin}));
+}
+
+void UnitSums::gather(ParameterId parameter, Done done) {
+  const UnitId unit = core_.layout.location(parameter).unit;
+  const ElementRange all = of_parameter(core_.layout, parameter), own = common(core_.own(unit), all);
+  if (!core_.device_ranks)
+    return core_.ranks->gather_gradient_in(unit, all, {core_.gradients.data(parameter, 0), Dtype::kF32},
+                                           std::move(done));
+  DeviceRanks::Call call;
+  call.data = core_.pager.data(core_.gradients.holding(unit, 0));
+  call.elements = all;
+  call.out = {own};
+  call.in = {{all.begin, own.begin}, {own.end, all.end}};
+  call.begin = [this, unit](ElementRange piece, Array mean, Done ended) {
+    core_.ranks->gather_gradient_in(unit, piece, mean, std::move(ended));
+  };
+  core_.device_ranks->add(std::move(call), std::move(done));
+}
+
+// Adds the squares of these elements of the unit to what is known of those before.
+void UnitSums::measure(std::span<const ParameterId> of, ElementRange elements, Array mean, Threads& threads) {
+  for (const ParameterId p : of) {
+    if (common(elements, of_parameter(core_.layout, p)).size() == 0) continue;
+    const kernels::SquareSum more = squares_within(core_.layout, threads, p, mean, elements);
+    if (squares_[p]) {
+      squares_[p]->sum.add(more.sum);
+      squares_[p]->finite &= more.finite;
+    } else {
+      squares_[p] = more;
+    }
+  }
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,44 @@
+#pragma once
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/steps/core.h"
+
+// Private to this room.
+namespace sluice::engine {
+
+// Sums of a unit's gradients over the ranks of an AnyOrderEngine, which become their means: of all elements,
+// or, where the unit's state is partitioned, of those that this rank updates. Of gradients in a GPU's memory
+// the CPU makes and measures the means, in the host memory through which they pass (DeviceRanks). Thread
+// rule: one thread.
+class UnitSums {
+ public:
+  // order: of what the ranks give; divisor: by which a sum is divided.
+  UnitSums(Core& core, const comm::SumOrder& order, double divisor);
+
+  // Begins to sum what each rank has added to these gradients, in the first buffers of the unit: as many as
+  // this rank has in the order. whole: the unit's other elements may be summed with them. REQUIRES: the
+  // buffers are held until the group has ended; where is_in_order(), all ranks begin sums in the same order.
+  TransferGroup begin(UnitId unit, std::span<const ParameterId> of, bool whole);
+  bool is_in_order() const { return core_.device_ranks.has_value(); }
+  // Comes when the group has ended. The gradients are means, whose squares are known.
+  void finish(UnitId unit, std::span<const ParameterId> of);
+  // Brings what the other ranks have of a parameter's mean. REQUIRES: the unit's state is partitioned, and
+  // its first buffer held until the call ends.
+  void gather(ParameterId parameter, Done done);
+
+ private:
+  void begin(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done);
+  void begin_on_gpu(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done);
+  void measure(std::span<const ParameterId> of, ElementRange elements, Array mean, Threads& threads);
+
+  Core& core_;
+  const comm::SumOrder order_;
+  const double divisor_;
+  // By parameter: what is known of the pieces of means that have come so far.
+  std::vector<std::optional<kernels::SquareSum>> squares_;
+};
+
+}  // namespace sluice::engine
