@@ -47,8 +47,7 @@ def placed(on_meta=False, /, **given):
     if asked() is None:
         return given
     sized = {} if "sample_batch" in given else {"reserve": "256MiB"}
-    device = "cuda" if on_meta or "LOCAL_RANK" in os.environ else None
-    return {"device_memory": "4GiB", "device": device} | sized | given
+    return {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | sized | given
 
 
 def cpu_alone(why):

@@ -25,7 +25,7 @@ from sluice.device import device_of
 from sluice.torch import _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ON_GPU = {"device_memory": "1GiB", "reserve": "64MiB"}
+ON_GPU = {"device": "cuda", "device_memory": "1GiB", "reserve": "64MiB"}
 torch.set_num_threads(1)
 
 
@@ -208,10 +208,10 @@ def from_meta(name="normed", **options):
     return made
 
 
-def on_gpus(function, seed=0, schedule="random", **given):
+def on_gpus(called, seed=0, schedule="random", **given):
     """Calls a function of this module, whose models are on a fake GPU for each rank."""
     with fake_gpu.shared(seed=seed, schedule=schedule, devices=SIZE):
-        return globals()[function](**ON_GPU | given)
+        return globals()[called](**ON_GPU | given)
 
 
 def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_meta=False, kinds=None, **options):
