@@ -46,17 +46,21 @@ DeviceRanks::~DeviceRanks() {
   }
 }
 
+std::vector<ElementRange> DeviceRanks::pieces_of(ElementRange elements) const {
+  std::vector<ElementRange> pieces;
+  for (std::size_t at = elements.begin; at < elements.end; at = pieces.back().end)
+    pieces.push_back({at, std::min(elements.end, (at / piece_elements_ + 1) * piece_elements_)});
+  return pieces;
+}
+
 void DeviceRanks::add(Call call, Done done) {
-  const ElementRange all = call.elements;
+  const std::vector<ElementRange> pieces = pieces_of(call.elements);
   const auto added = std::make_shared<Added>(Added{std::move(call), std::move(done), 0, nullptr});
   {
     const std::lock_guard lock(mutex_);
-    for (std::size_t at = all.begin; at < all.end;) {
-      const std::size_t end = std::min(all.end, (at / piece_elements_ + 1) * piece_elements_);
-      out_.pieces.push_back({added, {at, end}, added_++, std::make_shared<TransferGroup>()});
-      ++added->pieces_left;
-      at = end;
-    }
+    added->pieces_left = pieces.size();
+    for (const ElementRange& piece : pieces)
+      out_.pieces.push_back({added, piece, added_++, std::make_shared<TransferGroup>()});
   }
   changed_.notify_all();
 }

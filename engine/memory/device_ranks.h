@@ -42,6 +42,9 @@ class DeviceRanks {
   static std::size_t bytes(const Layout& layout);  // of host memory
   void start(allocator::Ledger& ledger);
 
+  // The pieces in which all ranks make a call about these elements. A rank that has them in its host memory
+  // makes the same calls there.
+  std::vector<ElementRange> pieces_of(ElementRange elements) const;
   // `done` is called on a thread of this class when all that returns to the GPU is queued. REQUIRES: until
   // then nothing else is queued with that memory.
   void add(Call call, Done done);

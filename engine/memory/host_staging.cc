@@ -40,8 +40,15 @@ void HostStaging::wait_for_state(UnitId unit, std::size_t chunk) const {
 
 void HostStaging::begin(UnitId unit, std::size_t chunk) {
   wait_for_state(unit, chunk);
-  gpu_.wait({memory_.data() + values_, 1}, DeviceWork::Use::kWrite);
+  begin_values();
 }
+
+std::byte* HostStaging::room() {
+  if (scratch_ > 0) gpu_.wait({memory_.data(), scratch_}, DeviceWork::Use::kWrite);
+  return memory_.data();
+}
+
+void HostStaging::begin_values() { gpu_.wait({memory_.data() + values_, 1}, DeviceWork::Use::kWrite); }
 
 DeviceWork::Memory HostStaging::place_of(UnitId unit, std::size_t chunk) const {
   std::byte* const passing = states_.by_cpu(unit) ? memory_.data() : slot_;

@@ -26,6 +26,9 @@ class HostStaging {
   float* scratch() const { return reinterpret_cast<float*>(memory_.data() + scratch_); }
 
   void begin(UnitId unit, std::size_t chunk);  // waits until the caller may fill in state() and values()
+  void begin_values();                         // the same for values() alone
+  // Waits until there is room for a chunk's state that the GPU does not get.
+  std::byte* room();
   // Queue copies of what the caller has filled in: the state of a chunk, and n elements of values.
   void store_state(UnitId unit, std::size_t chunk);
   void store_values(Array to, std::size_t n);

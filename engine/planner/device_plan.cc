@@ -379,7 +379,8 @@ class DevicePlanner {
                                                                                   footprint.cpu_disk > 0),
                  kHugePage);
     if (in_.request.ranks.size > 1)
-      bytes[index(Purpose::kStaging)] += round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
+      bytes[index(Purpose::kStaging)] +=
+          (*in_.request.stage > 0 ? 2 : 1) * round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
     if (sum(footprint.disk) > footprint.cpu_disk)
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);

@@ -62,11 +62,15 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
               {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
-      device_ranks(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout, *gpu) : std::nullopt),
+      device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout, *gpu) : std::nullopt),
+      device_gathers(gpu && ranks && ranks->any_partitioned()
+                         ? std::optional<DeviceRanks>(std::in_place, layout, *gpu)
+                         : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
-             profile.any_order && ranks && ranks->any_partitioned()}) {
+             profile.any_order && ranks && ranks->any_partitioned(),
+             device_gathers ? &*device_gathers : nullptr}) {
   // The client may touch parameters at any time, unless they are on a GPU.
   const bool exposed = profile.any_order && !gpu;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
@@ -91,13 +95,15 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   updates.set_slots(resources.ledger, plan.staging_slots);
   updates.set_cpu_slots(resources.ledger, plan.host_slots);
   if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
-  if (device_ranks) device_ranks->start(resources.ledger);
+  for (std::optional<DeviceRanks>* const one : {&device_sums, &device_gathers})
+    if (*one) (*one)->start(resources.ledger);
   pager.on_stall([this] { return queue.finish_some(); });
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
 
 Stores::~Stores() {
-  device_ranks.reset();
+  device_sums.reset();
+  device_gathers.reset();
   if (gpu) gpu->finish();
 }
 

@@ -80,8 +80,10 @@ struct Stores {
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
   std::optional<HostStaging> host_staging;  // nothing: the CPU computes
-  std::optional<DeviceRanks> device_ranks;  // nothing: the CPU computes, or the engine trains alone
-  std::vector<HoldingId> parameters;        // by unit
+  // Ranks that compute on GPUs: for sums of gradients; and, where state is partitioned, for what each has
+  // updated. Each has its own order in which all ranks make calls.
+  std::optional<DeviceRanks> device_sums, device_gathers;
+  std::vector<HoldingId> parameters;  // by unit
   UpdateQueue queue;
 
  private:

@@ -26,7 +26,7 @@ UnitSums::UnitSums(Core& core, const comm::SumOrder& order, double divisor)
 TransferGroup UnitSums::begin(UnitId unit, std::span<const ParameterId> of, bool whole) {
   TransferGroup group;
   if (!core_.ranks) return group;
-  if (core_.device_ranks) core_.gradients.widen(unit);
+  if (core_.device_sums) core_.gradients.widen(unit);
   for (const ParameterId p : of) squares_[p].reset();
   if (whole) begin(unit, {0, core_.layout.unit_elements(unit)}, of, group.add());
   for (const ParameterId& p : of)
@@ -35,7 +35,7 @@ TransferGroup UnitSums::begin(UnitId unit, std::span<const ParameterId> of, bool
 }
 
 void UnitSums::begin(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done) {
-  if (core_.device_ranks) return begin_on_gpu(unit, elements, of, std::move(done));
+  if (core_.device_sums) return begin_on_gpu(unit, elements, of, std::move(done));
   std::vector<Array> sums;
   for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
     sums.push_back({core_.gradients.sum(unit, 0, i, 0) + elements.begin, Dtype::kF32});
@@ -58,12 +58,12 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
     kernels::scale(core_.one_thread, here.size(), static_cast<float>(1 / divisor_), mean);
     measure(all, here, mean, core_.one_thread);
   };
-  core_.device_ranks->add(std::move(call), std::move(done));
+  core_.device_sums->add(std::move(call), std::move(done));
 }
 
 void UnitSums::finish(UnitId unit, std::span<const ParameterId> of) {
   const ElementRange own = core_.own(unit);
-  if (!core_.device_ranks) {
+  if (!core_.device_sums) {
     float* const first = core_.gradients.sum(unit, 0, 0, 0);
     for (const ParameterId p : of) {
       const ElementRange here = common(own, of_parameter(core_.layout, p));
@@ -82,7 +82,7 @@ void UnitSums::finish(UnitId unit, std::span<const ParameterId> of) {
 void UnitSums::gather(ParameterId parameter, Done done) {
   const UnitId unit = core_.layout.location(parameter).unit;
   const ElementRange all = of_parameter(core_.layout, parameter), own = common(core_.own(unit), all);
-  if (!core_.device_ranks)
+  if (!core_.device_sums)
     return core_.ranks->gather_gradient_in(unit, all, {core_.gradients.data(parameter, 0), Dtype::kF32},
                                            std::move(done));
   DeviceRanks::Call call;
@@ -93,7 +93,7 @@ void UnitSums::gather(ParameterId parameter, Done done) {
   call.begin = [this, unit](ElementRange piece, Array mean, Done ended) {
     core_.ranks->gather_gradient_in(unit, piece, mean, std::move(ended));
   };
-  core_.device_ranks->add(std::move(call), std::move(done));
+  core_.device_sums->add(std::move(call), std::move(done));
 }
 
 // Adds the squares of these elements of the unit to what is known of those before.

@@ -22,7 +22,7 @@ class UnitSums {
   // this rank has in the order. whole: the unit's other elements may be summed with them. REQUIRES: the
   // buffers are held until the group has ended; where is_in_order(), all ranks begin sums in the same order.
   TransferGroup begin(UnitId unit, std::span<const ParameterId> of, bool whole);
-  bool is_in_order() const { return core_.device_ranks.has_value(); }
+  bool is_in_order() const { return core_.device_sums.has_value(); }
   // Comes when the group has ended. The gradients are means, whose squares are known.
   void finish(UnitId unit, std::span<const ParameterId> of);
   // Brings what the other ranks have of a parameter's mean. REQUIRES: the unit's state is partitioned, and

@@ -98,18 +98,24 @@ void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array val
     fill_array(s, present, unit, chunk, a, state, source);
 }
 
-// Fills in values of which other ranks have the state.
-void fill_others(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
+// Fills in values of which other ranks have the state. Returns what the source threw.
+std::exception_ptr fill_others(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
   const Shards& shards = s.states.format().shards();
   const ElementRange own = shards.here(unit);
-  const auto fill = [&](std::size_t from, std::size_t until) {
+  for (const auto& [from, until] :
+       {ElementRange{0, own.begin}, ElementRange{own.end, s.layout.unit_elements(unit)}})
     for (std::size_t begin = from; begin < until; begin += shards.chunk_elements()) {
       const ElementRange part = {begin, std::min(begin + shards.chunk_elements(), until)};
-      fill_values(s, shards.slices(unit, part), part.size(), values.at(begin), nullptr, source);
+      if (s.host != nullptr) s.host->begin_values();
+      const Array to = s.host != nullptr ? s.host->values(values.type) : values.at(begin);
+      try {
+        fill_values(s, shards.slices(unit, part), part.size(), to, nullptr, source);
+      } catch (...) {
+        return std::current_exception();
+      }
+      if (s.host != nullptr) s.host->store_values(values.at(begin), part.size());
     }
-  };
-  fill(0, own.begin);
-  fill(own.end, s.layout.unit_elements(unit));
+  return nullptr;
 }
 
 // Returns the chunk's values in f32: where they lie, or widened.
@@ -192,12 +198,7 @@ std::exception_ptr load_to_gpu(const ValueStreams& s, UnitId unit, Array values,
   return nullptr;
 }
 
-}  // namespace
-
-std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source,
-                               bool own_alone) {
-  ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
-  if (s.host != nullptr) return load_to_gpu(s, unit, values, source);
+std::exception_ptr load_to_cpu(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit), is_zero = s.states.begin_filling(unit);
   std::vector<TransferGroup> writes(s.pipeline.slots());
@@ -216,12 +217,17 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
                                    {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
   }
   for (TransferGroup& group : writes) group.wait();
-  try {
-    if (source.values && !own_alone) fill_others(s, unit, values, source);
-  } catch (...) {
-    return std::current_exception();
-  }
   return nullptr;
+}
+
+}  // namespace
+
+std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source,
+                               bool own_alone) {
+  ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
+  const auto load = s.host != nullptr ? load_to_gpu : load_to_cpu;
+  if (std::exception_ptr failed = load(s, unit, values, source)) return failed;
+  return source.values && !own_alone ? fill_others(s, unit, values, source) : nullptr;
 }
 
 namespace {
@@ -277,10 +283,12 @@ std::exception_ptr drain_rank(const ValueStreams& s, int rank, UnitId unit, Cons
                               const UnitSink& sink) {
   const StateFormat& format = (*s.formats)[static_cast<std::size_t>(rank)];
   for (std::size_t chunk = 0; chunk < format.shards().chunks(unit); ++chunk) {
-    std::byte* const state = s.pipeline.slot(0);
+    std::byte* const state = s.host != nullptr ? s.host->room() : s.pipeline.slot(0);
     s.ranks->receive_state(rank, unit, chunk, {state, format.chunk_bytes(unit, chunk)});
+    const ElementRange elements = format.shards().chunk(unit, chunk);
+    const ConstArray here = readable(s, values.at(elements.begin), elements.size());
     try {
-      drain_chunk(s, format, unit, chunk, values.at(format.shards().chunk(unit, chunk).begin), state, sink);
+      drain_chunk(s, format, unit, chunk, here, state, sink);
     } catch (...) {
       return std::current_exception();
     }

@@ -41,6 +41,8 @@ struct Update {
   Backing* gradient_backing = nullptr;
   std::size_t gradient_backing_bytes = 0;
   Dtype gradient_type = Dtype::kF32;
+  // Whether the backings begin with the unit's first element, and not with this rank's.
+  bool whole_backings = false;
   // Where a GPU says that nothing is to be changed: see DeviceGradients::check(). Null: the gradient is known
   // to be finite.
   const std::uint32_t* refused = nullptr;

@@ -137,6 +137,7 @@ class UpdatePipeline {
     std::size_t slot, chunk;
     UnitId unit;
     Streamed parts;
+    bool whole;  // Update::whole_backings
     Source gradient, parameters;
   };
 

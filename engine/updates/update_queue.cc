@@ -23,7 +23,7 @@ UpdateQueue::UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer
       waits_(waits),
       parameters_(parameters),
       parts_(parts),
-      ordered_(parts.ranks != nullptr && optimizer.rounds() > 0),
+      ordered_(parts.ranks != nullptr && (optimizer.rounds() > 0 || parts.on_gpu != nullptr)),
       phases_(layout.units().size(), Phase::kCurrent),
       due_(layout.units().size()) {}
 
@@ -31,6 +31,7 @@ void UpdateQueue::add(UnitRange units, std::vector<Due> due) {
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     phases_[unit] = Phase::kWaiting;
     due_[unit] = std::move(due[unit - units.first]);
+    if (parts_.on_gpu != nullptr && is_gathered(unit)) to_gather_.push_back(unit);
   }
   if (units.size() == 1) waiting_.push_back({units.first});
   for (const auto& [unit, pass] : passes_of(optimizer_, units)) waiting_.push_back({unit, pass});
@@ -53,9 +54,10 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   Pins pins;
   const bool by_cpu = pipeline_.by_cpu(unit);
   pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass) &&
-                    (!by_cpu || pager_.resident(values));
+                    needs_frames(unit, values);
   if (pins.parameters && !bring_in(values, use)) return false;
-  if (parts_.whole_gradients && !bring_in(gradient, Pager::Use::kRead)) {
+  pins.gradient = parts_.whole_gradients && needs_frames(unit, gradient);
+  if (pins.gradient && !bring_in(gradient, Pager::Use::kRead)) {
     if (pins.parameters) pager_.release(values);
     return false;
   }
@@ -76,7 +78,10 @@ bool UpdateQueue::start(const Task& task, bool wait) {
     }
   }
   update.gradient_type = gradients_.final_type(unit);
-  pins.gradient = !has_gradient_shard(unit) && pager_.present(gradient);
+  if (!pins.gradient && !has_gradient_shard(unit) && pager_.present(gradient)) {
+    pager_.acquire(gradient, Pager::Use::kRead);
+    pins.gradient = true;
+  }
   if (by_cpu) {
     start_by_cpu(task, update, pins);
   } else if (has_gradient_shard(unit)) {
@@ -85,7 +90,7 @@ bool UpdateQueue::start(const Task& task, bool wait) {
     update.gradient =
         ConstArray{pager_.data(gradient), update.gradient_type}.at(parts_.ranks->own(unit).begin);
   } else if (pins.gradient) {
-    update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
+    update.gradient = {pager_.data(gradient), update.gradient_type};
   } else {
     update.gradient_backing = &pager_.backing(gradient);
     update.gradient_backing_bytes = pager_.backing_bytes(gradient);
@@ -95,19 +100,28 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   return true;
 }
 
-// The CPU computes with records where these are in host memory, and otherwise with what passes through its
-// slots, to and from the GPU's memory or the disk.
-void UpdateQueue::start_by_cpu(const Task& task, Update& update, Pins& pins) {
-  const HoldingId values = parameters_[task.unit], gradient = gradients_.holding(task.unit, 0);
+// Whether the unit's update needs the holding on the device that computes. The CPU beside a GPU computes with
+// records in host memory where they are, and with what passes through its slots. Of a record on disk it can
+// do so where it updates all of the unit, since a shard does not begin with a block.
+bool UpdateQueue::needs_frames(UnitId unit, HoldingId holding) const {
+  if (!pipeline_.by_cpu(unit) || pager_.resident(holding)) return true;
+  return is_gathered(unit) && (!pager_.stored(holding) || pager_.backing(holding).for_cpu().data == nullptr);
+}
+
+void UpdateQueue::start_by_cpu(const Task& task, Update& update, const Pins& pins) {
+  const UnitId unit = task.unit;
+  const HoldingId values = parameters_[unit], gradient = gradients_.holding(unit, 0);
+  const std::size_t first = is_gathered(unit) ? parts_.ranks->own(unit).begin : 0;
   const auto for_cpu = [&](HoldingId holding, bool on_gpu) {
     return on_gpu ? Backing::ForCpu{nullptr, &pager_.gpu_memory(holding)} : pager_.backing(holding).for_cpu();
   };
-  if (pins.gradient) pager_.acquire(gradient, Pager::Use::kRead);
   const Backing::ForCpu from = for_cpu(gradient, pins.gradient);
+  update.whole_backings = true;
   update.gradient = {from.data, update.gradient_type};
+  if (from.data != nullptr) update.gradient = update.gradient.at(first);
   update.gradient_backing = from.backing;
   update.gradient_backing_bytes = pins.gradient ? pager_.bytes(gradient) : pager_.backing_bytes(gradient);
-  if (!pipeline_.needs_parameters(task.unit, task.pass)) return;
+  if (!pipeline_.needs_parameters(unit, task.pass)) return;
   const Backing::ForCpu to = for_cpu(values, pins.parameters);
   update.parameters.data = to.data;
   update.parameters_backing = to.backing;
@@ -116,27 +130,65 @@ void UpdateQueue::start_by_cpu(const Task& task, Update& update, Pins& pins) {
 
 void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
   const UnitId unit = task.unit;
-  const bool changed = phases_[unit] == Phase::kRunning;
   if (pins.gradient) pager_.release(gradients_.holding(unit, 0));
-  if (changed && partitions_parameters(unit)) {
-    parts_.parameters->publish(unit);
-    pager_.unpark(parameters_[unit]);
-    return finish(unit);
+  if (phases_[unit] != Phase::kRunning) {
+    if (pins.parameters) pager_.release(parameters_[unit]);
+    return;
   }
-  if (changed && parts_.ranks != nullptr && parts_.ranks->partitioned(unit)) {
-    phases_[unit] = Phase::kGathering;
-    gathers_.emplace_back().unit = unit;
-    const Array values = {pager_.data(parameters_[unit]), layout_.dtype(unit)};
-    return parts_.ranks->gather_in(unit, {0, layout_.unit_elements(unit)}, values,
+  if (partitions_parameters(unit)) parts_.parameters->publish(unit);
+  if (is_gathered(unit)) return begin_gather(unit, pins.parameters);
+  complete(unit, pins.parameters);
+}
+
+// held: the parameters, which have changed where they are held; else in their record, or in this rank's
+// shard.
+void UpdateQueue::complete(UnitId unit, bool held) {
+  if (held) {
+    pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
+    pager_.release(parameters_[unit]);
+  } else {
+    pager_.unpark(parameters_[unit]);
+  }
+  finish(unit);
+}
+
+void UpdateQueue::begin_gather(UnitId unit, bool held) {
+  phases_[unit] = Phase::kGathering;
+  const ElementRange all{0, layout_.unit_elements(unit)};
+  if (parts_.on_gpu == nullptr) {
+    gathers_.push_back({unit, held});
+    return parts_.ranks->gather_in(unit, all, {pager_.data(parameters_[unit]), layout_.dtype(unit)},
                                    gathers_.back().group.add());
   }
-  if (changed && pipeline_.by_cpu(unit) && !pager_.resident(parameters_[unit])) {
-    pager_.unpark(parameters_[unit]);
-    return finish(unit);
+  may_gather_[unit] = held;
+  for (; !to_gather_.empty() && may_gather_.contains(to_gather_.front()); to_gather_.pop_front()) {
+    const UnitId next = to_gather_.front();
+    gathers_.push_back({next, may_gather_.extract(next).mapped()});
+    gather_beside_gpu(gathers_.back());
   }
-  if (changed) pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
-  if (pins.parameters) pager_.release(parameters_[unit]);
-  if (changed) finish(unit);
+}
+
+// What the CPU has updated in host memory is gathered there.
+void UpdateQueue::gather_beside_gpu(Gather& gather) {
+  const UnitId unit = gather.unit;
+  const Dtype type = layout_.dtype(unit);
+  const ElementRange all{0, layout_.unit_elements(unit)}, own = parts_.ranks->own(unit);
+  if (!gather.held) {
+    const Array record{pager_.backing(parameters_[unit]).for_cpu().data, type};
+    for (const ElementRange& piece : parts_.on_gpu->pieces_of(all))
+      parts_.ranks->gather_in(unit, piece, record.at(piece.begin), gather.group.add());
+    return;
+  }
+  DeviceRanks::Call call;
+  call.data = pager_.data(parameters_[unit]);
+  call.type = type;
+  call.elements = all;
+  call.out = {own};
+  call.in = {{0, own.begin}, {own.end, all.end}};
+  call.begin = [this, unit](ElementRange piece, Array values, Done done) {
+    parts_.ranks->gather_in(unit, piece, values, std::move(done));
+  };
+  parts_.on_gpu->add(std::move(call), gather.group.add());
 }
 
 bool UpdateQueue::finish_gathers() {
@@ -148,11 +200,9 @@ bool UpdateQueue::finish_gathers() {
     }
     any = true;
     gather->group.wait();
-    const UnitId unit = gather->unit;
+    const auto [unit, held] = std::pair(gather->unit, gather->held);
     gather = gathers_.erase(gather);
-    pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
-    pager_.release(parameters_[unit]);
-    finish(unit);
+    complete(unit, held);
   }
   return any;
 }
@@ -182,7 +232,9 @@ void UpdateQueue::finish(UnitId unit) {
 // What the CPU updates while a GPU computes needs none of the GPU's frames, so that as many updates as there
 // are may be under way, and none waits for what the GPU updates, unless they follow one another.
 void UpdateQueue::start_waiting() {
-  const auto is_cpus = [&](const Task& task) { return pipeline_.by_cpu(task.unit) && !task.pass; };
+  const auto is_cpus = [&](const Task& task) {
+    return pipeline_.by_cpu(task.unit) && !task.pass && !ordered_;
+  };
   const auto may_start = [&](const Task& task) { return is_cpus(task) || pipeline_.unapplied() < kRunning; };
   while (!waiting_.empty() && may_start(waiting_.front()) && start(waiting_.front(), false))
     waiting_.pop_front();

@@ -2,11 +2,13 @@
 #include <cstdint>
 #include <deque>
 #include <list>
+#include <map>
 #include <optional>
 #include <vector>
 
 #include "engine/gradients/gradients.h"
 #include "engine/layout/layout.h"
+#include "engine/memory/device_ranks.h"
 #include "engine/memory/pager.h"
 #include "engine/memory/parameter_shards.h"
 #include "engine/memory/shard_memory.h"
@@ -38,6 +40,8 @@ class UpdateQueue {
     // Final gradients are those of whole units, and not of this rank's part. They are brought in for an
     // update, since the part does not begin with a block of the record.
     bool whole_gradients = false;
+    // Where a GPU computes: through which what the others have updated comes to it.
+    DeviceRanks* on_gpu = nullptr;
   };
   // `parameters` has each unit's holding. All arguments outlive the queue.
   UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager, Gradients& gradients,
@@ -79,21 +83,30 @@ class UpdateQueue {
   struct Pins {
     bool parameters = false, gradient = false;
   };
-  // What is gathered from the other ranks, into parameters that are held meanwhile.
+  // What is gathered from the other ranks, into parameters that are held meanwhile, or lie in host memory.
   struct Gather {
     UnitId unit = 0;
-    TransferGroup group;
+    bool held = false;
+    TransferGroup group = {};
   };
   bool start(const Task& task, bool wait);
-  void start_by_cpu(const Task& task, Update& update, Pins& pins);
+  bool needs_frames(UnitId unit, HoldingId holding) const;
+  void start_by_cpu(const Task& task, Update& update, const Pins& pins);
   void start_for(UnitId unit);
   void start_waiting();
   void on_applied(const Task& task, const Pins& pins);
   bool go_on();  // does what can be done without waiting; false: there is nothing
   bool idle() const { return pipeline_.idle() && gathers_.empty(); }
+  void begin_gather(UnitId unit, bool held);
+  void gather_beside_gpu(Gather& gather);
   bool finish_gathers();
+  void complete(UnitId unit, bool held);
   bool partitions_parameters(UnitId unit) const {
     return parts_.parameters != nullptr && parts_.parameters->has(unit);
+  }
+  // Whether an update of the unit ends with what the other ranks have updated of it.
+  bool is_gathered(UnitId unit) const {
+    return parts_.ranks != nullptr && parts_.ranks->partitioned(unit) && !partitions_parameters(unit);
   }
   bool has_gradient_shard(UnitId unit) const {
     return parts_.gradients != nullptr && parts_.gradients->has(unit);
@@ -109,12 +122,17 @@ class UpdateQueue {
   Waits& waits_;
   const std::vector<HoldingId>& parameters_;
   const Parts parts_;
-  // All ranks must start updates in the same order, because an optimizer's rounds wait for the other ranks.
+  // All ranks must start updates in the same order, because an optimizer's rounds wait for the other ranks,
+  // or what comes to a GPU does.
   const bool ordered_;
   std::vector<Phase> phases_;
   std::vector<Due> due_;
   std::deque<Task> waiting_;
   std::list<Gather> gathers_;
+  // Where a GPU computes: units in the order in which all ranks gather them, and those of them that are
+  // updated here, with Gather::held.
+  std::deque<UnitId> to_gather_;
+  std::map<UnitId, bool> may_gather_;
   // Waits for memory; until it has it, neither it nor any pass is started again.
   std::optional<Task> starting_;
   bool going_on_ = false;

@@ -147,6 +147,7 @@ UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, const Strea
           slot.chunk,
           update.unit,
           parts,
+          update.whole_backings,
           {update.gradient_backing, update.gradient_backing_bytes, update.gradient_type},
           {update.parameters_backing, update.parameters_backing_bytes, update.parameters.type}};
 }
@@ -158,7 +159,7 @@ std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& rea
   const auto stream = [&](const Source& source, std::byte* part) {
     const std::size_t size = size_of(source.type);
     const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
-    const std::size_t first = chunk.begin - format.shards().here(reading.unit).begin;
+    const std::size_t first = chunk.begin - (reading.whole ? 0 : format.shards().here(reading.unit).begin);
     const std::size_t bytes = chunk.size() * size, offset = first * size;
     fetches.push_back(
         {*source.backing,
