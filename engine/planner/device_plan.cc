@@ -188,6 +188,7 @@ class DevicePlanner {
     std::vector<UnitPlan> units(in_.profile.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       units[unit].compute = Tier::kDevice;
+      units[unit].stage = placement_.stage(unit);
       units[unit].updated_on = updated_on_[unit];
       const Tier chosen = is_packed(placement_.parameter_bytes(unit)) ? Tier::kDevice : rest;
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
@@ -379,8 +380,8 @@ class DevicePlanner {
                                                                                   footprint.cpu_disk > 0),
                  kHugePage);
     if (in_.request.ranks.size > 1)
-      bytes[index(Purpose::kStaging)] +=
-          (*in_.request.stage > 0 ? 2 : 1) * round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
+      bytes[index(Purpose::kStaging)] += (placement_.partitions_any_state() ? 2 : 1) *
+                                         round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
     if (sum(footprint.disk) > footprint.cpu_disk)
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);

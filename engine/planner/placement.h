@@ -64,6 +64,9 @@ class Placement {
 
   // Whether this rank keeps a shard of the unit's parameters; of its final gradient, where that waits.
   bool partitions_parameters(UnitId unit) const;
+  bool partitions_any_state() const {
+    return std::ranges::count(stages_, std::size_t{0}) < std::ssize(stages_);
+  }
   bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.

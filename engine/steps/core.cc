@@ -145,7 +145,7 @@ void Core::enqueue(UnitRange units, bool with_parameters) {
 // What the CPU updates, and a GPU computes with, leaves the GPU's frames for host memory or the disk.
 void Core::entrust(UnitId unit) {
   if (!states.by_cpu(unit)) return;
-  if (!pager.resident(parameters[unit])) pager.entrust(parameters[unit]);
+  if (!queue.needs_frames(unit, parameters[unit])) pager.entrust(parameters[unit]);
   if (entrusts_gradient(unit)) pager.entrust(gradients.holding(unit, 0));
 }
 
@@ -169,7 +169,7 @@ UpdateQueue::Due Core::due_of(UnitId unit) {
 void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due) {
   due.holds_gradient = !entrusts_gradient(unit);
   if (due.holds_gradient) pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
-  const bool elsewhere = partitions_parameters(unit) || states.by_cpu(unit);
+  const bool elsewhere = partitions_parameters(unit) || !queue.needs_frames(unit, parameters[unit]);
   due.holds_parameters = !elsewhere && (with_parameters || pager.present(parameters[unit]));
   if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
 }

@@ -95,7 +95,7 @@ class SumsInBackward {
   void begin(UnitId unit, const std::vector<ParameterId>& parameters);
   // Whether a unit's parameters are held until its update is due, so that it need not wait for them.
   bool holds_parameters(UnitId unit) const {
-    return !core_.partitions_parameters(unit) && !core_.states.by_cpu(unit);
+    return !core_.partitions_parameters(unit) && core_.queue.needs_frames(unit, core_.parameters[unit]);
   }
 
   Core& core_;

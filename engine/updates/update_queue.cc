@@ -100,9 +100,9 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   return true;
 }
 
-// Whether the unit's update needs the holding on the device that computes. The CPU beside a GPU computes with
-// records in host memory where they are, and with what passes through its slots. Of a record on disk it can
-// do so where it updates all of the unit, since a shard does not begin with a block.
+// The CPU beside a GPU computes with records in host memory where they are, and with what passes through its
+// slots. Of a record on disk it does so where it updates all of the unit, since a shard does not begin with a
+// block.
 bool UpdateQueue::needs_frames(UnitId unit, HoldingId holding) const {
   if (!pipeline_.by_cpu(unit) || pager_.resident(holding)) return true;
   return is_gathered(unit) && (!pager_.stored(holding) || pager_.backing(holding).for_cpu().data == nullptr);

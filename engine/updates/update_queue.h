@@ -53,6 +53,9 @@ class UpdateQueue {
   void add(UnitRange units, std::vector<Due> due);
   bool current(UnitId unit) const { return phases_[unit] == Phase::kCurrent; }  // no update is pending
 
+  // Whether the unit's update needs its parameters, or its gradient, on the device that computes.
+  bool needs_frames(UnitId unit, HoldingId holding) const;
+
   void advance();  // goes on with what has arrived, and never waits
   // Where a GPU computes: starts all that can be started without a wait.
   void start_all();
@@ -90,7 +93,6 @@ class UpdateQueue {
     TransferGroup group = {};
   };
   bool start(const Task& task, bool wait);
-  bool needs_frames(UnitId unit, HoldingId holding) const;
   void start_by_cpu(const Task& task, Update& update, const Pins& pins);
   void start_for(UnitId unit);
   void start_waiting();

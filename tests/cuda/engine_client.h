@@ -49,6 +49,8 @@ struct Case {
   int steps = 2;
   double norm = 0.5;
   MachineRates rates = {};  // for which the plan is made
+  RankOf ranks = {};        // the rank that it is for
+  std::size_t stage = 0;
 };
 
 inline constexpr std::size_t kWidth = 1000;
@@ -74,6 +76,8 @@ inline PlanRequest request_of(const Case& setup) {
   request.chunk_elements = kChunkGrain;
   request.places = setup.places;
   request.updates = setup.updates;
+  request.ranks = setup.ranks;
+  request.stage = setup.stage;
   return request;
 }
 
@@ -95,7 +99,7 @@ struct Outcome {
 
 // An engine with exactly the memory that its plan states.
 struct Made {
-  Made(const Case& setup, Device* device)
+  Made(const Case& setup, Device* device, comm::Communicator* communicator = nullptr)
       : profile(profile_of(setup)),
         optimizer(optim::make_optimizer(setup.optimizer)),
         plan(plan_of(setup)),
@@ -108,6 +112,7 @@ struct Made {
     disk.emplace(std::move(files), ledger);
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
+    resources.communicator = communicator;
     if (setup.optimizer.name == "muon") products = kernels::load_matrix_library(2);
     resources.products = setup.products != nullptr ? setup.products : products.get();
     engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
@@ -251,11 +256,17 @@ class Client {
     engine_.acquire(unit, Hold::kGradient);
     for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
       engine_.add_gradient(p, hands_.copy_of(engine_.parameter(p), bytes(p)));
-      if (!setup_.once) engine_.add_gradient(p, hands_.noise_of(p, layout_.location(p).elements));
+      if (!setup_.once)
+        engine_.add_gradient(p, hands_.noise_of(noise_of_rank(p), layout_.location(p).elements));
       if (spoils_ && setup_.spoiled == p) engine_.add_gradient(p, hands_.nan(layout_.location(p).elements));
     }
     refusing([&] { engine_.release(unit); });
     if (setup_.holds && unit == kHeld) engine_.release(unit);
+  }
+
+  // Each rank has gradients of its own.
+  ParameterId noise_of_rank(ParameterId p) const {
+    return p + static_cast<ParameterId>(setup_.ranks.rank) * 1000;
   }
 
   static constexpr UnitId kHeld = 1;
@@ -279,10 +290,10 @@ inline Outcome trained(const Case& setup, Client& client) {
   return outcome;
 }
 
-inline Outcome train_on_cpu(Case setup) {
+inline Outcome train_on_cpu(Case setup, comm::Communicator* communicator = nullptr) {
   setup.device = 0, setup.memory = kGiB;
   setup.places = {};
-  Made made(setup, nullptr);
+  Made made(setup, nullptr, communicator);
   HandsOnCpu hands;
   Client client(setup, *made.engine, hands);
   return trained(setup, client);
@@ -291,10 +302,10 @@ inline Outcome train_on_cpu(Case setup) {
 // An engine on a GPU, and a client with a stream of its own, which makes at most setup.steps steps. The
 // engine ends before the client's memory, with which it might still have work, and before the stream.
 struct OnGpu {
-  OnGpu(const Case& setup, Device& device)
+  OnGpu(const Case& setup, Device& device, comm::Communicator* communicator = nullptr)
       : stream(device.make_stream(false)),
         hands(device, stream.get(), bytes_seen(setup), most_bytes(setup)),
-        made(setup, &device),
+        made(setup, &device, communicator),
         engine(*made.engine),
         client(setup, engine, hands) {
     engine.use_stream(stream.get());
@@ -333,8 +344,9 @@ struct OnGpu {
 
 // Calls look(made) with the engine when the training has ended.
 template <class Look>
-Outcome train_on_gpu(const Case& setup, Device& device, const Look& look) {
-  OnGpu gpu(setup, device);
+Outcome train_on_gpu(const Case& setup, Device& device, const Look& look,
+                     comm::Communicator* communicator = nullptr) {
+  OnGpu gpu(setup, device, communicator);
   const Outcome outcome = trained(setup, gpu.client);
   look(gpu.made);
   return outcome;

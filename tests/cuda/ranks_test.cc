@@ -1,0 +1,111 @@
+#include <gmock/gmock.h>
+
+#include <mutex>
+
+#include "comm/worlds.h"
+#include "cuda/engine_fixture.h"
+#include "thrown.h"
+
+// Ranks that compute on GPUs, each on one of its own, beside as many that compute on the CPU.
+namespace sluice::engine::twins {
+namespace ranks_test {
+
+class RanksOnGpusTest : public DeviceEngineTest {
+ protected:
+  // By rank.
+  using Outcomes = std::vector<Outcome>;
+  Outcomes train(int ranks, const std::function<Outcome(comm::Communicator& of)>& of_rank) {
+    Outcomes outcomes(static_cast<std::size_t>(ranks));
+    comm::run_communicators(comm::World::kThreads, ranks, [&](comm::Communicator& communicator) {
+      try {
+        outcomes[static_cast<std::size_t>(communicator.rank())] = of_rank(communicator);
+        communicator.barrier(1, "the end of a test");
+      } catch (const std::exception& error) {
+        communicator.fail(error.what());
+        throw;
+      }
+    });
+    return outcomes;
+  }
+  static Case of_rank(Case setup, const comm::Communicator& communicator) {
+    setup.ranks = {communicator.rank(), communicator.size()};
+    return setup;
+  }
+  Outcomes train_on_cpus(const Case& setup, int ranks) {
+    return train(ranks, [&](comm::Communicator& of) { return train_on_cpu(of_rank(setup, of), &of); });
+  }
+  Outcomes train_on_gpus(const Case& setup, int ranks) {
+    return train(ranks, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_device(fake() != nullptr ? of.rank() : 0);
+      return train_on_gpu(
+          of_rank(setup, of), *device, [&](Made& made) { check_memory(made); }, &of);
+    });
+  }
+  void expect_twins(const Case& setup, const Outcomes& expected) {
+    const Outcomes found = train_on_gpus(setup, static_cast<int>(expected.size()));
+    for (std::size_t rank = 0; rank < expected.size(); ++rank) {
+      EXPECT_EQ(found[rank].norms, expected[rank].norms) << "rank " << rank;
+      EXPECT_TRUE(found[rank].seen == expected[rank].seen) << "rank " << rank << " saw other parameters";
+      EXPECT_TRUE(found[rank] == expected[rank]) << "rank " << rank << " has other parameters or state";
+    }
+  }
+  // Several devices of a fake driver that begins anew.
+  void begin_devices(int devices, Schedule schedule, std::uint64_t seed) {
+    if (fake() == nullptr) return;
+    device_.reset();
+    fake()->begin({.schedule = schedule, .seed = seed, .devices = devices});
+  }
+};
+
+// What the bits depend on, and where the CPU's are compared with the GPU's.
+struct Kind {
+  const char* optimizer;
+  Dtype dtype, state;
+  int ranks;
+};
+
+class KindsOfRanksOnGpus : public RanksOnGpusTest, public testing::WithParamInterface<Kind> {};
+
+TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
+  const auto& [name, dtype, state, ranks] = GetParam();
+  Case setup;
+  setup.optimizer = optimizer_of(name, state, true);
+  setup.dtype = dtype;
+  setup.micro_batches = 2;
+  const bool by_gpu = std::string(name) != "adafactor";
+  const std::array tiers = {kDevice, kHost, kDisk};
+  std::uint64_t seed = 0;
+  for (setup.stage = 0; setup.stage < 3; ++setup.stage)
+    for (const bool clip : {true, false}) {
+      setup.clip = clip;
+      setup.device = 0;
+      setup.places = {};
+      const Outcomes expected = train_on_cpus(setup, ranks);
+      setup.device = 192 * kMiB;
+      for (const auto updates : {kDevice, kHost}) {
+        if (updates == kDevice && !by_gpu) continue;
+        ++seed;
+        setup.updates = updates;
+        setup.places = {tiers[seed % 3], tiers[seed / 2 % 3],
+                        updates == kDevice ? tiers[(seed + 1) % 3] : tiers[1 + seed % 2]};
+        SCOPED_TRACE(fmt::format("stage {}, {}, updates by the {}, {} {} {}", setup.stage,
+                                 clip ? "clipped" : "at once", name_of(updates), name_of(*setup.places[0]),
+                                 name_of(*setup.places[1]), name_of(*setup.places[2])));
+        begin_devices(ranks, static_cast<Schedule>(seed % 3), seed);
+        expect_twins(setup, expected);
+        if (HasFailure()) return;
+      }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, KindsOfRanksOnGpus,
+                         testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32, 2},
+                                         Kind{"adamw", Dtype::kBf16, Dtype::kU8, 3},
+                                         Kind{"sgd", Dtype::kF16, Dtype::kF32, 2},
+                                         Kind{"adafactor", Dtype::kBf16, Dtype::kF32, 2}));
+INSTANTIATE_TEST_SUITE_P(Long, KindsOfRanksOnGpus,
+                         testing::Values(Kind{"lion", Dtype::kF32, Dtype::kBf16, 4},
+                                         Kind{"adafactor", Dtype::kF32, Dtype::kF32, 3}));
+
+}  // namespace ranks_test
+}  // namespace sluice::engine::twins
