@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 import sluice
 import sluice.torch
 from sluice.device import device_of
-from sluice.torch import _together
+from sluice.torch import _session, _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ON_GPU = {"device": "cuda", "device_memory": "1GiB", "reserve": "64MiB"}
@@ -242,6 +242,28 @@ def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_m
         del session
         sluice.torch.close(model, values=False)
         return device["index"], device["pci_address"], gpu.shared
+
+
+def closed_without_room(**options):
+    """Closes a model for whose values the last rank has no room, and then trains on. Returns the error, and what it has then."""
+    model, optimizer = _wrapped("normed", "memory", **options)
+    copied = _session._full.in_gpu
+
+    def lacks(presence, home, access):
+        if RANK == SIZE - 1 and home.name == "norm.bias":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return copied(presence, home, access)
+
+    with unittest.mock.patch.object(_session._full, "in_gpu", lacks):
+        try:
+            sluice.torch.close(model)
+            text = None
+        except sluice.Error as error:
+            text = f"{type(error).__name__}: {error}"
+    losses, _ = _loop(model, optimizer, "normed", 2, SIZE)
+    made = _result(model, losses, [])
+    sluice.torch.close(model)
+    return text, made
 
 
 _groups = itertools.count()

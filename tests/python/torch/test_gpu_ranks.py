@@ -114,6 +114,13 @@ def test_one_rank_alone(pool, what):
     assert found == pool.call("train", steps=2)
 
 
+def test_a_model_is_closed_on_all_ranks_or_on_none(pool):
+    (text, found), (text_there, found_there) = pool.call("on_gpus", called="closed_without_room", stage=STAGES[-1])
+    assert text.startswith("StateError: rank 1 has an error, so that no rank goes on: the values of the model do not fit")
+    assert text_there.startswith("BudgetError: the values of the model do not fit as plain tensors")
+    assert [found, found_there] == pool.call("train", name="normed")
+
+
 @pytest.mark.parametrize("way", ["engine", "state_dict"])
 def test_a_run_goes_on_on_gpus_and_on_the_cpu_from_what_either_has_saved(pool, tmp_path, way):
     on_cpu = pool.call("go_on", folder=str(tmp_path), way=way)
@@ -161,6 +168,7 @@ def test_what_ranks_cannot_have_is_refused_on_all_of_them(pool, given, says):
 
 def test_ranks_share_a_gpu_where_each_was_told_so(pool):
     assert pool.call("placed_on_gpus", **SHARED) == 2 * [[0, "0000:1b:00.0", True]]
+    assert pool.call("on_gpus", called="train", **SHARED) == pool.call("train")
 
 
 def test_gpus_may_be_of_different_kinds(pool):
