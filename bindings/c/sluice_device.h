@@ -42,8 +42,8 @@
  *
  * Ranks: each may have a GPU, as options.device says; two of them may have one together, if their budgets fit
  * and options.device_facts is given, since what is measured beside another rank is wrong. Either all ranks
- * compute on GPUs, or all on the CPU. Gradients, and what partitioned state has updated, go through registered
- * memory of the host. Bits are those of ranks on the CPU.
+ * compute on GPUs, or all on the CPU. Gradients, and what partitioned state has updated, go through
+ * registered memory of the host. Bits are those of ranks on the CPU.
  *
  * Not yet on a GPU, and refused: reproducible sums, sections, parameters that span units,
  * sluice_engine_replan() and sluice_engine_leave().
