@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import re
 import signal
 import threading
@@ -201,7 +202,7 @@ class Buffered(torch.nn.Module):
         self.register_buffer("same", torch.ones(4, dtype=torch.bool).as_subclass(OnGpu))
 
 
-def test_values_and_buffers_of_a_gpu_are_rank_0s(monkeypatch):
+def test_values_and_buffers_of_a_gpu_are_rank_0s():
     models, descriptor = [Buffered(rank) for rank in range(2)], shared_memory(2)
 
     def share(rank):
@@ -215,6 +216,7 @@ def test_values_and_buffers_of_a_gpu_are_rank_0s(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join(30)
+    os.close(descriptor)
     expected = Buffered(0).state_dict()
     for model in models:
         assert all(torch.equal(value.cpu(), expected[name].cpu()) for name, value in model.state_dict().items())
