@@ -34,7 +34,7 @@ def asked():
 def begin_if_asked():
     """Gives this process the fake GPU where tests are to run on it: once, since models may live until the collector runs."""
     if asked() is not None:
-        share_memory(memory=64 << 30, schedule=asked(), seed=1)
+        share_memory(memory=64 << 30, schedule=asked(), seed=1, devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def placed(on_meta=False, /, **given):
@@ -47,7 +47,8 @@ def placed(on_meta=False, /, **given):
     if asked() is None:
         return given
     sized = {} if "sample_batch" in given else {"reserve": "256MiB"}
-    return {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | sized | given
+    device = "cuda" if on_meta or "LOCAL_RANK" in os.environ else None
+    return {"device_memory": "4GiB", "device": device} | sized | given
 
 
 def cpu_alone(why):
