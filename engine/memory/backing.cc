@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "engine/memory/device_disk.h"
+#include "engine/memory/device_shards.h"
 #include "engine/memory/host_records.h"
 #include "engine/memory/parameter_shards.h"
 
@@ -46,9 +47,10 @@ namespace {
 class BackingsOfAnEngine final : public Backings {
  public:
   BackingsOfAnEngine(offload::RecordStore* disk, ParameterShards* shards, HostRecords* host,
-                     DeviceDisk* gpu_disk)
-      : disk_(disk), shards_(shards), host_(host), gpu_disk_(gpu_disk) {}
+                     DeviceDisk* gpu_disk, DeviceShards* gpu_shards)
+      : disk_(disk), shards_(shards), host_(host), gpu_disk_(gpu_disk), gpu_shards_(gpu_shards) {}
   std::unique_ptr<Backing> make(const BackingSpec& spec) override {
+    if (spec.tier == allocator::Tier::kRanks && gpu_shards_ != nullptr) return gpu_shards_->make(spec.unit);
     if (spec.tier == allocator::Tier::kRanks && shards_ != nullptr) return shards_->make_backing(spec.unit);
     if (spec.tier == allocator::Tier::kHost && host_ != nullptr) return host_->make(spec);
     if (spec.tier == allocator::Tier::kDisk && gpu_disk_ != nullptr && !spec.for_cpu)
@@ -69,13 +71,14 @@ class BackingsOfAnEngine final : public Backings {
   ParameterShards* const shards_;
   HostRecords* const host_;
   DeviceDisk* const gpu_disk_;
+  DeviceShards* const gpu_shards_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards,
-                                        HostRecords* host, DeviceDisk* gpu_disk) {
-  return std::make_unique<BackingsOfAnEngine>(disk, shards, host, gpu_disk);
+                                        HostRecords* host, DeviceDisk* gpu_disk, DeviceShards* gpu_shards) {
+  return std::make_unique<BackingsOfAnEngine>(disk, shards, host, gpu_disk, gpu_shards);
 }
 
 }  // namespace sluice::engine

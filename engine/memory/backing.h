@@ -76,6 +76,7 @@ struct BackingSpec {
 };
 
 class DeviceDisk;
+class DeviceShards;
 class HostRecords;
 class ParameterShards;
 
@@ -92,9 +93,10 @@ class Backings {
 std::unique_ptr<Backing> make_disk_record(offload::RecordStore& disk, const BackingSpec& spec);
 
 // The backings of an engine. All arguments outlive them. disk: null where the plan puts nothing on disk;
-// shards: null where it partitions no parameters; host: null where the CPU computes; gpu_disk: then instead
-// of `disk`, where the plan puts something there.
+// shards: null where it partitions no parameters; host: null where the CPU computes; gpu_disk, gpu_shards:
+// then instead of `disk` and `shards`, where the plan puts something there.
 std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr,
-                                        HostRecords* host = nullptr, DeviceDisk* gpu_disk = nullptr);
+                                        HostRecords* host = nullptr, DeviceDisk* gpu_disk = nullptr,
+                                        DeviceShards* gpu_shards = nullptr);
 
 }  // namespace sluice::engine

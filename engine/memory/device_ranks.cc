@@ -44,6 +44,7 @@ DeviceRanks::~DeviceRanks() {
     changed_.notify_all();
     if (lane->thread.joinable()) lane->thread.join();
   }
+  gpu_.finish();  // it may still copy what is in the host memory
 }
 
 std::vector<ElementRange> DeviceRanks::pieces_of(ElementRange elements) const {

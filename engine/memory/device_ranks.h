@@ -25,7 +25,10 @@ class DeviceRanks {
  public:
   // A call that all ranks make. Where it has failed, nothing more of it is copied or begun.
   struct Call {
-    std::byte* data = nullptr;  // of the GPU's memory: the elements of a unit, from its first one on
+    // The elements of a unit, from its first one on: in the GPU's memory, or, in_host, in registered memory
+    // of the host, in which the call is then made where they are, once the GPU does not use them.
+    std::byte* data = nullptr;
+    bool in_host = false;
     Dtype type = Dtype::kF32;
     ElementRange elements;              // of these, what the call is about
     std::vector<ElementRange> out, in;  // what leaves the GPU before, and returns to it after
@@ -42,9 +45,6 @@ class DeviceRanks {
   static std::size_t bytes(const Layout& layout);  // of host memory
   void start(allocator::Ledger& ledger);
 
-  // The pieces in which all ranks make a call about these elements. A rank that has them in its host memory
-  // makes the same calls there.
-  std::vector<ElementRange> pieces_of(ElementRange elements) const;
   // `done` is called on a thread of this class when all that returns to the GPU is queued. REQUIRES: until
   // then nothing else is queued with that memory.
   void add(Call call, Done done);
@@ -70,11 +70,16 @@ class DeviceRanks {
     std::thread thread;
   };
   static std::size_t piece_elements(const Layout& layout);
+  std::vector<ElementRange> pieces_of(ElementRange elements) const;
   void work_on(Lane& lane, void (DeviceRanks::*work)(Piece&));
   void leave(Piece& piece);
   void come_back(Piece& piece);
   void attempt(Piece& piece, const std::function<void()>& action);
-  std::byte* host(const Piece& piece) const { return memory_.data() + piece.number % kPieces * piece_bytes_; }
+  std::byte* host(const Piece& piece) const {
+    const Call& call = piece.of->call;
+    if (call.in_host) return call.data + piece.elements.begin * size_of(call.type);
+    return memory_.data() + piece.number % kPieces * piece_bytes_;
+  }
   // Calls copy(the GPU's memory, the host's) for what of the ranges lies within the piece.
   template <class Copy>
   void for_each(const Piece& piece, const std::vector<ElementRange>& ranges, const Copy& copy) const;

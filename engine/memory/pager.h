@@ -121,7 +121,7 @@ class Pager {
   std::size_t backing_bytes(HoldingId holding) const { return homes_->spec(holding).backing_bytes(); }
   bool resident(HoldingId holding) const { return homes_->resident(holding); }
   bool stored(HoldingId holding) const { return homes_->spec(holding).stored; }  // whether it has a backing
-  bool present(HoldingId holding) const;  // readable now without I/O
+  bool present(HoldingId holding) const;                                         // readable now without I/O
   bool held(HoldingId holding) const;
   std::byte* data(HoldingId holding) const { return homes_->data(holding); }
   // Where a client sees the contents, for the pager's whole life.

@@ -43,19 +43,10 @@ class ParameterShards::AllShards final : public Backing {
 
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     ensure(offset == 0, "a partitioned unit is fetched from byte {} on", offset);
-    const Ranks& ranks = shards_.ranks_;
-    std::vector<std::span<std::byte>> parts;  // by rank
-    std::size_t reads = 1;                    // of the own shard
-    const std::size_t size = shards_.element_bytes(unit_);
-    for (int rank = 0; rank < ranks.size(); ++rank) {
-      const ElementRange shard = ranks.shard(unit_, rank);
-      parts.push_back(into.subspan(shard.begin * size, shard.size() * size));
-      if (rank != ranks.rank()) reads += divide_up(parts.back().size(), kPiece);
-    }
-    const Done part = after(reads, std::move(done));
-    for (int rank = 0; rank < ranks.size(); ++rank)
-      if (rank != ranks.rank()) read(rank, parts[static_cast<std::size_t>(rank)], part);
-    shards_.read(unit_, 0, parts[static_cast<std::size_t>(ranks.rank())], part);
+    const std::vector<Piece> pieces = shards_.pieces_of(unit_);
+    const Done part = after(pieces.size(), std::move(done));
+    for (const Piece& piece : pieces)
+      shards_.read(unit_, shards_.expected(unit_), piece, into.subspan(piece.in_unit, piece.bytes), part);
   }
   void store(std::uint64_t, std::span<const std::byte>, Done) override { never_stored(); }
   void store(std::uint64_t, std::span<const std::byte>, Threads&, Done) override { never_stored(); }
@@ -65,15 +56,6 @@ class ParameterShards::AllShards final : public Backing {
   void check(std::uint64_t, std::span<const std::byte>, Threads&) override {}
 
  private:
-  static constexpr std::size_t kPiece = StoredShards::kPiece;
-  // In pieces, since the other rank may have its shard on disk, and several ranks relay it.
-  void read(int rank, std::span<std::byte> shard, const Done& part) {
-    for (std::size_t offset = 0; offset < shard.size(); offset += kPiece) {
-      const std::size_t bytes = std::min(kPiece, shard.size() - offset);
-      shards_.fetch({shards_.ranks_.rank(), rank, unit_, shards_.expected_[unit_], offset, bytes},
-                    shard.subspan(offset, bytes), part);
-    }
-  }
   [[noreturn]] static void never_stored() {
     fail(ErrorCode::kInternal, "partitioned parameters are stored as a whole");
   }
@@ -140,6 +122,26 @@ ParameterShards::~ParameterShards() {
 
 std::unique_ptr<Backing> ParameterShards::make_backing(UnitId unit) {
   return std::make_unique<AllShards>(*this, unit);
+}
+
+// Of others in pieces, since they may have their shards on disk, and several ranks relay them. They come
+// first, since this rank's own is copied at once.
+std::vector<ParameterShards::Piece> ParameterShards::pieces_of(UnitId unit) const {
+  constexpr std::size_t kPiece = StoredShards::kPiece;
+  std::vector<Piece> pieces;
+  for (int step = 1; step <= ranks_.size(); ++step) {
+    const int rank = (ranks_.rank() + step) % ranks_.size();
+    const std::size_t first = ranks_.shard(unit, rank).begin * element_bytes(unit), all = bytes(unit, rank);
+    for (std::size_t offset = 0; offset < all; offset += kPiece)
+      pieces.push_back({rank, offset, std::min(kPiece, all - offset), first + offset});
+  }
+  return pieces;
+}
+
+void ParameterShards::read(UnitId unit, std::uint64_t version, const Piece& piece, std::span<std::byte> into,
+                           Done done) {
+  if (piece.owner == ranks_.rank()) return read(unit, piece.offset, into, std::move(done));
+  fetch({ranks_.rank(), piece.owner, unit, version, piece.offset, piece.bytes}, into, std::move(done));
 }
 
 void ParameterShards::take(UnitId unit, const std::byte* values) {

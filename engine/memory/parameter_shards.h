@@ -50,6 +50,17 @@ class ParameterShards {
   bool was_published(UnitId unit) const { return expected_[unit] > 0; }
   std::unique_ptr<Backing> make_backing(UnitId unit);
 
+  // The pieces in which a whole unit is put together: bytes of a rank's shard, and where they are in the
+  // unit.
+  struct Piece {
+    int owner;
+    std::size_t offset, bytes, in_unit;
+  };
+  std::vector<Piece> pieces_of(UnitId unit) const;
+  std::uint64_t expected(UnitId unit) const { return expected_[unit]; }  // the version, for the next one
+  // Brings a piece of that version. Thread rule: any thread.
+  void read(UnitId unit, std::uint64_t version, const Piece& piece, std::span<std::byte> into, Done done);
+
   // Another plan. What will be on disk gets a record first (see StateStore). Between pause() and resume() the
   // other ranks wait, and shards are moved through a piece of the caller's memory: leave_memory() writes
   // those that leave, enter_memory() reads those that enter. REQUIRES: this rank fetches nothing.

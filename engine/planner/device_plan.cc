@@ -10,6 +10,7 @@
 #include "engine/gradients/device_gradients.h"
 #include "engine/memory/device_disk.h"
 #include "engine/memory/device_ranks.h"
+#include "engine/memory/device_shards.h"
 #include "engine/memory/host_staging.h"
 #include "engine/memory/pager.h"
 #include "engine/planner/device_shortage.h"
@@ -59,7 +60,7 @@ PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
          "device memory is given to a native model, which the CPU computes; leave it out");
   PlanRequest result = request;
   result.compute = Tier::kDevice;
-  result.stage = request.ranks.size == 1 ? 0 : request.stage.value_or(0);
+  if (request.ranks.size == 1) result.stage = 0;
   return result;
 }
 
@@ -80,6 +81,7 @@ class DevicePlanner {
   std::optional<Plan> find() {
     const bool by_gpu = in_.optimizer.elementwise({}).has_value();
     check_updates(by_gpu);
+    keep_shards_with_the_cpu();
     if (!by_gpu || in_.request.updates) {
       const Tier by = in_.request.updates.value_or(Tier::kHost);
       std::ranges::fill(updated_on_, by);
@@ -89,7 +91,7 @@ class DevicePlanner {
                                  : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
     }
     std::optional<Plan> plan = attempt(in_.budget.disk);
-    if (by_gpu && !in_.request.updates)
+    if (by_gpu && !in_.request.updates && !placement_.partitions_any_parameters())
       if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
     if (plan) engine::predict_step(placement_, in_.rates, in_.request.computing, *plan);
     return plan;
@@ -122,6 +124,19 @@ class DevicePlanner {
       fail(ErrorCode::kInvalidArgument,
            "optimizer state on the GPU is asked for, and the CPU updates; leave the state in memory or on "
            "disk");
+  }
+
+  // The shards of partitioned parameters are in host memory, from where all ranks read them.
+  void keep_shards_with_the_cpu() {
+    if (!placement_.partitions_any_parameters()) return;
+    if (in_.request.updates == Tier::kDevice)
+      fail(ErrorCode::kInvalidArgument,
+           "updates on the GPU are asked for at stage 3, at which each rank has its shard of the parameters "
+           "in "
+           "host memory, where the CPU updates it; let the CPU update, or ask for stage 1");
+    for (UnitId unit = 0; unit < updated_on_.size(); ++unit)
+      if (placement_.partitions_parameters(unit)) updated_on_[unit] = Tier::kHost;
+    because_ = "the CPU where parameters are partitioned, and else the GPU";
   }
 
   // One way to use the GPU's memory.
@@ -197,6 +212,7 @@ class DevicePlanner {
         const Tier usual = !by_cpu ? chosen : rest == Tier::kDevice ? best : rest;
         units[unit].place(part, bytes_of(unit, part) == 0 ? best : in_.request.place(part).value_or(usual));
       }
+      if (placement_.partitions_parameters(unit)) units[unit].place(Part::kParameters, Tier::kRanks);
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, 1);
       if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kHost);
@@ -213,8 +229,8 @@ class DevicePlanner {
     std::vector<Item> result;
     for (UnitId unit = 0; unit < units.size(); ++unit)
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
-        const bool is_fixed =
-            in_.request.place(part) || (part == Part::kGradient && !units[unit].gradient_stored);
+        const bool is_fixed = in_.request.place(part) || units[unit].tier(part) == Tier::kRanks ||
+                              (part == Part::kGradient && !units[unit].gradient_stored);
         if (units[unit].resident(part) || is_fixed) continue;
         const Placement::Traffic saved = traffic(unit, part);
         double seconds = copy_seconds(saved.read, saved.written, in_.rates.gpu);
@@ -369,7 +385,8 @@ class DevicePlanner {
   Bytes host_bytes(const Shape& shape, const Footprint& footprint) const {
     Bytes bytes = {};
     const auto of = [&](Part part) { return round_up(footprint.host[index(part)], kHugePage); };
-    bytes[index(Purpose::kParameter)] = of(Part::kParameters);
+    bytes[index(Purpose::kParameter)] =
+        of(Part::kParameters) + round_up(footprint.shards[index(Part::kParameters)], kHugePage);
     bytes[index(Purpose::kGradient)] = of(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = of(Part::kState) + round_up(footprint.cpu_state, kHugePage) +
                                              round_up(placement_.whole_bytes(), kHugePage);
@@ -382,6 +399,9 @@ class DevicePlanner {
     if (in_.request.ranks.size > 1)
       bytes[index(Purpose::kStaging)] += (placement_.partitions_any_state() ? 2 : 1) *
                                          round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
+    if (placement_.partitions_any_parameters())
+      bytes[index(Purpose::kStaging)] +=
+          round_up(DeviceShards::bytes(), kHugePage) + placement_.relay_bytes(false);
     if (sum(footprint.disk) > footprint.cpu_disk)
       bytes[index(Purpose::kStaging)] += round_up(
           DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);
@@ -402,6 +422,8 @@ class DevicePlanner {
 
   // What of a plan changes with what is in host memory, and not on disk.
   void predict_host(Plan& plan, const Shape& shape, const Footprint& footprint) const {
+    plan.relay_pieces = placement_.relay_pieces(false);
+    plan.relay_piece_bytes = placement_.relay_piece_bytes();
     plan.host_slots = host_slots_of(shape, footprint);
     plan.bytes[index(Tier::kHost)] = host_bytes(shape, footprint);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
@@ -486,15 +508,36 @@ std::size_t larger_chunk(const PlanInputs& in, PlanRequest at, std::size_t eleme
 
 }  // namespace
 
-Plan make_device_plan(const PlanInputs& in) {
-  PlanRequest at = on_device(in.profile, in.request);
-  if (at.chunk_elements) return DevicePlanner(in.with(at)).best();
+namespace {
+
+// At the stage that is asked for.
+std::optional<Plan> find_at(const PlanInputs& in) {
+  PlanRequest at = in.request;
+  if (at.chunk_elements) return DevicePlanner(in).find();
   const std::size_t least = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
   at.chunk_elements = larger_chunk(in, at, least);
   if (*at.chunk_elements > least)
-    if (const std::optional<Plan> plan = DevicePlanner(in.with(at)).find(); plan && !plan->uses_disk())
-      return *plan;
+    if (std::optional<Plan> plan = DevicePlanner(in.with(at)).find(); plan && !plan->uses_disk()) return plan;
   at.chunk_elements = least;
+  return DevicePlanner(in.with(at)).find();
+}
+
+}  // namespace
+
+// As on CPUs: the least stage with which nothing is on disk, or else the one that needs the disk least.
+Plan make_device_plan(const PlanInputs& in) {
+  PlanRequest at = on_device(in.profile, in.request);
+  std::vector<std::size_t> stages = {0, 1, kMostStage};
+  if (at.stage || !at.stages.empty()) stages = {at.stage.value_or(0)};
+  std::optional<Plan> best;
+  for (const std::size_t stage : stages) {
+    if (stages.size() > 1) at.stage = stage;
+    std::optional<Plan> plan = find_at(in.with(at));
+    if (plan && !plan->uses_disk()) return *plan;
+    if (plan) best = std::move(plan);
+  }
+  if (best) return *best;
+  if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
   return DevicePlanner(in.with(at)).best();
 }
 

@@ -371,7 +371,11 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
   const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
-  if (!plan.resident(Part::kParameters)) add(parameter_traffic(unit, 1));
+  // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates.
+  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
+    add({units_[unit].at.fetches * bytes, 0});
+  else if (!plan.resident(Part::kParameters))
+    add(parameter_traffic(unit, 1));
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
     if (!plan.resident(Part::kState)) add(state_traffic(unit));

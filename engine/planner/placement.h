@@ -212,7 +212,9 @@ class Placement {
   }
   bool streams_through_cpu(UnitId unit, const UnitPlan& plan) const {
     return crosses(unit, plan) &&
-           !(plan.resident(Part::kState) && plan.tier(Part::kParameters) == allocator::Tier::kHost &&
+           !(plan.resident(Part::kState) &&
+             (plan.tier(Part::kParameters) == allocator::Tier::kHost ||
+              plan.tier(Part::kParameters) == allocator::Tier::kRanks) &&
              plan.tier(Part::kGradient) == allocator::Tier::kHost && plan.gradient_stored);
   }
   // Whether the unit's update, where the model is computed, streams anything.

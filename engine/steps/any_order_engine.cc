@@ -303,7 +303,7 @@ void AnyOrderEngine::share_edited(UnitId unit) {
     shared_->edited(unit);
   if (!c.partitions_parameters(unit)) return;
   c.values.wait_for_edit(unit);
-  c.parameter_shards->take(unit, c.pager.data(c.parameters[unit]));
+  c.take_shard(unit);
   c.parameter_shards->expect(unit);
   c.parameter_shards->publish(unit);
   outdated_[unit] = true;

@@ -145,7 +145,8 @@ void Core::enqueue(UnitRange units, bool with_parameters) {
 // What the CPU updates, and a GPU computes with, leaves the GPU's frames for host memory or the disk.
 void Core::entrust(UnitId unit) {
   if (!states.by_cpu(unit)) return;
-  if (!queue.needs_frames(unit, parameters[unit])) pager.entrust(parameters[unit]);
+  if (!partitions_parameters(unit) && !queue.needs_frames(unit, parameters[unit]))
+    pager.entrust(parameters[unit]);
   if (entrusts_gradient(unit)) pager.entrust(gradients.holding(unit, 0));
 }
 

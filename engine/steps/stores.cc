@@ -44,9 +44,12 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       parameter_shards(ranks && plan.partitions_any(Part::kParameters)
                            ? std::optional<ParameterShards>(std::in_place, layout, plan, *ranks)
                            : std::nullopt),
+      gpu_shards(gpu && parameter_shards ? std::optional<DeviceShards>(std::in_place, *parameter_shards, *gpu)
+                                         : std::nullopt),
       gradient_shards(gradient_shard_sizes(profile)),
       backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr,
-                             host_records ? &*host_records : nullptr, gpu_disk ? &*gpu_disk : nullptr)),
+                             host_records ? &*host_records : nullptr, gpu_disk ? &*gpu_disk : nullptr,
+                             gpu_shards ? &*gpu_shards : nullptr)),
       pager(resources.ledger, *backings, waits, work()),
       gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager, work()),
       states(layout,
@@ -88,6 +91,12 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   states.start(resources.ledger);
   wholes.start(resources.ledger);
   if (parameter_shards) parameter_shards->start(resources.ledger);
+  if (gpu_shards) gpu_shards->start(resources.ledger);
+  // The CPU updates shards, and no work of the GPU uses them.
+  for (UnitId unit = 0; unit < layout.units().size() && gpu_shards; ++unit)
+    if (parameter_shards->has(unit) && own(unit).size() > 0)
+      gpu->add({parameter_shards->data(unit), own(unit).size() * size_of(layout.dtype(unit))},
+               own(unit).size() * size_of(layout.dtype(unit)));
   gradients.start(resources.ledger);
   gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
   for (UpdateExecutor* const one : {executor.get(), cpu_executor.get()})
@@ -102,9 +111,21 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
 }
 
 Stores::~Stores() {
-  device_sums.reset();
-  device_gathers.reset();
   if (gpu) gpu->finish();
+}
+
+void Stores::take_shard(UnitId unit) {
+  const Array values{pager.data(parameters[unit]), layout.dtype(unit)};
+  if (!gpu_shards) return parameter_shards->take(unit, pager.data(parameters[unit]));
+  const Shards& shards = states.format().shards();
+  std::byte* to = parameter_shards->data(unit);
+  for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
+    const ElementRange elements = shards.chunk(unit, chunk);
+    const std::size_t bytes = elements.size() * size_of(values.type);
+    to = std::copy_n(static_cast<const std::byte*>(
+                         host_staging->bring_values(values.at(elements.begin), elements.size()).data),
+                     bytes, to);
+  }
 }
 
 const Resources& Stores::checked(const Profile& profile, const Plan& plan, const Resources& resources) {

@@ -9,6 +9,7 @@
 #include "engine/memory/backing.h"
 #include "engine/memory/device_disk.h"
 #include "engine/memory/device_ranks.h"
+#include "engine/memory/device_shards.h"
 #include "engine/memory/device_work.h"
 #include "engine/memory/host_records.h"
 #include "engine/memory/host_staging.h"
@@ -51,6 +52,8 @@ struct Stores {
   // held: see Pager::set_schedule().
   void set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held = {});
   void settle();  // completes all updates and transfers
+  // Copies this rank's shard from a unit that is held whole. May wait for the disk, or for a GPU.
+  void take_shard(UnitId unit);
   // Tells other ranks that this one works, and does not hang, while they wait for it.
   void report_work() const {
     if (comm::Communicator* const others = resources.others()) others->report_work();
@@ -68,6 +71,7 @@ struct Stores {
   std::optional<HostRecords> host_records;          // nothing: the CPU computes
   std::optional<DeviceDisk> gpu_disk;               // nothing: the CPU computes, or there is no disk
   std::optional<ParameterShards> parameter_shards;  // nothing: every unit's parameters are whole here
+  std::optional<DeviceShards> gpu_shards;           // nothing: likewise, or the CPU computes
   ShardMemory gradient_shards;                      // of final gradients that are not kept whole
   std::unique_ptr<Backings> backings;
   Pager pager;

@@ -64,7 +64,7 @@ void Values::take_shard(UnitId unit, bool loaded) {
   const bool was_published = c_.parameter_shards->was_published(unit);
   if (loaded) {
     if (was_published) wait_for_edit(unit);
-    c_.parameter_shards->take(unit, c_.pager.data(values));
+    c_.take_shard(unit);
     c_.parameter_shards->expect(unit);
   }
   c_.pager.release(values);

@@ -105,13 +105,13 @@ bool UpdateQueue::start(const Task& task, bool wait) {
 // block.
 bool UpdateQueue::needs_frames(UnitId unit, HoldingId holding) const {
   if (!pipeline_.by_cpu(unit) || pager_.resident(holding)) return true;
-  return is_gathered(unit) && (!pager_.stored(holding) || pager_.backing(holding).for_cpu().data == nullptr);
+  return is_cut(unit) && (!pager_.stored(holding) || pager_.backing(holding).for_cpu().data == nullptr);
 }
 
 void UpdateQueue::start_by_cpu(const Task& task, Update& update, const Pins& pins) {
   const UnitId unit = task.unit;
   const HoldingId values = parameters_[unit], gradient = gradients_.holding(unit, 0);
-  const std::size_t first = is_gathered(unit) ? parts_.ranks->own(unit).begin : 0;
+  const std::size_t first = is_cut(unit) ? parts_.ranks->own(unit).begin : 0;
   const auto for_cpu = [&](HoldingId holding, bool on_gpu) {
     return on_gpu ? Backing::ForCpu{nullptr, &pager_.gpu_memory(holding)} : pager_.backing(holding).for_cpu();
   };
@@ -121,7 +121,7 @@ void UpdateQueue::start_by_cpu(const Task& task, Update& update, const Pins& pin
   if (from.data != nullptr) update.gradient = update.gradient.at(first);
   update.gradient_backing = from.backing;
   update.gradient_backing_bytes = pins.gradient ? pager_.bytes(gradient) : pager_.backing_bytes(gradient);
-  if (!pipeline_.needs_parameters(unit, task.pass)) return;
+  if (partitions_parameters(unit) || !pipeline_.needs_parameters(unit, task.pass)) return;
   const Backing::ForCpu to = for_cpu(values, pins.parameters);
   update.parameters.data = to.data;
   update.parameters_backing = to.backing;
@@ -171,20 +171,18 @@ void UpdateQueue::begin_gather(UnitId unit, bool held) {
 // What the CPU has updated in host memory is gathered there.
 void UpdateQueue::gather_beside_gpu(Gather& gather) {
   const UnitId unit = gather.unit;
-  const Dtype type = layout_.dtype(unit);
-  const ElementRange all{0, layout_.unit_elements(unit)}, own = parts_.ranks->own(unit);
-  if (!gather.held) {
-    const Array record{pager_.backing(parameters_[unit]).for_cpu().data, type};
-    for (const ElementRange& piece : parts_.on_gpu->pieces_of(all))
-      parts_.ranks->gather_in(unit, piece, record.at(piece.begin), gather.group.add());
-    return;
-  }
+  const ElementRange own = parts_.ranks->own(unit);
   DeviceRanks::Call call;
-  call.data = pager_.data(parameters_[unit]);
-  call.type = type;
-  call.elements = all;
-  call.out = {own};
-  call.in = {{0, own.begin}, {own.end, all.end}};
+  call.type = layout_.dtype(unit);
+  call.elements = {0, layout_.unit_elements(unit)};
+  if (gather.held) {
+    call.data = pager_.data(parameters_[unit]);
+    call.out = {own};
+    call.in = {{0, own.begin}, {own.end, call.elements.end}};
+  } else {
+    call.data = pager_.backing(parameters_[unit]).for_cpu().data;
+    call.in_host = true;
+  }
   call.begin = [this, unit](ElementRange piece, Array values, Done done) {
     parts_.ranks->gather_in(unit, piece, values, std::move(done));
   };

@@ -106,10 +106,10 @@ class UpdateQueue {
   bool partitions_parameters(UnitId unit) const {
     return parts_.parameters != nullptr && parts_.parameters->has(unit);
   }
-  // Whether an update of the unit ends with what the other ranks have updated of it.
-  bool is_gathered(UnitId unit) const {
-    return parts_.ranks != nullptr && parts_.ranks->partitioned(unit) && !partitions_parameters(unit);
-  }
+  // Whether this rank updates a shard of the unit; and whether its update then ends with what the others
+  // have.
+  bool is_cut(UnitId unit) const { return parts_.ranks != nullptr && parts_.ranks->partitioned(unit); }
+  bool is_gathered(UnitId unit) const { return is_cut(unit) && !partitions_parameters(unit); }
   bool has_gradient_shard(UnitId unit) const {
     return parts_.gradients != nullptr && parts_.gradients->has(unit);
   }

@@ -37,8 +37,12 @@ class RanksOnGpusTest : public DeviceEngineTest {
   Outcomes train_on_gpus(const Case& setup, int ranks) {
     return train(ranks, [&](comm::Communicator& of) {
       const std::unique_ptr<Device> device = open_device(fake() != nullptr ? of.rank() : 0);
-      return train_on_gpu(
-          of_rank(setup, of), *device, [&](Made& made) { check_memory(made); }, &of);
+      const auto look = [&](Made& made) {
+        EXPECT_EQ(made.plan.partitions_any(Part::kParameters), setup.stage == 3);
+        EXPECT_EQ(std::ranges::count(made.plan.partitions_state(), true) > 0, setup.stage > 0);
+        check_memory(made);
+      };
+      return train_on_gpu(of_rank(setup, of), *device, look, &of);
     });
   }
   void expect_twins(const Case& setup, const Outcomes& expected) {
@@ -71,19 +75,20 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
   Case setup;
   setup.optimizer = optimizer_of(name, state, true);
   setup.dtype = dtype;
-  setup.micro_batches = 2;
+  setup.micro_batches = 2, setup.blocks = 2;
   const bool by_gpu = std::string(name) != "adafactor";
   const std::array tiers = {kDevice, kHost, kDisk};
   std::uint64_t seed = 0;
-  for (setup.stage = 0; setup.stage < 3; ++setup.stage)
+  for (const std::size_t stage : {0, 1, 3})  // 2 is as 1 where units are accessed in any order
     for (const bool clip : {true, false}) {
+      setup.stage = stage;
       setup.clip = clip;
       setup.device = 0;
       setup.places = {};
       const Outcomes expected = train_on_cpus(setup, ranks);
       setup.device = 192 * kMiB;
       for (const auto updates : {kDevice, kHost}) {
-        if (updates == kDevice && !by_gpu) continue;
+        if (updates == kDevice && (!by_gpu || stage == 3)) continue;
         ++seed;
         setup.updates = updates;
         setup.places = {tiers[seed % 3], tiers[seed / 2 % 3],
@@ -96,6 +101,21 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
         if (HasFailure()) return;
       }
     }
+}
+
+// A rank of which the unit's shard is all padding waits for nothing of the GPU where it updates.
+TEST_F(RanksOnGpusTest, TheGpuIsDoneWithWhatOtherRanksWriteInTheHostsMemory) {
+  Case setup;
+  setup.optimizer = optimizer_of("adamw", Dtype::kU8, true);
+  setup.dtype = Dtype::kBf16;
+  setup.stage = 1;
+  setup.clip = false;
+  const Outcomes expected = train_on_cpus(setup, 3);
+  setup.device = 192 * kMiB;
+  setup.updates = kHost;
+  setup.places = {kHost, kDisk, kHost};
+  begin_devices(3, Schedule::kLate, 0);
+  expect_twins(setup, expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, KindsOfRanksOnGpus,
