@@ -2,6 +2,7 @@
 """Trains a small GPT-2 with several ranks, each of which holds a part of the optimizer's state.
 
 torchrun --nproc-per-node 2 ranks.py
+torchrun --nproc-per-node 2 ranks.py --device-memory 4GiB
 """
 
 import argparse
@@ -17,17 +18,27 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", default="3GiB", help="of each rank")
     parser.add_argument("--disk", help="a folder for what does not fit in memory")
+    parser.add_argument("--device-memory", help="of each rank's GPU; without it the CPU computes")
     parser.add_argument("--accumulate", type=int, default=4, help="micro-batches in a step, of all ranks together")
     a = parser.parse_args()
 
     data = pieces(64)
     # wrap() finds the ranks that torchrun has started; without torchrun this process trains alone.
     model, optimizer = sluice.torch.wrap(
-        small_gpt2(), sluice.AdamW(lr=1e-3), memory=a.memory, disk=a.disk, stage=1, accumulate=a.accumulate
+        small_gpt2(),
+        sluice.AdamW(lr=1e-3),
+        memory=a.memory,
+        disk=a.disk,
+        device_memory=a.device_memory,
+        device="cuda" if a.device_memory else None,  # this rank's GPU
+        stage=1,
+        accumulate=a.accumulate,
     )
+    device = next(model.parameters()).device
     batches = sluice.torch.MicroBatches(data, batch=4, accumulate=a.accumulate)  # those of this rank
     losses = 0.0
     for number, ids in enumerate(torch.utils.data.DataLoader(data, batch_sampler=batches), 1):
+        ids = ids.to(device)
         loss = model(input_ids=ids, labels=ids).loss / batches.of_rank
         loss.backward()  # gradients are the mean over the ranks
         losses += loss.item()

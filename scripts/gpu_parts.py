@@ -343,6 +343,10 @@ PARTS = [
     Part("transformers", 95, "python3 bench/python/gpu_transformers.py", WAYS,
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_transformers.py"), "--json",
                                    *["--fake"] * is_fake], read_ways),
+    Part("ranks", 30, "python3 bench/python/gpu_ranks.py",
+         {"ranks": "two ranks that share the GPU have the same bits at every stage and in every place, near those of two ranks on the CPU"},
+         lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_ranks.py"), "--json", *["--fake"] * is_fake],
+         read_ways),
     peers_part("on-device", 40, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),
     peers_part("offload", 60, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, beside the longest "
                "of computing, copies and updates (goal: 1.15) and peers (goals: 0.59 of FSDP2's time, 0.71 of DeepSpeed's)"),

@@ -113,6 +113,11 @@ class Ways:
         model, optimizer = self.wrapped(place, **options)
         if not self.fake:
             model.to("cuda").cuda()
+        seen = self.trained(model, optimizer)
+        self.ended(place, model)
+        return seen
+
+    def trained(self, model, optimizer):
         seen = []
         for step in range(STEPS):
             ids = self.batch(step)
@@ -122,7 +127,6 @@ class Ways:
             optimizer.step()
             optimizer.zero_grad()
             seen += [loss.item(), norm.item()]
-        self.ended(place, model)
         return seen
 
     def compared(self, seen, places, near=NEAR):

@@ -40,8 +40,13 @@
  * that is not held must not be used by work: it shows anything, or nothing is there, which is an error of the
  * GPU's. So options.serve_touches is refused.
  *
- * Not yet on a GPU, and refused: ranks, reproducible sums, parameters that span units, sluice_engine_replan()
- * and sluice_engine_leave().
+ * Ranks: each may have a GPU, as options.device says; two of them may have one together, if their budgets fit
+ * and options.device_facts is given, since what is measured beside another rank is wrong. Either all ranks
+ * compute on GPUs, or all on the CPU. Gradients, and what partitioned state has updated, go through
+ * registered memory of the host. Bits are those of ranks on the CPU.
+ *
+ * Not yet on a GPU, and refused: reproducible sums, sections, parameters that span units,
+ * sluice_engine_replan() and sluice_engine_leave().
  */
 #ifndef SLUICE_DEVICE_H
 #define SLUICE_DEVICE_H

@@ -86,8 +86,8 @@ class Control {
 extern "C" {
 sluice::fake_cuda::Control* sluice_fake_cuda();
 // What follows is for callers in C or Python. The first begins anew with memory that is shared. `schedule` is
-// a Schedule by its number.
-void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed);
+// a Schedule by its number. There are so many devices, of which a process uses one.
+void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices);
 int sluice_fake_cuda_shares_memory(void);  // 1 or 0
 // Whether the default stream, on which the CPU counts as a client's work, is captured into a graph.
 void sluice_fake_cuda_capture(int begins);

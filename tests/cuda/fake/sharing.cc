@@ -14,11 +14,12 @@ const char* kept(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed) {
+void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices) {
   sluice::fake_cuda::Settings settings;
   settings.memory = memory;
   settings.schedule = static_cast<sluice::fake_cuda::Schedule>(schedule);
   settings.seed = seed;
+  settings.devices = devices;
   settings.shares_memory = true;
   sluice_fake_cuda()->begin(settings);
 }

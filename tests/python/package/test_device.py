@@ -1,5 +1,6 @@
 """The Python package on a GPU: the bits of the CPU's engine, and errors that say what to do."""
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import json
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import sluice
+from sluice.ranks import Ranks, shared_memory
 from support import fake_gpu, warm_python
 from support.sluice_package import GROUPS, LIBRARY, UNITS, gradient_of, make_engine, set_start, train, values_of
 from support.sluice_process import PACKAGE, TESTS
@@ -62,6 +64,45 @@ def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path, of_the_cpu, options):
         set_start(engine)
         train_on_device(engine, 3)
         assert values_of(engine) == of_the_cpu
+
+
+def of_ranks(run):
+    """What run(rank, ranks) returns on each of two ranks, which are threads."""
+    descriptor = shared_memory(2)
+
+    def work(rank):
+        ranks = Ranks.local(descriptor, rank)
+        try:
+            return run(rank, ranks)
+        except BaseException as error:
+            ranks.fail(str(error))
+            raise
+        finally:
+            ranks.close()
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            return list(threads.map(work, range(2)))
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu(tmp_path, stage):
+    def on_the_cpu(rank, ranks):
+        with make_engine(ranks=ranks, stage=stage, threads=1) as engine:
+            set_start(engine)
+            train(engine, 3, clip=0.5)
+            return values_of(engine)
+
+    def on_a_gpu(rank, ranks):
+        with make_device_engine(tmp_path, ranks=ranks, stage=stage, threads=1, device=rank, place=("memory", "disk")[rank]) as engine:
+            set_start(engine)
+            train_on_device(engine, 3)
+            return values_of(engine)
+
+    with fake_gpu.shared(seed=3, devices=2):
+        assert of_ranks(on_a_gpu) == of_ranks(on_the_cpu)
 
 
 def test_what_an_engine_says_of_its_gpu(tmp_path):

@@ -34,7 +34,7 @@ def asked():
 def begin_if_asked():
     """Gives this process the fake GPU where tests are to run on it: once, since models may live until the collector runs."""
     if asked() is not None:
-        share_memory(memory=64 << 30, schedule=asked(), seed=1)
+        share_memory(memory=64 << 30, schedule=asked(), seed=1, devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def placed(on_meta=False, /, **given):
@@ -47,7 +47,8 @@ def placed(on_meta=False, /, **given):
     if asked() is None:
         return given
     sized = {} if "sample_batch" in given else {"reserve": "256MiB"}
-    return {"device_memory": "4GiB", "device": "cuda" if on_meta else None} | sized | given
+    device = "cuda" if on_meta or "LOCAL_RANK" in os.environ else None
+    return {"device_memory": "4GiB", "device": device} | sized | given
 
 
 def cpu_alone(why):
@@ -65,17 +66,18 @@ def require_built():
 def _driver():
     require_built()
     loaded = ctypes.CDLL(str(DRIVER))
-    loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64]
+    loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
     for name in ("sluice_fake_cuda_misuses", "sluice_fake_cuda_alive"):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
 
-def share_memory(memory=1 << 30, schedule="random", seed=0):
-    """Gives this process a fake GPU with so much memory, on which nothing is alive. schedule: when its work is done."""
+def share_memory(memory=1 << 30, schedule="random", seed=0, devices=1):
+    """Gives this process a fake GPU with so much memory, on which nothing is alive. schedule: when its work is done. devices: how many
+    there are, of which the process uses one."""
     loaded = _driver()
     os.environ["SLUICE_CUDA_DRIVER"] = str(DRIVER)
-    loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed)
+    loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed, devices)
 
 
 def take_misuses():

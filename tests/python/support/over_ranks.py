@@ -8,21 +8,26 @@ import itertools
 import math
 import os
 import tempfile
+import unittest.mock
 import warnings
 
 import safetensors.torch
 import torch
+from support import fake_gpu
 from support.over_ranks_models import MODELS
-from support.wrapped_models import small_gpt2, units_of_modules, wrap
+from support.wrapped_models import readable, small_gpt2, units_of_modules, wrap
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 import sluice
 import sluice.torch
-from sluice.torch import _together
+from sluice.device import device_of
+from sluice.torch import _session, _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ON_GPU = {"device": "cuda", "device_memory": "1GiB", "reserve": "64MiB"}
 torch.set_num_threads(1)
+fake_gpu.begin_if_asked()
 
 
 def loss_of(model, name, number):
@@ -39,8 +44,9 @@ def loss_of(model, name, number):
 
 def _digest(model):
     together = hashlib.sha256()
-    for _, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
-        together.update(tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    with readable(model):
+        for _, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+            together.update(tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return together.hexdigest()
 
 
@@ -79,16 +85,19 @@ def _scaler(infinite):
 
 def _result(model, losses, norms, save=None, scaler=None):
     if save is not None and RANK == 0:
-        torch.save({name: t.detach().clone() for name, t in [*model.named_parameters(), *model.named_buffers()]}, save)
+        with readable(model):
+            torch.save({name: t.detach().clone() for name, t in [*model.named_parameters(), *model.named_buffers()]}, save)
     scale = None if scaler is None else scaler.get_scale()
     return {"losses": losses, "norms": norms, "digest": _digest(model), "scale": scale}
 
 
-def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", **options):
+def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=None, **options):
     """links: "gloo", so that no memory is shared; "hosts", so that every two ranks share a host. seed_of_rank: each rank makes other first values, of which rank 0's count.
-    update: the optimizer's class."""
+    update: the optimizer's class. dtype: of the parameters."""
     torch.manual_seed(3 + (RANK if seed_of_rank else 0))
     model = MODELS[name]()
+    if dtype is not None:
+        model.to(getattr(torch, dtype))
     opened, place_of_process = _together._opened, _together.place_of_process
     if links == "gloo":
         _together._opened = lambda group: None
@@ -155,15 +164,18 @@ def _save(model, optimizer):
         model.save_pretrained(folder)
         sluice.torch.save_file(model.state_dict(), f"{folder}/own.safetensors")
         values = safetensors.torch.load_file(f"{folder}/own.safetensors")
-    assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
+    with readable(model):
+        assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
 
 
 ALONE = {"evaluate": _evaluate, "generate": _generate, "save": _save}
 
 
-def go_on(folder, way, stage=None, place="memory"):
+def go_on(folder, way, stage=None, place="memory", saves_on_gpu=False, goes_on_on_gpu=False):
     """Trains two steps, saves, and two more; then another model that goes on from what was saved. way: "engine" or "state_dict"."""
-    model, optimizer = _wrapped("gpt2", place, stage=stage)
+    if saves_on_gpu or goes_on_on_gpu:
+        fake_gpu.share_memory(devices=SIZE)
+    model, optimizer = _wrapped("gpt2", place, stage=stage, **ON_GPU if saves_on_gpu else {})
     _loop(model, optimizer, "gpt2", 2, SIZE)
     if way == "engine":
         where = sluice.torch.engine_of(model).save(folder)
@@ -174,7 +186,7 @@ def go_on(folder, way, stage=None, place="memory"):
             torch.save({"model": values, "optimizer": state}, where)
     first = _result(model, *_loop(model, optimizer, "gpt2", 2, SIZE, first=2))
     sluice.torch.close(model)
-    model, optimizer = _wrapped("gpt2", place, stage=stage, seed_of_rank=True)
+    model, optimizer = _wrapped("gpt2", place, stage=stage, seed_of_rank=True, **ON_GPU if goes_on_on_gpu else {})
     if way == "engine":
         sluice.torch.engine_of(model).load(where)
     else:
@@ -186,15 +198,73 @@ def go_on(folder, way, stage=None, place="memory"):
     return first, second
 
 
-def from_meta(name="normed"):
+def from_meta(name="normed", **options):
     """Wraps a model that gets its first values by its rules, of random numbers that differ. Returns whether later ones do."""
     torch.manual_seed(3 + RANK)
     with torch.device("meta"):
         model = MODELS[name]()
-    model, _ = wrap(model, "memory")
+    model, _ = wrap(model, "memory", **options)
     made = {"digest": _digest(model), "next": torch.rand(1).item()}
     sluice.torch.close(model)
     return made
+
+
+def on_gpus(called, seed=0, schedule="random", **given):
+    """Calls a function of this module, whose models are on a fake GPU for each rank."""
+    with fake_gpu.shared(seed=seed, schedule=schedule, devices=SIZE):
+        return globals()[called](**ON_GPU | given)
+
+
+def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_meta=False, kinds=None, **options):
+    """Wraps a model, where each process sees so many GPUs. of_ranks: what each rank gives besides the options. local_ranks, hosts, kinds: each
+    rank's LOCAL_RANK, machine, and kind of GPU. Returns the number of its GPU, or the error, and whether the model is as it was."""
+    torch.manual_seed(3)
+    with torch.device("meta" if on_meta else "cpu"):
+        model = MODELS["normed"]()
+    were = [id(p) for p in model.parameters()]
+    given = {"device_memory": "512MiB", "device": "cuda", "device_facts": fake_gpu.FACTS, "reserve": "64MiB"} | options
+    given |= of_ranks[RANK] if of_ranks else {}
+    given = {name: value for name, value in given.items() if value is not None}
+    with contextlib.ExitStack() as until:
+        until.enter_context(fake_gpu.shared(devices=devices))
+        if local_ranks is not None:
+            until.enter_context(unittest.mock.patch.dict(os.environ, LOCAL_RANK=local_ranks[RANK]))
+        if hosts is not None:
+            place = _together.place_of_process()
+            until.enter_context(unittest.mock.patch.object(_together, "place_of_process", lambda: [hosts[RANK], *place[1:]]))
+        if kinds is not None:
+            until.enter_context(unittest.mock.patch.object(_together.Driver, "name", lambda self, index: kinds[RANK]))
+        try:
+            model, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", place="memory", patience=60, **given)
+        except sluice.Error as error:
+            return f"{type(error).__name__}: {error}", [id(p) for p in model.parameters()] == were
+        session = next(model.parameters())._sluice
+        gpu, device = session.engine.gpu, device_of(session.engine)
+        del session
+        sluice.torch.close(model, values=False)
+        return device["index"], device["pci_address"], gpu.shared
+
+
+def closed_without_room(**options):
+    """Closes a model for whose values the last rank has no room, and then trains on. Returns the error, and what it has then."""
+    model, optimizer = _wrapped("normed", "memory", **options)
+    copied = _session._full.in_gpu
+
+    def lacks(presence, home, access):
+        if RANK == SIZE - 1 and home.name == "norm.bias":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return copied(presence, home, access)
+
+    with unittest.mock.patch.object(_session._full, "in_gpu", lacks):
+        try:
+            sluice.torch.close(model)
+            text = None
+        except sluice.Error as error:
+            text = f"{type(error).__name__}: {error}"
+    losses, _ = _loop(model, optimizer, "normed", 2, SIZE)
+    made = _result(model, losses, [])
+    sluice.torch.close(model)
+    return text, made
 
 
 _groups = itertools.count()

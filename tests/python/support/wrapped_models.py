@@ -56,8 +56,8 @@ def units_of_modules(model):
 
 def readable(model):
     """A `with` in which the model's parameters can be read and written between steps: on a GPU full_parameters()."""
-    sessions = [p._sluice for p in model.parameters() if hasattr(p, "_sluice")]
-    return sluice.torch.full_parameters(sessions[0].model()) if sessions and fake_gpu.asked() else contextlib.nullcontext()
+    sessions = [p._sluice for p in model.parameters() if hasattr(p, "_sluice") and p._sluice.engine.gpu is not None]
+    return sluice.torch.full_parameters(sessions[0].model()) if sessions else contextlib.nullcontext()
 
 
 def values_of(model):

@@ -101,9 +101,17 @@ def test_ranks(tmp_path):
 
 
 ON_THE_FAKE_CARD = (
-    "import runpy, sys; from support import fake_gpu; fake_gpu.share_memory(memory=64 << 30, schedule='early'); "
+    "import runpy, sys; from support import fake_gpu; fake_gpu.share_memory(memory=64 << 30, schedule='early', devices=2); "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
+
+
+def test_ranks_on_gpus(tmp_path):
+    fake_gpu.require_built()
+    (tmp_path / "on_fake_cards.py").write_text(ON_THE_FAKE_CARD)
+    by = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "on_fake_cards.py")]
+    losses = losses_of(run("ranks.py", "--device-memory", "4GiB", folder=tmp_path, by=by))
+    assert len(losses) == 8 and max(losses[-2:]) < min(losses[:2])
 
 
 def test_a_gpu(tmp_path):

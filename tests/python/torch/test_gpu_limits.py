@@ -88,10 +88,35 @@ def test_models_that_are_elsewhere_are_refused(monkeypatch):
     refused(["'a' is on cpu", "device is 'cpu'"], Placed(a="cpu"), "1GiB", "cpu")
     refused(["'a' is on cuda:0", "device is 'cuda'"], Placed(a="cuda:0"), "1GiB", "cuda")
     refused(["device is 'gpu'", "'cuda:1'"], Placed(a="meta"), "1GiB", "gpu")
-    assert gpu_of(Placed(a="cuda:0", b="meta"), "1GiB", None) == (0, torch.device("cuda:0"))
-    assert gpu_of(Placed(b="meta"), "1GiB", "cuda") == (1, torch.device("cuda:1"))
-    assert gpu_of(Placed(a="cpu", b="meta"), "1GiB", "cuda:0") == (0, torch.device("cuda:0"))
+    assert gpu_of(Placed(a="cuda:0", b="meta"), "1GiB", None) == Gpu(0, torch.device("cuda:0"))
+    assert gpu_of(Placed(b="meta"), "1GiB", "cuda") == Gpu(1, torch.device("cuda:1"))
+    assert gpu_of(Placed(a="cpu", b="meta"), "1GiB", "cuda:0") == Gpu(0, torch.device("cuda:0"), stated=True)
     assert gpu_of(Placed(a="cpu", b="meta"), None, None) is None
+
+
+def test_a_rank_has_the_gpu_of_its_place_on_the_machine_unless_it_was_told_otherwise(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def index(local, seen, chosen=0, several=True, device="cuda", **places):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if local is not None:
+            monkeypatch.setenv("LOCAL_RANK", local)
+        return gpu_of(Placed(**places or {"a": "meta"}), "1GiB", device, several).index
+
+    assert index("1", 2) == 1
+    assert index("3", 8, a="cpu") == 3
+    assert index("3", 1) == 0, "the launcher gave it one"
+    assert index("1", 8, chosen=5) == 5, "the script has chosen"
+    assert index("1", 8, device="cuda:3") == 3
+    assert index("1", 8, device=None, a="cuda:2") == 2
+    assert index("1", 8, several=False) == 0
+    assert index(None, 8) == 0
+    with pytest.raises(sluice.InvalidArgumentError, match=r"GPU 2 .* LOCAL_RANK=2, .* sees 2 GPUs; .*--nproc-per-node 2.*device='cuda:0'"):
+        index("2", 2)
+    with pytest.raises(sluice.InvalidArgumentError, match=r"'a' is on cuda:0, where device is 'cuda' \(GPU 1\)"):
+        index("1", 2, a="cuda:0")
 
 
 @pytest.mark.parametrize("disk", [None, ""])

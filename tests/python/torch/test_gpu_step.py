@@ -33,7 +33,7 @@ class Card:
 
     def __init__(self):
         self.others = self.engine = self.libraries = self.reserved = self.highest = 0
-        self.clock, self.captures, self.beside = 0.0, False, 0
+        self.clock, self.captures, self.beside, self.shared = 0.0, False, 0, False
 
     def account(self):
         return Account(2000 * MIB - self.others - self.engine - self.libraries - self.reserved, self.engine)
@@ -95,6 +95,17 @@ def test_more_beside_pytorch_than_the_plan_leaves_is_warned_of():
     assert "61 MiB of the GPU's memory" in text and "leaves 60 MiB of the 1000 MiB" in text and "by other processes" in text
     facts = re.search(r"device_facts=(sluice\.DeviceFacts\(.*?\))", text)[1]
     assert eval(facts, {"sluice": sluice}) == sluice.DeviceFacts(2e10, 2.5e10, 4e10, 5e10, 1e11, "162MiB")
+
+
+def test_what_other_ranks_take_of_a_gpu_that_they_share_is_not_warned_of():
+    card = Card()
+    card.shared = True
+    step = first_step(card)
+    card.take(others=300, reserved=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step.end()
+    assert step.as_dict()["beside"] is None and step.as_dict()["measured"] == 10 * MIB
 
 
 @pytest.mark.parametrize("grown, warned", [(280, False), (290, True)])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from ..errors import BudgetError, InvalidArgumentError
+from ..errors import BudgetError, InvalidArgumentError, SystemIOError
 from ..model import Size, size_of
 
 WORKSPACES = 128 << 20  # bytes of a GPU's that matrix products take for themselves, and that segments of the allocator waste
@@ -57,6 +57,8 @@ class Gpu(NamedTuple):
 
     index: int  # type: ignore[assignment]
     device: torch.device
+    stated: bool = False  # whether the user gave its index
+    shared: bool = False  # whether other ranks that train the same model are on it, too
 
     @property
     def beside(self) -> int:
@@ -142,9 +144,9 @@ class Gpu(NamedTuple):
         return torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else None
 
 
-def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any) -> Optional[Gpu]:
-    """The GPU on which a model is to be wrapped, or None for the CPU. The arguments are wrap()'s. Raises
-    InvalidArgumentError where the model is elsewhere."""
+def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any, several: bool = False) -> Optional[Gpu]:
+    """The GPU on which a model is to be wrapped, or None for the CPU. The arguments are wrap()'s; several: this process is one of several
+    ranks. Raises InvalidArgumentError where the model is elsewhere."""
     places = {name: p.device for name, p in model.named_parameters() if not p.is_meta}
     if not size_of(device_memory or 0, "device_memory"):
         _refuse_gpus(places, device)
@@ -157,15 +159,15 @@ def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any) -
         raise InvalidArgumentError(
             "the model is on the meta device, and device_memory is given; say which GPU it is for (device='cuda', 'cuda:1')"
         )
-    gpu = _gpu(wanted)
+    gpu = _gpu(wanted, several)
     if found is not None and (gpu is None or (_gpu(found) != gpu and (device is None or found.type != "cpu"))):
         raise InvalidArgumentError(
             f"device_memory is given, and '{name}' is on {found}"
-            + ("" if device is None else f", where device is {device!r}")
+            + ("" if device is None else f", where device is {device!r}" + ("" if gpu is None else f" (GPU {gpu.index})"))
             + "; give the GPU to which it is to move (device='cuda'), or leave device_memory out to train on the CPU"
         )
     assert gpu is not None
-    return gpu
+    return gpu._replace(stated=device is not None and wanted.index is not None)
 
 
 def _refuse_gpus(places: dict[str, torch.device], device: Any) -> None:
@@ -199,14 +201,72 @@ def _device(given: Any) -> torch.device:
         raise InvalidArgumentError(f"device is {given!r}, which PyTorch does not know; give 'cuda' or 'cuda:1'") from error
 
 
-def _gpu(place: torch.device) -> Optional[Gpu]:
+def _gpu(place: torch.device, several: bool = False) -> Optional[Gpu]:
     """The GPU that a device of PyTorch's is; None where it is none."""
-    if _is_shared():
-        return Gpu(place.index or 0, torch.device("cpu"))
+    shared = _is_shared()
     if place.type != "cuda":
-        return None
-    index = torch.cuda.current_device() if place.index is None else place.index
-    return Gpu(index, torch.device("cuda", index))
+        return Gpu(0, torch.device("cpu")) if shared else None
+    index = _index(several, shared) if place.index is None else place.index
+    return Gpu(index, torch.device("cpu") if shared else torch.device("cuda", index))
+
+
+def _index(several: bool, shared: bool) -> int:
+    """The index of the GPU that "cuda" is: the one that the script has chosen, or, of several ranks, that of LOCAL_RANK."""
+    chosen = 0 if shared else torch.cuda.current_device()
+    rank = os.environ.get("LOCAL_RANK", "")
+    if not several or chosen or not rank.isdecimal():
+        return chosen
+    count = Driver().count() if shared else torch.cuda.device_count()
+    if count == 1:  # others see others
+        return 0
+    if int(rank) >= count:
+        raise InvalidArgumentError(
+            f"device is 'cuda', which is GPU {rank} on the rank with LOCAL_RANK={rank}, and this process sees {count} GPUs; start as many "
+            f"ranks on a machine as it has GPUs (torchrun --nproc-per-node {count}), look at CUDA_VISIBLE_DEVICES, or say by its number "
+            "which GPU a rank has (device='cuda:0')"
+        )
+    return int(rank)
+
+
+class Driver:
+    """What CUDA's driver says of the GPUs that this process sees, before there is an engine."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(os.environ.get("SLUICE_CUDA_DRIVER") or "libcuda.so.1")
+        self._call("cuInit", 0)
+
+    def count(self) -> int:
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
+    def name(self, index: int) -> str:
+        return self._text("cuDeviceGetName", index)
+
+    def pci_address(self, index: int) -> str:
+        """As sluice_engine_device() has it."""
+        return self._text("cuDeviceGetPCIBusId", index).lower()
+
+    def memory(self, index: int) -> int:
+        """Its bytes."""
+        size = ctypes.c_size_t()
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), self._device(index))
+        return size.value
+
+    def _text(self, function: str, index: int) -> str:
+        text = ctypes.create_string_buffer(256)
+        self._call(function, text, len(text), self._device(index))
+        return text.value.decode("utf-8", "replace")
+
+    def _device(self, index: int) -> ctypes.c_int:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), index)
+        return device
+
+    def _call(self, function: str, *given: Any) -> None:
+        result = getattr(self._library, function)(*given)
+        if result:
+            raise SystemIOError(f"CUDA's driver: {function} has failed with {result}; look at nvidia-smi")
 
 
 def _require_cuda() -> None:

@@ -208,10 +208,11 @@ class FirstStepOnGpu(FirstStep):
             return
         peak = self._gpu.peak()
         self._of_gpu["measured"] = None if peak is None else peak - self._held_on_gpu
-        now = self._account()
-        explained = now.engine - self._before.engine + self._gpu.held() - self._held_before
-        self._beside = max(0, self._before.free - now.free - explained)
-        self._warn_of_the_gpu(self._beside)
+        if not self._gpu.shared:  # otherwise other ranks' memory would count, too
+            now = self._account()
+            explained = now.engine - self._before.engine + self._gpu.held() - self._held_before
+            self._beside = max(0, self._before.free - now.free - explained)
+            self._warn_of_the_gpu(self._beside)
         self._tell_of_less()
         super().end()
 

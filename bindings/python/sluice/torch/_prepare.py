@@ -132,7 +132,8 @@ def prepare(
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or ())
     for keys in () if cut is None else roles.keys:
         keys.pop("param_names", None)  # those of all stages
-    gpu = gpu_of(model, device_memory, device)
+    several = together.ranks is not None or together.planned is not None
+    gpu = gpu_of(model, device_memory, device, several)
     if gpu is not None:
         check_writes(model)
     of_stages = [find_units(model, units, by_calls=gpu is not None)] if cut is None else cut.groups(units)

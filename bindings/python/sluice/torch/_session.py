@@ -308,15 +308,20 @@ def _slots(presence: Presence) -> dict[int, Slot]:
 
 def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
     """The same on a GPU, where parameters get memory of PyTorch's, besides that of the engine."""
-    try:
-        gradients = {index: slot.values() for index, slot in _slots(presence).items()}
-        values = [_full.in_gpu(presence, home, _abi.READ).clone() for home in presence.homes]
-    except torch.OutOfMemoryError as error:
-        raise BudgetError(
-            f"the values of the model do not fit as plain tensors in what is left to PyTorch of device_memory ({error}). Save the "
-            "model (sluice.torch.engine_of(model).save(folder)), and end with sluice.torch.close(model, values=False), which "
-            "leaves its parameters on the meta device"
-        ) from error
+    gradients: dict[int, torch.Tensor] = {}
+
+    def copied() -> list[torch.Tensor]:
+        try:
+            gradients.update((index, slot.values()) for index, slot in _slots(presence).items())
+            return [_full.in_gpu(presence, home, _abi.READ).clone() for home in presence.homes]
+        except torch.OutOfMemoryError as error:
+            raise BudgetError(
+                f"the values of the model do not fit as plain tensors in what is left to PyTorch of device_memory ({error}). Save the "
+                "model (sluice.torch.engine_of(model).save(folder)), and end with sluice.torch.close(model, values=False), which "
+                "leaves its parameters on the meta device"
+            ) from error
+
+    values = presence.engine.agreed("closing the model", copied)
     presence.release_all()
     for home, plain in zip(presence.homes, values, strict=True):
         _homes.show(home.parameter, plain)

@@ -12,16 +12,17 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import torch
 import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import Error, InvalidArgumentError, StateError
-from ..model import Folder, Path, folders_of
+from ..errors import BudgetError, Error, InvalidArgumentError, StateError
+from ..model import Folder, Options, Path, folders_of, size_of
 from ..ranks import MOST_LOCAL, Ranks, along, check_deadlines, shared_memory
 from ._gloo_links import GlooLinks
+from ._gpu import Driver, Gpu
 
 T = TypeVar("T")
 
@@ -73,6 +74,20 @@ class Together:
                         f"{name} is {other.get(name)} on rank {rank}, and {theirs[0].get(name)} on rank 0; give all ranks the same"
                     )
 
+    def check_gpus(self, gpu: Optional[Gpu], options: Options, draws: bool) -> Optional[Gpu]:
+        """This rank's GPU, or None for the CPU, with whether another rank is on it, too. Raises, on all ranks alike, where that is not what
+        the user has asked for, and where it does not work. draws: first values are drawn on it."""
+        if self.ranks is None:
+            return gpu
+        own = None if gpu is None else _place_of(gpu, options, draws)._asdict()
+        told = self._exchange("the GPUs", own)
+        places = {rank: GpuOfRank(**place) for rank, place in enumerate(told) if place is not None}
+        _check_places(places, len(told))
+        if gpu is None:
+            return None
+        mine = places[self.ranks.rank]
+        return gpu._replace(shared=sum(place.is_that_of(mine) for place in places.values()) > 1)
+
     def _exchange(self, name: str, own: Any) -> list[Any]:
         assert self.ranks is not None, "there are others"
         return [json.loads(text) for text in self.ranks.exchange(name, json.dumps(own).encode())]
@@ -98,12 +113,18 @@ class Together:
         self._share("a parameter", (p.data for p in model.parameters() if not p.is_meta))
 
     @contextlib.contextmanager
-    def random_of_rank_0(self) -> Iterator[None]:
-        """Lets all ranks draw rank 0's random numbers inside of the `with`, and the others go on with their own after it."""
-        with torch.random.fork_rng(devices=(), enabled=self.ranks is not None and self.ranks.rank != 0):
+    def random_of_rank_0(self, gpu: Optional[Gpu] = None) -> Iterator[None]:
+        """Lets all ranks draw rank 0's random numbers inside of the `with`, also on their GPUs, and the others go on with their own after
+        it."""
+        devices = [] if gpu is None or gpu.device.type != "cuda" else [gpu.device]
+        with torch.random.fork_rng(devices=devices, enabled=self.ranks is not None and self.ranks.rank != 0):
             state = torch.get_rng_state()
             self._share("the random state", [state])
             torch.set_rng_state(state)
+            for device in devices:
+                state = torch.cuda.get_rng_state(device)  # a tensor on the CPU
+                self._share("the random state of the GPUs", [state])
+                torch.cuda.set_rng_state(state, device)
             yield
 
     def watch_buffers(self, model: torch.nn.Module) -> None:
@@ -156,9 +177,9 @@ class Together:
             return
         with torch.no_grad():
             for tensor in tensors:
-                flat = tensor.contiguous()
+                flat = tensor.cpu().contiguous()  # a copy of what is on a GPU
                 self.ranks.broadcast(what, flat.data_ptr(), flat.numel() * flat.element_size())
-                if flat.data_ptr() != tensor.data_ptr():
+                if flat is not tensor and self.ranks.rank != 0:
                     tensor.copy_(flat)
 
     # ---- the end ----
@@ -178,8 +199,76 @@ def _short(value: Any) -> str:
 
 
 def _digest(buffer: torch.Tensor) -> str:
-    flat = buffer.detach().contiguous().view(-1).view(torch.uint8)
+    flat = buffer.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).hexdigest()[:16]
+
+
+# ---- the GPUs that they have ----
+
+
+class GpuOfRank(NamedTuple):
+    """A rank's GPU, as it tells the others."""
+
+    host: str
+    address: str
+    kind: str
+    memory: int  # bytes
+    may_take: int  # bytes of these
+    number: int  # to its process
+    stated: bool  # whether the user gave the number
+    knows_facts: bool  # whether what the plan is made by was stated
+    draws: bool  # whether first values are drawn there
+
+    def is_that_of(self, other: GpuOfRank) -> bool:
+        return (self.host, self.address) == (other.host, other.address)
+
+
+def _place_of(gpu: Gpu, options: Options, draws: bool) -> GpuOfRank:
+    driver = Driver()
+    address, kind, memory = driver.pci_address(gpu.index), driver.name(gpu.index), driver.memory(gpu.index)
+    may_take, known = size_of(options.device_memory, "device_memory"), options.device_facts is not None
+    return GpuOfRank(place_of_process()[0], address, kind, memory, may_take, gpu.index, gpu.stated, known, draws)
+
+
+def _check_places(places: Mapping[int, GpuOfRank], ranks: int) -> None:
+    """places: by rank, of those that compute on GPUs."""
+    without = next((rank for rank in range(ranks) if rank not in places), None)
+    for rank, place in places.items():
+        if without is not None:
+            raise InvalidArgumentError(
+                f"rank {rank} computes on GPU {place.address}, and rank {without} on the CPU; all ranks do the same: give device_memory on "
+                "all of them, or on none"
+            )
+        first = places[0]
+        if place.draws and place.kind != first.kind:
+            raise InvalidArgumentError(
+                f"first values are drawn on the GPUs, and rank {rank} has a {place.kind}, and rank 0 a {first.kind}, which may draw others; "
+                "build the model on the CPU, or give its values as weights"
+            )
+        here = [other for other in places if places[other].is_that_of(place)]
+        if len(here) > 1:
+            _check_shared(here, [places[other] for other in here])
+
+
+def _check_shared(ranks: Sequence[int], places: Sequence[GpuOfRank]) -> None:
+    """Raises where ranks may not share a GPU."""
+    who, address = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}", places[0].address
+    if not all(place.stated for place in places):
+        raise InvalidArgumentError(
+            f"{who} of one host are on one GPU ({address}, '{places[0].kind}'); give each one of its own: call "
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the model is made or moved, and start as many ranks as there are "
+            f"GPUs. To let them share that one, give its number on each of them (device='cuda:{places[0].number}')"
+        )
+    if not all(place.knows_facts for place in places):
+        raise InvalidArgumentError(
+            f"{who} share GPU {address}, and device_facts are not given on all of them: what one rank measured there while another one uses it "
+            "would be wrong. Give device_facts (sluice.DeviceFacts) to each, or each one a GPU of its own"
+        )
+    if sum(place.may_take for place in places) > places[0].memory:
+        parts = " and ".join(f"{place.may_take >> 20} MiB" for place in places)
+        raise BudgetError(
+            f"{who} share GPU {address}, which has {places[0].memory >> 20} MiB, and may take {parts} of it (device_memory); state less"
+        )
 
 
 def _shared(folder: Folder, ranks: int) -> Folder:

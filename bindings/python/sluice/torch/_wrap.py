@@ -103,7 +103,7 @@ def wrap(
         are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
     stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, since a p.grad may be
         read and added to until the step; update_in_backward keeps none. None: the least with which everything is in memory, or,
-        where the disk is needed anyway, the one with the shortest step.
+        where the disk is needed anyway, the one with the shortest step; on GPUs 0.
     reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
@@ -111,7 +111,8 @@ def wrap(
         In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean.
         0: it is not known, and they are summed at their first use. `reproducible` needs it.
     device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
-        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). `memory` and `disk` have what does not fit there.
+        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). Of several ranks each has a GPU
+        of its own: "cuda" is the one of torch.cuda.set_device(), else that of LOCAL_RANK. `memory` and `disk` have what does not fit there.
         `reserve` is then what PyTorch takes on the GPU; without it and `sample_batch` PyTorch gets a large part, since the plan is made
         once. The README of bindings/python says more.
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
@@ -148,6 +149,8 @@ def wrap_with(
                 lambda: (prepare(model, optimizer, together=others, **options), {} if find is None else find())
             )
             others.check_alike(prepared.alike, model)
+            draws = any(p.is_meta and name not in stored for name, p in model.named_parameters())
+            prepared = prepared._replace(gpu=others.check_gpus(prepared.gpu, prepared.options, draws))
         return move_in(model, prepared, stored, others, ready)
 
 
@@ -171,7 +174,7 @@ def move_in(
         if on_meta:
             unset = [home for home in session.presence.homes if home.name in on_meta and home.name not in stored]
             with ready.phase("first values"):
-                with others.random_of_rank_0():
+                with others.random_of_rank_0(prepared.gpu):
                     give_first_values(model, unset, stored, session.presence)
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None

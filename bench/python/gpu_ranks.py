@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Trains a small Llama of transformers with two ranks that share one GPU: the same bits at every stage and wherever the model lies, and
+losses near those of two ranks on the CPU.
+
+    python3 bench/python/gpu_ranks.py
+
+The exit status is 4 where PyTorch sees no GPU, or there is no transformers. --fake runs a tiny model on the tests' fake driver, which
+$SLUICE_CUDA_DRIVER names: it shows that this works, and nothing of a GPU."""
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import gpu_vs_pytorch
+import torch
+from gpu_sides import find_packages
+from gpu_transformers import FAKE, NEAR, REAL, Ways
+
+RANKS, LIMIT_S = 2, 80
+# By stage and place. Two ranks on one GPU do not measure it, so that its rates are stated.
+RUNS = [(0, "device"), (0, "memory"), (1, "memory"), (1, "disk")]
+
+
+class Ranks(Ways):
+    """A rank's part of each run."""
+
+    def __init__(self, rank, chosen, fake, folder):
+        share = {"device_memory": "400MiB" if fake else chosen["device_memory"], "rows": RANKS * chosen["rows"]}
+        super().__init__(chosen | share, fake, folder)
+        self.rank, self.of_rank = rank, chosen["rows"]
+
+    def batch(self, step):
+        first = (RANKS * step + self.rank) * self.of_rank
+        return self.rows[first : first + self.of_rank].to(self.device)
+
+    def losses_of(self, stage, place):
+        return self.losses(place, device="cuda:0", stage=stage, accumulate=RANKS, reserve=self.chosen["reserve"],
+                           device_facts=self.sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0 if self.fake else 600 << 20))
+
+    def losses_on_cpu(self):
+        self.device, before = "cpu", self.device
+        try:
+            model, optimizer = self.sluice.torch.wrap(self.made(), self.optimizer(), memory="16GiB", accumulate=RANKS, reserve="1GiB")
+            seen = self.trained(model, optimizer)
+            self.sluice.torch.close(model, values=False)
+            return seen
+        finally:
+            self.device = before
+
+
+def rank(given):
+    """What a rank tells: the losses and norms of each run, and those on the CPU."""
+    find_packages(given)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // RANKS))
+    ways = Ranks(int(os.environ["RANK"]), FAKE if given["fake"] else REAL, given["fake"], given["folder"])
+    runs = RUNS[::3] if given["fake"] else RUNS  # which is slow
+    return {"on the CPU": ways.losses_on_cpu()} | {f"stage {stage}, {place}": ways.losses_of(stage, place) for stage, place in runs}
+
+
+def line_of(told):
+    """What is said of all ranks' runs. Raises AssertionError where they differ."""
+    for number, runs in enumerate(told):
+        (cpu, expected), (first, bits), *others = runs.items()
+        for name, found in others:
+            if found != bits:
+                raise AssertionError(f"rank {number}: '{name}' gives {found}, and '{first}' {bits}")
+        far = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(bits, expected, strict=True))
+        if not far <= NEAR:
+            raise AssertionError(f"rank {number}: '{first}' gives {bits}, and ranks on the CPU {expected}")
+    names = [name for name in told[0] if name != "on the CPU"]
+    return f"the same bits at {'; '.join(names)}; {far:.1e} from two ranks on the CPU"
+
+
+def run(given):
+    """Starts the ranks, and returns what they tell."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for number in range(RANKS):
+        variables = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
+                     "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        ranks.append(subprocess.Popen([sys.executable, __file__, "--rank", json.dumps(given)], env=os.environ | variables,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    try:
+        end = time.monotonic() + LIMIT_S
+        told = [each.communicate(timeout=max(1, end - time.monotonic())) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    for number, (each, (_, errors)) in enumerate(zip(ranks, told, strict=True)):
+        if each.returncode != 0:
+            raise AssertionError(f"rank {number} ended with {each.returncode}: {' '.join(errors.split())[-400:]}")
+    return [json.loads(output.splitlines()[-1]) for output, _ in told]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.rank is not None:
+        print(json.dumps(rank(a.rank)), flush=True)
+        os._exit(0)  # what libraries do at their end takes time
+    if not gpu_vs_pytorch.is_installed("transformers"):
+        gpu_vs_pytorch.refuse_without_gpu("this Python has no transformers")
+    if not a.fake and not torch.cuda.is_available():
+        gpu_vs_pytorch.refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)")
+    begun = time.monotonic()
+    with gpu_vs_pytorch.packages() as where, tempfile.TemporaryDirectory() as folder:
+        try:
+            told = {"passed": True, "line": line_of(run(where | {"fake": a.fake, "folder": folder}))}
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            told = {"passed": False, "line": f"{type(error).__name__}: {error}"}
+    told["seconds"] = round(time.monotonic() - begun, 1)
+    print(json.dumps({"ranks": told}) if a.json else told["line"], flush=True)
+    return 0 if told["passed"] or a.json else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

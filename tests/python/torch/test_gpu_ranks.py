@@ -1,0 +1,298 @@
+"""Ranks that compute on GPUs, each on a fake one of its own: the bits of ranks that compute on the CPU, wherever everything is."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import threading
+
+import pytest
+import torch
+from support import fake_gpu, rank_pool
+from support import sluice_package  # noqa: F401: skips where the library is not built
+
+from sluice.ranks import Ranks, shared_memory
+from sluice.torch._gpu import Gpu
+from sluice.torch._together import Together
+
+STAGES = [0, 1]  # those that ranks on GPUs have
+LONG = pytest.mark.long  # others show as much
+
+
+@pytest.fixture
+def pool(pools):
+    return pools[2]
+
+
+def alike(results):
+    """The results, of which the bits are all ranks'."""
+    assert len({(each["digest"], tuple(each["norms"]), each["scale"]) for each in results}) == 1
+    return results
+
+
+# ---- the bits of CPU ranks ----
+
+# The model, how it is trained, and what is given on GPUs alone. Each is run at every stage, in one place after another.
+TABLE = [
+    ("gpt2", {"accumulate": 4, "clip": 0.1}, {}),
+    ("gpt2", {"accumulate": 4, "stated": True, "clip": 0.1, "infinite": 1}, {}),
+    ("llama", {"dtype": "bfloat16", "stated": True, "recompute": True, "state": "8bit"}, {}),
+    ("experts", {"stated": True, "to_none": False}, {"updates": "cpu"}),
+    ("mixtral", {"clip": 0.1}, {"updates": "gpu"}),
+    ("normed", {"accumulate": 4, "update": "SGD"}, {}),
+    ("gpt2", {"stated": True, "update": "Adafactor"}, {}),
+    ("gpt2", {"stated": True, "update_in_backward": True, "clip_value": 0.001}, {}),
+    ("llama", {"dtype": "bfloat16", "master": "none", "accumulate": 4, "alone": "evaluate"}, {"updates": "cpu"}),
+]  # fmt: skip
+MORE = [
+    *(("gpt2", {"update": update, "state": state, "stated": True, "clip": 0.1}, {"updates": by})
+      for update in ("AdamW", "Lion", "Adam") for state in ("f32", "bf16", "8bit") for by in ("cpu", "gpu")),
+    *(("gpt2", {"update": "SGD"}, {"updates": by}) for by in ("cpu", "gpu")),
+    *((name, {"accumulate": 4, "stated": stated, "clip": 0.1}, {}) for name in ("llama", "mixtral", "experts", "normed") for stated in (False, True)),
+    *(("gpt2", {"stated": True, "update_in_backward": True, "update": update}, {}) for update in ("AdamW", "SGD", "Adafactor", "Muon")),
+    *((name, {"dtype": "bfloat16", "stated": True}, {"updates": by}) for name in ("gpt2", "mixtral") for by in ("cpu", "gpu")),
+    ("gpt2", {"update": "Muon", "accumulate": 4}, {}),
+    ("gpt2", {"alone": "save"}, {}),
+    ("gpt2", {"links": "gloo", "stated": True}, {}),
+]  # fmt: skip
+PLACES = ("device", "memory", "disk")
+
+
+def check_twins(pool, name, settings, on_gpus, stages_and_places, first=0):
+    settings = {"name": name, "steps": 2} | settings
+    expected = alike(pool.call("train", stage=0, **settings))
+    by_cpu = on_gpus.get("updates") == "cpu" or settings.get("update") in ("Adafactor", "Muon")
+    for seed, (stage, place) in enumerate(stages_and_places, first):
+        of_parts = {"parameters": "device", "state": "memory"}  # what the CPU updates is no state of the GPU
+        given = settings | on_gpus | {"stage": stage, "place": of_parts if by_cpu and place == "device" else place}
+        found = pool.call("on_gpus", called="train", seed=seed, schedule=fake_gpu.SCHEDULES[seed % 3], **given)
+        assert found == expected, f"stage {stage}, {place}, seed {seed}"
+
+
+def name_of(row):
+    return ", ".join([row[0], *(f"{name}={value}" for name, value in (row[1] | row[2]).items())])
+
+
+@pytest.mark.parametrize("number, row", [
+    *(pytest.param(number, row, id=name_of(row)) for number, row in enumerate(TABLE)),
+    *(pytest.param(number, row, id=name_of(row), marks=LONG) for number, row in enumerate(MORE)),
+])  # fmt: skip
+def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu(pool, number, row):
+    check_twins(pool, *row, [(stage, PLACES[(number + at) % 3]) for at, stage in enumerate(STAGES)], number)
+
+
+@LONG
+@pytest.mark.parametrize("row", TABLE, ids=name_of)
+def test_they_do_at_every_stage_and_in_every_place(pool, row):
+    check_twins(pool, *row, [(stage, place) for stage in STAGES for place in PLACES])
+
+
+def test_they_do_on_several_hosts(pools):
+    settings = {"name": "gpt2", "accumulate": 4, "clip": 0.5, "steps": 1, "links": "hosts"}
+    expected = alike(pools[4].call("train", **settings))
+    assert pools[4].call("on_gpus", called="train", stage=STAGES[-1], place="memory", **settings) == expected
+
+
+def test_values_differ_where_gradients_are_not_summed(pool):
+    """What the tests above compare tells a rank's own gradients from the mean."""
+    assert pool.call("train", accumulate=4) != pool.call("train")
+
+
+# ---- how they begin, what one does alone, and what is saved ----
+
+
+def test_all_begin_with_the_values_of_rank_0(pool):
+    expected = pool.call("on_gpus", called="train", steps=1)
+    assert pool.call("on_gpus", called="train", seed_of_rank=True, steps=1) == expected == pool.call("train", steps=1)
+    (first, second), cpu = pool.call("on_gpus", called="from_meta"), pool.call("from_meta")
+    assert first["digest"] == second["digest"] == cpu[0]["digest"] and first["next"] != second["next"]
+
+
+@pytest.mark.parametrize("what", ["evaluate", "save", pytest.param("generate", marks=LONG)])
+def test_one_rank_alone(pool, what):
+    found = pool.call("on_gpus", called="train", alone=what, steps=2, stage=STAGES[-1], place="memory")
+    assert found == pool.call("train", steps=2)
+
+
+def test_a_model_is_closed_on_all_ranks_or_on_none(pool):
+    (text, found), (text_there, found_there) = pool.call("on_gpus", called="closed_without_room", stage=STAGES[-1])
+    assert text.startswith("StateError: rank 1 has an error, so that no rank goes on: the values of the model do not fit")
+    assert text_there.startswith("BudgetError: the values of the model do not fit as plain tensors")
+    assert [found, found_there] == pool.call("train", name="normed")
+
+
+@pytest.mark.parametrize("way", ["engine", "state_dict"])
+def test_a_run_goes_on_on_gpus_and_on_the_cpu_from_what_either_has_saved(pool, tmp_path, way):
+    on_cpu = pool.call("go_on", folder=str(tmp_path), way=way)
+    for number, (saves, goes_on) in enumerate(((True, False), (False, True))):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        stage = STAGES[-1 - number % len(STAGES)]
+        found = pool.call("go_on", folder=str(folder), way=way, stage=stage, saves_on_gpu=saves, goes_on_on_gpu=goes_on)
+        assert found == on_cpu, (stage, saves, goes_on)
+
+
+# ---- which GPU a rank has ----
+
+
+def test_each_rank_has_the_gpu_of_its_place_on_the_machine(pool):
+    assert pool.call("placed_on_gpus") == [[0, "0000:1b:00.0", False], [1, "0000:1c:00.0", False]]
+    assert pool.call("placed_on_gpus", devices=3, of_ranks=[{"device": "cuda:2"}, {}]) == [[2, "0000:1d:00.0", False], [1, "0000:1c:00.0", False]]
+    assert pool.call("placed_on_gpus", devices=1, hosts=["one", "other"]) == 2 * [[0, "0000:1b:00.0", False]]
+
+
+def test_a_rank_without_a_gpu_is_told(pool):
+    first, second = pool.call("placed_on_gpus", local_ranks=["0", "2"])
+    assert first[1] and first[0].startswith("StateError: rank 1 has an error, so that no rank goes on: device is 'cuda', which is GPU 2")
+    assert second[1] and second[0].startswith("InvalidArgumentError: device is 'cuda', which is GPU 2 on the rank with LOCAL_RANK=2, and this")
+
+
+SHARED = {"device": "cuda:0", "device_memory": "400MiB"}
+
+
+@pytest.mark.parametrize("given, says", [
+    ({"devices": 1}, r"InvalidArgumentError: ranks 0 and 1 of one host are on one GPU \(0000:1b:00.0, 'fake GPU'\); .*set_device.*'cuda:0'"),
+    ({"of_ranks": [{"device": "cuda:1"}, {}]}, r"InvalidArgumentError: ranks 0 and 1 of one host .*0000:1c:00.0.*device='cuda:1'"),
+    ({**SHARED, "of_ranks": [{}, {"device_facts": None}]}, "InvalidArgumentError: ranks 0 and 1 share GPU 0000:1b:00.0, and device_facts are not"),
+    ({**SHARED, "device_memory": "600MiB"}, r"BudgetError: ranks 0 and 1 share GPU .* has 1024 MiB, and may take 600 MiB and 600 MiB"),
+    ({"of_ranks": [{}, {"device": None, "device_memory": None, "device_facts": None}]},
+     "InvalidArgumentError: rank 0 computes on GPU 0000:1b:00.0, and rank 1 on the CPU; .*device_memory on all of them, or on none"),
+    ({"of_ranks": [{"device": None, "device_memory": None, "device_facts": None}, {}]}, "InvalidArgumentError: rank 1 computes on GPU .*rank 0"),
+    ({"kinds": ["one", "other"], "on_meta": True}, "InvalidArgumentError: first values .* rank 1 has a other, and rank 0 a one"),
+])  # fmt: skip
+def test_what_ranks_cannot_have_is_refused_on_all_of_them(pool, given, says):
+    (text, same), (text_there, same_there) = pool.call("placed_on_gpus", **given)
+    assert same and same_there and text == text_there
+    assert re.match(says, text), text
+
+
+def test_ranks_share_a_gpu_where_each_was_told_so(pool):
+    assert pool.call("placed_on_gpus", **SHARED) == 2 * [[0, "0000:1b:00.0", True]]
+    assert pool.call("on_gpus", called="train", **SHARED) == pool.call("train")
+
+
+def test_gpus_may_be_of_different_kinds(pool):
+    found = pool.call("placed_on_gpus", kinds=["one", "other"])
+    assert [index for index, *_ in found] == [0, 1]
+
+
+# ---- tensors of a GPU, which the ranks' own exchange cannot read ----
+
+
+class OnGpu(torch.Tensor):
+    """Stands in for a tensor on a GPU, of which the host finds nothing."""
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor).clone()
+
+    def numpy(self):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first")
+
+    def data_ptr(self):
+        raise AssertionError("the host has nothing at the address of a GPU")
+
+
+class Buffered(torch.nn.Module):
+    def __init__(self, rank):
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.full((3, 2), float(rank)).as_subclass(OnGpu))
+        self.register_buffer("mean", torch.arange(6.0).view(2, 3).t().add(rank).as_subclass(OnGpu))
+        self.register_buffer("count", torch.tensor(rank, dtype=torch.long).as_subclass(OnGpu))
+        self.register_buffer("same", torch.ones(4, dtype=torch.bool).as_subclass(OnGpu))
+
+
+def test_values_and_buffers_of_a_gpu_are_rank_0s():
+    models, descriptor = [Buffered(rank) for rank in range(2)], shared_memory(2)
+
+    def share(rank):
+        together = Together(Ranks.local(descriptor, rank))
+        together.share_values(models[rank])
+        together.watch_buffers(models[rank])
+        together.close()
+
+    threads = [threading.Thread(target=share, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    os.close(descriptor)
+    expected = Buffered(0).state_dict()
+    for model in models:
+        assert all(torch.equal(value.cpu(), expected[name].cpu()) for name, value in model.state_dict().items())
+
+
+class Broadcasts:
+    """Ranks of which rank 0 has done everything before the others."""
+
+    size = 2
+
+    def __init__(self, rank, sent):
+        self.rank, self.sent = rank, sent
+
+    def broadcast(self, what, address, count):
+        if self.rank == 0:
+            self.sent.append(ctypes.string_at(address, count))
+        else:
+            assert len(self.sent[0]) == count
+            ctypes.memmove(address, self.sent.pop(0), count)
+
+
+def test_first_values_on_gpus_are_drawn_with_rank_0s_state(monkeypatch):
+    states = {"cuda:0": torch.tensor([7, 1], dtype=torch.uint8), "cuda:1": torch.tensor([20, 2], dtype=torch.uint8)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[str(device)].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state.clone()}))
+    sent = []
+    for rank in range(2):
+        name = f"cuda:{rank}"
+        with Together(Broadcasts(rank, sent)).random_of_rank_0(Gpu(rank, torch.device(name))):
+            assert states[name].tolist() == [7, 1]
+            states[name] += 1
+    assert [state.tolist() for state in states.values()] == [[8, 2], [20, 2]], "rank 0 goes on, and rank 1 with its own"
+
+
+# ---- a rank that fails ----
+
+FAILS = """
+import gc, json, os, signal, sys, time
+import torch
+from torch import nn
+from support import fake_gpu
+import sluice.torch
+RANK = int(os.environ["RANK"])
+torch.manual_seed(3)
+torch.set_num_threads(1)
+fake_gpu.share_memory(devices=2)
+model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24))
+model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), device="cuda", device_memory="512MiB", memory="4GiB", reserve="64MiB",
+                                     device_facts=fake_gpu.FACTS, stage=int(os.environ["STAGE"]))
+began = time.monotonic()
+try:
+    for number in range(100):
+        model(torch.ones(3, 24) * (RANK + 1)).square().mean().backward()
+        if RANK == 1 and number == 2:
+            if os.environ["HOW"] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the data of this rank is bad")
+        optimizer.step()
+        optimizer.zero_grad()
+except sluice.Error as error:
+    told = [type(error).__name__, str(error), time.monotonic() - began]
+    error.__traceback__ = None
+sluice.torch.close(model, values=False)
+del model, optimizer
+gc.collect()
+print(json.dumps([*told, fake_gpu.alive(), fake_gpu.take_misuses()]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how):
+    stage = STAGES[0] if how == "raises" else STAGES[-1]
+    (status, out, errors), (status_there, _, errors_there) = rank_pool.run_program(FAILS, HOW=how, STAGE=str(stage))
+    assert status == 0, errors
+    kind, text, seconds, alive, misuses = json.loads(out.splitlines()[-1])
+    assert kind in ("SystemIOError", "StateError") and "rank 1" in text and seconds < rank_pool.LIMIT / 4
+    assert alive == misuses == []
+    assert status_there == (-signal.SIGKILL if how == "killed" else 1), errors_there
+    assert how == "killed" or "ValueError: the data of this rank is bad" in text
