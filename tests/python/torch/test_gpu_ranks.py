@@ -17,7 +17,7 @@ from sluice.torch._gpu import Gpu
 from sluice.torch._together import Together
 
 STAGES = [0, 1, 3]  # those that ranks on GPUs have
-SAVED = [0, 1]  # those at which the tests here save checkpoints
+SAVED = [0, 1, 3]
 LONG = pytest.mark.long  # others show as much
 
 
