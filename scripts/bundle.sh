@@ -89,7 +89,7 @@ needed() {
 mkdir -p "$out"
 archive=$out/sluice-gpu.tar.gz
 pack() {
-  tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner -c sluice-gpu | gzip -9n > "$work/archive"
+  tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner -c sluice-gpu | gzip -6n > "$work/archive"
   stat -c %s "$work/archive"
 }
 size=$(pack)

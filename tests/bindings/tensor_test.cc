@@ -72,7 +72,7 @@ TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
     SCOPED_TRACE(axes);
     const std::string run = axes;
     std::vector<std::string> all = tiny_training(
-        text_, folder_ / run, 3,
+        text_, folder_ / run, 2,
         {{"--accumulate", accumulate, "--threads", "1", "--stage", "0", "--ranks", std::to_string(ranks),
           "--mesh", axes, "--metrics", folder_ / (run + ".jsonl"), "--profile", folder_ / (run + ".html")}});
     *(std::ranges::find(all, "--seq") + 1) = seq;
@@ -116,7 +116,7 @@ TEST_F(TensorRunTest, AgreeWithUnevenPiecesInAnyMemory) {
   for (std::size_t at = refusal.find(advice); at != std::string::npos; at = refusal.find(advice, at + 1))
     least = std::max<std::size_t>(least, std::stoul(refusal.substr(at + advice.size())));
   ASSERT_GT(least, 90u) << refusal;
-  for (std::size_t more = 1; more < 25; more += 4) {
+  for (std::size_t more = 1; more < 25; more += 8) {
     SCOPED_TRACE(least + more);
     const Outcome outcome = trained(least + more);
     if (outcome.status != 0) {  // with what they agree on

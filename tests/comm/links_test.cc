@@ -40,7 +40,7 @@ class LinksTest : public testing::TestWithParam<World> {
     if (is_mpi(GetParam()) && !missing_for_mpi().empty()) GTEST_SKIP() << missing_for_mpi();
   }
   // MPI wakes a rank by polling, which takes longer.
-  static std::size_t packets() { return is_mpi(GetParam()) ? 600 : 3000; }
+  static std::size_t packets() { return is_mpi(GetParam()) ? 200 : 2000; }
   static void run(const std::function<void(Links& links)>& body) {
     const auto begin = Clock::now();
     run_ranks(

@@ -149,7 +149,7 @@ TEST_F(MpiTest, GarbageOnItsPortsChangesNothing) {
       while (!ends)
         for (const int port : ports) send_garbage(port, random);
     });
-    for (std::uint64_t turn = 0; turn < 6; ++turn) {
+    for (std::uint64_t turn = 0; turn < 3; ++turn) {
       std::vector<float> values(100'000, static_cast<float>(comm.rank() + 1));
       Ending end;
       comm.all_reduce(turn, "x", {values.data(), Dtype::kF32}, values.size(), end.done());

@@ -30,22 +30,20 @@ TEST_F(CpuUpdatesTest, ItHasThemWhereTheCpuUpdates) {
 }
 
 TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
-  std::vector<Case> cases(9);
-  cases[0].optimizer = optimizer_of("adamw", Dtype::kBf16, true), cases[0].dtype = Dtype::kBf16;
-  cases[1].optimizer = optimizer_of("adamw", Dtype::kU8, false), cases[1].dtype = Dtype::kBf16;
+  std::vector<Case> cases(6);  // those of one pass are alike: it is the CPU that updates
+  cases[0].optimizer.name = "adafactor";
+  cases[1].optimizer = optimizer_of("muon", Dtype::kF32, true), cases[1].dtype = Dtype::kBf16;
   cases[2].optimizer = optimizer_of("lion", Dtype::kF32, true), cases[2].dtype = Dtype::kF16;
-  cases[3].optimizer = {"sgd", Json::object()};
-  cases[4].optimizer.name = "adafactor";
-  cases[5].optimizer = optimizer_of("muon", Dtype::kF32, true), cases[5].dtype = Dtype::kBf16;
-  cases[6].clip = false;
-  cases[7].edits = true, cases[7].dtype = Dtype::kBf16;
-  cases[8].edits = cases[8].keeps = true;
+  cases[2].clip = false;
+  cases[3].edits = true, cases[3].dtype = Dtype::kBf16;
+  cases[4].edits = cases[4].keeps = true;
+  cases[5].optimizer = optimizer_of("adamw", Dtype::kU8, false), cases[5].dtype = Dtype::kBf16;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     Case setup = cases[i];
-    setup.steps = 2 + (setup.edits ? 2 : 0);
+    setup.steps = setup.keeps ? 4 : setup.edits ? 3 : 2;  // the last one keeps nothing
     const Outcome expected = train_on_cpu(setup);
     setup.device = 128 * kMiB;
-    const bool has_rounds = i == 4 || i == 5;  // it reads chunks several times, and is the CPU's in any case
+    const bool has_rounds = i < 2;  // it reads chunks several times, and is the CPU's in any case
     if (!has_rounds) setup.updates = kHost;
     const auto place = i % 2 == 0 ? kHost : kDevice;
     SCOPED_TRACE(fmt::format("{} {}", i, name_of(place)));

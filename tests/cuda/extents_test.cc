@@ -16,7 +16,7 @@ using ExtentsTest = DeviceEngineTest;
 // MiB.
 TEST_F(ExtentsTest, TheyGrowWithinTheBudgetAndKeepTheBits) {
   Case setup;
-  setup.blocks = 4, setup.rows = 1040, setup.steps = 2;
+  setup.blocks = 2, setup.rows = 1040, setup.steps = 2;
   std::set<std::size_t> seen;
   std::size_t trained = 0;
   for (setup.device = kMiB; setup.device <= 256 * kMiB; setup.device += (seen.empty() ? 1 : 4) * kMiB) {

@@ -40,10 +40,10 @@ constexpr Kind kPlain = {"adamw", Dtype::kF32, Dtype::kF32}, kCoded = {"adamw", 
                kFactored = {"adafactor", Dtype::kBf16, Dtype::kF32},
                kMuon = {"muon", Dtype::kF32, Dtype::kBf16};
 INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsOfRanks,
-                         testing::Values(std::pair(kPlain, 3), std::pair(kCoded, 2), std::pair(kHalf, 2),
+                         testing::Values(std::pair(kPlain, 3), std::pair(kCoded, 3), std::pair(kHalf, 2),
                                          std::pair(kFactored, 3), std::pair(kMuon, 2)));
 INSTANTIATE_TEST_SUITE_P(Long, TwinsOfRanks,
-                         testing::Values(std::pair(kPlain, 2), std::pair(kCoded, 3), std::pair(kHalf, 3),
+                         testing::Values(std::pair(kPlain, 2), std::pair(kCoded, 2), std::pair(kHalf, 3),
                                          std::pair(kFactored, 2)));
 
 TEST_P(TwinsOfRanks, HaveTheSameBitsAtEveryStageAndTier) {
@@ -54,6 +54,7 @@ TEST_P(TwinsOfRanks, HaveTheSameBitsAtEveryStageAndTier) {
   ASSERT_EQ(whole.norms.size(), 3u);
   EXPECT_NE(whole.values[kA], std::vector<float>(whole.values[kA].size(), 0));
   for (setup.stage = 0; setup.stage < kStages; ++setup.stage) {
+    if (setup.stage % 2 == 0 && setup.optimizer.name != "adamw") continue;  // it has the others
     setup.place = slow || setup.stage == 0 || (setup.stage + setup.ranks) % 2 == 0 ? "disk" : "memory";
     EXPECT_TRUE(trained(setup) == whole) << "stage " << setup.stage << ", " << setup.place;
   }

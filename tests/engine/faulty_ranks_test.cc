@@ -22,6 +22,7 @@ TEST_P(FaultyRanks, EndWithTheSameBitsOrAllNameTheOneThatFailedFirst) {
     if (is_harmless) {
       EXPECT_EQ(ending.error, "");
     }
+    if (is_harmless || !ending.well) break;  // where the first run met its fault, the second shows no more
   }
 }
 

@@ -39,6 +39,17 @@ INSTANTIATE_TEST_SUITE_P(Long, ScheduledRanksTest,
                                                .dtype = Dtype::kBf16,
                                                .clip = 1}));
 
+// Two hosts of two ranks, or hosts of three and two.
+TEST_P(ScheduledRanksTest, HaveTheSameBitsOnSeveralHosts) {
+  const bool few = GetParam().clip == 0;
+  const comm::World world = few ? comm::World::kHosts : comm::World::kWideHosts;
+  const int ranks = few ? 4 : 5;
+  const toy::Outcome whole = train_all(GetParam(), {0, kInMemory}, comm::World::kThreads, ranks)[0].outcome;
+  for (const Where& where : {Where{few ? 1u : 3u, kInMemory}, Where{3}})
+    EXPECT_TRUE(train_all(GetParam(), where, world, ranks)[0].outcome == whole)
+        << ranks << " ranks, stage " << *where.stage;
+}
+
 TEST_P(ScheduledRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
   const toy::Outcome whole = train_all(GetParam(), {0, kInMemory})[0].outcome;
   const std::vector<Ran> in_memory = train_all(GetParam(), {3, kInMemory});
@@ -56,21 +67,8 @@ TEST_P(ScheduledRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
       EXPECT_GT(ran.read, 0u);
       EXPECT_LE(ran.read, ran.planned_read_apart);
     }
-}
-
-// Two hosts of two ranks, and hosts of three and two.
-TEST_P(ScheduledRanksTest, HaveTheSameBitsOnSeveralHosts) {
-  for (const auto& [world, ranks] : {std::pair(comm::World::kHosts, 4), {comm::World::kWideHosts, 5}}) {
-    const toy::Outcome whole = train_all(GetParam(), {0, kInMemory}, comm::World::kThreads, ranks)[0].outcome;
-    for (const Where& where : {Where{ranks == 4 ? 1u : 3u, kInMemory}, Where{3}})
-      EXPECT_TRUE(train_all(GetParam(), where, world, ranks)[0].outcome == whole)
-          << ranks << " ranks, stage " << *where.stage;
-  }
-}
-
-// Of units: the embedding, two blocks, and the final one, which is too small for its parameters to be cut.
-TEST_P(ScheduledRanksTest, HaveTheSameBitsWhateverTheStageOfEachUnit) {
-  const toy::Outcome whole = train_all(GetParam(), {0, kInMemory})[0].outcome;
+  // Whatever the stage of each unit: the embedding, two blocks, and the final one, which is too small for its
+  // parameters to be cut.
   for (const std::vector<std::size_t>& stages :
        {std::vector<std::size_t>{0, 3, 2, 1}, {3, 0, 3, 0}, {2, 3, 0, 3}, {0, 2, 1, 0}}) {
     const char* const place = stages[0] == 0 ? "disk" : "memory";

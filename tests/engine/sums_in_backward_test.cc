@@ -88,10 +88,10 @@ constexpr Kind kPlain = {"adamw", Dtype::kF32, Dtype::kF32}, kCoded = {"adamw", 
 class TwinsOfUpdatesInBackward : public testing::TestWithParam<std::pair<Kind, int>> {
 };  // and how many ranks
 INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsOfUpdatesInBackward,
-                         testing::Values(std::pair(kPlain, 3), std::pair(kCoded, 2), std::pair(kFactored, 3),
+                         testing::Values(std::pair(kPlain, 3), std::pair(kCoded, 3), std::pair(kFactored, 3),
                                          std::pair(kMuon, 2)));
 INSTANTIATE_TEST_SUITE_P(Long, TwinsOfUpdatesInBackward,
-                         testing::Values(std::pair(kPlain, 2), std::pair(kCoded, 3),
+                         testing::Values(std::pair(kPlain, 2), std::pair(kCoded, 2),
                                          std::pair(kFactored, 2)));
 
 TEST_P(TwinsOfUpdatesInBackward, HaveTheBitsOfUpdatesAtTheStep) {
@@ -101,6 +101,7 @@ TEST_P(TwinsOfUpdatesInBackward, HaveTheBitsOfUpdatesAtTheStep) {
   const toy::Outcome late = trained(setup, false, last_to_first);
   ASSERT_EQ(late.norms.size(), 3u);
   for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage) {
+    if (setup.stage % 2 == 0 && setup.optimizer.name != "adamw") continue;  // it has the others
     setup.place = slow || (setup.stage + setup.ranks) % 2 == 0 ? "disk" : "memory";
     EXPECT_TRUE(trained(setup, true, last_to_first) == late)
         << "stage " << setup.stage << ", " << setup.place;

@@ -140,7 +140,8 @@ TEST(Adafactor, NoCutIntoPartsChangesABit) {
   for (const auto& shape : shapes) {
     Parameter whole(*optimizer, shape, 1), parted = whole;
     const std::size_t n = whole.values.size();
-    for (std::uint64_t step = 1; step <= 2; ++step) {
+    // Those of many strips are cut where the small ones are, and differ in their first step already.
+    for (std::uint64_t step = 1; step <= (n > 1'000'000 ? 1 : 2); ++step) {
       const TestArray gradient(Dtype::kF32, random_values(n, static_cast<unsigned>(step)));
       const Hyperparameters h{1e-3, 0.1, 0.5, step};
       std::vector<std::size_t> cuts = {0, n}, order;

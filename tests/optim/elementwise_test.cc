@@ -219,6 +219,8 @@ TEST_P(Elementwise, AHundredStepsAgreeWithF64) {
   const std::size_t many = state == Dtype::kU8 ? 40003 : 4003;  // of codes a whole block may go the other way
   for (const Dtype type : kFloatTypes)
     for (const std::size_t n : {std::size_t{1}, std::size_t{7}, many}) {
+      if (state == Dtype::kU8 && n == many && type != Dtype::kBf16)
+        continue;  // codes do not depend on the gradient's type
       Parameter parameter(*optimizer_, random_values(n, 1));
       std::vector<Reference> reference(n);
       for (std::size_t i = 0; i < n; ++i) reference[i].value = parameter.master[i];

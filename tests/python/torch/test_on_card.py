@@ -13,11 +13,11 @@ from support.sluice_process import SOURCE
 RUNS = [
     ("early", ["test_wrapping.py", "test_gradients.py"], "gradients or midway or tied or elements or estimate or keep_their_names"),
     ("late", ["test_loop.py", "test_at_once.py"], "twins or exception or needs or reentrant"),
-    ("random", ["test_saving.py", "test_models.py"], "mixtral or (both_state_dicts and options0) or (checkpoint and not options1)"),
+    ("random", ["test_saving.py", "test_models.py"], "mixtral or (both_state_dicts and options0)"),
     ("early", ["test_trainer.py", "test_pretrained.py"],
      "not accelerate and not test_adapters and (trainer or adapter or to-bf16 or mixtral or vit or bert-of-old)"),
     pytest.param("late", ["test_trainer.py", "test_models.py", "test_saving.py"],
-                 "accelerate or test_adapters or (twins and t5) or (checkpoint and options1)", marks=pytest.mark.long),
+                 "accelerate or test_adapters or (twins and t5) or checkpoint", marks=pytest.mark.long),
 ]
 
 

@@ -97,7 +97,7 @@ def test_every_stage_and_place_gives_the_same_bits(pool, name, twins):
 
 @pytest.mark.parametrize("name, settings", [
     ("gpt2", {"accumulate": 4, "clip": 0.5, "infinite": 1}),
-    ("gpt2", {"accumulate": 4, "recompute": True}),
+    pytest.param("gpt2", {"accumulate": 4, "recompute": True}, marks=LONG),
     ("experts", {"accumulate": 2}),
     pytest.param("mixtral", {"accumulate": 2, "clip": 0.1}, marks=LONG),
 ])  # fmt: skip
@@ -196,8 +196,10 @@ def test_what_cannot_be_is_refused(pool, options, says):
 # ---- what one rank does alone, and what all save ----
 
 
-@pytest.mark.parametrize("in_backward", [False, True])
-@pytest.mark.parametrize("what", ["evaluate", pytest.param("generate", marks=LONG), "save"])
+@pytest.mark.parametrize("what, in_backward", [
+    ("evaluate", False), ("save", True), pytest.param("evaluate", True, marks=LONG), pytest.param("save", False, marks=LONG),
+    pytest.param("generate", False, marks=LONG), pytest.param("generate", True, marks=LONG),
+])  # fmt: skip
 def test_one_rank_alone(pool, what, in_backward):
     settings = {"steps": 2, "stage": 3, "stated": in_backward, "update_in_backward": in_backward}
     assert pool.call("train", alone=what, **settings) == pool.call("train", **settings)

@@ -51,7 +51,7 @@ def test_what_is_accepted_of_changed_files_lies_in_them_side_by_side(tmp_path):
     """Bytes of a whole file's header are changed at random."""
     whole, file = (CORPUS / "types_of_all_kinds").read_bytes(), tmp_path / "model.safetensors"
     chosen, accepted = random.Random(1), 0
-    for _ in range(3000):
+    for _ in range(1000):
         changed = bytearray(whole)
         for _ in range(chosen.randint(1, 3)):
             changed[chosen.randrange(len(whole) - 12)] = chosen.choice(b'0123456789-.e[]{}",: a\0\xff')
@@ -67,7 +67,7 @@ def test_what_is_accepted_of_changed_files_lies_in_them_side_by_side(tmp_path):
             item = 0 if stored.dtype is None else stored.dtype.itemsize  # other types are not read
             end = stored.runs[0].begin + stored.runs[0].elements * item
         assert end <= len(changed), changed
-    assert accepted > 30, "nothing was tried"
+    assert accepted > 10, "nothing was tried"
 
 
 def test_what_is_no_file_is_refused(tmp_path):
