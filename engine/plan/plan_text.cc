@@ -110,6 +110,7 @@ Json device_step_json(const Plan& plan) {
           {"bytes_read", plan.step_bytes_read},
           {"bytes_written", plan.step_bytes_written},
           {"bytes_received", plan.step_bytes_received},
+          {"bytes_received_from_hosts", plan.step_bytes_from_hosts},
           {"compute_seconds", time.computing ? Json(*time.computing) : Json()},
           {"gpu_update_seconds", time.gpu_updates},
           {"cpu_update_seconds", time.cpu_updates},

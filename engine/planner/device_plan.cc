@@ -436,11 +436,13 @@ class DevicePlanner {
   }
 
   void predict_step(Plan& plan) const {
-    plan.step_bytes_read = plan.step_bytes_written = plan.step_bytes_received = 0;
+    plan.step_bytes_read = plan.step_bytes_written = 0;
+    plan.step_bytes_received = plan.step_bytes_from_hosts = 0;
     Beside all;
     for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
       all.add(Beside(placement_, in_.rates, unit, plan.units[unit]));
       plan.step_bytes_received += placement_.received_bytes(unit, plan.units[unit], 1);
+      plan.step_bytes_from_hosts += placement_.received_from_hosts(unit, plan.units[unit]);
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         if (plan.units[unit].tier(part) != Tier::kDisk) continue;
         plan.step_bytes_read += traffic(unit, part).read;

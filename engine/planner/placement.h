@@ -90,7 +90,7 @@ class Placement {
   // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
   Traffic link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const;  // for other ranks alone
-  double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
+  double update_seconds(UnitId unit, const MachineRates& rates) const;     // by the CPU
   double gpu_update_seconds(UnitId unit, const GpuRates& rates) const;
   // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
   // and for its update.
@@ -123,6 +123,8 @@ class Placement {
   bool comes_from_section(UnitId unit, int use) const;
   std::uint64_t received_of_sections() const;  // of a section of a pipeline, in a step
   std::uint64_t received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const;  // by this rank
+  // What of that comes to its host from others, where the schedule is that of a step.
+  std::uint64_t received_from_hosts(UnitId unit, const UnitPlan& plan) const;
 
   std::size_t chunks_of_typical_unit() const;  // of those that have state; 0: none has
   FrameNeeds frame_needs(const Lookahead& lookahead, std::size_t extent_bytes = kHugePage) const;

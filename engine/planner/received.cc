@@ -78,6 +78,13 @@ std::uint64_t Placement::received_bytes(UnitId unit, const UnitPlan& plan, std::
          all.fetched.bytes * units_[unit].at.fetches * groups;
 }
 
+std::uint64_t Placement::received_from_hosts(UnitId unit, const UnitPlan& plan) const {
+  const Received all = received(unit, plan);
+  if (hosts_.all_on_one()) return 0;
+  return all.gradient.by_link + all.early.by_link + all.updated.by_link +
+         all.fetched.by_link * units_[unit].at.fetches;
+}
+
 std::uint64_t Placement::received_of_sections() const {
   std::uint64_t bytes = profile_.whole_step ? profile_.whole_step->received : 0;
   if (!profile_.twin) return bytes;

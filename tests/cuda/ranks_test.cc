@@ -57,7 +57,7 @@ class RanksOnGpusTest : public DeviceEngineTest {
   void begin_devices(int devices, Schedule schedule, std::uint64_t seed) {
     if (fake() == nullptr) return;
     device_.reset();
-    fake()->begin({.schedule = schedule, .seed = seed, .devices = devices});
+    fake()->begin({.schedule = schedule, .seed = seed, .memory = kGiB, .devices = devices});
   }
 };
 
@@ -116,6 +116,25 @@ TEST_F(RanksOnGpusTest, TheGpuIsDoneWithWhatOtherRanksWriteInTheHostsMemory) {
   setup.places = {kHost, kDisk, kHost};
   begin_devices(3, Schedule::kLate, 0);
   expect_twins(setup, expected);
+}
+
+// More pieces pass in a step than there is memory for, on a GPU that works as late as it may.
+TEST_F(RanksOnGpusTest, MemoryOfPiecesIsUsedAgainOnceTheGpuHasWhatWasThere) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.blocks = 9, setup.rows = 300;
+  for (const std::size_t stage : {0, 1, 3}) {
+    SCOPED_TRACE(stage);
+    setup.stage = stage;
+    setup.device = 0, setup.memory = kGiB;
+    setup.places = {}, setup.updates = {};
+    const Outcomes expected = train_on_cpus(setup, 2);
+    setup.device = 224 * kMiB;
+    setup.places = {kDevice, kDevice, stage == 3 ? kHost : kDevice};
+    if (stage < 3) setup.updates = kDevice;
+    begin_devices(2, Schedule::kLate, 1);
+    expect_twins(setup, expected);
+  }
 }
 
 TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
