@@ -56,6 +56,7 @@ std::vector<ElementRange> DeviceRanks::pieces_of(ElementRange elements) const {
 
 void DeviceRanks::add(Call call, Done done) {
   const std::vector<ElementRange> pieces = pieces_of(call.elements);
+  if (pieces.empty()) return done(nullptr);
   const auto added = std::make_shared<Added>(Added{std::move(call), std::move(done), 0, nullptr});
   {
     const std::lock_guard lock(mutex_);

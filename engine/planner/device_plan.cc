@@ -131,9 +131,8 @@ class DevicePlanner {
     if (!placement_.partitions_any_parameters()) return;
     if (in_.request.updates == Tier::kDevice)
       fail(ErrorCode::kInvalidArgument,
-           "updates on the GPU are asked for at stage 3, at which each rank has its shard of the parameters "
-           "in "
-           "host memory, where the CPU updates it; let the CPU update, or ask for stage 1");
+           "updates on the GPU are asked for at stage 3, at which the CPU updates each rank's shard of the "
+           "parameters, in host memory; let the CPU update, or ask for stage 1");
     for (UnitId unit = 0; unit < updated_on_.size(); ++unit)
       if (placement_.partitions_parameters(unit)) updated_on_[unit] = Tier::kHost;
     because_ = "the CPU where parameters are partitioned, and else the GPU";

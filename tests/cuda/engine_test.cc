@@ -262,8 +262,12 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
     return make_plan(profile, *optim::make_optimizer(optimizer), budget_of(setup), request, {});
   };
   using optim::OptimizerSettings;
-  expect_error(ErrorCode::kInvalidArgument, {"several ranks"}, [&] {
-    planned([](Profile&, PlanRequest& request, OptimizerSettings&) { request.ranks = {0, 2}; });
+  expect_error(ErrorCode::kInvalidArgument, {"stage 3", "let the CPU", "stage 1"}, [&] {
+    planned([](Profile&, PlanRequest& request, OptimizerSettings&) {
+      request.ranks = {0, 2};
+      request.stage = 3;
+      request.updates = kDevice;
+    });
   });
   expect_error(ErrorCode::kInvalidArgument, {"reproducible"}, [&] {
     planned([](Profile&, PlanRequest& request, OptimizerSettings&) { request.reproducible = true; });

@@ -154,5 +154,38 @@ TEST(PlansOfRanks, ReplicateTablesOfWhichAStepHasFewRows) {
             plan_with(2e8, 8 * kGiB, 0, 2, profile)->step_bytes_received);
 }
 
+// Each rank has a GPU, on which not all fits, and less and less host memory.
+TEST(PlansOfRanks, OnGpusHaveTheLeastStageWithWhichNothingIsOnDisk) {
+  std::vector<UnitSpec> units;
+  for (int unit = 0; unit < 8; ++unit) {
+    const std::string name = std::to_string(unit);
+    units.push_back({name, {{"weight" + name, {1024, 1024}}}});
+  }
+  const Profile profile = any_order_profile(units, 1);
+  const auto optimizer = optim::make_optimizer({});
+  std::vector<std::size_t> stages;
+  std::size_t on_disk = 0;
+  for (std::uint64_t memory = 512 * kMiB; memory > 16 * kMiB; memory -= 4 * kMiB) {
+    PlanRequest request;
+    request.ranks = {1, 4};
+    request.chunk_elements = kChunkGrain;
+    std::optional<Plan> plan;
+    try {
+      plan = make_plan(profile, *optimizer, {memory, kGiB, 0, 48 * kMiB}, request, {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();
+      continue;
+    }
+    EXPECT_LE(plan->peak_memory, memory);
+    ASSERT_TRUE(plan->one_stage());
+    on_disk += plan->uses_disk() ? 1 : 0;
+    EXPECT_EQ(plan->uses_disk(), on_disk > 0) << format_size(memory);
+    if (!plan->uses_disk() && (stages.empty() || stages.back() != *plan->one_stage()))
+      stages.push_back(*plan->one_stage());
+  }
+  EXPECT_EQ(stages, (std::vector<std::size_t>{0, 1, 3}));
+  EXPECT_GT(on_disk, 0u);
+}
+
 }  // namespace ranks_test
 }  // namespace sluice::engine
