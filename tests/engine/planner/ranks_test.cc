@@ -157,21 +157,21 @@ TEST(PlansOfRanks, ReplicateTablesOfWhichAStepHasFewRows) {
 // Each rank has a GPU, on which not all fits, and less and less host memory.
 TEST(PlansOfRanks, OnGpusHaveTheLeastStageWithWhichNothingIsOnDisk) {
   std::vector<UnitSpec> units;
-  for (int unit = 0; unit < 8; ++unit) {
+  for (int unit = 0; unit < 16; ++unit) {
     const std::string name = std::to_string(unit);
-    units.push_back({name, {{"weight" + name, {1024, 1024}}}});
+    units.push_back({name, {{"weight" + name, {4096, 1024}}}});
   }
   const Profile profile = any_order_profile(units, 1);
   const auto optimizer = optim::make_optimizer({});
   std::vector<std::size_t> stages;
   std::size_t on_disk = 0;
-  for (std::uint64_t memory = 512 * kMiB; memory > 16 * kMiB; memory -= 4 * kMiB) {
+  for (std::uint64_t memory = 2 * kGiB; memory > 64 * kMiB; memory -= 16 * kMiB) {
     PlanRequest request;
     request.ranks = {1, 4};
     request.chunk_elements = kChunkGrain;
     std::optional<Plan> plan;
     try {
-      plan = make_plan(profile, *optimizer, {memory, kGiB, 0, 48 * kMiB}, request, {});
+      plan = make_plan(profile, *optimizer, {memory, 4 * kGiB, 0, 144 * kMiB}, request, {});
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();
       continue;
