@@ -137,8 +137,12 @@ void Gradients::drop_unit(UnitId unit) {
 
 void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
 
+// Zeros stand for what others add up in f32, and so does what they lie among.
 void Gradients::fill_with_zeros(Threads& threads, ParameterId parameter) {
-  if (on_gpu_) return on_gpu_->fill_with_zeros(parameter, on_gpu(parameter));
+  if (on_gpu_) {
+    widen(layout_.location(parameter).unit);
+    return on_gpu_->fill_with_zeros(parameter, on_gpu(parameter));
+  }
   kernels::fill(threads, layout_.location(parameter).elements, 0.0f, {data(parameter, 0), Dtype::kF32});
 }
 

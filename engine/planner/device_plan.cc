@@ -526,17 +526,19 @@ std::optional<Plan> find_at(const PlanInputs& in) {
 
 }  // namespace
 
-// As on CPUs: the least stage with which nothing is on disk, or else the one that needs the disk least.
+// The least stage with which nothing is on disk, or else the one that moves least from the disk and to it.
 Plan make_device_plan(const PlanInputs& in) {
   PlanRequest at = on_device(in.profile, in.request);
-  std::vector<std::size_t> stages = {0, 1, kMostStage};
+  std::vector<std::size_t> stages = {0, 1};
+  if (at.updates != Tier::kDevice) stages.push_back(kMostStage);
   if (at.stage || !at.stages.empty()) stages = {at.stage.value_or(0)};
   std::optional<Plan> best;
   for (const std::size_t stage : stages) {
     if (stages.size() > 1) at.stage = stage;
     std::optional<Plan> plan = find_at(in.with(at));
     if (plan && !plan->uses_disk()) return *plan;
-    if (plan) best = std::move(plan);
+    const auto moved = [](const Plan& of) { return of.step_bytes_read + of.step_bytes_written; };
+    if (plan && (!best || moved(*plan) < moved(*best))) best = std::move(plan);
   }
   if (best) return *best;
   if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);

@@ -176,6 +176,47 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
   }
 }
 
+// What is left of a narrow gradient that was dropped is no part of a sum.
+TEST_F(RanksOnGpusTest, ARankWithoutAGradientAddsZeros) {
+  Case setup;
+  setup.dtype = Dtype::kBf16;
+  setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+  const auto train_one = [](Client& client, AnyOrderEngine& engine, Hands& hands, int rank) {
+    client.load();
+    engine.begin_step({{{0.02, 0.1}, {0.02, 0}}});
+    for (const bool dropped : {true, false})
+      for (ParameterId p = 0; p < engine.layout().parameters(); ++p) {
+        const UnitId unit = engine.layout().location(p).unit;
+        if (!engine.layout().trainable(unit) || (!dropped && rank == 1 && unit == 1)) continue;
+        engine.acquire(unit, Hold::kGradient);
+        engine.add_gradient(p, hands.copy_of(engine.parameter(p), client.bytes(p)));
+        engine.release(unit);
+        if (dropped) engine.drop_gradient(p);
+      }
+    const double norm = engine.step({{{0.02, 0.1}, {0.02, 0}}}).gradient_norm;
+    Outcome outcome = client.save();
+    outcome.norms = {norm};
+    return outcome;
+  };
+  const Outcomes expected = train(2, [&](comm::Communicator& of) {
+    const Case own = of_rank(setup, of);
+    Made made(own, nullptr, &of);
+    HandsOnCpu hands;
+    Client client(own, *made.engine, hands);
+    return train_one(client, *made.engine, hands, of.rank());
+  });
+  setup.device = 192 * kMiB;
+  begin_devices(2, Schedule::kRandom, 3);
+  const Outcomes found = train(2, [&](comm::Communicator& of) {
+    const std::unique_ptr<Device> device = open_device(fake() != nullptr ? of.rank() : 0);
+    const Case own = of_rank(setup, of);
+    OnGpu gpu(own, *device, &of);
+    return train_one(gpu.client, gpu.engine, gpu.hands, of.rank());
+  });
+  EXPECT_GT(expected[0].norms[0], 0);
+  EXPECT_EQ(found, expected);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, KindsOfRanksOnGpus,
                          testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32, 2},
                                          Kind{"adamw", Dtype::kBf16, Dtype::kU8, 3},

@@ -308,11 +308,9 @@ def _slots(presence: Presence) -> dict[int, Slot]:
 
 def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
     """The same on a GPU, where parameters get memory of PyTorch's, besides that of the engine."""
-    gradients: dict[int, torch.Tensor] = {}
 
     def copied() -> list[torch.Tensor]:
         try:
-            gradients.update((index, slot.values()) for index, slot in _slots(presence).items())
             return [_full.in_gpu(presence, home, _abi.READ).clone() for home in presence.homes]
         except torch.OutOfMemoryError as error:
             raise BudgetError(
@@ -322,6 +320,7 @@ def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
             ) from error
 
     values = presence.engine.agreed("closing the model", copied)
+    gradients = {index: slot.values() for index, slot in _slots(presence).items()}  # of which each rank may have a part
     presence.release_all()
     for home, plain in zip(presence.homes, values, strict=True):
         _homes.show(home.parameter, plain)
