@@ -60,7 +60,7 @@ class Gradients {
   // the only one of each parameter, and its bytes lie close together; sums are f32.
   Dtype final_type(UnitId unit) const { return types_[unit]; }
 
-  // REQUIRES, for the next three: the unit's buffer is held.
+  // REQUIRES, up to widen(): the unit's buffer is held.
   // Sums squares, too, and the parameter has a gradient from then on.
   void add(Threads& threads, ParameterId parameter, ConstArray gradient);
   void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)

@@ -116,7 +116,7 @@ Stores::~Stores() {
 
 void Stores::take_shard(UnitId unit) {
   const Array values{pager.data(parameters[unit]), layout.dtype(unit)};
-  if (!gpu_shards) return parameter_shards->take(unit, pager.data(parameters[unit]));
+  if (!gpu_shards) return parameter_shards->take(unit, static_cast<const std::byte*>(values.data));
   const Shards& shards = states.format().shards();
   std::byte* to = parameter_shards->data(unit);
   for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
