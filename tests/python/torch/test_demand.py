@@ -99,7 +99,6 @@ def test_the_first_call_and_larger_ones_change_the_plan_and_no_bits():
     assert seen[0] > 0 and seen[1] == 0, "what was assumed was too much"
     assert 0 < seen[2] == seen[3] < seen[4]
     assert model.calls == reference.calls, "an estimate leaves nothing"
-    sluice.torch.close(model)
     assert same_values(values_of(model), values_of(reference))
 
 
