@@ -362,12 +362,16 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
       body(p, format_.update_bytes(p, bucket.rounds));
 }
 
-// What ranks send each other passes through host memory: gradients leave, and means return; and where the CPU
-// has not updated them there, this rank's parameters leave, and the others' come.
+// What ranks send each other passes through host memory: gradients leave, and means return, but for what waits
+// there for its update in any case; and where the CPU has not updated them there, this rank's parameters
+// leave, and the others' come.
 Placement::Traffic Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
-  Traffic traffic = {own * sizeof(float), all * sizeof(float)};
+  const bool waits_in_host =
+      clip_ && plan.gradient_stored && plan.tier(Part::kGradient) == allocator::Tier::kHost;
+  Traffic traffic;
+  if (!waits_in_host) traffic = {own * sizeof(float), all * sizeof(float)};
   const allocator::Tier parameters = plan.tier(Part::kParameters);
   const bool in_host = plan.updated_on != plan.compute && parameters == allocator::Tier::kHost;
   if (stages_[unit] == 0 || in_host || parameters == allocator::Tier::kRanks) return traffic;
@@ -388,17 +392,22 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
     add({units_[unit].at.fetches * bytes, 0});
   else if (!plan.resident(Part::kParameters))
-    add(parameter_traffic(unit, 1));
+    add({parameter_traffic(unit, 1).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
     if (!plan.resident(Part::kState)) add(state_traffic(unit));
     return traffic;
   }
   // The CPU reads gradients, once for each round, and values where there are no masters, and writes
-  // parameters, all where they are.
-  add({0, (plan.resident(Part::kGradient) || !stored ? passes : 1) * gradients});
+  // parameters, all where they are, of what this rank updates.
+  const std::uint64_t elements = units_[unit].elements_read / passes;
+  const std::uint64_t values = elements * size_of(layout_.dtype(unit));
+  if (plan.resident(Part::kGradient) || !stored)
+    add({0, passes * elements * size_of(moved_gradient_type(unit))});
+  else
+    add({0, gradients});
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
-  if (plan.resident(Part::kParameters)) add({bytes, reads_values ? passes * bytes : 0});
+  if (plan.resident(Part::kParameters)) add({values, reads_values ? passes * values : 0});
   if (!plan.resident(Part::kParameters) && format_.has_master(unit) && clip_) add({bytes, 0});
   return traffic;
 }

@@ -268,8 +268,8 @@ std::optional<UnitId> SharedGradients::under_way() const {
 // One sum for the whole unit, unless it has a shared gradient that nobody has added to.
 void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& parameters) {
   core_.queue.ensure_updated(unit);
-  for (const HoldingId holding : core_.gradients.holdings(unit, 0))
-    core_.pager.acquire(holding, Pager::Use::kModify);
+  const auto lacks = [this](ParameterId p) { return known_[p].added == 0; };
+  sums_.hold(unit, std::ranges::any_of(parameters, lacks));
   for (const ParameterId p : parameters) {
     if (pairwise_) pairwise_->complete(core_.resources.threads, p);
     if (!pairwise_ && known_[p].added == 0) bring_nothing(p);
@@ -285,16 +285,7 @@ void SharedGradients::finish_sums(const std::vector<bool>& added) {
     UnderWay& sum = under_way_.front();
     core_.wait_for_ranks("the gradient of " + core_.name_of(sum.unit), sum.group);
     finish(sum.unit, of_unit(sum.unit, added));
-    core_.pager.written(core_.gradients.holding(sum.unit, 0), core_.gradients.bytes(sum.unit, 0));
-    let_go(sum.unit);
-  }
-}
-
-void SharedGradients::let_go(UnitId unit) {
-  const HoldingId first = core_.gradients.holding(unit, 0);
-  for (const HoldingId holding : core_.gradients.holdings(unit, 0)) {
-    core_.pager.release(holding);
-    if (holding != first && !core_.pager.held(holding)) core_.pager.discard(holding);
+    sums_.let_go(sum.unit, true);
   }
 }
 
@@ -303,7 +294,7 @@ void SharedGradients::drain(const std::vector<Report>& all) {
   for (const UnitId unit : begun_in(all)) {
     if (is_under_way(unit)) continue;
     core_.queue.ensure_updated(unit);
-    core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
+    sums_.hold(unit, false);
     under_way_.push_back({unit, sums_.begin(unit, {}, true)});
     // What is under frames is held alone.
     if (!core_.plan.units[unit].resident(Part::kGradient)) end_sums();
@@ -335,7 +326,7 @@ void SharedGradients::end_sums() {
   for (; !under_way_.empty(); under_way_.pop_front()) {
     core_.wait_for_ranks("the gradient of " + core_.name_of(under_way_.front().unit),
                          under_way_.front().group);
-    let_go(under_way_.front().unit);
+    sums_.let_go(under_way_.front().unit, false);
   }
 }
 

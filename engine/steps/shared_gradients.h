@@ -115,7 +115,6 @@ class SharedGradients {
   void begin_sum(UnitId unit, const std::vector<ParameterId>& parameters);
   void finish_sums(const std::vector<bool>& added);
   void finish(UnitId unit, const std::vector<ParameterId>& parameters);
-  void let_go(UnitId unit);
   void drain(const std::vector<Report>& all);
   void drop_begun(const std::vector<Report>& all);
   void end_sums();

@@ -21,12 +21,56 @@ ElementRange of_parameter(const Layout& layout, ParameterId parameter) {
 }  // namespace
 
 UnitSums::UnitSums(Core& core, const comm::SumOrder& order, double divisor)
-    : core_(core), order_(order), divisor_(divisor), squares_(core.layout.parameters()) {}
+    : core_(core),
+      order_(order),
+      divisor_(divisor),
+      squares_(core.layout.parameters()),
+      in_record_(core.layout.units().size()) {}
+
+bool UnitSums::is_in_record(UnitId unit) const {
+  const UnitPlan& placed = core_.plan.units[unit];
+  return core_.device_sums && core_.plan.clip && placed.gradient_stored &&
+         placed.tier(Part::kGradient) == allocator::Tier::kHost;
+}
+
+void UnitSums::hold(UnitId unit, bool changes) {
+  const bool is_wide = core_.gradients.final_type(unit) == Dtype::kF32;
+  in_record_[unit] = is_in_record(unit) && !changes && is_wide &&
+                     !core_.pager.held(core_.gradients.holding(unit, 0));
+  if (in_record_[unit]) return;
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0))
+    core_.pager.acquire(holding, Pager::Use::kModify);
+}
+
+void UnitSums::let_go(UnitId unit, bool summed) {
+  const HoldingId first = core_.gradients.holding(unit, 0);
+  if (in_record_[unit]) {
+    in_record_[unit] = false;
+    return core_.pager.unpark(first);
+  }
+  if (summed) core_.pager.written(first, core_.gradients.bytes(unit, 0));
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0)) {
+    core_.pager.release(holding);
+    if (holding != first && !core_.pager.held(holding)) core_.pager.discard(holding);
+  }
+}
+
+// Lets go of frames that hold() took, unless somebody else holds them, too.
+bool UnitSums::may_leave_frames(UnitId unit) {
+  const HoldingId gradient = core_.gradients.holding(unit, 0);
+  core_.pager.written(gradient, core_.gradients.bytes(unit, 0));
+  core_.pager.release(gradient);
+  if (!core_.pager.held(gradient)) return true;
+  core_.pager.acquire(gradient, Pager::Use::kModify);
+  return false;
+}
 
 TransferGroup UnitSums::begin(UnitId unit, std::span<const ParameterId> of, bool whole) {
   TransferGroup group;
   if (!core_.ranks) return group;
   if (core_.device_sums) core_.gradients.widen(unit);
+  if (is_in_record(unit) && !in_record_[unit]) in_record_[unit] = may_leave_frames(unit);
+  if (in_record_[unit]) core_.pager.entrust(core_.gradients.holding(unit, 0));
   for (const ParameterId p : of) squares_[p].reset();
   if (whole) begin(unit, {0, core_.layout.unit_elements(unit)}, of, group.add());
   for (const ParameterId& p : of)
@@ -45,10 +89,16 @@ void UnitSums::begin(UnitId unit, ElementRange elements, std::span<const Paramet
 void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done) {
   DeviceRanks::Call call;
   const ElementRange own = core_.own(unit);
-  call.data = core_.pager.data(core_.gradients.holding(unit, 0));
+  const HoldingId gradient = core_.gradients.holding(unit, 0);
   call.elements = elements;
-  call.out = {elements};
-  call.in = {own};
+  call.in_host = in_record_[unit];
+  if (call.in_host) {
+    call.data = core_.pager.backing(gradient).for_cpu().data;
+  } else {
+    call.data = core_.pager.data(gradient);
+    call.out = {elements};
+    call.in = {own};
+  }
   call.begin = [this, unit](ElementRange piece, Array sum, Done ended) {
     core_.ranks->sum_gradient_in(unit, piece, {&sum, 1}, order_, std::move(ended));
   };

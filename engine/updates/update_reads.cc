@@ -155,16 +155,17 @@ UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, const Strea
 std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& reading) const {
   const StateFormat& format = states_.format();
   const Slot& slot = slots_[reading.slot];
+  const ElementRange here = format.shards().here(reading.unit);
+  // What is read of a part of a whole backing is not on disk.
+  const bool in_blocks = !reading.whole || here.size() == layout_.unit_elements(reading.unit);
   std::vector<Fetch> fetches;
   const auto stream = [&](const Source& source, std::byte* part) {
     const std::size_t size = size_of(source.type);
     const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
-    const std::size_t first = chunk.begin - (reading.whole ? 0 : format.shards().here(reading.unit).begin);
-    const std::size_t bytes = chunk.size() * size, offset = first * size;
-    fetches.push_back(
-        {*source.backing,
-         offset,
-         {part, std::min(round_up(bytes, offload::RecordStore::kBlock), source.bytes - offset)}});
+    const std::size_t offset = (chunk.begin - (reading.whole ? 0 : here.begin)) * size;
+    const std::size_t bytes =
+        in_blocks ? round_up(chunk.size() * size, offload::RecordStore::kBlock) : chunk.size() * size;
+    fetches.push_back({*source.backing, offset, {part, std::min(bytes, source.bytes - offset)}});
   };
   if (reading.parts.state)
     fetches.push_back({states_.backing(reading.unit),

@@ -140,13 +140,23 @@ TEST_F(RanksOnGpusTest, MemoryOfPiecesIsUsedAgainOnceTheGpuHasWhatWasThere) {
 TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
   SLUICE_NEEDS_THE_FAKE();
   constexpr int kRanks = 3;
-  Case all;
-  all.once = true;
-  all.device = 128 * kMiB;
-  all.places = {kDevice, kDevice, kDevice};
-  all.updates = kDevice;
-  for (all.stage = 0; all.stage < 2; ++all.stage) {
-    SCOPED_TRACE(all.stage);
+  struct Placed {
+    std::size_t stage;
+    allocator::Tier updates, parameters, gradients, state;
+  };
+  for (const auto& [stage, updates, parameters, gradients, state] :
+       {Placed{0, kDevice, kDevice, kDevice, kDevice}, Placed{1, kDevice, kDevice, kDevice, kDevice},
+        Placed{0, kHost, kHost, kHost, kHost}, Placed{1, kHost, kHost, kHost, kHost},
+        Placed{0, kDevice, kDevice, kHost, kDevice}, Placed{1, kHost, kDevice, kHost, kHost},
+        Placed{3, kHost, kHost, kHost, kHost}}) {
+    SCOPED_TRACE(fmt::format("stage {}, updates by the {}, {} {} {}", stage, name_of(updates),
+                             name_of(parameters), name_of(gradients), name_of(state)));
+    Case all;
+    all.once = true;
+    all.device = 128 * kMiB;
+    all.stage = stage;
+    all.places = {parameters, gradients, state};
+    all.updates = updates;
     begin_devices(kRanks, Schedule::kRandom, 7);
     fake_cuda::Counts before, after;
     std::atomic<std::uint64_t> in = 0, out = 0;  // planned, with what the client looks at
@@ -170,9 +180,11 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
       out += gpu.made.plan.step_bytes_out;
       for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p) out += gpu.client.bytes(p);
     });
-    EXPECT_EQ(after.bytes_in - before.bytes_in, in);
+    // What is fetched is planned as if nothing of a unit were still there.
+    const std::uint64_t came = after.bytes_in - before.bytes_in;
+    EXPECT_TRUE(parameters == kDevice ? came == in : came <= in) << came << ", planned " << in;
     EXPECT_EQ(after.bytes_out - before.bytes_out, out);
-    EXPECT_GT(in, 0u);
+    EXPECT_GT(after.bytes_in, before.bytes_in);
   }
 }
 
