@@ -362,9 +362,9 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
       body(p, format_.update_bytes(p, bucket.rounds));
 }
 
-// What ranks send each other passes through host memory: gradients leave, and means return, but for what waits
-// there for its update in any case; and where the CPU has not updated them there, this rank's parameters
-// leave, and the others' come.
+// What ranks send each other passes through host memory: gradients leave, and means return, but for what
+// waits there for its update in any case; and where the CPU has not updated them there, this rank's
+// parameters leave, and the others' come.
 Placement::Traffic Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();

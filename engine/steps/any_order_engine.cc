@@ -227,6 +227,7 @@ void AnyOrderEngine::take(const Held& wanted) {
   std::vector<Access> held;
   if (c.gpu) std::ranges::transform(held_, std::back_inserter(held), access_of);
   c.pager.set_position(recorder_.follow(access, in_step(), std::move(held)));
+  if (shared_ && with_gradient(wanted.hold)) shared_->await_record(unit);
   if (sums_) sums_->await(unit);
   if (sums_ && in_step() && wanted.hold == Hold::kRead) sums_->follow_read(unit);
   c.queue.ensure_updated(unit);
@@ -279,6 +280,7 @@ void AnyOrderEngine::let_go(HeldIterator at) {
     c.pager.unpark(values);
   }
   if (with_gradient(hold)) release_gradient(unit);
+  if (with_gradient(hold) && shared_ && !is_held_for_gradients(unit)) shared_->released(unit);
   // Last, since it refuses a gradient that is not finite.
   if (c.plan.clip || c.gradients.uses(unit) == 0) return;
   if (sums_)

@@ -88,11 +88,11 @@ class AnyOrderEngine final : public Engine {
   // thread waits for neither. While the stream is captured into a graph of CUDA's, calls that may queue
   // something, or wait, are an Error(kState), and change nothing: a graph does at each replay what was
   // captured, and units move otherwise each time. Calls that do neither go on then: begin_step(),
-  // set_steps() where no gradients were added that are applied in backward, multiply_gradient(),
-  // end_gradients(), end_micro_batch(), drop_gradient() and release_touched() where there is nothing to drop
-  // or to release, and questions. Other streams may be
-  // captured at any time, but where the client's is CUDA's default one, only those that were made
-  // non-blocking. The engine may also end then, if no unit is held.
+  // set_steps() where no gradients were added that are applied in backward, end_gradients(), where no other
+  // ranks are multiply_gradient() and end_micro_batch(), drop_gradient() and release_touched() where there is
+  // nothing to drop or to release, and questions. Other streams may be captured at any time, but where the
+  // client's is CUDA's default one, only those that were made non-blocking. The engine may also end then, if
+  // no unit is held.
   void use_stream(CUstream_st* stream);
 
   void begin_step(const StepSettings& settings);
@@ -184,6 +184,7 @@ class AnyOrderEngine final : public Engine {
   bool have_final_gradients(UnitRange units) const;
   void follow_final_gradients(UnitId unit);
   void refuse_own_gradient(const char* what) const;
+  void use_gradients();
   void update_at_once(UnitRange units);  // REQUIRES: their gradients are final
   void await_update(UnitId unit, bool from_record);
   [[noreturn]] void refuse_at_once(UnitRange units, ParameterId bad);

@@ -51,6 +51,7 @@ void AnyOrderEngine::end_gradients(UnitId unit) {
 void AnyOrderEngine::end_micro_batch() {
   core().guarded([&](Core&) {
     require_micro_batches("a micro-batch ends");
+    if (shared_ && core().ranks) require_no_capture("a micro-batch ends", {});
     if (shared_) shared_->end_micro_batch();
     if (!sums_) return;
     require_none_held("a micro-batch ends");
@@ -72,10 +73,16 @@ void AnyOrderEngine::refuse_own_gradient(const char* what) const {
            what);
 }
 
+void AnyOrderEngine::use_gradients() {
+  if (!shared_) return;
+  if (core().ranks) require_no_capture("gradients are used, which ranks sum then,", {});
+  shared_->use();
+}
+
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
     refuse_own_gradient("read");
-    if (shared_) shared_->use();
+    use_gradients();
     require_gradient(parameter);
     if (shared_) shared_->make_whole(parameter);
     const UnitId unit = layout().location(parameter).unit;
@@ -90,7 +97,7 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
 void AnyOrderEngine::multiply_gradient(ParameterId parameter, double factor) {
   core().guarded([&](Core& c) {
     refuse_own_gradient("multiplied");
-    if (shared_) shared_->use();
+    use_gradients();
     require_gradient(parameter);
     if (shared_) shared_->multiplied(parameter, factor);
     c.gradients.multiply(parameter, factor);
@@ -100,7 +107,7 @@ void AnyOrderEngine::multiply_gradient(ParameterId parameter, double factor) {
 double AnyOrderEngine::gradient_norm(ParameterId parameter) {
   return core().guarded([&](Core& c) {
     refuse_own_gradient("measured");
-    if (shared_) shared_->use();
+    use_gradients();
     require_gradient(parameter);
     require_no_capture("asked for a norm", layout().location(parameter).unit);
     return c.gradients.norm(parameter);

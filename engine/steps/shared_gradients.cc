@@ -1,6 +1,7 @@
 #include "engine/steps/shared_gradients.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "engine/plan/micro_batch_sums.h"
 
@@ -10,8 +11,12 @@ SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool end
       sums_(core, MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order(),
             core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
       micro_batches_(ends_micro_batches ? micro_batches : 0),
+      order_(core.layout.units().size()),
+      expected_(core.layout.units().size(), true),
+      came_(core.layout.units().size()),
       known_(core.layout.parameters()),
       edits_(core.layout.units().size()) {
+  std::iota(order_.rbegin(), order_.rend(), UnitId{0});
   if (core.plan.reproducible)
     pairwise_.emplace(core.layout, MicroBatchSums(true, core.plan.ranks, micro_batches), core.gradients);
 }
@@ -60,25 +65,74 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
 }
 
 void SharedGradients::end_gradients(UnitId unit) {
-  if (!may_begin(unit)) return;
-  std::vector<bool> all(known_.size());
-  std::fill(all.begin() + core_.layout.first_parameter(unit), all.begin() + core_.layout.end_parameter(unit),
-            true);
-  begin_sum(unit, of_unit(unit, all));
+  if (!core_.ranks || pairwise_ || ended_ + 1 != micro_batches_) return;
+  if (came_[unit] == 0) came_[unit] = ++have_come_;
+  if (sums_.is_in_order())
+    begin_in_order();
+  else if (may_begin(unit))
+    begin_sum(unit);
+}
+
+void SharedGradients::released(UnitId unit) {
+  if (sums_.is_in_order() && came_[unit] > 0) begin_in_order();
+}
+
+void SharedGradients::await_record(UnitId unit) {
+  if (sums_.is_in_record(unit)) finish_sum_of(unit);
+}
+
+void SharedGradients::begin_in_order() {
+  for (; turn_ < order_.size(); ++turn_) {
+    const UnitId unit = order_[turn_];
+    if (!expected_[unit]) continue;
+    if (came_[unit] == 0 || !may_begin(unit)) return;
+    begin_sum(unit);
+  }
 }
 
 // A sum takes the whole unit, as in an exchange in which nobody has a shared gradient of it. A buffer that is
 // under frames is not held beside others, for which the plan has no frames.
 bool SharedGradients::may_begin(UnitId unit) const {
-  if (!core_.ranks || pairwise_ || sums_.is_in_order() || ended_ + 1 != micro_batches_ ||
-      is_under_way(unit) || !core_.plan.units[unit].resident(Part::kGradient))
-    return false;
+  const bool in_record = sums_.is_in_record(unit) && !core_.pager.held(core_.gradients.holding(unit, 0));
+  if (is_under_way(unit) || !(core_.plan.units[unit].resident(Part::kGradient) || in_record)) return false;
+  if (core_.gpu && core_.gpu->device().is_capturing(core_.gpu->client())) return false;
   bool any = false;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
     if (known_[p].is_shared()) return false;
     any = any || known_[p].added > 0;
   }
   return any;
+}
+
+void SharedGradients::begin_sum(UnitId unit) {
+  std::vector<ParameterId> all(core_.layout.end_parameter(unit) - core_.layout.first_parameter(unit));
+  std::iota(all.begin(), all.end(), core_.layout.first_parameter(unit));
+  begin_sum(unit, all);
+}
+
+// All units, as they are summed where some rank has begun with those that have a turn.
+std::vector<UnitId> SharedGradients::in_order() const {
+  std::vector<UnitId> units = order_;
+  std::ranges::stable_partition(units, [this](UnitId unit) { return expected_[unit]; });
+  return units;
+}
+
+// Units to which rank 0 has not come keep their places among those to which it has.
+void SharedGradients::learn_order(const std::vector<Report>& all) {
+  const auto came = [&](UnitId unit) {
+    return std::ranges::any_of(all, [&](const Report& rank) { return rank.came[unit] > 0; });
+  };
+  std::vector<bool> expected(order_.size());
+  for (UnitId unit = 0; unit < expected.size(); ++unit) expected[unit] = came(unit);
+  if (std::ranges::count(expected, true) == 0) return;
+  expected_ = std::move(expected);
+  const std::vector<std::uint32_t>& of_first = all.front().came;
+  std::vector<UnitId> seen;
+  std::ranges::copy_if(order_, std::back_inserter(seen), [&](UnitId unit) { return of_first[unit] > 0; });
+  std::ranges::sort(seen, {}, [&](UnitId unit) { return of_first[unit]; });
+  auto next = seen.begin();
+  for (UnitId& unit : order_)
+    if (of_first[unit] > 0) unit = *next++;
 }
 
 void SharedGradients::end_micro_batch() {
@@ -105,16 +159,21 @@ std::size_t SharedGradients::sums_of(UnitId unit) const {
 void SharedGradients::dropped(ParameterId parameter) {
   const std::size_t before = there_;
   set(parameter, {});
+  came_[core_.layout.location(parameter).unit] = 0;
   if (pairwise_) pairwise_->drop(parameter);
-  if (before == 0 || there_ > 0) return;
-  ended_ = 0;
+  if (before > 0 && there_ == 0) begin_micro_batches();
+}
+
+void SharedGradients::begin_micro_batches() {
+  ended_ = turn_ = have_come_ = 0;
+  std::ranges::fill(came_, 0);
   if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::dropped_all() {
   known_.assign(known_.size(), {});
-  there_ = ended_ = 0;
-  if (pairwise_) pairwise_->begin_step();
+  there_ = 0;
+  begin_micro_batches();
 }
 
 // For a rank that has added nothing to a parameter that others have added to. A shared gradient is whole
@@ -147,8 +206,7 @@ void SharedGradients::step(const StepSettings& settings) {
   while (!exchange(Request::kStep, text)) {
   }
   has_exchanged_ = false;
-  ended_ = 0;
-  if (pairwise_) pairwise_->begin_step();
+  begin_micro_batches();
 }
 
 void SharedGradients::abandon() {
@@ -164,7 +222,7 @@ bool SharedGradients::exchange(Request request, const std::string& settings, Par
   std::vector<std::uint32_t> begun(edits_.size());
   for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
   const std::vector<Report> all =
-      gather({request, wanted, ended, known_, begun, {core_.steps, edits_, settings}});
+      gather({request, wanted, ended, known_, begun, came_, {core_.steps, edits_, settings}});
   const auto wants = [](Request what) { return [what](const Report& rank) { return rank.request == what; }; };
   const auto abandons = std::ranges::find_if(all, wants(Request::kAbandon));
   if (abandons != all.end()) {
@@ -194,7 +252,9 @@ bool SharedGradients::exchange(Request request, const std::string& settings, Par
     throw;
   }
   sum(all);
-  return std::ranges::all_of(all, wants(Request::kStep));
+  if (!std::ranges::all_of(all, wants(Request::kStep))) return false;
+  learn_order(all);
+  return true;
 }
 
 void SharedGradients::refuse_lone_drop(const std::vector<Report>& all) {
@@ -236,12 +296,11 @@ void SharedGradients::sum(const std::vector<Report>& all) {
   std::vector<bool> added(known_.size());
   for (const Report& rank : all)
     for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
-  for (UnitId unit = 0; unit < edits_.size(); ++unit) {
+  for (const UnitId unit : in_order()) {
     const std::vector<ParameterId> parameters = of_unit(unit, added);
     if (parameters.empty()) continue;
     if (!is_under_way(unit)) begin_sum(unit, parameters);
-    // What is under frames is held alone.
-    if (!core_.plan.units[unit].resident(Part::kGradient)) finish_sums(added);
+    if (is_alone(unit)) finish_sums(added);
   }
   finish_sums(added);
   std::vector<ParameterId> summed;
@@ -296,16 +355,15 @@ void SharedGradients::drain(const std::vector<Report>& all) {
     core_.queue.ensure_updated(unit);
     sums_.hold(unit, false);
     under_way_.push_back({unit, sums_.begin(unit, {}, true)});
-    // What is under frames is held alone.
-    if (!core_.plan.units[unit].resident(Part::kGradient)) end_sums();
+    if (is_alone(unit)) end_sums();
   }
   end_sums();
 }
 
-// The units whose sums any rank has begun.
+// The units whose sums any rank has begun, in the order in which all do.
 std::vector<UnitId> SharedGradients::begun_in(const std::vector<Report>& all) const {
   std::vector<UnitId> units;
-  for (UnitId unit = 0; unit < edits_.size(); ++unit)
+  for (const UnitId unit : in_order())
     if (std::ranges::any_of(all, [&](const Report& rank) { return rank.begun[unit] != 0; }))
       units.push_back(unit);
   return units;
@@ -319,6 +377,7 @@ void SharedGradients::drop_begun(const std::vector<Report>& all) {
       core_.gradients.drop(p);
       dropped(p);
     }
+  turn_ = 0;
 }
 
 // Waits for the sums that are under way.

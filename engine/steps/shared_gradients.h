@@ -31,7 +31,10 @@ namespace sluice::engine {
 // adds nothing more to its gradients (end_gradients()). It goes on beside what the client computes, and the
 // unit's buffer belongs to it. Each rank begins such sums when it can, and the end of the last micro-batch is
 // a use, in which every rank joins those that it has not begun, with what it has. So is any earlier call that
-// needs the gradient of such a unit.
+// needs the gradient of such a unit. Where all ranks must begin sums in one order (UnitSums::is_in_order()),
+// it is that in which rank 0 came to them in the last step, of the units that any rank came to then; at first
+// the reverse of that in which they are declared. A rank that does not come to one begins none of those
+// behind it before the end of its micro-batch, as with torch's DistributedDataParallel.
 //
 // With a reproducible plan, also where an engine trains alone, gradients are added pairwise over the
 // micro-batches of all ranks, and the mean is over these. They are used when all micro-batches of a step have
@@ -49,6 +52,9 @@ class SharedGradients {
   // the client says where micro-batches end.
   void end_gradients(UnitId unit);
   void end_micro_batch();
+  void released(UnitId unit);  // comes when the unit is no longer held for gradients
+  // Comes before the unit is held for gradients: in a record, where it has no frames, a sum ends first.
+  void await_record(UnitId unit);
   std::size_t sums_of(UnitId unit) const;  // how many of its gradient buffers have something
 
   // Ends the unit's sum, if it is under way, before its gradients are dropped: by all ranks alike, or by this
@@ -90,8 +96,10 @@ class SharedGradients {
     std::uint64_t micro_batches = 0;   // how many have ended
     std::vector<Known> known;          // by parameter
     std::vector<std::uint32_t> begun;  // by unit: whether its sum is under way
-    StepOfRank step;                   // with settings, where the request is to step
+    std::vector<std::uint32_t> came;  // by unit, when this rank came to it: as the first, second, ...; 0: not
+    StepOfRank step;                  // with settings, where the request is to step
   };
+  void begin_micro_batches();
   bool any_added() const;
   std::vector<Report> gather(const Report& own);
   std::string bytes_of(const Report& report) const;
@@ -106,10 +114,18 @@ class SharedGradients {
   void gather_wanted(const std::vector<Report>& all);
   void gather_whole(ParameterId parameter);
   bool is_under_way(UnitId unit) const;
+  // Whether its buffer is under frames, which are held alone.
+  bool is_alone(UnitId unit) const {
+    return !core_.plan.units[unit].resident(Part::kGradient) && !sums_.is_in_record(unit);
+  }
   void finish_sum_of(UnitId unit) {
     if (is_under_way(unit)) use();
   }
   bool may_begin(UnitId unit) const;
+  void begin_sum(UnitId unit);
+  void begin_in_order();
+  std::vector<UnitId> in_order() const;
+  void learn_order(const std::vector<Report>& all);
   std::vector<ParameterId> of_unit(UnitId unit, const std::vector<bool>& added) const;
   void sum(const std::vector<Report>& all);
   void begin_sum(UnitId unit, const std::vector<ParameterId>& parameters);
@@ -131,7 +147,12 @@ class SharedGradients {
     UnitId unit;
     TransferGroup group;
   };
-  std::deque<UnderWay> under_way_;    // sums, each of which holds its unit's gradient
+  std::deque<UnderWay> under_way_;  // sums, each of which holds its unit's gradient
+  std::vector<UnitId> order_;       // of sums, where they are in order
+  std::vector<bool> expected_;      // by unit: whether it has a turn in this order, or else behind all others
+  std::size_t turn_ = 0;            // of order_: up to where this rank has begun sums
+  std::vector<std::uint32_t> came_;   // by unit: see Report
+  std::uint32_t have_come_ = 0;       // how many units
   std::vector<Known> known_;          // by parameter
   std::size_t there_ = 0;             // how many parameters have a gradient, of which kind ever
   std::vector<std::uint32_t> edits_;  // by unit

@@ -32,6 +32,7 @@ std::string SharedGradients::bytes_of(const Report& report) const {
   put(bytes, std::span(report.known));
   put(bytes, std::span(report.step.edits));
   put(bytes, std::span(report.begun));
+  put(bytes, std::span(report.came));
   return bytes + report.step.settings;
 }
 
@@ -40,6 +41,7 @@ SharedGradients::Report SharedGradients::report_in(const std::string& bytes) con
   report.known.resize(known_.size());
   report.step.edits.resize(edits_.size());
   report.begun.resize(edits_.size());
+  report.came.resize(edits_.size());
   std::size_t at = get(bytes, 0, std::span(&report.request, 1));
   at = get(bytes, at, std::span(&report.wanted, 1));
   at = get(bytes, at, std::span(&report.step.step, 1));
@@ -47,6 +49,7 @@ SharedGradients::Report SharedGradients::report_in(const std::string& bytes) con
   at = get(bytes, at, std::span(report.known));
   at = get(bytes, at, std::span(report.step.edits));
   at = get(bytes, at, std::span(report.begun));
+  at = get(bytes, at, std::span(report.came));
   report.step.settings = bytes.substr(at);
   return report;
 }

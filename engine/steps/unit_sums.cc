@@ -35,8 +35,8 @@ bool UnitSums::is_in_record(UnitId unit) const {
 
 void UnitSums::hold(UnitId unit, bool changes) {
   const bool is_wide = core_.gradients.final_type(unit) == Dtype::kF32;
-  in_record_[unit] = is_in_record(unit) && !changes && is_wide &&
-                     !core_.pager.held(core_.gradients.holding(unit, 0));
+  in_record_[unit] =
+      is_in_record(unit) && !changes && is_wide && !core_.pager.held(core_.gradients.holding(unit, 0));
   if (in_record_[unit]) return;
   for (const HoldingId holding : core_.gradients.holdings(unit, 0))
     core_.pager.acquire(holding, Pager::Use::kModify);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,8 +43,11 @@ struct Case {
   bool measures = false;  // the client measures and multiplies gradients before the step, as clipping does
   bool looks = false;     // the client also reads parameters between the last gradient and the step
   bool holds = false;     // the client holds the first block from its forward pass to its backward pass
-  bool once = false;      // each parameter has one gradient in a step, of its own type
-  bool leaves = false;    // the engine ends in the middle of a step, and nothing is saved
+  // The client says where gradients and micro-batches end. Ranks then differ in the order of units, and lack
+  // some.
+  bool ends = false;
+  bool once = false;                        // each parameter has one gradient in a step, of its own type
+  bool leaves = false;                      // the engine ends in the middle of a step, and nothing is saved
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
   bool abandons = false;                    // the client abandons that step
   int steps = 2;
@@ -66,7 +70,10 @@ inline Profile profile_of(const Case& setup) {
   units.push_back({"frozen", {{"table", {setup.rows, kWidth}}}});
   units.back().trainable = false;
   for (UnitSpec& unit : units) unit.dtype = setup.dtype;
-  return any_order_profile(std::move(units), setup.holds ? 2 : 1);
+  Profile profile = any_order_profile(std::move(units), setup.holds ? 2 : 1);
+  profile.ends_micro_batches = setup.ends;
+  if (setup.ends) profile.micro_batches = setup.micro_batches;
+  return profile;
 }
 
 inline PlanRequest request_of(const Case& setup) {
@@ -150,7 +157,11 @@ class Client {
     const std::size_t passes = setup_.clip ? setup_.micro_batches : 1;
     for (std::size_t pass = 0; pass < passes; ++pass) {
       forward();
-      for (UnitId unit = static_cast<UnitId>(layout_.units().size()); unit-- > 0;) backward(unit);
+      for (const UnitId unit : units_of_backward(step, pass)) {
+        backward(unit);
+        if (after_backward && pass + 1 == passes) after_backward(unit);
+      }
+      if (setup_.ends) engine_.end_micro_batch();
     }
     if (setup_.looks) forward();
     settings.keep_gradients = setup_.keeps && step % 2 == 0;
@@ -195,6 +206,8 @@ class Client {
   std::size_t bytes(ParameterId p) const {
     return layout_.location(p).elements * size_of(layout_.dtype(layout_.location(p).unit));
   }
+
+  std::function<void(UnitId)> after_backward;  // of the unit, in the last micro-batch
 
   // Part of a step, with which the GPU is not done when this returns.
   void begin_one() {
@@ -260,8 +273,22 @@ class Client {
         engine_.add_gradient(p, hands_.noise_of(noise_of_rank(p), layout_.location(p).elements));
       if (spoils_ && setup_.spoiled == p) engine_.add_gradient(p, hands_.nan(layout_.location(p).elements));
     }
+    const bool early = unit % 2 == 0;
+    if (setup_.ends && early) engine_.end_gradients(unit);
     refusing([&] { engine_.release(unit); });
+    if (setup_.ends && !early) engine_.end_gradients(unit);
     if (setup_.holds && unit == kHeld) engine_.release(unit);
+  }
+
+  // The reverse of the order of forward. Where micro-batches end, ranks come to two units in turn, as the
+  // step says, and in one step some of them lack a third.
+  std::vector<UnitId> units_of_backward(int step, std::size_t pass) const {
+    std::vector<UnitId> units(layout_.units().size());
+    std::iota(units.rbegin(), units.rend(), UnitId{0});
+    if (!setup_.ends) return units;
+    if ((step + setup_.ranks.rank) % 2 == 0) std::swap(units[2], units[3]);
+    if (step == 2 && pass + 1 == setup_.micro_batches && setup_.ranks.rank == 0) std::erase(units, units[1]);
+    return units;
   }
 
   // Each rank has gradients of its own.

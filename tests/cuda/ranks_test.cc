@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
@@ -185,6 +187,119 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
     EXPECT_TRUE(parameters == kDevice ? came == in : came <= in) << came << ", planned " << in;
     EXPECT_EQ(after.bytes_out - before.bytes_out, out);
     EXPECT_GT(after.bytes_in, before.bytes_in);
+  }
+}
+
+// Where a step ends with the updates, sums go on beside backward, in an order on which ranks agree.
+TEST_F(RanksOnGpusTest, SumsBesideBackwardHaveTheBitsOfTheCpus) {
+  struct Placed {
+    std::size_t stage;
+    allocator::Tier updates, gradients;
+    Dtype type;
+  };
+  std::uint64_t seed = 0;
+  for (const auto& [stage, updates, gradients, type] :
+       {Placed{0, kHost, kHost, Dtype::kBf16}, Placed{1, kDevice, kDevice, Dtype::kF32},
+        Placed{1, kHost, kHost, Dtype::kF32}, Placed{0, kDevice, kHost, Dtype::kBf16},
+        Placed{0, kHost, kDisk, Dtype::kF32}, Placed{3, kHost, kHost, Dtype::kBf16}}) {
+    SCOPED_TRACE(fmt::format("stage {}, updates by the {}, gradients on {}", stage, name_of(updates),
+                             name_of(gradients)));
+    Case setup;
+    setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+    setup.ends = true, setup.once = type == Dtype::kBf16;
+    setup.blocks = 5, setup.steps = 3;
+    setup.micro_batches = 1 + seed % 2;
+    setup.dtype = type;
+    setup.stage = stage;
+    const Outcomes expected = train_on_cpus(setup, 2);
+    setup.device = 192 * kMiB;
+    setup.updates = updates;
+    setup.places = {kHost, gradients, updates == kHost ? kHost : kDevice};
+    begin_devices(2, static_cast<Schedule>(seed % 3), seed);
+    expect_twins(setup, expected);
+    ++seed;
+  }
+}
+
+// From the second step on ranks know which units have gradients, and in which order.
+TEST_F(RanksOnGpusTest, SumsAreMadeBeforeTheMicroBatchEnds) {
+  for (const auto gradients : {kDevice, kHost}) {
+    Case all;
+    all.ends = all.once = true;
+    all.device = 192 * kMiB;
+    all.places = {kHost, gradients, kHost};
+    all.updates = kHost;
+    begin_devices(2, Schedule::kRandom, 1);
+    comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_device(fake() != nullptr ? of.rank() : 0);
+      OnGpu gpu(of_rank(all, of), *device, &of);
+      gpu.client.load();
+      for (const int step : {0, 1, 3}) {
+        const std::uint64_t before = of.counters().received;
+        gpu.client.after_backward = [&, step](UnitId unit) {
+          if (unit != 0) return;
+          const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+          while (step == 3 && of.counters().received - before < gpu.made.plan.step_bytes_received &&
+                 std::chrono::steady_clock::now() < deadline)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          EXPECT_TRUE(step < 3 || of.counters().received - before >= gpu.made.plan.step_bytes_received);
+        };
+        gpu.client.step(step);
+      }
+      of.barrier(1, "the end of a test");
+    });
+  }
+}
+
+// What interrupts a step while its sums go on: it is abandoned, when ranks have begun different ones, and
+// made again; or more is added to what is being summed.
+TEST_F(RanksOnGpusTest, SumsThatGoOnAreJoinedByAll) {
+  struct Stop {};
+  const auto train_one = [](const Case& own, Client& client, AnyOrderEngine& engine, Hands& hands) {
+    client.load();
+    std::vector<double> norms;
+    for (int step = 0; step < 4; ++step) {
+      client.after_backward = [&](UnitId unit) {
+        if (step == 1 && unit == (own.ranks.rank == 0 ? 3 : 0)) throw Stop();
+        if (step < 3 || unit > 0) return;
+        const ParameterId p = engine.layout().first_parameter(4);
+        engine.acquire(4, Hold::kGradient);
+        engine.add_gradient(p, hands.copy_of(engine.parameter(p), client.bytes(p)));
+        engine.release(4);
+      };
+      if (step == 1) {
+        EXPECT_THROW(client.step(step), Stop);
+        engine.abandon_step();
+        client.after_backward = {};
+      }
+      norms.push_back(client.step(step));
+    }
+    Outcome outcome = client.save();
+    outcome.norms = norms;
+    return outcome;
+  };
+  Case setup;
+  setup.ends = true, setup.blocks = 5;
+  const Outcomes expected = train(2, [&](comm::Communicator& of) {
+    const Case own = of_rank(setup, of);
+    Made made(own, nullptr, &of);
+    HandsOnCpu hands;
+    Client client(own, *made.engine, hands);
+    return train_one(own, client, *made.engine, hands);
+  });
+  setup.device = 192 * kMiB;
+  for (const auto gradients : {kDevice, kHost}) {
+    setup.places = {kHost, gradients, kHost};
+    setup.updates = kHost;
+    begin_devices(2, Schedule::kLate, 3);
+    EXPECT_EQ(train(2,
+                    [&](comm::Communicator& of) {
+                      const std::unique_ptr<Device> device = open_device(fake() != nullptr ? of.rank() : 0);
+                      const Case own = of_rank(setup, of);
+                      OnGpu gpu(own, *device, &of);
+                      return train_one(own, gpu.client, gpu.engine, gpu.hands);
+                    }),
+              expected);
   }
 }
 
