@@ -153,7 +153,9 @@ SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mes
  * each of which a rank ends by sluice_engine_end_micro_batch(). Then ranks sum gradients beside what is
  * computed: in a rank's last micro-batch of a step the sum of a unit's gradients begins when
  * sluice_engine_end_gradients() says that this rank adds nothing more to them in this micro-batch, where the
- * plan has them in memory. The function waits for nobody. The end of that micro-batch is a use of gradients:
+ * plan has them in memory. (On GPUs all ranks begin sums in the order in which rank 0 has called it in the
+ * step before: a rank begins none that stand behind one to which it has not come.) The function waits for
+ * nobody. The end of that micro-batch is a use of gradients:
  * it waits for the other ranks, which join in all sums with what they have, and gradients are their mean
  * then. What is added to a unit after its sum has begun is added to the mean, and waits for the others; so
  * does dropping its gradients, after which the others that did not do the same have an error (SLUICE_STATE):

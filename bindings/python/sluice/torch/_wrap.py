@@ -108,8 +108,7 @@ def wrap(
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
     accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number.
-        In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean
-        (on GPUs when backward() ends, but for update_in_backward).
+        In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean.
         0: it is not known, and they are summed at their first use. `reproducible` needs it.
     device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
         GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). Of several ranks each has a GPU
