@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -119,8 +120,9 @@ class Pipeline:
             self.module, self.optimizer = self._moved_in(model, planned, ready)
         if self._ranks is not None:
             self.optimizer.register_step_pre_hook(self._compare_settings)
-        if self.stages > 1:
-            _engine_of(self.module).buffers_of_all = (buffers, self._gathered)
+        if self._of_pipeline.ranks is not None:
+            # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
+            _engine_of(self.module).buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
@@ -332,31 +334,6 @@ class Pipeline:
                 every.update(zip(names[first : first + at_once], struct.unpack(f"{len(norms) // 8}d", norms)))
         return {name: norm for name, norm in every.items() if norm >= 0 or math.isnan(norm)}
 
-    def _gathered(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All stages' buffers on rank 0, for a checkpoint; on the others their own."""
-        assert self._of_pipeline.ranks is not None, "there are other stages"
-        if self.data_rank > 0:  # others tell of the same ones
-            return own
-        ranks = self._of_pipeline.ranks
-        kinds = json.dumps([[name, *Kind.of(buffer.contiguous())] for name, buffer in own.items()]).encode()
-        lengths = ranks.exchange("buffers", struct.pack("Q", len(kinds)))
-        if self.stage > 0:
-            for t in (torch.frombuffer(bytearray(kinds), dtype=torch.uint8), *own.values()):
-                self._moved(ranks.send, 0, t.contiguous())
-            return own
-        every = dict(own)
-        for stage, length in enumerate(lengths[1:], 1):
-            told = self._moved(ranks.receive, stage, torch.empty(struct.unpack("Q", length), dtype=torch.uint8))
-            for name, *kind in json.loads(told.numpy().tobytes()):
-                every.setdefault(name, self._moved(ranks.receive, stage, Kind.told(*kind).empty()))
-        return every
-
-    @staticmethod
-    def _moved(way: Callable[[int, str, int, int], Message], other: int, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.nbytes:
-            way(other, "a buffer", tensor.data_ptr(), tensor.nbytes).wait()
-        return tensor
-
     def _tell(self, error: BaseException) -> None:
         if self._ranks is not None:
             with contextlib.suppress(Error):
@@ -561,6 +538,31 @@ def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:
     if cut is None:
         return [[name for name, _ in model.named_parameters()]]
     return [[name for name, p in model.named_parameters() if id(p) in own] for own in cut.parameters]
+
+
+def _gathered(ranks: Ranks, data_rank: int, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """All stages' buffers on rank 0, for a checkpoint; on the others their own. ranks: those of a pipeline."""
+    if data_rank > 0:  # others tell of the same ones
+        return own
+    own = {name: buffer.cpu().contiguous() for name, buffer in own.items()}
+    kinds = json.dumps([[name, *Kind.of(buffer)] for name, buffer in own.items()]).encode()
+    lengths = ranks.exchange("buffers", struct.pack("Q", len(kinds)))
+    if ranks.rank > 0:
+        for t in (torch.frombuffer(bytearray(kinds), dtype=torch.uint8), *own.values()):
+            _moved(ranks.send, 0, t)
+        return own
+    every = dict(own)
+    for stage, length in enumerate(lengths[1:], 1):
+        told = _moved(ranks.receive, stage, torch.empty(struct.unpack("Q", length), dtype=torch.uint8, device="cpu"))
+        for name, *kind in json.loads(told.numpy().tobytes()):
+            every.setdefault(name, _moved(ranks.receive, stage, Kind.told(*kind).empty()))
+    return every
+
+
+def _moved(way: Callable[[int, str, int, int], Message], other: int, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.nbytes:
+        way(other, "a buffer", tensor.data_ptr(), tensor.nbytes).wait()
+    return tensor
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:

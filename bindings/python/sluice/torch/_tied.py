@@ -108,6 +108,10 @@ class Table:
         """Comes before this stage's forward pass. rows: those in which the head's part waits."""
         self._in_head, self._item, self._rows = None, item, rows
 
+    def end(self) -> None:
+        """Comes after it. What was used refers to this object, which would else keep it, and with it the engine."""
+        self._in_head = None
+
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """What the embedding gives for these tokens."""
         found: torch.Tensor = self._look(ids)
@@ -149,6 +153,7 @@ class LookedUp:
         self._table.begin(item, self._rows)
 
     def after_forward(self, item: int) -> None:
+        self._table.end()
         if item + self._stages + 1 < len(self._ids):
             self._send(item + self._stages + 1)
         if not torch.is_grad_enabled():
