@@ -344,7 +344,8 @@ PARTS = [
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_transformers.py"), "--json",
                                    *["--fake"] * is_fake], read_ways),
     Part("ranks", 30, "python3 bench/python/gpu_ranks.py",
-         {"ranks": "two ranks that share the GPU have the same bits at stages 0, 1 and 3 in several places, near those of two ranks on the CPU"},
+         {"ranks": "two ranks that share the GPU have the same bits at stages 0, 1 and 3 and as a pipeline, in several places, near those "
+          "on the CPU"},
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_ranks.py"), "--json", *["--fake"] * is_fake],
          read_ways),
     peers_part("on-device", 40, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains a small Llama of transformers with two ranks that share one GPU: the same bits at stages 0, 1 and 3, wherever the model lies, and
-losses near those of two ranks on the CPU.
+losses near those of two ranks on the CPU. So it is with the two stages of a pipeline.
 
     python3 bench/python/gpu_ranks.py
 
@@ -18,11 +18,13 @@ import time
 import gpu_vs_pytorch
 import torch
 from gpu_sides import find_packages
-from gpu_transformers import FAKE, NEAR, REAL, Ways
+from gpu_transformers import CLIP, FAKE, NEAR, REAL, STEPS, Ways
 
 RANKS, LIMIT_S = 2, 80
+CPU = "on the CPU"
 # By stage and place. Two ranks on one GPU do not measure it, so that its rates are stated.
 RUNS = [(0, "device"), (1, "memory"), (1, "disk"), (3, "memory")]
+OF_STAGES = ["device", "memory"]
 
 
 class Ranks(Ways):
@@ -37,9 +39,25 @@ class Ranks(Ways):
         first = (RANKS * step + self.rank) * self.of_rank
         return self.rows[first : first + self.of_rank].to(self.device)
 
+    def on_shared_gpu(self):
+        facts = self.sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0 if self.fake else 600 << 20)
+        return {"device": "cuda:0", "reserve": self.chosen["reserve"], "device_facts": facts}
+
     def losses_of(self, stage, place):
-        return self.losses(place, device="cuda:0", stage=stage, accumulate=RANKS, reserve=self.chosen["reserve"],
-                           device_facts=self.sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0 if self.fake else 600 << 20))
+        return self.losses(place, stage=stage, accumulate=RANKS, **self.on_shared_gpu())
+
+    def losses_of_stages(self, place):
+        """The losses and norms of a pipeline, which has the ranks' batches as micro-batches. place None: on the CPU."""
+        given = {"memory": "16GiB", "reserve": "1GiB"} if place is None else self.options(place) | self.on_shared_gpu()
+        pipe = self.sluice.torch.Pipeline(self.made(), self.optimizer(), micro_batches=RANKS, **given)
+        seen = []
+        for ids in self.rows.chunk(STEPS):
+            seen.append(pipe.forward_backward({"input_ids": ids, "labels": ids}).item())
+            seen.append(pipe.clip_grad_norm_(CLIP).item())
+            pipe.optimizer.step()
+            pipe.optimizer.zero_grad()
+        pipe.close(values=False)
+        return seen
 
     def losses_on_cpu(self):
         self.device, before = "cpu", self.device
@@ -53,27 +71,33 @@ class Ranks(Ways):
 
 
 def rank(given):
-    """What a rank tells: the losses and norms of each run, and those on the CPU."""
+    """What a rank tells: the losses and norms of each run, and those on the CPU, of ranks and of stages."""
     find_packages(given)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // RANKS))
     ways = Ranks(int(os.environ["RANK"]), FAKE if given["fake"] else REAL, given["fake"], given["folder"])
-    runs = RUNS[::3] if given["fake"] else RUNS  # which is slow
-    return {"on the CPU": ways.losses_on_cpu()} | {f"stage {stage}, {place}": ways.losses_of(stage, place) for stage, place in runs}
+    runs, places = (RUNS[::3], OF_STAGES[1:]) if given["fake"] else (RUNS, OF_STAGES)  # which is slow
+    return {
+        "two ranks": {CPU: ways.losses_on_cpu()} | {f"stage {stage}, {place}": ways.losses_of(stage, place) for stage, place in runs},
+        "a pipeline of two": {CPU: ways.losses_of_stages(None)} | {place: ways.losses_of_stages(place) for place in places},
+    }
 
 
 def line_of(told):
     """What is said of all ranks' runs. Raises AssertionError where they differ."""
+    return ", and ".join(line_of_kind(kind, [runs[kind] for runs in told]) for kind in told[0])
+
+
+def line_of_kind(kind, told):
     for number, runs in enumerate(told):
-        (cpu, expected), (first, bits), *others = runs.items()
+        (_, expected), (first, bits), *others = runs.items()
         for name, found in others:
             if found != bits:
-                raise AssertionError(f"rank {number}: '{name}' gives {found}, and '{first}' {bits}")
+                raise AssertionError(f"rank {number} of {kind}: '{name}' gives {found}, and '{first}' {bits}")
         far = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(bits, expected, strict=True))
         if not far <= NEAR:
-            raise AssertionError(f"rank {number}: '{first}' gives {bits}, and ranks on the CPU {expected}")
-    names = [name for name in told[0] if name != "on the CPU"]
-    return f"the same bits at {'; '.join(names)}; {far:.1e} from two ranks on the CPU"
+            raise AssertionError(f"rank {number} of {kind}: '{first}' gives {bits}, and it gives {expected} on the CPU")
+    return f"{kind}: the same bits at {'; '.join(name for name in told[0] if name != CPU)}; {far:.1e} from the CPU"
 
 
 def run(given):

@@ -45,8 +45,8 @@
  * compute on GPUs, or all on the CPU. Gradients, and what partitioned state has updated, go through
  * registered memory of the host. Bits are those of ranks on the CPU.
  *
- * Not yet on a GPU, and refused: reproducible sums, sections, parameters that span units,
- * sluice_engine_replan() and sluice_engine_leave().
+ * Not yet on a GPU, and refused: reproducible sums, parameters that span units, sluice_engine_replan() and
+ * sluice_engine_leave().
  */
 #ifndef SLUICE_DEVICE_H
 #define SLUICE_DEVICE_H

@@ -209,7 +209,10 @@ class DevicePlanner {
         const bool by_cpu = part == Part::kState && units[unit].updated_by_cpu();
         const Tier best = by_cpu ? Tier::kHost : Tier::kDevice;
         const Tier usual = !by_cpu ? chosen : rest == Tier::kDevice ? best : rest;
-        units[unit].place(part, bytes_of(unit, part) == 0 ? best : in_.request.place(part).value_or(usual));
+        // State of shards, which are in host memory, cannot be on the GPU.
+        const Tier wanted = in_.request.place(part).value_or(usual);
+        const bool can_be = bytes_of(unit, part) > 0 && !(by_cpu && wanted == Tier::kDevice);
+        units[unit].place(part, can_be ? wanted : best);
       }
       if (placement_.partitions_parameters(unit)) units[unit].place(Part::kParameters, Tier::kRanks);
       units[unit].gradient_stored =

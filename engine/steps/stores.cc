@@ -142,10 +142,10 @@ const Resources& Stores::checked(const Profile& profile, const Plan& plan, const
          format_size(needed), resources.device->info().name, format_size(resources.device->free_memory()));
   ensure(resources.device->info().extent_bytes == kHugePage, "{} maps memory in pieces of {}",
          resources.device->info().name, resources.device->info().extent_bytes);
-  if (!profile.any_order || resources.sections != nullptr || plan.reproducible)
+  if (!profile.any_order || plan.reproducible)
     fail(ErrorCode::kInvalidArgument,
-         "a GPU is asked for, and it is used by a client that acquires units in any order, has all of the "
-         "model, and does not ask for reproducible sums; leave out device memory, or the rest");
+         "a GPU is asked for, and it is used by a client that acquires units in any order and asks for no "
+         "reproducible sums; leave out device memory, or the rest");
   for (const UnitSpec& unit : profile.units)
     if (unit.parameters.front().continues())
       fail(ErrorCode::kInvalidArgument,

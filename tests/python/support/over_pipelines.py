@@ -7,10 +7,12 @@ import hashlib
 import math
 import os
 import tempfile
+import unittest.mock
 from pathlib import Path
 
 import torch
 import transformers
+from support import fake_gpu
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,6 +22,7 @@ import sluice.torch
 from sluice.torch import _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ON_GPU = {"device": "cuda", "device_memory": "1GiB", "device_facts": fake_gpu.FACTS}
 torch.set_num_threads(1)
 STEPS, ROWS = 3, 12
 
@@ -80,8 +83,9 @@ def counting():
 
 def channels_last():
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(), nn.Linear(512, 4)
-    ).to(memory_format=torch.channels_last)
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(),
+        nn.Linear(512, 4),
+    ).to(memory_format=torch.channels_last)  # fmt: skip
 
 
 class Experts(nn.Module):
@@ -106,11 +110,11 @@ def broad():
     )  # fmt: skip
 
 
-def gpt2(tied=False):
+def gpt2(tied=False, vocab_size=128):
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            n_layer=4, n_head=2, n_embd=32, vocab_size=128, n_positions=32, bos_token_id=0, eos_token_id=0, attn_pdrop=0.0, embd_pdrop=0.0,
-            resid_pdrop=0.0, tie_word_embeddings=tied,
+            n_layer=4, n_head=2, n_embd=32, vocab_size=vocab_size, n_positions=32, bos_token_id=0, eos_token_id=0, attn_pdrop=0.0,
+            embd_pdrop=0.0, resid_pdrop=0.0, tie_word_embeddings=tied,
         )
     )  # fmt: skip
 
@@ -162,7 +166,8 @@ def gemma():
 
 
 OF_TRANSFORMERS = {
-    "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "hooked": hooked, "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma,
+    "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "broad_tied": lambda: gpt2(tied=True, vocab_size=12000), "hooked": hooked,
+    "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma,
 }  # fmt: skip
 MODELS = {
     "layers": layers, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "channels_last": channels_last,
@@ -266,6 +271,14 @@ def whole(
     return found
 
 
+def planned(pipe):
+    """The number of a stage's GPU (None: the CPU), ZeRO's stage, and the tiers of parameters, gradients and state."""
+    engine = sluice.torch.engine_of(pipe.module)
+    plan = engine.plan()
+    tiers = {unit[part] for unit in plan["units"] for part in ("parameters", "gradient", "state")}
+    return [None if engine.gpu is None else engine.gpu.index, plan["stage"], *sorted(tiers)]
+
+
 @contextlib.contextmanager
 def _links(kind):
     opened = _together._opened
@@ -308,8 +321,29 @@ def piped(
         pipe.save(save)
     found = {"losses": losses, "norms": norms, "values": digests(pipe), "place": [pipe.data_rank, pipe.stage]}
     found["shards"] = sum("shard" in unit for unit in sluice.torch.engine_of(pipe.module).plan()["units"])
+    found["plan"] = planned(pipe)
     pipe.close()
     return found
+
+
+class _OnGpu(sluice.torch.Pipeline):
+    def __init__(self, *args, **given):
+        super().__init__(*args, **{name: value for name, value in given.items() if value is not None})
+        assert sluice.torch.engine_of(self.module).gpu is not None
+
+
+def on_gpus(called, seed=0, schedule="random", devices=SIZE, **given):
+    """Calls a function of this module, whose stages are on fake GPUs, of which each process sees so many."""
+    with fake_gpu.shared(seed=seed, schedule=schedule, devices=devices), unittest.mock.patch.object(sluice.torch, "Pipeline", _OnGpu):
+        return globals()[called](**ON_GPU | given)
+
+
+def closed(**options):
+    """What is on this rank's GPU after a Pipeline, which is still there, was closed."""
+    pipe = sluice.torch.Pipeline(made("tied"), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
+    pipe.train_step(batch_of("tied", 0))
+    pipe.close()
+    return fake_gpu.alive()
 
 
 # ---- what is refused, and what fails ----
@@ -402,19 +436,21 @@ REFUSED = {
     "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
     "wide": lambda: [_Wide(), _Wide()],
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
-    "numbers": lambda: [1, 2],
+    "numbers": lambda: [1, 2], "meta": lambda: [_Gives(torch.empty(2, device="meta")), nn.Linear(8, 8)],
+    "max_norm": lambda: [nn.Embedding(8, 8, max_norm=1.0), nn.Linear(8, 8)],
 }  # fmt: skip
 
 
-def refused(what, rows=8, differs=False, **options):
-    """The error of a Pipeline, or of its first step. differs: the last rank has another batch."""
+def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", **options):
+    """The error of a Pipeline, or of its first step. differs: the last rank has another batch; of_ranks: what each rank gives besides the
+    options."""
     torch.manual_seed(3)
-    given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 2} | options
+    given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 2} | options | (of_ranks[RANK] if of_ranks else {})
     if what == "wide":
         given |= {"memory": _resident() + (800 << 20), "reserve": None}
     try:
         pipe = sluice.torch.Pipeline(REFUSED[what](), sluice.AdamW(), **given)
-        batch = torch.ones(rows, 8) * (2 if differs and RANK == SIZE - 1 else 1), torch.ones(rows, 8)
+        batch = torch.ones(rows, 8) * (2 if differs and RANK == SIZE - 1 else 1), torch.ones(rows, 8, device=batch_on)
         if what == "tied":
             batch = {"inputs_embeds": torch.ones(rows, 8, 32), "labels": torch.ones(rows, 8, dtype=torch.int64)}
         if what == "shifts":
@@ -504,11 +540,11 @@ def groups():
     return found, len(state["param_groups"])
 
 
-def thawed():
+def thawed(**options):
     """Layers are frozen and trained again between steps. Returns whether the losses are those of the whole model."""
     torch.manual_seed(3)
     whole_model = nn.Sequential(*_linears(4))
-    pipe = sluice.torch.Pipeline(copy.deepcopy(whole_model), sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=2)
+    pipe = sluice.torch.Pipeline(copy.deepcopy(whole_model), sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
     plain = torch.optim.SGD(whole_model.parameters(), lr=0.1)
     x, y = torch.ones(4, 8), torch.zeros(4, 8)
     same = []
@@ -541,31 +577,31 @@ def unseen(folder):
     return text, made
 
 
-def from_weights(folder):
+def from_weights(folder, **options):
     """A model on the meta device gets its values from files. Returns whether they are those."""
     model = made("llama")
     if RANK == 0:
         model.save_pretrained(folder)
     expected = digests(model)
-    _meet()  # rank 0 has written the model then
+    _meet(**options)  # rank 0 has written the model then
     with torch.device("meta"):
         model = MODELS["llama"]()
-    pipe = sluice.torch.Pipeline(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, weights=folder)
+    pipe = sluice.torch.Pipeline(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, weights=folder, **options)
     found = digests(pipe)
     pipe.close()
     return len(found), all(expected[name] == digest for name, digest in found.items())
 
 
-def _meet():
-    sluice.torch.Pipeline(_linears(SIZE), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1).close()
+def _meet(**options):
+    sluice.torch.Pipeline(_linears(SIZE), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, **options).close()
 
 
-def evaluated(name):
+def evaluated(name, **options):
     """A batch's loss without gradients, in both modes and after a step, on the stages and on one rank that wraps the whole model."""
     alone = RANK == 0
     model, twin = made(name), made(name)
     settings = sluice.SGD(lr=1e-2)
-    pipe = sluice.torch.Pipeline(model, settings, memory="4GiB", micro_batches=3)
+    pipe = sluice.torch.Pipeline(model, settings, memory="4GiB", micro_batches=3, **options)
     if alone:
         twin = nn.Sequential(*twin) if isinstance(twin, list) else twin
         twin, optimizer = sluice.torch.wrap(twin, settings, memory="4GiB", ranks=False)

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import Error, InvalidArgumentError
 from ..ranks import Message, Ranks
+from ._estimate import CPU
 
 _HEADER = 16384  # the bytes that say what a value is
 _VALUES, _VALUES_OF, _GRADIENTS, _GRADIENTS_OF = (
@@ -28,24 +29,28 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]
     gradient: bool  # whether it has a gradient
     strides: tuple[int, ...]
+    on_gpu: bool  # whether it is on the GPU of the stage that has it; then it passes through registered memory of the host
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Kind:
         shape = tuple(tensor.shape)
         strides = tensor.stride() if _is_dense(tensor) else torch.empty(shape, device="meta").stride()
-        return Kind(str(tensor.dtype).removeprefix("torch."), shape, tensor.requires_grad, strides)
+        return Kind(str(tensor.dtype).removeprefix("torch."), shape, tensor.requires_grad, strides, tensor.device.type != "cpu")
 
     @staticmethod
-    def told(dtype: str, shape: Sequence[int], gradient: bool, strides: Sequence[int]) -> Kind:
+    def told(dtype: str, shape: Sequence[int], gradient: bool, strides: Sequence[int], on_gpu: bool) -> Kind:
         """The kind again that was written as JSON."""
-        return Kind(dtype, tuple(shape), gradient, tuple(strides))
+        return Kind(dtype, tuple(shape), gradient, tuple(strides), on_gpu)
 
     def empty(self) -> torch.Tensor:
-        return torch.empty_strided(self.shape, self.strides, dtype=getattr(torch, self.dtype))
+        """Memory of the host for it."""
+        dtype = getattr(torch, self.dtype)
+        return torch.empty_strided(self.shape, self.strides, dtype=dtype, device="cpu", pin_memory=self.on_gpu)
 
     def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of this shape and type, whose elements lie as this one's."""
-        return tensor if tensor.stride() == self.strides and _is_dense(tensor) else self.empty().copy_(tensor)
+        """A tensor of this shape and type, in the host's memory, whose elements lie as this one's."""
+        there = not self.on_gpu and tensor.stride() == self.strides and _is_dense(tensor)
+        return tensor if there else self.empty().copy_(tensor)  # which waits for a GPU
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -53,20 +58,21 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return torch.ops.aten.is_non_overlapping_and_dense(tensor) if tensor.numel() else tensor.is_contiguous()
 
 
-def described(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A value as JSON, in which tensors are numbers of `tensors`, where they are put."""
+def described(value: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
+    """A value as JSON, in which tensors are numbers of `tensors`, where they are put. device: where the stage computes."""
     if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.device.type != "cpu":
+        if value.layout != torch.strided or value.device not in (device, CPU):
+            there = "on the CPU" + ("" if device == CPU else f" or {device}, where this stage computes,")
             raise InvalidArgumentError(
-                f"a tensor that is {value.layout} and on {value.device} passes between stages; dense ones on the CPU can"
+                f"a tensor that is {value.layout} and on {value.device} passes between stages; dense ones {there} can"
             )
         if not any(t is value for t in tensors):
             tensors.append(value)
         return {"tensor": next(number for number, t in enumerate(tensors) if t is value)}
     if type(value) in (tuple, list):
-        return {type(value).__name__: [described(each, tensors) for each in value]}
+        return {type(value).__name__: [described(each, tensors, device) for each in value]}
     if type(value) is dict:
-        return {"dict": [[described(key, tensors), described(each, tensors)] for key, each in value.items()]}
+        return {"dict": [[described(each, tensors, device) for each in item] for item in value.items()]}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InvalidArgumentError(
@@ -106,10 +112,11 @@ _Begun = tuple[Optional[Message], torch.Tensor]  # a message, None where it has 
 
 class Border:
     """The messages between this stage and a neighbour, in one step: values in one direction, gradients in the other one. Each ascend by
-    items. kinds: of the tensors of each value, where they are known before; else they come with the first one."""
+    items. kinds: of the tensors of each value, where they are known before; else they come with the first one. device: where this stage
+    computes."""
 
-    def __init__(self, ranks: Ranks, other: int, kinds: Optional[list[Kind]]) -> None:
-        self._ranks, self._other, self.kinds, self._known = ranks, other, kinds, kinds is not None
+    def __init__(self, ranks: Ranks, other: int, kinds: Optional[list[Kind]], device: torch.device) -> None:
+        self._ranks, self._other, self.kinds, self._known, self._device = ranks, other, kinds, kinds is not None, device
         self._received: dict[int, list[_Begun]] = {}  # by item: what was begun
         self._sent: list[tuple[int, _Begun]] = []  # with the item, which ascends
         self._open: dict[int, _Begun] = {}  # all that was begun and not awaited, by the message's id
@@ -119,7 +126,7 @@ class Border:
     def send(self, item: int, value: Any) -> list[torch.Tensor]:
         """Begins to send a value. Returns its tensors."""
         tensors: list[torch.Tensor] = []
-        told = described(value, tensors)
+        told = described(value, tensors, self._device)
         kinds = [Kind.of(t) for t in tensors]
         self.kinds = kinds if self.kinds is None else self.kinds
         if kinds != self.kinds:
@@ -133,15 +140,15 @@ class Border:
                 f"a value that passes between stages takes {len(header)} bytes without its tensors, and {_HEADER} are the most"
             )
         self._send(item, _VALUES_OF, torch.frombuffer(bytearray(header.ljust(_HEADER)), dtype=torch.uint8))
-        for t in tensors:
+        for t, kind in zip(tensors, kinds, strict=True):
+            dense = kind.laid_out(t.detach())
             # What no operation has made, as a buffer, may be written while it is under way.
-            dense = t.detach() if _is_dense(t) else t.detach().contiguous()
-            self._send(item, _VALUES, dense.clone() if t.grad_fn is None else dense)
+            self._send(item, _VALUES, dense.clone() if t.grad_fn is None and not kind.on_gpu else dense)
         return tensors
 
     def begin_value(self, item: int) -> None:
         """Begins to receive a value."""
-        self._received[item] = [self._receive(_VALUES_OF, torch.empty(_HEADER, dtype=torch.uint8))]
+        self._received[item] = [self._receive(_VALUES_OF, torch.empty(_HEADER, dtype=torch.uint8, device="cpu"))]
         if self._known:
             self._received[item] += self._tensors(_VALUES, self.kinds or ())
 
@@ -152,10 +159,10 @@ class Border:
         self.kinds = [Kind.told(*kind) for kind in given]
         if not self._known:
             begun = self._tensors(_VALUES, self.kinds)
-        anchor = torch.empty(0, requires_grad=True)
+        anchor = torch.empty(0, requires_grad=True, device="cpu")
         tensors = [
             _Received.apply(anchor, [t], functools.partial(take, number)) if kind.gradient else t
-            for number, (t, kind) in enumerate(zip(map(self._awaited, begun), self.kinds, strict=True))
+            for number, (t, kind) in enumerate(zip(self._came(begun, self.kinds), self.kinds, strict=True))
         ]
         return restored(told, tensors)
 
@@ -168,27 +175,37 @@ class Border:
 
     def gradients(self, item: int) -> list[Optional[torch.Tensor]]:
         """Waits for the gradients of the tensors that have one; None for those that the other stage did not use."""
-        begun = self._received.pop(item) if self._known else self._gradients()
-        there, *tensors = map(self._awaited, begun)
+        there, *begun = self._received.pop(item) if self._known else self._gradients()
+        used = self._awaited(there).tolist()
+        tensors = self._came(begun, self._with_gradient())
         self.end_sent(item)  # the other stage has it
-        return [t if used else None for t, used in zip(tensors, there.tolist(), strict=True)]
+        return [t if is_used else None for t, is_used in zip(tensors, used, strict=True)]
 
     def send_gradients(self, item: int, came: Mapping[int, torch.Tensor]) -> None:
         """Begins to send the gradients of a value that was received, by the numbers of its tensors, when those before are away."""
         self.end_sent(item - 1)
         wanted = [(number, kind) for number, kind in enumerate(self.kinds or ()) if kind.gradient]
-        self._send(item, _GRADIENTS_OF, torch.tensor([number in came for number, _ in wanted], dtype=torch.uint8))
+        self._send(item, _GRADIENTS_OF, torch.tensor([number in came for number, _ in wanted], dtype=torch.uint8, device="cpu"))
         for number, kind in wanted:
             self._send(item, _GRADIENTS, kind.laid_out(came[number]) if number in came else kind.empty().zero_())
 
     def _gradients(self) -> list[_Begun]:
-        wanted = [kind for kind in self.kinds or () if kind.gradient]
-        return [self._receive(_GRADIENTS_OF, torch.empty(len(wanted), dtype=torch.uint8)), *self._tensors(_GRADIENTS, wanted)]
+        wanted = self._with_gradient()
+        there = torch.empty(len(wanted), dtype=torch.uint8, device="cpu")
+        return [self._receive(_GRADIENTS_OF, there), *self._tensors(_GRADIENTS, wanted)]
+
+    def _with_gradient(self) -> list[Kind]:
+        return [kind for kind in self.kinds or () if kind.gradient]
 
     # ---- messages ----
 
     def _tensors(self, name: str, kinds: Sequence[Kind]) -> list[_Begun]:
         return [self._receive(name, kind.empty()) for kind in kinds]
+
+    def _came(self, begun: Sequence[_Begun], kinds: Sequence[Kind]) -> list[torch.Tensor]:
+        """Waits for tensors of these kinds, which are then where this stage has them."""
+        came = [self._awaited(each) for each in begun]
+        return [t.to(self._device, non_blocking=True) if kind.on_gpu else t for t, kind in zip(came, kinds, strict=True)]
 
     def _receive(self, name: str, into: torch.Tensor) -> _Begun:
         return self._begin(self._ranks.receive, name, into)

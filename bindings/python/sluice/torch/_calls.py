@@ -246,5 +246,15 @@ class Calls:
             self._presence.show({} if call is None else call.units)
 
 
+def calls_with(model: torch.nn.Module, parameter: torch.nn.Parameter) -> Callable[..., Any]:
+    """What calls a function, outside of the calls of a model on a GPU, with a parameter there that it needs: as a call of the module to
+    which the parameter's unit belongs."""
+    home: Home = parameter._sluice.presence.by_id[id(parameter)]  # type: ignore[attr-defined]
+    for module in model.modules():
+        if (made := vars(module).get("_call_impl")) is not None and not made.args[1].units.keys().isdisjoint(home.units):
+            return functools.partial(made.func, *made.args[:2])
+    raise AssertionError(f"the unit of '{home.name}' belongs to no module")
+
+
 def _units_of(places: Iterable[tuple[Mapping[str, Any], str, Home]]) -> dict[int, int]:
     return dict.fromkeys(sorted({unit for _, _, home in places for unit in home.units}), _abi.READ)

@@ -209,8 +209,9 @@ def give_first_values(
     """
     drawn = [p for p in model.parameters() if hasattr(p, DRAWN)]
     ids = {id(home.parameter) for home in unset} | set(map(id, drawn))
-    made = _make_buffers(model, presence.homes[0].memory.device)
-    with torch.no_grad(), presence.by_use(_abi.EDIT), _Draws(drawn) if drawn else contextlib.nullcontext():
+    device = presence.homes[0].memory.device
+    made = _make_buffers(model, device)
+    with torch.no_grad(), presence.by_use(_abi.EDIT), _Draws(drawn, device) if drawn else contextlib.nullcontext():
         with _kept_away(model, ids):
             for module in _children_first(model, set()):
                 inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in made for b in module.buffers())
@@ -234,15 +235,17 @@ def give_first_values(
 class _Draws(Mode):
     """Lets parameters of other ranks, which are on the meta device, take the random numbers that they would take with memory."""
 
-    def __init__(self, drawn: Iterable[torch.Tensor]) -> None:
+    def __init__(self, drawn: Iterable[torch.Tensor], device: torch.device) -> None:
+        """device: whose random numbers they are."""
         super().__init__()
+        self._device = device
         self._storages = {p.untyped_storage()._cdata for p in drawn}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         target = args[0] if args else None
         if torch.Tag.nondeterministic_seeded in func.tags and isinstance(target, torch.Tensor) and target.is_meta:
             if target.untyped_storage()._cdata in self._storages:
-                func(torch.empty_like(target, device="cpu"), *args[1:], **(kwargs or {}))
+                func(torch.empty_like(target, device=self._device), *args[1:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -20,8 +21,10 @@ from ..model import Path, Size, whole
 from ..optimizers import Optimizer as Settings
 from ..ranks import MOST_EXCHANGED, Message, Ranks
 from ._borders import Border, Kind
+from ._calls import calls_with
 from ._demand import Beside
 from ._engine import WrappedEngine, saved_buffers
+from ._estimate import CPU
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
 from ._optimizer import Optimizer
@@ -43,8 +46,6 @@ _REFUSED = {
     "accumulate": "micro_batches says how many there are",
     "update_in_backward": "gradients are added up over the micro-batches",
     "sample_batch": "each stage is called with what the one before gives; state reserve=..., or leave it to be found",
-    "device": "stages compute on the CPU",
-    "device_memory": "stages compute on the CPU",
 }
 
 
@@ -64,7 +65,8 @@ class Pipeline:
     pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first).
     stages: the layers or blocks of each stage, as "0-7,8-11"; None: so that none has many more parameters than the others.
     ranks, silence, patience, and options: as of wrap(); `memory` and so on are those of each rank, and `stage` is what the ranks of a
-        pipeline stage partition (ZeRO).
+        pipeline stage partition (ZeRO). With `device` and `device_memory` each stage computes on a GPU, as ranks that wrap() a model do:
+        "cuda" is that of LOCAL_RANK. `reserve` is then what PyTorch takes there for all micro-batches that a stage holds at once.
 
     All ranks call all functions, in the same order. The bits are those of as many ranks as there are along "data", of which each wraps the
     whole model and adds up the gradients of the same micro-batches' losses, each divided by their number, in their order; random numbers of
@@ -109,18 +111,21 @@ class Pipeline:
                 )
                 alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
                 others.check_alike(planned.prepared.alike | alike, model)
+                planned = planned._replace(prepared=_with_checked_gpu(model, planned, others))
             found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
             self._actions: list[tuple[str, int]] = json.loads(found)
             self._of_transformers = planned.blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
             self._owners = _owners(model, planned.cut)
             self._cut_of = planned.cut
+            self._device = CPU if (gpu := planned.prepared.gpu) is None else gpu.device
             buffers = list(saved_buffers(model))
             self.module, self.optimizer = self._moved_in(model, planned, ready)
         if self._ranks is not None:
             self.optimizer.register_step_pre_hook(self._compare_settings)
-        if self.stages > 1:
-            _engine_of(self.module).buffers_of_all = (buffers, self._gathered)
+        if self._of_pipeline.ranks is not None:
+            # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
+            _engine_of(self.module).buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
@@ -133,10 +138,12 @@ class Pipeline:
             cut.keep_own(planned.stored)
             prepared = prepared.after_cut()
             Keeper(prepared.memory, 0).give_back()
-        with self._others.random_of_rank_0():
+        with self._others.random_of_rank_0(prepared.gpu):
             module, optimizer = move_in(model, prepared, planned.stored, self._of_stage, ready)
         if cut is not None:
             cut.forget_others()
+            if cut.table is not None and prepared.gpu is not None:
+                cut.table.calls = calls_with(module, cut.table.weight)
         assert optimizer is not None, "it trains"
         return module, optimizer
 
@@ -155,10 +162,11 @@ class Pipeline:
 
     def forward_backward(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
         """Adds the gradients of a batch to the stages' parameters: where batches differ along "data", their mean, as with DDP. Returns the
-        mean of all micro-batches' losses, on all ranks.
+        mean of all micro-batches' losses, on all ranks, as a tensor on the CPU.
 
         batch: a pair of inputs, with which the first layer is called, and targets; of a model of transformers, the dict with which it is
-            called. Tensors in it are cut along their first dimension. All stages give the same, and ranks along "data" their own.
+            called. Tensors in it are cut along their first dimension. All stages give the same, and ranks along "data" their own. They are
+            on the CPU, or on the stage's GPU, to which what it needs of a micro-batch goes otherwise.
         loss_fn: is called with the last layer's output and the targets, or with the model's output and the dict. None, of a model of
             transformers: the loss that it has of its labels.
         """
@@ -183,7 +191,7 @@ class Pipeline:
             by_type: dict[torch.dtype, list[torch.Tensor]] = {}
             for name, dtype in self._parameters:
                 if name in every:
-                    by_type.setdefault(dtype, []).append(torch.tensor(every[name], dtype=dtype))
+                    by_type.setdefault(dtype, []).append(torch.tensor(every[name], dtype=dtype, device="cpu"))
             found = [norm for of_type in by_type.values() for norm in of_type]  # as torch.nn.utils groups them
             total = torch.linalg.vector_norm(torch.stack(found)) if found else torch.tensor(0.0)
             torch.nn.utils.clip_grads_with_norm_(own.values(), max_norm, total)
@@ -259,6 +267,7 @@ class Pipeline:
             raise InvalidArgumentError("there is no loss: give loss_fn, or, to a model of transformers, labels in the batch")
         shapes: list[Any] = []
         _each(batch, lambda t: shapes.append((str(t.dtype), tuple(t.shape))))
+        _each(batch, self._check_place)
         sizes = {shape[0] for _, shape in shapes if shape}
         if len(sizes) != 1 or (size := sizes.pop()) % self.micro_batches or not size:
             raise InvalidArgumentError(
@@ -273,10 +282,19 @@ class Pipeline:
 
         return [part(number) for number in range(self.micro_batches)], repr(shapes)
 
+    def _check_place(self, t: torch.Tensor) -> None:
+        if t.device not in (self._device, CPU):
+            others = "" if self._device == CPU else f", or on {self._device}, where this stage computes"
+            raise InvalidArgumentError(f"the batch has a tensor on {t.device}; give it on the CPU{others}")
+
+    def _here(self, value: Any) -> Any:
+        """A part of a batch, where this stage computes. (Copies from registered memory have ended when the step has.)"""
+        return _each(value, lambda t: t.to(self._device, non_blocking=True))
+
     def _check_alike(self, batch: Any) -> tuple[bytes, ...]:
         """Compares the batch, and whether it trains. Returns each rank's state, on which depends what passes between stages."""
         digest = hashlib.sha256()
-        _each(batch, lambda t: digest.update(t.detach().contiguous().view(-1).view(torch.uint8).numpy().data))
+        _each(batch, lambda t: digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data))
         trained = [p.requires_grad for p in self.module.parameters()]
         state = [self.module.training, torch.is_grad_enabled(), _autocast(), trained]
         own = digest.digest() + hashlib.sha256(repr(state).encode()).digest()
@@ -289,7 +307,7 @@ class Pipeline:
     def _compare_settings(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Comes before a step, in which the ranks would else wait for one that is in another call."""
         settings = [{name: given for name, given in group.items() if name != "params"} for group in optimizer.param_groups]
-        own, what = repr(settings), "the settings of the optimizer"
+        own, what = repr(_each(settings, torch.Tensor.cpu)), "the settings of the optimizer"
         self._compare(what, self._told(what, hashlib.sha256(own.encode()).digest()), f"its groups have {own:.200} here")
 
     def _told(self, what: str, own: bytes) -> list[bytes]:
@@ -317,7 +335,7 @@ class Pipeline:
         """The mean of the last stages' losses, on all ranks."""
         own = b"" if loss is None else json.dumps([str(loss.dtype).removeprefix("torch."), loss.item()]).encode()
         told = [json.loads(each) for each in self._told("the loss of a step", own) if each]
-        return torch.tensor(sum(value for _, value in told) / len(told), dtype=getattr(torch, told[0][0]))
+        return torch.tensor(sum(value for _, value in told) / len(told), dtype=getattr(torch, told[0][0]), device="cpu")
 
     def _norms(self, own: Mapping[str, float]) -> dict[str, float]:
         """All stages' norms, of gradients that there are."""
@@ -331,31 +349,6 @@ class Pipeline:
             for names, norms in zip(self._owners, told, strict=True):
                 every.update(zip(names[first : first + at_once], struct.unpack(f"{len(norms) // 8}d", norms)))
         return {name: norm for name, norm in every.items() if norm >= 0 or math.isnan(norm)}
-
-    def _gathered(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All stages' buffers on rank 0, for a checkpoint; on the others their own."""
-        assert self._of_pipeline.ranks is not None, "there are other stages"
-        if self.data_rank > 0:  # others tell of the same ones
-            return own
-        ranks = self._of_pipeline.ranks
-        kinds = json.dumps([[name, *Kind.of(buffer.contiguous())] for name, buffer in own.items()]).encode()
-        lengths = ranks.exchange("buffers", struct.pack("Q", len(kinds)))
-        if self.stage > 0:
-            for t in (torch.frombuffer(bytearray(kinds), dtype=torch.uint8), *own.values()):
-                self._moved(ranks.send, 0, t.contiguous())
-            return own
-        every = dict(own)
-        for stage, length in enumerate(lengths[1:], 1):
-            told = self._moved(ranks.receive, stage, torch.empty(struct.unpack("Q", length), dtype=torch.uint8))
-            for name, *kind in json.loads(told.numpy().tobytes()):
-                every.setdefault(name, self._moved(ranks.receive, stage, Kind.told(*kind).empty()))
-        return every
-
-    @staticmethod
-    def _moved(way: Callable[[int, str, int, int], Message], other: int, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.nbytes:
-            way(other, "a buffer", tensor.data_ptr(), tensor.nbytes).wait()
-        return tensor
 
     def _tell(self, error: BaseException) -> None:
         if self._ranks is not None:
@@ -393,7 +386,7 @@ class _Step:
         self._after = None if stage == last else self._border(stage + 1, kinds)
         self._lookups: Union[LookedUp, Fetched, None] = None
         if (cut := pipe._cut_of) is not None and cut.embedding is not None and stage in (0, last):
-            ids, border = [inputs[IDS] for inputs, _ in parts], self._border(last - stage, kinds)
+            ids, border = [pipe._here(inputs[IDS]) for inputs, _ in parts], self._border(last - stage, kinds)
             self._lookups = LookedUp(cut.table, border, ids, pipe.stages) if cut.table else Fetched(cut.embedding, border, ids)
         self._outputs: dict[int, Any] = {}
         self._came: dict[int, dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and tensor
@@ -402,7 +395,7 @@ class _Step:
     def _border(self, other: int, kinds: Sequence[Optional[list[Kind]]]) -> Border:
         number, ranks = len(self._borders), self._pipe._of_pipeline.ranks
         assert ranks is not None, "there are other stages"
-        self._borders.append(Border(ranks, other, kinds[number] if kinds else None))
+        self._borders.append(Border(ranks, other, kinds[number] if kinds else None, self._pipe._device))
         return self._borders[-1]
 
     def begin(self) -> None:
@@ -428,14 +421,14 @@ class _Step:
     def _called(self, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
         """What this stage gives: the loss on the last one."""
         if self._pipe._of_transformers:
-            named = dict(inputs) if self._after is None else {k: v for k, v in inputs.items() if k != "labels"}
+            named = self._pipe._here({k: v for k, v in inputs.items() if self._after is None or k != "labels"})
             output = self._pipe.module(*value, **{"use_cache": False, **named})
-            targets = inputs
+            targets = named
         else:
-            output = self._pipe.module(*value or (inputs,))
+            output = self._pipe.module(*value or (self._pipe._here(inputs),))
         if self._after is not None:
             return output
-        loss = output.loss if self._loss_fn is None else self._loss_fn(output, targets)
+        loss = output.loss if self._loss_fn is None else self._loss_fn(output, self._pipe._here(targets))
         if not isinstance(loss, torch.Tensor) or loss.dim():
             raise InvalidArgumentError(f"loss_fn returned {loss!r:.80}; a tensor without dimensions is needed")
         loss = loss / self._pipe.micro_batches
@@ -506,15 +499,18 @@ def _planned(
     is."""
     blocks = blocks_of(model)
     cut = None if ranks is None else Cut(model, blocks, ranks, pipeline, micro_batches, stages)
-    for name, t in [*model.named_parameters(), *model.named_buffers()]:
-        if t.device.type not in ("cpu", "meta"):
-            raise InvalidArgumentError(f"'{name}' is on {t.device}; stages of a Pipeline compute on the CPU: keep the model there")
     prepared = prepare(model, optimizer, together=data, cut=cut, **options)
     return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
 
 
-def _autocast() -> Optional[torch.dtype]:
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+def _with_checked_gpu(model: torch.nn.Module, planned: _Planned, others: Together) -> Prepared:
+    prepared = planned.prepared
+    draws = any(p.is_meta and name not in planned.stored for name, p in model.named_parameters())
+    return prepared._replace(gpu=others.check_gpus(prepared.gpu, prepared.options, draws))
+
+
+def _autocast() -> list[Optional[torch.dtype]]:
+    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
 
 
 def _most_at_once(actions: Sequence[tuple[str, int]]) -> int:
@@ -544,6 +540,11 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[s
     for name, why in _REFUSED.items():
         if options.get(name):
             raise InvalidArgumentError(f"{name} is given to a Pipeline: {why}; leave it out")
+    if isinstance(device := options.get("device"), (list, tuple)):
+        raise InvalidArgumentError(
+            f"device is {device!r:.80}; each stage is a process of its own, which has one GPU: give device='cuda', and start as many "
+            f"processes as there are stages (torchrun --nproc-per-node {len(device)})"
+        )
     _check_known("Pipeline", {name: given for name, given in options.items() if name not in _REFUSED})
 
 
@@ -561,6 +562,31 @@ def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:
     if cut is None:
         return [[name for name, _ in model.named_parameters()]]
     return [[name for name, p in model.named_parameters() if id(p) in own] for own in cut.parameters]
+
+
+def _gathered(ranks: Ranks, data_rank: int, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """All stages' buffers on rank 0, for a checkpoint; on the others their own. ranks: those of a pipeline."""
+    if data_rank > 0:  # others tell of the same ones
+        return own
+    own = {name: buffer.cpu().contiguous() for name, buffer in own.items()}
+    kinds = json.dumps([[name, *Kind.of(buffer)] for name, buffer in own.items()]).encode()
+    lengths = ranks.exchange("buffers", struct.pack("Q", len(kinds)))
+    if ranks.rank > 0:
+        for t in (torch.frombuffer(bytearray(kinds), dtype=torch.uint8), *own.values()):
+            _moved(ranks.send, 0, t)
+        return own
+    every = dict(own)
+    for stage, length in enumerate(lengths[1:], 1):
+        told = _moved(ranks.receive, stage, torch.empty(struct.unpack("Q", length), dtype=torch.uint8, device="cpu"))
+        for name, *kind in json.loads(told.numpy().tobytes()):
+            every.setdefault(name, _moved(ranks.receive, stage, Kind.told(*kind).empty()))
+    return every
+
+
+def _moved(way: Callable[[int, str, int, int], Message], other: int, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.nbytes:
+        way(other, "a buffer", tensor.data_ptr(), tensor.nbytes).wait()
+    return tensor
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:

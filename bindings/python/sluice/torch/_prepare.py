@@ -132,11 +132,12 @@ def prepare(
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or ())
     for keys in () if cut is None else roles.keys:
         keys.pop("param_names", None)  # those of all stages
-    several = together.ranks is not None or together.planned is not None
+    several = together.ranks is not None or together.planned is not None or cut is not None
     gpu = gpu_of(model, device_memory, device, several)
     if gpu is not None:
         check_writes(model)
-    of_stages = [find_units(model, units, by_calls=gpu is not None)] if cut is None else cut.groups(units)
+    by_calls = gpu is not None
+    of_stages = [find_units(model, units, by_calls)] if cut is None else cut.groups(units, by_calls)
     if gpu is not None:
         gpu.give_back()
     stage = 0 if cut is None else cut.stage

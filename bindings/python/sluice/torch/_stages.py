@@ -14,7 +14,7 @@ from .._handle import text_of
 from .._make import text
 from ..errors import InvalidArgumentError
 from ..ranks import Ranks
-from ._estimate import faked
+from ._estimate import CPU, faked
 from ._moving import DRAWN
 from ._tied import Fetching, Table, tied_embedding
 from ._units import Group, find_units, has_children
@@ -86,8 +86,8 @@ class Cut:
                     "into one"
                 )
 
-    def groups(self, units: Optional[Mapping[str, Sequence[str]]]) -> list[list[Group]]:
-        """The units of each stage. units: the user's own, of which each is in one stage."""
+    def groups(self, units: Optional[Mapping[str, Sequence[str]]], by_calls: bool) -> list[list[Group]]:
+        """The units of each stage. units: the user's own, of which each is in one stage; by_calls: see find_units()."""
         known = {id(p): name for name, p in self.model.named_parameters()}
         of_stages: list[dict[str, Sequence[str]]] = [{} for _ in range(self.count)]
         for unit, members in (units or {}).items():
@@ -97,7 +97,7 @@ class Cut:
                 raise InvalidArgumentError(f"the unit '{unit}' has parameters of several stages; give each stage a unit of its own")
             of_stages[has.index(True) if any(has) else 0][unit] = names
         return [
-            find_units(self.model, own or None, others=known.keys() - tensors.keys())
+            find_units(self.model, own or None, by_calls, known.keys() - tensors.keys())
             for own, tensors in zip(of_stages, self.parameters, strict=True)
         ]
 
@@ -322,10 +322,11 @@ def _called(model: torch.nn.Module, holder: str, besides: Sequence[str], tuples:
     places = model.get_submodule(holder)._modules
     blocks = dict(places)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    place = next((p.device for p in model.parameters() if not p.is_meta), CPU)
     try:
         places.update({name: _Elsewhere(module, block) for name, module in blocks.items() if module is not None})
         with torch.random.fork_rng([]), faked(model, fake, False), fake, torch.no_grad():
-            model(input_ids=torch.ones(1, 2, dtype=torch.int64), use_cache=False)
+            model(input_ids=torch.ones(1, 2, dtype=torch.int64, device=place), use_cache=False)
     except (InvalidArgumentError, _TakesFirst):
         raise
     except Exception as error:

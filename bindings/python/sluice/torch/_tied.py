@@ -48,6 +48,7 @@ class Table:
         """fill: what the model's own code gets of the embedding on this stage, where no value of it counts."""
         self._module = module = model.get_submodule(embedding)
         self._changed = [module]  # modules whose forward() is replaced
+        self.calls: Callable[..., Any] = lambda run, *args: run(*args)  # on a GPU calls_with(); touches bring the table in
         self._in_head: Optional[torch.Tensor] = None  # as heads use it in this micro-batch
         self._item, self._rows = 0, torch.empty(0, dtype=torch.int64)  # the micro-batch, and the rows of it that wait
         self._waiting: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by micro-batch: rows, and the head's part of them
@@ -60,6 +61,11 @@ class Table:
                         head.forward = self._with(head, key, self._used_by_head)
                         self._changed.append(head)
 
+    @property
+    def weight(self) -> torch.nn.Parameter:
+        """The table itself."""
+        return self._module.weight  # type: ignore[return-value]
+
     def close(self) -> None:
         """Leaves the modules as they were."""
         for module in self._changed:
@@ -67,7 +73,7 @@ class Table:
 
     def bytes_held(self, waiting: int, ahead: int) -> int:
         """The bytes of so many rows that wait, and of so many tokens that are looked up ahead."""
-        table: torch.Tensor = self._module.weight  # type: ignore[assignment]
+        table = self.weight
         row = table.shape[1] * table.element_size()
         trains = torch.is_grad_enabled() and table.requires_grad
         return ahead * row + (waiting * row + table.nbytes if trains else 0)  # and a copy of a gradient
@@ -108,9 +114,13 @@ class Table:
         """Comes before this stage's forward pass. rows: those in which the head's part waits."""
         self._in_head, self._item, self._rows = None, item, rows
 
+    def end(self) -> None:
+        """Comes after it. What was used refers to this object, which would else keep it, and with it the engine."""
+        self._in_head = None
+
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """What the embedding gives for these tokens."""
-        found: torch.Tensor = self._look(ids)
+        found: torch.Tensor = self.calls(self._look, ids)
         return found
 
     def add(self, item: int, found: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
@@ -149,6 +159,7 @@ class LookedUp:
         self._table.begin(item, self._rows)
 
     def after_forward(self, item: int) -> None:
+        self._table.end()
         if item + self._stages + 1 < len(self._ids):
             self._send(item + self._stages + 1)
         if not torch.is_grad_enabled():
