@@ -5,6 +5,7 @@
 
   kill         kills a run N times (200) at random moments, also inside saves, and resumes it
   rank         kills or stops one of 2 to 4 ranks N times (100)
+  gpu-rank     kills or stops one of 2 or 3 ranks of a wrapped model, on fake GPUs, N times (100)
   host         cuts the wire of one of 2 or 3 hosts N times (30), which scripts/hosts.sh makes
   fault        injects N faults (10000) into short runs, and produces each real fault that the machine allows
   rank-fault   injects faults at one of several ranks in N rounds (1000), and produces real ones there
@@ -14,7 +15,7 @@
   all          each of these with its own number, as before an issue ends
 
 Whatever happens to a run, it must end with the bits of one to which nothing happened, or with an error after which --resume leads to
-them. CI runs a share of each (tests/python/cli/test_campaigns.py; those of host and rank-fault are marked as long). The exit status is 1
+them. CI runs a share of each (tests/python/cli/test_campaigns.py; those of gpu-rank, host and rank-fault are marked as long). The exit status is 1
 where something was wrong."""
 import argparse
 import pathlib
@@ -22,9 +23,11 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 import matrix  # noqa: E402
 from fault_campaign import RealFaults, injected  # noqa: E402
+from gpu_rank_campaign import GpuRankCampaign  # noqa: E402
 from host_campaign import HostCampaign  # noqa: E402
 from kill_campaign import Campaign  # noqa: E402
 from rank_campaign import RankCampaign  # noqa: E402
@@ -44,7 +47,7 @@ def kill(campaign, a):
     where = ", ".join(f"{count} {place}" for place, count in sorted(campaign.kills.items()))
     print(f"\r{campaign.killed} kills ({where}) in {time.monotonic() - begin:.0f} s, {campaign.rounds} runs resumed to their end:")
     print("losses, parameters, optimizer state and the best checkpoint equal those of a run that was never stopped, bit by bit")
-    if isinstance(campaign, RankCampaign):
+    if isinstance(campaign, (RankCampaign, GpuRankCampaign)):
         print(f"all other ranks named the rank, and ended within {campaign.slowest:.2f} s (of a death, or of --silence)")
     return 0
 
@@ -66,6 +69,7 @@ def fault(make, a, program="fault_campaign"):
 KINDS = {
     "kill": (200, lambda folder, a: kill(Campaign(folder, a.seed), a)),
     "rank": (100, lambda folder, a: kill(RankCampaign(folder, a.ranks or 4, a.seed, a.within), a)),
+    "gpu-rank": (100, lambda folder, a: kill(GpuRankCampaign(folder, a.ranks or 2, a.seed, a.within), a)),
     "host": (30, lambda folder, a: kill(HostCampaign(folder, a.ranks or 3, a.seed, a.within), a)),
     "fault": (10000, lambda folder, a: fault(lambda: RealFaults(folder, a.seed), a)),
     "rank-fault": (1000, lambda folder, a: fault(lambda: RankFaults(folder, a.ranks or 4, a.seed), a, "rank_fault_campaign")),

@@ -4,10 +4,12 @@ a busy machine needs. Cells that have every value of a setting run always (of ra
 import pytest
 import rank_matrix
 from fault_campaign import RealFaults
+from gpu_rank_campaign import GpuRankCampaign
 from kill_campaign import SLUICE, Campaign
 from matrix import AXES, pairs_of, sample, try_cell
 from rank_campaign import RankCampaign
 from rank_faults import RankFaults
+from support import fake_gpu
 
 pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
 CELLS, CELLS_OF_RANKS = sample(), pairs_of(rank_matrix.all_cells())
@@ -33,6 +35,14 @@ def test_lost_ranks_and_resumes_change_no_bit(tmp_path):
     campaign = RankCampaign(tmp_path, 3, seed=2, within=30)
     campaign.run(1)
     assert campaign.killed >= 1 and campaign.rounds >= 1, campaign.kills
+
+
+@pytest.mark.long
+def test_lost_ranks_on_gpus_change_no_bit(tmp_path):
+    fake_gpu.require_built()
+    campaign = GpuRankCampaign(tmp_path, 2, seed=2, within=30)
+    campaign.run(2)
+    assert campaign.killed >= 2 and campaign.rounds >= 1, campaign.kills
 
 
 @pytest.mark.parametrize("make, chosen", [

@@ -1,0 +1,42 @@
+"""A rank of a run of gpu_rank_campaign.py: trains a wrapped GPT-2 from the newest checkpoint in a folder on, saves after each step, and
+prints what it saw, a line of JSON each.
+
+    gpu_rank.py FOLDER STEPS OPTIONS    OPTIONS is JSON: "gpu", with the driver's schedule and seed, or null; the rest is wrap()'s"""
+import contextlib
+import json
+import pathlib
+import sys
+
+from support import fake_gpu, over_ranks
+
+import sluice.torch
+
+
+def tell(*what):
+    print(json.dumps(what), flush=True)
+
+
+def train(folder, steps, place, gpu, **options):
+    on_gpu = over_ranks.ON_GPU if gpu else {}
+    model, optimizer = over_ranks._wrapped("gpt2", place, accumulate=over_ranks.SIZE, **options, **on_gpu)
+    engine = sluice.torch.engine_of(model)
+    if any(pathlib.Path(folder).glob("step-*")):
+        engine.load(folder)
+    tell("ready")
+    for step in range(engine.steps, steps):
+        losses, norms = over_ranks._loop(model, optimizer, "gpt2", 1, over_ranks.SIZE, clip=1.0, first=step)
+        tell(step, losses, norms)
+        engine.save(folder, keep=2)
+    tell("ended", over_ranks._digest(model))
+    sluice.torch.close(model, values=False)
+
+
+def main():
+    folder, steps, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    gpu = options["gpu"]
+    with fake_gpu.shared(devices=over_ranks.SIZE, **gpu) if gpu else contextlib.nullcontext():
+        train(folder, steps, **options)
+
+
+if __name__ == "__main__":
+    main()
