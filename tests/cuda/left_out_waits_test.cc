@@ -1,5 +1,6 @@
 #include <gtest/gtest-spi.h>
 
+#include "comm/worlds.h"
 #include "cuda/engine_client.h"
 #include "engine/memory/device_work.h"
 
@@ -45,11 +46,27 @@ class LeftOutWaitsTest : public KernelTest {
   using Schedule = fake_cuda::Schedule;
   struct Scenario {
     Case setup;
-    Outcome expected;
+    std::vector<Outcome> expected;  // by rank
   };
+  // device: the first rank's; null: all compute on the CPU.
+  static std::vector<Outcome> train(const Case& setup, Device* device) {
+    const auto train_one = [&](Case own, Device* gpu, comm::Communicator* others) {
+      return gpu == nullptr ? train_on_cpu(std::move(own), others)
+                            : train_on_gpu(
+                                  own, *gpu, [](Made&) {}, others);
+    };
+    if (setup.ranks.size == 1) return {train_one(setup, device, nullptr)};
+    std::vector<Outcome> outcomes(static_cast<std::size_t>(setup.ranks.size));
+    comm::run_communicators(comm::World::kThreads, setup.ranks.size, [&](comm::Communicator& of) {
+      Case own = setup;
+      own.ranks.rank = of.rank();
+      outcomes[static_cast<std::size_t>(of.rank())] = train_one(own, of.rank() == 0 ? device : nullptr, &of);
+    });
+    return outcomes;
+  }
 
   // Together they use every way in which memory passes from one stream to another.
-  enum Way { kInHostMemory, kOnTheDevice, kGradientsOnDisk, kLooks, kLeaves };
+  enum Way { kInHostMemory, kOnTheDevice, kGradientsOnDisk, kLooks, kLeaves, kOfRanks, kOfShards };
   static Scenario scenario_of(Way way) {
     Case setup;
     setup.blocks = 10;  // more than there are frames and slots for
@@ -62,7 +79,17 @@ class LeftOutWaitsTest : public KernelTest {
     }
     setup.looks = way == kLooks;
     setup.leaves = way == kLeaves;
-    Scenario scenario = {setup, train_on_cpu(setup)};
+    if (way == kOfRanks) {
+      setup.ranks = {0, 2};
+      setup.places = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
+      setup.updates = Tier::kDevice;
+      setup.stage = 1;
+    }
+    if (way == kOfShards) {  // where gradients also wait in host memory
+      setup.ranks = {0, 2};
+      setup.stage = 3;
+    }
+    Scenario scenario = {setup, train(setup, nullptr)};
     scenario.setup.device = 128 * kMiB;
     return scenario;
   }
@@ -96,10 +123,10 @@ class LeftOutWaitsTest : public KernelTest {
       // What fails at the end, too, is expected here.
       testing::TestPartResultArray failures;
       const testing::ScopedFakeTestPartResultReporter reporter(
-          testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+          testing::ScopedFakeTestPartResultReporter::INTERCEPT_ALL_THREADS, &failures);
       try {
         device_ = open_device(0);
-        is_right = train_on_gpu(scenario.setup, *device_, [](Made&) {}) == scenario.expected;
+        is_right = train(scenario.setup, device_.get()) == scenario.expected;
       } catch (const Error&) {
       }
       device_.reset();
@@ -143,6 +170,21 @@ TEST_P(WaitsOfAStream, AreFoundWhereTheyAreLeftOut) {
     }
     times_ = 0;
     EXPECT_FALSE(is_right(scenarios[way], mutant)) << text(mutant) << ", left out " << times_ << " times";
+  }
+}
+
+// For pieces that leave, and for those that have come and whose memory is used again.
+TEST_F(LeftOutWaitsTest, OfPiecesOfRanksAreFound) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const Way way : {kOfRanks, kOfShards}) {
+    const Scenario scenario = scenario_of(way);
+    EXPECT_TRUE(is_right(scenario, std::nullopt));
+    for (const Stream stream : {kOut, kIn}) {
+      const LeftOut mutant = {"cuEventSynchronize", stream};
+      times_ = 0;
+      EXPECT_FALSE(is_right(scenario, mutant))
+          << "way " << way << ", " << text(mutant) << ", left out " << times_ << " times";
+    }
   }
 }
 
