@@ -132,15 +132,19 @@ TEST_F(PipelineRunsTest, HavePassesAndMessagesInTheirTrace) {
   EXPECT_THAT(events.at(3), IsSupersetOf({"compute: loss final, item 1"}));
 }
 
+// A mesh of any kind goes on from one of any other, also one that the run chooses.
 TEST_F(PipelineRunsTest, GoOnWithAnotherMesh) {
-  const std::string flags = "--optimizer adamw --dtype bf16 --reproducible";
-  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 4)));
+  const std::string flags = "--optimizer adamw --dtype bf16 --reproducible", on = flags + " --resume";
+  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 7)));
   expect_done(run_sluice(cut("run", {2, 3, "3", "memory", flags}, 1)));
-  expect_done(run_sluice(placed("run", {1, "0", "memory", flags + " --resume"}, 2)));
-  expect_done(run_sluice(cut("run", {2, 2, "1", "memory", flags + " --resume --chunks 2"}, 3)));
-  expect_done(run_sluice(cut("run", {1, 3, "0", "disk", flags + " --resume --pipeline gpipe"}, 4)));
+  expect_done(run_sluice(placed("run", {2, "3", "memory", on + " --mesh tensor=2"}, 2)));
+  expect_done(run_sluice(placed("run", {1, "0", "memory", on}, 3)));
+  expect_done(run_sluice(cut("run", {2, 2, "1", "memory", on + " --chunks 2"}, 4)));
+  expect_done(run_sluice(placed("run", {4, "1", "memory", on + " --mesh data=2,tensor=2"}, 5)));
+  expect_done(run_sluice(words("run", 4, 6, on + " --mesh auto")));
+  expect_done(run_sluice(cut("run", {1, 3, "0", "disk", on + " --pipeline gpipe"}, 7)));
   EXPECT_EQ(losses("run"), losses("whole"));
-  EXPECT_TRUE(tensors("run", 4) == tensors("whole", 4));
+  EXPECT_TRUE(tensors("run", 7) == tensors("whole", 7));
 }
 
 // The first stage has posted the receive of its last gradient long before anybody computes that.
