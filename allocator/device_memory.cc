@@ -213,7 +213,6 @@ DeviceHome& DeviceHome::operator=(DeviceHome&& other) noexcept = default;
 DeviceAddress DeviceHome::address() const { return state_->addresses.get(); }
 std::size_t DeviceHome::size() const { return state_->size; }
 std::size_t DeviceHome::placed() const { return state_->placed * state_->pool.extent_bytes; }
-const std::string& DeviceHome::name() const { return state_->name; }
 
 DeviceFramePool::DeviceFramePool(Ledger& ledger, Device& device, std::size_t extent_bytes,
                                  std::size_t extents) {
@@ -227,7 +226,6 @@ DeviceFramePool::~DeviceFramePool() {
   ensure(free_extents() == extents(), "a frame pool ended while homes hold {} of its {} extents",
          extents() - free_extents(), extents());
 }
-std::size_t DeviceFramePool::extent_bytes() const { return state_->extent_bytes; }
 std::size_t DeviceFramePool::extents() const { return state_->frames.size(); }
 std::size_t DeviceFramePool::free_extents() const { return state_->free; }
 std::size_t DeviceFramePool::extents_for(std::size_t bytes) const {

@@ -48,7 +48,6 @@ class DeviceHome {
   DeviceAddress address() const;
   std::size_t size() const;    // of the range
   std::size_t placed() const;  // bytes from the start that have memory under them
-  const std::string& name() const;
 
  private:
   friend class DeviceFramePool;
@@ -70,7 +69,6 @@ class DeviceFramePool {
   DeviceFramePool(const DeviceFramePool&) = delete;
   DeviceFramePool& operator=(const DeviceFramePool&) = delete;
 
-  std::size_t extent_bytes() const;
   std::size_t extents() const;
   std::size_t free_extents() const;
   std::size_t extents_for(std::size_t bytes) const;  // the number of extents that so many bytes take

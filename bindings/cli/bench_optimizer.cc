@@ -187,13 +187,13 @@ class CacheTrials {
   CacheTrials(int threads, const Combination& combination) {
     for (int i = 0; i < threads; ++i) each_.push_back(std::make_unique<One>(combination));
   }
-  double rate() const {  // bytes per second of all threads
+  double rate(double seconds) const {  // bytes per second of all threads
     std::vector<double> rates(each_.size());
     std::vector<std::thread> workers;
     for (std::size_t i = 0; i < each_.size(); ++i)
       workers.emplace_back([&, i] {
         Trial& trial = each_[i]->trial;
-        rates[i] = rate_of(bytes_moved(trial.passes()), [&] { trial.apply(); });
+        rates[i] = rate_of(bytes_moved(trial.passes()), seconds, [&] { trial.apply(); });
       });
     for (std::thread& worker : workers) worker.join();
     double sum = 0;
@@ -262,7 +262,7 @@ void measure(Threads& threads, kernels::F32Products* products, const Combination
     work.products = [&] { trial.multiply(); };
   } else {
     caches.emplace(report.threads, combination);
-    work.arithmetic = [&] { return caches->rate(); };
+    work.arithmetic = [&](double round) { return caches->rate(round); };
   }
   const double moved =
       static_cast<double>(bytes_moved(work.passes)) / static_cast<double>(elements_of(shape));

@@ -16,7 +16,8 @@ constexpr std::size_t kBeyondCaches = 128 * kMiB;
 using Clock = std::chrono::steady_clock;
 using Touch = kernels::MemoryStream::Touch;
 
-constexpr double kLeastRound = 0.05;  // seconds; shorter rounds measure the clock and the waking of threads
+// Seconds of a round, where there is time for it: shorter ones measure the clock and the waking of threads.
+constexpr double kRound = 0.05;
 
 // The indices of a work's limits in the result of MemoryBench::limits().
 enum Limit : std::size_t { kMemory, kByLines, kArithmetic, kProducts, kLimits };
@@ -43,22 +44,22 @@ std::size_t bytes_moved(const std::vector<MemoryPass>& passes) {
   return bytes;
 }
 
-double rate_of(std::size_t bytes, const std::function<void()>& call) {
+double rate_of(std::size_t bytes, double seconds, const std::function<void()>& call) {
   const Clock::time_point begin = Clock::now();
-  double seconds = 0;
+  double passed = 0;
   std::size_t calls = 0;
   do {
     call();
     ++calls;
-    seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  } while (seconds < kLeastRound);
-  return static_cast<double>(bytes * calls) / seconds;
+    passed = std::chrono::duration<double>(Clock::now() - begin).count();
+  } while (passed < seconds);
+  return static_cast<double>(bytes * calls) / passed;
 }
 
 double MemoryBench::memory_rate(const MemoryWork& work, kernels::Turns turns) {
   double best = 0;
   for (const auto stores : {kernels::Stores::kPlain, kernels::Stores::kPastCaches})
-    best = std::max(best, rate_of(bytes_moved(work.passes), [&] {
+    best = std::max(best, rate_of(bytes_moved(work.passes), round_, [&] {
                       for (const MemoryPass& pass : work.passes)
                         kernels::go_through(threads_, pass, stores, turns);
                     }));
@@ -69,8 +70,8 @@ std::vector<double> MemoryBench::limits(const MemoryWork& work) {
   std::vector<double> rates(kLimits, 0);
   rates[kMemory] = memory_rate(work, kernels::Turns::kPages);
   rates[kByLines] = memory_rate(work, kernels::Turns::kLines);
-  if (work.arithmetic) rates[kArithmetic] = work.arithmetic();
-  if (work.products) rates[kProducts] = rate_of(bytes_moved(work.passes), work.products);
+  if (work.arithmetic) rates[kArithmetic] = work.arithmetic(round_);
+  if (work.products) rates[kProducts] = rate_of(bytes_moved(work.passes), round_, work.products);
   return rates;
 }
 
@@ -96,10 +97,12 @@ BenchRow MemoryBench::row_of(const MemoryWork& work, double reached,
 }
 
 void MemoryBench::measure(double seconds, BenchProgress& progress) {
+  round_ = std::min(kRound, seconds / static_cast<double>(works_.size()));
   std::vector<BenchWork> rounds;
   for (const MemoryWork& work : works_) {
-    rounds.push_back(
-        {work.name, [&] { return std::vector<double>{rate_of(bytes_moved(work.passes), work.call)}; }});
+    rounds.push_back({work.name, [&] {
+                        return std::vector<double>{rate_of(bytes_moved(work.passes), round_, work.call)};
+                      }});
     rounds.push_back({work.name + ", limit", [&] { return limits(work); }});
   }
   const auto found = medians_in_turn(rounds, seconds, progress);

@@ -12,15 +12,16 @@ namespace sluice::cli {
 using MemoryPass = std::vector<kernels::MemoryStream>;  // the streams that one loop goes through side by side
 std::size_t bytes_moved(const std::vector<MemoryPass>& passes);
 
-// Runs one round: as many calls as take a while. Returns bytes per second, where one call moves `bytes`.
-double rate_of(std::size_t bytes, const std::function<void()>& call);
+// Runs one round: as many calls as take so many seconds. Returns bytes per second, where one call moves
+// `bytes`.
+double rate_of(std::size_t bytes, double seconds, const std::function<void()>& call);
 
 struct MemoryWork {
   std::string name;
   std::vector<MemoryPass> passes;  // the bytes that a call must move, one pass after another
   std::function<void()> call;      // does the work
-  std::function<double()>
-      arithmetic;                  // returns bytes per second of the same work in the caches; may be empty
+  // Returns bytes per second of the same work in the caches, in a round of so many seconds; may be empty.
+  std::function<double(double seconds)> arithmetic;
   std::function<void()> products;  // does a call's matrix products alone; empty where it has none
 };
 
@@ -41,6 +42,7 @@ class MemoryBench {
   Threads& threads_;
   BenchReport& report_;
   std::vector<MemoryWork> works_;
+  double round_ = 0;  // seconds
 };
 
 // Arrays of a multiple of this many elements are whole numbers of stream blocks, whether f32 or narrower.

@@ -18,12 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-FileSum sum_of(const std::string& text) {
-  FileSummer summer;
-  summer.add(std::as_bytes(std::span(text)));
-  return summer.finish();
-}
-
 }  // namespace
 
 std::string optimizer_file(std::string_view state) { return fmt::format("optimizer.{}.safetensors", state); }
@@ -119,10 +113,6 @@ void CheckpointWriter::add_file(const OwnFile& file) {
   files_.push_back({file.name, nullptr, summer.finish(), false});
 }
 
-void CheckpointWriter::add_text_file(const std::string& name, const std::string& text) {
-  add_file({name, {std::as_bytes(std::span(text))}});
-}
-
 void CheckpointWriter::add_shared_file(const std::string& name, std::uint64_t bytes) {
   const std::string path = begin_file(name);
   io_.open(path, offload::OpenMode::kCreate)->allocate(round_up(bytes, kDiskBlock));
@@ -197,15 +187,6 @@ std::string CheckpointReader::path_of(const CheckpointFile& file) const {
 std::unique_ptr<SafetensorsReader> CheckpointReader::open_tensors(std::string_view name) const {
   const CheckpointFile& found = file(name);
   return std::make_unique<SafetensorsReader>(io_, path_of(found), ahead_, found.sum);
-}
-
-std::string CheckpointReader::read_text(std::string_view name) const {
-  const CheckpointFile& found = file(name);
-  std::string text = read_text_file(path_of(found));
-  if (const FileSum sum = sum_of(text); sum != found.sum)
-    fail(ErrorCode::kCorrupt, "'{}' is damaged: the checksum is {}, and {} was written", path_of(found),
-         to_hex(sum.checksum()), to_hex(found.sum.checksum()));
-  return text;
 }
 
 std::optional<std::string> CheckpointReader::verified(std::string_view name) const {

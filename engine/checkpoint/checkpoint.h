@@ -94,7 +94,6 @@ class CheckpointWriter {
   // Error(kInvalidArgument) for a name that is taken or not plain.
   SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
   void add_file(const OwnFile& file);
-  void add_text_file(const std::string& name, const std::string& text);
   // The folder that the files are in until commit().
   const std::string& partial() const { return partial_; }
   // Makes a file of so many bytes that others write, and allocates it on the disk. Before commit(),
@@ -138,7 +137,6 @@ class CheckpointReader {
 
   // Every byte is verified before it is handed out. Throws Error(kNotFound | kCorrupt | kIo).
   std::unique_ptr<SafetensorsReader> open_tensors(std::string_view name) const;
-  std::string read_text(std::string_view name) const;
   // Reads a file whole. Returns its path; nothing where there is no such file.
   std::optional<std::string> verified(std::string_view name) const;
   // Reads and verifies every byte. Throws Error(kCorrupt) that names the first damaged file and offset.

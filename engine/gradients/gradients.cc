@@ -161,12 +161,10 @@ void Gradients::widen(UnitId unit) {
 
 kernels::SquareSum squares_within(const Layout& layout, Threads& threads, ParameterId parameter,
                                   ConstArray values, ElementRange elements) {
-  const Layout::Location& location = layout.location(parameter);
-  const std::size_t from = std::clamp(elements.begin, location.offset, location.offset + location.elements);
-  const std::size_t to = std::clamp(elements.end, from, location.offset + location.elements);
-  const std::size_t first = layout.spec(parameter).span_first + from - location.offset;
-  if (from == to) return {kernels::PartialSum(first / kernels::kGridBlock), true};
-  return kernels::sum_of_squares(threads, first, to - from, values.at(from - elements.begin));
+  const ElementRange all = elements_of(layout, parameter), both = intersection(elements, all);
+  const std::size_t first = layout.spec(parameter).span_first + both.begin - all.begin;
+  if (both.size() == 0) return {kernels::PartialSum(first / kernels::kGridBlock), true};
+  return kernels::sum_of_squares(threads, first, both.size(), values.at(both.begin - elements.begin));
 }
 
 std::string Gradients::squares(std::span<const ParameterId> parameters) const {

@@ -77,23 +77,19 @@ ElementRange Shards::chunks_with(UnitId unit, ElementRange elements) const {
   ElementRange found;
   for (std::size_t i = 0; i < held_; ++i) {
     const ElementRange shard = held(unit, i);
-    const std::size_t begin = std::max(shard.begin, elements.begin), end = std::min(shard.end, elements.end);
-    if (begin < end) {
-      const std::size_t before = chunks_before(unit)[i],
-                        first = before + (begin - shard.begin) / chunk_elements_;
-      if (found.size() == 0) found.begin = first;
-      found.end = before + divide_up(end - shard.begin, chunk_elements_);
-    }
+    const ElementRange both = intersection(elements, shard);
+    if (both.size() == 0) continue;
+    const std::size_t before = chunks_before(unit)[i];
+    if (found.size() == 0) found.begin = before + (both.begin - shard.begin) / chunk_elements_;
+    found.end = before + divide_up(both.end - shard.begin, chunk_elements_);
   }
   return found;
 }
 
 Slice Shards::slice(ParameterId parameter, ElementRange range) const {
-  const Layout::Location& location = layout_.location(parameter);
-  const std::size_t from = std::max(range.begin, location.offset);
-  const std::size_t to = std::min(range.end, location.offset + location.elements);
-  if (from >= to) return {parameter};
-  return {parameter, from - location.offset, from - range.begin, to - from};
+  const ElementRange all = elements_of(layout_, parameter), both = intersection(range, all);
+  if (both.size() == 0) return {parameter};
+  return {parameter, both.begin - all.begin, both.begin - range.begin, both.size()};
 }
 
 Slice Shards::slice(ParameterId parameter, std::size_t chunk) const {

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -14,6 +15,18 @@ struct ElementRange {
   std::size_t size() const { return end - begin; }
   bool operator==(const ElementRange&) const = default;
 };
+
+// The elements of both. Where there are none, the range is empty and lies within `b`.
+inline ElementRange intersection(ElementRange a, ElementRange b) {
+  const std::size_t begin = std::clamp(a.begin, b.begin, b.end);
+  return {begin, std::clamp(a.end, begin, b.end)};
+}
+
+// A parameter's elements, or those of its span, counted in its unit.
+inline ElementRange elements_of(const Layout& layout, ParameterId parameter) {
+  const Layout::Location& at = layout.location(parameter);
+  return {at.offset, at.offset + at.elements};
+}
 
 // The elements of one parameter that lie in a chunk. Padding belongs to no slice.
 struct Slice {

@@ -118,8 +118,7 @@ std::size_t StateFormat::position(UnitId unit, std::size_t chunk, std::size_t ar
     if (!has(array, p)) continue;
     const bool last = p + 1 == layout_.end_parameter(unit);
     const std::size_t next = last ? layout_.unit_elements(unit) : layout_.location(p + 1).offset;
-    const std::size_t from = std::max(begin, layout_.location(p).offset), to = std::min(end, next);
-    if (from < to) elements += to - from;
+    elements += intersection({begin, end}, {layout_.location(p).offset, next}).size();
   }
   return elements;
 }

@@ -14,12 +14,10 @@ class DeviceDisk::RecordForCpu final : public Backing {
  public:
   RecordForCpu(DeviceDisk& owner, Backing& record) : owner_(owner), record_(record) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    if (is_free(into)) return record_.fetch(offset, into, std::move(done));
-    owner_.add(owner_.for_cpu_, {&record_, offset, 0, into.data(), into.size(), std::move(done), true});
+    read(&Backing::fetch, offset, into, std::move(done));
   }
   void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    if (is_free(into)) return record_.fetch_unchecked(offset, into, std::move(done));
-    owner_.add(owner_.for_cpu_, {&record_, offset, 0, into.data(), into.size(), std::move(done), false});
+    read(&Backing::fetch_unchecked, offset, into, std::move(done));
   }
   void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) override {
     record_.check(offset, found, threads);
@@ -32,9 +30,17 @@ class DeviceDisk::RecordForCpu final : public Backing {
   }
 
  private:
-  // Whether the GPU has copied all that was there.
-  bool is_free(std::span<std::byte> into) const {
-    return owner_.work_.is_done(into, DeviceWork::Use::kWrite);
+  using Read = void (Backing::*)(std::uint64_t, std::span<std::byte>, Done);
+  // Waits until the GPU has copied all that was there. The disk goes on with the read while the next one
+  // waits.
+  void read(Read how, std::uint64_t offset, std::span<std::byte> into, Done done) {
+    if (owner_.work_.is_done(into, DeviceWork::Use::kWrite))
+      return (record_.*how)(offset, into, std::move(done));
+    const auto wait_and_read = [this, how, offset, into](Done& ended) {
+      owner_.work_.wait(into, DeviceWork::Use::kWrite);
+      (record_.*how)(offset, into, std::exchange(ended, nullptr));
+    };
+    owner_.for_cpu_->add(wait_and_read, std::move(done));
   }
   DeviceDisk& owner_;
   Backing& record_;
@@ -50,17 +56,18 @@ class DeviceDisk::Record final : public CheckedBacking {
         for_cpu_(owner, *record_),
         block_(spec.block_bytes) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    owner_.add(owner_.in_, job(offset, into.data(), into.size(), std::move(done)));
+    owner_.in_->add([this, offset, into](Done&) { owner_.fetch(transfer(offset, into)); }, std::move(done));
   }
   void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
-    owner_.add(owner_.out_, job(offset, const_cast<std::byte*>(from.data()), from.size(), std::move(done)));
+    const std::span data{const_cast<std::byte*>(from.data()), from.size()};
+    owner_.out_->add([this, offset, data](Done&) { owner_.store(transfer(offset, data)); }, std::move(done));
   }
 
   ForCpu for_cpu() override { return {nullptr, &for_cpu_}; }
 
  private:
-  Job job(std::uint64_t offset, std::byte* data, std::size_t bytes, Done done) const {
-    return {record_.get(), offset, owner_.piece_bytes_ / block_ * block_, data, bytes, std::move(done)};
+  Transfer transfer(std::uint64_t offset, std::span<std::byte> data) const {
+    return {record_.get(), offset, owner_.piece_bytes_ / block_ * block_, data};
   }
   DeviceDisk& owner_;
   const std::unique_ptr<Backing> record_;
@@ -84,107 +91,53 @@ void DeviceDisk::allocate() {
   if (!has_records_) return;
   memory_ = RegisteredRegion(ledger_, work_.device(), allocator::Purpose::kStaging, bytes(piece_bytes_));
   work_.add({memory_.data(), bytes(piece_bytes_)}, piece_bytes_);
-  out_.first_piece = kPieces;
-  in_.thread = std::thread([this] { work_on(in_, &DeviceDisk::fetch); });
-  out_.thread = std::thread([this] { work_on(out_, &DeviceDisk::store); });
-  for_cpu_.thread = std::thread([this] { work_on(for_cpu_, &DeviceDisk::wait_and_read); });
+  for (std::optional<SerialQueue>* const queue : {&in_, &out_, &for_cpu_}) queue->emplace();
 }
 
-DeviceDisk::~DeviceDisk() {
-  for (Lane* const lane : {&in_, &out_, &for_cpu_}) {
-    {
-      const std::lock_guard lock(mutex_);
-      lane->ends = true;
-    }
-    lane->changed.notify_all();
-    if (lane->thread.joinable()) lane->thread.join();
-  }
-}
-
-void DeviceDisk::add(Lane& lane, Job job) {
-  {
-    const std::lock_guard lock(mutex_);
-    lane.jobs.push_back(std::move(job));
-  }
-  lane.changed.notify_all();
-}
-
-void DeviceDisk::work_on(Lane& lane, void (DeviceDisk::*transfer)(Job&)) {
-  while (true) {
-    Job job;
-    {
-      std::unique_lock lock(mutex_);
-      lane.changed.wait(lock, [&] { return lane.ends || !lane.jobs.empty(); });
-      if (lane.jobs.empty()) return;
-      job = std::move(lane.jobs.front());
-      lane.jobs.pop_front();
-    }
-    std::exception_ptr error;
-    try {
-      (this->*transfer)(job);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    if (job.done) job.done(error);
-  }
-}
-
-DeviceDisk::Piece DeviceDisk::piece_of(const Lane& lane, const Job& job, std::size_t i) const {
-  const std::size_t at = i * job.step;
-  const std::size_t piece = lane.first_piece + (lane.pieces_before + i) % kPieces;
-  return {job.offset + at,
-          job.data + at,
-          {memory_.data() + piece * piece_bytes_, std::min(job.step, job.bytes - at)}};
+DeviceDisk::Piece DeviceDisk::piece_of(const Transfer& transfer, std::size_t i, std::size_t place) const {
+  const std::size_t at = i * transfer.step;
+  return {transfer.offset + at,
+          transfer.data.data() + at,
+          {memory_.data() + place * piece_bytes_, std::min(transfer.step, transfer.data.size() - at)}};
 }
 
 // Errors leave no read under way: a group waits for its transfers when it ends.
-void DeviceDisk::fetch(Job& job) {
-  const std::size_t count = divide_up(job.bytes, job.step);
+void DeviceDisk::fetch(const Transfer& transfer) {
+  const std::size_t count = divide_up(transfer.data.size(), transfer.step);
   std::array<TransferGroup, kPieces> reads;
   const auto begin = [&](std::size_t i) {
     if (i >= count) return;
-    const Piece piece = piece_of(in_, job, i);
+    const Piece piece = piece_in(transfer, i);
     work_.wait(piece.host, DeviceWork::Use::kWrite);
-    job.record->fetch(piece.offset, piece.host, reads[i % kPieces].add());
+    transfer.record->fetch(piece.offset, piece.host, reads[i % kPieces].add());
   };
   begin(0);
   for (std::size_t i = 0; i < count; ++i) {
     begin(i + 1);
     reads[i % kPieces].wait();
-    const Piece piece = piece_of(in_, job, i);
+    const Piece piece = piece_in(transfer, i);
     work_.copy_in(piece.data, piece.host);
   }
-  in_.pieces_before += count;
+  pieces_before_ += count;
 }
 
-void DeviceDisk::store(Job& job) {
-  const std::size_t count = divide_up(job.bytes, job.step);
+void DeviceDisk::store(const Transfer& transfer) {
+  const std::size_t count = divide_up(transfer.data.size(), transfer.step);
   std::array<TransferGroup, kPieces> writes;
   const auto begin = [&](std::size_t i) {
     if (i >= count) return;
     writes[i % kPieces].wait();
-    const Piece piece = piece_of(out_, job, i);
+    const Piece piece = piece_out(transfer, i);
     work_.copy_out(piece.host.data(), {piece.data, piece.host.size()});
   };
   begin(0);
   for (std::size_t i = 0; i < count; ++i) {
     begin(i + 1);
-    const Piece piece = piece_of(out_, job, i);
+    const Piece piece = piece_out(transfer, i);
     work_.wait(piece.host, DeviceWork::Use::kRead);
-    job.record->store(piece.offset, piece.host, writes[i % kPieces].add());
+    transfer.record->store(piece.offset, piece.host, writes[i % kPieces].add());
   }
   for (TransferGroup& group : writes) group.wait();
-}
-
-// The disk goes on with the read while the next job waits for the GPU.
-void DeviceDisk::wait_and_read(Job& job) {
-  const std::span into{job.data, job.bytes};
-  work_.wait(into, DeviceWork::Use::kWrite);
-  if (job.is_checked)
-    job.record->fetch(job.offset, into, job.done);
-  else
-    job.record->fetch_unchecked(job.offset, into, job.done);
-  job.done = nullptr;
 }
 
 }  // namespace sluice::engine

@@ -31,19 +31,13 @@ std::size_t DeviceRanks::bytes(const Layout& layout) {
 void DeviceRanks::start(allocator::Ledger& ledger) {
   memory_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kStaging, kPieces * piece_bytes_);
   if (piece_bytes_ > 0) gpu_.add({memory_.data(), kPieces * piece_bytes_}, piece_bytes_);
-  out_.thread = std::thread([this] { work_on(out_, &DeviceRanks::leave); });
-  in_.thread = std::thread([this] { work_on(in_, &DeviceRanks::come_back); });
+  out_.emplace();
+  in_.emplace();
 }
 
 DeviceRanks::~DeviceRanks() {
-  for (Lane* const lane : {&out_, &in_}) {
-    {
-      const std::lock_guard lock(mutex_);
-      lane->ends = true;
-    }
-    changed_.notify_all();
-    if (lane->thread.joinable()) lane->thread.join();
-  }
+  out_.reset();
+  in_.reset();
   gpu_.finish();  // it may still copy what is in the host memory
 }
 
@@ -57,33 +51,14 @@ std::vector<ElementRange> DeviceRanks::pieces_of(ElementRange elements) const {
 void DeviceRanks::add(Call call, Done done) {
   const std::vector<ElementRange> pieces = pieces_of(call.elements);
   if (pieces.empty()) return done(nullptr);
-  const auto added = std::make_shared<Added>(Added{std::move(call), std::move(done), 0, nullptr});
-  {
-    const std::lock_guard lock(mutex_);
-    added->pieces_left = pieces.size();
-    for (const ElementRange& piece : pieces)
-      out_.pieces.push_back({added, piece, added_++, std::make_shared<TransferGroup>()});
-  }
-  changed_.notify_all();
-}
-
-void DeviceRanks::work_on(Lane& lane, void (DeviceRanks::*work)(Piece&)) {
-  while (true) {
-    Piece piece;
-    {
-      std::unique_lock lock(mutex_);
-      const auto has_room = [&] { return &lane == &in_ || under_way_ < kPieces; };
-      changed_.wait(lock, [&] { return lane.pieces.empty() ? lane.ends : has_room(); });
-      if (lane.pieces.empty()) return;
-      piece = std::move(lane.pieces.front());
-      lane.pieces.pop_front();
-      if (&lane == &out_) ++under_way_;
-    }
-    (this->*work)(piece);
+  const auto added = std::make_shared<Added>(Added{std::move(call), std::move(done), pieces.size(), nullptr});
+  for (const ElementRange& elements : pieces) {
+    const Piece piece{added, elements, added_++, std::make_shared<TransferGroup>()};
+    out_->add([this, piece](Done&) { leave(piece); });
   }
 }
 
-void DeviceRanks::attempt(Piece& piece, const std::function<void()>& action) {
+void DeviceRanks::attempt(const Piece& piece, const std::function<void()>& action) {
   {
     const std::lock_guard lock(mutex_);
     if (piece.of->error != nullptr) return;
@@ -101,17 +76,21 @@ void DeviceRanks::attempt(Piece& piece, const std::function<void()>& action) {
 template <class Copy>
 void DeviceRanks::for_each(const Piece& piece, const std::vector<ElementRange>& ranges,
                            const Copy& copy) const {
-  const auto [begin, end] = piece.elements;
   const std::size_t size = size_of(piece.of->call.type);
   for (const ElementRange& range : ranges) {
-    const std::size_t from = std::clamp(range.begin, begin, end), to = std::clamp(range.end, from, end);
-    if (from < to)
-      copy(std::span(piece.of->call.data + from * size, (to - from) * size),
-           std::span(host(piece) + (from - begin) * size, (to - from) * size));
+    const ElementRange both = intersection(range, piece.elements);
+    if (both.size() > 0)
+      copy(std::span(piece.of->call.data + both.begin * size, both.size() * size),
+           std::span(host(piece) + (both.begin - piece.elements.begin) * size, both.size() * size));
   }
 }
 
-void DeviceRanks::leave(Piece& piece) {
+void DeviceRanks::leave(const Piece& piece) {
+  {
+    std::unique_lock lock(mutex_);
+    has_room_.wait(lock, [&] { return under_way_ < kPieces; });
+    ++under_way_;
+  }
   attempt(piece, [&] {
     const std::span all{host(piece), piece.elements.size() * size_of(piece.of->call.type)};
     gpu_.wait(all, DeviceWork::Use::kWrite);
@@ -119,14 +98,10 @@ void DeviceRanks::leave(Piece& piece) {
     gpu_.wait(all, DeviceWork::Use::kRead);
     piece.of->call.begin(piece.elements, array_of(piece), piece.ranks->add());
   });
-  {
-    const std::lock_guard lock(mutex_);
-    in_.pieces.push_back(std::move(piece));
-  }
-  changed_.notify_all();
+  in_->add([this, piece](Done&) { come_back(piece); });
 }
 
-void DeviceRanks::come_back(Piece& piece) {
+void DeviceRanks::come_back(const Piece& piece) {
   attempt(piece, [&] {
     piece.ranks->wait();
     if (piece.of->call.end) piece.of->call.end(piece.elements, array_of(piece));
@@ -138,7 +113,7 @@ void DeviceRanks::come_back(Piece& piece) {
     --under_way_;
     last = --piece.of->pieces_left == 0;
   }
-  changed_.notify_all();
+  has_room_.notify_all();
   if (last) piece.of->done(piece.of->error);
 }
 

@@ -1,14 +1,13 @@
 #pragma once
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <optional>
 #include <vector>
 
-#include "core/transfers.h"
+#include "core/serial_queue.h"
 #include "engine/layout/layout.h"
 #include "engine/layout/shards.h"
 #include "engine/memory/device_work.h"
@@ -63,18 +62,11 @@ class DeviceRanks {
     std::size_t number = 0;  // among all
     std::shared_ptr<TransferGroup> ranks;
   };
-  // The pieces of one direction, and the thread that takes them.
-  struct Lane {
-    std::deque<Piece> pieces;
-    bool ends = false;
-    std::thread thread;
-  };
   static std::size_t piece_elements(const Layout& layout);
   std::vector<ElementRange> pieces_of(ElementRange elements) const;
-  void work_on(Lane& lane, void (DeviceRanks::*work)(Piece&));
-  void leave(Piece& piece);
-  void come_back(Piece& piece);
-  void attempt(Piece& piece, const std::function<void()>& action);
+  void leave(const Piece& piece);
+  void come_back(const Piece& piece);
+  void attempt(const Piece& piece, const std::function<void()>& action);
   std::byte* host(const Piece& piece) const {
     const Call& call = piece.of->call;
     if (call.in_host) return call.data + piece.elements.begin * size_of(call.type);
@@ -88,10 +80,11 @@ class DeviceRanks {
   DeviceWork& gpu_;
   const std::size_t piece_elements_, piece_bytes_;
   RegisteredRegion memory_;
-  std::mutex mutex_;  // guards what follows, and errors
-  std::condition_variable changed_;
-  Lane out_, in_;
-  std::size_t added_ = 0, under_way_ = 0;  // pieces: in all, and from leave() to the end of come_back()
+  std::size_t added_ = 0;  // pieces
+  std::mutex mutex_;       // guards what follows, and errors
+  std::condition_variable has_room_;
+  std::size_t under_way_ = 0;  // pieces from leave() to the end of come_back()
+  std::optional<SerialQueue> out_, in_;
 };
 
 }  // namespace sluice::engine

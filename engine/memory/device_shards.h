@@ -1,11 +1,8 @@
 #pragma once
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
-#include <thread>
+#include <optional>
 
-#include "core/transfers.h"
+#include "core/serial_queue.h"
 #include "engine/memory/device_work.h"
 #include "engine/memory/host_records.h"
 #include "engine/memory/parameter_shards.h"
@@ -15,14 +12,11 @@ namespace sluice::engine {
 // Brings whole units to a GPU, of which each rank has a shard of the parameters in its host memory. A unit
 // passes through registered host memory, piece by piece, on a thread of this class: while one piece is
 // copied, the ranks send the next ones. A fetch has ended for the caller when its last copy is queued. Thread
-// rule: start() comes before any fetch; then as Backing.
+// rule: start() comes before any fetch; then as Backing. REQUIRES: no fetch is under way when it ends.
 class DeviceShards {
  public:
   // Both arguments outlive it.
   DeviceShards(ParameterShards& shards, DeviceWork& gpu) : shards_(shards), gpu_(gpu) {}
-  ~DeviceShards();  // REQUIRES: no fetch is under way
-  DeviceShards(const DeviceShards&) = delete;
-  DeviceShards& operator=(const DeviceShards&) = delete;
   static constexpr std::size_t bytes() { return kPieces * StoredShards::kPiece; }
   void start(allocator::Ledger& ledger);
   std::unique_ptr<Backing> make(UnitId unit);
@@ -30,25 +24,14 @@ class DeviceShards {
  private:
   static constexpr std::size_t kPieces = 16;
   class Unit;
-  struct Job {
-    UnitId unit = 0;
-    std::uint64_t version = 0;
-    std::byte* to = nullptr;
-    Done done = {};
-  };
-  void work();
-  void fetch(const Job& job);
+  void fetch(UnitId unit, std::uint64_t version, std::byte* to);
   std::byte* host(std::size_t piece) const { return memory_.data() + piece % kPieces * StoredShards::kPiece; }
 
   ParameterShards& shards_;
   DeviceWork& gpu_;
   RegisteredRegion memory_;
   std::size_t pieces_before_ = 0;  // of fetches that have ended
-  std::mutex mutex_;               // guards what follows
-  std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  bool ends_ = false;
-  std::thread thread_;
+  std::optional<SerialQueue> queue_;
 };
 
 }  // namespace sluice::engine

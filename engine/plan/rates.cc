@@ -52,11 +52,7 @@ double flops_of(const kernels::Product& product, const MachineRates& rates) {
   return rate == nullptr ? rates.flops : rate->flops;
 }
 
-double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates) {
-  return rates.are_limits ? flops / rates.flops : flops * product_seconds_each(product, rates);
-}
-
-double product_seconds_each(const kernels::Product& product, const MachineRates& rates) {
+double product_seconds(const kernels::Product& product, const MachineRates& rates) {
   const ProductRate* const rate = nearest_rate(product, rates);
   const double measured = rate == nullptr ? rates.flops : rate->flops;
   const auto bytes = [](const ConstArray& array, std::size_t rows, std::size_t columns) {

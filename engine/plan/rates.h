@@ -74,13 +74,11 @@ struct MachineRates {
 // For programs; the names are those of the C ABI's sluice_device_facts.
 Json to_json(const GpuRates& rates, double cpu_memory);
 
-// The seconds of `flops` floating-point operations of such products in a step: at the rate that was measured,
-// and then at the memory's rate for what was in the caches then and comes from memory in a step: the weights
-// (for their gradient, the smaller operand) and the result, which counts twice where it is added to what is
-// there. With rates that are limits nothing is added.
-double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates);
-// The seconds of one such operation. REQUIRES: the rates are no limits.
-double product_seconds_each(const kernels::Product& product, const MachineRates& rates);
+// The seconds of one floating-point operation of such products in a step: at the rate that was measured, and
+// then at the memory's rate for what was in the caches then and comes from memory in a step: the weights (for
+// their gradient, the smaller operand) and the result, which counts twice where it is added to what is there.
+// REQUIRES: the rates are no limits.
+double product_seconds(const kernels::Product& product, const MachineRates& rates);
 
 // The rate of the measured product that is most like this one: of its type, with the nearest ratios of sizes,
 // and of equal ones with the same transposes and accumulation.

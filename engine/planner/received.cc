@@ -132,8 +132,7 @@ std::size_t Placement::sent_elements(UnitId unit, int use, const ElementRange& o
     const ParameterSpec& spec = layout_.spec(p);
     const std::optional<std::size_t> rows = rows_of_tokens(spec, use, ranks_, profile_);
     if (!rows) continue;
-    const std::size_t begin = layout_.location(p).offset, end = begin + layout_.location(p).elements;
-    const std::size_t whole = std::clamp(of.end, begin, end) - std::clamp(of.begin, begin, end);
+    const std::size_t whole = intersection(of, elements_of(layout_, p)).size();
     sent -= whole - std::min(whole, *rows * (spec.elements() / spec.shape.front()));
   }
   return sent;

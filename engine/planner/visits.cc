@@ -11,7 +11,7 @@ namespace {
 class Pace {
  public:
   Pace(const std::vector<kernels::Product>& products, const MachineRates& rates) : rates_(rates) {
-    for (const kernels::Product& product : products) each_.push_back(product_seconds_each(product, rates));
+    for (const kernels::Product& product : products) each_.push_back(product_seconds(product, rates));
   }
   double seconds(const Work& work) const {
     double seconds =

@@ -119,14 +119,12 @@ SharedFiles::Bytes SharedFiles::bytes_of(const TensorFile& file, UnitId unit, El
   Bytes found;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     const StoredTensor* const tensor = file.header.find(layout_.spec(p).name);
-    const Layout::Location& at = layout_.location(p);
-    const std::size_t from = std::max(range.begin, at.offset);
-    const std::size_t to = std::min(range.end, at.offset + at.elements);
-    if (tensor == nullptr || from >= to) continue;
+    const ElementRange all = elements_of(layout_, p), both = intersection(range, all);
+    if (tensor == nullptr || both.size() == 0) continue;
     const std::uint64_t start = file.header.payload_offset() + tensor->begin;
     const std::size_t first = layout_.spec(p).span_first, size = size_of(*tensor->dtype());
-    if (found.end == 0) found.begin = start + (first + from - at.offset) / grain * size;
-    found.end = start + divide_up(first + to - at.offset, grain) * size;
+    if (found.end == 0) found.begin = start + (first + both.begin - all.begin) / grain * size;
+    found.end = start + divide_up(first + both.end - all.begin, grain) * size;
   }
   return found;
 }

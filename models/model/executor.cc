@@ -46,14 +46,6 @@ std::optional<engine::Action::Kind> action_of(Pass::Kind kind) {
 
 }  // namespace
 
-std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices) {
-  std::size_t bytes = 0;
-  for (std::size_t unit = 0; unit < choices.size(); ++unit) {
-    bytes = std::max(bytes, profile.unit_profiles[unit].choices[choices[unit]].workspace_bytes);
-  }
-  return profile.workspace_bytes + bytes;
-}
-
 Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
                    const Resources& resources, const Place& place)
     : model_(model),

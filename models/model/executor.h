@@ -26,9 +26,6 @@ struct ActivationLayout {
   std::size_t bytes = 0;
 };
 
-// Plan::workspace_bytes, as the plan computes it. Pure.
-std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices);
-
 // Runs a model's programs, in given memory, with parameters of any ParameterSource: item after item, forward
 // and backward, through all units; those of a section of a pipeline in the order of its actions.
 class Executor {

@@ -152,12 +152,6 @@ std::size_t AttentionSizes::heads() const {
   return sum;
 }
 
-std::size_t AttentionSizes::packed_heads() const {
-  std::size_t sum = 0;
-  for (const HeadPiece& piece : pieces) sum += piece.packed();
-  return sum;
-}
-
 Value attention_log_sums(std::string name, const AttentionSizes& sizes) {
   return {std::move(name), sizes.batch * sizes.heads() * sizes.length / sizes.sequence.ranks, Dtype::kF32,
           false};

@@ -15,8 +15,7 @@ struct AttentionSizes {
   Dtype type = Dtype::kF32;
   std::vector<HeadPiece> pieces = {};  // those of this rank
   SequenceCut sequence = {};
-  std::size_t heads() const;         // of queries, of all these pieces
-  std::size_t packed_heads() const;  // with those of keys and values
+  std::size_t heads() const;  // of queries, of all these pieces
 };
 
 // The heads of a piece, and where the piece begins in the arrays.

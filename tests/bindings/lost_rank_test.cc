@@ -144,26 +144,6 @@ TEST_F(LostRankTest, InASaveLeavesTheCheckpointBefore) {
   }
 }
 
-TEST_F(LostRankTest, MayBeTheFirst) {
-  const auto run = start();
-  const std::vector<pid_t> others = children_of(run->pid());
-  run->signal(SIGKILL);
-  for (const pid_t other : others) EXPECT_TRUE(ends_within(other, std::chrono::seconds(20)));
-  EXPECT_THAT(run->error(), HasSubstr("rank 0"));
-}
-
-TEST_F(LostRankTest, IsMissedWhenItIsSilent) {
-  const auto run = start("--silence 1");
-  const std::vector<pid_t> others = children_of(run->pid());
-  ASSERT_EQ(others.size(), 2u);
-  ::kill(others[0], SIGSTOP);
-  ASSERT_TRUE(ends_within(others[1], std::chrono::seconds(20)));
-  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(40)));
-  EXPECT_EQ(run->wait(), 1);
-  EXPECT_THAT(run->error(), HasSubstr("rank 1"));
-  EXPECT_FALSE(state_of(others[0]));
-}
-
 TEST_F(LostRankTest, IsNoLossWhereTheRunIsAskedToStop) {
   const auto run = start();
   const std::vector<pid_t> others = children_of(run->pid());

@@ -44,15 +44,6 @@ TEST_F(MeshAutoTest, HasTheBitsOfTheMeshThatItChooses) {
   }
 }
 
-TEST_F(MeshAutoTest, GoesOnWithAnotherMesh) {
-  const std::string flags = "--reproducible --optimizer adamw";
-  expect_done(run_sluice(words("whole", 1, 3, flags)));
-  expect_done(run_sluice(words("run", 2, 2, flags + " --mesh pipeline=2")));
-  expect_done(run_sluice(words("run", 4, 3, flags + " --mesh auto --resume")));
-  EXPECT_EQ(losses("run"), losses("whole"));
-  EXPECT_TRUE(tensors("run", 3) == tensors("whole", 3));
-}
-
 TEST_F(MeshAutoTest, IsToldByThePlan) {
   std::vector<std::string> all = words("plan", 4, 2, "--mesh auto --json --link 10Gbit/s,20us");
   all[0] = "plan";

@@ -3,90 +3,36 @@
 
 #include <filesystem>
 #include <map>
-#include <regex>
 #include <set>
 
 #include "bindings/ranks_runs.h"
 
-// Runs of models that are cut into the stages of a pipeline, as users start them. They have the bits of runs
-// in which each rank has the whole model.
+// Runs of models that are cut into the stages of a pipeline, as users start them. ranks_test.cc compares
+// their bits with those of runs in which each rank has the whole model.
 namespace sluice::cli {
 namespace pipeline_test {
 
 using ::testing::HasSubstr;
 
-struct Mesh {
-  int data, stages;
-  std::string zero, place, flags;
-  int ranks() const { return data * stages; }
-  std::string text() const {
-    return " --mesh data=" + std::to_string(data) + ",pipeline=" + std::to_string(stages);
-  }
-};
-void PrintTo(const Mesh& m, std::ostream* to) {
-  *to << m.text() << ", ZeRO " << m.zero << ", " << m.place << ", " << m.flags;
-}
-
-class PipelineTest : public RanksTest, public ::testing::WithParamInterface<Mesh> {
+class PipelineRunsTest : public RanksTest {
  protected:
-  PipelineTest() {  // a block for each of two chunks of two stages
-    const std::string path = folder_ / "model/config.json";
-    Json config = parse_json(file_text(path), path);
-    config["num_hidden_layers"] = 4;
-    std::ofstream(path) << config;
-  }
-
-  std::vector<std::string> cut(const std::string& name, const Mesh& m, int steps) const {
-    Partition partition{m.ranks(), m.zero, m.place, m.flags + m.text()};
-    return placed(name, partition, steps);
-  }
+  PipelineRunsTest() : RanksTest(4) {}  // a block for each of two chunks of two stages
 };
-// The cells of tests/campaigns/rank_matrix.py have every two of cut, order, ZeRO's stage, place and
-// optimizer; these have types, groups, recomputation and stated stages besides.
-INSTANTIATE_TEST_SUITE_P(
-    Meshes, PipelineTest,
-    ::testing::Values(Mesh{1, 3, "0", "memory", "--optimizer muon --dtype f16 --initial-scale 1e30"},
-                      Mesh{1, 2, "0", "disk",
-                           "--optimizer adamw --state 8bit --dtype bf16 --master none --group 5"},
-                      Mesh{2, 2, "2", "disk", "--optimizer adafactor --dtype f16 --pipeline gpipe --group 1"},
-                      Mesh{2, 2, "0", "memory", "--optimizer lion --stages 0,1-3 --eval-every 2"},
-                      Mesh{2, 2, "3", "disk", "--optimizer adamw --dtype bf16 --recompute full --chunks 2"},
-                      Mesh{1, 3, "0", "disk", "--optimizer adafactor --dtype bf16 --pipeline zb-h1 --clip 0"},
-                      Mesh{2, 2, "3", "memory", "--optimizer muon --pipeline zb-h1 --recompute full"}));
-
-TEST_P(PipelineTest, HasTheBitsOfRanksThatHaveTheWholeModel) {
-  const Mesh& mesh = GetParam();
-  Partition whole{mesh.data, "0", "memory", mesh.flags};
-  whole.flags = std::regex_replace(whole.flags, std::regex("--(pipeline|chunks|stages) [^ ]+"), "");
-  expect_done(run_sluice(placed("whole", whole, 3)));
-  expect_done(run_sluice(cut("parts", mesh, 3)));
-  EXPECT_EQ(losses("parts"), losses("whole"));
-  EXPECT_TRUE(tensors("parts", 3) == tensors("whole", 3));
-}
-
-class PipelineRunsTest : public PipelineTest {};
-
-TEST_F(PipelineRunsTest, HaveTheBitsOfOneRankWhereTheyAreReproducible) {
-  const std::string flags = "--reproducible --optimizer adamw --dtype bf16 --master none";
-  expect_done(run_sluice(placed("alone", {1, "0", "memory", flags}, 3)));
-  expect_done(run_sluice(cut("parts", {2, 3, "3", "memory", flags + " --pipeline zb-h1 --group 2"}, 3)));
-  EXPECT_EQ(losses("parts"), losses("alone"));
-  EXPECT_TRUE(tensors("parts", 3) == tensors("alone", 3));
-}
 
 // What a rank reads is the same in each step but the first, which begins with what was loaded; what it
 // receives, too.
 TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
   int runs = 0;
-  for (const Mesh& mesh :
-       {Mesh{1, 3, "0", "disk", "--group 1 --pipeline zb-h1"}, Mesh{2, 2, "2", "memory", "--clip 0"},
-        Mesh{1, 2, "0", "memory", "--chunks 2 --group 1"}}) {
-    SCOPED_TRACE(mesh.text());
+  for (const Partition& mesh : {Partition{3, "0", "disk", "--mesh pipeline=3 --group 1 --pipeline zb-h1"},
+                                Partition{4, "2", "memory", "--mesh data=2,pipeline=2 --clip 0"},
+                                Partition{2, "0", "memory", "--mesh pipeline=2 --chunks 2 --group 1"}}) {
+    SCOPED_TRACE(mesh.flags);
+    const bool alone = mesh.ranks < 4;  // along data
     const std::string run = "run" + std::to_string(++runs);
-    std::vector<std::string> all = cut(run, mesh, 4);
+    std::vector<std::string> all = placed(run, mesh, 4);
     all.insert(all.end(), {"--profile", folder_ / (run + ".html")});
     expect_done(run_sluice(all));
-    for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    for (int rank = 0; rank < mesh.ranks; ++rank) {
       const std::string name = rank == 0 ? run : run + ".rank" + std::to_string(rank);
       const Json plan = profile_of(folder_ / (name + ".html")).at("plan");
       const Json last = rows(name).back();
@@ -95,8 +41,8 @@ TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
         return step.at("bytes_received_along").at(axis).get<std::uint64_t>();
       };
       EXPECT_EQ(along("data") + along("pipeline"), step.at("bytes_received"));
-      EXPECT_EQ(along("data") == 0, mesh.data == 1) << name;
-      if (mesh.data == 1) {
+      EXPECT_EQ(along("data") == 0, alone) << name;
+      if (alone) {
         EXPECT_EQ(last.at("received"), step.at("bytes_received")) << name;
       } else {  // of a table's gradient the rows of tokens that occurred
         EXPECT_LE(last.at("received"), step.at("bytes_received")) << name;
@@ -132,15 +78,19 @@ TEST_F(PipelineRunsTest, HavePassesAndMessagesInTheirTrace) {
   EXPECT_THAT(events.at(3), IsSupersetOf({"compute: loss final, item 1"}));
 }
 
+// A mesh of any kind goes on from one of any other, also one that the run chooses.
 TEST_F(PipelineRunsTest, GoOnWithAnotherMesh) {
-  const std::string flags = "--optimizer adamw --dtype bf16 --reproducible";
-  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 4)));
-  expect_done(run_sluice(cut("run", {2, 3, "3", "memory", flags}, 1)));
-  expect_done(run_sluice(placed("run", {1, "0", "memory", flags + " --resume"}, 2)));
-  expect_done(run_sluice(cut("run", {2, 2, "1", "memory", flags + " --resume --chunks 2"}, 3)));
-  expect_done(run_sluice(cut("run", {1, 3, "0", "disk", flags + " --resume --pipeline gpipe"}, 4)));
+  const std::string flags = "--optimizer adamw --dtype bf16 --reproducible", on = flags + " --resume";
+  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 7)));
+  expect_done(run_sluice(placed("run", {6, "3", "memory", flags + " --mesh data=2,pipeline=3"}, 1)));
+  expect_done(run_sluice(placed("run", {2, "3", "memory", on + " --mesh tensor=2"}, 2)));
+  expect_done(run_sluice(placed("run", {1, "0", "memory", on}, 3)));
+  expect_done(run_sluice(placed("run", {4, "1", "memory", on + " --mesh data=2,pipeline=2 --chunks 2"}, 4)));
+  expect_done(run_sluice(placed("run", {4, "1", "memory", on + " --mesh data=2,tensor=2"}, 5)));
+  expect_done(run_sluice(words("run", 4, 6, on + " --mesh auto")));
+  expect_done(run_sluice(placed("run", {3, "0", "disk", on + " --mesh pipeline=3 --pipeline gpipe"}, 7)));
   EXPECT_EQ(losses("run"), losses("whole"));
-  EXPECT_TRUE(tensors("run", 4) == tensors("whole", 4));
+  EXPECT_TRUE(tensors("run", 7) == tensors("whole", 7));
 }
 
 // The first stage has posted the receive of its last gradient long before anybody computes that.
@@ -154,7 +104,8 @@ TEST_F(PipelineRunsTest, WaitForAStageThatComputesLongerThanTheyHavePatience) {
 }
 
 TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
-  std::vector<std::string> all = cut("plan", {2, 3, "1", "memory", "--group 2 --json --stages 0,1-2,3"}, 3);
+  std::vector<std::string> all =
+      placed("plan", {6, "1", "memory", "--mesh data=2,pipeline=3 --group 2 --json --stages 0,1-2,3"}, 3);
   all[0] = "plan";
   const Outcome outcome = run_sluice(all);
   ASSERT_EQ(outcome.status, 0) << outcome.error;
@@ -172,8 +123,8 @@ TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
 
 TEST_F(PipelineRunsTest, AreShorterInChunks) {
   const auto planned = [&](const std::string& flags) {
-    std::vector<std::string> all =
-        cut("plan", {1, 2, "0", "memory", "--group 4 --json --link 10Gbit/s,20us " + flags}, 3);
+    std::vector<std::string> all = placed(
+        "plan", {2, "0", "memory", "--mesh pipeline=2 --group 4 --json --link 10Gbit/s,20us " + flags}, 3);
     all[0] = "plan";
     const Outcome outcome = run_sluice(all);
     EXPECT_EQ(outcome.status, 0) << outcome.error;

@@ -27,7 +27,7 @@ inline void PrintTo(const Partition& p, std::ostream* to) {
 
 class RanksTest : public ::testing::Test {
  protected:
-  RanksTest() {
+  explicit RanksTest(int layers = 3) {
     std::ofstream(text_) << lesson();
     std::filesystem::create_directory(folder_ / "model");
     std::filesystem::create_directory(folder_ / "disk");
@@ -35,7 +35,7 @@ class RanksTest : public ::testing::Test {
     std::ofstream(folder_ / "model/config.json") << Json({{"model_type", "llama"},
                                                           {"hidden_size", 128},
                                                           {"intermediate_size", 320},
-                                                          {"num_hidden_layers", 3},
+                                                          {"num_hidden_layers", layers},
                                                           {"num_attention_heads", 4},
                                                           {"num_key_value_heads", 2},
                                                           {"max_position_embeddings", 64},

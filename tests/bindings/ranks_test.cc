@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <regex>
 
 #include "bindings/ranks_runs.h"
 
@@ -14,45 +15,68 @@ namespace ranks_test {
 
 using ::testing::HasSubstr;
 
-class PartitionTest : public RanksTest, public ::testing::WithParamInterface<Partition> {};
-// The cells of tests/campaigns/rank_matrix.py have every two of stage, place, optimizer and number of ranks;
-// these have types besides.
+class TwinsOfRanksTest : public RanksTest, public ::testing::WithParamInterface<Partition> {
+ protected:
+  TwinsOfRanksTest() : RanksTest(4) {}  // a block for each of two chunks of two stages
+  // The ranks that have everything: as many as share the micro-batches, or one where that has the same bits.
+  static Partition whole_of(const Partition& parts) {
+    const std::regex cuts("--(mesh|pipeline|chunks|stages|group) [^ ]+");
+    Partition whole{parts.ranks, "0", "memory", std::regex_replace(parts.flags, cuts, "")};
+    std::smatch data;
+    if (parts.flags.find("--mesh") != std::string::npos)
+      whole.ranks = std::regex_search(parts.flags, data, std::regex("data=(\\d)")) ? std::stoi(data[1]) : 1;
+    if (parts.flags.find("--reproducible") != std::string::npos) whole.ranks = 1;
+    return whole;
+  }
+};
+// The cells of tests/campaigns/rank_matrix.py have every two of cut, order, ZeRO's stage, place, optimizer
+// and number of ranks; these have types, groups, recomputation and stated stages besides.
 INSTANTIATE_TEST_SUITE_P(
-    Partitions, PartitionTest,
+    Partitions, TwinsOfRanksTest,
     ::testing::Values(Partition{3, "1", "disk", "--optimizer muon --dtype bf16"},
                       Partition{4, "3", "disk", "--optimizer adamw --state 8bit --dtype bf16 --clip 0"},
                       Partition{2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
                       Partition{2, "2", "disk", "--optimizer lion --dtype f16 --initial-scale 1e30"}));
+INSTANTIATE_TEST_SUITE_P(
+    Pipelines, TwinsOfRanksTest,
+    ::testing::Values(
+        Partition{3, "0", "memory", "--mesh pipeline=3 --optimizer muon --dtype f16 --initial-scale 1e30"},
+        Partition{2, "0", "disk",
+                  "--mesh pipeline=2 --optimizer adamw --state 8bit --dtype bf16 --master none --group 5"},
+        Partition{4, "2", "disk",
+                  "--mesh data=2,pipeline=2 --optimizer adafactor --dtype f16 --pipeline gpipe --group 1"},
+        Partition{4, "0", "memory",
+                  "--mesh data=2,pipeline=2 --optimizer lion --stages 0,1-3 --eval-every 2"},
+        Partition{4, "3", "disk",
+                  "--mesh data=2,pipeline=2 --optimizer adamw --dtype bf16 --recompute full --chunks 2"},
+        Partition{3, "0", "disk",
+                  "--mesh pipeline=3 --optimizer adafactor --dtype bf16 --pipeline zb-h1 --clip 0"},
+        Partition{4, "3", "memory",
+                  "--mesh data=2,pipeline=2 --optimizer muon --pipeline zb-h1 --recompute full"}));
+// Of 12 micro-batches each of 2 and 4 ranks gives two sums, and each of 3 ranks one.
+INSTANTIATE_TEST_SUITE_P(
+    Reproducible, TwinsOfRanksTest,
+    ::testing::Values(
+        Partition{3, "3", "memory", "--reproducible --optimizer adamw --state 8bit --dtype bf16"},
+        Partition{4, "2", "disk", "--reproducible --optimizer adamw --clip 0 --group 1"},
+        Partition{6, "3", "memory",
+                  "--reproducible --mesh data=2,pipeline=3 --optimizer adamw --dtype bf16 --master none "
+                  "--pipeline zb-h1 --group 2"},
+        Partition{2, "3", "disk",
+                  "--reproducible --mesh tensor=2 --optimizer adamw --dtype bf16 --master none --group 5"},
+        Partition{2, "0", "memory",
+                  "--reproducible --mesh tensor=2 --optimizer lion --eval-every 2 --recompute full"},
+        Partition{4, "1", "memory", "--reproducible --mesh data=2,tensor=2 --optimizer adafactor --clip 0"},
+        Partition{6, "2", "disk",
+                  "--reproducible --mesh tensor=2,data=3 --optimizer adamw --state 8bit --dtype f16"},
+        Partition{4, "2", "disk",
+                  "--reproducible --mesh pipeline=2,tensor=2 --optimizer muon --pipeline zb-h1"}));
 
-TEST_P(PartitionTest, HasTheBitsOfRanksThatHaveEverything) {
-  Partition whole = GetParam();
-  whole.stage = "0";
-  whole.place = "memory";
-  expect_done(run_sluice(placed("whole", whole, 3)));
+TEST_P(TwinsOfRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
+  expect_done(run_sluice(placed("whole", whole_of(GetParam()), 3)));
   expect_done(run_sluice(placed("parts", GetParam(), 3)));
   EXPECT_EQ(losses("parts"), losses("whole"));
   EXPECT_TRUE(tensors("parts", 3) == tensors("whole", 3));
-}
-
-class ReproducibleTest : public RanksTest, public ::testing::WithParamInterface<Partition> {};
-// 12 micro-batches: with 2 and 4 ranks each rank gives two sums, with 3 ranks one.
-INSTANTIATE_TEST_SUITE_P(
-    Partitions, ReproducibleTest,
-    ::testing::Values(Partition{3, "3", "memory", "--optimizer adamw --state 8bit --dtype bf16"},
-                      Partition{4, "2", "disk", "--optimizer adamw --clip 0 --group 1"}));
-
-TEST_P(ReproducibleTest, HasTheBitsOfOneRank) {
-  Partition parts = GetParam();
-  parts.flags += " --reproducible";
-  expect_done(run_sluice(placed("parts", parts, 3)));
-  Partition alone = parts;
-  alone.ranks = 1;
-  alone.place = "memory";
-  if (const std::size_t group = alone.flags.find("--group"); group != std::string::npos)
-    alone.flags.replace(group, 9, "--group 5");
-  expect_done(run_sluice(placed("alone", alone, 3)));
-  EXPECT_EQ(losses("parts"), losses("alone"));
-  EXPECT_TRUE(tensors("parts", 3) == tensors("alone", 3));
 }
 
 TEST_F(RanksTest, HaveNoMetricsBesideAPipeOrADevice) {

@@ -14,59 +14,12 @@ namespace tensor_test {
 
 using ::testing::HasSubstr;
 
-struct Mesh {
-  int ranks;
-  std::string axes, zero, place, flags;
-};
-void PrintTo(const Mesh& m, std::ostream* to) {
-  *to << m.axes << ", ZeRO " << m.zero << ", " << m.place << ", " << m.flags;
-}
-
-class TensorRunsTest : public RanksTest, public ::testing::WithParamInterface<Mesh> {
- protected:
-  std::vector<std::string> cut(const std::string& name, const Mesh& m, int steps) const {
-    return placed(name, {m.ranks, m.zero, m.place, m.flags + " --mesh " + m.axes}, steps);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(
-    Meshes, TensorRunsTest,
-    ::testing::Values(Mesh{2, "tensor=2", "3", "disk",
-                           "--optimizer adamw --dtype bf16 --master none --group 5"},
-                      Mesh{2, "tensor=2", "0", "memory", "--optimizer lion --eval-every 2 --recompute full"},
-                      Mesh{4, "data=2,tensor=2", "1", "memory", "--optimizer adafactor --clip 0"},
-                      Mesh{6, "tensor=2,data=3", "2", "disk", "--optimizer adamw --state 8bit --dtype f16"},
-                      Mesh{4, "pipeline=2,tensor=2", "2", "disk", "--optimizer muon --pipeline zb-h1"}));
-
-TEST_P(TensorRunsTest, HaveTheBitsOfOneRankWhereTheyAreReproducible) {
-  Mesh mesh = GetParam();
-  mesh.flags += " --reproducible";
-  Partition whole{1, "0", "memory", mesh.flags};
-  if (const std::size_t at = whole.flags.find("--pipeline zb-h1"); at != std::string::npos)
-    whole.flags.erase(at, 16);
-  expect_done(run_sluice(placed("whole", whole, 3)));
-  expect_done(run_sluice(cut("parts", mesh, 3)));
-  EXPECT_EQ(losses("parts"), losses("whole"));
-  EXPECT_TRUE(tensors("parts", 3) == tensors("whole", 3));
-}
-
-class TensorRunTest : public TensorRunsTest {};
-
-TEST_F(TensorRunTest, GoOnWithAnotherMesh) {
-  const std::string flags = "--optimizer adamw --dtype bf16 --reproducible";
-  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 4)));
-  expect_done(run_sluice(cut("run", {2, "tensor=2", "3", "memory", flags}, 1)));
-  expect_done(run_sluice(placed("run", {1, "0", "memory", flags + " --resume"}, 2)));
-  expect_done(run_sluice(cut("run", {4, "data=2,tensor=2", "1", "memory", flags + " --resume"}, 3)));
-  expect_done(run_sluice(placed("run", {2, "2", "disk", flags + " --resume"}, 4)));
-  EXPECT_EQ(losses("run"), losses("whole"));
-  EXPECT_TRUE(tensors("run", 4) == tensors("whole", 4));
-}
+using TensorRunTest = RanksTest;
 
 // A table of which each step has most rows is summed whole, so that what ranks receive does not depend on the
 // data. With ZeRO some of it comes in the next step.
 TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
-  for (const auto& [ranks, axes, seq, accumulate] : {std::tuple(2, "tensor=2", "32", "64"),
-                                                     {3, "tensor=3", "32", "64"},
+  for (const auto& [ranks, axes, seq, accumulate] : {std::tuple(3, "tensor=3", "32", "64"),
                                                      {4, "data=2,tensor=2", "32", "64"},
                                                      {2, "sequence=2", "256", "8"}}) {
     SCOPED_TRACE(axes);
@@ -128,17 +81,16 @@ TEST_F(TensorRunTest, AgreeWithUnevenPiecesInAnyMemory) {
 
 // Beside rounding (models/model/tensor_test.cc), nothing depends on where bytes live.
 TEST_F(TensorRunTest, HaveTheSameBitsWithPartsOfSequencesWhereverTheBytesLive) {
-  const auto trained = [&](const std::string& name, const Mesh& mesh) {
-    std::vector<std::string> all = cut(name, mesh, 2);
+  const auto trained = [&](const std::string& name, const Partition& partition) {
+    std::vector<std::string> all = placed(name, partition, 2);
     *(std::ranges::find(all, "--seq") + 1) = "256";
     *(std::ranges::find(all, "--accumulate") + 1) = "4";
     *(std::ranges::find(all, "--model") + 1) = "tiny-llama";
     expect_done(run_sluice(all));
   };
-  trained("plain",
-          {4, "sequence=2,tensor=2", "0", "memory", "--optimizer adamw --dtype bf16 --eval-every 2"});
-  trained("cut", {4, "sequence=2,tensor=2", "3", "disk",
-                  "--optimizer adamw --dtype bf16 --eval-every 2 --recompute full --group 1"});
+  const std::string flags = "--mesh sequence=2,tensor=2 --optimizer adamw --dtype bf16 --eval-every 2";
+  trained("plain", {4, "0", "memory", flags});
+  trained("cut", {4, "3", "disk", flags + " --recompute full --group 1"});
   EXPECT_EQ(losses("cut"), losses("plain"));
   EXPECT_TRUE(tensors("cut", 2) == tensors("plain", 2));
 }

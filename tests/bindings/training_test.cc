@@ -85,17 +85,6 @@ TEST_F(TrainingTest, TheLossFallsAndTheCheckpointIsWhole) {
   EXPECT_EQ(Json::parse(metrics.out).at("lines"), 20);
 }
 
-TEST_F(TrainingTest, AResumedRunHasTheBitsOfOneThatWasNeverStopped) {
-  expect_done(run_sluice(words("whole", 6)));
-  expect_done(run_sluice(words("parts", 3)));
-  expect_done(run_sluice(words("parts", 6, {"--resume"})));
-  const auto whole = losses("whole");
-  ASSERT_EQ(whole.size(), 6u);
-  EXPECT_EQ(whole, losses("parts"));
-  for (const char* file : {"/model.safetensors", "/optimizer.exp_avg_sq.safetensors"})
-    EXPECT_EQ(file_text(step_folder("whole", 6) + file), file_text(step_folder("parts", 6) + file));
-}
-
 TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
   expect_done(run_sluice(words("memory", 4)));
   const Outcome disk =

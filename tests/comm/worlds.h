@@ -5,13 +5,10 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <ostream>
 #include <string>
 #include <thread>
@@ -24,17 +21,12 @@
 #include "comm/mpi_links.h"
 #include "comm/under_mpirun.h"
 #include "core/error.h"
+#include "watchdog.h"
 
 // Runs ranks of tests, in every way in which ranks can be connected. No test waits for ever: a rank that does
 // not end is reported, and ends the test program where it cannot be ended alone.
 namespace sluice::comm {
 
-// Under ThreadSanitizer all takes ten times as long and more.
-#ifdef __SANITIZE_THREAD__
-inline constexpr std::chrono::seconds kMostSeconds{900};
-#else
-inline constexpr std::chrono::seconds kMostSeconds{120};
-#endif
 inline constexpr Deadlines kUnhurried{std::chrono::seconds(30), std::chrono::seconds(60)};
 inline constexpr std::size_t kTestRing = std::size_t{1} << 20;
 
@@ -71,34 +63,6 @@ inline constexpr bool kForksAllowed = false;
 #else
 inline constexpr bool kForksAllowed = true;
 #endif
-
-// Ends the test program where it is not destroyed in time.
-class Watchdog {
- public:
-  explicit Watchdog(std::chrono::seconds limit = kMostSeconds)
-      : thread_([this, limit] {
-          std::unique_lock lock(mutex_);
-          if (ended_.wait_for(lock, limit, [this] { return is_over_; })) return;
-          std::fprintf(stderr, "a test of ranks has hung for %d s\n", static_cast<int>(limit.count()));
-          std::abort();
-        }) {}
-  ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_over_ = true;
-    }
-    ended_.notify_all();
-    thread_.join();
-  }
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  bool is_over_ = false;
-  std::thread thread_;
-};
 
 // Waits for one `done`, and tells its error.
 class Ending {

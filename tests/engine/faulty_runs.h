@@ -1,13 +1,7 @@
 #pragma once
 // Trains a toy model over faulty disks. A run ends with the bits of a run without faults, or with an error
 // that names the file, after which the engine refuses everything but its end.
-#include <chrono>
-#include <condition_variable>
-#include <cstdlib>
-#include <iostream>
 #include <map>
-#include <mutex>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -15,6 +9,7 @@
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
+#include "watchdog.h"
 
 namespace sluice::engine::faulty {
 
@@ -135,33 +130,6 @@ inline std::string not_refused(ScheduledEngine& engine, const Profile& profile, 
   expect("settle", [&] { engine.settle(); });
   return found;
 }
-
-// Ends the process with a message where it lives too long, so that a hang is a failure that says where.
-class Watchdog {
- public:
-  explicit Watchdog(std::string what) : what_(std::move(what)), thread_([this] { watch(); }) {}
-  ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
- private:
-  void watch() {
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, std::chrono::seconds(120), [&] { return over_; })) return;
-    std::cerr << "hangs: " << what_ << std::endl;
-    std::abort();
-  }
-  const std::string what_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread thread_;
-};
 
 // How a run ended: with the bits of a run without faults, or with an error. Otherwise `defect` says what went
 // wrong silently.

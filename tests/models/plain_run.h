@@ -180,6 +180,14 @@ inline std::vector<std::size_t> choices_named(const Model& model, const std::str
   return indices;
 }
 
+// As a plan computes it.
+inline std::size_t planned_workspace(const engine::Profile& profile, std::span<const std::size_t> choices) {
+  std::size_t most = 0;
+  for (std::size_t unit = 0; unit < choices.size(); ++unit)
+    most = std::max(most, profile.unit_profiles[unit].choices[choices[unit]].workspace_bytes);
+  return profile.workspace_bytes + most;
+}
+
 // A model with plain memory of the planned size.
 class PlainRun {
  public:
@@ -189,7 +197,7 @@ class PlainRun {
         source(model, profile),
         executor(model.impl(), choices(model, choice), group, {source, threads, library, nullptr, layers}),
         activations_(engine::activation_bytes(profile, choices_named(model, choice), group)),
-        workspace_(models::workspace_bytes(profile, choices_named(model, choice))) {
+        workspace_(planned_workspace(profile, choices_named(model, choice))) {
     executor.set_memory(activations_.bytes(), workspace_.bytes());
   }
 

@@ -16,14 +16,8 @@ using allocator::Ledger;
 using allocator::Purpose;
 using allocator::Tier;
 using ::testing::AllOf;
-using testing::Buffer;
-using testing::DirectFolder;
-using testing::equal;
-using testing::error_of;
-using testing::fill;
-using testing::get;
+using namespace testing;
 using ::testing::HasSubstr;
-using testing::put;
 
 constexpr std::size_t kBlock = RecordStore::kBlock;
 

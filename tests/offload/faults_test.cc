@@ -11,13 +11,8 @@
 namespace sluice::offload {
 namespace faults_test {
 
-using testing::Buffer;
-using testing::equal;
-using testing::error_of;
-using testing::fill;
+using namespace testing;
 using ::testing::HasSubstr;
-using testing::read_now;
-using testing::write_now;
 
 // Returns which of 200 writes failed.
 std::vector<bool> failures(const Faults& faults) {

@@ -12,14 +12,8 @@
 namespace sluice::offload {
 namespace file_test {
 
-using testing::Buffer;
-using testing::DirectFolder;
-using testing::equal;
-using testing::error_of;
-using testing::fill;
+using namespace testing;
 using ::testing::HasSubstr;
-using testing::read_now;
-using testing::write_now;
 
 enum class Kind { kUring, kThreads, kMemory, kVolatile, kFaultless, kDelayed };
 

@@ -17,12 +17,8 @@
 namespace sluice::offload {
 namespace hang_test {
 
-using testing::Buffer;
-using testing::DirectFolder;
-using testing::fill;
+using namespace testing;
 using ::testing::HasSubstr;
-using testing::read_now;
-using testing::write_now;
 
 // Pages that are absent until let_go(): a system call that needs them waits.
 class AbsentMemory {

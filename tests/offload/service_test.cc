@@ -21,14 +21,8 @@
 namespace sluice::offload {
 namespace service_test {
 
-using testing::Buffer;
-using testing::DirectFolder;
-using testing::equal;
-using testing::error_of;
-using testing::fill;
+using namespace testing;
 using ::testing::HasSubstr;
-using testing::read_now;
-using testing::write_now;
 
 std::size_t names_in(const std::string& folder) {
   return static_cast<std::size_t>(

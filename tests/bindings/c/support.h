@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/c/sluice.h"
+#include "tests/temporary_folder.h"
 
 // A caller of the C ABI: a model of three units whose gradients depend on its values, so that a wrong byte
 // shows in all that follows.
@@ -37,19 +38,7 @@ inline sluice_status drop_gradient(sluice_engine* engine, uint32_t parameter) {
   return sluice_engine_drop_gradients(engine, &parameter, 1);
 }
 
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "sluice_c_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
+using Folder = sluice::TemporaryFolder;
 
 struct Parameter {
   const char* name;

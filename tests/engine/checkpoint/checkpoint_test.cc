@@ -18,6 +18,10 @@ void write_tensor(SafetensorsWriter& writer, const std::string& bytes, std::size
   writer.write(writer.header().tensors()[0], first_byte, std::as_bytes(std::span(bytes)));
 }
 
+void add_text(CheckpointWriter& writer, const std::string& name, std::string_view text) {
+  writer.add_file({name, {std::as_bytes(std::span(text))}});
+}
+
 class CheckpointTest : public FilesTest {
  protected:
   std::string out() const { return folder_.path("out"); }
@@ -31,7 +35,7 @@ class CheckpointTest : public FilesTest {
     const std::string payload = pattern(bytes, static_cast<std::uint32_t>(step));
     write_tensor(writer->add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {bytes}}})),
                  payload);
-    writer->add_text_file("config.json", R"({"n": 1})");
+    add_text(*writer, "config.json", R"({"n": 1})");
     return writer->commit({{"next_sample", step * 8}, {"lr", 0.1}});
   }
   std::vector<std::uint64_t> steps() const {
@@ -57,7 +61,7 @@ TEST_F(CheckpointTest, IsReadBack) {
   EXPECT_EQ(reader.step(), 100u);
   EXPECT_EQ(reader.run()["next_sample"], 800);
   EXPECT_EQ(reader.run()["lr"].get<double>(), 0.1);
-  EXPECT_EQ(reader.read_text("config.json"), R"({"n": 1})");
+  EXPECT_EQ(read_all(*reader.verified("config.json")), R"({"n": 1})");
   EXPECT_TRUE(reader.has(kModelFile));
   EXPECT_FALSE(reader.has(optimizer_file("exp_avg")));
   std::string bytes(5000, '\0');
@@ -156,7 +160,7 @@ TEST_F(CheckpointTest, DamageIsFound) {
   write_all(model, whole);
   reader.verify();
   write_all(config, R"({"n": 2})");
-  expect_error(ErrorCode::kCorrupt, {config}, [&] { reader.read_text("config.json"); });
+  expect_error(ErrorCode::kCorrupt, {config}, [&] { (void)reader.verified("config.json"); });
   expect_error(ErrorCode::kCorrupt, {config}, [&] { reader.verify(); });
   write_all(config, "");
   expect_error(ErrorCode::kCorrupt, {config, "0 bytes"}, [&] { CheckpointReader(io_, path, ahead_); });
@@ -189,7 +193,7 @@ TEST_F(CheckpointTest, WithoutCommitNothingIsLeft) {
   save(1);
   {
     auto writer = begin(2);
-    writer->add_text_file("config.json", "{}");
+    add_text(*writer, "config.json", "{}");
     writer->add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {10}}}));
     EXPECT_EQ(steps(), Steps{1});
     expect_error(ErrorCode::kState, {"'t'"}, [&] { writer->commit({}); });
@@ -207,10 +211,10 @@ TEST_F(CheckpointTest, TheSameStepIsReplaced) {
 
 TEST_F(CheckpointTest, NamesAreChecked) {
   auto writer = begin(1);
-  writer->add_text_file("config.json", "{}");
+  add_text(*writer, "config.json", "{}");
   for (const char* name : {"../x", "a/b", "", ".hidden", "manifest.json", "config.json"})
     expect_error(ErrorCode::kInvalidArgument, {std::string("'") + name + "'"},
-                 [&] { writer->add_text_file(name, ""); });
+                 [&] { add_text(*writer, name, ""); });
   expect_error(ErrorCode::kInvalidArgument, {"'config.json'"}, [&] {
     writer->add_tensor_file("config.json", SafetensorsHeader({{"t", Dtype::kU8, {1}}}));
   });
@@ -227,8 +231,8 @@ TEST_F(CheckpointTest, AFileInPiecesIsOneFile) {
   writer->add_file({"none.bin", {}});
   const std::string folder = writer->commit({});
   const CheckpointReader reader(io_, folder, ahead_);
-  EXPECT_EQ(reader.read_text("own.bin"), first + second);
   EXPECT_EQ(reader.verified("own.bin"), folder + "/own.bin");
+  EXPECT_EQ(read_all(folder + "/own.bin"), first + second);
   EXPECT_EQ(reader.verified("none.bin"), folder + "/none.bin");
   EXPECT_EQ(reader.verified("other.bin"), std::nullopt);
   write_all(folder + "/own.bin", first + std::string(second.size(), 'y'));
@@ -289,7 +293,7 @@ TEST_F(CheckpointTest, PruneSparesOneMoreAndTellsWhatIsGone) {
 TEST_F(CheckpointTest, LeftoversOfDeadRunsAreRemovedAndOfLiveOnesNot) {
   save(1);
   auto live = begin(2);
-  live->add_text_file("config.json", "{}");
+  add_text(*live, "config.json", "{}");
   fs::create_directories(out() + "/.step-00000003.partial-4194305");
   write_all(out() + "/.step-00000003.partial-4194305/manifest.json", "{");
   fs::create_directories(out() + "/.step-00000001.removed-1");

@@ -18,24 +18,10 @@
 #include "core/error.h"
 #include "engine/checkpoint/stream.h"
 #include "offload/file.h"
+#include "tests/temporary_folder.h"
 #include "tests/thrown.h"
 
 namespace sluice::engine {
-
-// A new folder that is removed at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "sluice_test_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) fail_system("make", name);
-    path_ = name;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 inline std::string read_all(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -2,29 +2,20 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "models/data/tokens.h"
+#include "tests/temporary_folder.h"
 #include "tests/thrown.h"
 
 namespace sluice::models {
 
 class DataTest : public ::testing::Test {
  protected:
-  DataTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "sluice_data_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a folder for the test");
-    folder_ = name;
-  }
-  ~DataTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string path(const std::string& name) const { return folder_.path(name); }
   std::string store(const std::string& name, const std::string& bytes) const {
-    std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path());
-    std::ofstream(path(name), std::ios::binary) << bytes;
+    folder_.put(name, bytes);
     return path(name);
   }
   template <class T>
@@ -38,7 +29,7 @@ class DataTest : public ::testing::Test {
     source.read(first, tokens);
     return tokens;
   }
-  std::string folder_;
+  TemporaryFolder folder_;
 };
 
 using Tokens = std::vector<std::int32_t>;

@@ -3,13 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-
 #include "core/error.h"
 #include "models/model/model.h"
+#include "temporary_folder.h"
 #include "thrown.h"
 
 namespace sluice::models {
@@ -154,12 +150,9 @@ TEST(ConfigTest, AMisspelledKeyIsNamed) {
 }
 
 TEST(ConfigTest, AFolderIsReadByItsConfigJson) {
-  const auto folder =
-      std::filesystem::temp_directory_path() / ("sluice-config-" + std::to_string(::getpid()));
-  std::filesystem::create_directory(folder);
-  std::ofstream(folder / "config.json") << config_to_hugging_face(preset("tiny", 99), Dtype::kF32).dump();
-  EXPECT_EQ(resolve_model(folder.string()).vocabulary, 99u);
-  std::filesystem::remove_all(folder);
+  const TemporaryFolder folder;
+  folder.put("config.json", config_to_hugging_face(preset("tiny", 99), Dtype::kF32).dump());
+  EXPECT_EQ(resolve_model(folder.path()).vocabulary, 99u);
 }
 
 }  // namespace config_test

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "models/families/gpt2.h"
+#include "temporary_folder.h"
 
 namespace sluice::models {
 namespace weights_test {
@@ -52,16 +52,13 @@ class FileMaker {
 class WeightsTest : public ::testing::Test {
  protected:
   WeightsTest() {
-    std::string pattern = ::testing::TempDir() + "sluice-weights-XXXXXX";
-    folder_ = ::mkdtemp(pattern.data());
     config_.family = &kGpt2;
     config_.tied_head = true;
   }
-  ~WeightsTest() override { std::filesystem::remove_all(folder_); }
 
   std::unique_ptr<HuggingFaceWeights> open() {
-    maker_.save(folder_ + "/model.safetensors");
-    return std::make_unique<HuggingFaceWeights>(*io_, folder_, config_, layout_, ahead_);
+    maker_.save(folder_ / "model.safetensors");
+    return std::make_unique<HuggingFaceWeights>(*io_, folder_.path(), config_, layout_, ahead_);
   }
   std::vector<float> values(engine::ParameterId id, std::size_t first, std::size_t count) {
     std::vector<float> out(count);
@@ -84,7 +81,7 @@ class WeightsTest : public ::testing::Test {
     maker_.add<float>(name, "F32", {3, 2}, {1, 2, 3, 4, 5, 6});
   }
 
-  std::string folder_;
+  TemporaryFolder folder_;
   ModelConfig config_;
   engine::Layout layout_{{{"embedding", {{"transformer.wte.weight", {3, 2}, true, 2}}},
                           {"block", {{"transformer.h.0.attn.c_attn.bias", {2}}}}}};
@@ -167,12 +164,12 @@ TEST_F(WeightsTest, ATiedHeadThatDiffersIsRefused) {
 }
 
 TEST_F(WeightsTest, AMissingFolderAndACutFileAreErrors) {
-  EXPECT_THROW(HuggingFaceWeights(*io_, folder_ + "/nowhere", config_, layout_, ahead_), Error);
+  EXPECT_THROW(HuggingFaceWeights(*io_, folder_ / "nowhere", config_, layout_, ahead_), Error);
   add_table();
   add_bias();
   open();
-  std::filesystem::resize_file(folder_ + "/model.safetensors", 60);
-  EXPECT_THROW(HuggingFaceWeights(*io_, folder_, config_, layout_, ahead_), Error);
+  std::filesystem::resize_file(folder_ / "model.safetensors", 60);
+  EXPECT_THROW(HuggingFaceWeights(*io_, folder_.path(), config_, layout_, ahead_), Error);
 }
 
 }  // namespace weights_test

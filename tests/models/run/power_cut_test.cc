@@ -197,7 +197,7 @@ class PowerCutTest : public ::testing::Test {
     return files;
   }
 
-  engine::TemporaryFolder folder_;
+  TemporaryFolder folder_;
   std::string text_ = folder_.path("text.txt");
   allocator::Ledger ledger_;
   allocator::Region memory_{ledger_, allocator::Purpose::kStaging, engine::kStreamBuffer};

@@ -11,6 +11,7 @@
 #include "comm/worlds.h"
 #include "core/json.h"
 #include "core/text_file.h"
+#include "temporary_folder.h"
 
 // Traces of several ranks in one file. Each rank is a thread here, with a clock of its own.
 namespace sluice::models {
@@ -34,12 +35,6 @@ struct Found {
 
 class RankTracesTest : public ::testing::Test {
  protected:
-  RankTracesTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "sluice-traces-XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
-  }
-  ~RankTracesTest() override { std::filesystem::remove_all(folder_); }
-
   // Each rank traces that something happened at the same times for all, and what `more` adds.
   Found traces(int ranks, const std::vector<std::int64_t>& times,
                const std::function<void(Trace&, int rank)>& more = {}) const {
@@ -74,8 +69,8 @@ class RankTracesTest : public ::testing::Test {
     }
     return found;
   }
-  std::string path() const { return (folder_ / "trace.json").string(); }
-  std::filesystem::path folder_;
+  std::string path() const { return folder_ / "trace.json"; }
+  TemporaryFolder folder_;
 };
 
 TEST_F(RankTracesTest, AreProcessesOfOneFileWithOneClock) {

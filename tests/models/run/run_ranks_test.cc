@@ -3,12 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <filesystem>
 #include <fstream>
 
 #include "comm/worlds.h"
 #include "core/system.h"
 #include "models/run/trainer.h"
+#include "temporary_folder.h"
 
 // What the ranks of a run agree on before they train, and tell each other. Each rank is a thread here.
 namespace sluice::models {
@@ -16,17 +16,12 @@ namespace run_ranks_test {
 
 class RunRanksTest : public ::testing::Test {
  protected:
-  RunRanksTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "sluice-ranks-XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
-    std::ofstream(folder_ / "text") << std::string(20000, 'a') << std::string(20000, 'b');
-  }
-  ~RunRanksTest() override { std::filesystem::remove_all(folder_); }
+  RunRanksTest() { std::ofstream(folder_ / "text") << std::string(20000, 'a') << std::string(20000, 'b'); }
 
   TrainSettings settings() const {
     TrainSettings s;
     s.model = "tiny";
-    s.data = {(folder_ / "text").string()};
+    s.data = {folder_ / "text"};
     s.tokens = "bytes";
     s.memory = std::uint64_t{2} << 30;
     s.length = 16;
@@ -52,7 +47,7 @@ class RunRanksTest : public ::testing::Test {
     });
     return all;
   }
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 TrainSettings of_rank(comm::Communicator& communicator) {
@@ -80,14 +75,14 @@ TEST_F(RunRanksTest, ThatWereGivenOtherSettingsAreToldWhich) {
   differ([](TrainSettings& s) { s.seed = 7; }, "seed was 1 and is 7");
   differ([](TrainSettings& s) { s.steps = 3; }, "steps was 2 and is 3");
   differ([](TrainSettings& s) { s.optimizer.name = "lion"; }, "optimizer was \"adamw\" and is \"lion\"");
-  const std::string other = (folder_ / "other").string();
+  const std::string other = folder_ / "other";
   std::ofstream(other) << std::string(40000, 'c');
   differ([&](TrainSettings& s) { s.data = {other}; }, "data_fingerprint was");
 }
 
 TEST_F(RunRanksTest, EndWithTheErrorOfOne) {
   const std::vector<std::string> all = errors([&](TrainSettings& s, int rank) {
-    if (rank == 1) s.data = {(folder_ / "missing").string()};
+    if (rank == 1) s.data = {folder_ / "missing"};
   });
   expect_part(all[1], "missing");
   expect_part(all[0], "rank 1");
@@ -132,7 +127,7 @@ TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
 TEST_F(RunRanksTest, GoOnWhereAllReadTheSameFile) {
   const auto file = [&](const char* name, const char* text) {
     std::ofstream(folder_ / name) << text;
-    return (folder_ / name).string();
+    return folder_ / name;
   };
   const std::string path = file("file", "one"), same = file("same", "one"), other = file("other", "two");
   const auto error = [&](const std::string& of_rank_2) {
@@ -150,7 +145,7 @@ TEST_F(RunRanksTest, GoOnWhereAllReadTheSameFile) {
     return all[0];
   };
   EXPECT_EQ(error(same), "");
-  const std::string missing = error((folder_ / "missing").string());
+  const std::string missing = error(folder_ / "missing");
   expect_part(missing, "rank 2 on host '" + host_name() + "' cannot read '" + path + "'");
   expect_part(missing, "rank 0 on host '" + host_name() + "' has found and needs; all ranks read it");
   expect_part(error(other), "reads another '" + path + "'");

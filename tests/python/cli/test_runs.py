@@ -115,7 +115,7 @@ STOPS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
 
 @pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
 def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
-    """That the run goes on with the same bits, and that a second Ctrl-C stops at once, is in tests/bindings/training_test.cc."""
+    """That the run goes on, and that a second Ctrl-C stops at once, is in tests/bindings/training_test.cc."""
     run = Started(place, f"stopped-{number.name}", "--schedule", "constant", *PLACES["disk"])
     run.wait_for_a_step()
     run.process.send_signal(number)
