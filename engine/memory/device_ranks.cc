@@ -1,6 +1,7 @@
 #include "engine/memory/device_ranks.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/bytes.h"
@@ -8,8 +9,9 @@
 namespace sluice::engine {
 namespace {
 
+constexpr std::size_t kCopied = std::size_t{256} << 10;  // bytes that one thread copies at a time
 // Large enough that the link is busy, and small beside a model's units.
-constexpr std::size_t kMostOfPiece = std::size_t{8} << 20;  // elements
+constexpr std::size_t kMostOfPiece = std::size_t{4} << 20;  // elements
 
 }  // namespace
 
@@ -21,16 +23,21 @@ std::size_t DeviceRanks::piece_elements(const Layout& layout) {
   return std::min(kMostOfPiece, round_up(most, kUnitAlignment));
 }
 
-DeviceRanks::DeviceRanks(const Layout& layout, DeviceWork& gpu)
-    : gpu_(gpu), piece_elements_(piece_elements(layout)), piece_bytes_(piece_elements_ * sizeof(float)) {}
+DeviceRanks::DeviceRanks(const Layout& layout, DeviceWork& gpu, Threads& threads)
+    : gpu_(gpu),
+      threads_(threads),
+      piece_elements_(piece_elements(layout)),
+      piece_bytes_(piece_elements_ * sizeof(float)) {}
 
 std::size_t DeviceRanks::bytes(const Layout& layout) {
-  return kPieces * piece_elements(layout) * sizeof(float);
+  return kPlaces * piece_elements(layout) * sizeof(float);
 }
 
-void DeviceRanks::start(allocator::Ledger& ledger) {
-  memory_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kStaging, kPieces * piece_bytes_);
-  if (piece_bytes_ > 0) gpu_.add({memory_.data(), kPieces * piece_bytes_}, piece_bytes_);
+void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks, const std::string& name) {
+  memory_ =
+      RankMemory(ledger, gpu_.device(), allocator::Purpose::kStaging, kPlaces * piece_bytes_, ranks, name);
+  ranks_ = ranks.size(), rank_ = ranks.rank();
+  if (piece_bytes_ > 0) gpu_.add({memory_.data(), kPlaces * piece_bytes_}, piece_bytes_);
   out_.emplace();
   in_.emplace();
 }
@@ -85,6 +92,27 @@ void DeviceRanks::for_each(const Piece& piece, const std::vector<ElementRange>& 
   }
 }
 
+// The host's threads copy what the others read, once the GPU has what was there before.
+void DeviceRanks::copy_to_place(const Piece& piece) {
+  const std::size_t size = size_of(piece.of->call.type);
+  gpu_.wait({place(piece), piece.elements.size() * size}, DeviceWork::Use::kWrite);
+  for (const ElementRange& range : piece.of->call.out) {
+    const ElementRange both = intersection(range, piece.elements);
+    const std::size_t offset = (both.begin - piece.elements.begin) * size;
+    threads_.parallel_for(both.size() * size, kCopied, [&](std::size_t begin, std::size_t end) {
+      std::memcpy(place(piece) + offset + begin, host(piece) + offset + begin, end - begin);
+    });
+  }
+}
+
+std::vector<ConstArray> DeviceRanks::of_ranks(const Piece& piece) const {
+  std::vector<ConstArray> arrays;
+  if (!is_shared(piece)) return arrays;
+  for (int rank = 0; rank < ranks_; ++rank)
+    arrays.push_back({rank == rank_ ? host(piece) : memory_.of(rank, place(piece)), piece.of->call.type});
+  return arrays;
+}
+
 void DeviceRanks::leave(const Piece& piece) {
   {
     std::unique_lock lock(mutex_);
@@ -92,11 +120,15 @@ void DeviceRanks::leave(const Piece& piece) {
     ++under_way_;
   }
   attempt(piece, [&] {
-    const std::span all{host(piece), piece.elements.size() * size_of(piece.of->call.type)};
+    const Call& call = piece.of->call;
+    const std::span all{host(piece), piece.elements.size() * size_of(call.type)};
     gpu_.wait(all, DeviceWork::Use::kWrite);
-    for_each(piece, piece.of->call.out, [&](auto there, auto here) { gpu_.copy_out(here.data(), there); });
+    if (!call.in_host)
+      for_each(piece, call.out, [&](auto there, auto here) { gpu_.copy_out(here.data(), there); });
     gpu_.wait(all, DeviceWork::Use::kRead);
-    piece.of->call.begin(piece.elements, array_of(piece), piece.ranks->add());
+    if (!is_shared(piece)) return call.begin(piece.elements, array_of(piece), piece.ranks->add());
+    if (call.in_host) copy_to_place(piece);
+    call.begin_shared(piece.elements, piece.ranks->add());
   });
   in_->add([this, piece](Done&) { come_back(piece); });
 }
@@ -104,8 +136,9 @@ void DeviceRanks::leave(const Piece& piece) {
 void DeviceRanks::come_back(const Piece& piece) {
   attempt(piece, [&] {
     piece.ranks->wait();
-    if (piece.of->call.end) piece.of->call.end(piece.elements, array_of(piece));
-    for_each(piece, piece.of->call.in, [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
+    const Call& call = piece.of->call;
+    if (call.end) call.end(piece.elements, array_of(piece), of_ranks(piece));
+    for_each(piece, call.in, [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
   });
   bool last = false;
   {
@@ -115,6 +148,20 @@ void DeviceRanks::come_back(const Piece& piece) {
   }
   has_room_.notify_all();
   if (last) piece.of->done(piece.of->error);
+}
+
+void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array array,
+                    std::span<const ConstArray> of_ranks, Threads& threads) {
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    if (static_cast<int>(rank) == ranks.rank()) continue;
+    const ElementRange there = intersection(ranks.shard(unit, static_cast<int>(rank)), elements);
+    const std::size_t first = there.begin - elements.begin;
+    const auto* const from = static_cast<const std::byte*>(of_ranks[rank].at(first).data);
+    auto* const to = static_cast<std::byte*>(array.at(first).data);
+    threads.parallel_for(
+        there.size() * size_of(array.type), kCopied,
+        [&](std::size_t begin, std::size_t end) { std::memcpy(to + begin, from + begin, end - begin); });
+  }
 }
 
 }  // namespace sluice::engine

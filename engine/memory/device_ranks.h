@@ -8,18 +8,20 @@
 #include <vector>
 
 #include "core/serial_queue.h"
+#include "core/threads.h"
 #include "engine/layout/layout.h"
 #include "engine/layout/shards.h"
 #include "engine/memory/device_work.h"
-#include "engine/memory/host_records.h"
+#include "engine/memory/rank_memory.h"
 
 namespace sluice::engine {
 
 // What ranks sum or gather of what is in their GPUs' memory. It passes through registered host memory, piece
 // by piece, in the order in which it was added: while the ranks have one piece, the next one leaves the GPU,
 // and the one before returns to it. A piece of one rank waits for that of the others, and there is memory for
-// a few. So all ranks add the same calls in the same order. Two threads do it, one for each direction. Thread
-// rule: start() first, then one thread.
+// a few. So all ranks add the same calls in the same order. Two threads do it, one for each direction. Ranks
+// of one host read each other's pieces where they are (RankMemory). Thread rule: start() first, then one
+// thread.
 class DeviceRanks {
  public:
   // A call that all ranks make. Where it has failed, nothing more of it is copied or begun.
@@ -31,25 +33,36 @@ class DeviceRanks {
     Dtype type = Dtype::kF32;
     ElementRange elements;              // of these, what the call is about
     std::vector<ElementRange> out, in;  // what leaves the GPU before, and returns to it after
-    // Begins the call for some of the elements, of which the array has nothing else.
+    // Whether each rank makes of all ranks' pieces what it needs, where ranks share memory; `out` is then all
+    // that others read. The same on all ranks.
+    bool may_share = false;
+    // Begins the call for some of the elements, of which the array has nothing else; or, where they are
+    // shared, what ends when all ranks have begun it.
     std::function<void(ElementRange elements, Array array, Done done)> begin;
-    // What is done with them when it has ended, before they return.
-    std::function<void(ElementRange elements, Array array)> end = {};
+    std::function<void(ElementRange elements, Done done)> begin_shared = {};
+    // What is done with them when it has ended, before they return. of_ranks: where they are shared, all
+    // ranks' arrays, of which this rank's may be the same; else empty.
+    std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks)> end = {};
   };
 
-  explicit DeviceRanks(const Layout& layout, DeviceWork& gpu);
+  // threads: of the host, for what is copied there.
+  DeviceRanks(const Layout& layout, DeviceWork& gpu, Threads& threads);
   ~DeviceRanks();  // waits until the calls that were added have ended
   DeviceRanks(const DeviceRanks&) = delete;
   DeviceRanks& operator=(const DeviceRanks&) = delete;
   static std::size_t bytes(const Layout& layout);  // of host memory
-  void start(allocator::Ledger& ledger);
+  // All ranks come here. name: what passes here, for messages.
+  void start(allocator::Ledger& ledger, Ranks& ranks, const std::string& name);
 
   // `done` is called on a thread of this class when all that returns to the GPU is queued. REQUIRES: until
   // then nothing else is queued with that memory.
   void add(Call call, Done done);
 
  private:
-  static constexpr std::size_t kPieces = 4;
+  static constexpr std::size_t kPieces = 4;  // under way
+  // A rank that has begun a piece has ended those kPieces before it. So the others no longer read what this
+  // one had twice as long ago.
+  static constexpr std::size_t kPlaces = 2 * kPieces;
   struct Added {
     Call call;
     Done done;
@@ -66,25 +79,37 @@ class DeviceRanks {
   std::vector<ElementRange> pieces_of(ElementRange elements) const;
   void leave(const Piece& piece);
   void come_back(const Piece& piece);
+  void copy_to_place(const Piece& piece);
   void attempt(const Piece& piece, const std::function<void()>& action);
+  std::byte* place(const Piece& piece) const {
+    return memory_.data() + piece.number % kPlaces * piece_bytes_;
+  }
   std::byte* host(const Piece& piece) const {
     const Call& call = piece.of->call;
-    if (call.in_host) return call.data + piece.elements.begin * size_of(call.type);
-    return memory_.data() + piece.number % kPieces * piece_bytes_;
+    return call.in_host ? call.data + piece.elements.begin * size_of(call.type) : place(piece);
   }
+  bool is_shared(const Piece& piece) const { return memory_.is_shared() && piece.of->call.may_share; }
+  std::vector<ConstArray> of_ranks(const Piece& piece) const;
   // Calls copy(the GPU's memory, the host's) for what of the ranges lies within the piece.
   template <class Copy>
   void for_each(const Piece& piece, const std::vector<ElementRange>& ranges, const Copy& copy) const;
   Array array_of(const Piece& piece) const { return {host(piece), piece.of->call.type}; }
 
   DeviceWork& gpu_;
+  Threads& threads_;
   const std::size_t piece_elements_, piece_bytes_;
-  RegisteredRegion memory_;
+  RankMemory memory_;
+  int ranks_ = 1, rank_ = 0;
   std::size_t added_ = 0;  // pieces
   std::mutex mutex_;       // guards what follows, and errors
   std::condition_variable has_room_;
   std::size_t under_way_ = 0;  // pieces from leave() to the end of come_back()
   std::optional<SerialQueue> out_, in_;
 };
+
+// Copies what the other ranks have of their shards of some elements of a unit, where these are shared: see
+// DeviceRanks::Call::end.
+void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array array,
+                    std::span<const ConstArray> of_ranks, Threads& threads);
 
 }  // namespace sluice::engine

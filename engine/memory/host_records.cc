@@ -14,10 +14,9 @@ void RegisteredRegion::Unregister::operator()(std::byte* memory) const {
   }
 }
 
-RegisteredRegion::RegisteredRegion(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose,
-                                   std::size_t bytes)
-    : memory_(ledger, purpose, bytes), registered_(nullptr, {&device}) {
-  if (bytes == 0) return;
+RegisteredRegion::RegisteredRegion(allocator::Region memory, Device& device)
+    : memory_(std::move(memory)), registered_(nullptr, {&device}) {
+  if (memory_.size() == 0) return;
   device.register_host(memory_.data(), memory_.size());
   registered_.reset(memory_.data());
 }

@@ -13,7 +13,9 @@ namespace sluice::engine {
 class RegisteredRegion {
  public:
   RegisteredRegion() = default;
-  RegisteredRegion(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes);
+  RegisteredRegion(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes)
+      : RegisteredRegion(allocator::Region(ledger, purpose, bytes), device) {}
+  RegisteredRegion(allocator::Region memory, Device& device);
   std::byte* data() const { return memory_.data(); }
 
  private:

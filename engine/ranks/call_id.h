@@ -18,6 +18,8 @@ enum class CallKind : std::uint8_t {
   kPartOfGradient,
   kEdit,
   kWholeGradient,
+  kGradientIsThere,
+  kUnitIsThere,
   kNamed,     // what is between the calls for units: settings, measurements, files
   kOfCaller,  // what a program asks of its ranks through the C ABI
 };

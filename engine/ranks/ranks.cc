@@ -56,6 +56,10 @@ void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, cons
   communicator_.reduce_scatter(id, gradient_name(unit), sums, parts, order, std::move(done));
 }
 
+std::string Ranks::name_of(UnitId unit) const {
+  return "the parameters of '" + layout_.units()[unit].name + "'";
+}
+
 std::string Ranks::gradient_name(UnitId unit) const {
   return "the gradient of '" + layout_.units()[unit].name + "'";
 }
@@ -69,6 +73,14 @@ void Ranks::sum_gradient_in(UnitId unit, ElementRange elements, std::span<const 
                                std::move(done));
 }
 
+void Ranks::await_all_in(UnitId unit, bool gradient, Done done) {
+  const auto number = std::make_shared<std::int64_t>(0);
+  communicator_.all_reduce(
+      call_id(gradient ? CallKind::kGradientIsThere : CallKind::kUnitIsThere, unit),
+      gradient ? gradient_name(unit) : name_of(unit), std::span(number.get(), 1),
+      [number, done = std::move(done)](std::exception_ptr error) { done(std::move(error)); });
+}
+
 void Ranks::gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done) {
   communicator_.all_gather(call_id(CallKind::kWholeGradient, unit), gradient_name(unit), sum,
                            borders_in(unit, elements), std::move(done));
@@ -80,8 +92,7 @@ void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {
 }
 
 void Ranks::gather_in(UnitId unit, ElementRange elements, Array values, Done done) {
-  communicator_.all_gather(call_id(CallKind::kParameters, unit),
-                           "the parameters of '" + layout_.units()[unit].name + "'", values,
+  communicator_.all_gather(call_id(CallKind::kParameters, unit), name_of(unit), values,
                            borders_in(unit, elements), std::move(done));
 }
 

@@ -44,6 +44,8 @@ class Ranks {
   // The same for some elements of a unit's gradient, of which the arrays have nothing else.
   void sum_gradient_in(UnitId unit, ElementRange elements, std::span<const Array> sums,
                        const comm::SumOrder& order, Done done);
+  // Ends when all ranks have begun it, for some elements of a unit: of its gradient, or of its parameters.
+  void await_all_in(UnitId unit, bool gradient, Done done);
   // Brings to each rank what the others have summed of these elements of a unit's gradient, of which `sum`
   // has nothing else. REQUIRES: its state is partitioned.
   void gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done);
@@ -69,6 +71,7 @@ class Ranks {
  private:
   std::vector<std::size_t> borders(UnitId unit) const;
   std::vector<std::size_t> borders_in(UnitId unit, ElementRange elements) const;
+  std::string name_of(UnitId unit) const;  // of its parameters
   std::string gradient_name(UnitId unit) const;
   std::string state_name(UnitId unit) const;
   void send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes);  // to rank 0

@@ -60,20 +60,23 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       sums_of_ranks(ranks && ranks->any_partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
                                                       : std::nullopt),
       one_thread(1, resources.threads.team()),
+      rank_threads(gpu && ranks ? std::optional<Threads>(std::in_place, resources.threads.count())
+                                : std::nullopt),
       executor(make_executor()),
       cpu_executor(make_cpu_executor()),
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
               {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
-      device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout, *gpu) : std::nullopt),
+      device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout, *gpu, *rank_threads)
+                               : std::nullopt),
       device_gathers(gpu && ranks && ranks->any_partitioned()
-                         ? std::optional<DeviceRanks>(std::in_place, layout, *gpu)
+                         ? std::optional<DeviceRanks>(std::in_place, layout, *gpu, *rank_threads)
                          : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
              profile.any_order && ranks && ranks->any_partitioned(),
-             device_gathers ? &*device_gathers : nullptr}) {
+             device_gathers ? &*device_gathers : nullptr, rank_threads ? &*rank_threads : nullptr}) {
   // The client may touch parameters at any time, unless they are on a GPU.
   const bool exposed = profile.any_order && !gpu;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
@@ -104,8 +107,8 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   updates.set_slots(resources.ledger, plan.staging_slots);
   updates.set_cpu_slots(resources.ledger, plan.host_slots);
   if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
-  for (std::optional<DeviceRanks>* const one : {&device_sums, &device_gathers})
-    if (*one) (*one)->start(resources.ledger);
+  if (device_sums) device_sums->start(resources.ledger, *ranks, "what ranks sum of gradients");
+  if (device_gathers) device_gathers->start(resources.ledger, *ranks, "what ranks gather of units");
   pager.on_stall([this] { return queue.finish_some(); });
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }

@@ -80,6 +80,7 @@ struct Stores {
   WholeStore wholes;
   std::optional<SumsOfRanks> sums_of_ranks;  // nothing: this engine has all of every parameter
   Threads one_thread;                        // the one that calls: on it the CPU updates a chunk beside a GPU
+  std::optional<Threads> rank_threads;       // of what ranks on GPUs make of each other's pieces
   // Where the model is computed; and the CPU's beside a GPU. Null: nothing is updated there.
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;

@@ -3,23 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/sums.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::engine {
 namespace {
 
-ElementRange common(ElementRange a, ElementRange b) {
-  const std::size_t begin = std::clamp(a.begin, b.begin, b.end);
-  return {begin, std::clamp(a.end, begin, b.end)};
-}
-
-ElementRange of_parameter(const Layout& layout, ParameterId parameter) {
-  const Layout::Location& at = layout.location(parameter);
-  return {at.offset, at.offset + at.elements};
-}
+constexpr std::size_t kInCaches = std::size_t{64} << 10;  // elements
 
 }  // namespace
-
 UnitSums::UnitSums(Core& core, const comm::SumOrder& order, double divisor)
     : core_(core),
       order_(order),
@@ -74,7 +66,7 @@ TransferGroup UnitSums::begin(UnitId unit, std::span<const ParameterId> of, bool
   for (const ParameterId p : of) squares_[p].reset();
   if (whole) begin(unit, {0, core_.layout.unit_elements(unit)}, of, group.add());
   for (const ParameterId& p : of)
-    if (!whole) begin(unit, of_parameter(core_.layout, p), {&p, 1}, group.add());
+    if (!whole) begin(unit, elements_of(core_.layout, p), {&p, 1}, group.add());
   return group;
 }
 
@@ -92,23 +84,45 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
   const HoldingId gradient = core_.gradients.holding(unit, 0);
   call.elements = elements;
   call.in_host = in_record_[unit];
-  if (call.in_host) {
-    call.data = core_.pager.backing(gradient).for_cpu().data;
-  } else {
-    call.data = core_.pager.data(gradient);
-    call.out = {elements};
-    call.in = {own};
-  }
+  call.data = call.in_host ? core_.pager.backing(gradient).for_cpu().data : core_.pager.data(gradient);
+  // What other ranks add of what is in the record, or all.
+  if (call.in_host)
+    call.out = {{0, own.begin}, {own.end, core_.layout.unit_elements(unit)}};
+  else
+    call.out = {elements}, call.in = {own};
+  call.may_share = core_.partitions_state(unit);
+  call.begin_shared = [this, unit](ElementRange, Done ended) {
+    core_.ranks->await_all_in(unit, true, std::move(ended));
+  };
   call.begin = [this, unit](ElementRange piece, Array sum, Done ended) {
     core_.ranks->sum_gradient_in(unit, piece, {&sum, 1}, order_, std::move(ended));
   };
-  call.end = [this, own, all = std::vector(of.begin(), of.end())](ElementRange piece, Array sum) {
-    const ElementRange here = common(own, piece);
-    const Array mean = sum.at(here.begin - piece.begin);
-    kernels::scale(core_.one_thread, here.size(), static_cast<float>(1 / divisor_), mean);
-    measure(all, here, mean, core_.one_thread);
+  call.end = [this, own, all = std::vector(of.begin(), of.end())](ElementRange piece, Array sum,
+                                                                  std::span<const ConstArray> of_ranks) {
+    const ElementRange here = intersection(own, piece);
+    const std::size_t first = here.begin - piece.begin;
+    const Array mean = sum.at(first);
+    if (of_ranks.empty())
+      kernels::scale(*core_.rank_threads, here.size(), static_cast<float>(1 / divisor_), mean);
+    else
+      make_mean(of_ranks, first, here.size(), mean);
+    measure(all, here, mean, *core_.rank_threads);
   };
   core_.device_sums->add(std::move(call), std::move(done));
+}
+
+// Adds what all ranks have from that element on, as ranks do that send each other their arrays.
+void UnitSums::make_mean(std::span<const ConstArray> of_ranks, std::size_t first, std::size_t n, Array mean) {
+  core_.rank_threads->parallel_for(n, kInCaches, [&](std::size_t begin, std::size_t end) {
+    std::vector<const std::byte*> arrays;
+    for (const ConstArray& array : of_ranks)
+      arrays.push_back(static_cast<const std::byte*>(array.at(first + begin).data));
+    const Array here = mean.at(begin);
+    comm::Adder().add(arrays, order_.merges, end - begin, comm::element_of(here.type),
+                      static_cast<std::byte*>(here.data));
+    Threads this_one(1);
+    kernels::scale(this_one, end - begin, static_cast<float>(1 / divisor_), here);
+  });
 }
 
 void UnitSums::finish(UnitId unit, std::span<const ParameterId> of) {
@@ -116,7 +130,7 @@ void UnitSums::finish(UnitId unit, std::span<const ParameterId> of) {
   if (!core_.device_sums) {
     float* const first = core_.gradients.sum(unit, 0, 0, 0);
     for (const ParameterId p : of) {
-      const ElementRange here = common(own, of_parameter(core_.layout, p));
+      const ElementRange here = intersection(own, elements_of(core_.layout, p));
       kernels::scale(core_.resources.threads, here.size(), static_cast<float>(1 / divisor_),
                      {first + here.begin, Dtype::kF32});
       squares_[p].reset();
@@ -131,7 +145,7 @@ void UnitSums::finish(UnitId unit, std::span<const ParameterId> of) {
 
 void UnitSums::gather(ParameterId parameter, Done done) {
   const UnitId unit = core_.layout.location(parameter).unit;
-  const ElementRange all = of_parameter(core_.layout, parameter), own = common(core_.own(unit), all);
+  const ElementRange all = elements_of(core_.layout, parameter), own = intersection(core_.own(unit), all);
   if (!core_.device_sums)
     return core_.ranks->gather_gradient_in(unit, all, {core_.gradients.data(parameter, 0), Dtype::kF32},
                                            std::move(done));
@@ -140,6 +154,13 @@ void UnitSums::gather(ParameterId parameter, Done done) {
   call.elements = all;
   call.out = {own};
   call.in = {{all.begin, own.begin}, {own.end, all.end}};
+  call.may_share = true;
+  call.begin_shared = [this, unit](ElementRange, Done ended) {
+    core_.ranks->await_all_in(unit, true, std::move(ended));
+  };
+  call.end = [this, unit](ElementRange piece, Array array, std::span<const ConstArray> of_ranks) {
+    take_of_others(*core_.ranks, unit, piece, array, of_ranks, *core_.rank_threads);
+  };
   call.begin = [this, unit](ElementRange piece, Array mean, Done ended) {
     core_.ranks->gather_gradient_in(unit, piece, mean, std::move(ended));
   };
@@ -149,7 +170,7 @@ void UnitSums::gather(ParameterId parameter, Done done) {
 // Adds the squares of these elements of the unit to what is known of those before.
 void UnitSums::measure(std::span<const ParameterId> of, ElementRange elements, Array mean, Threads& threads) {
   for (const ParameterId p : of) {
-    if (common(elements, of_parameter(core_.layout, p)).size() == 0) continue;
+    if (intersection(elements, elements_of(core_.layout, p)).size() == 0) continue;
     const kernels::SquareSum more = squares_within(core_.layout, threads, p, mean, elements);
     if (squares_[p]) {
       squares_[p]->sum.add(more.sum);

@@ -40,6 +40,7 @@ class UnitSums {
   bool may_leave_frames(UnitId unit);
   void begin(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done);
   void begin_on_gpu(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done);
+  void make_mean(std::span<const ConstArray> of_ranks, std::size_t first, std::size_t n, Array mean);
   void measure(std::span<const ParameterId> of, ElementRange elements, Array mean, Threads& threads);
 
   Core& core_;

@@ -177,12 +177,19 @@ void UpdateQueue::gather_beside_gpu(Gather& gather) {
   call.elements = {0, layout_.unit_elements(unit)};
   if (gather.held) {
     call.data = pager_.data(parameters_[unit]);
-    call.out = {own};
     call.in = {{0, own.begin}, {own.end, call.elements.end}};
   } else {
     call.data = pager_.backing(parameters_[unit]).for_cpu().data;
     call.in_host = true;
   }
+  call.out = {own};
+  call.may_share = true;
+  call.begin_shared = [this, unit](ElementRange, Done done) {
+    parts_.ranks->await_all_in(unit, false, std::move(done));
+  };
+  call.end = [this, unit](ElementRange piece, Array values, std::span<const ConstArray> of_ranks) {
+    take_of_others(*parts_.ranks, unit, piece, values, of_ranks, *parts_.threads);
+  };
   call.begin = [this, unit](ElementRange piece, Array values, Done done) {
     parts_.ranks->gather_in(unit, piece, values, std::move(done));
   };

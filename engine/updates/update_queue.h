@@ -42,6 +42,7 @@ class UpdateQueue {
     bool whole_gradients = false;
     // Where a GPU computes: through which what the others have updated comes to it.
     DeviceRanks* on_gpu = nullptr;
+    Threads* threads = nullptr;  // for what they have, then
   };
   // `parameters` has each unit's holding. All arguments outlive the queue.
   UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager, Gradients& gradients,

@@ -1,5 +1,8 @@
 #include <gtest/gtest-spi.h>
 
+#include <chrono>
+#include <thread>
+
 #include "comm/worlds.h"
 #include "cuda/engine_client.h"
 #include "engine/memory/device_work.h"
@@ -48,19 +51,28 @@ class LeftOutWaitsTest : public KernelTest {
     Case setup;
     std::vector<Outcome> expected;  // by rank
   };
-  // device: the first rank's; null: all compute on the CPU.
-  static std::vector<Outcome> train(const Case& setup, Device* device) {
-    const auto train_one = [&](Case own, Device* gpu, comm::Communicator* others) {
-      return gpu == nullptr ? train_on_cpu(std::move(own), others)
-                            : train_on_gpu(
-                                  own, *gpu, [](Made&) {}, others);
+  // gpu: null where all compute on the CPU; else the first rank's, whose streams are made first.
+  static std::vector<Outcome> train(const Case& setup, Device* gpu) {
+    const auto train_one = [](const Case& own, Device* device, comm::Communicator* others) {
+      return device == nullptr ? train_on_cpu(own, others)
+                               : train_on_gpu(
+                                     own, *device, [](Made&) {}, others);
     };
-    if (setup.ranks.size == 1) return {train_one(setup, device, nullptr)};
+    if (setup.ranks.size == 1) return {train_one(setup, gpu, nullptr)};
     std::vector<Outcome> outcomes(static_cast<std::size_t>(setup.ranks.size));
     comm::run_communicators(comm::World::kThreads, setup.ranks.size, [&](comm::Communicator& of) {
       Case own = setup;
       own.ranks.rank = of.rank();
-      outcomes[static_cast<std::size_t>(of.rank())] = train_one(own, of.rank() == 0 ? device : nullptr, &of);
+      std::unique_ptr<Device> other;
+      if (gpu != nullptr && of.rank() > 0) {
+        constexpr std::uint64_t kOfFirst = DeviceWork::kStreams + 2;  // and the client's, before and after
+        const auto made = [](fake_cuda::Counts counts) {
+          return counts.calls["cuStreamCreate"] + counts.calls["cuStreamCreateWithPriority"];
+        };
+        while (made(fake()->counts()) < kOfFirst) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        other = open_device(of.rank());
+      }
+      outcomes[static_cast<std::size_t>(of.rank())] = train_one(own, of.rank() == 0 ? gpu : other.get(), &of);
     });
     return outcomes;
   }
@@ -114,8 +126,9 @@ class LeftOutWaitsTest : public KernelTest {
     return true;
   }
   bool is_right(const Scenario& scenario, const std::optional<LeftOut>& left_out,
-                const fake_cuda::Settings& settings) {
+                fake_cuda::Settings settings) {
     device_.reset();
+    settings.devices = scenario.setup.ranks.size;
     fake()->begin(settings);
     if (left_out) fake()->leave_out(*left_out);
     bool is_right = false;

@@ -18,7 +18,7 @@ class RanksOnGpusTest : public DeviceEngineTest {
   using Outcomes = std::vector<Outcome>;
   Outcomes train(int ranks, const std::function<Outcome(comm::Communicator& of)>& of_rank) {
     Outcomes outcomes(static_cast<std::size_t>(ranks));
-    comm::run_communicators(comm::World::kThreads, ranks, [&](comm::Communicator& communicator) {
+    comm::run_communicators(world_, ranks, [&](comm::Communicator& communicator) {
       try {
         outcomes[static_cast<std::size_t>(communicator.rank())] = of_rank(communicator);
         communicator.barrier(1, "the end of a test");
@@ -31,6 +31,8 @@ class RanksOnGpusTest : public DeviceEngineTest {
   }
   static Case of_rank(Case setup, const comm::Communicator& communicator) {
     setup.ranks = {communicator.rank(), communicator.size()};
+    for (int rank = 0; rank < communicator.size(); ++rank)
+      setup.ranks.hosts.push_back(communicator.hosts().first_of(rank));
     return setup;
   }
   Outcomes train_on_cpus(const Case& setup, int ranks) {
@@ -55,6 +57,8 @@ class RanksOnGpusTest : public DeviceEngineTest {
       EXPECT_TRUE(found[rank] == expected[rank]) << "rank " << rank << " has other parameters or state";
     }
   }
+  // Ranks of one host read each other's pieces; those of several send them.
+  comm::World world_ = comm::World::kThreads;
   // Several devices of a fake driver that begins anew.
   void begin_devices(int devices, Schedule schedule, std::uint64_t seed) {
     if (fake() == nullptr) return;
@@ -99,6 +103,7 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
                                  clip ? "clipped" : "at once", name_of(updates), name_of(*setup.places[0]),
                                  name_of(*setup.places[1]), name_of(*setup.places[2])));
         begin_devices(ranks, static_cast<Schedule>(seed % 3), seed);
+        world_ = seed % 4 == 0 ? comm::World::kMixedHosts : comm::World::kThreads;
         expect_twins(setup, expected);
         if (HasFailure()) return;
       }
@@ -216,6 +221,7 @@ TEST_F(RanksOnGpusTest, SumsBesideBackwardHaveTheBitsOfTheCpus) {
     setup.updates = updates;
     setup.places = {kHost, gradients, updates == kHost ? kHost : kDevice};
     begin_devices(2, static_cast<Schedule>(seed % 3), seed);
+    world_ = seed == 2 ? comm::World::kMixedHosts : comm::World::kThreads;
     expect_twins(setup, expected);
     ++seed;
   }
