@@ -408,7 +408,8 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
     add({0, gradients});
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
   if (plan.resident(Part::kParameters)) add({values, reads_values ? passes * values : 0});
-  if (!plan.resident(Part::kParameters) && format_.has_master(unit) && clip_) add({bytes, 0});
+  const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;
+  if (!plan.resident(Part::kParameters) && !in_shards && format_.has_master(unit) && clip_) add({bytes, 0});
   return traffic;
 }
 
@@ -426,7 +427,7 @@ double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
 }
 
 double Placement::gpu_update_seconds(UnitId unit, const GpuRates& rates) const {
-  return updated(unit) ? static_cast<double>(layout_.unit_elements(unit)) * rates.update_seconds : 0;
+  return updated(unit) ? static_cast<double>(format_.shards().here(unit).size()) * rates.update_seconds : 0;
 }
 
 std::size_t Placement::chunk_for(const MachineRates& rates) const {
