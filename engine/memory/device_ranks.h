@@ -42,6 +42,8 @@ class DeviceRanks {
   ~DeviceRanks();  // waits until the calls that were added have ended
   DeviceRanks(const DeviceRanks&) = delete;
   DeviceRanks& operator=(const DeviceRanks&) = delete;
+  static constexpr std::size_t kPieces = 4;  // that may be under way
+  static std::size_t piece_elements(const Layout& layout);
   static std::size_t bytes(const Layout& layout);  // of host memory
   void start(allocator::Ledger& ledger);
 
@@ -50,7 +52,6 @@ class DeviceRanks {
   void add(Call call, Done done);
 
  private:
-  static constexpr std::size_t kPieces = 4;
   struct Added {
     Call call;
     Done done;
@@ -69,7 +70,6 @@ class DeviceRanks {
     bool ends = false;
     std::thread thread;
   };
-  static std::size_t piece_elements(const Layout& layout);
   std::vector<ElementRange> pieces_of(ElementRange elements) const;
   void work_on(Lane& lane, void (DeviceRanks::*work)(Piece&));
   void leave(Piece& piece);

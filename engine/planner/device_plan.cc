@@ -457,6 +457,7 @@ class DevicePlanner {
                         all.gpu,
                         all.cpu,
                         disk_seconds(plan.step_bytes_read, plan.step_bytes_written, in_.rates),
+                        all.ranks,
                         in_.rates.gpu,
                         in_.rates.memory_bandwidth};
   }
