@@ -8,6 +8,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "engine/machine/gpu_rates.h"
+#include "engine/machine/machine_rates.h"
 #include "engine/planner/planner.h"
 
 namespace sluice::c {
@@ -158,6 +159,9 @@ void know_device(const sluice_engine_options& options, For purpose, Planned& mad
     take_stated(known_part(options.device_facts, "options.device_facts"), made);
   else if (made.gpu)
     measure(options, made);
+  if (made.request.ranks.size > 1)
+    made.rates.rank_processor_seconds =
+        engine::seconds_of_received_byte(made.request.ranks.on_hosts().all_on_one(), made.rates);
   made.budget.device_base = options.device_reserved + made.context;
 }
 

@@ -61,6 +61,14 @@ void stripe(std::span<const offload::DiskRates> folders, MachineRates& rates) {
   rates.disk_together = slowest.together * count;
 }
 
+// For each byte that is received. A rank gives about as much: one byte is copied into shared memory, and
+// another one out of it. Over TCP the kernel's copies and packets take several times as long, as measured
+// with Open MPI (docs/benchmarks.md).
+double bytes_moved(bool on_one_host) { return on_one_host ? 4 : 14; }
+
+// Bytes a second that one thread copies, and more where a core's part of the memory's bandwidth is more.
+constexpr double kMemoryOfThread = 10e9;
+
 }  // namespace
 
 void add_disk(const std::vector<offload::DiskKnowledge>& disks, int ranks, MachineRates& rates) {
@@ -86,14 +94,12 @@ void share_cores(int ranks, int threads, int measured, int cores, MachineRates& 
 }
 
 double rank_processor_seconds(int ranks, int threads, int cores, bool on_one_host, double memory_bandwidth) {
-  if (ranks * (threads + 1) <= cores) return 0;
-  // A rank gives about as much as it receives. One byte is copied into shared memory, and another one out of
-  // it.
-  constexpr double kShared = 4;
-  // The kernel's copies and packets take several times as long, as measured with Open MPI
-  // (docs/benchmarks.md).
-  constexpr double kTcp = 14;
-  return (on_one_host ? kShared : kTcp) / memory_bandwidth;
+  return ranks * (threads + 1) <= cores ? 0 : bytes_moved(on_one_host) / memory_bandwidth;
+}
+
+double seconds_of_received_byte(bool on_one_host, const MachineRates& rates) {
+  const double alone = std::max(kMemoryOfThread, rates.memory_bandwidth / rates.cores);
+  return bytes_moved(on_one_host) / std::min(alone, rates.memory_bandwidth);
 }
 
 std::uint64_t memory_sample(std::uint64_t trained, std::uint64_t memory) {

@@ -28,6 +28,9 @@ void share_cores(int ranks, int threads, int measured, int cores, MachineRates& 
 // has a core more for each of its ranks, whose transport then runs beside computing.
 double rank_processor_seconds(int ranks, int threads, int cores, bool on_one_host, double memory_bandwidth);
 
+// The same where a thread does nothing but that, as beside a GPU.
+double seconds_of_received_byte(bool on_one_host, const MachineRates& rates);
+
 struct MeasuredWork {
   std::span<const kernels::Product> products;
   kernels::AttentionShape attention;

@@ -50,6 +50,8 @@ class DeviceRanks {
   ~DeviceRanks();  // waits until the calls that were added have ended
   DeviceRanks(const DeviceRanks&) = delete;
   DeviceRanks& operator=(const DeviceRanks&) = delete;
+  static constexpr std::size_t kPieces = 4;  // that may be under way
+  static std::size_t piece_elements(const Layout& layout);
   static std::size_t bytes(const Layout& layout);  // of host memory
   // All ranks come here. name: what passes here, for messages.
   void start(allocator::Ledger& ledger, Ranks& ranks, const std::string& name);
@@ -59,7 +61,6 @@ class DeviceRanks {
   void add(Call call, Done done);
 
  private:
-  static constexpr std::size_t kPieces = 4;  // under way
   // A rank that has begun a piece has ended those kPieces before it. So the others no longer read what this
   // one had twice as long ago.
   static constexpr std::size_t kPlaces = 2 * kPieces;
@@ -75,7 +76,6 @@ class DeviceRanks {
     std::size_t number = 0;  // among all
     std::shared_ptr<TransferGroup> ranks;
   };
-  static std::size_t piece_elements(const Layout& layout);
   std::vector<ElementRange> pieces_of(ElementRange elements) const;
   void leave(const Piece& piece);
   void come_back(const Piece& piece);

@@ -50,6 +50,7 @@ std::string_view place_of(Tier tier) { return tier == Tier::kHost ? "memory" : n
 const char* DeviceTime::bound() const {
   const double most = least();
   if (computing.value_or(0) > most) return "computing";
+  if (ranks > 0 && most == ranks) return "ranks";
   return most == link ? "link" : most == disk ? "disk" : most == cpu_updates ? "cpu updates" : "gpu updates";
 }
 

@@ -118,6 +118,7 @@ struct DeviceTime {
   double link = 0;                          // for copies between the GPU and the host
   double gpu_updates = 0, cpu_updates = 0;  // for updates by each
   double disk = 0;
+  double ranks = 0;       // for what comes from other ranks through host memory
   GpuRates rates;         // by which these seconds were found,
   double cpu_memory = 0;  // and MachineRates::memory_bandwidth
   // What the client computes in a step, as it has stated or measured that; nothing: not known, which counts
@@ -125,7 +126,7 @@ struct DeviceTime {
   std::optional<double> computing = {};
   double step = 0;
   // What a step takes at least without computing, and what a step is bound by.
-  double least() const { return std::max({link, gpu_updates, cpu_updates, disk}); }
+  double least() const { return std::max({link, gpu_updates, cpu_updates, disk, ranks}); }
   double wait() const { return std::max(0.0, step - computing.value_or(0)); }
   const char* bound() const;
 };

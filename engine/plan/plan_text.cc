@@ -91,10 +91,14 @@ std::string device_step_text(const Plan& plan) {
       "GPU {:.2f} s, updates on the CPU {:.2f} s",
       time.step, time.bound(), time.link, time.gpu_updates, time.cpu_updates);
   if (plan.uses_disk()) text += fmt::format(", the disk alone {:.2f} s", time.disk);
-  text += ")\n                  ";
   if (plan.ranks.size > 1)
-    text += fmt::format("{} are received from other ranks, for which no time is counted\n                  ",
+    text += fmt::format(", the ranks alone {:.2f} s for {} that are received", time.ranks,
                         format_size(plan.step_bytes_received));
+  text += ")\n                  ";
+  if (plan.ranks.size > 1 && !plan.knows_link)
+    text +=
+        "what joins the ranks is not known, so that what is received counts as it is copied in host "
+        "memory\n                  ";
   if (!time.computing)
     return text + "computing is the client's, and not known: this is a step that computes nothing\n";
   return text +
@@ -116,6 +120,7 @@ Json device_step_json(const Plan& plan) {
           {"cpu_update_seconds", time.cpu_updates},
           {"wait_seconds", time.computing ? Json(time.wait()) : Json()},
           {"disk_seconds", time.disk},
+          {"ranks_seconds", time.ranks},
           {"link_seconds", time.link},
           {"seconds", time.step},
           {"least_seconds", time.least()},

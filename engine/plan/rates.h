@@ -60,7 +60,8 @@ struct MachineRates {
   // known; reads and writes then count as taking turns.
   double disk_read = 1e9, disk_write = 1e9, disk_together = 0;
   double disk_processor_seconds = 0;  // that one core spends for each byte read or written
-  double rank_processor_seconds = 0;  // the same for each byte from another rank
+  // The same for each byte from another rank. Where a GPU computes, one thread does nothing but that.
+  double rank_processor_seconds = 0;
   int cores = 1;
   // What joins the ranks that share gradients and parameters, or of several hosts these; nothing: what is
   // sent takes no time. And of several hosts what joins the ranks of one.

@@ -457,6 +457,7 @@ class DevicePlanner {
                         all.gpu,
                         all.cpu,
                         disk_seconds(plan.step_bytes_read, plan.step_bytes_written, in_.rates),
+                        all.ranks,
                         in_.rates.gpu,
                         in_.rates.memory_bandwidth};
   }
@@ -529,19 +530,23 @@ std::optional<Plan> find_at(const PlanInputs& in) {
 
 }  // namespace
 
-// The least stage with which nothing is on disk, or else the one that moves least from the disk and to it.
+// Of the stages with which nothing is on disk, the one with the shortest step, and of those that are alike
+// the least; or else the one that moves least from the disk and to it.
 Plan make_device_plan(const PlanInputs& in) {
   PlanRequest at = on_device(in.profile, in.request);
   std::vector<std::size_t> stages = {0, 1};
   if (at.updates != Tier::kDevice) stages.push_back(kMostStage);
   if (at.stage || !at.stages.empty()) stages = {at.stage.value_or(0)};
+  const auto moved = [](const Plan& of) { return of.step_bytes_read + of.step_bytes_written; };
+  const auto is_better = [&](const Plan& plan, const Plan& than) {
+    if (plan.uses_disk() || than.uses_disk()) return moved(plan) < moved(than);
+    return plan.device_time.step < kAlike * than.device_time.step;
+  };
   std::optional<Plan> best;
   for (const std::size_t stage : stages) {
     if (stages.size() > 1) at.stage = stage;
     std::optional<Plan> plan = find_at(in.with(at));
-    if (plan && !plan->uses_disk()) return *plan;
-    const auto moved = [](const Plan& of) { return of.step_bytes_read + of.step_bytes_written; };
-    if (plan && (!best || moved(*plan) < moved(*best))) best = std::move(plan);
+    if (plan && (!best || is_better(*plan, *best))) best = std::move(plan);
   }
   if (best) return *best;
   if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);

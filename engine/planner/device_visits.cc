@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/bytes.h"
+#include "engine/memory/device_ranks.h"
 #include "engine/planner/device_walk.h"
 #include "engine/planner/planner.h"
 #include "engine/planner/shared_updates.h"
@@ -15,6 +16,10 @@ using allocator::Tier;
 // again, which a plan does not know.
 constexpr double kForward = 0.3;
 
+// In host memory, for each byte that a rank takes of what another one has in memory that both map: this one
+// copies one of its own there, and adds the other's to one, or copies it.
+constexpr double kMovedOfShared = 4;
+
 bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
 
 // Where a unit is fetched once, it was still there for the other use: the last units for backward, and the
@@ -22,7 +27,10 @@ bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::
 void add_fetches(const Placement& placement, UnitId id, std::size_t units, const UnitPlan& plan,
                  UnitOnGpu& unit) {
   const std::uint64_t bytes = placement.parameter_bytes(id);
-  const std::uint64_t fetches = bytes == 0 ? 0 : placement.parameter_traffic(id, 1).read / bytes;
+  const bool in_shards = plan.tier(Part::kParameters) == Tier::kRanks;
+  const std::uint64_t fetches = bytes == 0  ? 0
+                                : in_shards ? placement.fetches(id)
+                                            : placement.parameter_traffic(id, 1).read / bytes;
   const bool late = id >= units / 2;
   unit.forward.fetched = fetches > 1 || (fetches == 1 && late) ? bytes : 0;
   unit.backward.fetched = fetches > 1 || (fetches == 1 && !late) ? bytes : 0;
@@ -32,26 +40,51 @@ void add_fetches(const Placement& placement, UnitId id, std::size_t units, const
   }
 }
 
+void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, const MachineRates& rates,
+               UnitOnGpu& unit) {
+  const Placement::Received received = placement.received(id, plan);
+  const Placement::OfRanks moved = placement.link_traffic_of_ranks(id, plan);
+  const bool read_there = placement.reads_pieces(id);
+  unit.sum = {moved.sum.written, moved.sum.read, seconds_of_ranks(received.gradient, rates, read_there)};
+  unit.gather = {moved.gather.written, moved.gather.read,
+                 seconds_of_ranks(received.updated, rates, read_there)};
+  const double fetch = seconds_of_ranks(received.fetched, rates);
+  for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward})
+    if (use->fetched > 0) use->from_ranks = fetch;
+}
+
 }  // namespace
+
+double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates, bool read_there) {
+  double each = rates.rank_processor_seconds;
+  if (read_there) each = std::min(each, kMovedOfShared / rates.memory_bandwidth);
+  return std::max(
+      link_seconds(arriving.by_link, rates.link) + link_seconds(arriving.in_host, rates.host_link),
+      static_cast<double>(arriving.bytes) * each);
+}
 
 std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan, const MachineRates& rates,
                                     double computing) {
   const Layout& layout = placement.layout();
   double all = 0;
   for (UnitId id = 0; id < plan.units.size(); ++id) all += static_cast<double>(layout.unit_elements(id));
+  // Earlier micro-batches count with the last one's forward.
+  const double last = placement.last_micro_batch();
   std::vector<UnitOnGpu> units(plan.units.size());
   for (UnitId id = 0; id < units.size(); ++id) {
     const UnitPlan& placed = plan.units[id];
     UnitOnGpu& unit = units[id];
     const double share = static_cast<double>(layout.unit_elements(id)) / all;
-    unit.forward.compute = kForward * share * computing;
-    unit.backward.compute = (1 - kForward) * share * computing;
+    unit.backward.compute = (1 - kForward) * share * last * computing;
+    unit.forward.compute =
+        last == 1 ? kForward * share * computing : share * computing - unit.backward.compute;
     const auto extents = [&](Part part, std::size_t bytes) {
       return placed.resident(part) ? 0 : divide_up(bytes, plan.extent_bytes);
     };
     unit.forward.extents = extents(Part::kParameters, placement.parameter_bytes(id));
     unit.backward.extents = unit.forward.extents + extents(Part::kGradient, placement.gradient_bytes(id));
     if (!placed.resident(Part::kParameters)) add_fetches(placement, id, units.size(), placed, unit);
+    add_ranks(placement, id, placed, rates, unit);
     if (placement.gradient_bytes(id) == 0) continue;
     const Placement::Traffic gradient = placement.gradient_traffic(id, 1);
     if (placed.gradient_stored && !placed.resident(Part::kGradient)) unit.left = gradient.written;
@@ -59,8 +92,11 @@ std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan
     unit.elements = layout.unit_elements(id);
     unit.update = Beside(placement, rates, id, placed).updating();
     const Placement::Traffic link = placement.link_traffic(id, placed);
-    unit.in = link.read - std::min(link.read, unit.forward.fetched + unit.backward.fetched);
-    unit.out = link.written - std::min(link.written, unit.left);
+    const std::uint64_t other_in =
+        unit.forward.fetched + unit.backward.fetched + unit.sum.in + unit.gather.in;
+    const std::uint64_t other_out = unit.left + unit.sum.out + unit.gather.out;
+    unit.in = link.read - std::min(link.read, other_in);
+    unit.out = link.written - std::min(link.written, other_out);
     if (on_disk(placed, Part::kParameters)) unit.written += placement.parameter_traffic(id, 1).written;
     if (on_disk(placed, Part::kState)) {
       unit.read += placement.state_traffic(id).read;
@@ -74,28 +110,33 @@ std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan
   return units;
 }
 
-GpuReach reach_on_gpu(const Plan& plan) {
+GpuReach reach_on_gpu(const Placement& placement, const Plan& plan) {
   GpuReach reach;
   reach.ahead = plan.prefetch;
   reach.extents = plan.extents;
   reach.in_backward = !plan.clip;
+  reach.sums_beside = placement.ends_micro_batches();
+  reach.settles = placement.partitions_any_state();
   reach.gpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.staging_slots)};
   reach.cpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.host_slots)};
+  reach.ranks = {std::max<std::size_t>(1, DeviceRanks::piece_elements(placement.layout())),
+                 DeviceRanks::kPieces};
   return reach;
 }
 
 void predict_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,
                   Plan& plan) {
   plan.device_time.computing = computing;
-  plan.device_time.step =
-      walk_on_gpu(units_on_gpu(placement, plan, rates, computing.value_or(0)), reach_on_gpu(plan), rates);
+  plan.device_time.step = walk_on_gpu(units_on_gpu(placement, plan, rates, computing.value_or(0)),
+                                      reach_on_gpu(placement, plan), rates);
 }
 
 void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,
                      double computing, Plan& plan) {
   PlanRequest request;
   request.clip = plan.clip;
-  request.stage = 0;
+  request.ranks = plan.ranks;
+  request.stages = plan.stages();
   // A small model's chunks end with its largest unit, which is no size that can be asked for.
   request.chunk_elements = round_up(plan.chunk_elements, kChunkGrain);
   request.compute = Tier::kDevice;

@@ -25,13 +25,15 @@ class WalkOnGpu {
         reach_(reach),
         rates_(rates),
         free_extents_(reach.extents),
-        came_((kCountedOnGpu + 1) * 2 * units.size()),
+        accesses_((kCountedOnGpu + 1) * 2 * units.size()),
+        came_(accesses_ + (reach.settles ? reach.ahead : 0)),
         current_(units.size(), true),
         leaving_(units.size()),
         begun_(units.size()),
         ended_(units.size()),
         held_(units.size()) {
-    for (const bool by_cpu : {false, true}) pipelines_[by_cpu].slots = shape(by_cpu).slots;
+    for (const Work work : {Work::kByGpu, Work::kByCpu, Work::kSum, Work::kGather})
+      pipeline(work).slots = shape(work).slots;
     std::uint64_t read = 0, written = 0;
     for (const UnitOnGpu& unit : units) {
       read += unit.forward.from_disk + unit.backward.from_disk + unit.read;
@@ -44,7 +46,7 @@ class WalkOnGpu {
 
   double run() {
     double before = 0;
-    for (std::size_t access = 0; access < came_.size(); ++access) {
+    for (std::size_t access = 0; access < accesses_; ++access) {
       if (access == kCountedOnGpu * 2 * units_.size()) before = now_;
       here_ = access;
       begin(access);
@@ -56,19 +58,22 @@ class WalkOnGpu {
   }
 
  private:
-  enum class Way : std::uint8_t { kIn, kOut, kGpu, kCpu, kRead, kWrite };
-  static constexpr std::size_t kWays = 5;  // reads and writes share the disk
+  enum class Way : std::uint8_t { kIn, kOut, kGpu, kCpu, kRanks, kRead, kWrite };
+  static constexpr std::size_t kWays = 6;  // reads and writes share the disk
   struct Stage {
     Way way = Way::kIn;
     double amount = 0;  // seconds, or bytes
   };
   enum class Kind : std::uint8_t { kFetch, kLeave, kChunk };
+  // What is done with a unit chunk by chunk: a sum, then an update by one processor, then a gather.
+  enum class Work : std::uint8_t { kByGpu, kByCpu, kSum, kGather };
   // What passes several ways, one after the other.
   struct Job {
     double time = 0;           // when it comes to the stage that is next
     std::uint64_t number = 0;  // of jobs that come at the same time the first one goes first
     Kind kind = Kind::kFetch;
-    std::size_t of = 0;  // the access, or the unit
+    std::size_t of = 0;        // the access, or the unit
+    Work work = Work::kByGpu;  // of a chunk
     std::size_t stage = 0, stages = 0;
     std::array<Stage, 5> ways = {};
     void pass(Way way, double amount) {
@@ -83,7 +88,10 @@ class WalkOnGpu {
     std::deque<std::size_t> due = {};  // units whose chunks have not all begun
   };
 
-  const GpuReach::Pipeline& shape(bool by_cpu) const { return by_cpu ? reach_.cpu : reach_.gpu; }
+  Pipeline& pipeline(Work work) { return pipelines_[static_cast<std::size_t>(work)]; }
+  const GpuReach::Pipeline& shape(Work work) const {
+    return work == Work::kByGpu ? reach_.gpu : work == Work::kByCpu ? reach_.cpu : reach_.ranks;
+  }
   bool is_forward(std::size_t access) const { return access / units_.size() % 2 == 0; }
   std::size_t unit_of(std::size_t access) const {
     const std::size_t at = access % units_.size();
@@ -94,20 +102,21 @@ class WalkOnGpu {
     return is_forward(access) ? unit.forward : unit.backward;
   }
   std::size_t extents_of(std::size_t access) const { return std::min(use(access).extents, reach_.extents); }
-  std::size_t chunks_of(std::size_t id) const {
+  // An update that streams nothing is one chunk.
+  std::size_t chunks_of(std::size_t id, Work work) const {
     const UnitOnGpu& unit = units_[id];
-    return unit.streams() ? std::clamp<std::size_t>(
-                                divide_up(unit.elements, shape(unit.by_cpu).chunk_elements), 1, kMostChunks)
-                          : 1;
+    if ((work == Work::kByGpu || work == Work::kByCpu) && !unit.streams()) return 1;
+    return std::clamp<std::size_t>(divide_up(unit.elements, shape(work).chunk_elements), 1, kMostChunks);
   }
 
   void begin(std::size_t access) {
     take_frames();
-    while (next_ <= access || !came_[access] || !current_[unit_of(access)]) {
-      ensure(!jobs_.empty(), "access {} of a step on a GPU waits for nothing", access);
-      step();
-      now_ = std::max(now_, clock_);
-    }
+    while (next_ <= access || !came_[access] || !current_[unit_of(access)]) wait(access);
+  }
+  void wait(std::size_t access) {
+    ensure(!jobs_.empty(), "access {} of a step on a GPU waits for nothing", access);
+    step();
+    now_ = std::max(now_, clock_);
   }
 
   // Frames are given back when backward has ended, or the gradient has left, or the update that follows it at
@@ -129,8 +138,28 @@ class WalkOnGpu {
     } else {
       give_frames(access);
     }
-    if (updates_now) update(id);
-    if (reach_.in_backward || id > 0) return;
+    if (updates_now && unit.sum.any())
+      sum(id);
+    else if (updates_now)
+      update(id);
+    if (!reach_.in_backward) end_of_one(id);
+    if (id > 0 || !reach_.settles) return;
+    while (std::ranges::count(current_, false) > 0) wait(access);
+  }
+
+  // Where updates come at the step's end, which the first unit's backward is.
+  void end_of_one(std::size_t id) {
+    if (reach_.sums_beside && units_[id].sum.any()) sum(id);
+    if (id > 0) return;
+    for (std::size_t each = 0; each < units_.size(); ++each)
+      if (!reach_.sums_beside && units_[each].sum.any()) sum(each);
+    for (std::size_t each = 0; each < units_.size(); ++each)
+      if (units_[each].elements > 0) current_[each] = false;
+    waits_for_sums_ = true;
+    update_all_that_are_summed();
+  }
+  void update_all_that_are_summed() {
+    if (sums_ > 0 || !std::exchange(waits_for_sums_, false)) return;
     for (std::size_t each = 0; each < units_.size(); ++each)
       if (units_[each].elements > 0) update(each);
   }
@@ -142,6 +171,7 @@ class WalkOnGpu {
       free_extents_ -= extents_of(next_);
       Job job{.kind = Kind::kFetch, .of = next_};
       job.pass(Way::kRead, static_cast<double>(use(next_).from_disk));
+      job.pass(Way::kRanks, use(next_).from_ranks);
       job.pass(Way::kIn, static_cast<double>(use(next_).fetched));
       if (job.stages > 0)
         start(job);
@@ -154,31 +184,42 @@ class WalkOnGpu {
     take_frames();
   }
 
-  void update(std::size_t id) {
+  void sum(std::size_t id) {
+    ++sums_;
+    do_by_chunks(id, Work::kSum);
+  }
+  void update(std::size_t id) { do_by_chunks(id, units_[id].by_cpu ? Work::kByCpu : Work::kByGpu); }
+  void do_by_chunks(std::size_t id, Work work) {
     current_[id] = false;
     begun_[id] = ended_[id] = 0;
-    pipelines_[units_[id].by_cpu].due.push_back(id);
-    begin_chunks(units_[id].by_cpu);
+    pipeline(work).due.push_back(id);
+    begin_chunks(work);
   }
 
-  // An update that streams nothing is one chunk.
-  void begin_chunks(bool by_cpu) {
-    Pipeline& pipeline = pipelines_[by_cpu];
+  void begin_chunks(Work work) {
+    Pipeline& pipeline = this->pipeline(work);
     while (!pipeline.due.empty() && pipeline.slots > 0) {
       const std::size_t id = pipeline.due.front();
       if (leaving_[id]) return;
       --pipeline.slots;
-      start(chunk_of(id));
-      if (++begun_[id] == chunks_of(id)) pipeline.due.pop_front();
+      start(chunk_of(id, work));
+      if (++begun_[id] == chunks_of(id, work)) pipeline.due.pop_front();
     }
   }
 
   // A CPU's chunk begins with its gradient, and ends with parameters; a GPU's with state, which goes back.
-  Job chunk_of(std::size_t id) const {
+  Job chunk_of(std::size_t id, Work work) const {
     const UnitOnGpu& unit = units_[id];
-    const double share = 1 / static_cast<double>(chunks_of(id));
-    Job job{.kind = Kind::kChunk, .of = id};
+    const double share = 1 / static_cast<double>(chunks_of(id, work));
+    Job job{.kind = Kind::kChunk, .of = id, .work = work};
     const auto bytes = [&](std::uint64_t all) { return share * static_cast<double>(all); };
+    if (work == Work::kSum || work == Work::kGather) {
+      const UnitOnGpu::Call& call = work == Work::kSum ? unit.sum : unit.gather;
+      job.pass(Way::kOut, bytes(call.out));
+      job.pass(Way::kRanks, share * call.seconds);
+      job.pass(Way::kIn, bytes(call.in));
+      return job;
+    }
     job.pass(Way::kRead, bytes(unit.read));
     job.pass(unit.by_cpu ? Way::kOut : Way::kIn, bytes(unit.by_cpu ? unit.out : unit.in));
     job.pass(unit.by_cpu ? Way::kCpu : Way::kGpu, share * unit.update);
@@ -238,16 +279,23 @@ class WalkOnGpu {
       const std::size_t id = unit_of(job.of);
       leaving_[id] = false;
       give_frames(job.of);
-      begin_chunks(units_[id].by_cpu);
+      const bool is_summed = units_[id].sum.any();
+      begin_chunks(is_summed ? Work::kSum : units_[id].by_cpu ? Work::kByCpu : Work::kByGpu);
     } else {
-      const UnitOnGpu& unit = units_[job.of];
-      ++pipelines_[unit.by_cpu].slots;
-      begin_chunks(unit.by_cpu);
-      if (++ended_[job.of] < chunks_of(job.of)) return;
-      current_[job.of] = true;
-      if (const auto access = std::exchange(held_[job.of], std::nullopt)) give_frames(*access);
-      take_frames();
+      ++pipeline(job.work).slots;
+      begin_chunks(job.work);
+      if (++ended_[job.of] == chunks_of(job.of, job.work)) go_on_with(job.of, job.work);
     }
+  }
+  void go_on_with(std::size_t id, Work ended) {
+    if (ended == Work::kSum) {
+      --sums_;
+      return reach_.in_backward ? update(id) : update_all_that_are_summed();
+    }
+    if (ended != Work::kGather && units_[id].gather.any()) return do_by_chunks(id, Work::kGather);
+    current_[id] = true;
+    if (const auto access = std::exchange(held_[id], std::nullopt)) give_frames(*access);
+    take_frames();
   }
 
   const std::vector<UnitOnGpu>& units_;
@@ -258,11 +306,15 @@ class WalkOnGpu {
   double now_ = 0, clock_ = 0;
   std::size_t here_ = 0, next_ = 0;  // the present access, and the next one to take frames
   std::size_t free_extents_;
-  std::vector<bool> came_;                        // by access
+  const std::size_t accesses_;
+  // By access. A step that settles goes on with fetches for the next one meanwhile.
+  std::vector<bool> came_;
   std::vector<bool> current_, leaving_;           // by unit
-  std::vector<std::size_t> begun_, ended_;        // by unit: chunks of its update
+  std::vector<std::size_t> begun_, ended_;        // by unit: chunks of what is done with it
   std::vector<std::optional<std::size_t>> held_;  // by unit: the access whose frames its update holds
-  std::array<Pipeline, 2> pipelines_;             // of the GPU, and of the CPU
+  std::array<Pipeline, 4> pipelines_;             // by work
+  std::size_t sums_ = 0;                          // under way
+  bool waits_for_sums_ = false;                   // whether all updates do
   std::array<double, kWays> free_at_ = {};
   std::uint64_t count_ = 0;
   std::priority_queue<Job, std::vector<Job>, std::greater<>> jobs_;

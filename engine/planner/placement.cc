@@ -365,26 +365,30 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
 // What ranks send each other passes through host memory: gradients leave, and means return, but for what
 // waits there for its update in any case; and where the CPU has not updated them there, this rank's
 // parameters leave, and the others' come.
-Placement::Traffic Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
+Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
   const bool waits_in_host =
       clip_ && plan.gradient_stored && plan.tier(Part::kGradient) == allocator::Tier::kHost;
-  Traffic traffic;
-  if (!waits_in_host) traffic = {own * sizeof(float), all * sizeof(float)};
+  OfRanks traffic;
+  if (!waits_in_host) traffic.sum = {own * sizeof(float), all * sizeof(float)};
   const allocator::Tier parameters = plan.tier(Part::kParameters);
   const bool in_host = plan.updated_on != plan.compute && parameters == allocator::Tier::kHost;
   if (stages_[unit] == 0 || in_host || parameters == allocator::Tier::kRanks) return traffic;
   const std::size_t size = size_of(layout_.dtype(unit));
-  return {traffic.read + (all - own) * size, traffic.written + own * size};
+  traffic.gather = {(all - own) * size, own * size};
+  return traffic;
 }
 
 Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) const {
-  Traffic traffic = link_traffic_of_ranks(unit, plan);
+  Traffic traffic;
   const auto add = [&](const Traffic& more) {
     traffic.read += more.read;
     traffic.written += more.written;
   };
+  const OfRanks of_ranks = link_traffic_of_ranks(unit, plan);
+  add(of_ranks.sum);
+  add(of_ranks.gather);
   const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
   const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
@@ -408,7 +412,8 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
     add({0, gradients});
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
   if (plan.resident(Part::kParameters)) add({values, reads_values ? passes * values : 0});
-  if (!plan.resident(Part::kParameters) && format_.has_master(unit) && clip_) add({bytes, 0});
+  const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;
+  if (!plan.resident(Part::kParameters) && !in_shards && format_.has_master(unit) && clip_) add({bytes, 0});
   return traffic;
 }
 
@@ -426,7 +431,7 @@ double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
 }
 
 double Placement::gpu_update_seconds(UnitId unit, const GpuRates& rates) const {
-  return updated(unit) ? static_cast<double>(layout_.unit_elements(unit)) * rates.update_seconds : 0;
+  return updated(unit) ? static_cast<double>(format_.shards().here(unit).size()) * rates.update_seconds : 0;
 }
 
 std::size_t Placement::chunk_for(const MachineRates& rates) const {

@@ -51,6 +51,8 @@ class Placement {
   std::size_t whole_bytes() const { return whole_bytes_; }  // state that is in memory on any tier
 
   std::size_t stage(UnitId unit) const { return stages_[unit]; }
+  // Whether ranks on GPUs read what others have of the unit where it is, in the host's memory.
+  bool reads_pieces(UnitId unit) const { return stages_[unit] > 0 && hosts_.all_on_one(); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   // What keeping it in memory until its update takes: all of that, or this rank's shard.
@@ -67,6 +69,12 @@ class Placement {
   bool partitions_any_state() const {
     return std::ranges::count(stages_, std::size_t{0}) < std::ssize(stages_);
   }
+  bool ends_micro_batches() const { return profile_.ends_micro_batches; }
+  // The part of a step's computing beside which ranks may sum: its last micro-batch.
+  double last_micro_batch() const {
+    return ranks_.size > 1 ? 1 / static_cast<double>(profile_.micro_batches) : 1;
+  }
+  std::size_t fetches(UnitId unit) const { return units_[unit].at.fetches; }  // of parameters, by a group
   bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.
@@ -87,10 +95,14 @@ class Placement {
   std::uint64_t moved_gradient_bytes(UnitId unit) const {
     return final_elements(unit) * size_of(moved_gradient_type(unit));
   }
-  // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan.
+  // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan; and those of them
+  // that are for sums of gradients over ranks, and for gathers of what each has updated.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
-  Traffic link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const;  // for other ranks alone
-  double update_seconds(UnitId unit, const MachineRates& rates) const;     // by the CPU
+  struct OfRanks {
+    Traffic sum, gather;
+  };
+  OfRanks link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const;
+  double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
   double gpu_update_seconds(UnitId unit, const GpuRates& rates) const;
   // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
   // and for its update.

@@ -56,7 +56,8 @@ class Sharing {
     if (!known) {
       Plan plan = by_gpu_;
       for (const UnitId unit : chosen(count)) plan.units[unit].updated_on = Tier::kHost;
-      known = walk_on_gpu(units_on_gpu(placement_, plan, rates_, computing_), reach_on_gpu(plan), rates_);
+      known = walk_on_gpu(units_on_gpu(placement_, plan, rates_, computing_), reach_on_gpu(placement_, plan),
+                          rates_);
     }
     return *known;
   }

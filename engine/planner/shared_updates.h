@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/planner/device_walk.h"
 #include "engine/planner/placement.h"
 
 // Private to the plan.
@@ -14,9 +15,14 @@ namespace sluice::engine {
 struct Beside {
   Placement::Traffic copied;
   double gpu = 0, cpu = 0;  // seconds of updates
+  double ranks = 0;         // and of what comes from other ranks
   Beside() = default;
   Beside(const Placement& placement, const MachineRates& rates, UnitId unit, const UnitPlan& plan)
       : copied(placement.link_traffic(unit, plan)) {
+    const Placement::Received received = placement.received(unit, plan);
+    for (const Arriving& arriving : {received.gradient, received.updated})
+      ranks += seconds_of_ranks(arriving, rates, placement.reads_pieces(unit));
+    ranks += static_cast<double>(placement.fetches(unit)) * seconds_of_ranks(received.fetched, rates);
     if (plan.updated_by_cpu())
       cpu = placement.update_seconds(unit, rates);
     else
@@ -27,6 +33,7 @@ struct Beside {
     copied.written += more.copied.written;
     gpu += more.gpu;
     cpu += more.cpu;
+    ranks += more.ranks;
   }
   double copying(const MachineRates& rates) const {
     return copy_seconds(copied.read, copied.written, rates.gpu);

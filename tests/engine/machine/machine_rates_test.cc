@@ -52,5 +52,17 @@ TEST(RankProcessorSeconds, AreNoneWhereEachRankHasACoreForThem) {
   EXPECT_GT(rank_processor_seconds(2, 3, 7, false, 1e10), on_one_host);
 }
 
+// One thread copies 10 GB/s, or a core's part of the memory's bandwidth where that is more, and never more
+// than all cores.
+TEST(MachineRates, KnowWhatAThreadTakesForAReceivedByte) {
+  MachineRates rates;
+  rates.cores = 4;
+  for (const auto& [all, one] : {std::pair(2e11, 5e10), {2e10, 1e10}, {5e9, 5e9}}) {
+    rates.memory_bandwidth = all;
+    EXPECT_DOUBLE_EQ(seconds_of_received_byte(true, rates), 4 / one);
+    EXPECT_GT(seconds_of_received_byte(false, rates), 4 / one);
+  }
+}
+
 }  // namespace machine_rates_test
 }  // namespace sluice::engine

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,7 @@ GpuReach ample(bool in_backward) {
   reach.extents = 100;
   reach.in_backward = in_backward;
   reach.gpu = reach.cpu = {100, 1};
+  reach.ranks = {100, 4};
   return reach;
 }
 
@@ -130,6 +132,104 @@ TEST(WalkOnGpu, FramesThatWaitForUpdatesHoldUpBackward) {
     unit.left = 500;  // the same where a gradient leaves for 5 s, which the next forward does not wait for
   }
   EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 80 + 8 * 7 - 5);
+}
+
+// ---- other ranks ----
+
+TEST(WalkOnGpu, AnUpdateWaitsForTheSumOverRanks) {
+  std::vector<UnitOnGpu> units = computed(1);
+  units[0].forward = units[0].backward = {};
+  update(units[0], true, 2, 0, 0);
+  units[0].sum = {100, 100, 3};
+  GpuReach reach = ample(true);
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 1 + 3 + 1 + 2);
+  reach.ranks = {50, 4};  // the second piece leaves, and the first one returns, beside the other's sum
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 0.5 + 3 + 0.5 + 2);
+  reach.ranks = {50, 1};
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 1 + 3 + 1 + 2);
+  units[0].sum = {0, 0, 3};  // in a record
+  units[0].left = 200;
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(false), slow()), 2 + 3 + 2);
+}
+
+TEST(WalkOnGpu, SumsGoOnBesideBackwardOrAfterIt) {
+  std::vector<UnitOnGpu> units = computed(4);
+  for (UnitOnGpu& unit : units) update(unit, true, 0, 0, 0);
+  for (const auto& [sum, beside, after] : {std::tuple(2, 12 + 2, 12 + 4 * 2), {3, 6 + 4 * 3, 12 + 4 * 3}}) {
+    for (UnitOnGpu& unit : units) unit.sum.seconds = sum;
+    GpuReach reach = ample(false);
+    EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), after);
+    reach.sums_beside = true;
+    EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), beside);
+    EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), beside);
+  }
+}
+
+// The first update waits for the last sum where all of them do, and else only for its own.
+TEST(WalkOnGpu, UpdatesAtTheEndWaitForAllSums) {
+  std::vector<UnitOnGpu> units = computed(4);
+  for (UnitOnGpu& unit : units) {
+    update(unit, true, 3, 0, 0);
+    unit.sum.seconds = 2;
+  }
+  GpuReach reach = ample(false);
+  reach.sums_beside = true;
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 4 * 2 + 2 + 4 * 3 + 1);
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), 4 + 2 + 2 + 4 * 3);
+}
+
+TEST(WalkOnGpu, AUnitIsUsedWhenItIsGathered) {
+  std::vector<UnitOnGpu> units = computed(2);
+  for (UnitOnGpu& unit : units) {
+    unit.forward = unit.backward = {};
+    update(unit, true, 1, 0, 0);
+    unit.gather = {0, 100, 4};
+  }
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), 1 + 4 + 4 + 1);
+}
+
+TEST(WalkOnGpu, AStepThatSettlesWaitsForAllUpdates) {
+  std::vector<UnitOnGpu> units = computed(2);
+  for (UnitOnGpu& unit : units) update(unit, true, 1, 0, 0);
+  GpuReach reach = ample(false);
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 6 + 1);
+  reach.settles = true;
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 6 + 2);
+}
+
+// As from the disk.
+TEST(WalkOnGpu, ShardsOfOtherRanksComeBeforeTheyAreCopied) {
+  std::vector<UnitOnGpu> units = computed(4);
+  for (UnitOnGpu& unit : units) {
+    unit.forward.fetched = 300;
+    unit.forward.from_ranks = 3;
+  }
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(false), slow()), 12 + 4 + 2 + 3 + 2);
+}
+
+// The next step's fetch goes first, and is copied beside the sum.
+TEST(WalkOnGpu, SumsGathersAndFetchesTakeTurns) {
+  std::vector<UnitOnGpu> units = computed(1);
+  units[0].forward = units[0].backward = {};
+  units[0].forward.fetched = 100;
+  units[0].forward.from_ranks = 5;
+  update(units[0], true, 2, 0, 0);
+  units[0].sum.seconds = 3;
+  units[0].gather.seconds = 4;
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), 5 + 3 + 2 + 4);
+}
+
+TEST(RanksOnGpus, TakeAsLongAsTheLinkOrTheThreadThatCopies) {
+  MachineRates rates;
+  const Arriving arriving{1000, 1000, 0};
+  EXPECT_EQ(seconds_of_ranks(arriving, rates), 0);
+  rates.rank_processor_seconds = 0.004;
+  EXPECT_DOUBLE_EQ(seconds_of_ranks(arriving, rates), 4);
+  rates.link = Link{500, 1};
+  EXPECT_DOUBLE_EQ(seconds_of_ranks(arriving, rates), 4);
+  rates.link = Link{200, 1};
+  EXPECT_DOUBLE_EQ(seconds_of_ranks(arriving, rates), 6);
+  EXPECT_EQ(seconds_of_ranks({}, rates), 0);
 }
 
 // ---- the steps that were measured on an H200 (docs/gpu.md), as they were planned and made that day ----

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <random>
 #include <string>
@@ -154,37 +155,165 @@ TEST(PlansOfRanks, ReplicateTablesOfWhichAStepHasFewRows) {
             plan_with(2e8, 8 * kGiB, 0, 2, profile)->step_bytes_received);
 }
 
-// Each rank has a GPU, on which not all fits, and less and less host memory.
-TEST(PlansOfRanks, OnGpusHaveTheLeastStageWithWhichNothingIsOnDisk) {
+Profile sixteen_matrices() {
   std::vector<UnitSpec> units;
   for (int unit = 0; unit < 16; ++unit) {
     const std::string name = std::to_string(unit);
     units.push_back({name, {{"weight" + name, {4096, 1024}}}});
   }
-  const Profile profile = any_order_profile(units, 1);
-  const auto optimizer = optim::make_optimizer({});
-  std::vector<std::size_t> stages;
-  std::size_t on_disk = 0;
-  for (std::uint64_t memory = 2 * kGiB; memory > 64 * kMiB; memory -= 16 * kMiB) {
-    PlanRequest request;
-    request.ranks = {1, 4};
-    request.chunk_elements = kChunkGrain;
-    std::optional<Plan> plan;
-    try {
-      plan = make_plan(profile, *optimizer, {memory, 4 * kGiB, 0, 144 * kMiB}, request, {});
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();
-      continue;
+  return any_order_profile(units, 1);
+}
+
+// Each rank has a GPU, on which not all fits, and less and less host memory.
+// Where computing takes nearly all of a step, stages are alike, and the least one is chosen. Otherwise at
+// stage 1 less is received than at stage 0.
+TEST(PlansOfRanks, OnGpusHaveTheFastestStageWithWhichNothingIsOnDisk) {
+  for (const std::optional<double> computing : {std::optional<double>(), std::optional(1000.0)}) {
+    const Profile profile = sixteen_matrices();
+    const auto optimizer = optim::make_optimizer({});
+    std::vector<std::size_t> stages;
+    std::size_t on_disk = 0;
+    for (std::uint64_t memory = 2 * kGiB; memory > 64 * kMiB; memory -= 16 * kMiB) {
+      PlanRequest request;
+      request.ranks = {1, 4};
+      request.chunk_elements = kChunkGrain;
+      request.computing = computing;
+      std::optional<Plan> plan;
+      try {
+        plan = make_plan(profile, *optimizer, {memory, 4 * kGiB, 0, 144 * kMiB}, request, {});
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();
+        continue;
+      }
+      EXPECT_LE(plan->peak_memory, memory);
+      ASSERT_TRUE(plan->one_stage());
+      on_disk += plan->uses_disk() ? 1 : 0;
+      EXPECT_EQ(plan->uses_disk(), on_disk > 0) << format_size(memory);
+      if (!plan->uses_disk() && (stages.empty() || stages.back() != *plan->one_stage()))
+        stages.push_back(*plan->one_stage());
     }
-    EXPECT_LE(plan->peak_memory, memory);
-    ASSERT_TRUE(plan->one_stage());
-    on_disk += plan->uses_disk() ? 1 : 0;
-    EXPECT_EQ(plan->uses_disk(), on_disk > 0) << format_size(memory);
-    if (!plan->uses_disk() && (stages.empty() || stages.back() != *plan->one_stage()))
-      stages.push_back(*plan->one_stage());
+    EXPECT_EQ(stages, computing ? std::vector<std::size_t>({0, 1, 3}) : std::vector<std::size_t>({1, 3}));
+    EXPECT_GT(on_disk, 0u);
   }
-  EXPECT_EQ(stages, (std::vector<std::size_t>{0, 1, 3}));
-  EXPECT_GT(on_disk, 0u);
+}
+
+// Of ranks with a GPU each, on which not all fits unless more is stated. Rank 0 copies a billion bytes a
+// second in host memory.
+Plan plan_on_gpus(int ranks, std::size_t stage, bool clip, const std::optional<Link>& link,
+                  const Profile& profile, std::uint64_t device = 160 * kMiB) {
+  PlanRequest request;
+  request.ranks = {0, ranks};
+  request.stage = stage;
+  request.clip = clip;
+  request.chunk_elements = kChunkGrain;
+  request.computing = 0.1;
+  MachineRates rates;
+  rates.rank_processor_seconds = 1e-9;
+  rates.link = link;
+  return make_plan(profile, *optim::make_optimizer({}), {4 * kGiB, 0, 0, device}, request, rates);
+}
+
+// Calls body(profile, stage, clip) for all that decides when ranks sum and gather.
+void for_each_way_to_sum(const std::function<void(const Profile&, std::size_t, bool)>& body) {
+  Profile profile = sixteen_matrices();
+  for (const bool beside : {false, true}) {
+    profile.ends_micro_batches = beside;
+    for (const bool clip : {false, true})
+      for (const std::size_t stage : {std::size_t{0}, std::size_t{1}, kMostStage}) body(profile, stage, clip);
+  }
+}
+
+TEST(PlansOfRanks, OnGpusReceiveMoreTheMoreTheyAre) {
+  for_each_way_to_sum([](const Profile& profile, std::size_t stage, bool clip) {
+    std::uint64_t received = 0;
+    for (const int ranks : {2, 4, 8}) {
+      const Plan plan = plan_on_gpus(ranks, stage, clip, std::nullopt, profile);
+      EXPECT_GT(plan.step_bytes_received, received) << ranks;
+      received = plan.step_bytes_received;
+      // One thread copies what is sent, and all of them, at 10 GB/s, four bytes for each that is read there.
+      const double sent = static_cast<double>(received) * 1e-9, there = sent * 4 / 10;
+      EXPECT_GE(plan.device_time.ranks, (stage == 0 ? sent : there) - 1e-9);
+      EXPECT_LE(plan.device_time.ranks, (stage == 1 ? there : sent) + 1e-9);
+      EXPECT_GE(plan.device_time.step, plan.device_time.least());
+      EXPECT_STREQ(plan.device_time.bound(), "ranks");
+    }
+  });
+}
+
+TEST(PlansOfRanks, OnGpusTakeNoLessOverASlowerLink) {
+  for_each_way_to_sum([](const Profile& profile, std::size_t stage, bool clip) {
+    for (const int ranks : {1, 2, 4}) {
+      const double unknown = plan_on_gpus(ranks, stage, clip, std::nullopt, profile).device_time.step;
+      double before = unknown;
+      for (const double bandwidth : {1e12, 1e9, 3e8, 1e8}) {
+        const double step = plan_on_gpus(ranks, stage, clip, Link{bandwidth, 1e-5}, profile).device_time.step;
+        EXPECT_GE(step, before) << ranks << " ranks at stage " << stage << ", " << bandwidth;
+        before = step;
+      }
+      EXPECT_EQ(before > unknown, ranks > 1);
+    }
+  });
+}
+
+TEST(PlansOfRanks, OnGpusSayWhatIsReceivedAndHowLongThatTakes) {
+  const Profile profile = sixteen_matrices();
+  const Budget budget{4 * kGiB, 0, 0, 160 * kMiB};
+  const std::string unknown = "what joins the ranks is not known";
+  const Plan alone = plan_on_gpus(1, 0, true, std::nullopt, profile);
+  EXPECT_EQ(to_text(alone, profile, budget).find("ranks"), std::string::npos);
+  EXPECT_EQ(to_json(alone, profile, budget).at("step").at("ranks_seconds"), 0);
+  const Plan plan = plan_on_gpus(2, 0, true, std::nullopt, profile);
+  const std::string text = to_text(plan, profile, budget);
+  // Half of a gradient of 256 MiB for a rank's own part of the sum, and the other half of the sum.
+  EXPECT_NE(text.find("bound by ranks"), std::string::npos) << text;
+  EXPECT_NE(text.find("the ranks alone 0.27 s for 256 MiB that are received"), std::string::npos) << text;
+  EXPECT_NE(text.find(unknown), std::string::npos) << text;
+  EXPECT_DOUBLE_EQ(to_json(plan, profile, budget).at("step").at("ranks_seconds"), 0.268435456);
+  const Plan linked = plan_on_gpus(2, 0, true, Link{1e9, 0}, profile);
+  EXPECT_EQ(to_text(linked, profile, budget).find(unknown), std::string::npos);
+}
+
+// Ranks may sum from the last backward on: beside 0.7 of one micro-batch's computing.
+TEST(PlansOfRanks, OnGpusSumBesideTheLastMicroBatch) {
+  Profile profile = sixteen_matrices();
+  profile.ends_micro_batches = true;
+  const auto seconds = [&](std::size_t micro_batches) {
+    profile.micro_batches = micro_batches;
+    return plan_on_gpus(2, 0, true, std::nullopt, profile, 4 * kGiB).device_time.step;
+  };
+  EXPECT_NEAR(seconds(100) - seconds(1), 0.1 * 0.7 * (1 - 0.01) * 15 / 16, 1e-3);
+}
+
+TEST(PlansOfRanks, OnGpusUpdateTheirOwnPartAlone) {
+  const Profile profile = sixteen_matrices();
+  const auto updates = [&](int ranks, std::size_t stage) {
+    return plan_on_gpus(ranks, stage, true, std::nullopt, profile).device_time.gpu_updates;
+  };
+  EXPECT_EQ(updates(4, 0), updates(2, 0));
+  EXPECT_DOUBLE_EQ(updates(4, 1), updates(4, 0) / 4);
+}
+
+// At stage 3 what the CPU has updated comes with the next fetch, and not before. The last matrix is there for
+// forward and backward.
+TEST(PlansOfRanks, OnGpusCopyPartitionedParametersOncePerFetch) {
+  Profile profile = sixteen_matrices();
+  for (UnitSpec& unit : profile.units) unit.dtype = Dtype::kBf16;
+  const Plan plan = plan_on_gpus(2, kMostStage, true, std::nullopt, profile);
+  EXPECT_TRUE(plan.updated_by_cpu()[0]);
+  EXPECT_EQ(plan.step_bytes_in, 31 * 8 * kMiB);
+}
+
+// What the client says later of its computing finds the step that the plan had found.
+TEST(PlansOfRanks, OnGpusArePredictedAgainWithOtherRanks) {
+  const Profile profile = sixteen_matrices();
+  for (const std::size_t stage : {std::size_t{0}, std::size_t{1}, kMostStage}) {
+    const Plan plan = plan_on_gpus(2, stage, true, std::nullopt, profile);
+    Plan again = plan;
+    MachineRates rates;
+    rates.rank_processor_seconds = 1e-9;
+    state_computing(profile, *optim::make_optimizer({}), rates, 0.1, again);
+    EXPECT_EQ(again.device_time.step, plan.device_time.step) << stage;
+  }
 }
 
 }  // namespace ranks_test

@@ -103,7 +103,8 @@ def wrap(
         are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
     stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, since a p.grad may be
         read and added to until the step; update_in_backward keeps none. None: the least with which everything is in memory, or,
-        where the disk is needed anyway, the one with the shortest step (on GPUs the one that moves least on the disk).
+        where the disk is needed anyway, the one with the shortest step (on GPUs, of those with nothing on disk, the one with the
+        shortest step).
     reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
