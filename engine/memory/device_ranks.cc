@@ -33,9 +33,9 @@ std::size_t DeviceRanks::bytes(const Layout& layout) {
   return kPlaces * piece_elements(layout) * sizeof(float);
 }
 
-void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks, const std::string& name) {
-  memory_ =
-      RankMemory(ledger, gpu_.device(), allocator::Purpose::kStaging, kPlaces * piece_bytes_, ranks, name);
+void DeviceRanks::start(allocator::Ledger& ledger, const Ranks& ranks) {
+  memory_ = RankMemory(ledger, gpu_.device(), allocator::Purpose::kStaging, kPlaces * piece_bytes_,
+                       ranks.communicator().hosts().all_on_one());
   ranks_ = ranks.size(), rank_ = ranks.rank();
   if (piece_bytes_ > 0) gpu_.add({memory_.data(), kPlaces * piece_bytes_}, piece_bytes_);
   out_.emplace();

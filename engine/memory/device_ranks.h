@@ -20,8 +20,8 @@ namespace sluice::engine {
 // by piece, in the order in which it was added: while the ranks have one piece, the next one leaves the GPU,
 // and the one before returns to it. A piece of one rank waits for that of the others, and there is memory for
 // a few. So all ranks add the same calls in the same order. Two threads do it, one for each direction. Ranks
-// of one host read each other's pieces where they are (RankMemory). Thread rule: start() first, then one
-// thread.
+// of one host read each other's pieces where they are (RankMemory). Thread rule: start() and share() first,
+// then one thread.
 class DeviceRanks {
  public:
   // A call that all ranks make. Where it has failed, nothing more of it is copied or begun.
@@ -53,8 +53,9 @@ class DeviceRanks {
   static constexpr std::size_t kPieces = 4;  // that may be under way
   static std::size_t piece_elements(const Layout& layout);
   static std::size_t bytes(const Layout& layout);  // of host memory
-  // All ranks come here. name: what passes here, for messages.
-  void start(allocator::Ledger& ledger, Ranks& ranks, const std::string& name);
+  void start(allocator::Ledger& ledger, const Ranks& ranks);
+  // Collective: comes before the first call. name: what passes here, for messages.
+  void share(Ranks& ranks, const std::string& name) { memory_.share(ranks, name); }
 
   // `done` is called on a thread of this class when all that returns to the GPU is queued. REQUIRES: until
   // then nothing else is queued with that memory.

@@ -9,28 +9,32 @@
 #include <cerrno>
 #include <utility>
 
+#include "core/bytes.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
 
 namespace sluice::engine {
-namespace {
 
-constexpr int kSealed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-class SharedFile {
+class RankMemory::File {
  public:
-  explicit SharedFile(int number) : number_(number) {}
-  ~SharedFile() {
+  explicit File(int number) : number_(number) {}
+  ~File() {
     if (number_ >= 0) ::close(number_);
   }
-  SharedFile(const SharedFile&) = delete;
-  SharedFile& operator=(const SharedFile&) = delete;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
   int number() const { return number_; }
 
  private:
   const int number_;
 };
+
+void RankMemory::CloseFile::operator()(File* file) const { delete file; }
+
+namespace {
+
+constexpr int kSealed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 void require(bool good, const char* what) {
   if (!good) fail(ErrorCode::kIo, "{}: {}", what, errno_text(errno));
@@ -58,19 +62,16 @@ void make_shared(int file, std::span<std::byte> own) {
   ::madvise(own.data(), own.size(), MADV_DONTDUMP);
 }
 
-const std::byte* map_of(const Json& place, std::size_t bytes) {
-  const std::string path =
-      fmt::format("/proc/{}/fd/{}", place.at("process").get<std::int64_t>(), place.at("number").get<int>());
-  const SharedFile file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  require(file.number() >= 0, path.c_str());
-  Json found = place_of(file.number());
-  const int seals = ::fcntl(file.number(), F_GET_SEALS);
+// Maps memory of which another rank has told the place. file: it was opened there.
+const std::byte* map_of(const Json& told, int file, std::size_t bytes) {
+  Json found = place_of(file);
   struct stat status {};
-  require(::fstat(file.number(), &status) == 0, "fstat");
-  if (found["device"] != place["device"] || found["file"] != place["file"] || (seals & kSealed) != kSealed ||
+  require(::fstat(file, &status) == 0, "fstat");
+  const int seals = ::fcntl(file, F_GET_SEALS);
+  if (found["device"] != told["device"] || found["file"] != told["file"] || (seals & kSealed) != kSealed ||
       static_cast<std::size_t>(status.st_size) != bytes)
-    fail(ErrorCode::kIo, "{} is not the memory that was told", path);
-  void* const data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file.number(), 0);
+    fail(ErrorCode::kIo, "the file is not the memory that was told");
+  void* const data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
   require(data != MAP_FAILED, "mmap");
   ::madvise(data, bytes, MADV_DONTDUMP);
   return static_cast<const std::byte*>(data);
@@ -83,44 +84,52 @@ void RankMemory::Unmap::operator()(const std::byte* data) const {
 }
 
 RankMemory::RankMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose,
-                       std::size_t bytes, Ranks& ranks, const std::string& name) {
+                       std::size_t bytes, bool may_share)
+    : bytes_(round_up(bytes, kHugePage)) {
   allocator::Region memory(ledger, purpose, bytes);
-  if (bytes > 0 && ranks.communicator().hosts().all_on_one()) mapped_ = shared(memory.bytes(), ranks, name);
+  if (bytes > 0 && may_share) {
+    try {
+      file_.reset(new File(::memfd_create("sluice pieces", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+      make_shared(file_->number(), memory.bytes());
+    } catch (const Error& error) {
+      file_.reset();
+      problem_ = error.what();
+    }
+  }
   memory_ = RegisteredRegion(std::move(memory), device);
 }
 
 // Every rank takes part in both exchanges, whatever has failed.
-std::vector<RankMemory::Mapped> RankMemory::shared(std::span<std::byte> own, Ranks& ranks,
-                                                   const std::string& name) {
-  std::vector<Mapped> all;
-  Json place;
-  std::string problem;
-  const auto attempt = [&](const auto& action) {
-    try {
-      action();
-    } catch (const Error& error) {
-      problem = error.what();
-    }
-  };
-  const SharedFile file(::memfd_create("sluice pieces", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  attempt([&] {
-    make_shared(file.number(), own);
-    place = place_of(file.number());
-  });
+void RankMemory::share(Ranks& ranks, const std::string& name) {
+  if (bytes_ == 0 || !ranks.communicator().hosts().all_on_one()) return;
+  const Json place = file_ ? place_of(file_->number()) : Json();
   const std::vector<std::string> places = ranks.exchange(name, place.dump(), {});
-  for (int rank = 0; rank < ranks.size() && problem.empty(); ++rank)
-    attempt([&] {
+  std::vector<Mapped> all;
+  try {
+    for (int rank = 0; rank < ranks.size() && problem_.empty(); ++rank) {
       const Json there = parse_json(places[static_cast<std::size_t>(rank)], name);
-      if (there.is_null()) fail(ErrorCode::kIo, "rank {} has none", rank);
-      all.push_back(rank == ranks.rank() ? Mapped(own.data(), {0})
-                                         : Mapped(map_of(there, own.size()), {own.size()}));
-    });
-  const std::vector<std::string> problems = ranks.exchange(name, problem, {});
+      if (there.is_null()) break;  // that rank tells why
+      if (rank == ranks.rank()) {
+        all.push_back(Mapped(data(), {0}));
+        continue;
+      }
+      const std::string path = fmt::format("/proc/{}/fd/{}", there.at("process").get<std::int64_t>(),
+                                           there.at("number").get<int>());
+      const File file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+      require(file.number() >= 0, path.c_str());
+      all.push_back(Mapped(map_of(there, file.number(), bytes_), {bytes_}));
+    }
+  } catch (const Error& error) {
+    problem_ = error.what();
+  }
+  const std::vector<std::string> problems = ranks.exchange(name, problem_, {});
+  file_.reset();
   const auto first = std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
-  if (first == problems.end()) return all;
-  log().warn("{} is sent, since ranks cannot share the memory: rank {}: {}", name, first - problems.begin(),
-             *first);
-  return {};
+  if (first == problems.end())
+    mapped_ = std::move(all);
+  else
+    log().warn("{}: ranks of this host send it, since they cannot share the memory: rank {}: {}", name,
+               first - problems.begin(), *first);
 }
 
 }  // namespace sluice::engine

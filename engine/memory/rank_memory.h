@@ -10,18 +10,20 @@
 
 namespace sluice::engine {
 
-// Host memory of each rank that is registered with its GPU, and that all ranks of one host read: what one has
-// copied there the others need not be sent. It has no name in any file system, so that nothing is left of it.
-// Thread rule: any thread.
+// Host memory of each rank that is registered with its GPU, and that all ranks of one host can read: what one
+// has copied there the others need not be sent. It has no name in any file system, so that nothing is left of
+// it. Thread rule: share() first, then any thread.
 class RankMemory {
  public:
   RankMemory() = default;
-  // Takes so many bytes, the same on all ranks, which all come here. Where ranks are on several hosts, or one
-  // of them cannot open another one's memory, each has its own alone.
+  // Takes so many bytes, the same on all ranks. may_share: all ranks are on one host.
   RankMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes,
-             Ranks& ranks, const std::string& name);
+             bool may_share);
 
   std::byte* data() const { return memory_.data(); }
+  // Collective: lets all ranks read each other's. Where one of them cannot open another one's, none reads.
+  // name: of what is there, for messages.
+  void share(Ranks& ranks, const std::string& name);
   bool is_shared() const { return !mapped_.empty(); }
   // What that rank has at the same offset as this pointer of data(). REQUIRES: is_shared().
   const std::byte* of(int rank, const std::byte* own) const {
@@ -34,10 +36,17 @@ class RankMemory {
     void operator()(const std::byte* data) const;
   };
   using Mapped = std::unique_ptr<const std::byte, Unmap>;
-  static std::vector<Mapped> shared(std::span<std::byte> own, Ranks& ranks, const std::string& name);
+  // A descriptor of the memory, until it was shared.
+  class File;
+  struct CloseFile {
+    void operator()(File* file) const;
+  };
 
   RegisteredRegion memory_;
-  std::vector<Mapped> mapped_;  // by rank
+  std::size_t bytes_ = 0;
+  std::unique_ptr<File, CloseFile> file_;  // null: it cannot be shared, or was
+  std::string problem_;                    // why it cannot be
+  std::vector<Mapped> mapped_;             // by rank
 };
 
 }  // namespace sluice::engine

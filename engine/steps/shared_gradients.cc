@@ -82,6 +82,7 @@ void SharedGradients::await_record(UnitId unit) {
 }
 
 void SharedGradients::begin_in_order() {
+  if (!core_.pieces_are_shared) return;
   for (; turn_ < order_.size(); ++turn_) {
     const UnitId unit = order_[turn_];
     if (!expected_[unit]) continue;
@@ -218,6 +219,7 @@ void SharedGradients::abandon() {
 bool SharedGradients::exchange(Request request, const std::string& settings, ParameterId wanted) {
   if (abandoned_ && request != Request::kAbandon)
     refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
+  core_.share_pieces();
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
   std::vector<std::uint32_t> begun(edits_.size());
   for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;

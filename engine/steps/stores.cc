@@ -1,6 +1,7 @@
 #include "engine/steps/stores.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -107,8 +108,8 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   updates.set_slots(resources.ledger, plan.staging_slots);
   updates.set_cpu_slots(resources.ledger, plan.host_slots);
   if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
-  if (device_sums) device_sums->start(resources.ledger, *ranks, "what ranks sum of gradients");
-  if (device_gathers) device_gathers->start(resources.ledger, *ranks, "what ranks gather of units");
+  for (std::optional<DeviceRanks>* const one : {&device_sums, &device_gathers})
+    if (*one) (*one)->start(resources.ledger, *ranks);
   pager.on_stall([this] { return queue.finish_some(); });
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
@@ -193,6 +194,12 @@ void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector
   for (std::size_t i = 0; i < held.size(); ++i)
     for (const Access& access : held[i]) append(held_then[i], access);
   pager.set_schedule(std::move(used), std::move(held_then));
+}
+
+void Stores::share_pieces() {
+  if (std::exchange(pieces_are_shared, true)) return;
+  if (device_sums) device_sums->share(*ranks, "what ranks sum of gradients");
+  if (device_gathers) device_gathers->share(*ranks, "what ranks gather of units");
 }
 
 void Stores::settle() {

@@ -247,6 +247,7 @@ SumsInBackward::Report SumsInBackward::parsed(const std::string& bytes, int rank
 void SumsInBackward::exchange() {
   if (sum_) core_.wait_for_ranks("the gradient of " + core_.name_of(sum_->unit), sum_->group);
   if (sum_) sums_.finish(sum_->unit, sum_->parameters);
+  core_.share_pieces();
   const std::vector<Report> all = gather();
   std::vector<StepOfRank> steps;
   for (const Report& report : all) steps.push_back(report.step);

@@ -45,7 +45,9 @@ class RankMemoryTest : public DeviceEngineTest {
       of.barrier(1, "all ranks");
       if (of.rank() == 0 && !may_open_files) limit.set(0);
       of.barrier(1, "the limit");
-      const RankMemory memory(ledger, *device, allocator::Purpose::kStaging, kBytes, all, "a test's memory");
+      RankMemory memory(ledger, *device, allocator::Purpose::kStaging, kBytes, of.hosts().all_on_one());
+      EXPECT_FALSE(memory.is_shared());
+      memory.share(all, "a test's memory");
       EXPECT_EQ(memory.is_shared(), shares);
       EXPECT_EQ(ledger.snapshot().total[static_cast<std::size_t>(kHost)].current, kBytes);
       std::memset(memory.data(), of.rank() + 1, kBytes);
