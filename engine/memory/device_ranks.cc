@@ -128,7 +128,7 @@ void DeviceRanks::leave(const Piece& piece) {
     gpu_.wait(all, DeviceWork::Use::kRead);
     if (!is_shared(piece)) return call.begin(piece.elements, array_of(piece), piece.ranks->add());
     if (call.in_host) copy_to_place(piece);
-    call.begin_shared(piece.elements, piece.ranks->add());
+    call.begin_shared(piece.number, piece.ranks->add());
   });
   in_->add([this, piece](Done&) { come_back(piece); });
 }

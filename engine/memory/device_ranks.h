@@ -37,9 +37,9 @@ class DeviceRanks {
     // that others read. The same on all ranks.
     bool may_share = false;
     // Begins the call for some of the elements, of which the array has nothing else; or, where they are
-    // shared, what ends when all ranks have begun it.
+    // shared, what ends when all ranks have begun the same piece, by its number among all.
     std::function<void(ElementRange elements, Array array, Done done)> begin;
-    std::function<void(ElementRange elements, Done done)> begin_shared = {};
+    std::function<void(std::size_t number, Done done)> begin_shared = {};
     // What is done with them when it has ended, before they return. of_ranks: where they are shared, all
     // ranks' arrays, of which this rank's may be the same; else empty.
     std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks)> end = {};

@@ -74,6 +74,7 @@ const std::byte* map_of(const Json& told, int file, std::size_t bytes) {
   void* const data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
   require(data != MAP_FAILED, "mmap");
   ::madvise(data, bytes, MADV_DONTDUMP);
+  ::madvise(data, bytes, MADV_DONTFORK);  // so that no child keeps it
   return static_cast<const std::byte*>(data);
 }
 
@@ -115,7 +116,7 @@ void RankMemory::share(Ranks& ranks, const std::string& name) {
       }
       const std::string path = fmt::format("/proc/{}/fd/{}", there.at("process").get<std::int64_t>(),
                                            there.at("number").get<int>());
-      const File file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+      const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
       require(file.number() >= 0, path.c_str());
       all.push_back(Mapped(map_of(there, file.number(), bytes_), {bytes_}));
     }

@@ -73,12 +73,18 @@ void Ranks::sum_gradient_in(UnitId unit, ElementRange elements, std::span<const 
                                std::move(done));
 }
 
-void Ranks::await_all_in(UnitId unit, bool gradient, Done done) {
-  const auto number = std::make_shared<std::int64_t>(0);
+void Ranks::await_all(UnitId unit, bool gradient, std::size_t piece, Done done) {
+  const auto sum = std::make_shared<std::int64_t>(piece);
+  const std::string name = gradient ? gradient_name(unit) : name_of(unit);
+  const std::int64_t expected = static_cast<std::int64_t>(piece) * size();
   communicator_.all_reduce(
-      call_id(gradient ? CallKind::kGradientIsThere : CallKind::kUnitIsThere, unit),
-      gradient ? gradient_name(unit) : name_of(unit), std::span(number.get(), 1),
-      [number, done = std::move(done)](std::exception_ptr error) { done(std::move(error)); });
+      call_id(gradient ? CallKind::kGradientIsThere : CallKind::kUnitIsThere, unit), name,
+      std::span(sum.get(), 1), [sum, name, expected, done = std::move(done)](std::exception_ptr error) {
+        if (!error && *sum != expected)
+          error = std::make_exception_ptr(
+              Error(ErrorCode::kInternal, "ranks do not come to " + name + " in the same order"));
+        done(std::move(error));
+      });
 }
 
 void Ranks::gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done) {

@@ -44,8 +44,9 @@ class Ranks {
   // The same for some elements of a unit's gradient, of which the arrays have nothing else.
   void sum_gradient_in(UnitId unit, ElementRange elements, std::span<const Array> sums,
                        const comm::SumOrder& order, Done done);
-  // Ends when all ranks have begun it, for some elements of a unit: of its gradient, or of its parameters.
-  void await_all_in(UnitId unit, bool gradient, Done done);
+  // Ends when all ranks have begun it, for a piece of a unit: of its gradient, or of its parameters. It is an
+  // error where ranks give the piece different numbers.
+  void await_all(UnitId unit, bool gradient, std::size_t piece, Done done);
   // Brings to each rank what the others have summed of these elements of a unit's gradient, of which `sum`
   // has nothing else. REQUIRES: its state is partitioned.
   void gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done);

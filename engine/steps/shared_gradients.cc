@@ -220,6 +220,7 @@ bool SharedGradients::exchange(Request request, const std::string& settings, Par
   if (abandoned_ && request != Request::kAbandon)
     refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
   core_.share_pieces();
+  turn_ = order_.size();  // a unit may get more now, so that none begins early before the next step
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
   std::vector<std::uint32_t> begun(edits_.size());
   for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
@@ -379,7 +380,6 @@ void SharedGradients::drop_begun(const std::vector<Report>& all) {
       core_.gradients.drop(p);
       dropped(p);
     }
-  turn_ = 0;
 }
 
 // Waits for the sums that are under way.

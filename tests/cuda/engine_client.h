@@ -281,13 +281,15 @@ class Client {
   }
 
   // The reverse of the order of forward. Where micro-batches end, ranks come to two units in turn, as the
-  // step says, and in one step some of them lack a third.
+  // step says, and in some steps one of them lacks another.
   std::vector<UnitId> units_of_backward(int step, std::size_t pass) const {
     std::vector<UnitId> units(layout_.units().size());
     std::iota(units.rbegin(), units.rend(), UnitId{0});
     if (!setup_.ends) return units;
     if ((step + setup_.ranks.rank) % 2 == 0) std::swap(units[2], units[3]);
-    if (step == 2 && pass + 1 == setup_.micro_batches && setup_.ranks.rank == 0) std::erase(units, units[1]);
+    const bool lacks = setup_.ranks.rank == 0 && pass + 1 == setup_.micro_batches;
+    if (lacks && step == 2) std::erase(units, units[1]);
+    if (lacks && step == 3) std::erase(units, units[4]);
     return units;
   }
 

@@ -240,15 +240,15 @@ TEST_F(RanksOnGpusTest, SumsAreMadeBeforeTheMicroBatchEnds) {
       const std::unique_ptr<Device> device = open_device(fake() != nullptr ? of.rank() : 0);
       OnGpu gpu(of_rank(all, of), *device, &of);
       gpu.client.load();
-      for (const int step : {0, 1, 3}) {
+      for (const int step : {0, 1, 4}) {
         const std::uint64_t before = of.counters().received;
         gpu.client.after_backward = [&, step](UnitId unit) {
           if (unit != 0) return;
           const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-          while (step == 3 && of.counters().received - before < gpu.made.plan.step_bytes_received &&
+          while (step == 4 && of.counters().received - before < gpu.made.plan.step_bytes_received &&
                  std::chrono::steady_clock::now() < deadline)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          EXPECT_TRUE(step < 3 || of.counters().received - before >= gpu.made.plan.step_bytes_received);
+          EXPECT_TRUE(step < 4 || of.counters().received - before >= gpu.made.plan.step_bytes_received);
         };
         gpu.client.step(step);
       }
@@ -258,20 +258,22 @@ TEST_F(RanksOnGpusTest, SumsAreMadeBeforeTheMicroBatchEnds) {
 }
 
 // What interrupts a step while its sums go on: it is abandoned, when ranks have begun different ones, and
-// made again; or more is added to what is being summed.
+// made again; or more is added to what is being summed, and what comes behind it does not come to one of
+// them.
 TEST_F(RanksOnGpusTest, SumsThatGoOnAreJoinedByAll) {
   struct Stop {};
+  static constexpr UnitId kAgain = 5;  // to which ranks come first
   const auto train_one = [](const Case& own, Client& client, AnyOrderEngine& engine, Hands& hands) {
     client.load();
     std::vector<double> norms;
     for (int step = 0; step < 4; ++step) {
       client.after_backward = [&](UnitId unit) {
         if (step == 1 && unit == (own.ranks.rank == 0 ? 3 : 0)) throw Stop();
-        if (step < 3 || unit > 0) return;
-        const ParameterId p = engine.layout().first_parameter(4);
-        engine.acquire(4, Hold::kGradient);
+        if (step < 3 || unit != kAgain) return;
+        const ParameterId p = engine.layout().first_parameter(kAgain);
+        engine.acquire(kAgain, Hold::kGradient);
         engine.add_gradient(p, hands.copy_of(engine.parameter(p), client.bytes(p)));
-        engine.release(4);
+        engine.release(kAgain);
       };
       if (step == 1) {
         EXPECT_THROW(client.step(step), Stop);
@@ -285,7 +287,7 @@ TEST_F(RanksOnGpusTest, SumsThatGoOnAreJoinedByAll) {
     return outcome;
   };
   Case setup;
-  setup.ends = true, setup.blocks = 5;
+  setup.ends = true, setup.blocks = 5, setup.stage = 1;
   const Outcomes expected = train(2, [&](comm::Communicator& of) {
     const Case own = of_rank(setup, of);
     Made made(own, nullptr, &of);
