@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kInCaches = std::size_t{64} << 10;  // elements
 
 }  // namespace
+
 UnitSums::UnitSums(Core& core, const comm::SumOrder& order, double divisor)
     : core_(core),
       order_(order),
