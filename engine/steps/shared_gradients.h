@@ -34,7 +34,8 @@ namespace sluice::engine {
 // needs the gradient of such a unit. Where all ranks must begin sums in one order (UnitSums::is_in_order()),
 // it is that in which rank 0 came to them in the last step, of the units that any rank came to then; at first
 // the reverse of that in which they are declared. A rank that does not come to one begins none of those
-// behind it before the end of its micro-batch, as with torch's DistributedDataParallel; nor after an exchange.
+// behind it before the end of its micro-batch, as with torch's DistributedDataParallel; nor after an
+// exchange.
 //
 // With a reproducible plan, also where an engine trains alone, gradients are added pairwise over the
 // micro-batches of all ranks, and the mean is over these. They are used when all micro-batches of a step have
