@@ -16,6 +16,7 @@
 
 #include "comm/ring.h"
 #include "core/bytes.h"
+#include "core/descriptor.h"
 #include "core/error.h"
 
 namespace sluice::comm {
@@ -93,20 +94,6 @@ Header read_header(int descriptor) {
   return header;
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int number() const { return number_; }
-
- private:
-  const int number_;
-};
-
 }  // namespace
 
 struct LocalMemory::Map {
@@ -127,8 +114,8 @@ struct LocalMemory::Map {
             header.ring_bytes - Ring::bytes(0)};
   }
   void open() {
-    header = read_header(descriptor.number());
-    void* const at = ::mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.number(), 0);
+    header = read_header(descriptor.get());
+    void* const at = ::mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
     check_system(at != MAP_FAILED, "mmap");
     base = static_cast<std::byte*>(at);
   }
@@ -162,7 +149,7 @@ LocalMemory::LocalMemory(int descriptor) : map_(std::make_unique<Map>(descriptor
 LocalMemory::~LocalMemory() = default;
 
 int LocalMemory::ranks() const { return map_->ranks(); }
-int LocalMemory::descriptor() const { return map_->descriptor.number(); }
+int LocalMemory::descriptor() const { return map_->descriptor.get(); }
 
 void LocalMemory::leave(int rank, bool in_order) {
   std::atomic<std::uint32_t>& presence = map_->bell(rank).presence;
@@ -183,7 +170,7 @@ class LocalLinks final : public Links {
         bell_(map_.bell(rank)),
         lock_(::open(fmt::format("/proc/self/fd/{}", memory.descriptor()).c_str(), O_RDWR | O_CLOEXEC)),
         looks_(static_cast<std::size_t>(map_.ranks())) {
-    check_system(lock_.number() >= 0, "open");
+    check_system(lock_.get() >= 0, "open");
     begin();
     for (int other = 0; other < map_.ranks(); ++other) {
       // A rank has no ring to itself; another one stands in its place and is not used.
@@ -253,7 +240,7 @@ class LocalLinks final : public Links {
   }
   void begin() {
     struct flock lock = lock_of(rank_);
-    if (::fcntl(lock_.number(), F_OFD_SETLK, &lock) != 0) {
+    if (::fcntl(lock_.get(), F_OFD_SETLK, &lock) != 0) {
       if (errno == EAGAIN || errno == EACCES) fail(ErrorCode::kState, "rank {} has links already", rank_);
       throw Error(ErrorCode::kIo, text_of("F_OFD_SETLK"));
     }
@@ -263,7 +250,7 @@ class LocalLinks final : public Links {
   }
   bool is_locked(int rank) const {
     struct flock lock = lock_of(rank);
-    check_system(::fcntl(lock_.number(), F_OFD_GETLK, &lock) == 0, "F_OFD_GETLK");
+    check_system(::fcntl(lock_.get(), F_OFD_GETLK, &lock) == 0, "F_OFD_GETLK");
     return lock.l_type != F_UNLCK;
   }
 

@@ -16,22 +16,6 @@
 
 namespace sluice::engine {
 
-class RankMemory::File {
- public:
-  explicit File(int number) : number_(number) {}
-  ~File() {
-    if (number_ >= 0) ::close(number_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int number() const { return number_; }
-
- private:
-  const int number_;
-};
-
-void RankMemory::CloseFile::operator()(File* file) const { delete file; }
-
 namespace {
 
 constexpr int kSealed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -90,10 +74,10 @@ RankMemory::RankMemory(allocator::Ledger& ledger, Device& device, allocator::Pur
   allocator::Region memory(ledger, purpose, bytes);
   if (bytes > 0 && may_share) {
     try {
-      file_.reset(new File(::memfd_create("sluice pieces", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
-      make_shared(file_->number(), memory.bytes());
+      file_ = Descriptor(::memfd_create("sluice pieces", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+      make_shared(file_.get(), memory.bytes());
     } catch (const Error& error) {
-      file_.reset();
+      file_.close();
       problem_ = error.what();
     }
   }
@@ -103,7 +87,7 @@ RankMemory::RankMemory(allocator::Ledger& ledger, Device& device, allocator::Pur
 // Every rank takes part in both exchanges, whatever has failed.
 void RankMemory::share(Ranks& ranks, const std::string& name) {
   if (bytes_ == 0 || !ranks.communicator().hosts().all_on_one()) return;
-  const Json place = file_ ? place_of(file_->number()) : Json();
+  const Json place = problem_.empty() ? place_of(file_.get()) : Json();
   const std::vector<std::string> places = ranks.exchange(name, place.dump(), {});
   std::vector<Mapped> all;
   try {
@@ -116,15 +100,14 @@ void RankMemory::share(Ranks& ranks, const std::string& name) {
       }
       const std::string path = fmt::format("/proc/{}/fd/{}", there.at("process").get<std::int64_t>(),
                                            there.at("number").get<int>());
-      const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-      require(file.number() >= 0, path.c_str());
-      all.push_back(Mapped(map_of(there, file.number(), bytes_), {bytes_}));
+      const Descriptor file(path, O_RDONLY | O_CLOEXEC);
+      all.push_back(Mapped(map_of(there, file.get(), bytes_), {bytes_}));
     }
   } catch (const Error& error) {
     problem_ = error.what();
   }
   const std::vector<std::string> problems = ranks.exchange(name, problem_, {});
-  file_.reset();
+  file_.close();
   const auto first = std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
   if (first == problems.end())
     mapped_ = std::move(all);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "allocator/ledger.h"
+#include "core/descriptor.h"
 #include "engine/memory/host_records.h"
 #include "engine/ranks/ranks.h"
 
@@ -36,17 +37,12 @@ class RankMemory {
     void operator()(const std::byte* data) const;
   };
   using Mapped = std::unique_ptr<const std::byte, Unmap>;
-  // A descriptor of the memory, until it was shared.
-  class File;
-  struct CloseFile {
-    void operator()(File* file) const;
-  };
 
   RegisteredRegion memory_;
   std::size_t bytes_ = 0;
-  std::unique_ptr<File, CloseFile> file_;  // null: it cannot be shared, or was
-  std::string problem_;                    // why it cannot be
-  std::vector<Mapped> mapped_;             // by rank
+  Descriptor file_;             // of the memory, until it was shared
+  std::string problem_;         // why it cannot be
+  std::vector<Mapped> mapped_;  // by rank
 };
 
 }  // namespace sluice::engine
