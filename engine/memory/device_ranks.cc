@@ -33,10 +33,10 @@ std::size_t DeviceRanks::bytes(const Layout& layout) {
   return kPlaces * piece_elements(layout) * sizeof(float);
 }
 
-void DeviceRanks::start(allocator::Ledger& ledger, const Ranks& ranks) {
+void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks) {
   memory_ = RankMemory(ledger, gpu_.device(), allocator::Purpose::kStaging, kPlaces * piece_bytes_,
                        ranks.communicator().hosts().all_on_one());
-  ranks_ = ranks.size(), rank_ = ranks.rank();
+  ranks_ = &ranks;
   if (piece_bytes_ > 0) gpu_.add({memory_.data(), kPlaces * piece_bytes_}, piece_bytes_);
   out_.emplace();
   in_.emplace();
@@ -108,8 +108,9 @@ void DeviceRanks::copy_to_place(const Piece& piece) {
 std::vector<ConstArray> DeviceRanks::of_ranks(const Piece& piece) const {
   std::vector<ConstArray> arrays;
   if (!is_shared(piece)) return arrays;
-  for (int rank = 0; rank < ranks_; ++rank)
-    arrays.push_back({rank == rank_ ? host(piece) : memory_.of(rank, place(piece)), piece.of->call.type});
+  for (int rank = 0; rank < ranks_->size(); ++rank)
+    arrays.push_back(
+        {rank == ranks_->rank() ? host(piece) : memory_.of(rank, place(piece)), piece.of->call.type});
   return arrays;
 }
 
@@ -128,7 +129,7 @@ void DeviceRanks::leave(const Piece& piece) {
     gpu_.wait(all, DeviceWork::Use::kRead);
     if (!is_shared(piece)) return call.begin(piece.elements, array_of(piece), piece.ranks->add());
     if (call.in_host) copy_to_place(piece);
-    call.begin_shared(piece.number, piece.ranks->add());
+    ranks_->await_all(call.unit, call.of_gradient, piece.number, piece.ranks->add());
   });
   in_->add([this, piece](Done&) { come_back(piece); });
 }

@@ -36,10 +36,11 @@ class DeviceRanks {
     // Whether each rank makes of all ranks' pieces what it needs, where ranks share memory; `out` is then all
     // that others read. The same on all ranks.
     bool may_share = false;
-    // Begins the call for some of the elements, of which the array has nothing else; or, where they are
-    // shared, what ends when all ranks have begun the same piece, by its number among all.
+    UnitId unit = 0;
+    bool of_gradient = false;  // or else of its parameters
+    // Begins the call for some of the elements, of which the array has nothing else, where they are not
+    // shared.
     std::function<void(ElementRange elements, Array array, Done done)> begin;
-    std::function<void(std::size_t number, Done done)> begin_shared = {};
     // What is done with them when it has ended, before they return. of_ranks: where they are shared, all
     // ranks' arrays, of which this rank's may be the same; else empty.
     std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks)> end = {};
@@ -52,10 +53,10 @@ class DeviceRanks {
   DeviceRanks& operator=(const DeviceRanks&) = delete;
   static constexpr std::size_t kPieces = 4;  // that may be under way
   static std::size_t piece_elements(const Layout& layout);
-  static std::size_t bytes(const Layout& layout);  // of host memory
-  void start(allocator::Ledger& ledger, const Ranks& ranks);
+  static std::size_t bytes(const Layout& layout);       // of host memory
+  void start(allocator::Ledger& ledger, Ranks& ranks);  // which outlive it
   // Collective: comes before the first call. name: what passes here, for messages.
-  void share(Ranks& ranks, const std::string& name) { memory_.share(ranks, name); }
+  void share(const std::string& name) { memory_.share(*ranks_, name); }
 
   // `done` is called on a thread of this class when all that returns to the GPU is queued. REQUIRES: until
   // then nothing else is queued with that memory.
@@ -100,7 +101,7 @@ class DeviceRanks {
   Threads& threads_;
   const std::size_t piece_elements_, piece_bytes_;
   RankMemory memory_;
-  int ranks_ = 1, rank_ = 0;
+  Ranks* ranks_ = nullptr;
   std::size_t added_ = 0;  // pieces
   std::mutex mutex_;       // guards what follows, and errors
   std::condition_variable has_room_;

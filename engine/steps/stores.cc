@@ -198,8 +198,8 @@ void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector
 
 void Stores::share_pieces() {
   if (std::exchange(pieces_are_shared, true)) return;
-  if (device_sums) device_sums->share(*ranks, "what ranks sum of gradients");
-  if (device_gathers) device_gathers->share(*ranks, "what ranks gather of units");
+  if (device_sums) device_sums->share("what ranks sum of gradients");
+  if (device_gathers) device_gathers->share("what ranks gather of units");
 }
 
 void Stores::settle() {

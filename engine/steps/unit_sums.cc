@@ -92,9 +92,7 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
   else
     call.out = {elements}, call.in = {own};
   call.may_share = core_.partitions_state(unit);
-  call.begin_shared = [this, unit](std::size_t piece, Done ended) {
-    core_.ranks->await_all(unit, true, piece, std::move(ended));
-  };
+  call.unit = unit, call.of_gradient = true;
   call.begin = [this, unit](ElementRange piece, Array sum, Done ended) {
     core_.ranks->sum_gradient_in(unit, piece, {&sum, 1}, order_, std::move(ended));
   };
@@ -156,9 +154,7 @@ void UnitSums::gather(ParameterId parameter, Done done) {
   call.out = {own};
   call.in = {{all.begin, own.begin}, {own.end, all.end}};
   call.may_share = true;
-  call.begin_shared = [this, unit](std::size_t piece, Done ended) {
-    core_.ranks->await_all(unit, true, piece, std::move(ended));
-  };
+  call.unit = unit, call.of_gradient = true;
   call.end = [this, unit](ElementRange piece, Array array, std::span<const ConstArray> of_ranks) {
     take_of_others(*core_.ranks, unit, piece, array, of_ranks, *core_.rank_threads);
   };

@@ -184,9 +184,7 @@ void UpdateQueue::gather_beside_gpu(Gather& gather) {
   }
   call.out = {own};
   call.may_share = true;
-  call.begin_shared = [this, unit](std::size_t piece, Done done) {
-    parts_.ranks->await_all(unit, false, piece, std::move(done));
-  };
+  call.unit = unit;
   call.end = [this, unit](ElementRange piece, Array values, std::span<const ConstArray> of_ranks) {
     take_of_others(*parts_.ranks, unit, piece, values, of_ranks, *parts_.threads);
   };
