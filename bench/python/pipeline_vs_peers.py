@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Compares pipelines of as many stages as this machine has cores, one thread each, that train a GPT-2 without a tied head in f32:
+"""Compares pipelines of as many stages as this machine has cores, one thread each, that train a GPT-2 without a tied head:
 `sluice train --mesh pipeline=P` with 1F1B, GPipe, ZB-H1 and interleaved (two chunks a stage); and, with the first two, the model of
 transformers in sluice.torch.Pipeline (also with a tied head) and in torch.distributed.pipelining over Gloo; and beside them one rank of
 Sluice with as many threads, which computes as much without a bubble.
 
     sluice half      1F1B with the disk, and half of the memory that a rank of PyTorch's 1F1B took in this round as the budget
+    sluice narrow    with --dtype bf16: 1F1B, with parameters and the optimizer's state in bf16 without masters
+    torch narrow     with --dtype bf16: the same, which is the least that PyTorch can do
+
+With bf16 the other sides keep f32 values: Sluice as masters; PyTorch and wrapped models compute by autocast.
 
 Sides have the same shapes, micro-batches and optimizer, and take turns; each round has processes of its own, whose first step is not
 counted. Figures are medians. Memory is the most that a rank held (VmHWM). The cut is Sluice's, and PyTorch's stages have the same
@@ -12,6 +16,7 @@ blocks. --sides "torch 1f1b,wrapped 1f1b" runs these alone. --json prints JSON.
 
     .venv/bin/python bench/python/pipeline_vs_peers.py --rounds 2 --steps 3
 """
+import contextlib
 import json
 import os
 import sys
@@ -28,6 +33,7 @@ ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a ra
 def arguments():
     parser = parser_of(__doc__, shapes=True, model="gpt2-124m", batch=1, seq=256, micro=8, stages=CORES, rounds=3, steps=4, memory="8GiB",
                        cut="", sides="")
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="type of what is computed, by default f32")
     a = parser.parse_args()
     if "sluice half" in a.sides.split(",") and "torch 1f1b" not in a.sides.split(","):
         parser.error("--sides: 'sluice half' has half of the memory of 'torch 1f1b', which must be there, too")
@@ -35,7 +41,7 @@ def arguments():
 
 
 def shape_of(a, folder, tokens):
-    return ("--model", folder / "model", "--data", tokens, "--batch", a.batch, "--seq", a.seq, "--accumulate", a.micro, "--dtype", "f32")
+    return ("--model", folder / "model", "--data", tokens, "--batch", a.batch, "--seq", a.seq, "--accumulate", a.micro, "--dtype", a.dtype)
 
 
 def cut_of(a, order):
@@ -47,9 +53,10 @@ def sluice_side(a, folder, tokens, *more, memory=None):
     return sluice_ranks(folder, *shape_of(a, folder, tokens), "--memory", memory or a.memory, "--steps", a.steps + 1, *more)
 
 
-def torch_side(a, side, order, ends, tied=False):
+def torch_side(a, side, order, ends, tied=False, narrow=False):
     return torch_ranks(__file__, a.stages, {"side": side, "model": a.model, "batch": a.batch, "seq": a.seq, "micro": a.micro, "steps": a.steps,
-                                            "order": order, "ends": ends, "stages": a.stages, "memory": a.memory, "tied": tied})
+                                            "order": order, "ends": ends, "stages": a.stages, "memory": a.memory, "tied": tied,
+                                            "dtype": a.dtype, "narrow": narrow})
 
 
 class OfTorch:
@@ -72,6 +79,10 @@ class OfTorch:
                     self.norm, self.head = whole.transformer.ln_f, whole.lm_head
 
             def forward(self, x):
+                with cast(a):
+                    return self.computed(x)
+
+            def computed(self, x):
                 if rank == 0:
                     x = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
                 for block in self.blocks:
@@ -80,7 +91,7 @@ class OfTorch:
                 return self.head(self.norm(x)) if rank + 1 == stages else x
 
         def loss_of(logits, targets):
-            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
         self.module = Stage()
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=3e-4, fused=True)
@@ -108,6 +119,7 @@ class Wrapped:
         sys.path.insert(0, str(ROOT / "bindings" / "python"))
         import sluice.torch
 
+        self.settings = a
         firsts = [0, *a["ends"][:-1]]
         cut = ",".join(f"{first}-{end - 1}" for first, end in zip(firsts, a["ends"], strict=True))
         self.pipe = sluice.torch.Pipeline(model_of(a), sluice.AdamW(lr=3e-4), memory=a["memory"], micro_batches=a["micro"],
@@ -118,7 +130,8 @@ class Wrapped:
 
         targets = torch.full_like(tokens, -100)
         targets[:, 1:] = tokens[:, :-1]  # the model shifts them back, so that the loss is as the other side's
-        self.pipe.train_step({"input_ids": tokens, "labels": targets}, clip=1.0)
+        with cast(self.settings):
+            self.pipe.train_step({"input_ids": tokens, "labels": targets}, clip=1.0)
 
 
 def model_of(a):
@@ -128,7 +141,14 @@ def model_of(a):
     config = gpt2_config(a["model"])
     config.tie_word_embeddings = a["tied"]
     torch.manual_seed(1)
-    return GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(config).to(torch.bfloat16 if a["narrow"] else torch.float32)
+
+
+def cast(a):
+    """Returns what computes in the type of --dtype where values are f32."""
+    import torch
+
+    return torch.autocast("cpu", torch.bfloat16) if a["dtype"] == "bf16" and not a["narrow"] else contextlib.nullcontext()
 
 
 def run_stage(a):
@@ -168,6 +188,9 @@ def measure(a, folder):
     if not a.sides or "torch 1f1b" in a.sides.split(","):
         add_half(sides, "sluice half", "torch 1f1b", lambda memory: sluice_side(
             a, folder, tokens, *cut_of(a, "1f1b"), "--disk", f"{folder}:16GiB", memory=memory))
+    if a.dtype == "bf16":
+        sides["sluice narrow"] = lambda: sluice_side(a, folder, tokens, *cut_of(a, "1f1b"), "--state", "bf16", "--master", "none")
+        sides["torch narrow"] = lambda: torch_side(a, "torch", "1f1b", ends, narrow=True)
     sides["wrapped 1f1b tied"] = lambda: torch_side(a, "wrapped", "1f1b", ends, tied=True)
     sides = {name: side for name, side in sides.items() if not a.sides or name in a.sides.split(",")}
     return {"cut": ends, "planned_step": planned["step_seconds"], "planned_bubble": planned["bubble"],
@@ -184,7 +207,7 @@ def main():
         print(json.dumps(result))
         return
     least = (a.micro + a.stages - 1) / a.micro
-    print(f"{a.model} untied, {a.stages} stages of one thread, {a.micro} micro-batches of {a.batch} x {a.seq}; blocks end at {result['cut']}; "
+    print(f"{a.model} untied, {a.dtype}, {a.stages} stages of one thread, {a.micro} micro-batches of {a.batch} x {a.seq}; blocks end at {result['cut']}; "
           f"planned {result['planned_step']:.2f} s, {100 * result['planned_bubble']:.0f}% bubble; equal stages would take {least:.3f} of one rank")
     alone = result["sides"].get("alone", {}).get("seconds")
     for name, side in result["sides"].items():
