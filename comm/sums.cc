@@ -88,26 +88,35 @@ void Adder::add(std::span<const std::byte* const> arrays, std::span<const std::s
                 Element element, std::byte* into) {
   if (element == Element::kI64) return add_plainly<std::int64_t, std::uint64_t>(arrays, n, into);
   if (element == Element::kF64) return add_plainly<double, double>(arrays, n, into);
-  if (arrays.size() == 1) {
-    if (n > 0 && arrays[0] != into) std::memcpy(into, arrays[0], n * size_of(element));
-    return;
-  }
-  for (std::size_t begin = 0; begin < n; begin += kBlock)
-    add_block(arrays, merges, begin, std::min(kBlock, n - begin), static_cast<Dtype>(element), into);
+  const auto type = static_cast<Dtype>(element);
+  std::vector<ConstArray> typed;
+  for (const std::byte* array : arrays) typed.push_back({array, type});
+  add(typed, merges, n, {into, type});
 }
 
-void Adder::add_block(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges,
-                      std::size_t begin, std::size_t n, Dtype type, std::byte* into) {
+void Adder::add(std::span<const ConstArray> arrays, std::span<const std::size_t> merges, std::size_t n,
+                Array into) {
+  if (arrays.size() == 1 && arrays[0].type == into.type) {
+    if (n > 0 && arrays[0].data != into.data) std::memcpy(into.data, arrays[0].data, n * size_of(into.type));
+    return;
+  }
+  if (arrays.size() == 1) return kernels::convert(threads_, n, arrays[0], into);
+  for (std::size_t begin = 0; begin < n; begin += kBlock)
+    add_block(arrays, merges, begin, std::min(kBlock, n - begin), into);
+}
+
+void Adder::add_block(std::span<const ConstArray> arrays, std::span<const std::size_t> merges,
+                      std::size_t begin, std::size_t n, Array into) {
   std::vector<ConstArray> stack;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
-    stack.push_back(ConstArray{arrays[i], type}.at(begin));
+    stack.push_back(arrays[i].at(begin));
     for (std::size_t merge = merges[i]; merge > 0; --merge) {
       const ConstArray upper = stack.back();
       stack.pop_back();
       const std::size_t height = stack.size();
       while (sums_.size() < height) sums_.emplace_back(kBlock);
       const bool is_last = i + 1 == arrays.size() && merge == 1;
-      const Array to = is_last ? Array{into, type}.at(begin) : Array{sums_[height - 1].data(), Dtype::kF32};
+      const Array to = is_last ? into.at(begin) : Array{sums_[height - 1].data(), Dtype::kF32};
       kernels::add(threads_, n, stack.back(), upper, to);
       stack.back() = to;
     }

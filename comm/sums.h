@@ -50,10 +50,13 @@ class Adder {
   // be one of the arrays. The elements of 8 bytes are added one array after another.
   void add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
            Element element, std::byte* into);
+  // The same of f32, bf16 and f16, where each array has its own of these types.
+  void add(std::span<const ConstArray> arrays, std::span<const std::size_t> merges, std::size_t n,
+           Array into);
 
  private:
-  void add_block(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges,
-                 std::size_t begin, std::size_t n, Dtype type, std::byte* into);
+  void add_block(std::span<const ConstArray> arrays, std::span<const std::size_t> merges, std::size_t begin,
+                 std::size_t n, Array into);
   static constexpr std::size_t kBlock = 4096;  // elements, so that the sums so far stay in the caches
 
   Threads threads_{1};

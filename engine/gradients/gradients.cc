@@ -20,6 +20,7 @@ constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
 Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks,
                      Pager& pager, DeviceWork* gpu)
     : layout_(layout),
+      ranks_(ranks),
       pager_(pager),
       twin_(profile.twin),
       waiting_bytes_(plan.sums_bytes),
@@ -87,7 +88,7 @@ void Gradients::add_on_gpu(ParameterId parameter, ConstArray gradient) {
   Known& known = known_[parameter];
   Dtype& type = types_[unit];
   if (!any(unit)) {
-    type = gradient.type;
+    type = ranks_ == nullptr || ranks_->reads_others(unit) ? gradient.type : Dtype::kF32;
   } else if (type != Dtype::kF32 && (known.there || type != gradient.type)) {
     widen(unit);
   }

@@ -57,7 +57,8 @@ class Gradients {
   // Where a parameter's gradient begins in a buffer of that use.
   std::size_t offset(ParameterId parameter, int use) const;
   // The type of the unit's final gradient. On a GPU the gradient is in the type in which it came while it is
-  // the only one of each parameter, and its bytes lie close together; sums are f32.
+  // the only one of each parameter, unless it is then sent to other ranks, and its bytes lie close together;
+  // sums are f32.
   Dtype final_type(UnitId unit) const { return types_[unit]; }
 
   // REQUIRES, up to widen(): the unit's buffer is held.
@@ -68,6 +69,8 @@ class Gradients {
   void fill_with_zeros(Threads& threads, ParameterId parameter);
   void scale(Threads& threads, ParameterId parameter, double factor);
   void widen(UnitId unit);  // on a GPU: makes the type in which the unit's gradients came f32
+  // States that sums, which are f32, take their place.
+  void becomes_wide(UnitId unit) { types_[unit] = Dtype::kF32; }
 
   // None of these needs the buffer.
   bool has(ParameterId parameter) const { return known_[parameter].there; }
@@ -122,6 +125,7 @@ class Gradients {
   Array on_gpu(ParameterId parameter) const;  // where its gradient is there
 
   const Layout& layout_;
+  const Ranks* const ranks_;
   Pager& pager_;
   const std::optional<Twin> twin_;
   std::size_t waiting_bytes_;

@@ -23,6 +23,8 @@ class Backing {
   virtual ~Backing() = default;
   virtual void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, Done done) = 0;
+  // Sizes are multiples of so many bytes, unless they reach to the end.
+  virtual std::size_t grain() const { return offload::RecordStore::kBlock; }
 
   // For a caller whose threads would otherwise wait: its threads compute the checksums. What
   // fetch_unchecked() brought must not be used before check() has compared it, which throws where it is not

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/bytes.h"
+#include "core/error.h"
 
 namespace sluice::engine {
 namespace {
@@ -23,21 +24,27 @@ std::size_t DeviceRanks::piece_elements(const Layout& layout) {
   return std::min(kMostOfPiece, round_up(most, kUnitAlignment));
 }
 
-DeviceRanks::DeviceRanks(const Layout& layout, DeviceWork& gpu, Threads& threads)
-    : gpu_(gpu),
-      threads_(threads),
-      piece_elements_(piece_elements(layout)),
-      piece_bytes_(piece_elements_ * sizeof(float)) {}
-
-std::size_t DeviceRanks::bytes(const Layout& layout) {
-  return kPlaces * piece_elements(layout) * sizeof(float);
+DeviceRanks::Room::Room(const Layout& layout, Of of) {
+  std::size_t widest = 0, narrowest = sizeof(float);
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    widest = std::max(widest, size_of(layout.dtype(unit)));
+    narrowest = std::min(narrowest, size_of(layout.dtype(unit)));
+  }
+  const bool of_gradients = of == Of::kGradients;
+  wide = round_up(piece_elements(layout) * (of_gradients ? sizeof(float) : widest), kLine);
+  narrow = of_gradients && narrowest < sizeof(float) ? round_up(piece_elements(layout) * 2, kLine) : 0;
 }
 
+DeviceRanks::DeviceRanks(const Layout& layout, Of of, DeviceWork& gpu, Threads& threads)
+    : gpu_(gpu), threads_(threads), of_(of), piece_elements_(piece_elements(layout)), room_(layout, of) {}
+
+std::size_t DeviceRanks::bytes(const Layout& layout, Of of) { return kPlaces * Room(layout, of).all(); }
+
 void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks) {
-  memory_ = RankMemory(ledger, gpu_.device(), allocator::Purpose::kStaging, kPlaces * piece_bytes_,
+  memory_ = RankMemory(ledger, gpu_.device(), allocator::Purpose::kStaging, kPlaces * room_.all(),
                        ranks.communicator().hosts().all_on_one());
   ranks_ = &ranks;
-  if (piece_bytes_ > 0) gpu_.add({memory_.data(), kPlaces * piece_bytes_}, piece_bytes_);
+  gpu_.add({memory_.data(), kPlaces * room_.all()}, room_.all());
   out_.emplace();
   in_.emplace();
 }
@@ -52,6 +59,7 @@ std::vector<ElementRange> DeviceRanks::pieces_of(ElementRange elements) const {
   std::vector<ElementRange> pieces;
   for (std::size_t at = elements.begin; at < elements.end; at = pieces.back().end)
     pieces.push_back({at, std::min(elements.end, (at / piece_elements_ + 1) * piece_elements_)});
+  std::ranges::reverse(pieces);
   return pieces;
 }
 
@@ -81,37 +89,48 @@ void DeviceRanks::attempt(const Piece& piece, const std::function<void()>& actio
 }
 
 template <class Copy>
-void DeviceRanks::for_each(const Piece& piece, const std::vector<ElementRange>& ranges,
+void DeviceRanks::for_each(const Piece& piece, const std::vector<ElementRange>& ranges, Array host,
                            const Copy& copy) const {
-  const std::size_t size = size_of(piece.of->call.type);
+  const std::size_t size = size_of(host.type);
   for (const ElementRange& range : ranges) {
     const ElementRange both = intersection(range, piece.elements);
     if (both.size() > 0)
       copy(std::span(piece.of->call.data + both.begin * size, both.size() * size),
-           std::span(host(piece) + (both.begin - piece.elements.begin) * size, both.size() * size));
+           std::span(static_cast<std::byte*>(host.at(both.begin - piece.elements.begin).data),
+                     both.size() * size));
   }
 }
 
 // The host's threads copy what the others read, once the GPU has what was there before.
 void DeviceRanks::copy_to_place(const Piece& piece) {
-  const std::size_t size = size_of(piece.of->call.type);
-  gpu_.wait({place(piece), piece.elements.size() * size}, DeviceWork::Use::kWrite);
-  for (const ElementRange& range : piece.of->call.out) {
-    const ElementRange both = intersection(range, piece.elements);
-    const std::size_t offset = (both.begin - piece.elements.begin) * size;
-    threads_.parallel_for(both.size() * size, kCopied, [&](std::size_t begin, std::size_t end) {
-      std::memcpy(place(piece) + offset + begin, host(piece) + offset + begin, end - begin);
+  for_each(piece, piece.of->call.out, given_array(piece), [&](auto there, auto here) {
+    threads_.parallel_for(here.size(), kCopied, [&](std::size_t begin, std::size_t end) {
+      std::memcpy(here.data() + begin, there.data() + begin, end - begin);
     });
-  }
+  });
 }
 
 std::vector<ConstArray> DeviceRanks::of_ranks(const Piece& piece) const {
   std::vector<ConstArray> arrays;
   if (!is_shared(piece)) return arrays;
-  for (int rank = 0; rank < ranks_->size(); ++rank)
-    arrays.push_back(
-        {rank == ranks_->rank() ? host(piece) : memory_.of(rank, place(piece)), piece.of->call.type});
+  for (int rank = 0; rank < ranks_->size(); ++rank) {
+    if (rank == ranks_->rank()) {
+      arrays.push_back(is_narrow(piece) ? given_array(piece) : array_of(piece));
+      continue;
+    }
+    const auto type = static_cast<Dtype>(*memory_.of(rank, type_given(piece)));
+    const std::size_t before = type == piece.of->call.type ? 0 : room_.wide;
+    arrays.push_back({memory_.of(rank, place(piece)) + before, type});
+  }
   return arrays;
+}
+
+// Until the GPU uses neither what is given there, nor what it becomes.
+void DeviceRanks::wait_for_record(const Piece& piece) {
+  const Call& call = piece.of->call;
+  for (const Dtype type : {call.given, call.type})
+    gpu_.wait({call.data + piece.elements.begin * size_of(type), piece.elements.size() * size_of(type)},
+              DeviceWork::Use::kWrite);
 }
 
 void DeviceRanks::leave(const Piece& piece) {
@@ -122,14 +141,19 @@ void DeviceRanks::leave(const Piece& piece) {
   }
   attempt(piece, [&] {
     const Call& call = piece.of->call;
-    const std::span all{host(piece), piece.elements.size() * size_of(call.type)};
-    gpu_.wait(all, DeviceWork::Use::kWrite);
-    if (!call.in_host)
-      for_each(piece, call.out, [&](auto there, auto here) { gpu_.copy_out(here.data(), there); });
-    gpu_.wait(all, DeviceWork::Use::kRead);
+    ensure(is_shared(piece) || !is_narrow(piece), "ranks that share nothing would sum {} in place of {}",
+           name_of(call.given), name_of(call.type));
+    gpu_.wait({place(piece), room_.all()}, DeviceWork::Use::kWrite);
+    if (call.in_host)
+      wait_for_record(piece);
+    else
+      for_each(piece, call.out, given_array(piece),
+               [&](auto there, auto here) { gpu_.copy_out(here.data(), there); });
+    gpu_.wait({place(piece), room_.all()}, DeviceWork::Use::kRead);
     if (!is_shared(piece)) return call.begin(piece.elements, array_of(piece), piece.ranks->add());
     if (call.in_host) copy_to_place(piece);
-    ranks_->await_all(call.unit, call.of_gradient, piece.number, piece.ranks->add());
+    *type_given(piece) = static_cast<std::byte>(call.given);
+    ranks_->await_all(call.unit, of_ == Of::kGradients, piece.number, piece.ranks->add());
   });
   in_->add([this, piece](Done&) { come_back(piece); });
 }
@@ -139,7 +163,8 @@ void DeviceRanks::come_back(const Piece& piece) {
     piece.ranks->wait();
     const Call& call = piece.of->call;
     if (call.end) call.end(piece.elements, array_of(piece), of_ranks(piece));
-    for_each(piece, call.in, [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
+    for_each(piece, call.in, array_of(piece),
+             [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
   });
   bool last = false;
   {

@@ -41,6 +41,7 @@ class HostRecords::Record final : public Backing {
     copy_out(offset, from, Flow::kChunks, done);
   }
 
+  std::size_t grain() const override { return 1; }
   ForCpu for_cpu() override { return {data(0), nullptr}; }
 
  private:

@@ -216,7 +216,7 @@ std::size_t Pager::leaving_extents(std::size_t wanted, NextUses::Time nearest) c
 
 void Pager::begin_transfer(Holding& holding, bool write) {
   const std::size_t size =
-      std::min(round_up(holding.contents, offload::RecordStore::kBlock), backing_bytes(holding.id));
+      std::min(round_up(holding.contents, holding.backing->grain()), backing_bytes(holding.id));
   const std::span<std::byte> bytes{data(holding.id), size};
   if (write)
     holding.backing->store(0, bytes, holding.transfers.add());

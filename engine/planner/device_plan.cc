@@ -398,9 +398,12 @@ class DevicePlanner {
                                                                                   placement_.layout(),
                                                                                   footprint.cpu_disk > 0),
                  kHugePage);
-    if (in_.request.ranks.size > 1)
-      bytes[index(Purpose::kStaging)] += (placement_.partitions_any_state() ? 2 : 1) *
-                                         round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
+    const auto of_ranks = [&](DeviceRanks::Of kind) {
+      return round_up(DeviceRanks::bytes(placement_.layout(), kind), kHugePage);
+    };
+    if (in_.request.ranks.size > 1) bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kGradients);
+    if (placement_.partitions_any_state())
+      bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kParameters);
     if (placement_.partitions_any_parameters())
       bytes[index(Purpose::kStaging)] +=
           round_up(DeviceShards::bytes(), kHugePage) + placement_.relay_bytes(false);

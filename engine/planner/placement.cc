@@ -171,9 +171,8 @@ Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t gro
 Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
   Traffic traffic = kept_gradient_traffic(unit, groups);
   if (waits(unit) && updated(unit)) {
-    const std::size_t size = size_of(moved_gradient_type(unit));
-    traffic.read += units_[unit].elements_read * size;
-    traffic.written += final_elements(unit) * size;
+    traffic.read += units_[unit].elements_read * size_of(updated_gradient_type(unit));
+    traffic.written += final_elements(unit) * size_of(moved_gradient_type(unit));
   }
   return traffic;
 }
@@ -371,7 +370,7 @@ Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan&
   const bool waits_in_host =
       clip_ && plan.gradient_stored && plan.tier(Part::kGradient) == allocator::Tier::kHost;
   OfRanks traffic;
-  if (!waits_in_host) traffic.sum = {own * sizeof(float), all * sizeof(float)};
+  if (!waits_in_host) traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
   const allocator::Tier parameters = plan.tier(Part::kParameters);
   const bool in_host = plan.updated_on != plan.compute && parameters == allocator::Tier::kHost;
   if (stages_[unit] == 0 || in_host || parameters == allocator::Tier::kRanks) return traffic;
@@ -407,7 +406,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const std::uint64_t elements = units_[unit].elements_read / passes;
   const std::uint64_t values = elements * size_of(layout_.dtype(unit));
   if (plan.resident(Part::kGradient) || !stored)
-    add({0, passes * elements * size_of(moved_gradient_type(unit))});
+    add({0, passes * elements * size_of(updated_gradient_type(unit))});
   else
     add({0, gradients});
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;

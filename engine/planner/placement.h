@@ -208,12 +208,16 @@ class Placement {
   std::vector<std::size_t> from_hosts_;
   std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
-  // The type in which a final gradient of the unit is moved. On a GPU it is the one in which it came, where
-  // that is the only one of a step, of one rank.
+  // The type in which a final gradient of the unit is moved. From a GPU it is the one in which it came, where
+  // that is the only one of a step, and ranks do not send it; a sum over ranks is f32.
   Dtype moved_gradient_type(UnitId unit) const {
-    return compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1 && ranks_.size == 1
+    return compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1 &&
+                   (ranks_.size == 1 || reads_pieces(unit))
                ? layout_.dtype(unit)
                : final_gradient_type(profile_, unit);
+  }
+  Dtype updated_gradient_type(UnitId unit) const {
+    return ranks_.size == 1 ? moved_gradient_type(unit) : final_gradient_type(profile_, unit);
   }
   // Whether a final gradient of the unit waits for others.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }

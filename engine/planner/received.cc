@@ -122,7 +122,8 @@ Arriving Placement::received_of_sum(UnitId unit, int use) const {
     if (!cut) all.by_link += all_sent - parts_here;
   }
   count_in_host(all);
-  return all * sizeof(float);
+  const bool on_gpus = compute_ == allocator::Tier::kDevice;
+  return all * (on_gpus ? size_of(moved_gradient_type(unit)) : sizeof(float));
 }
 
 // How many of these elements of a unit are in sums of that use, at most.

@@ -68,10 +68,12 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
               {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
-      device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout, *gpu, *rank_threads)
+      device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout,
+                                                            DeviceRanks::Of::kGradients, *gpu, *rank_threads)
                                : std::nullopt),
       device_gathers(gpu && ranks && ranks->any_partitioned()
-                         ? std::optional<DeviceRanks>(std::in_place, layout, *gpu, *rank_threads)
+                         ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kParameters,
+                                                      *gpu, *rank_threads)
                          : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,

@@ -26,10 +26,14 @@ bool UnitSums::is_in_record(UnitId unit) const {
          placed.tier(Part::kGradient) == allocator::Tier::kHost;
 }
 
+bool UnitSums::gives_as_it_came(UnitId unit) const {
+  return core_.gradients.final_type(unit) == Dtype::kF32 ||
+         (core_.partitions_state(unit) && core_.device_sums->takes_narrow());
+}
+
 void UnitSums::hold(UnitId unit, bool changes) {
-  const bool is_wide = core_.gradients.final_type(unit) == Dtype::kF32;
-  in_record_[unit] =
-      is_in_record(unit) && !changes && is_wide && !core_.pager.held(core_.gradients.holding(unit, 0));
+  in_record_[unit] = is_in_record(unit) && !changes && gives_as_it_came(unit) &&
+                     !core_.pager.held(core_.gradients.holding(unit, 0));
   if (in_record_[unit]) return;
   for (const HoldingId holding : core_.gradients.holdings(unit, 0))
     core_.pager.acquire(holding, Pager::Use::kModify);
@@ -39,6 +43,7 @@ void UnitSums::let_go(UnitId unit, bool summed) {
   const HoldingId first = core_.gradients.holding(unit, 0);
   if (in_record_[unit]) {
     in_record_[unit] = false;
+    core_.pager.outdate(first);  // sums may take more of the record than what came
     return core_.pager.unpark(first);
   }
   if (summed) core_.pager.written(first, core_.gradients.bytes(unit, 0));
@@ -61,7 +66,7 @@ bool UnitSums::may_leave_frames(UnitId unit) {
 TransferGroup UnitSums::begin(UnitId unit, std::span<const ParameterId> of, bool whole) {
   TransferGroup group;
   if (!core_.ranks) return group;
-  if (core_.device_sums) core_.gradients.widen(unit);
+  if (core_.device_sums && !(whole && gives_as_it_came(unit))) core_.gradients.widen(unit);
   if (is_in_record(unit) && !in_record_[unit]) in_record_[unit] = may_leave_frames(unit);
   if (in_record_[unit]) core_.pager.entrust(core_.gradients.holding(unit, 0));
   for (const ParameterId p : of) squares_[p].reset();
@@ -85,14 +90,16 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
   const HoldingId gradient = core_.gradients.holding(unit, 0);
   call.elements = elements;
   call.in_host = in_record_[unit];
+  call.given = core_.gradients.final_type(unit);
   call.data = call.in_host ? core_.pager.backing(gradient).for_cpu().data : core_.pager.data(gradient);
   // What other ranks add of what is in the record, or all.
-  if (call.in_host)
+  if (call.in_host && call.given == call.type)
     call.out = {{0, own.begin}, {own.end, core_.layout.unit_elements(unit)}};
   else
-    call.out = {elements}, call.in = {own};
+    call.out = {elements};
+  if (!call.in_host) call.in = {own};
   call.may_share = core_.partitions_state(unit);
-  call.unit = unit, call.of_gradient = true;
+  call.unit = unit;
   call.begin = [this, unit](ElementRange piece, Array sum, Done ended) {
     core_.ranks->sum_gradient_in(unit, piece, {&sum, 1}, order_, std::move(ended));
   };
@@ -107,18 +114,17 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
       make_mean(of_ranks, first, here.size(), mean);
     measure(all, here, mean, *core_.rank_threads);
   };
+  core_.gradients.becomes_wide(unit);
   core_.device_sums->add(std::move(call), std::move(done));
 }
 
 // Adds what all ranks have from that element on, as ranks do that send each other their arrays.
 void UnitSums::make_mean(std::span<const ConstArray> of_ranks, std::size_t first, std::size_t n, Array mean) {
   core_.rank_threads->parallel_for(n, kInCaches, [&](std::size_t begin, std::size_t end) {
-    std::vector<const std::byte*> arrays;
-    for (const ConstArray& array : of_ranks)
-      arrays.push_back(static_cast<const std::byte*>(array.at(first + begin).data));
+    std::vector<ConstArray> arrays;
+    for (const ConstArray& array : of_ranks) arrays.push_back(array.at(first + begin));
     const Array here = mean.at(begin);
-    comm::Adder().add(arrays, order_.merges, end - begin, comm::element_of(here.type),
-                      static_cast<std::byte*>(here.data));
+    comm::Adder().add(arrays, order_.merges, end - begin, here);
     Threads this_one(1);
     kernels::scale(this_one, end - begin, static_cast<float>(1 / divisor_), here);
   });
@@ -154,7 +160,7 @@ void UnitSums::gather(ParameterId parameter, Done done) {
   call.out = {own};
   call.in = {{all.begin, own.begin}, {own.end, all.end}};
   call.may_share = true;
-  call.unit = unit, call.of_gradient = true;
+  call.unit = unit;
   call.end = [this, unit](ElementRange piece, Array array, std::span<const ConstArray> of_ranks) {
     take_of_others(*core_.ranks, unit, piece, array, of_ranks, *core_.rank_threads);
   };
@@ -164,17 +170,15 @@ void UnitSums::gather(ParameterId parameter, Done done) {
   core_.device_sums->add(std::move(call), std::move(done));
 }
 
-// Adds the squares of these elements of the unit to what is known of those before.
 void UnitSums::measure(std::span<const ParameterId> of, ElementRange elements, Array mean, Threads& threads) {
   for (const ParameterId p : of) {
     if (intersection(elements, elements_of(core_.layout, p)).size() == 0) continue;
-    const kernels::SquareSum more = squares_within(core_.layout, threads, p, mean, elements);
+    kernels::SquareSum squares = squares_within(core_.layout, threads, p, mean, elements);
     if (squares_[p]) {
-      squares_[p]->sum.add(more.sum);
-      squares_[p]->finite &= more.finite;
-    } else {
-      squares_[p] = more;
+      squares.sum.add(squares_[p]->sum);
+      squares.finite &= squares_[p]->finite;
     }
+    squares_[p] = squares;
   }
 }
 

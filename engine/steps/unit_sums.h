@@ -37,16 +37,19 @@ class UnitSums {
   void gather(ParameterId parameter, Done done);
 
  private:
+  // Whether the ranks add what this one has in the type in which it came.
+  bool gives_as_it_came(UnitId unit) const;
   bool may_leave_frames(UnitId unit);
   void begin(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done);
   void begin_on_gpu(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done);
   void make_mean(std::span<const ConstArray> of_ranks, std::size_t first, std::size_t n, Array mean);
+  // Adds the squares of these elements of the unit, which come before those that are known, to these.
   void measure(std::span<const ParameterId> of, ElementRange elements, Array mean, Threads& threads);
 
   Core& core_;
   const comm::SumOrder order_;
   const double divisor_;
-  // By parameter: what is known of the pieces of means that have come so far.
+  // By parameter: what is known of the pieces of means that have come so far, of which the last comes first.
   std::vector<std::optional<kernels::SquareSum>> squares_;
   std::vector<bool> in_record_;  // by unit: whether it is being summed there
 };

@@ -173,7 +173,7 @@ void UpdateQueue::gather_beside_gpu(Gather& gather) {
   const UnitId unit = gather.unit;
   const ElementRange own = parts_.ranks->own(unit);
   DeviceRanks::Call call;
-  call.type = layout_.dtype(unit);
+  call.type = call.given = layout_.dtype(unit);
   call.elements = {0, layout_.unit_elements(unit)};
   if (gather.held) {
     call.data = pager_.data(parameters_[unit]);

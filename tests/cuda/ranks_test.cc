@@ -151,47 +151,69 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
     std::size_t stage;
     allocator::Tier updates, parameters, gradients, state;
   };
-  for (const auto& [stage, updates, parameters, gradients, state] :
-       {Placed{0, kDevice, kDevice, kDevice, kDevice}, Placed{1, kDevice, kDevice, kDevice, kDevice},
-        Placed{0, kHost, kHost, kHost, kHost}, Placed{1, kHost, kHost, kHost, kHost},
-        Placed{0, kDevice, kDevice, kHost, kDevice}, Placed{1, kHost, kDevice, kHost, kHost},
-        Placed{3, kHost, kHost, kHost, kHost}}) {
-    SCOPED_TRACE(fmt::format("stage {}, updates by the {}, {} {} {}", stage, name_of(updates),
-                             name_of(parameters), name_of(gradients), name_of(state)));
-    Case all;
-    all.once = true;
-    all.device = 128 * kMiB;
-    all.stage = stage;
-    all.places = {parameters, gradients, state};
-    all.updates = updates;
-    begin_devices(kRanks, Schedule::kRandom, 7);
-    fake_cuda::Counts before, after;
-    std::atomic<std::uint64_t> in = 0, out = 0;  // planned, with what the client looks at
-    comm::run_communicators(comm::World::kThreads, kRanks, [&](comm::Communicator& of) {
-      const std::unique_ptr<Device> device = open_device(of.rank());
-      const Case setup = of_rank(all, of);
-      OnGpu gpu(setup, *device, &of);
-      gpu.client.load();
-      gpu.client.step(0);
-      // Nothing of a step is left to be done in the next one where all ranks have waited for their GPUs.
-      const auto count = [&](fake_cuda::Counts& counts, std::uint64_t call) {
-        device->synchronize(gpu.stream.get());
-        of.barrier(call, "the step before");
-        if (of.rank() == 0) counts = fake()->counts();
-        of.barrier(call, "the count");
-      };
-      count(before, 1);
-      gpu.client.step(1);
-      count(after, 2);
-      in += gpu.made.plan.step_bytes_in;
-      out += gpu.made.plan.step_bytes_out;
-      for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p) out += gpu.client.bytes(p);
-    });
-    // What is fetched is planned as if nothing of a unit were still there.
-    const std::uint64_t came = after.bytes_in - before.bytes_in;
-    EXPECT_TRUE(parameters == kDevice ? came == in : came <= in) << came << ", planned " << in;
-    EXPECT_EQ(after.bytes_out - before.bytes_out, out);
-    EXPECT_GT(after.bytes_in, before.bytes_in);
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+    for (const auto& [stage, updates, parameters, gradients, state] :
+         {Placed{0, kDevice, kDevice, kDevice, kDevice}, Placed{1, kDevice, kDevice, kDevice, kDevice},
+          Placed{0, kHost, kHost, kHost, kHost}, Placed{1, kHost, kHost, kHost, kHost},
+          Placed{0, kDevice, kDevice, kHost, kDevice}, Placed{1, kHost, kDevice, kHost, kHost},
+          Placed{3, kHost, kHost, kHost, kHost}}) {
+      SCOPED_TRACE(fmt::format("{}, stage {}, updates by the {}, {} {} {}", name_of(type), stage,
+                               name_of(updates), name_of(parameters), name_of(gradients), name_of(state)));
+      Case all;
+      if (type != Dtype::kF32) all.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+      all.dtype = type;
+      all.once = true;
+      all.device = 128 * kMiB;
+      all.stage = stage;
+      all.places = {parameters, gradients, state};
+      all.updates = updates;
+      begin_devices(kRanks, Schedule::kRandom, 7);
+      fake_cuda::Counts before, after;
+      std::atomic<std::uint64_t> in = 0, out = 0;  // planned, with what the client looks at
+      comm::run_communicators(comm::World::kThreads, kRanks, [&](comm::Communicator& of) {
+        const std::unique_ptr<Device> device = open_device(of.rank());
+        const Case setup = of_rank(all, of);
+        OnGpu gpu(setup, *device, &of);
+        gpu.client.load();
+        gpu.client.step(0);
+        // Nothing of a step is left to be done in the next one where all ranks have waited for their GPUs.
+        const auto count = [&](fake_cuda::Counts& counts, std::uint64_t call) {
+          device->synchronize(gpu.stream.get());
+          of.barrier(call, "the step before");
+          if (of.rank() == 0) counts = fake()->counts();
+          of.barrier(call, "the count");
+        };
+        count(before, 1);
+        gpu.client.step(1);
+        count(after, 2);
+        in += gpu.made.plan.step_bytes_in;
+        out += gpu.made.plan.step_bytes_out;
+        for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p) out += gpu.client.bytes(p);
+      });
+      // What is fetched is planned as if nothing of a unit were still there.
+      const std::uint64_t came = after.bytes_in - before.bytes_in;
+      EXPECT_TRUE(parameters == kDevice ? came == in : came <= in) << came << ", planned " << in;
+      EXPECT_EQ(after.bytes_out - before.bytes_out, out);
+      EXPECT_GT(after.bytes_in, before.bytes_in);
+    }
+}
+
+// A unit of several pieces, whose narrow gradients become f32 in their own memory: in frames or in a record.
+TEST_F(RanksOnGpusTest, NarrowGradientsBecomeSumsWhereTheyAre) {
+  Case setup;
+  setup.optimizer = optimizer_of("adamw", Dtype::kBf16, false);
+  setup.dtype = Dtype::kBf16;
+  setup.once = setup.ends = true;
+  setup.blocks = 1, setup.rows = 4400;  // one piece and a part of another
+  setup.stage = 1;
+  const Outcomes expected = train_on_cpus(setup, 2);
+  setup.device = 512 * kMiB;
+  for (const auto gradients : {kDevice, kHost}) {
+    SCOPED_TRACE(name_of(gradients));
+    setup.updates = gradients;
+    setup.places = {kDevice, gradients, gradients};
+    begin_devices(2, Schedule::kLate, 1);
+    expect_twins(setup, expected);
   }
 }
 
@@ -311,10 +333,12 @@ TEST_F(RanksOnGpusTest, SumsThatGoOnAreJoinedByAll) {
   }
 }
 
-// What is left of a narrow gradient that was dropped is no part of a sum.
-TEST_F(RanksOnGpusTest, ARankWithoutAGradientAddsZeros) {
+// What is left of a narrow gradient that was dropped is no part of a sum; and each rank gives what it has in
+// the type in which it has it.
+TEST_F(RanksOnGpusTest, RanksWithNoGradientAndWithSeveralAddToOneOfAnother) {
   Case setup;
   setup.dtype = Dtype::kBf16;
+  setup.stage = 1;
   setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
   const auto train_one = [](Client& client, AnyOrderEngine& engine, Hands& hands, int rank) {
     client.load();
@@ -324,7 +348,8 @@ TEST_F(RanksOnGpusTest, ARankWithoutAGradientAddsZeros) {
         const UnitId unit = engine.layout().location(p).unit;
         if (!engine.layout().trainable(unit) || (!dropped && rank == 1 && unit == 1)) continue;
         engine.acquire(unit, Hold::kGradient);
-        engine.add_gradient(p, hands.copy_of(engine.parameter(p), client.bytes(p)));
+        for (int times = 0; times < (!dropped && unit == (rank == 0 ? 3u : 2u) ? 2 : 1); ++times)
+          engine.add_gradient(p, hands.copy_of(engine.parameter(p), client.bytes(p)));
         engine.release(unit);
         if (dropped) engine.drop_gradient(p);
       }
