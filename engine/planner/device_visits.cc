@@ -16,9 +16,9 @@ using allocator::Tier;
 // again, which a plan does not know.
 constexpr double kForward = 0.3;
 
-// In host memory, for each byte that a rank takes of what another one has in memory that both map: this one
-// copies one of its own there, and adds the other's to one, or copies it.
-constexpr double kMovedOfShared = 4;
+double over_links(const Arriving& arriving, const MachineRates& rates) {
+  return link_seconds(arriving.by_link, rates.link) + link_seconds(arriving.in_host, rates.host_link);
+}
 
 bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
 
@@ -44,10 +44,9 @@ void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, cons
                UnitOnGpu& unit) {
   const Placement::Received received = placement.received(id, plan);
   const Placement::OfRanks moved = placement.link_traffic_of_ranks(id, plan);
-  const bool read_there = placement.reads_pieces(id);
-  unit.sum = {moved.sum.written, moved.sum.read, seconds_of_ranks(received.gradient, rates, read_there)};
-  unit.gather = {moved.gather.written, moved.gather.read,
-                 seconds_of_ranks(received.updated, rates, read_there)};
+  const SecondsOfRanks seconds(placement, id, plan, rates);
+  unit.sum = {moved.sum.written, moved.sum.read, seconds.sum};
+  unit.gather = {moved.gather.written, moved.gather.read, seconds.gather};
   const double fetch = seconds_of_ranks(received.fetched, rates);
   for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward})
     if (use->fetched > 0) use->from_ranks = fetch;
@@ -55,12 +54,22 @@ void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, cons
 
 }  // namespace
 
-double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates, bool read_there) {
-  double each = rates.rank_processor_seconds;
-  if (read_there) each = std::min(each, kMovedOfShared / rates.memory_bandwidth);
-  return std::max(
-      link_seconds(arriving.by_link, rates.link) + link_seconds(arriving.in_host, rates.host_link),
-      static_cast<double>(arriving.bytes) * each);
+double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates) {
+  return std::max(over_links(arriving, rates),
+                  static_cast<double>(arriving.bytes) * rates.rank_processor_seconds);
+}
+
+SecondsOfRanks::SecondsOfRanks(const Placement& placement, UnitId unit, const UnitPlan& plan,
+                               const MachineRates& rates) {
+  const Placement::Received received = placement.received(unit, plan);
+  sum = seconds_of_ranks(received.gradient, rates);
+  gather = seconds_of_ranks(received.updated, rates);
+  if (!placement.reads_pieces(unit) || rates.rank_processor_seconds == 0) return;
+  const Placement::Moved moved = placement.moved_of_shared(unit, plan);
+  sum =
+      std::max(over_links(received.gradient, rates), static_cast<double>(moved.sum) / rates.memory_bandwidth);
+  gather = std::max(over_links(received.updated, rates),
+                    static_cast<double>(moved.gather) / rates.memory_bandwidth);
 }
 
 std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan, const MachineRates& rates,

@@ -63,8 +63,13 @@ std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan
                                     double computing);
 GpuReach reach_on_gpu(const Placement& placement, const Plan& plan);
 // Of what comes from other ranks: as the link lets it come, or the one thread that copies it in host memory,
-// whichever takes longer. read_there: all threads take it where the other ranks have it (RankMemory).
-double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates, bool read_there = false);
+// whichever takes longer.
+double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates);
+// Of a unit's sum and gather, also where all threads of a rank read what the others have (RankMemory).
+struct SecondsOfRanks {
+  SecondsOfRanks(const Placement& placement, UnitId unit, const UnitPlan& plan, const MachineRates& rates);
+  double sum = 0, gather = 0;
+};
 // Completes Plan::device_time.
 void predict_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,
                   Plan& plan);

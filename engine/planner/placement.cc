@@ -367,16 +367,26 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
 Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
-  const bool waits_in_host =
-      clip_ && plan.gradient_stored && plan.tier(Part::kGradient) == allocator::Tier::kHost;
   OfRanks traffic;
-  if (!waits_in_host) traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
-  const allocator::Tier parameters = plan.tier(Part::kParameters);
-  const bool in_host = plan.updated_on != plan.compute && parameters == allocator::Tier::kHost;
-  if (stages_[unit] == 0 || in_host || parameters == allocator::Tier::kRanks) return traffic;
+  if (!sums_in_host(plan)) traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
+  if (!gathers(unit, plan) || gathers_in_host(plan)) return traffic;
   const std::size_t size = size_of(layout_.dtype(unit));
   traffic.gather = {(all - own) * size, own * size};
   return traffic;
+}
+
+// What is in the host is copied to where others read it, all of it where the sum will take its place. A sum
+// takes what all ranks have of this one's part, and is written and measured.
+Placement::Moved Placement::moved_of_shared(UnitId unit, const UnitPlan& plan) const {
+  if (!reads_pieces(unit) || !updated(unit)) return {};
+  const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
+  const std::size_t given = size_of(moved_gradient_type(unit)), size = size_of(layout_.dtype(unit));
+  const std::size_t given_away = given < sizeof(float) ? all : all - own;
+  Moved moved;
+  moved.sum = own * (static_cast<std::size_t>(ranks_.size) * given + 2 * sizeof(float)) +
+              (sums_in_host(plan) ? 2 * given * given_away : 0);
+  if (gathers(unit, plan)) moved.gather = 2 * size * (all - own + (gathers_in_host(plan) ? own : 0));
+  return moved;
 }
 
 Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) const {

@@ -102,6 +102,11 @@ class Placement {
     Traffic sum, gather;
   };
   OfRanks link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const;
+  // What the CPU reads and writes in host memory for these, where ranks read what others have there.
+  struct Moved {
+    std::uint64_t sum = 0, gather = 0;
+  };
+  Moved moved_of_shared(UnitId unit, const UnitPlan& plan) const;
   double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
   double gpu_update_seconds(UnitId unit, const GpuRates& rates) const;
   // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
@@ -218,6 +223,17 @@ class Placement {
   }
   Dtype updated_gradient_type(UnitId unit) const {
     return ranks_.size == 1 ? moved_gradient_type(unit) : final_gradient_type(profile_, unit);
+  }
+  // Whether ranks sum the unit's gradient where it waits for its update, in the host; and whether they gather
+  // its parameters where the CPU has updated them.
+  bool sums_in_host(const UnitPlan& plan) const {
+    return clip_ && plan.gradient_stored && plan.tier(Part::kGradient) == allocator::Tier::kHost;
+  }
+  static bool gathers_in_host(const UnitPlan& plan) {
+    return plan.updated_on != plan.compute && plan.tier(Part::kParameters) == allocator::Tier::kHost;
+  }
+  bool gathers(UnitId unit, const UnitPlan& plan) const {
+    return stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks;
   }
   // Whether a final gradient of the unit waits for others.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }

@@ -19,10 +19,10 @@ struct Beside {
   Beside() = default;
   Beside(const Placement& placement, const MachineRates& rates, UnitId unit, const UnitPlan& plan)
       : copied(placement.link_traffic(unit, plan)) {
-    const Placement::Received received = placement.received(unit, plan);
-    for (const Arriving& arriving : {received.gradient, received.updated})
-      ranks += seconds_of_ranks(arriving, rates, placement.reads_pieces(unit));
-    ranks += static_cast<double>(placement.fetches(unit)) * seconds_of_ranks(received.fetched, rates);
+    const SecondsOfRanks of_ranks(placement, unit, plan, rates);
+    const Arriving fetched = placement.received(unit, plan).fetched;
+    ranks = of_ranks.sum + of_ranks.gather +
+            static_cast<double>(placement.fetches(unit)) * seconds_of_ranks(fetched, rates);
     if (plan.updated_by_cpu())
       cpu = placement.update_seconds(unit, rates);
     else

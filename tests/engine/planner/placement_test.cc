@@ -347,6 +347,37 @@ Simulated simulate(const Profile& profile, const Layout& layout, UnitId unit, st
   return moved;
 }
 
+// In frames the CPU touches this rank's part of what others give alone; in the host each byte that leaves,
+// too.
+TEST(Placement, WhatRanksBesideGpusReadInSharedMemoryIsWhatTheCpuTouches) {
+  constexpr std::uint64_t kElements = std::uint64_t{4} << 20, kRanks = 4, kOwn = kElements / kRanks;
+  std::vector<UnitSpec> specs = {{"layer", {{"weight", {kElements}}}}};
+  specs[0].dtype = Dtype::kBf16;
+  Profile profile = any_order_profile(specs, 1);
+  PlanRequest request;
+  request.compute = allocator::Tier::kDevice;
+  request.stage = 1;
+  request.ranks = {1, kRanks};
+  const auto optimizer = optim::make_optimizer({});
+  UnitPlan on_gpu, in_host;
+  on_gpu.compute = on_gpu.updated_on = in_host.compute = allocator::Tier::kDevice;
+  for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+    on_gpu.place(part, allocator::Tier::kDevice);
+    in_host.place(part, allocator::Tier::kHost);
+  }
+  in_host.gradient_stored = true;
+  in_host.updated_on = allocator::Tier::kHost;
+  for (const std::uint64_t given : {2, 4}) {  // bytes of an element: several micro-batches add in f32
+    profile.micro_batches = given / 2;
+    const Placement placement(profile, *optimizer, request);
+    const std::uint64_t sum = kOwn * (kRanks * given + 8), others = kElements - kOwn;
+    EXPECT_EQ(placement.moved_of_shared(0, on_gpu).sum, sum);
+    EXPECT_EQ(placement.moved_of_shared(0, on_gpu).gather, 4 * others);
+    EXPECT_EQ(placement.moved_of_shared(0, in_host).sum, sum + 2 * given * (given == 2 ? kElements : others));
+    EXPECT_EQ(placement.moved_of_shared(0, in_host).gather, 4 * kElements);
+  }
+}
+
 TEST(Placement, TrafficIsThatOfAStepAccessByAccess) {
   std::mt19937 random(7);
   const auto optimizer = optim::make_optimizer({});

@@ -230,12 +230,13 @@ TEST(PlansOfRanks, OnGpusReceiveMoreTheMoreTheyAre) {
       const Plan plan = plan_on_gpus(ranks, stage, clip, std::nullopt, profile);
       EXPECT_GT(plan.step_bytes_received, received) << ranks;
       received = plan.step_bytes_received;
-      // One thread copies what is sent, and all of them, at 10 GB/s, four bytes for each that is read there.
-      const double sent = static_cast<double>(received) * 1e-9, there = sent * 4 / 10;
-      EXPECT_GE(plan.device_time.ranks, (stage == 0 ? sent : there) - 1e-9);
-      EXPECT_LE(plan.device_time.ranks, (stage == 1 ? there : sent) + 1e-9);
+      // One thread copies what is sent. For each byte that is read there all of them move, at 10 GB/s, two
+      // where parameters are gathered, and of a sum one and what the mean takes, which eight ranks share out.
+      const double sent = static_cast<double>(received) * 1e-9;
+      EXPECT_GE(plan.device_time.ranks, (stage == 0 ? 1 : 0.14) * sent - 1e-9);
+      EXPECT_LE(plan.device_time.ranks, (stage == 1 ? 0.6 : 1) * sent + 1e-9);
       EXPECT_GE(plan.device_time.step, plan.device_time.least());
-      EXPECT_STREQ(plan.device_time.bound(), "ranks");
+      EXPECT_TRUE(stage > 0 || plan.device_time.bound() == std::string("ranks"));
     }
   });
 }
