@@ -56,7 +56,7 @@ class DeviceRanks {
   static std::size_t bytes(const Layout& layout);       // of host memory
   void start(allocator::Ledger& ledger, Ranks& ranks);  // which outlive it
   // Collective: comes before the first call. name: what passes here, for messages.
-  void share(const std::string& name) { memory_.share(*ranks_, name); }
+  void share(const std::string& name) { memory_.share(*ranks_, name, false); }
 
   // `done` is called on a thread of this class when all that returns to the GPU is queued. REQUIRES: until
   // then nothing else is queued with that memory.

@@ -401,7 +401,7 @@ class DevicePlanner {
     if (in_.request.ranks.size > 1)
       bytes[index(Purpose::kStaging)] += (placement_.partitions_any_state() ? 2 : 1) *
                                          round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
-    if (placement_.partitions_any_parameters())
+    if (placement_.partitions_any_parameters() && !placement_.copies_shards())
       bytes[index(Purpose::kStaging)] +=
           round_up(DeviceShards::bytes(), kHugePage) + placement_.relay_bytes(false);
     if (sum(footprint.disk) > footprint.cpu_disk)

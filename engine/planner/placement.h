@@ -51,8 +51,10 @@ class Placement {
   std::size_t whole_bytes() const { return whole_bytes_; }  // state that is in memory on any tier
 
   std::size_t stage(UnitId unit) const { return stages_[unit]; }
-  // Whether ranks on GPUs read what others have of the unit where it is, in the host's memory.
+  // Whether ranks on GPUs read what others have of the unit where it is, in the host's memory; and whether
+  // the GPUs copy shards of parameters from there.
   bool reads_pieces(UnitId unit) const { return stages_[unit] > 0 && hosts_.all_on_one(); }
+  bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   // What keeping it in memory until its update takes: all of that, or this rank's shard.

@@ -94,9 +94,9 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
-  if (parameter_shards) parameter_shards->start(resources.ledger);
+  if (parameter_shards) parameter_shards->start(resources.ledger, gpu ? &gpu->device() : nullptr);
   if (gpu_shards) gpu_shards->start(resources.ledger);
-  // The CPU updates shards, and no work of the GPU uses them.
+  // The CPU, which updates shards, waits for copies of what was there before.
   for (UnitId unit = 0; unit < layout.units().size() && gpu_shards; ++unit)
     if (parameter_shards->has(unit) && own(unit).size() > 0)
       gpu->add({parameter_shards->data(unit), own(unit).size() * size_of(layout.dtype(unit))},
@@ -196,8 +196,9 @@ void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector
   pager.set_schedule(std::move(used), std::move(held_then));
 }
 
-void Stores::share_pieces() {
-  if (std::exchange(pieces_are_shared, true)) return;
+void Stores::share_memory() {
+  if (std::exchange(memory_is_shared, true)) return;
+  if (gpu_shards) gpu_shards->share();
   if (device_sums) device_sums->share("what ranks sum of gradients");
   if (device_gathers) device_gathers->share("what ranks gather of units");
 }
