@@ -399,8 +399,8 @@ class DevicePlanner {
                                                                                   footprint.cpu_disk > 0),
                  kHugePage);
     if (in_.request.ranks.size > 1)
-      bytes[index(Purpose::kStaging)] += (placement_.partitions_any_state() ? 2 : 1) *
-                                         round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
+      bytes[index(Purpose::kStaging)] +=
+          (placement_.gathers_any() ? 2 : 1) * round_up(DeviceRanks::bytes(placement_.layout()), kHugePage);
     if (placement_.partitions_any_parameters() && !placement_.copies_shards())
       bytes[index(Purpose::kStaging)] +=
           round_up(DeviceShards::bytes(), kHugePage) + placement_.relay_bytes(false);

@@ -138,6 +138,12 @@ bool Placement::partitions_parameters(UnitId unit) const {
   return stages_[unit] >= 3 && !is_packed(parameter_bytes(unit));
 }
 
+bool Placement::gathers_any() const {
+  for (UnitId unit = 0; unit < stages_.size(); ++unit)
+    if (updated(unit) && stages_[unit] > 0 && !partitions_parameters(unit)) return true;
+  return false;
+}
+
 // A gradient that others are added to is kept whole, where it is, until its update; in any order each may be.
 bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
   return stages_[unit] >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&

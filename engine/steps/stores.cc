@@ -70,9 +70,8 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
       device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout, *gpu, *rank_threads)
                                : std::nullopt),
-      device_gathers(gpu && ranks && ranks->any_partitioned()
-                         ? std::optional<DeviceRanks>(std::in_place, layout, *gpu, *rank_threads)
-                         : std::nullopt),
+      device_gathers(gathers_on_gpu() ? std::optional<DeviceRanks>(std::in_place, layout, *gpu, *rank_threads)
+                                      : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
@@ -156,6 +155,12 @@ const Resources& Stores::checked(const Profile& profile, const Plan& plan, const
            "'{}' spans several units, which a GPU does not have yet; make it one unit",
            unit.parameters.front().name);
   return resources;
+}
+
+bool Stores::gathers_on_gpu() const {
+  for (UnitId unit = 0; gpu && ranks && unit < layout.units().size(); ++unit)
+    if (layout.trainable(unit) && partitions_state(unit) && !partitions_parameters(unit)) return true;
+  return false;
 }
 
 std::unique_ptr<UpdateExecutor> Stores::make_inline(Threads& threads) {

@@ -92,8 +92,8 @@ struct Stores {
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
   std::optional<HostStaging> host_staging;  // nothing: the CPU computes
-  // Ranks that compute on GPUs: for sums of gradients; and, where state is partitioned, for what each has
-  // updated. Each has its own order in which all ranks make calls.
+  // Ranks that compute on GPUs: for sums of gradients; and, where state is partitioned and parameters are
+  // not, for what each has updated. Each has its own order in which all ranks make calls.
   std::optional<DeviceRanks> device_sums, device_gathers;
   bool memory_is_shared = false;      // whether share_memory() was called
   std::vector<HoldingId> parameters;  // by unit
@@ -102,6 +102,7 @@ struct Stores {
  private:
   static const Resources& checked(const Profile& profile, const Plan& plan, const Resources& resources);
   DeviceWork* work() { return gpu ? &*gpu : nullptr; }
+  bool gathers_on_gpu() const;  // what each rank has updated
   std::unique_ptr<UpdateExecutor> make_executor();
   std::unique_ptr<UpdateExecutor> make_cpu_executor();
   std::unique_ptr<UpdateExecutor> make_inline(Threads& threads);
