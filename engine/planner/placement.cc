@@ -400,9 +400,9 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
   // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates.
   if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
-    add({units_[unit].at.fetches * bytes, 0});
+    add({units_[unit].at.fetches * micro_batches() * bytes, 0});
   else if (!plan.resident(Part::kParameters))
-    add({parameter_traffic(unit, 1).read, crosses ? 0 : parameter_traffic(unit, 1).written});
+    add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
     if (!plan.resident(Part::kState)) add(state_traffic(unit));

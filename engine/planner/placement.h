@@ -77,6 +77,8 @@ class Placement {
     return ranks_.size > 1 ? 1 / static_cast<double>(profile_.micro_batches) : 1;
   }
   std::size_t fetches(UnitId unit) const { return units_[unit].at.fetches; }  // of parameters, by a group
+  // Where a GPU computes, a group is one of so many micro-batches of a step.
+  std::size_t micro_batches() const { return profile_.micro_batches; }
   // Whether some unit's parameters, which each rank has, are updated by parts.
   bool gathers_any() const;
   bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }

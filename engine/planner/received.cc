@@ -83,7 +83,7 @@ std::uint64_t Placement::received_from_hosts(UnitId unit, const UnitPlan& plan) 
   const Received all = received(unit, plan);
   if (hosts_.all_on_one()) return 0;
   return all.gradient.by_link + all.early.by_link + all.updated.by_link +
-         all.fetched.by_link * units_[unit].at.fetches;
+         all.fetched.by_link * units_[unit].at.fetches * micro_batches();
 }
 
 std::uint64_t Placement::received_of_sections() const {

@@ -22,7 +22,8 @@ struct Beside {
     const Placement::Received received = placement.received(unit, plan);
     for (const Arriving& arriving : {received.gradient, received.updated})
       ranks += seconds_of_ranks(arriving, rates, placement.reads_pieces(unit));
-    ranks += static_cast<double>(placement.fetches(unit)) * seconds_of_ranks(received.fetched, rates);
+    ranks += static_cast<double>(placement.fetches(unit) * placement.micro_batches()) *
+             seconds_of_ranks(received.fetched, rates);
     if (plan.updated_by_cpu())
       cpu = placement.update_seconds(unit, rates);
     else

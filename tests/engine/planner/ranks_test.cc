@@ -341,6 +341,23 @@ TEST(PlansOfRanks, OnGpusHaveTheFastestStage) {
       }
 }
 
+// Of parameters that do not stay on the GPU.
+TEST(PlansOfRanks, OnGpusFetchThemForEachMicroBatch) {
+  Profile profile = sixteen_matrices();
+  profile.ends_micro_batches = true;
+  const auto plan_of = [&](std::optional<std::size_t> stage, std::size_t micro_batches,
+                           std::uint64_t device = 4 * kGiB) {
+    profile.micro_batches = micro_batches;
+    return plan_on_gpus(2, stage, true, std::nullopt, profile, device);
+  };
+  const Plan one = plan_of(kMostStage, 1, 160 * kMiB), many = plan_of(kMostStage, 100, 160 * kMiB);
+  EXPECT_EQ(one.step_bytes_in, 31 * 16 * kMiB);
+  EXPECT_EQ(many.step_bytes_in, 100 * one.step_bytes_in);
+  EXPECT_GT(many.device_time.step, 0.95 * copy_seconds(many.step_bytes_in, 0, many.device_time.rates));
+  EXPECT_EQ(plan_of(1, 100).step_bytes_in, plan_of(1, 1).step_bytes_in) << "they stay";
+  EXPECT_LT(plan_of(std::nullopt, 100).one_stage(), kMostStage);
+}
+
 // What the client says later of its computing finds the step that the plan had found.
 TEST(PlansOfRanks, OnGpusArePredictedAgainWithOtherRanks) {
   const Profile profile = sixteen_matrices();
