@@ -142,9 +142,27 @@ class FramePool {
   std::unique_ptr<State> state_;
 };
 
-// What this process holds and may hold, as the system says.
-std::size_t resident_bytes();          // VmRSS of this process
-std::size_t peak_resident_bytes();     // VmHWM
+// Memory that another rank has taken, in a file without a name, and that this process sees, too, all of it
+// present. It is in no ledger here, in no child, and in no core dump. Thread rule: any thread.
+class OthersMemory {
+ public:
+  OthersMemory() = default;
+  // Maps the file's first bytes. Throws Error(kIo) where the system refuses.
+  OthersMemory(int file, std::size_t bytes, bool writable);
+  std::byte* data() const { return data_.get(); }
+
+ private:
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(std::byte* data) const;
+  };
+  std::unique_ptr<std::byte, Unmap> data_;
+};
+
+// What this process holds and may hold, as the system says. OthersMemory is its owner's alone. After some of
+// it has ended, a later peak may be told too small by as much, since the system knows only the peak of all.
+std::size_t resident_bytes();          // VmRSS of this process, but for that
+std::size_t peak_resident_bytes();     // VmHWM, but for that
 std::size_t available_memory_bytes();  // MemAvailable, or less where a control group (v1, v2) allows less
 // Sets *share to the share of the range on huge pages. Returns false where the system does not tell.
 bool huge_pages_given(const std::byte* data, std::size_t bytes, double* share);

@@ -1,7 +1,12 @@
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <mutex>
 #include <string>
 
 #include "allocator/memory.h"
@@ -23,6 +28,15 @@ std::size_t status_bytes(const char* field) {
   return kib * kKiB;
 }
 
+// Of VmRSS, where the system tells it faster.
+std::size_t present_bytes() {
+  const std::string statm = read_text_file("/proc/self/statm");
+  unsigned long long all = 0, present = 0;
+  if (std::sscanf(statm.c_str(), "%llu %llu", &all, &present) != 2)
+    fail(ErrorCode::kIo, "/proc/self/statm has no second number");
+  return present * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
 struct Mapping {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
@@ -37,10 +51,56 @@ double huge_within(const Mapping& mapping, std::uintptr_t begin, std::uintptr_t 
   return overlap * static_cast<double>(mapping.huge) / static_cast<double>(mapping.end - mapping.begin);
 }
 
+std::size_t less(std::size_t all, std::size_t others) { return all - std::min(all, others); }
+
+// What others have taken, and this process has mapped.
+struct Others {
+  std::mutex mutex;
+  std::size_t now = 0, most = 0;
+  std::size_t peak = 0;  // of what is this process's own, when some of it was mapped
+  std::size_t resident() const { return less(present_bytes(), now); }
+  std::size_t find_peak() const { return std::max({peak, resident(), less(status_bytes("VmHWM:"), most)}); }
+};
+Others& others() {
+  static Others of_process;
+  return of_process;
+}
+
 }  // namespace
 
-std::size_t resident_bytes() { return status_bytes("VmRSS:"); }
-std::size_t peak_resident_bytes() { return status_bytes("VmHWM:"); }
+OthersMemory::OthersMemory(int file, std::size_t bytes, bool writable) {
+  Others& all = others();
+  {
+    const std::lock_guard lock(all.mutex);
+    all.peak = all.find_peak();
+  }
+  const int access = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* const data = ::mmap(nullptr, bytes, access, MAP_SHARED | MAP_POPULATE, file, 0);
+  if (data == MAP_FAILED)
+    fail(ErrorCode::kIo, "cannot map {} of another rank's memory: {}", format_size(bytes), errno_text(errno));
+  data_ = {static_cast<std::byte*>(data), {bytes}};
+  ::madvise(data, bytes, MADV_DONTDUMP);
+  ::madvise(data, bytes, MADV_DONTFORK);
+  const std::lock_guard lock(all.mutex);
+  all.now += bytes;
+  all.most = std::max(all.most, all.now);
+}
+
+void OthersMemory::Unmap::operator()(std::byte* data) const {
+  ::munmap(data, bytes);
+  Others& all = others();
+  const std::lock_guard lock(all.mutex);
+  all.now -= bytes;
+}
+
+std::size_t resident_bytes() {
+  const std::lock_guard lock(others().mutex);
+  return others().resident();
+}
+std::size_t peak_resident_bytes() {
+  const std::lock_guard lock(others().mutex);
+  return others().find_peak();
+}
 std::size_t available_memory_bytes() { return memory_state().available; }
 
 bool huge_pages_given(const std::byte* data, std::size_t bytes, double* share) {

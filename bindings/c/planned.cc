@@ -253,6 +253,13 @@ std::string Planned::to_text() const { return engine::to_json(plan, profile, bud
 
 using namespace sluice::c;  // NOLINT: what follows is of this room
 
+sluice_status sluice_process_memory(uint64_t* resident, uint64_t* peak) {
+  return guarded([&] {
+    if (resident != nullptr) *resident = sluice::allocator::resident_bytes();
+    if (peak != nullptr) *peak = sluice::allocator::peak_resident_bytes();
+  });
+}
+
 sluice_engine::sluice_engine(Planned made)
     : planned(std::move(made)),
       ranks(planned.ranks),

@@ -90,6 +90,10 @@ SLUICE_API const char* sluice_version(void); /* "0.1.0" */
 /* Frees a text that a function gave to the caller. NULL is allowed. */
 SLUICE_API void sluice_text_destroy(char* text);
 
+/* The bytes of this process that are in memory now, and the most that ever were; either may be NULL. Without
+ * what ranks on GPUs of one machine see of each other's memory, which its owner's budget has. */
+SLUICE_API sluice_status sluice_process_memory(uint64_t* resident, uint64_t* peak);
+
 /* ---- the model: units and parameters ---- */
 
 typedef struct sluice_model sluice_model;

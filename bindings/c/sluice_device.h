@@ -43,7 +43,8 @@
  * Ranks: each may have a GPU, as options.device says; two of them may have one together, if their budgets fit
  * and options.device_facts is given, since what is measured beside another rank is wrong. Either all ranks
  * compute on GPUs, or all on the CPU. Gradients, and what partitioned state has updated, go through
- * registered memory of the host. Bits are those of ranks on the CPU.
+ * registered memory of the host. GPUs of one host copy partitioned parameters from where each rank has its
+ * shard, in memory that all of its ranks map. Bits are those of ranks on the CPU.
  *
  * Not yet on a GPU, and refused: reproducible sums, parameters that span units, sluice_engine_replan() and
  * sluice_engine_leave().

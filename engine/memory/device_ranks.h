@@ -60,7 +60,7 @@ class DeviceRanks {
   static std::size_t bytes(const Layout& layout, Of of);  // of host memory
   void start(allocator::Ledger& ledger, Ranks& ranks);    // which outlive it
   // Collective: comes before the first call. name: what passes here, for messages.
-  void share(const std::string& name) { memory_.share(*ranks_, name); }
+  void share(const std::string& name) { memory_.share(*ranks_, name, false); }
   // Whether ranks may give what is narrower than it is then.
   bool takes_narrow() const { return memory_.is_shared() && room_.narrow > 0; }
 

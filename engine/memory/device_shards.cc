@@ -1,6 +1,7 @@
 #include "engine/memory/device_shards.h"
 
 #include <array>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -31,13 +32,54 @@ class DeviceShards::Unit final : public CheckedBacking {
 std::unique_ptr<Backing> DeviceShards::make(UnitId unit) { return std::make_unique<Unit>(*this, unit); }
 
 void DeviceShards::start(allocator::Ledger& ledger) {
-  memory_ = RegisteredRegion(ledger, gpu_.device(), allocator::Purpose::kStaging, bytes());
-  gpu_.add({memory_.data(), bytes()}, StoredShards::kPiece);
+  ledger_ = &ledger;
+  if (!shards_.on_one_host()) take_staging();
   queue_.emplace();
 }
 
-// Errors leave no read under way: a group waits for its transfers when it ends.
+void DeviceShards::take_staging() {
+  memory_ = RegisteredRegion(*ledger_, gpu_.device(), allocator::Purpose::kStaging, bytes());
+  gpu_.add({memory_.data(), bytes()}, StoredShards::kPiece);
+}
+
+void DeviceShards::share() {
+  shards_.share();
+  if (!shards_.is_shared() && memory_.data() == nullptr) take_staging();
+  for (UnitId unit = 0; shards_.is_shared() && unit < shards_.units(); ++unit)
+    for (const ParameterShards::Piece& shard : shards_of(unit)) {
+      const DeviceWork::Memory there = shards_.place_of(unit, shard);
+      gpu_.add(there, there.size());
+    }
+}
+
+std::vector<ParameterShards::Piece> DeviceShards::shards_of(UnitId unit) const {
+  if (!shards_.has(unit)) return {};
+  return shards_.pieces_of(unit, std::numeric_limits<std::size_t>::max());
+}
+
+void DeviceShards::await(UnitId unit) {
+  if (!shards_.is_shared()) return;  // its bytes are here since the fetch has ended
+  for (const ParameterShards::Piece& shard : shards_of(unit))
+    gpu_.wait(shards_.place_of(unit, shard), DeviceWork::Use::kWrite);
+}
+
+// Errors leave no transfer under way: a group waits for its own when it ends.
 void DeviceShards::fetch(UnitId unit, std::uint64_t version, std::byte* to) {
+  shards_.is_shared() ? copy(unit, version, to) : receive(unit, version, to);
+}
+
+void DeviceShards::copy(UnitId unit, std::uint64_t version, std::byte* to) {
+  const std::vector<ParameterShards::Piece> all = shards_of(unit);
+  std::vector<TransferGroup> has_version(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i)
+    shards_.await(unit, version, all[i].owner, has_version[i].add());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    has_version[i].wait();
+    gpu_.copy_in(to + all[i].in_unit, shards_.place_of(unit, all[i]));
+  }
+}
+
+void DeviceShards::receive(UnitId unit, std::uint64_t version, std::byte* to) {
   const std::vector<ParameterShards::Piece> pieces = shards_.pieces_of(unit);
   std::array<TransferGroup, kPieces> reads;
   const auto begin = [&](std::size_t i) {

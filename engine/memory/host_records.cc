@@ -6,7 +6,7 @@
 
 namespace sluice::engine {
 
-void RegisteredRegion::Unregister::operator()(std::byte* memory) const {
+void Registration::Unregister::operator()(std::byte* memory) const {
   try {
     device->unregister_host(memory);
   } catch (const Error& error) {  // the device has had a fault, which was reported where it was found
@@ -14,11 +14,11 @@ void RegisteredRegion::Unregister::operator()(std::byte* memory) const {
   }
 }
 
-RegisteredRegion::RegisteredRegion(allocator::Region memory, Device& device)
-    : memory_(std::move(memory)), registered_(nullptr, {&device}) {
-  if (memory_.size() == 0) return;
-  device.register_host(memory_.data(), memory_.size());
-  registered_.reset(memory_.data());
+Registration::Registration(Device& device, std::byte* memory, std::size_t bytes)
+    : registered_(nullptr, {&device}) {
+  if (bytes == 0) return;
+  device.register_host(memory, bytes);
+  registered_.reset(memory);
 }
 
 // The driver's copies need no checksums. Updates fetch and store their chunks as callers whose threads would

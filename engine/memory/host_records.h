@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "allocator/memory.h"
@@ -9,22 +10,33 @@
 
 namespace sluice::engine {
 
-// Host memory that is registered with a GPU.
-class RegisteredRegion {
+// Registers host memory, if there is any, with a GPU while this lives.
+class Registration {
  public:
-  RegisteredRegion() = default;
-  RegisteredRegion(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes)
-      : RegisteredRegion(allocator::Region(ledger, purpose, bytes), device) {}
-  RegisteredRegion(allocator::Region memory, Device& device);
-  std::byte* data() const { return memory_.data(); }
+  Registration() = default;
+  Registration(Device& device, std::byte* memory, std::size_t bytes);
 
  private:
   struct Unregister {
     Device* device;
     void operator()(std::byte* memory) const;
   };
+  std::unique_ptr<std::byte, Unregister> registered_;
+};
+
+// Host memory that is registered with a GPU.
+class RegisteredRegion {
+ public:
+  RegisteredRegion() = default;
+  RegisteredRegion(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes)
+      : RegisteredRegion(allocator::Region(ledger, purpose, bytes), device) {}
+  RegisteredRegion(allocator::Region memory, Device& device)
+      : memory_(std::move(memory)), registered_(device, memory_.data(), memory_.size()) {}
+  std::byte* data() const { return memory_.data(); }
+
+ private:
   allocator::Region memory_;
-  std::unique_ptr<std::byte, Unregister> registered_;  // ends before the memory
+  Registration registered_;  // ends before the memory
 };
 
 // What a GPU computes with, while it is in the host's memory. A transfer is a copy that is queued, and has

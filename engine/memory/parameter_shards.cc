@@ -8,13 +8,13 @@
 namespace sluice::engine {
 namespace {
 
-std::vector<std::optional<std::size_t>> sizes_of(const Layout& layout, const Plan& plan, const Ranks& ranks) {
-  std::vector<std::optional<std::size_t>> sizes;
+ShardMemory::Sizes sizes_of(const Layout& layout, const Plan& plan, const Ranks& ranks, int rank) {
+  ShardMemory::Sizes sizes;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     sizes.emplace_back();
     if (plan.units[unit].tier(Part::kParameters) == allocator::Tier::kRanks &&
         !plan.units[unit].shard_on_disk)
-      sizes.back() = ranks.shard(unit, ranks.rank()).size() * size_of(layout.dtype(unit));
+      sizes.back() = ranks.shard(unit, rank).size() * size_of(layout.dtype(unit));
   }
   return sizes;
 }
@@ -66,7 +66,7 @@ class ParameterShards::AllShards final : public Backing {
 ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks)
     : layout_(layout),
       ranks_(ranks),
-      memory_(sizes_of(layout, plan, ranks)),
+      memory_(sizes_of(layout, plan, ranks, ranks.rank())),
       stored_(layout.units().size(), plan.serving_pieces, ranks.communicator().hosts().readers(ranks.rank())),
       expected_(layout.units().size()),
       published_(layout.units().size()),
@@ -75,6 +75,7 @@ ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& 
     partitioned_.push_back(unit.tier(Part::kParameters) == allocator::Tier::kRanks);
     on_disk_.push_back(partitioned_.back() && unit.shard_on_disk);
   }
+  for (int rank = 0; rank < ranks.size(); ++rank) places_.emplace_back(sizes_of(layout, plan, ranks, rank));
 }
 
 void ParameterShards::define(Backings& backings) {
@@ -94,8 +95,11 @@ std::size_t ParameterShards::room_of_all() const {
   return room;
 }
 
-void ParameterShards::start(allocator::Ledger& ledger) {
-  memory_.start(ledger, allocator::Purpose::kParameter, room_of_all());
+void ParameterShards::start(allocator::Ledger& ledger, Device* gpu) {
+  if (gpu == nullptr)
+    memory_.start(ledger, allocator::Purpose::kParameter, room_of_all());
+  else
+    memory_.start(ledger, *gpu, allocator::Purpose::kParameter, on_one_host());
   stored_.start(ledger);
   relayed_.start(ledger);
   reads_->shards = this;
@@ -125,15 +129,14 @@ std::unique_ptr<Backing> ParameterShards::make_backing(UnitId unit) {
 }
 
 // Of others in pieces, since they may have their shards on disk, and several ranks relay them. They come
-// first, since this rank's own is copied at once.
-std::vector<ParameterShards::Piece> ParameterShards::pieces_of(UnitId unit) const {
-  constexpr std::size_t kPiece = StoredShards::kPiece;
+// first, since they may have to be waited for.
+std::vector<ParameterShards::Piece> ParameterShards::pieces_of(UnitId unit, std::size_t most) const {
   std::vector<Piece> pieces;
   for (int step = 1; step <= ranks_.size(); ++step) {
     const int rank = (ranks_.rank() + step) % ranks_.size();
     const std::size_t first = ranks_.shard(unit, rank).begin * element_bytes(unit), all = bytes(unit, rank);
-    for (std::size_t offset = 0; offset < all; offset += kPiece)
-      pieces.push_back({rank, offset, std::min(kPiece, all - offset), first + offset});
+    for (std::size_t offset = 0; offset < all; offset += pieces.back().bytes)
+      pieces.push_back({rank, offset, std::min(most, all - offset), first + offset});
   }
   return pieces;
 }
@@ -142,6 +145,11 @@ void ParameterShards::read(UnitId unit, std::uint64_t version, const Piece& piec
                            Done done) {
   if (piece.owner == ranks_.rank()) return read(unit, piece.offset, into, std::move(done));
   fetch({ranks_.rank(), piece.owner, unit, version, piece.offset, piece.bytes}, into, std::move(done));
+}
+
+void ParameterShards::await(UnitId unit, std::uint64_t version, int owner, Done done) {
+  if (owner == ranks_.rank()) return done(nullptr);
+  ranks_.communicator().read(owner, unit, version, 0, {}, std::move(done));
 }
 
 void ParameterShards::take(UnitId unit, const std::byte* values) {
@@ -229,7 +237,7 @@ void ParameterShards::answer_now(const Question& question) {
     reads->ended.notify_all();
   };
   const auto sent = [ended](const std::exception_ptr&) { ended(); };
-  if (wanted == 0) return question.answer({}, nullptr, sent);  // a relay asks whether there is the version
+  if (wanted == 0) return question.answer({}, nullptr, sent);  // it was asked whether there is the version
   if (!on_disk(unit)) return question.answer({data(unit) + offset, wanted}, nullptr, sent);
   // A rank that waits for what this one cannot read learns which rank that is, before it learns the rest.
   stored_.read(unit, offset, wanted,

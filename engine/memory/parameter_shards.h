@@ -31,9 +31,16 @@ class ParameterShards {
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
   ParameterShards& operator=(const ParameterShards&) = delete;
-  void define(Backings& backings);        // the records of shards on disk; before start()
-  void start(allocator::Ledger& ledger);  // takes the memory, and answers the other ranks from then on
+  void define(Backings& backings);  // the records of shards on disk; before start()
+  // Takes the memory, and answers the other ranks from then on. gpu: null where the CPU computes; else it
+  // outlives this, and share() is called next.
+  void start(allocator::Ledger& ledger, Device* gpu = nullptr);
+  bool on_one_host() const { return ranks_.communicator().hosts().all_on_one(); }  // whether all ranks are
+  // Collective: lets the GPUs of all ranks of one host copy from the shards of all (RankMemory).
+  void share() { memory_.share(ranks_, "the shards of parameters"); }
+  bool is_shared() const { return memory_.is_shared(); }
 
+  std::size_t units() const { return partitioned_.size(); }   // all of the model
   bool has(UnitId unit) const { return partitioned_[unit]; }  // whether the unit is partitioned
   // REQUIRES, for all below: has(unit).
   bool on_disk(UnitId unit) const { return on_disk_[unit]; }
@@ -50,16 +57,23 @@ class ParameterShards {
   bool was_published(UnitId unit) const { return expected_[unit] > 0; }
   std::unique_ptr<Backing> make_backing(UnitId unit);
 
-  // The pieces in which a whole unit is put together: bytes of a rank's shard, and where they are in the
-  // unit.
+  // The pieces, of so many bytes at most, in which a whole unit is put together: bytes of a rank's shard, and
+  // where they are in the unit. Those of this rank come last.
   struct Piece {
     int owner;
     std::size_t offset, bytes, in_unit;
   };
-  std::vector<Piece> pieces_of(UnitId unit) const;
+  std::vector<Piece> pieces_of(UnitId unit, std::size_t most = StoredShards::kPiece) const;
   std::uint64_t expected(UnitId unit) const { return expected_[unit]; }  // the version, for the next one
   // Brings a piece of that version. Thread rule: any thread.
   void read(UnitId unit, std::uint64_t version, const Piece& piece, std::span<std::byte> into, Done done);
+  // Ends when that rank has the version. Thread rule: any thread.
+  void await(UnitId unit, std::uint64_t version, int owner, Done done);
+  // A piece of a shard where its owner has it, whatever its version. REQUIRES: is_shared().
+  std::span<const std::byte> place_of(UnitId unit, const Piece& piece) const {
+    const std::size_t shard = places_[static_cast<std::size_t>(piece.owner)].offset(unit);
+    return {memory_.of(piece.owner, shard + piece.offset), piece.bytes};
+  }
 
   // Another plan. What will be on disk gets a record first (see StateStore). Between pause() and resume() the
   // other ranks wait, and shards are moved through a piece of the caller's memory: leave_memory() writes
@@ -105,6 +119,7 @@ class ParameterShards {
   // By unit. The second changes only while the reads of other ranks are paused.
   std::vector<bool> partitioned_, on_disk_;
   ShardMemory memory_;
+  std::vector<ShardMemory> places_;  // by rank: where in its memory each shard is; these take none
   StoredShards stored_;
   std::vector<std::uint64_t> expected_;  // by unit
   const std::shared_ptr<Reads> reads_ = std::make_shared<Reads>();

@@ -24,11 +24,16 @@ void require(bool good, const char* what) {
   if (!good) fail(ErrorCode::kIo, "{}: {}", what, errno_text(errno));
 }
 
-// How the others find the file: the process that has it open, under which number, and which file it is.
-Json place_of(int file) {
+// How the others find the memory: the process that has its file open, under which number, and which file it
+// is.
+Json place_of(int file, std::size_t bytes) {
   struct stat status {};
   require(::fstat(file, &status) == 0, "fstat");
-  return {{"process", ::getpid()}, {"number", file}, {"device", status.st_dev}, {"file", status.st_ino}};
+  return {{"bytes", bytes},
+          {"process", ::getpid()},
+          {"number", file},
+          {"device", status.st_dev},
+          {"file", status.st_ino}};
 }
 
 // Puts memory that others may map under the bytes.
@@ -44,37 +49,29 @@ void make_shared(int file, std::span<std::byte> own) {
   const auto flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
   require(::mmap(own.data(), own.size(), PROT_READ | PROT_WRITE, flags, file, 0) == own.data(), "mmap");
   ::madvise(own.data(), own.size(), MADV_DONTDUMP);
+  ::madvise(own.data(), own.size(), MADV_DONTFORK);  // so that no child keeps it
 }
 
-// Maps memory of which another rank has told the place. file: it was opened there.
-const std::byte* map_of(const Json& told, int file, std::size_t bytes) {
-  Json found = place_of(file);
+// Throws where the file that was opened is not the memory of which another rank has told the place.
+void require_told(int file, const Json& told) {
   struct stat status {};
   require(::fstat(file, &status) == 0, "fstat");
   const int seals = ::fcntl(file, F_GET_SEALS);
-  if (found["device"] != told["device"] || found["file"] != told["file"] || (seals & kSealed) != kSealed ||
-      static_cast<std::size_t>(status.st_size) != bytes)
+  if (status.st_dev != told.at("device").get<dev_t>() || status.st_ino != told.at("file").get<ino_t>() ||
+      (seals & kSealed) != kSealed ||
+      static_cast<std::size_t>(status.st_size) != told.at("bytes").get<std::size_t>())
     fail(ErrorCode::kIo, "the file is not the memory that was told");
-  void* const data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
-  require(data != MAP_FAILED, "mmap");
-  ::madvise(data, bytes, MADV_DONTDUMP);
-  ::madvise(data, bytes, MADV_DONTFORK);  // so that no child keeps it
-  return static_cast<const std::byte*>(data);
 }
 
 }  // namespace
 
-void RankMemory::Unmap::operator()(const std::byte* data) const {
-  if (bytes > 0) ::munmap(const_cast<std::byte*>(data), bytes);
-}
-
 RankMemory::RankMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose,
                        std::size_t bytes, bool may_share)
-    : bytes_(round_up(bytes, kHugePage)) {
+    : device_(&device), bytes_(round_up(bytes, kHugePage)) {
   allocator::Region memory(ledger, purpose, bytes);
   if (bytes > 0 && may_share) {
     try {
-      file_ = Descriptor(::memfd_create("sluice pieces", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+      file_ = Descriptor(::memfd_create("sluice ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING));
       make_shared(file_.get(), memory.bytes());
     } catch (const Error& error) {
       file_.close();
@@ -84,24 +81,33 @@ RankMemory::RankMemory(allocator::Ledger& ledger, Device& device, allocator::Pur
   memory_ = RegisteredRegion(std::move(memory), device);
 }
 
+// GPUs' drivers register memory only where it may be written.
+RankMemory::OfRank RankMemory::open(const Json& place, bool with_gpu) const {
+  const auto bytes = place.at("bytes").get<std::size_t>();
+  if (bytes == 0) return {};
+  const std::string path =
+      fmt::format("/proc/{}/fd/{}", place.at("process").get<std::int64_t>(), place.at("number").get<int>());
+  const Descriptor file(path, (with_gpu ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+  require_told(file.get(), place);
+  OfRank other;
+  other.memory = {file.get(), bytes, with_gpu};
+  other.data = other.memory.data();
+  if (with_gpu) other.registered = {*device_, other.memory.data(), bytes};
+  return other;
+}
+
 // Every rank takes part in both exchanges, whatever has failed.
-void RankMemory::share(Ranks& ranks, const std::string& name) {
-  if (bytes_ == 0 || !ranks.communicator().hosts().all_on_one()) return;
-  const Json place = problem_.empty() ? place_of(file_.get()) : Json();
+void RankMemory::share(Ranks& ranks, const std::string& name, bool with_gpus) {
+  if (!ranks.communicator().hosts().all_on_one()) return;
+  Json place;
+  if (problem_.empty()) place = bytes_ == 0 ? Json{{"bytes", 0}} : place_of(file_.get(), bytes_);
   const std::vector<std::string> places = ranks.exchange(name, place.dump(), {});
-  std::vector<Mapped> all;
+  std::vector<OfRank> all;
   try {
     for (int rank = 0; rank < ranks.size() && problem_.empty(); ++rank) {
       const Json there = parse_json(places[static_cast<std::size_t>(rank)], name);
       if (there.is_null()) break;  // that rank tells why
-      if (rank == ranks.rank()) {
-        all.push_back(Mapped(data(), {0}));
-        continue;
-      }
-      const std::string path = fmt::format("/proc/{}/fd/{}", there.at("process").get<std::int64_t>(),
-                                           there.at("number").get<int>());
-      const Descriptor file(path, O_RDONLY | O_CLOEXEC);
-      all.push_back(Mapped(map_of(there, file.get(), bytes_), {bytes_}));
+      all.push_back(rank == ranks.rank() ? OfRank{data()} : open(there, with_gpus));
     }
   } catch (const Error& error) {
     problem_ = error.what();
@@ -110,7 +116,7 @@ void RankMemory::share(Ranks& ranks, const std::string& name) {
   file_.close();
   const auto first = std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
   if (first == problems.end())
-    mapped_ = std::move(all);
+    of_ranks_ = std::move(all);
   else
     log().warn("{}: ranks of this host send it, since they cannot share the memory: rank {}: {}", name,
                first - problems.begin(), *first);

@@ -1,21 +1,23 @@
 #pragma once
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "engine/layout/layout.h"
+#include "engine/memory/rank_memory.h"
 
 namespace sluice::engine {
 
-// Memory for this rank's shards of some units, one after another. Thread rule: start() comes first; then any
-// thread, but for leave() and enter(), beside which nobody uses the memory.
+// Memory for this rank's shards of some units, one after another. Thread rule: start() comes first, and
+// share() next; then any thread, but for leave() and enter(), beside which nobody uses the memory.
 class ShardMemory {
  public:
-  // sizes: by unit, in bytes; nothing: the unit has none here.
-  explicit ShardMemory(const std::vector<std::optional<std::size_t>>& sizes) {
+  using Sizes = std::vector<std::optional<std::size_t>>;  // by unit, in bytes; nothing: it has none here
+  explicit ShardMemory(const Sizes& sizes) {
     for (const auto& size : sizes) {
       offsets_.push_back(size ? std::optional(bytes_) : std::nullopt);
       rooms_.push_back(room(size.value_or(0)));
@@ -28,8 +30,21 @@ class ShardMemory {
   void start(allocator::Ledger& ledger, allocator::Purpose purpose, std::size_t capacity = 0) {
     memory_ = {ledger, purpose, bytes_, capacity};
   }
+  // Takes memory from which a GPU copies instead, and those of the other ranks where share() is called, too,
+  // which is as RankMemory's. Nothing leaves it or enters it then.
+  void start(allocator::Ledger& ledger, Device& gpu, allocator::Purpose purpose, bool may_share) {
+    beside_gpu_ = {ledger, gpu, purpose, bytes_, may_share};
+  }
+  void share(Ranks& ranks, const std::string& name) { beside_gpu_.share(ranks, name, true); }
+  bool is_shared() const { return beside_gpu_.is_shared(); }
+  // What that rank has at this offset of its memory. REQUIRES: is_shared().
+  const std::byte* of(int rank, std::size_t offset) const { return beside_gpu_.of(rank) + offset; }
+
   bool has(UnitId unit) const { return offsets_[unit].has_value(); }
-  std::byte* data(UnitId unit) const { return memory_.data() + *offsets_[unit]; }  // REQUIRES: has(unit)
+  std::size_t offset(UnitId unit) const { return *offsets_[unit]; }  // REQUIRES: has(unit)
+  std::byte* data(UnitId unit) const {                               // REQUIRES: likewise
+    return (beside_gpu_.data() != nullptr ? beside_gpu_.data() : memory_.data()) + offset(unit);
+  }
 
   // Gives back the memory of these units' shards. What stays moves together, in the order in which it lies.
   void leave(const std::vector<UnitId>& units);
@@ -41,6 +56,7 @@ class ShardMemory {
   std::vector<std::size_t> rooms_;                   // by unit
   std::size_t bytes_ = 0;
   allocator::Region memory_;
+  RankMemory beside_gpu_;  // one of the two is empty
 };
 
 }  // namespace sluice::engine

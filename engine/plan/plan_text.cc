@@ -245,7 +245,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
     if (on_gpu) units.back()["updated_by"] = plan.units[u].updated_by_cpu() ? "cpu" : "gpu";
     if (plan.ranks.size > 1) units.back()["stage"] = plan.units[u].stage;
     if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
-      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : plan.units[u].compute);
+      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : Tier::kHost);
   }
   Json json = {{"dtype", common_dtype(profile)},
                {"bytes", tiers},

@@ -223,7 +223,7 @@ class DevicePlanner {
   }
 
   Placement::Traffic traffic(UnitId unit, Part part) const {
-    if (part == Part::kParameters) return placement_.parameter_traffic(unit, 1);
+    if (part == Part::kParameters) return placement_.parameter_traffic(unit, placement_.micro_batches());
     return part == Part::kGradient ? placement_.gradient_traffic(unit, 1) : placement_.state_traffic(unit);
   }
 
@@ -402,9 +402,8 @@ class DevicePlanner {
       return round_up(DeviceRanks::bytes(placement_.layout(), kind), kHugePage);
     };
     if (in_.request.ranks.size > 1) bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kGradients);
-    if (placement_.partitions_any_state())
-      bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kParameters);
-    if (placement_.partitions_any_parameters())
+    if (placement_.gathers_any()) bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kParameters);
+    if (placement_.partitions_any_parameters() && !placement_.copies_shards())
       bytes[index(Purpose::kStaging)] +=
           round_up(DeviceShards::bytes(), kHugePage) + placement_.relay_bytes(false);
     if (sum(footprint.disk) > footprint.cpu_disk)
@@ -446,7 +445,8 @@ class DevicePlanner {
     Beside all;
     for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
       all.add(Beside(placement_, in_.rates, unit, plan.units[unit]));
-      plan.step_bytes_received += placement_.received_bytes(unit, plan.units[unit], 1);
+      plan.step_bytes_received +=
+          placement_.received_bytes(unit, plan.units[unit], placement_.micro_batches());
       plan.step_bytes_from_hosts += placement_.received_from_hosts(unit, plan.units[unit]);
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         if (plan.units[unit].tier(part) != Tier::kDisk) continue;

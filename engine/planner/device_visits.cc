@@ -23,7 +23,7 @@ double over_links(const Arriving& arriving, const MachineRates& rates) {
 bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
 
 // Where a unit is fetched once, it was still there for the other use: the last units for backward, and the
-// first ones for the next step's forward.
+// first ones for the next step's forward. Those of earlier micro-batches count with the last one's forward.
 void add_fetches(const Placement& placement, UnitId id, std::size_t units, const UnitPlan& plan,
                  UnitOnGpu& unit) {
   const std::uint64_t bytes = placement.parameter_bytes(id);
@@ -34,6 +34,7 @@ void add_fetches(const Placement& placement, UnitId id, std::size_t units, const
   const bool late = id >= units / 2;
   unit.forward.fetched = fetches > 1 || (fetches == 1 && late) ? bytes : 0;
   unit.backward.fetched = fetches > 1 || (fetches == 1 && !late) ? bytes : 0;
+  unit.forward.fetched += placement.fetches(id) * (placement.micro_batches() - 1) * bytes;
   if (on_disk(plan, Part::kParameters)) {
     unit.forward.from_disk = unit.forward.fetched;
     unit.backward.from_disk = unit.backward.fetched;
@@ -47,9 +48,10 @@ void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, cons
   const SecondsOfRanks seconds(placement, id, plan, rates);
   unit.sum = {moved.sum.written, moved.sum.read, seconds.sum};
   unit.gather = {moved.gather.written, moved.gather.read, seconds.gather};
-  const double fetch = seconds_of_ranks(received.fetched, rates);
+  const double a_byte =
+      seconds_of_ranks(received.fetched, rates) / static_cast<double>(placement.parameter_bytes(id));
   for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward})
-    if (use->fetched > 0) use->from_ranks = fetch;
+    use->from_ranks = a_byte * static_cast<double>(use->fetched);
 }
 
 }  // namespace

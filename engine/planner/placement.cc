@@ -138,6 +138,12 @@ bool Placement::partitions_parameters(UnitId unit) const {
   return stages_[unit] >= 3 && !is_packed(parameter_bytes(unit));
 }
 
+bool Placement::gathers_any() const {
+  for (UnitId unit = 0; unit < stages_.size(); ++unit)
+    if (updated(unit) && stages_[unit] > 0 && !partitions_parameters(unit)) return true;
+  return false;
+}
+
 // A gradient that others are added to is kept whole, where it is, until its update; in any order each may be.
 bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
   return stages_[unit] >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&
@@ -403,9 +409,9 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
   // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates.
   if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
-    add({units_[unit].at.fetches * bytes, 0});
+    add({units_[unit].at.fetches * micro_batches() * bytes, 0});
   else if (!plan.resident(Part::kParameters))
-    add({parameter_traffic(unit, 1).read, crosses ? 0 : parameter_traffic(unit, 1).written});
+    add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
     if (!plan.resident(Part::kState)) add(state_traffic(unit));

@@ -51,8 +51,10 @@ class Placement {
   std::size_t whole_bytes() const { return whole_bytes_; }  // state that is in memory on any tier
 
   std::size_t stage(UnitId unit) const { return stages_[unit]; }
-  // Whether ranks on GPUs read what others have of the unit where it is, in the host's memory.
+  // Whether ranks on GPUs read what others have of the unit where it is, in the host's memory; and whether
+  // the GPUs copy shards of parameters from there.
   bool reads_pieces(UnitId unit) const { return stages_[unit] > 0 && hosts_.all_on_one(); }
+  bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   // What keeping it in memory until its update takes: all of that, or this rank's shard.
@@ -75,6 +77,10 @@ class Placement {
     return ranks_.size > 1 ? 1 / static_cast<double>(profile_.micro_batches) : 1;
   }
   std::size_t fetches(UnitId unit) const { return units_[unit].at.fetches; }  // of parameters, by a group
+  // Where a GPU computes, a group is one of so many micro-batches of a step.
+  std::size_t micro_batches() const { return profile_.micro_batches; }
+  // Whether some unit's parameters, which each rank has, are updated by parts.
+  bool gathers_any() const;
   bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.

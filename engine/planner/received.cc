@@ -62,7 +62,8 @@ Arriving Placement::shards_of_others(UnitId unit) const {
 Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const {
   Received received;
   if (ranks_.size == 1) return received;
-  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks) received.fetched = shards_of_others(unit);
+  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks && !copies_shards())
+    received.fetched = shards_of_others(unit);
   if (!updated(unit)) return received;
   for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
     if (!comes_from_section(unit, use))
@@ -82,7 +83,7 @@ std::uint64_t Placement::received_from_hosts(UnitId unit, const UnitPlan& plan) 
   const Received all = received(unit, plan);
   if (hosts_.all_on_one()) return 0;
   return all.gradient.by_link + all.early.by_link + all.updated.by_link +
-         all.fetched.by_link * units_[unit].at.fetches;
+         all.fetched.by_link * units_[unit].at.fetches * micro_batches();
 }
 
 std::uint64_t Placement::received_of_sections() const {

@@ -22,7 +22,8 @@ struct Beside {
     const SecondsOfRanks of_ranks(placement, unit, plan, rates);
     const Arriving fetched = placement.received(unit, plan).fetched;
     ranks = of_ranks.sum + of_ranks.gather +
-            static_cast<double>(placement.fetches(unit)) * seconds_of_ranks(fetched, rates);
+            static_cast<double>(placement.fetches(unit) * placement.micro_batches()) *
+                seconds_of_ranks(fetched, rates);
     if (plan.updated_by_cpu())
       cpu = placement.update_seconds(unit, rates);
     else

@@ -148,6 +148,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     if (shared_) {
       // Shards are changed after all ranks have come here, and nobody may be reading them then.
       if (c.parameter_shards) c.settle();
+      for (UnitId unit = 0; unit < layout().units().size(); ++unit) c.await_copies(unit);
       shared_->step(settings);
     }
     if (sums_) sums_->end();

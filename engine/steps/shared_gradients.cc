@@ -82,7 +82,6 @@ void SharedGradients::await_record(UnitId unit) {
 }
 
 void SharedGradients::begin_in_order() {
-  if (!core_.pieces_are_shared) return;
   for (; turn_ < order_.size(); ++turn_) {
     const UnitId unit = order_[turn_];
     if (!expected_[unit]) continue;
@@ -219,7 +218,6 @@ void SharedGradients::abandon() {
 bool SharedGradients::exchange(Request request, const std::string& settings, ParameterId wanted) {
   if (abandoned_ && request != Request::kAbandon)
     refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
-  core_.share_pieces();
   turn_ = order_.size();  // a unit may get more now, so that none begins early before the next step
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
   std::vector<std::uint32_t> begun(edits_.size());

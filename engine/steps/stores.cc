@@ -71,7 +71,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout,
                                                             DeviceRanks::Of::kGradients, *gpu, *rank_threads)
                                : std::nullopt),
-      device_gathers(gpu && ranks && ranks->any_partitioned()
+      device_gathers(gathers_on_gpu()
                          ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kParameters,
                                                       *gpu, *rank_threads)
                          : std::nullopt),
@@ -96,9 +96,9 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
-  if (parameter_shards) parameter_shards->start(resources.ledger);
+  if (parameter_shards) parameter_shards->start(resources.ledger, gpu ? &gpu->device() : nullptr);
   if (gpu_shards) gpu_shards->start(resources.ledger);
-  // The CPU updates shards, and no work of the GPU uses them.
+  // The CPU, which updates shards, waits for copies of what was there before.
   for (UnitId unit = 0; unit < layout.units().size() && gpu_shards; ++unit)
     if (parameter_shards->has(unit) && own(unit).size() > 0)
       gpu->add({parameter_shards->data(unit), own(unit).size() * size_of(layout.dtype(unit))},
@@ -160,6 +160,12 @@ const Resources& Stores::checked(const Profile& profile, const Plan& plan, const
   return resources;
 }
 
+bool Stores::gathers_on_gpu() const {
+  for (UnitId unit = 0; gpu && ranks && unit < layout.units().size(); ++unit)
+    if (layout.trainable(unit) && partitions_state(unit) && !partitions_parameters(unit)) return true;
+  return false;
+}
+
 std::unique_ptr<UpdateExecutor> Stores::make_inline(Threads& threads) {
   return make_inline_executor(
       layout, optimizer, states.format(), wholes,
@@ -198,8 +204,9 @@ void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector
   pager.set_schedule(std::move(used), std::move(held_then));
 }
 
-void Stores::share_pieces() {
-  if (std::exchange(pieces_are_shared, true)) return;
+void Stores::share_memory() {
+  if (std::exchange(memory_is_shared, true)) return;
+  if (gpu_shards) gpu_shards->share();
   if (device_sums) device_sums->share("what ranks sum of gradients");
   if (device_gathers) device_gathers->share("what ranks gather of units");
 }

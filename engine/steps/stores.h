@@ -51,9 +51,13 @@ struct Stores {
   bool checks_on_gpu() const { return gpu && !plan.clip && !ranks; }
   // held: see Pager::set_schedule().
   void set_schedule(const std::vector<Access>& accesses, const std::vector<std::vector<Access>>& held = {});
-  // Collective at its first call, which comes before what ranks on GPUs sum or gather, and after all ranks
-  // have their engines: one whose engine could not be made must not be waited for.
-  void share_pieces();
+  // Collective at its first call, which comes before what ranks on GPUs fetch, sum or gather, and after all
+  // ranks have their engines: one whose engine could not be made must not be waited for.
+  void share_memory();
+  // Comes before this rank lets others change their shards of the unit, of which it fetches nothing now.
+  void await_copies(UnitId unit) {
+    if (gpu_shards) gpu_shards->await(unit);
+  }
   void settle();  // completes all updates and transfers
   // Copies this rank's shard from a unit that is held whole. May wait for the disk, or for a GPU.
   void take_shard(UnitId unit);
@@ -88,16 +92,17 @@ struct Stores {
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
   std::optional<HostStaging> host_staging;  // nothing: the CPU computes
-  // Ranks that compute on GPUs: for sums of gradients; and, where state is partitioned, for what each has
-  // updated. Each has its own order in which all ranks make calls.
+  // Ranks that compute on GPUs: for sums of gradients; and, where state is partitioned and parameters are
+  // not, for what each has updated. Each has its own order in which all ranks make calls.
   std::optional<DeviceRanks> device_sums, device_gathers;
-  bool pieces_are_shared = false;     // whether share_pieces() was called
+  bool memory_is_shared = false;      // whether share_memory() was called
   std::vector<HoldingId> parameters;  // by unit
   UpdateQueue queue;
 
  private:
   static const Resources& checked(const Profile& profile, const Plan& plan, const Resources& resources);
   DeviceWork* work() { return gpu ? &*gpu : nullptr; }
+  bool gathers_on_gpu() const;  // what each rank has updated
   std::unique_ptr<UpdateExecutor> make_executor();
   std::unique_ptr<UpdateExecutor> make_cpu_executor();
   std::unique_ptr<UpdateExecutor> make_inline(Threads& threads);

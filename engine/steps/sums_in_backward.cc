@@ -247,7 +247,6 @@ SumsInBackward::Report SumsInBackward::parsed(const std::string& bytes, int rank
 void SumsInBackward::exchange() {
   if (sum_) core_.wait_for_ranks("the gradient of " + core_.name_of(sum_->unit), sum_->group);
   if (sum_) sums_.finish(sum_->unit, sum_->parameters);
-  core_.share_pieces();
   const std::vector<Report> all = gather();
   std::vector<StepOfRank> steps;
   for (const Report& report : all) steps.push_back(report.step);
@@ -296,10 +295,12 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
           c.layout.spec(p).name, c.name_of(unit), waiting().size());
   c.queue.ensure_updated(unit);
   // Nobody reads a shard while it is updated: this rank reads none from now on.
-  if (c.partitions_parameters(unit))
+  if (c.partitions_parameters(unit)) {
     c.pager.outdate(c.parameters[unit]);
-  else if (holds_parameters(unit))
+    c.await_copies(unit);
+  } else if (holds_parameters(unit)) {
     c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
+  }
   c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kModify);
   for (const ParameterId p : parameters) {
     if (!c.gradients.has(p)) c.gradients.fill_with_zeros(c.resources.threads, p);

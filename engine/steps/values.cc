@@ -33,6 +33,7 @@ void Values::require(UnitId unit) const {
 }
 
 std::exception_ptr Values::load(UnitId unit, const UnitSource& source) {
+  c_.share_memory();
   c_.report_work();  // other ranks may load faster
   if (!source.values) require(unit);
   c_.settle();
@@ -141,6 +142,7 @@ void Values::gather_wholes(UnitId unit) {
 
 // Nobody reads the shards that are about to change, when all have come here.
 void Values::wait_for_edit(UnitId unit) {
+  c_.await_copies(unit);
   c_.waits.during(Waits::For::kRanks, "the edit of " + c_.name_of(unit),
                   [&] { c_.ranks->wait_for_edit(unit, [this] { c_.serve_ranks(); }); });
 }

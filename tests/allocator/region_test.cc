@@ -1,12 +1,17 @@
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <fstream>
 #include <thread>
 #include <vector>
 
+#include "core/descriptor.h"
 #include "tests/allocator/support.h"
 
 namespace sluice::allocator {
@@ -122,6 +127,36 @@ TEST(ProcessMemory, AgreesWithTheSystem) {
   EXPECT_GT(resident_bytes(), kMiB);
   EXPECT_LE(resident_bytes(), peak_resident_bytes());
   EXPECT_GT(available_memory_bytes(), 0u);
+}
+
+// In a child, since the system's peak counts it for ever.
+TEST(ProcessMemory, IsWithoutThatOfOthers) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const std::size_t bytes = 96 * kMiB, room = 8 * kMiB;
+    const Descriptor file(::memfd_create("others", MFD_CLOEXEC));
+    EXPECT_EQ(::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)), 0);
+    const std::size_t before = resident_bytes();
+    for (const bool writable : {false, true}) {
+      const std::size_t peak = peak_resident_bytes();
+      const OthersMemory others(file.get(), bytes, writable);
+      EXPECT_EQ(others.data()[bytes - 1], std::byte{0});
+      EXPECT_NEAR(static_cast<double>(resident_bytes()), static_cast<double>(before), room);
+      EXPECT_LE(peak_resident_bytes(), peak + room);
+      rusage usage = {};
+      EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+      EXPECT_GE(static_cast<std::size_t>(usage.ru_maxrss) * kKiB + room, before + bytes);
+      EXPECT_EQ(std::vector<char>(2 * bytes, 1).back(), 1);
+      EXPECT_GE(peak_resident_bytes() + room, before + 2 * bytes);
+      EXPECT_LE(peak_resident_bytes(), std::max(peak, before + 2 * bytes) + room);
+    }
+    EXPECT_NEAR(static_cast<double>(resident_bytes()), static_cast<double>(before), room);
+    std::fflush(nullptr);
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "the child's own output says why";
 }
 
 TEST(HugePages, ShareOfARegion) {

@@ -97,9 +97,10 @@ class LeftOutWaitsTest : public KernelTest {
       setup.updates = Tier::kDevice;
       setup.stage = 1;
     }
-    if (way == kOfShards) {  // where gradients also wait in host memory
+    if (way == kOfShards) {  // where gradients also wait in host memory, and units are fetched after the last
       setup.ranks = {0, 2};
       setup.stage = 3;
+      setup.looks = true;
     }
     Scenario scenario = {setup, train(setup, nullptr)};
     scenario.setup.device = 128 * kMiB;

@@ -6,6 +6,8 @@
 
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
+#include "cuda/file_limit.h"
+#include "engine/memory/device_shards.h"
 #include "thrown.h"
 
 // Ranks that compute on GPUs, each on one of its own, beside as many that compute on the CPU.
@@ -177,8 +179,10 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
         gpu.client.load();
         gpu.client.step(0);
         // Nothing of a step is left to be done in the next one where all ranks have waited for their GPUs.
+        std::uint64_t received = 0;
         const auto count = [&](fake_cuda::Counts& counts, std::uint64_t call) {
           device->synchronize(gpu.stream.get());
+          received = of.counters().received - received;
           of.barrier(call, "the step before");
           if (of.rank() == 0) counts = fake()->counts();
           of.barrier(call, "the count");
@@ -186,6 +190,9 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
         count(before, 1);
         gpu.client.step(1);
         count(after, 2);
+        // What ranks have in memory that they share, no message carries.
+        EXPECT_TRUE(stage == 0 ? received >= gpu.made.plan.step_bytes_received : received < 64u << 10)
+            << received;
         in += gpu.made.plan.step_bytes_in;
         out += gpu.made.plan.step_bytes_out;
         for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p) out += gpu.client.bytes(p);
@@ -215,6 +222,35 @@ TEST_F(RanksOnGpusTest, NarrowGradientsBecomeSumsWhereTheyAre) {
     begin_devices(2, Schedule::kLate, 1);
     expect_twins(setup, expected);
   }
+}
+
+// Then shards are sent, through memory that no plan has for that.
+TEST_F(RanksOnGpusTest, HaveTheBitsOfTheCpusWhereTheirMemoryCannotBeShared) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.blocks = 9, setup.rows = 300;
+  setup.stage = 3;
+  const Outcomes expected = train_on_cpus(setup, 2);
+  setup.device = 224 * kMiB;
+  begin_devices(2, Schedule::kRandom, 1);
+  FileLimit limit;
+  const Outcomes found = train(2, [&](comm::Communicator& of) {
+    const std::unique_ptr<Device> device = open_device(of.rank());
+    const Case own = of_rank(setup, of);
+    OnGpu gpu(own, *device, &of);
+    gpu.made.ledger.set_budget(kHost, gpu.made.plan.peak_memory + DeviceShards::bytes());
+    EXPECT_TRUE(gpu.made.plan.partitions_any(Part::kParameters));
+    of.barrier(1, "all engines");
+    if (of.rank() == 0) limit.set(0);
+    of.barrier(1, "the limit");
+    gpu.client.load();
+    of.barrier(1, "all values");
+    if (of.rank() == 0) limit.reset();
+    Outcome outcome = trained(own, gpu.client);
+    EXPECT_GT(of.counters().received, gpu.made.plan.step_bytes_received);
+    return outcome;
+  });
+  EXPECT_EQ(found, expected);
 }
 
 // Where a step ends with the updates, sums go on beside backward, in an order on which ranks agree.

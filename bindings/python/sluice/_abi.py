@@ -199,6 +199,7 @@ class Links(ctypes.Structure):
 
 _TEXT_OUT = POINTER(c_void_p)  # as c_char_p it would lose the address that sluice_text_destroy() needs
 _STATUS_FUNCTIONS: dict[str, list[Any]] = {
+    "sluice_process_memory": [POINTER(c_uint64), POINTER(c_uint64)],
     "sluice_model_create": [POINTER(c_void_p)],
     "sluice_model_add_unit": [c_void_p, c_char_p, POINTER(c_uint32)],
     "sluice_model_add_parameter": [c_void_p, POINTER(Parameter), POINTER(c_uint32)],

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/memory/device_shards.h"
 #include "engine/planner/planner.h"
 #include "engine/refused.h"
 #include "engine/toy.h"
@@ -199,10 +201,11 @@ TEST(PlansOfRanks, OnGpusHaveTheFastestStageWithWhichNothingIsOnDisk) {
 
 // Of ranks with a GPU each, on which not all fits unless more is stated. Rank 0 copies a billion bytes a
 // second in host memory.
-Plan plan_on_gpus(int ranks, std::size_t stage, bool clip, const std::optional<Link>& link,
-                  const Profile& profile, std::uint64_t device = 160 * kMiB) {
+Plan plan_on_gpus(int ranks, std::optional<std::size_t> stage, bool clip, const std::optional<Link>& link,
+                  const Profile& profile, std::uint64_t device = 160 * kMiB,
+                  const std::vector<int>& hosts = {}) {
   PlanRequest request;
-  request.ranks = {0, ranks};
+  request.ranks = {0, ranks, hosts};
   request.stage = stage;
   request.clip = clip;
   request.chunk_elements = kChunkGrain;
@@ -234,7 +237,7 @@ TEST(PlansOfRanks, OnGpusReceiveMoreTheMoreTheyAre) {
       // where parameters are gathered, and of a sum one and what the mean takes, which eight ranks share out.
       const double sent = static_cast<double>(received) * 1e-9;
       EXPECT_GE(plan.device_time.ranks, (stage == 0 ? 1 : 0.14) * sent - 1e-9);
-      EXPECT_LE(plan.device_time.ranks, (stage == 1 ? 0.6 : 1) * sent + 1e-9);
+      EXPECT_LE(plan.device_time.ranks, (stage == 0 ? 1 : 0.6) * sent + 1e-9);
       EXPECT_GE(plan.device_time.step, plan.device_time.least());
       EXPECT_TRUE(stage > 0 || plan.device_time.bound() == std::string("ranks"));
     }
@@ -302,6 +305,59 @@ TEST(PlansOfRanks, OnGpusCopyPartitionedParametersOncePerFetch) {
   const Plan plan = plan_on_gpus(2, kMostStage, true, std::nullopt, profile);
   EXPECT_TRUE(plan.updated_by_cpu()[0]);
   EXPECT_EQ(plan.step_bytes_in, 31 * 8 * kMiB);
+}
+
+// GPUs of one host copy shards from where their owners have them. On several hosts those of others, half of
+// each, come with 31 fetches of the 16 matrices, through memory of the rank.
+TEST(PlansOfRanks, OnGpusOfOneHostSendNoShards) {
+  const Profile profile = sixteen_matrices();
+  std::uint64_t parameters = 0;
+  for (UnitId unit = 0; unit < profile.units.size(); ++unit)
+    parameters += Layout(profile.units).unit_bytes(unit);
+  const auto staging = [](const Plan& plan) {
+    return plan.bytes[static_cast<std::size_t>(allocator::Tier::kHost)]
+                     [static_cast<std::size_t>(allocator::Purpose::kStaging)];
+  };
+  for (const bool clip : {false, true}) {
+    const auto plan_of = [&](const std::vector<int>& hosts) {
+      return plan_on_gpus(2, kMostStage, clip, std::nullopt, profile, 160 * kMiB, hosts);
+    };
+    const Plan one = plan_of({}), several = plan_of({0, 1});
+    EXPECT_EQ(several.step_bytes_received - one.step_bytes_received, 31 * parameters / 32);
+    EXPECT_EQ(staging(several) - staging(one), DeviceShards::bytes());
+    EXPECT_EQ(one.step_bytes_in, several.step_bytes_in);
+    EXPECT_LT(one.device_time.step, several.device_time.step);
+  }
+}
+
+// Where nothing is on disk.
+TEST(PlansOfRanks, OnGpusHaveTheFastestStage) {
+  const Profile profile = sixteen_matrices();
+  for (const bool clip : {false, true})
+    for (const std::uint64_t device : {160 * kMiB, 512 * kMiB, 4 * kGiB})
+      for (const int ranks : {2, 4, 8}) {
+        const auto seconds = [&](std::optional<std::size_t> stage) {
+          return plan_on_gpus(ranks, stage, clip, std::nullopt, profile, device).device_time.step;
+        };
+        EXPECT_LE(seconds(std::nullopt), std::min({seconds(0), seconds(1), seconds(kMostStage)}) / 0.95);
+      }
+}
+
+// Of parameters that do not stay on the GPU.
+TEST(PlansOfRanks, OnGpusFetchThemForEachMicroBatch) {
+  Profile profile = sixteen_matrices();
+  profile.ends_micro_batches = true;
+  const auto plan_of = [&](std::optional<std::size_t> stage, std::size_t micro_batches,
+                           std::uint64_t device = 4 * kGiB) {
+    profile.micro_batches = micro_batches;
+    return plan_on_gpus(2, stage, true, std::nullopt, profile, device);
+  };
+  const Plan one = plan_of(kMostStage, 1, 160 * kMiB), many = plan_of(kMostStage, 100, 160 * kMiB);
+  EXPECT_EQ(one.step_bytes_in, 31 * 16 * kMiB);
+  EXPECT_EQ(many.step_bytes_in, 100 * one.step_bytes_in);
+  EXPECT_GT(many.device_time.step, 0.95 * copy_seconds(many.step_bytes_in, 0, many.device_time.rates));
+  EXPECT_EQ(plan_of(1, 100).step_bytes_in, plan_of(1, 1).step_bytes_in) << "they stay";
+  EXPECT_LT(plan_of(std::nullopt, 100).one_stage(), kMostStage);
 }
 
 // What the client says later of its computing finds the step that the plan had found.

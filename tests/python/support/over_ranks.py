@@ -120,6 +120,8 @@ def train(
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
+    if name == "wide" and options.get("stage") == 3:
+        assert _partitioned(model) > 8, "more units than there are pieces of what ranks sum"
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
     losses, norms = _loop(
@@ -129,6 +131,25 @@ def train(
     made = _result(model, losses, norms, save, scaler)
     sluice.torch.close(model)
     return made
+
+
+def _partitioned(model):
+    """How many units have their parameters in shards."""
+    return [unit["parameters"] for unit in sluice.torch.engine_of(model).plan()["units"]].count("ranks")
+
+
+def received(links=None, stage=3, **options):
+    """What messages bring this rank in a step, and how many bytes of parameters are partitioned."""
+    model, optimizer = _wrapped("wide", "memory", links=links, stage=stage, **options)
+    engine = sluice.torch.engine_of(model)
+    assert _partitioned(model) > 8
+    large = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and p.numel() > 2**17) * 4
+    _loop(model, optimizer, "wide", 2, SIZE)
+    before = engine.options.ranks.traffic()
+    _loop(model, optimizer, "wide", 1, SIZE)
+    after = engine.options.ranks.traffic()
+    sluice.torch.close(model)
+    return after.received + after.received_besides - before.received - before.received_besides, large
 
 
 def from_hosts(stage, steps=1):

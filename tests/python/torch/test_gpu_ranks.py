@@ -44,6 +44,8 @@ TABLE = [
     ("normed", {"accumulate": 4, "update": "SGD"}, {}),
     ("gpt2", {"stated": True, "update": "Adafactor"}, {}),
     ("gpt2", {"stated": True, "update_in_backward": True, "clip_value": 0.001}, {}),
+    ("wide", {"accumulate": 4, "stated": True, "clip": 0.1}, {}),
+    ("wide", {"stated": True, "update_in_backward": True, "dtype": "bfloat16"}, {}),
     ("llama", {"dtype": "bfloat16", "master": "none", "accumulate": 4, "alone": "evaluate"}, {"updates": "cpu"}),
 ]  # fmt: skip
 MORE = [
@@ -92,9 +94,17 @@ def test_they_do_at_every_stage_and_in_every_place(pool, row):
 
 
 def test_they_do_on_several_hosts(pools):
-    settings = {"name": "gpt2", "accumulate": 4, "clip": 0.5, "steps": 1, "links": "hosts"}
+    settings = {"name": "wide", "accumulate": 4, "clip": 0.5, "steps": 1, "links": "hosts"}
     expected = alike(pools[4].call("train", **settings))
     assert pools[4].call("on_gpus", called="train", stage=STAGES[-1], place="memory", **settings) == expected
+
+
+def test_gpus_of_one_host_copy_shards_from_where_they_are(pools):
+    """No message carries them, but on several hosts."""
+    for came, parameters in pools[2].call("on_gpus", called="received"):
+        assert came < parameters / 20
+    for came, parameters in pools[4].call("on_gpus", called="received", links="hosts"):
+        assert came > parameters / 2
 
 
 def test_values_differ_where_gradients_are_not_summed(pool):
@@ -114,8 +124,8 @@ def test_all_begin_with_the_values_of_rank_0(pool):
 
 @pytest.mark.parametrize("what", ["evaluate", "save", pytest.param("generate", marks=LONG)])
 def test_one_rank_alone(pool, what):
-    found = pool.call("on_gpus", called="train", alone=what, steps=2, stage=STAGES[-1], place="memory")
-    assert found == pool.call("train", steps=2)
+    found = pool.call("on_gpus", called="train", name="wide", alone=what, steps=2, stage=STAGES[-1], place="memory")
+    assert found == pool.call("train", name="wide", steps=2)
 
 
 def test_a_model_is_closed_on_all_ranks_or_on_none(pool):
@@ -266,13 +276,16 @@ RANK = int(os.environ["RANK"])
 torch.manual_seed(3)
 torch.set_num_threads(1)
 fake_gpu.share_memory(devices=2)
-model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24))
+model = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400))
 model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), device="cuda", device_memory="512MiB", memory="4GiB", reserve="64MiB",
+                                     units={"first": ["0.weight", "0.bias"], "last": ["2.weight", "2.bias"]}, held_units=2,
                                      device_facts=fake_gpu.FACTS, stage=int(os.environ["STAGE"]))
+units = sluice.torch.engine_of(model).plan()["units"]
+assert [unit["parameters"] == "ranks" for unit in units] == 2 * [os.environ["STAGE"] == "3"]
 began = time.monotonic()
 try:
     for number in range(100):
-        model(torch.ones(3, 24) * (RANK + 1)).square().mean().backward()
+        model(torch.ones(3, 400) * (RANK + 1)).square().mean().backward()
         if RANK == 1 and number == 2:
             if os.environ["HOW"] == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -299,3 +312,53 @@ def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how):
     assert alive == misuses == []
     assert status_there == (-signal.SIGKILL if how == "killed" else 1), errors_there
     assert how == "killed" or "ValueError: the data of this rank is bad" in text
+
+
+# ---- memory ----
+
+MEASURES = """
+import json
+import torch
+from torch import nn
+from support import fake_gpu
+import sluice.torch
+from sluice.torch import _measures
+torch.manual_seed(3)
+torch.set_num_threads(1)
+fake_gpu.share_memory(memory=2 << 30, devices=2)
+model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(6)))
+model(torch.ones(1, 2048)).sum().backward()  # what PyTorch makes once
+model.zero_grad()
+before = _measures.resident_bytes()
+model, optimizer = sluice.torch.wrap(
+    model, sluice.AdamW(), device="cuda", device_memory="1GiB", memory="4GiB", reserve="64MiB", stage=3, held_units=2,
+    units={str(i): [f"{i}.weight"] for i in range(6)}, device_facts=fake_gpu.FACTS,
+)
+plan = sluice.torch.engine_of(model).plan()
+for _ in range(2):
+    model(torch.ones(2, 2048)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+own, of_gpu, others, name = _measures._peak_bytes(), 0, 0, ""
+for line in open("/proc/self/smaps"):
+    words = line.split()
+    if not words[0].endswith(":"):
+        name = line
+    elif words[0] == "Rss:":
+        of_gpu += int(words[1]) << 10 if "memfd:device memory" in name else 0
+        others += int(words[1]) << 10 if "memfd:sluice ranks" in name else 0
+planned = plan["predicted_peak"] - plan["bytes"]["host"]["base"]
+print(json.dumps([[unit["parameters"] for unit in plan["units"]], before, own - of_gpu, others, planned]))
+sluice.torch.close(model, values=False)
+"""
+
+
+def test_a_process_takes_what_was_planned_and_what_others_share_is_theirs():
+    mib = 2**20
+    for status, out, errors in rank_pool.run_program(MEASURES):
+        assert status == 0, errors
+        tiers, before, own, shared, planned = json.loads(out.splitlines()[-1])
+        assert tiers == 6 * ["ranks"]
+        # Shards of half of 96 MiB, and pieces of what ranks sum: of both ranks, of which one is this one.
+        assert shared >= 2 * (48 + 128) * mib
+        assert own <= before + planned + 144 * mib, "beside the plan PyTorch has gradients, and a reserve of 64 MiB"

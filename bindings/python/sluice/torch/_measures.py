@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from .._handle import call
 from ..errors import BudgetError
 from . import _state_files
 from ._gpu import HOST, Account, Gpu, Mark
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
 _MIB = 1 << 20
 _MORE = 32 << 20  # bytes that a warning adds to what was measured and a quarter of it, for the reserve that it names
@@ -43,15 +42,17 @@ class Ready:
 
 
 def resident_bytes() -> int:
-    """The bytes of the process that are in memory now."""
-    with open("/proc/self/statm", "rb", buffering=0) as statm:
-        return int(statm.read(256).split()[1]) * _PAGE
+    """The bytes of the process that are in memory now, without what it sees of other ranks' memory."""
+    resident = ctypes.c_uint64()
+    call("sluice_process_memory", ctypes.byref(resident), None)
+    return resident.value
 
 
 def _peak_bytes() -> int:
-    """The most bytes of the process that were ever in memory."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+    """The most that they ever were."""
+    peak = ctypes.c_uint64()
+    call("sluice_process_memory", None, ctypes.byref(peak))
+    return peak.value
 
 
 class FirstStep:

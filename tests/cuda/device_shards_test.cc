@@ -1,0 +1,196 @@
+#include "engine/memory/device_shards.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "comm/worlds.h"
+#include "cuda/engine_fixture.h"
+#include "cuda/file_limit.h"
+
+// Units that come to a GPU from the shards of all ranks. Each rank has a GPU.
+namespace sluice::engine::twins {
+namespace device_shards_test {
+
+using comm::World;
+
+// More than pass through the memory of a rank at once, where shards are sent.
+constexpr std::size_t kElements = 10'000'000;
+
+class OneOfRanks {
+ public:
+  OneOfRanks(comm::Communicator& of, Device& gpu)
+      : gpu_(gpu),
+        ranks_(of, layout_, *optimizer_, {true}),
+        shards_(layout_, plan(), ranks_),
+        there_(ledger_, gpu, allocator::Purpose::kParameter, layout_.unit_bytes(0)),
+        back_(ledger_, gpu, allocator::Purpose::kStaging, layout_.unit_bytes(0)) {
+    work_.add({to(), layout_.unit_bytes(0)}, layout_.unit_bytes(0));
+  }
+  ~OneOfRanks() { work_.finish(); }
+  OneOfRanks(const OneOfRanks&) = delete;
+  OneOfRanks& operator=(const OneOfRanks&) = delete;
+
+  void start() {
+    shards_.start(ledger_, &gpu_);
+    from_ranks_.start(ledger_);
+    from_ranks_.share();
+  }
+  bool shares() const { return shards_.is_shared(); }
+  void change(float first) {
+    const std::vector<float> all = values(first);
+    shards_.expect(0);
+    shards_.take(0, reinterpret_cast<const std::byte*>(all.data()));
+    shards_.publish(0);
+  }
+  void begin_fetch(Done done) { unit_->fetch(0, {to(), layout_.unit_bytes(0)}, std::move(done)); }
+  void fetch() {
+    comm::Ending ending;
+    begin_fetch(ending.done());
+    ending.wait();
+  }
+  void await() { from_ranks_.await(0); }
+  // Whether the GPU has these.
+  bool has(float first) {
+    gpu_.copy_out(work_.in(), back_.data(), there_.address(), layout_.unit_bytes(0));
+    gpu_.synchronize(work_.in());
+    const std::vector<float> all = values(first);
+    return std::memcmp(back_.data(), all.data(), layout_.unit_bytes(0)) == 0;
+  }
+  std::size_t bytes_of_others() const { return layout_.unit_bytes(0) - ranks_.own(0).size() * sizeof(float); }
+  std::size_t staging() const {
+    return ledger_.snapshot()
+        .lines[static_cast<std::size_t>(kHost)][static_cast<std::size_t>(allocator::Purpose::kStaging)]
+        .current;
+  }
+  std::size_t own_staging() const { return round_up(layout_.unit_bytes(0), kHugePage); }
+
+ private:
+  static Plan plan() {
+    Plan plan;
+    plan.units.resize(1);
+    plan.units[0].place(Part::kParameters, allocator::Tier::kRanks);
+    return plan;
+  }
+  std::byte* to() const { return reinterpret_cast<std::byte*>(there_.address()); }
+  std::vector<float> values(float first) const {
+    std::vector<float> all(layout_.unit_elements(0), first);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] += static_cast<float>(i % 4096);
+    return all;
+  }
+
+  Device& gpu_;
+  allocator::Ledger ledger_;
+  const Layout layout_{{{"unit", {{"a", {kElements}}, {"b", {1000}}}}}};
+  const std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_optimizer({});
+  Ranks ranks_;
+  DeviceWork work_{gpu_};
+  ParameterShards shards_;
+  DeviceShards from_ranks_{shards_, work_};
+  const std::unique_ptr<Backing> unit_ = from_ranks_.make(0);
+  const allocator::DeviceRegion there_;
+  const RegisteredRegion back_;
+};
+
+class DeviceShardsTest : public DeviceEngineTest {
+ protected:
+  void run(World world, int ranks, Schedule schedule,
+           const std::function<void(comm::Communicator& of, OneOfRanks& rank)>& body,
+           bool may_open_files = true) {
+    device_.reset();
+    fake()->begin({.schedule = schedule, .seed = 1, .devices = ranks});
+    FileLimit limit;
+    comm::run_communicators(world, ranks, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_device(of.rank());
+      OneOfRanks rank(of, *device);
+      of.barrier(1, "all ranks");
+      if (of.rank() == 0 && !may_open_files) limit.set(0);
+      of.barrier(1, "the limit");
+      rank.start();
+      body(of, rank);
+      of.barrier(1, "the end of the engines");
+    });
+  }
+  static std::vector<World> worlds() {
+    std::vector<World> all = {World::kThreads};
+    if (comm::kForksAllowed) all.push_back(World::kProcesses);
+    return all;
+  }
+};
+
+TEST_F(DeviceShardsTest, AreCopiedFromWhereTheirOwnersHaveThemAndNotSent) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const World world : worlds())
+    run(world, 3, Schedule::kRandom, [](comm::Communicator& of, OneOfRanks& rank) {
+      EXPECT_TRUE(rank.shares());
+      EXPECT_EQ(rank.staging(), rank.own_staging()) << "nothing passes through memory of a rank";
+      for (const float version : {1.0f, 2.0f}) {
+        rank.change(version);
+        const std::uint64_t before = of.counters().received;
+        rank.fetch();
+        EXPECT_LT(of.counters().received - before, 4096u);
+        EXPECT_TRUE(rank.has(version));
+        of.barrier(1, "all have read");
+      }
+    });
+}
+
+// On several hosts, and where a rank cannot open another one's memory.
+TEST_F(DeviceShardsTest, AreSentWhereTheyCannotBeShared) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const World world : {World::kMixedHosts, World::kThreads})
+    run(
+        world, 2, Schedule::kRandom,
+        [](comm::Communicator& of, OneOfRanks& rank) {
+          EXPECT_FALSE(rank.shares());
+          EXPECT_EQ(rank.staging(), rank.own_staging() + DeviceShards::bytes());
+          rank.change(1);
+          const std::uint64_t before = of.counters().received;
+          rank.fetch();
+          EXPECT_GE(of.counters().received - before, rank.bytes_of_others());
+          EXPECT_TRUE(rank.has(1));
+          of.barrier(1, "all have read");
+        },
+        world != World::kThreads);
+}
+
+// Without that question the GPU would have what was there before.
+TEST_F(DeviceShardsTest, AreCopiedWhenTheirOwnersHaveTheVersion) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const World world : worlds())
+    run(world, 3, Schedule::kEarly, [](comm::Communicator& of, OneOfRanks& rank) {
+      rank.change(1);
+      rank.fetch();
+      of.barrier(1, "all have the first version");
+      const bool is_last = of.rank() == 2;
+      if (is_last) of.barrier(1, "the others have asked");
+      rank.change(2);
+      comm::Ending ending;
+      rank.begin_fetch(ending.done());
+      if (!is_last) {
+        EXPECT_FALSE(ending.has_come(std::chrono::milliseconds(200)));
+        of.barrier(1, "the others have asked");
+      }
+      ending.wait();
+      EXPECT_TRUE(rank.has(2));
+    });
+}
+
+// A GPU that is late copies what is there by then.
+TEST_F(DeviceShardsTest, ChangeWhenEachRankHasWaitedForItsCopies) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const bool waits : {true, false})
+    run(World::kThreads, 2, Schedule::kLate, [&](comm::Communicator& of, OneOfRanks& rank) {
+      rank.change(1);
+      of.barrier(1, "the first version");
+      if (of.rank() == 0) rank.fetch();
+      if (of.rank() == 0 && waits) rank.await();
+      of.barrier(1, "the copies");
+      rank.change(2);
+      of.barrier(1, "the second version");
+      EXPECT_TRUE(of.rank() == 1 || rank.has(1) == waits);
+    });
+}
+
+}  // namespace device_shards_test
+}  // namespace sluice::engine::twins
