@@ -14,18 +14,33 @@
 #include "engine/planner/planner.h"
 #include "source_folder.h"
 
-// Each file in pinned/ has what a plan is made from, and the plan. To change plans on purpose, run these
-// tests with SLUICE_PIN_PLANS=1, which writes the files anew; the commit then shows the difference.
+// Each file in pinned/ has what a plan is made from, and the plan, of which numbers that are 0 are left out.
+// What "like" names is in pinned_parts.json, and what stands beside "like" is instead of what that has. To
+// change plans on purpose, run these tests with SLUICE_PIN_PLANS=1, which writes the files anew; the commit
+// then shows the difference.
 namespace sluice::engine {
 namespace pinned_test {
 
 const std::filesystem::path kFolder =
     std::filesystem::path(test::kSourceFolder) / "tests/engine/planner/pinned";
+const std::filesystem::path kShared = kFolder.parent_path() / "pinned_parts.json";
 constexpr std::size_t kWidth = 160;  // the longest line of a file
 
 template <class T>
 T field(const Json& object, const char* key, T otherwise) {
   return object.contains(key) ? json_field<T>(object, key, "a pinned plan") : otherwise;
+}
+
+// Puts what "like" names in its place.
+Json whole(const Json& given, const Json& parts) {
+  if (!given.is_structured()) return given;
+  Json made = given;
+  for (Json& part : made) part = whole(part, parts);
+  if (!given.is_object() || !given.contains("like")) return made;
+  made.erase("like");
+  Json like = whole(parts.at(given.at("like").get<std::string>()), parts);
+  like.merge_patch(made);
+  return like;
 }
 
 Dtype type_of(const Json& object) { return *dtype_from_name(field<std::string>(object, "type", "f32")); }
@@ -187,6 +202,14 @@ void round_numbers(Json& json) {
     for (Json& part : json) round_numbers(part);
 }
 
+void leave_out_zeros(Json& json) {
+  if (!json.is_structured()) return;
+  for (auto at = json.begin(); at != json.end();) {
+    leave_out_zeros(*at);
+    at = json.is_object() && (*at == 0 || *at == Json::object()) ? json.erase(at) : std::next(at);
+  }
+}
+
 // Consecutive units with the same plan are one entry.
 Json shortened(Json plan) {
   round_numbers(plan);
@@ -200,11 +223,13 @@ Json shortened(Json plan) {
       units.push_back({{"each", unit}, {"first", name}, {"last", name}});
   }
   plan["units"] = units;
+  leave_out_zeros(plan);
   return plan;
 }
 
 // Returns the plan, or the text of its refusal.
-Json planned(const Json& file) {
+Json planned(const Json& written) {
+  const Json file = whole(written, read_json_file(kShared));
   const Profile profile = profile_of(file.at("profile"));
   Budget budget;
   budget.memory = parse_size(file.at("budget").at("memory").get<std::string>());
