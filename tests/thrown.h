@@ -1,11 +1,6 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "core/error.h"
+#include "testing.h"
 
 // Catches errors, so that tests can look at them.
 namespace sluice {

@@ -7,8 +7,7 @@
 
 #include "tests/allocator/support.h"
 
-namespace sluice::allocator {
-namespace address_space_test {
+namespace sluice::allocator::address_space_test {
 
 int calls = 0;
 int calls_allowed = 0;  // calls that succeed before the process has no more mappings
@@ -102,5 +101,4 @@ TEST(RangeRegistry, CutsLongNames) {
   EXPECT_EQ(find_range(reinterpret_cast<std::uintptr_t>(range.data()))->name, std::string(95, 'x'));
 }
 
-}  // namespace address_space_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::address_space_test

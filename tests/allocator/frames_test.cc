@@ -1,16 +1,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <map>
-#include <random>
-#include <vector>
-
 #include "tests/allocator/support.h"
 
-namespace sluice::allocator {
-namespace frames_test {
+namespace sluice::allocator::frames_test {
 
 constexpr std::size_t kExtent = kHugePage;
 
@@ -318,5 +311,4 @@ TEST(FramePool, HugePagesSurviveTheMoves) {
   EXPECT_DOUBLE_EQ(at_last, at_first);
 }
 
-}  // namespace frames_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::frames_test

@@ -1,20 +1,10 @@
 #include "allocator/ledger.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <limits>
-#include <thread>
-#include <vector>
-
 #include "core/error.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::allocator {
-namespace ledger_test {
-
-using testing::AllOf;
-using testing::HasSubstr;
+namespace sluice::allocator::ledger_test {
 
 ErrorCode code_of(const std::function<void()>& call) { return thrown_by(call).code; }
 
@@ -145,5 +135,4 @@ TEST(Charge, RefusedChargeOwesNothing) {
   EXPECT_EQ(total(ledger, Tier::kDisk).current, 0u);
 }
 
-}  // namespace ledger_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::ledger_test

@@ -1,13 +1,8 @@
 #include "allocator/range_registry.h"
 
-#include <atomic>
-#include <chrono>
-#include <thread>
-
 #include "tests/allocator/support.h"
 
-namespace sluice::allocator {
-namespace range_registry_test {
+namespace sluice::allocator::range_registry_test {
 
 // Addresses at which nothing is mapped.
 constexpr std::uintptr_t kBase = std::uintptr_t{1} << 46;
@@ -50,5 +45,4 @@ TEST(RangeRegistryTest, ARangeThatComesAndGoesIsNotFoundElsewhere) {
   EXPECT_FALSE(found);
 }
 
-}  // namespace range_registry_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::range_registry_test

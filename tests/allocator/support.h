@@ -1,12 +1,7 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <functional>
-#include <string>
-
 #include "allocator/memory.h"
 #include "core/bytes.h"
+#include "testing.h"
 #include "tests/thrown.h"
 
 namespace sluice::allocator {

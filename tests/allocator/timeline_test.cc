@@ -1,14 +1,9 @@
 #include "allocator/timeline.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-
 #include "allocator/ledger.h"
+#include "testing.h"
 
-namespace sluice::allocator {
-namespace timeline_test {
+namespace sluice::allocator::timeline_test {
 
 using Two = Timeline<2>;
 using std::chrono::milliseconds;
@@ -88,5 +83,4 @@ TEST(TimelineTest, ALedgerKeepsItsTimeline) {
   EXPECT_EQ(ledger.timeline(Tier::kDisk).back().last[index(Purpose::kParameter)], 7u);
 }
 
-}  // namespace timeline_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::timeline_test

@@ -6,8 +6,7 @@
 
 #include "tests/allocator/support.h"
 
-namespace sluice::allocator {
-namespace touch_reporter_test {
+namespace sluice::allocator::touch_reporter_test {
 
 // A test may touch a null address on purpose.
 __attribute__((no_sanitize("null"))) void touch(const std::byte* at) {
@@ -234,5 +233,4 @@ TEST_F(TouchReporterDeathTest, APoolMayNotEndBeforeItsHomes) {
       "a frame pool ended while homes hold 1 of its 1 extents");
 }
 
-}  // namespace touch_reporter_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::touch_reporter_test

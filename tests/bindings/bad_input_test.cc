@@ -1,19 +1,13 @@
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
 
 #include "bindings/cli/version.h"
 #include "bindings/sluice_process.h"
 #include "core/json.h"
 #include "core/text_file.h"
 #include "source_folder.h"
+#include "testing.h"
 
-namespace sluice::cli {
-namespace bad_input_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::bad_input_test {
 
 class BadInputTest : public ::testing::Test {
  protected:
@@ -232,5 +226,4 @@ TEST_F(BadInputTest, ProgramsReadErrorsAsJson) {
   expect_refused({"doctor", "--errors", "xml"}, 2, "use text, json");
 }
 
-}  // namespace bad_input_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::bad_input_test

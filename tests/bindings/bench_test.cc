@@ -1,25 +1,13 @@
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
-
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <optional>
-#include <thread>
 
 #include "bindings/cli/bench_report.h"
 #include "bindings/sluice_process.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "testing.h"
 
-namespace sluice::cli {
-namespace bench_test {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
+namespace sluice::cli::bench_test {
 
 class BenchTest : public ::testing::Test {
  protected:
@@ -222,5 +210,4 @@ TEST(BenchReportTest, TheRatioIsTheShareOfTheLimit) {
   EXPECT_DOUBLE_EQ(ratio_of({"time", BenchUnit::kSeconds, 4, 3, "", {}}), 0.75);
 }
 
-}  // namespace bench_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::bench_test

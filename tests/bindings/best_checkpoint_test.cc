@@ -1,20 +1,11 @@
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <map>
 
 #include "bindings/sluice_process.h"
 #include "core/json.h"
+#include "testing.h"
 
 // Tests which checkpoints --keep leaves, with validation and without.
-namespace sluice::cli {
-namespace best_checkpoint_test {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+namespace sluice::cli::best_checkpoint_test {
 
 class BestCheckpointTest : public ::testing::Test {
  protected:
@@ -119,5 +110,4 @@ TEST_F(BestCheckpointTest, LossesOfAnotherValidationAreNotCompared) {
   ASSERT_GE(inspected("run").at("best").at("step").get<int>(), 10);
 }
 
-}  // namespace best_checkpoint_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::best_checkpoint_test

@@ -1,15 +1,11 @@
-#include <gmock/gmock.h>
-
 #include "bindings/cli/doctor.h"
 #include "core/bytes.h"
 #include "cuda/gpu.h"
+#include "testing.h"
 
 // What `sluice doctor` says of GPUs, on the fake driver. Whatever is wrong is a finding, with what to do
 // about it.
-namespace sluice::cli {
-namespace doctor_gpu_test {
-
-using testing::HasSubstr;
+namespace sluice::cli::doctor_gpu_test {
 
 class DoctorGpuTest : public GpuTest {
  protected:
@@ -78,5 +74,4 @@ TEST_F(DoctorGpuTest, WithoutASignOfAGpuNothingIsMissing) {
   ::setenv("SLUICE_CUDA_DRIVER", before.c_str(), 1);
 }
 
-}  // namespace doctor_gpu_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::doctor_gpu_test

@@ -1,17 +1,12 @@
 #include "bindings/cli/flags.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <CLI/CLI.hpp>
 
 #include "core/error.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::cli {
-namespace flags_test {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+namespace sluice::cli::flags_test {
 
 struct Fields {
   std::string name, kind = "a";
@@ -87,5 +82,4 @@ TEST_F(FlagsTest, WrongConfigsAreRefused) {
   EXPECT_THAT(refuse(R"({"help": true})"), HasSubstr("help"));
 }
 
-}  // namespace flags_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::flags_test

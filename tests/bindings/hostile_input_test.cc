@@ -1,22 +1,13 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <chrono>
-#include <fstream>
-#include <thread>
-
 #include "bindings/sluice_process.h"
+#include "testing.h"
 
 // What a person might put in the program's way on purpose: it says so, ends by itself, and changes nothing.
-namespace sluice::cli {
-namespace hostile_input_test {
+namespace sluice::cli::hostile_input_test {
 
 using std::chrono::steady_clock;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class HostileInputTest : public ::testing::Test {
  protected:
@@ -184,5 +175,4 @@ TEST_F(HostileInputTest, NamesFromFilesDoNotReachTheTerminalAsTheyAre) {
   EXPECT_THAT(missing.error, Not(HasSubstr("\x1b")));
 }
 
-}  // namespace hostile_input_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::hostile_input_test

@@ -1,30 +1,16 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
-
-#include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <memory>
-#include <optional>
-#include <sstream>
-#include <thread>
 
 #include "bindings/run_outputs.h"
 #include "bindings/sluice_process.h"
 #include "comm/under_mpirun.h"
 #include "core/json.h"
+#include "testing.h"
 
 // Runs whose ranks mpirun has started.
-namespace sluice::cli {
-namespace launched_ranks_test {
+namespace sluice::cli::launched_ranks_test {
 
 using comm::MpirunProcess;
 using std::chrono::steady_clock;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class LaunchedRanksTest : public ::testing::Test {
  protected:
@@ -208,5 +194,4 @@ TEST(Launcher, NeedsThePluginOfMpi) {
   EXPECT_THAT(outcome.error, HasSubstr("openmpi-bin"));
 }
 
-}  // namespace launched_ranks_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::launched_ranks_test

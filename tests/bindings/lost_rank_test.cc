@@ -1,23 +1,12 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 
-#include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <sstream>
-#include <thread>
-
 #include "bindings/ranks_runs.h"
+#include "testing.h"
 
 // Runs of several ranks, one of which is killed, stands still, or is asked to stop.
-namespace sluice::cli {
-namespace lost_rank_test {
+namespace sluice::cli::lost_rank_test {
 
 using std::chrono::steady_clock;
-using ::testing::HasSubstr;
 
 std::vector<pid_t> children_of(pid_t process) {
   const std::string id = std::to_string(process);
@@ -155,5 +144,4 @@ TEST_F(LostRankTest, IsNoLossWhereTheRunIsAskedToStop) {
   EXPECT_THAT(run->out(), HasSubstr("go on with --resume"));
 }
 
-}  // namespace lost_rank_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::lost_rank_test

@@ -1,22 +1,14 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-
 #include "bindings/cli/ranks.h"
 #include "bindings/sluice_process.h"
 #include "comm/host_links.h"
 #include "comm/mpi_links.h"
 #include "core/bytes.h"
 #include "core/json.h"
+#include "testing.h"
 
 // Tests of `sluice plan` for another machine, and beside `sluice train` at the least memory.
-namespace sluice::cli {
-namespace machine_plan_test {
+namespace sluice::cli::machine_plan_test {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 using Words = std::vector<std::string>;
 
 class MachinePlan : public ::testing::Test {
@@ -187,5 +179,4 @@ TEST_F(MachinePlan, AgreesWithTrainAtTheLeastMemory) {
   EXPECT_EQ(is_short.status, 3) << is_short.out;
 }
 
-}  // namespace machine_plan_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::machine_plan_test

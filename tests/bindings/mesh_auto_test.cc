@@ -1,15 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-
 #include "bindings/ranks_runs.h"
+#include "testing.h"
 
 // Runs that choose their mesh, as users start them.
-namespace sluice::cli {
-namespace mesh_auto_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::mesh_auto_test {
 
 class MeshAutoTest : public RanksTest {
  protected:
@@ -86,5 +79,4 @@ TEST_F(MeshAutoTest, IsRefusedWithWhatIsWrong) {
     }
 }
 
-}  // namespace mesh_auto_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::mesh_auto_test

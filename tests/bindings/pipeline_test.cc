@@ -1,18 +1,9 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <map>
-#include <set>
-
 #include "bindings/ranks_runs.h"
+#include "testing.h"
 
 // Runs of models that are cut into the stages of a pipeline, as users start them. ranks_test.cc compares
 // their bits with those of runs in which each rank has the whole model.
-namespace sluice::cli {
-namespace pipeline_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::pipeline_test {
 
 class PipelineRunsTest : public RanksTest {
  protected:
@@ -191,5 +182,4 @@ TEST_F(PipelineRunsTest, NameTheStageThatDoesNotFit) {
                                           HasSubstr("no other cut of the model can fit")));
 }
 
-}  // namespace pipeline_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::pipeline_test

@@ -1,20 +1,11 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <map>
-#include <numeric>
 #include <regex>
 
 #include "bindings/cli/profile_page.h"
 #include "bindings/sluice_process.h"
 #include "core/json.h"
+#include "testing.h"
 
-namespace sluice::cli {
-namespace profile_test {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
+namespace sluice::cli::profile_test {
 
 class ProfileTest : public ::testing::Test {
  protected:
@@ -154,5 +145,4 @@ TEST_F(ProfileTest, NothingInTheDataEndsItsElement) {
   EXPECT_EQ(data().at("a"), "</script><b>");
 }
 
-}  // namespace profile_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::profile_test

@@ -1,15 +1,9 @@
 #include "bindings/cli/progress.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "core/bytes.h"
+#include "testing.h"
 
-namespace sluice::cli {
-namespace progress_test {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
+namespace sluice::cli::progress_test {
 
 models::StepReport report(std::uint64_t step) {
   models::StepReport r;
@@ -95,5 +89,4 @@ TEST(ProgressTest, NoneIsSilent) {
   EXPECT_EQ(text_of([](std::FILE* out) { Progress(out, ProgressStyle::kNone).step(report(1000)); }), "");
 }
 
-}  // namespace progress_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::progress_test

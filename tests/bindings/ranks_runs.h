@@ -1,18 +1,8 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <ostream>
-#include <sstream>
-#include <string>
-#include <vector>
-
 #include "bindings/run_outputs.h"
 #include "bindings/sluice_process.h"
 #include "core/json.h"
+#include "testing.h"
 
 // Runs of several ranks of a small model, as users start them.
 namespace sluice::cli {

@@ -1,19 +1,11 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <map>
 #include <regex>
 
 #include "bindings/ranks_runs.h"
+#include "testing.h"
 
 // Runs of several ranks, as users start them. Whatever is partitioned, and wherever it lies, the bits are
 // those of ranks that each have everything.
-namespace sluice::cli {
-namespace ranks_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::ranks_test {
 
 class TwinsOfRanksTest : public RanksTest, public ::testing::WithParamInterface<Partition> {
  protected:
@@ -251,5 +243,4 @@ TEST_F(RanksTest, ThatCannotBeAreRefused) {
   EXPECT_THAT(small.error, HasSubstr("does not fit in 20.0 MiB"));
 }
 
-}  // namespace ranks_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::ranks_test

@@ -1,14 +1,7 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <string>
-#include <vector>
-
 #include "bindings/sluice_process.h"
 #include "core/json.h"
+#include "testing.h"
 
 // What runs have written, for tests that compare runs.
 namespace sluice::cli {

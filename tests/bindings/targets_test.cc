@@ -1,12 +1,7 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "bindings/sluice_process.h"
+#include "testing.h"
 
-namespace sluice::cli {
-namespace targets_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::targets_test {
 
 TEST(TargetsTest, AnotherWordIsRefused) {
   for (const char* word : {"avx", "AVX2", "avx512,avx2"}) {
@@ -18,5 +13,4 @@ TEST(TargetsTest, AnotherWordIsRefused) {
   }
 }
 
-}  // namespace targets_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::targets_test

@@ -1,18 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <map>
-#include <set>
-#include <tuple>
-
 #include "bindings/ranks_runs.h"
+#include "testing.h"
 
 // Runs whose ranks share out each layer, as users start them.
-namespace sluice::cli {
-namespace tensor_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::tensor_test {
 
 using TensorRunTest = RanksTest;
 
@@ -139,5 +129,4 @@ TEST_F(TensorRunTest, AreRefusedWithWhatIsWrong) {
   }
 }
 
-}  // namespace tensor_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::tensor_test

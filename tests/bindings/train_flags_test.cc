@@ -1,22 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
-
-#include <filesystem>
-#include <fstream>
 
 #include "bindings/cli/commands.h"
 #include "bindings/sluice_process.h"
 #include "core/error.h"
 #include "models/run/training_setup.h"
 #include "offload/disk_folders.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::cli {
-namespace train_flags_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::train_flags_test {
 
 models::TrainSettings settings_of(std::vector<std::string> words) {
   CLI::App app{"", "train"};
@@ -148,5 +141,4 @@ TEST(TrainFlagsTest, ASwitchWinsOverItsOppositeInTheConfigFile) {
   std::filesystem::remove(path);
 }
 
-}  // namespace train_flags_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::train_flags_test

@@ -1,25 +1,12 @@
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <bit>
-#include <chrono>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <thread>
-
 #include "bindings/sluice_process.h"
 #include "core/json.h"
+#include "testing.h"
 
-namespace sluice::cli {
-namespace training_test {
-
-using ::testing::HasSubstr;
+namespace sluice::cli::training_test {
 
 class TrainingTest : public ::testing::Test {
  protected:
@@ -351,5 +338,4 @@ TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
   EXPECT_THAT(damaged.error, HasSubstr("is not what was written with this checkpoint"));
 }
 
-}  // namespace training_test
-}  // namespace sluice::cli
+}  // namespace sluice::cli::training_test

@@ -1,21 +1,11 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <mutex>
-#include <numeric>
-#include <thread>
-
 #include "comm/values.h"
 #include "comm/worlds.h"
 #include "core/dtype.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Holds every kind of links to the same contract: what a communicator computes over them.
-namespace sluice::comm {
-namespace conformance_test {
+namespace sluice::comm::conformance_test {
 
 // The sum over all ranks of what value(rank) is, level by level: neighbours are added, and an odd
 // last one is carried.
@@ -608,5 +598,4 @@ TEST_P(ConformanceOfMpi, IsThatOfAllOtherLinks) {
   EXPECT_THAT(process.output(), testing::ContainsRegex("[1-9][0-9] tests from 1 test suite ran"));
 }
 
-}  // namespace conformance_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::conformance_test

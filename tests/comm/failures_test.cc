@@ -1,22 +1,16 @@
 #include <dirent.h>
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <optional>
 
 #include "comm/worlds.h"
 #include "core/dtype.h"
+#include "testing.h"
 
 // What ranks are told when something goes wrong: which rank it was, and what it did.
-namespace sluice::comm {
-namespace failures_test {
+namespace sluice::comm::failures_test {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::AllOf;
 using testing::ContainsRegex;
-using testing::HasSubstr;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
@@ -488,5 +482,4 @@ TEST(Remains, ThereAreNone) {
   EXPECT_EQ(entries("/dev/shm"), shared);
 }
 
-}  // namespace failures_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::failures_test

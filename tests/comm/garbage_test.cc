@@ -1,20 +1,14 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
-
-#include <random>
 
 #include "comm/worlds.h"
 #include "core/dtype.h"
+#include "testing.h"
 
 // Nothing that another process has written into shared memory ends this one, or is waited for for ever.
-namespace sluice::comm {
-namespace garbage_test {
+namespace sluice::comm::garbage_test {
 
 using std::chrono::milliseconds;
-using testing::AnyOf;
-using testing::HasSubstr;
 
 TEST(Garbage, InSharedMemoryIsAnError) {
   std::mt19937_64 random(4);
@@ -96,5 +90,4 @@ TEST(Garbage, IsNotOpened) {
   EXPECT_EQ(code_of(1'000'000), static_cast<int>(ErrorCode::kIo));
 }
 
-}  // namespace garbage_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::garbage_test

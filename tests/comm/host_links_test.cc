@@ -1,22 +1,15 @@
 #include "comm/host_links.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
 
-#include <array>
-#include <thread>
-#include <utility>
-
 #include "comm/worlds.h"
+#include "testing.h"
 #include "thrown.h"
 
 // How ranks find those of their host. That the links then work is a matter of the conformance tests.
-namespace sluice::comm {
-namespace host_links_test {
+namespace sluice::comm::host_links_test {
 
 using std::chrono::milliseconds;
-using testing::HasSubstr;
 
 std::string host_of(int rank) { return rank % 2 == 0 ? "even" : "odd"; }
 
@@ -178,5 +171,4 @@ TEST(HostLinks, RefuseMemoryThatIsNone) {
   second.join();
 }
 
-}  // namespace host_links_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::host_links_test

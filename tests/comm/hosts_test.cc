@@ -1,16 +1,11 @@
 #include "comm/hosts.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <atomic>
-
 #include "comm/values.h"
 #include "comm/worlds.h"
+#include "testing.h"
 
 // What comes to a host from others. That the sums are right is a matter of the conformance tests.
-namespace sluice::comm {
-namespace hosts_test {
+namespace sluice::comm::hosts_test {
 
 class HostsTest : public testing::TestWithParam<std::tuple<World, int>> {
  protected:
@@ -110,5 +105,4 @@ TEST(SumNodes, AreTheLargestWithinARange) {
   EXPECT_EQ(nodes[2].merges, 0u);
 }
 
-}  // namespace hosts_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::hosts_test

@@ -1,14 +1,8 @@
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstring>
-#include <thread>
-
 #include "comm/worlds.h"
+#include "testing.h"
 
 // Links alone: packets, and sleep that no wake-up is lost to.
-namespace sluice::comm {
-namespace links_test {
+namespace sluice::comm::links_test {
 
 using Clock = Links::Clock;
 // A lost wake-up would take one such sleep; so a test that takes less has lost none.
@@ -114,5 +108,4 @@ TEST(LocalLinks, ARankThatHasNotBegunIsNotGone) {
   EXPECT_FALSE(links->gone(1)->in_order);
 }
 
-}  // namespace links_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::links_test

@@ -1,11 +1,9 @@
 #include "comm/mesh.h"
 
-#include <gtest/gtest.h>
-
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::comm {
-namespace mesh_test {
+namespace sluice::comm::mesh_test {
 
 TEST(Mesh, NumbersRanksSoThatThoseOfTheLastAxisAreNeighbours) {
   const Mesh mesh = Mesh::parse("data=2,pipeline=3");
@@ -82,5 +80,4 @@ TEST(Mesh, RefusesWhatIsNone) {
   EXPECT_EQ(Mesh::parse("data=1024,pipeline=1024").ranks(), Mesh::kMostRanks);
 }
 
-}  // namespace mesh_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::mesh_test

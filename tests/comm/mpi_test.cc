@@ -1,29 +1,18 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fmt/ranges.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <atomic>
-#include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <random>
-#include <set>
-#include <sstream>
-#include <thread>
 
 #include "comm/worlds.h"
+#include "testing.h"
 #include "thrown.h"
 
 // What is particular to MPI and its launchers.
 namespace sluice::comm {
 namespace mpi_test {
-
-using testing::HasSubstr;
 
 using Variables = std::vector<std::pair<const char*, const char*>>;
 

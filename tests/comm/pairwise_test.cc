@@ -1,11 +1,9 @@
-#include <gtest/gtest.h>
-
+#include "core/pairwise.h"
 #include "comm/values.h"
 #include "comm/worlds.h"
-#include "core/pairwise.h"
+#include "testing.h"
 
-namespace sluice::comm {
-namespace pairwise_test {
+namespace sluice::comm::pairwise_test {
 
 using Case = std::tuple<World, int>;
 class PairwiseTest : public testing::TestWithParam<Case> {
@@ -71,5 +69,4 @@ TEST_P(PairwiseTest, HaveTheSameBitsWhoeverHasWhichNumbers) {
   });
 }
 
-}  // namespace pairwise_test
-}  // namespace sluice::comm
+}  // namespace sluice::comm::pairwise_test

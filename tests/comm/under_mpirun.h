@@ -1,15 +1,9 @@
 #pragma once
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <string>
-#include <vector>
+#include "tests/testing.h"
 
 // Tests whose ranks mpirun starts.
 namespace sluice::comm {

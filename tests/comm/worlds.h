@@ -1,18 +1,9 @@
 #pragma once
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <functional>
 #include <future>
-#include <memory>
-#include <ostream>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/faulty_links.h"
@@ -21,6 +12,7 @@
 #include "comm/mpi_links.h"
 #include "comm/under_mpirun.h"
 #include "core/error.h"
+#include "testing.h"
 #include "watchdog.h"
 
 // Runs ranks of tests, in every way in which ranks can be connected. No test waits for ever: a rank that does

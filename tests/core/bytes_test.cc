@@ -1,16 +1,10 @@
 #include "core/bytes.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <limits>
-#include <vector>
-
 #include "core/error.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice {
-namespace bytes_test {
+namespace sluice::bytes_test {
 
 TEST(Bytes, RoundingAndDividing) {
   static_assert(round_up(0, 8) == 0 && round_up(1, 8) == 8 && round_up(8, 8) == 8 && round_up(9, 8) == 16);
@@ -94,5 +88,4 @@ TEST(FormatSize, ForPeople) {
   EXPECT_THAT(format_size(std::numeric_limits<std::uint64_t>::max()), testing::EndsWith(" TiB"));
 }
 
-}  // namespace bytes_test
-}  // namespace sluice
+}  // namespace sluice::bytes_test

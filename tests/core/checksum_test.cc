@@ -1,14 +1,7 @@
 #include "core/checksum.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <random>
-#include <string_view>
-#include <vector>
-
-namespace sluice {
-namespace checksum_test {
+namespace sluice::checksum_test {
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -55,5 +48,4 @@ TEST(Checksum, ValueMayBeAskedBetweenPartsAndMoves) {
   EXPECT_EQ(second.value(), checksum(bytes_of("abc")));
 }
 
-}  // namespace checksum_test
-}  // namespace sluice
+}  // namespace sluice::checksum_test

@@ -1,18 +1,14 @@
 #include "core/descriptor.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/text_file.h"
+#include "testing.h"
 #include "tests/core/support.h"
 
-namespace sluice {
-namespace descriptor_test {
-
-using testing::AllOf;
-using testing::HasSubstr;
+namespace sluice::descriptor_test {
 
 class OpenFileTest : public testing::Test {
  protected:
@@ -74,5 +70,4 @@ TEST_F(OpenFileTest, RandomNames) {
   EXPECT_NE(random_name(), random_name());
 }
 
-}  // namespace descriptor_test
-}  // namespace sluice
+}  // namespace sluice::descriptor_test

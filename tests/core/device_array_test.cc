@@ -1,11 +1,9 @@
 #include "core/device_array.h"
 
-#include <gtest/gtest.h>
-
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice {
-namespace device_array_test {
+namespace sluice::device_array_test {
 
 // CUDA's grids have at most 2^31 - 1 blocks.
 TEST(DeviceArrayTest, ALaunchOfTooManyBlocksIsRefused) {
@@ -17,5 +15,4 @@ TEST(DeviceArrayTest, ALaunchOfTooManyBlocksIsRefused) {
                [] { launch_blocks(kMost * kOfBlock + 1, kOfBlock); });
 }
 
-}  // namespace device_array_test
-}  // namespace sluice
+}  // namespace sluice::device_array_test

@@ -1,13 +1,7 @@
 #include "core/dtype.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cmath>
-#include <limits>
-
-namespace sluice {
-namespace dtype_test {
+namespace sluice::dtype_test {
 
 TEST(Dtype, NamesAndSizes) {
   EXPECT_EQ(size_of(Dtype::kF32), 4u);
@@ -143,5 +137,4 @@ TEST(F16, RoundsToNearestTiesToEven) {
     }
 }
 
-}  // namespace dtype_test
-}  // namespace sluice
+}  // namespace sluice::dtype_test

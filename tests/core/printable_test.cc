@@ -1,9 +1,7 @@
 #include "core/printable.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-namespace sluice {
-namespace printable_test {
+namespace sluice::printable_test {
 
 TEST(Printable, LeavesTextAsItIs) {
   for (const char* text :
@@ -28,5 +26,4 @@ TEST(Printable, KeepsLinesWhereThereAreSeveral) {
   EXPECT_EQ(printable("a\nb\r", Lines::kKeep), "a\nb\\x0d");
 }
 
-}  // namespace printable_test
-}  // namespace sluice
+}  // namespace sluice::printable_test

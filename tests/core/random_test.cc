@@ -1,11 +1,7 @@
 #include "core/random.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-#include <set>
-
-namespace sluice {
-namespace random_test {
+namespace sluice::random_test {
 
 using Words = std::array<std::uint32_t, 4>;
 
@@ -50,5 +46,4 @@ TEST(ToUnitInterval, EndsAndMean) {
   EXPECT_NEAR(sum / 40'000, 0.5, 0.006);  // four standard deviations
 }
 
-}  // namespace random_test
-}  // namespace sluice
+}  // namespace sluice::random_test

@@ -1,15 +1,7 @@
 #include "core/serial_queue.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
-namespace sluice {
-namespace serial_queue_test {
+namespace sluice::serial_queue_test {
 
 TEST(SerialQueue, DoesAllJobsInTheirOrderAndTellsWhatEachThrew) {
   std::vector<std::string> seen;
@@ -30,5 +22,4 @@ TEST(SerialQueue, DoesAllJobsInTheirOrderAndTellsWhatEachThrew) {
   EXPECT_EQ(seen.back(), "goes on elsewhere");
 }
 
-}  // namespace serial_queue_test
-}  // namespace sluice
+}  // namespace sluice::serial_queue_test

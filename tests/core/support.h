@@ -1,10 +1,5 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <iterator>
-#include <string>
-
+#include "testing.h"
 #include "tests/temporary_folder.h"
 #include "tests/thrown.h"
 

@@ -1,16 +1,15 @@
 #include "core/system.h"
 
-#include <gmock/gmock.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include "core/bytes.h"
+#include "testing.h"
 #include "tests/core/support.h"
 
-namespace sluice {
-namespace system_test {
+namespace sluice::system_test {
 
 constexpr const char* kNoLimitV1 = "9223372036854771712\n";
 
@@ -222,5 +221,4 @@ TEST(ThisMachine, AgreesWithOtherSources) {
   EXPECT_TRUE(mapping_limit().has_value());
 }
 
-}  // namespace system_test
-}  // namespace sluice
+}  // namespace sluice::system_test

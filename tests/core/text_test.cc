@@ -1,23 +1,18 @@
 // Tests of errors, JSON, text files and the log.
-#include <gmock/gmock.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
-#include <thread>
 
 #include "core/json.h"
 #include "core/log.h"
 #include "core/text_file.h"
+#include "testing.h"
 #include "tests/core/support.h"
 
-namespace sluice {
-namespace text_test {
-
-using testing::AllOf;
-using testing::HasSubstr;
+namespace sluice::text_test {
 
 TEST(Error, CarriesCodeAndText) {
   const Thrown thrown = thrown_by([] { fail(ErrorCode::kIo, "cannot read '{}' at {}", "a.bin", 17); });
@@ -206,5 +201,4 @@ TEST(Log, Levels) {
   set_log_level("info");
 }
 
-}  // namespace text_test
-}  // namespace sluice
+}  // namespace sluice::text_test

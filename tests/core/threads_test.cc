@@ -1,24 +1,13 @@
 #include "core/threads.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <limits>
-#include <mutex>
-#include <set>
-#include <stdexcept>
-#include <thread>
-#include <vector>
-
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
 
 #include "core/error.h"
+#include "testing.h"
 
-namespace sluice {
-namespace threads_test {
+namespace sluice::threads_test {
 
 using Ranges = std::multiset<std::pair<std::size_t, std::size_t>>;
 
@@ -171,5 +160,4 @@ TEST(Threads, ZeroThreadsAreRefused) {
   for (const int count : {0, -1}) EXPECT_THROW(Threads threads(count), Error);
 }
 
-}  // namespace threads_test
-}  // namespace sluice
+}  // namespace sluice::threads_test

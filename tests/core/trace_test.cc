@@ -1,15 +1,10 @@
 #include "core/trace.h"
 
-#include <gtest/gtest.h>
-
-#include <map>
-#include <thread>
-
 #include "core/json.h"
+#include "testing.h"
 #include "tests/core/support.h"
 
-namespace sluice {
-namespace trace_test {
+namespace sluice::trace_test {
 
 Json saved(const Trace& trace) {
   const TemporaryFolder folder;
@@ -118,5 +113,4 @@ TEST(Trace, FailsWhereTheFileCannotBeWritten) {
             std::string::npos);
 }
 
-}  // namespace trace_test
-}  // namespace sluice
+}  // namespace sluice::trace_test

@@ -4,8 +4,7 @@
 
 // An engine while its client captures a stream. tests/bindings/c/device_calls_test.cc makes each of its
 // calls.
-namespace sluice::engine::twins {
-namespace capture_calls_test {
+namespace sluice::engine::twins::capture_calls_test {
 
 using CallsTest = DeviceEngineTest;
 
@@ -58,5 +57,4 @@ TEST_F(CallsTest, AnEngineMayEndWhileTheClientCaptures) {
   }
 }
 
-}  // namespace capture_calls_test
-}  // namespace sluice::engine::twins
+}  // namespace sluice::engine::twins::capture_calls_test

@@ -1,15 +1,10 @@
 #include "cuda/capture.h"
 
-#include <functional>
-#include <thread>
-#include <vector>
-
 #include "cuda/kernel_test.h"
 #include "thrown.h"
 
 // What a client captures goes on whatever is called of a Device meanwhile, on its thread or on others.
-namespace sluice {
-namespace capture_test {
+namespace sluice::capture_test {
 
 class CaptureTest : public KernelTest, public testing::WithParamInterface<CUstreamCaptureMode> {
  protected:
@@ -192,5 +187,4 @@ INSTANTIATE_TEST_SUITE_P(Modes, CaptureTest,
                                          CU_STREAM_CAPTURE_MODE_RELAXED),
                          mode_name);
 
-}  // namespace capture_test
-}  // namespace sluice
+}  // namespace sluice::capture_test

@@ -1,14 +1,8 @@
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-
 #include "cuda/engine_fixture.h"
 #include "engine/planner/planner.h"
 
 // A GPU computes, and the CPU updates.
-namespace sluice::engine::twins {
-namespace cpu_updates_test {
+namespace sluice::engine::twins::cpu_updates_test {
 
 using CpuUpdatesTest = DeviceEngineTest;
 
@@ -218,9 +212,9 @@ TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
 TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
-  setup.device = 128 * kMiB;
-  setup.updates = kHost;
   setup.places = {kHost, kHost, kHost};
+  setup.updates = kHost;
+  setup.device = 128 * kMiB;
   setup.steps = 6;
   for (const bool clip : {true, false}) {
     SCOPED_TRACE(clip);
@@ -243,9 +237,9 @@ TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
 // What the link saves, and what both processors take, says who updates.
 TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   Case setup;
+  setup.places = {kHost, kHost, kHost};
   setup.device = 128 * kMiB;
   setup.blocks = 6;
-  setup.places = {kHost, kHost, kHost};
   const auto by_cpu = [&](double link, double memory, double gpu_update = 1e-15) {
     setup.rates.gpu = {Source::kMeasured, link, link, 2 * link, gpu_update};
     setup.rates.memory_bandwidth = memory;
@@ -274,5 +268,4 @@ TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   }
 }
 
-}  // namespace cpu_updates_test
-}  // namespace sluice::engine::twins
+}  // namespace sluice::engine::twins::cpu_updates_test

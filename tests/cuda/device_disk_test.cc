@@ -1,17 +1,11 @@
 #include "engine/memory/device_disk.h"
 
-#include <cstring>
-#include <memory>
-#include <thread>
-#include <vector>
-
 #include "core/bytes.h"
 #include "cuda/gpu.h"
 #include "offload/test_files.h"
 
 // What is on disk, and a GPU computes with.
-namespace sluice::engine {
-namespace device_disk_test {
+namespace sluice::engine::device_disk_test {
 
 using DeviceDiskTest = GpuTest;
 constexpr std::size_t kBytes = kHugePage;
@@ -75,5 +69,4 @@ TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {
   }
 }
 
-}  // namespace device_disk_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::device_disk_test

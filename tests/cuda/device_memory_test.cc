@@ -1,16 +1,11 @@
 #include "allocator/device_memory.h"
 
-#include <array>
-#include <functional>
-#include <random>
-
 #include "core/bytes.h"
 #include "cuda/gpu.h"
 #include "thrown.h"
 
 // Regions of a device's memory, and frames under homes.
-namespace sluice::allocator {
-namespace device_memory_test {
+namespace sluice::allocator::device_memory_test {
 
 class DeviceMemoryTest : public GpuTest {
  protected:
@@ -237,5 +232,4 @@ TEST_F(DeviceMemoryTest, EachCallThatFailsIsReportedAndLeavesNothing) {
   EXPECT_GT(failures, 15);
 }
 
-}  // namespace device_memory_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::device_memory_test

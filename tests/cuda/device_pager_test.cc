@@ -1,13 +1,9 @@
-#include <algorithm>
-#include <optional>
-
 #include "cuda/gpu.h"
 #include "engine/memory/host_records.h"
 #include "engine/memory/pager.h"
 
 // A pager whose frames are a GPU's.
-namespace sluice::engine {
-namespace device_pager_test {
+namespace sluice::engine::device_pager_test {
 
 class DevicePagerTest : public GpuTest {
  protected:
@@ -31,10 +27,7 @@ class DevicePagerTest : public GpuTest {
     GpuTest::TearDown();
   }
   HoldingId define(const char* name) {
-    HoldingSpec spec;
-    spec.name = name;
-    spec.bytes = kBytes;
-    spec.tier = allocator::Tier::kHost;
+    HoldingSpec spec{.name = name, .bytes = kBytes, .tier = allocator::Tier::kHost};
     return pager_->define(spec);
   }
   void start(std::size_t extents) {
@@ -81,5 +74,4 @@ TEST_F(DevicePagerTest, WhoGetsFramesWithoutContentsWaitsForThoseWhoHadThem) {
   EXPECT_TRUE(is(record_of(second), 2));
 }
 
-}  // namespace device_pager_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::device_pager_test

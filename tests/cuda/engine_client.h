@@ -78,13 +78,13 @@ inline Profile profile_of(const Case& setup) {
 
 inline PlanRequest request_of(const Case& setup) {
   PlanRequest request;
+  request.ranks = setup.ranks;
+  request.stage = setup.stage;
   request.clip = setup.clip;
   request.prefetch = setup.prefetch;
   request.chunk_elements = kChunkGrain;
   request.places = setup.places;
   request.updates = setup.updates;
-  request.ranks = setup.ranks;
-  request.stage = setup.stage;
   return request;
 }
 
@@ -148,9 +148,8 @@ class Client {
   }
 
   double step(int step) {
-    StepSettings settings;
-    settings.groups = {{0.02 / (step + 1), 0.1}, {0.02, 0}};
-    settings.clip = setup_.clip ? setup_.norm : 0;
+    StepSettings settings{.groups = {{0.02 / (step + 1), 0.1}, {0.02, 0}},
+                          .clip = setup_.clip ? setup_.norm : 0};
     engine_.begin_step(settings);
     spoils_ = step == 1;
     refused_ = false;

@@ -1,11 +1,8 @@
 #pragma once
-#include <gmock/gmock.h>
-
-#include <cstdlib>
 #include <ctime>
-#include <vector>
 
 #include "cuda/engine_client.h"
+#include "testing.h"
 
 namespace sluice::engine::twins {
 

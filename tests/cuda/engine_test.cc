@@ -1,14 +1,9 @@
-#include <gmock/gmock.h>
-
-#include <bit>
-#include <set>
-
 #include "cuda/engine_fixture.h"
 #include "engine/planner/planner.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::engine::twins {
-namespace engine_test {
+namespace sluice::engine::twins::engine_test {
 
 TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
   Case setup;
@@ -127,11 +122,11 @@ TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16})
     for (const bool clip : {true, false}) {
       Case setup;
-      setup.dtype = dtype;
       setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+      setup.dtype = dtype;
       setup.clip = clip;
-      setup.once = true;
       setup.measures = clip;
+      setup.once = true;
       const Outcome expected = train_on_cpu(setup);
       setup.device = 128 * kMiB;
       for (const auto updates : {kDevice, kHost})
@@ -155,9 +150,9 @@ TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
-  setup.device = 128 * kMiB;
-  setup.updates = kDevice;
   setup.places = {kHost, kHost, kHost};
+  setup.updates = kDevice;
+  setup.device = 128 * kMiB;
   setup.blocks = 14;
   setup.steps = 5;
   const auto count = [](const std::vector<const char*>& functions) {
@@ -301,8 +296,8 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
 // The caller may end a stream as soon as it has named another one.
 TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
   Case setup;
-  setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
+  setup.device = 128 * kMiB;
   if (fake() != nullptr) begin(Schedule::kLate, 1);
   std::array<Device::Stream, 2> streams = {device_->make_stream(false), device_->make_stream(false)};
   Made made(setup, device_.get());
@@ -367,5 +362,4 @@ TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
   }
 }
 
-}  // namespace engine_test
-}  // namespace sluice::engine::twins
+}  // namespace sluice::engine::twins::engine_test

@@ -1,14 +1,10 @@
-#include <gmock/gmock.h>
-
-#include <set>
-
 #include "cuda/engine_fixture.h"
 #include "engine/planner/device_plan.h"
 #include "engine/planner/planner.h"
+#include "testing.h"
 
 // The size of the extents of frames, which a plan chooses.
-namespace sluice::engine::twins {
-namespace extents_test {
+namespace sluice::engine::twins::extents_test {
 
 using ExtentsTest = DeviceEngineTest;
 
@@ -39,5 +35,4 @@ TEST_F(ExtentsTest, TheyGrowWithinTheBudgetAndKeepTheBits) {
   expect_twin(setup, expected);
 }
 
-}  // namespace extents_test
-}  // namespace sluice::engine::twins
+}  // namespace sluice::engine::twins::extents_test

@@ -1,18 +1,13 @@
 #include "cuda/fake/fibers.h"
 
 #include <cuda.h>
-#include <gtest/gtest.h>
-
-#include <numeric>
-#include <random>
-#include <vector>
 
 #include "cuda/fake/memory.h"
+#include "testing.h"
 
 // The fake's threads of a GPU find barriers that are left out, and those that not all threads of a block
 // reach.
-namespace sluice::fake_cuda {
-namespace fibers_test {
+namespace sluice::fake_cuda::fibers_test {
 
 constexpr unsigned kThreads = 256, kWarp = 32, kBlocks = 4;
 
@@ -64,5 +59,4 @@ TEST(Fibers, ABarrierThatNotAllReachIsRefused) {
   }
 }
 
-}  // namespace fibers_test
-}  // namespace sluice::fake_cuda
+}  // namespace sluice::fake_cuda::fibers_test

@@ -1,17 +1,11 @@
 #pragma once
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "core/device.h"
 #include "core/error.h"
 #include "cuda/fake/control.h"
+#include "testing.h"
 
 namespace sluice {
 

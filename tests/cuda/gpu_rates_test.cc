@@ -1,17 +1,13 @@
 #include "engine/machine/gpu_rates.h"
 
-#include <gmock/gmock.h>
-
-#include <cmath>
-
 #include "core/bytes.h"
 #include "cuda/kernel_test.h"
+#include "testing.h"
 #include "thrown.h"
 
 // What a plan for a GPU is made by is measured on that GPU, and nothing is left of the measurement. How fast
 // the fake is says nothing.
-namespace sluice::engine {
-namespace gpu_rates_test {
+namespace sluice::engine::gpu_rates_test {
 
 class GpuRatesTest : public KernelTest {
  protected:
@@ -106,5 +102,4 @@ TEST_F(GpuRatesTest, AFileOfKernelsThatTheDriverRefusesIsNamedWithTheRemedy) {
   }
 }
 
-}  // namespace gpu_rates_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::gpu_rates_test

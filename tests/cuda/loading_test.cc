@@ -1,8 +1,7 @@
 #include "cuda/engine_fixture.h"
 
 // Units that are given values where a GPU computes.
-namespace sluice::engine::twins {
-namespace loading_test {
+namespace sluice::engine::twins::loading_test {
 
 class LoadingTest : public DeviceEngineTest {
  protected:
@@ -29,8 +28,8 @@ class LoadingTest : public DeviceEngineTest {
 TEST_F(LoadingTest, AUnitThatIsGivenValuesAnewHasStateOfZeros) {
   for (const Dtype state : {Dtype::kF32, Dtype::kU8}) {
     Case setup;
-    setup.dtype = Dtype::kBf16;
     setup.optimizer = optimizer_of("adamw", state, true);
+    setup.dtype = Dtype::kBf16;
     setup.device = 128 * kMiB;
     setup.blocks = 1;
     const Outcome expected = on_cpu(setup);
@@ -50,13 +49,12 @@ TEST_F(LoadingTest, AUnitThatIsGivenValuesAnewHasStateOfZeros) {
 TEST_F(LoadingTest, StateInTheHostsMemoryStaysThere) {
   SLUICE_NEEDS_THE_FAKE();
   for (const auto updates : {kHost, kDevice}) {
-    Case setup;
-    setup.dtype = Dtype::kBf16;
-    setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
-    setup.device = 128 * kMiB;
-    setup.blocks = 1;
-    setup.updates = updates;
-    setup.places = {kDevice, kDevice, kHost};
+    Case setup{.optimizer = optimizer_of("adamw", Dtype::kF32, true),
+               .dtype = Dtype::kBf16,
+               .places = {kDevice, kDevice, kHost},
+               .updates = updates,
+               .device = 128 * kMiB,
+               .blocks = 1};
     OnGpu gpu(setup, *device_);
     const auto before = fake()->counts();
     gpu.client.load();
@@ -69,5 +67,4 @@ TEST_F(LoadingTest, StateInTheHostsMemoryStaysThere) {
   }
 }
 
-}  // namespace loading_test
-}  // namespace sluice::engine::twins
+}  // namespace sluice::engine::twins::loading_test

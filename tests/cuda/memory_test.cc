@@ -1,15 +1,10 @@
 #include <sys/mman.h>
 
-#include <cmath>
-#include <cstring>
-#include <functional>
-
 #include "cuda/gpu.h"
 #include "thrown.h"
 
 // Extents, addresses and mappings.
-namespace sluice {
-namespace memory_test {
+namespace sluice::memory_test {
 
 class MemoryTest : public GpuTest {
  protected:
@@ -194,5 +189,4 @@ TEST_F(MemoryTest, MisuseThatAGpuMayNotNoticeIsFound) {
   free_moved("freed or moved", [](void* pages) { ::madvise(pages, 1 << 16, MADV_DONTNEED); });
 }
 
-}  // namespace memory_test
-}  // namespace sluice
+}  // namespace sluice::memory_test

@@ -1,8 +1,7 @@
 #include "cuda/engine_fixture.h"
 
 // What an engine on a GPU knows of its gradients as a whole.
-namespace sluice::engine::twins {
-namespace norm_test {
+namespace sluice::engine::twins::norm_test {
 
 // One number comes of 2^20 elements, and a few more where a parameter does not end with so many.
 TEST_F(DeviceEngineTest, ANormBringsOneNumberOfAMillionElements) {
@@ -46,5 +45,4 @@ TEST_F(DeviceEngineTest, NormsOfLargeParametersHaveTheBitsOfTheCpu) {
   expect_twin(setup, expected);
 }
 
-}  // namespace norm_test
-}  // namespace sluice::engine::twins
+}  // namespace sluice::engine::twins::norm_test

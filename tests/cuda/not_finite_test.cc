@@ -1,14 +1,8 @@
-#include <algorithm>
-#include <array>
-#include <functional>
-#include <limits>
-
 #include "cuda/engine_fixture.h"
 #include "thrown.h"
 
 // Gradients that are not finite, where updates follow them on a GPU.
-namespace sluice::engine::twins {
-namespace not_finite_test {
+namespace sluice::engine::twins::not_finite_test {
 
 // Where updates follow gradients, nobody waits to learn whether these are finite: who updates leaves out the
 // unit whose gradient is not, and the caller learns of it at the step. Without a GPU it is refused at once;
@@ -33,8 +27,8 @@ TEST_F(DeviceEngineTest, AGradientThatIsNotFiniteChangesNothingOfItsUnit) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
     Case setup;
-    setup.clip = false;
     setup.dtype = Dtype::kBf16;
+    setup.clip = false;
     setup.spoiled = all[i].parameter;
     setup.abandons = all[i].abandons;
     setup.optimizer.name = all[i].optimizer;
@@ -127,5 +121,4 @@ TEST_F(DeviceEngineTest, AFactorThatIsNotFiniteIsRefusedWhereTheUnitIsReleased) 
   }
 }
 
-}  // namespace not_finite_test
-}  // namespace sluice::engine::twins
+}  // namespace sluice::engine::twins::not_finite_test

@@ -1,14 +1,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <thread>
-
 #include "cuda/gpu.h"
 #include "thrown.h"
 
 // How a device is opened, and refused.
-namespace sluice {
-namespace opening_test {
+namespace sluice::opening_test {
 
 using OpeningTest = GpuTest;
 
@@ -109,5 +106,4 @@ TEST_F(OpeningTest, AForkedChildIsToldThatItHasNoDriver) {
   EXPECT_EQ(status, 0);
 }
 
-}  // namespace opening_test
-}  // namespace sluice
+}  // namespace sluice::opening_test

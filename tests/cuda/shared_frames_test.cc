@@ -1,19 +1,9 @@
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <optional>
-#include <set>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
 #include "cuda/gpu.h"
 
 // Homes that share frames, of which each stream uses those that it has waited for.
-namespace sluice::allocator {
-namespace shared_frames_test {
+namespace sluice::allocator::shared_frames_test {
 
 // Passes over units, forward and backward, whose contents are copied in ahead on one stream and read on
 // another one, as an engine does it. Units leave in the order in which they are needed latest.
@@ -156,5 +146,4 @@ TEST_F(SharedFramesTest, ASteadyOrderMapsNothingAfterTwoSteps) {
   }
 }
 
-}  // namespace shared_frames_test
-}  // namespace sluice::allocator
+}  // namespace sluice::allocator::shared_frames_test

@@ -1,9 +1,3 @@
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <stdexcept>
-
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
 #include "cuda/kernel_test.h"
@@ -14,8 +8,7 @@
 #include "thrown.h"
 
 // Gradients that are added on a GPU, and the sums of their squares, have the bits of those on the CPU.
-namespace sluice::kernels {
-namespace squares_test {
+namespace sluice::kernels::squares_test {
 
 // Values over many powers of ten, so that sums in another order have other bits; some are subnormal or -0.
 std::vector<std::byte> make_values(std::size_t count, Dtype type, std::uint64_t seed) {
@@ -341,5 +334,4 @@ TEST_F(SquaresTest, WhatIsNotAlignedOrNoFloatIsRefused) {
                [&] { squares.check(nullptr, 1, doubles(256), reinterpret_cast<std::uint32_t*>(258)); });
 }
 
-}  // namespace squares_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::squares_test

@@ -1,11 +1,5 @@
 #include "optim/device_update.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <random>
-
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
 #include "cuda/kernel_test.h"
@@ -13,8 +7,7 @@
 #include "thrown.h"
 
 // Updates on a GPU have the bits of those on the CPU.
-namespace sluice::optim {
-namespace update_test {
+namespace sluice::optim::update_test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -283,12 +276,11 @@ TEST_F(UpdateTest, SpansThatGoTogetherHaveThem) {
     for (std::size_t i = 0; i < spans; ++i) {
       gpus.push_back(std::make_unique<OnGpu>(*device_, on_gpu[i], i % 3 == 0 ? 4 : 0));
       device_->synchronize(gpus.back()->stream());
-      Hyperparameters h;
-      h.learning_rate = 1e-2 / static_cast<double>(1 + i % 4);
-      h.weight_decay = i % 2 == 0 ? 0.1 : 0;
-      h.gradient_factor = 1 / static_cast<double>(1 + i % 3);
-      h.clip_value = i % 5 == 0 ? 0.01 : 0;
-      h.step = 1 + i;
+      Hyperparameters h{.learning_rate = 1e-2 / static_cast<double>(1 + i % 4),
+                        .weight_decay = i % 2 == 0 ? 0.1 : 0,
+                        .gradient_factor = 1 / static_cast<double>(1 + i % 3),
+                        .step = 1 + i,
+                        .clip_value = i % 5 == 0 ? 0.01 : 0};
       parts.push_back({h, gpus.back()->span()});
       optimizer->apply(threads_, h,
                        span_of(on_cpu[i], [](Bytes& bytes, std::size_t) -> void* { return bytes.data(); }));
@@ -319,5 +311,4 @@ TEST_F(UpdateTest, KernelsAreFoundByTheirNames) {
                [&] { device_->kernel("sluice_nothing"); });
 }
 
-}  // namespace update_test
-}  // namespace sluice::optim
+}  // namespace sluice::optim::update_test

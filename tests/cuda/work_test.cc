@@ -1,14 +1,9 @@
-#include <atomic>
-#include <functional>
-#include <thread>
-
 #include "cuda/kernel_test.h"
 #include "kernels/device_sum.h"
 #include "thrown.h"
 
 // Streams, events, and the order of what is queued. On the fake each test runs in every schedule.
-namespace sluice {
-namespace work_test {
+namespace sluice::work_test {
 
 struct Order {
   fake_cuda::Schedule schedule;
@@ -294,5 +289,4 @@ INSTANTIATE_TEST_SUITE_P(Orders, WorkTest,
                                          Order{fake_cuda::Schedule::kRandom, 3}),
                          order_name);
 
-}  // namespace work_test
-}  // namespace sluice
+}  // namespace sluice::work_test

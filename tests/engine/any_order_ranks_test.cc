@@ -1,19 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cmath>
-#include <limits>
-#include <mutex>
-
 #include "engine/ranks_client.h"
+#include "testing.h"
 
 // Tests of several ranks that train a model whose units are accessed in any order.
-namespace sluice::engine::wrapped {
-namespace any_order_ranks_test {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+namespace sluice::engine::wrapped::any_order_ranks_test {
 
 constexpr std::size_t kStages = kMostStage + 1;
 
@@ -63,10 +52,7 @@ TEST_P(TwinsOfRanks, HaveTheSameBitsAtEveryStageAndTier) {
 class EveryStage : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
  protected:
   static Case setup(int ranks) {
-    Case setup;
-    setup.ranks = ranks;
-    setup.stage = std::get<0>(GetParam());
-    setup.place = std::get<1>(GetParam());
+    Case setup{.ranks = ranks, .stage = std::get<0>(GetParam()), .place = std::get<1>(GetParam())};
     return setup;
   }
 };
@@ -326,5 +312,4 @@ TEST_P(EveryStage, ARankThatFailsEndsAll) {
   });
 }
 
-}  // namespace any_order_ranks_test
-}  // namespace sluice::engine::wrapped
+}  // namespace sluice::engine::wrapped::any_order_ranks_test

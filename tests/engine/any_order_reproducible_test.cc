@@ -1,15 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "engine/ranks_client.h"
+#include "testing.h"
 
 // Tests of gradients in any order whose sums have the same bits at any number of ranks.
-namespace sluice::engine::wrapped {
-namespace any_order_reproducible_test {
-
-using ::testing::HasSubstr;
+namespace sluice::engine::wrapped::any_order_reproducible_test {
 
 constexpr std::size_t kAll = 12;
 
@@ -194,9 +187,7 @@ TEST_P(Refusals, AreNoneOfStepsThatBeginAgain) {
 }
 
 TEST(ReproducibleGradients, ThatDifferInNumberAreRefusedByAllRanks) {
-  Case setup;
-  setup.micro_batches = 4;
-  setup.ranks = 2;
+  Case setup{.ranks = 2, .micro_batches = 4};
   run(setup, [&](Rank& rank) {
     rank.engine.begin_step({});
     for (int i = 0; i < 2 - rank.rank(); ++i) {
@@ -222,5 +213,4 @@ TEST(ReproducibleGradients, EndNoMicroBatchOfAnotherPlan) {
   rank.engine.abandon_step();
 }
 
-}  // namespace any_order_reproducible_test
-}  // namespace sluice::engine::wrapped
+}  // namespace sluice::engine::wrapped::any_order_reproducible_test

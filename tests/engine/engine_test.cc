@@ -1,18 +1,13 @@
 #include "engine/steps/scheduled_engine.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-
 #include "core/error.h"
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::engine {
-namespace engine_test {
+namespace sluice::engine::engine_test {
 
 struct Options {
   std::size_t micro_batches = 3;
@@ -486,5 +481,4 @@ TEST_P(TwinsOfOptimizers, HaveTheSameBitsEverywhere) {
   EXPECT_EQ(state.traffic.bytes_written > 0, kept_bytes(state.plan) > 0);
 }
 
-}  // namespace engine_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::engine_test

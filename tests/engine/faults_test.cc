@@ -1,12 +1,10 @@
 // A short fault campaign (tests/engine/fault_campaign.cc), and other failures in an engine.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "engine/faulty_runs.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::engine {
-namespace faults_test {
+namespace sluice::engine::faults_test {
 
 using namespace sluice::engine::faulty;  // NOLINT: this file is of these runs
 
@@ -86,5 +84,4 @@ TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
   }
 }
 
-}  // namespace faults_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::faults_test

@@ -59,11 +59,10 @@ inline RankSetup rank_setup_of(std::uint64_t seed) {
   static constexpr const char* kPlaces[] = {"memory", "disk"};
   const auto words =
       philox({static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32), 1, 1}, {2, 9});
-  RankSetup setup;
-  setup.any_order = words[0] % 2 == 0;
-  setup.reproducible = words[0] / 2 % 3 == 0;
-  setup.ranks = words[0] / 8 % 3 == 0 ? 3 : 2;
-  setup.stage = words[1] % (kMostStage + 1);
+  RankSetup setup{.any_order = words[0] % 2 == 0,
+                  .reproducible = words[0] / 2 % 3 == 0,
+                  .ranks = words[0] / 8 % 3 == 0 ? 3 : 2,
+                  .stage = words[1] % (kMostStage + 1)};
   // Most have something on disk. What is partitioned at stage 3 is in memory.
   for (std::size_t i = 0; i < 3; ++i) setup.places[i] = kPlaces[words[1] / (4u << i) % 8 < 5 ? 1 : 0];
   setup.optimizer = words[2] % optimizers().size();

@@ -1,10 +1,8 @@
 #include "engine/faulty_ranks.h"
-
-#include <gtest/gtest.h>
+#include "testing.h"
 
 // A short campaign of faults that one of several ranks meets (tests/engine/rank_fault_campaign.cc).
-namespace sluice::engine::faulty {
-namespace faulty_ranks_test {
+namespace sluice::engine::faulty::faulty_ranks_test {
 
 class FaultyRanks : public ::testing::TestWithParam<std::size_t> {};
 
@@ -34,5 +32,4 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FaultyRanks, ::testing::Range(std::size_t{0}, kF
                            return name;
                          });
 
-}  // namespace faulty_ranks_test
-}  // namespace sluice::engine::faulty
+}  // namespace sluice::engine::faulty::faulty_ranks_test

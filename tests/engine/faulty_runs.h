@@ -191,9 +191,7 @@ inline Options setup_of(std::uint64_t seed) {
                                                {"disk", "disk", "disk"},
                                                {"memory", "memory", "disk"},
                                                {"disk", "disk", "memory"}};
-  Options setup;
-  setup.clip = seed % 2 == 0;
-  setup.dtype = kTypes[seed / 2 % std::size(kTypes)];
+  Options setup{.dtype = kTypes[seed / 2 % std::size(kTypes)], .clip = seed % 2 == 0};
   const auto& places = kPlaces[seed / 4 % 4];
   setup.parameters = places[0];
   setup.gradients = places[1];

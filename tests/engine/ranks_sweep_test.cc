@@ -1,19 +1,13 @@
-#include <gtest/gtest.h>
-
-#include <random>
-#include <string>
-#include <vector>
-
 #include "engine/planner/planner.h"
 #include "engine/refused.h"
 #include "engine/scheduled_ranks.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Plans of ranks at random, each in the least memory and on the least disk with which the plan says that it
 // can do: nobody waits for ever, no frame is missing, and the bits are those of ranks that have everything in
 // memory.
-namespace sluice::engine {
-namespace ranks_sweep_test {
+namespace sluice::engine::ranks_sweep_test {
 
 using scheduled::Case;
 using scheduled::Where;
@@ -40,9 +34,7 @@ Case random_case(std::mt19937& random) {
 }
 
 Where random_where(std::mt19937& random) {
-  Where where;
-  where.pieces = SIZE_MAX;
-  where.stage = std::nullopt;
+  Where where{.stage = std::nullopt, .pieces = SIZE_MAX};
   if (random() % 3 != 0) where.stage = random() % (kMostStage + 1);
   if (random() % 3 == 0)
     for (int unit = 0; unit < 4; ++unit) where.stages.push_back(random() % (kMostStage + 1));
@@ -91,5 +83,4 @@ TEST(RanksSweep, PlansInTheLeastMemoryHaveTheBitsOfRanksInMemory) {
   }
 }
 
-}  // namespace ranks_sweep_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::ranks_sweep_test

@@ -1,16 +1,13 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "core/error.h"
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "kernels/matrix.h"
 #include "offload/test_files.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Tests of optimizers that need whole parameters.
-namespace sluice::engine {
-namespace rounds_test {
+namespace sluice::engine::rounds_test {
 
 std::unique_ptr<optim::Optimizer> muon() { return optim::make_optimizer({.name = "muon"}); }
 
@@ -97,5 +94,4 @@ TEST(Rounds, AMatrixThatDoesNotFitIsRefusedWithWhatWouldDo) {
   EXPECT_GT(enough, 180 * kMiB);
 }
 
-}  // namespace rounds_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::rounds_test

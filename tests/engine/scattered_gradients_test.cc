@@ -1,27 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-
 #include "engine/ranks_client.h"
+#include "testing.h"
 
 // Tests of what ranks send each other of gradients, where units are accessed in any order and a rank gets the
 // sums of its own shard alone.
-namespace sluice::engine::wrapped {
-namespace scattered_gradients_test {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+namespace sluice::engine::wrapped::scattered_gradients_test {
 
 class Scattered : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
  protected:
   static std::size_t stage() { return std::get<0>(GetParam()); }
   static Case setup(int ranks = 2) {
-    Case setup;
-    setup.ranks = ranks;
-    setup.stage = stage();
-    setup.place = std::get<1>(GetParam());
+    Case setup{.ranks = ranks, .stage = stage(), .place = std::get<1>(GetParam())};
     return setup;
   }
   template <class Action>
@@ -136,5 +124,4 @@ TEST_P(Scattered, AGradientThatAnotherRankHasDroppedIsRefusedWhereItHasToBeGathe
   });
 }
 
-}  // namespace scattered_gradients_test
-}  // namespace sluice::engine::wrapped
+}  // namespace sluice::engine::wrapped::scattered_gradients_test

@@ -1,13 +1,4 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <optional>
-#include <ostream>
-#include <string>
-#include <vector>
-
 #include "comm/worlds.h"
 #include "engine/memory/stored_shards.h"
 #include "engine/planner/planner.h"
@@ -15,6 +6,7 @@
 #include "engine/toy.h"
 #include "offload/records.h"
 #include "offload/test_files.h"
+#include "testing.h"
 
 // Ranks that train the model of toy.h by its schedule, each a thread here.
 namespace sluice::engine::scheduled {

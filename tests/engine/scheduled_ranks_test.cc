@@ -1,15 +1,9 @@
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "engine/scheduled_ranks.h"
+#include "testing.h"
 
 // Ranks that follow a schedule, with everything in shards, or some of it. Wherever these are, the bits are
 // those of ranks that each have everything; and a disk that fails ends the work of all of them.
-namespace sluice::engine {
-namespace scheduled_ranks_test {
+namespace sluice::engine::scheduled_ranks_test {
 
 using scheduled::Case;
 using scheduled::Ran;
@@ -176,5 +170,4 @@ TEST(ScheduledRanks, NameTheOneWhoseDiskFails) {
   EXPECT_GE(failed, 3);
 }
 
-}  // namespace scheduled_ranks_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::scheduled_ranks_test

@@ -1,23 +1,11 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <mutex>
-
 #include "engine/ranks_client.h"
+#include "testing.h"
 
 // Tests of parameters of which each rank has a shard on disk, in any order, and of plans that move shards.
-namespace sluice::engine::wrapped {
-namespace shards_on_disk_test {
-
-using ::testing::HasSubstr;
+namespace sluice::engine::wrapped::shards_on_disk_test {
 
 Case at_stage_3(const char* place, int ranks = 2) {
-  Case setup;
-  setup.ranks = ranks;
-  setup.stage = 3;
-  setup.place = place;
+  Case setup{.ranks = ranks, .stage = 3, .place = place};
   return setup;
 }
 
@@ -139,5 +127,4 @@ TEST(ShardsOnDisk, AreSetWhenNoRankReadsThem) {
   }
 }
 
-}  // namespace shards_on_disk_test
-}  // namespace sluice::engine::wrapped
+}  // namespace sluice::engine::wrapped::shards_on_disk_test

@@ -1,12 +1,9 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "engine/planner/planner.h"
 #include "spans_client.h"
+#include "testing.h"
 
 // Tests of units of a few kilobytes, which share huge pages.
-namespace sluice::engine {
-namespace small_units_test {
+namespace sluice::engine::small_units_test {
 
 constexpr std::size_t kMany = 300;
 constexpr std::size_t kUnitBytes = 64 * 64 * sizeof(float);
@@ -77,5 +74,4 @@ TEST_P(SmallUnits, HaveTheBitsOfOneLargeUnitAndTakeLittleMoreThanTheirBytes) {
   EXPECT_LE(small.plan.peak_memory, 4 * kMany * each + 40 * kHugePage);
 }
 
-}  // namespace small_units_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::small_units_test

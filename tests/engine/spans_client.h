@@ -1,13 +1,4 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "core/bytes.h"
 #include "engine/planner/planner.h"
 #include "engine/steps/any_order_engine.h"
@@ -15,6 +6,7 @@
 #include "float_array.h"
 #include "kernels/matrix.h"
 #include "offload/test_files.h"
+#include "testing.h"
 
 // A model with a parameter that may span units, and a client that trains it by the elements of the logical
 // parameters, so that it does not see how they are cut.

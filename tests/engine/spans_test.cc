@@ -1,17 +1,12 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <limits>
-
 #include "core/error.h"
 #include "engine/planner/planner.h"
 #include "engine/spans_client.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Compares a parameter that spans units with the same one in a single unit, under optimizers that need all of
 // it before any element is updated.
-namespace sluice::engine {
-namespace spans_test {
+namespace sluice::engine::spans_test {
 
 using namespace sluice::engine::spans;  // NOLINT: this file is of these runs
 
@@ -228,5 +223,4 @@ TEST(Spans, OfWhichAScheduleAsksForSomeGradientsAloneAreRefused) {
   });
 }
 
-}  // namespace spans_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::spans_test

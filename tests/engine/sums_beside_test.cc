@@ -1,18 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cmath>
-#include <mutex>
-#include <thread>
-
 #include "engine/ranks_client.h"
+#include "testing.h"
 
 // Tests of sums over ranks that begin in the last micro-batch of a step, while the client goes on.
-namespace sluice::engine::wrapped {
-namespace sums_beside_test {
-
-using ::testing::HasSubstr;
+namespace sluice::engine::wrapped::sums_beside_test {
 
 // Whether the micro-batch has a gradient of the parameter on this rank: some are like experts.
 bool has(const Rank& rank, ParameterId p, int step, int micro_batch) {
@@ -70,10 +60,7 @@ TEST(TwinsOfSumsBeside, HaveTheBitsOfSumsAtTheStep) {
 class SumsBeside : public testing::TestWithParam<std::size_t> {
  protected:
   static Case setup(std::size_t micro_batches = 1, int ranks = 2) {
-    Case setup;
-    setup.ranks = ranks;
-    setup.stage = GetParam();
-    setup.counted = micro_batches;
+    Case setup{.ranks = ranks, .stage = GetParam(), .counted = micro_batches};
     return setup;
   }
   // Waits until this rank has received what it needs for the sum of the first unit.
@@ -273,5 +260,4 @@ TEST(CountedMicroBatches, AreStatedBefore) {
   });
 }
 
-}  // namespace sums_beside_test
-}  // namespace sluice::engine::wrapped
+}  // namespace sluice::engine::wrapped::sums_beside_test

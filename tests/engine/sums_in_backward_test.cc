@@ -1,20 +1,9 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <limits>
-#include <thread>
-
 #include "engine/ranks_client.h"
+#include "testing.h"
 
 // Tests of updates in backward on several ranks: a unit's gradients are summed when it is let go, and
 // applied.
-namespace sluice::engine::wrapped {
-namespace sums_in_backward_test {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+namespace sluice::engine::wrapped::sums_in_backward_test {
 
 // Which units have a gradient on a rank, and in which order they get it.
 using Order = std::function<std::vector<UnitId>(const Rank& rank, int step)>;
@@ -195,11 +184,8 @@ TEST(UpdatesInBackwardOfRanks, HaveFramesForUnitsThatWait) {
 class UpdatesInBackward : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
  protected:
   static Case setup(int ranks = 2) {
-    Case setup;
-    setup.ranks = ranks;
-    setup.stage = std::get<0>(GetParam());
-    setup.place = std::get<1>(GetParam());
-    setup.at_once = true;
+    Case setup{
+        .ranks = ranks, .stage = std::get<0>(GetParam()), .place = std::get<1>(GetParam()), .at_once = true};
     return setup;
   }
   // What an action on this rank fails with, after which its engine, and those of the others, have failed.
@@ -384,13 +370,10 @@ TEST_P(UpdatesInBackward, ALoneEditIsFound) {
 
 TEST(UpdatesInBackwardOfRanks, HaveOneMicroBatchOfEach) {
   comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
-    Case setup;
-    setup.at_once = true;
-    setup.counted = 2;
+    Case setup{.counted = 2, .at_once = true};
     EXPECT_THAT(message_of([&] { const Rank rank(setup, &communicator); }),
                 HasSubstr("with 2 micro-batches of each rank"));
   });
 }
 
-}  // namespace sums_in_backward_test
-}  // namespace sluice::engine::wrapped
+}  // namespace sluice::engine::wrapped::sums_in_backward_test

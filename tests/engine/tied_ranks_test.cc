@@ -1,24 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <functional>
-#include <memory>
-#include <set>
-#include <thread>
-
 #include "comm/worlds.h"
 #include "engine/planner/planner.h"
 #include "engine/ranks/agreement.h"
 #include "engine/steps/scheduled_engine.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Tests of several ranks that train a model with a tied embedding by a schedule. What they sum is the head's
 // part of its gradient, and then what the lookup of tokens adds to it.
-namespace sluice::engine {
-namespace tied_ranks_test {
+namespace sluice::engine::tied_ranks_test {
 
 constexpr std::size_t kRows = 600, kWidth = 256, kTokens = 3, kOfRank = 2;
 constexpr UnitId kTied = 0, kBlock = 1, kFinal = 2;
@@ -236,9 +227,7 @@ toy::Outcome as_written(const Case& setup) {
 
 TEST(TiedRanks, AddTheUsesOfTheSumsOverRanks) {
   for (const bool apart : {true, false}) {
-    Case setup;
-    setup.ranks = apart ? 3 : 2;
-    setup.apart = apart;
+    Case setup{.ranks = apart ? 3 : 2, .apart = apart};
     const toy::Outcome written = as_written(setup);
     ASSERT_EQ(written.norms.size(), 2u);
     EXPECT_NE(written.norms[0], written.norms[1]);
@@ -255,10 +244,7 @@ TEST(TiedRanks, AddTheUsesOfTheSumsOverRanks) {
 }
 
 TEST(TiedRanks, ThatAreReproducibleSendRowsWithTheBitsOfWholeSums) {
-  Case setup;
-  setup.reproducible = true;
-  setup.ranks = 3;
-  setup.by_tokens = false;
+  Case setup{.ranks = 3, .by_tokens = false, .reproducible = true};
   const toy::Outcome whole = trained(setup);
   setup.by_tokens = true;
   for (const std::size_t stage : {std::size_t{0}, std::size_t{3}}) {
@@ -312,5 +298,4 @@ TEST(TiedRanks, MustSayInWhichRowsAGradientIs) {
   });
 }
 
-}  // namespace tied_ranks_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::tied_ranks_test

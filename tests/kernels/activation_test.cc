@@ -1,8 +1,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace activation_test {
+namespace sluice::kernels::activation_test {
 using namespace sluice::test;
 
 constexpr double kRoot = 0.79788456080286535588;  // sqrt(2 / pi)
@@ -102,5 +101,4 @@ TEST(SameBits, Activation) {
     });
 }
 
-}  // namespace activation_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::activation_test

@@ -1,21 +1,13 @@
 #include "kernels/attention.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <hwy/targets.h>
-
-#include <cmath>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "core/error.h"
 #include "core/random.h"
 #include "float_array.h"
+#include "testing.h"
 
-namespace sluice::kernels {
-namespace attention_test {
+namespace sluice::kernels::attention_test {
 
 constexpr float kOutside = 776.0f;  // fills the gaps between rows; every type can hold it
 
@@ -427,5 +419,4 @@ TEST(AttentionTest, RefusesImpossibleShapes) {
                Error);
 }
 
-}  // namespace attention_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::attention_test

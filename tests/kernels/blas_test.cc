@@ -1,16 +1,12 @@
-#include <gtest/gtest.h>
-
-#include <vector>
-
 #include "kernels/harness.h"
 #include "kernels/matrix.h"
 #include "rounding.h"
+#include "testing.h"
 #include "tests/plain_sgemm.h"
 #include "thrown.h"
 
 // A caller's BLAS must get arguments that mean the product that was asked for.
-namespace sluice::kernels {
-namespace blas_test {
+namespace sluice::kernels::blas_test {
 using namespace sluice::test;
 
 TEST(BlasProducts, AgreeWithTheMatrixLibrary) {
@@ -48,5 +44,4 @@ TEST(BlasProducts, RefuseSizesThatItsIntegersCannotHold) {
   expect_error(ErrorCode::kInvalidArgument, {"32-bit", "2147483648"}, [&] { blas->multiply_f32(p); });
 }
 
-}  // namespace blas_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::blas_test

@@ -2,8 +2,7 @@
 
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace elementwise_test {
+namespace sluice::kernels::elementwise_test {
 using namespace sluice::test;
 
 class Elementwise : public testing::Test {
@@ -122,5 +121,4 @@ TEST(SameBits, Elementwise) {
     });
 }
 
-}  // namespace elementwise_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::elementwise_test

@@ -2,8 +2,7 @@
 
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace embedding_test {
+namespace sluice::kernels::embedding_test {
 using namespace sluice::test;
 
 constexpr std::int32_t kVocabulary = 50;
@@ -100,5 +99,4 @@ TEST(SameBits, Embedding) {
     });
 }
 
-}  // namespace embedding_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::embedding_test

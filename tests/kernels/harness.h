@@ -1,19 +1,8 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <functional>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "core/dtype.h"
 #include "core/threads.h"
 #include "kernels/simd.h"
+#include "testing.h"
 // kernels/simd.h, which disables targets, must come first.
 #include <hwy/highway.h>
 #include <hwy/targets.h>

@@ -2,8 +2,7 @@
 
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace limits_test {
+namespace sluice::kernels::limits_test {
 using namespace sluice::test;
 
 constexpr std::size_t kBytes = 64 * kStreamBlocks;
@@ -73,5 +72,4 @@ TEST_F(Limits, MultiplyAddsAreCounted) {
   EXPECT_EQ(multiply_add(threads_, 3000), 3 * once);
 }
 
-}  // namespace limits_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::limits_test

@@ -2,8 +2,7 @@
 
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace loss_test {
+namespace sluice::kernels::loss_test {
 using namespace sluice::test;
 
 struct Row {
@@ -94,5 +93,4 @@ TEST(SameBits, CrossEntropy) {
   });
 }
 
-}  // namespace loss_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::loss_test

@@ -1,23 +1,13 @@
 #include "kernels/matrix.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
 #include "float_array.h"
 #include "rounding.h"
+#include "testing.h"
 
-namespace sluice::kernels {
-namespace matrix_test {
+namespace sluice::kernels::matrix_test {
 
 constexpr float kOutside = 776.0f;  // fills the gaps between C's rows, which no product may touch
 
@@ -93,16 +83,15 @@ struct Trial {
   }
 
   Product product() {
-    Product p;
-    p.m = shape.m;
-    p.n = shape.n;
-    p.k = shape.k;
-    p.a = a.array();
-    p.b = b.array();
-    p.c = c.array();
-    p.transpose_a = shape.transpose_a;
-    p.transpose_b = shape.transpose_b;
-    p.accumulate = shape.accumulate;
+    Product p{.m = shape.m,
+              .n = shape.n,
+              .k = shape.k,
+              .a = a.array(),
+              .b = b.array(),
+              .c = c.array(),
+              .transpose_a = shape.transpose_a,
+              .transpose_b = shape.transpose_b,
+              .accumulate = shape.accumulate};
     if (shape.pad) p.lda = lda, p.ldb = ldb, p.ldc = ldc;
     if (shape.bias) p.bias = bias.array().data;
     return p;
@@ -329,5 +318,4 @@ TEST(MatrixPluginTest, OtherThreadCountsAreRight) {
   EXPECT_THROW(load_matrix_library(0), Error);
 }
 
-}  // namespace matrix_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::matrix_test

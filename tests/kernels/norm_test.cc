@@ -2,8 +2,7 @@
 
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace norm_test {
+namespace sluice::kernels::norm_test {
 using namespace sluice::test;
 
 constexpr double kEpsilon = 1e-5;
@@ -150,5 +149,4 @@ TEST_P(Norm, SameBits) {
 INSTANTIATE_TEST_SUITE_P(Kinds, Norm, testing::Bool(),
                          [](const auto& test) { return test.param ? "LayerNorm" : "RmsNorm"; });
 
-}  // namespace norm_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::norm_test

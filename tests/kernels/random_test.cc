@@ -3,8 +3,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace random_test {
+namespace sluice::kernels::random_test {
 using namespace sluice::test;
 
 constexpr std::uint64_t kSeed = 0x123456789abcdefu, kStream = 0xfedcba987654321u;
@@ -100,5 +99,4 @@ TEST(SameBits, Random) {
     });
 }
 
-}  // namespace random_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::random_test

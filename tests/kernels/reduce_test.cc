@@ -1,11 +1,8 @@
 #include "kernels/reduce.h"
 
-#include <random>
-
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace reduce_test {
+namespace sluice::kernels::reduce_test {
 using namespace sluice::test;
 
 // The written order, level by level: neighbours are added, an odd last one is carried.
@@ -193,5 +190,4 @@ TEST(SameBits, Reduce) {
     });
 }
 
-}  // namespace reduce_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::reduce_test

@@ -2,8 +2,7 @@
 
 #include "kernels/harness.h"
 
-namespace sluice::kernels {
-namespace rope_test {
+namespace sluice::kernels::rope_test {
 using namespace sluice::test;
 
 std::vector<double> frequencies(std::size_t half) {
@@ -62,5 +61,4 @@ TEST(SameBits, Rope) {
     });
 }
 
-}  // namespace rope_test
-}  // namespace sluice::kernels
+}  // namespace sluice::kernels::rope_test

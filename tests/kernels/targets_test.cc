@@ -1,8 +1,7 @@
 #include "kernels/targets.h"
 #include "kernels/harness.h"
 
-namespace sluice::test {
-namespace targets_test {
+namespace sluice::test::targets_test {
 
 // Each SameBits test runs on every target that has a test here. Those that this CPU lacks are skipped, with
 // the reason.
@@ -40,5 +39,4 @@ TEST(Targets, TheWidestIsChosenAndNamed) {
   EXPECT_EQ(kernels::chosen_target(), "scalar");
 }
 
-}  // namespace targets_test
-}  // namespace sluice::test
+}  // namespace sluice::test::targets_test

@@ -1,20 +1,16 @@
 #include "offload/disk_cache.h"
 
-#include <gmock/gmock.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <thread>
-#include <vector>
 
 #include "core/json.h"
 #include "core/text_file.h"
 #include "offload/support.h"
+#include "testing.h"
 
 // Takes the system's place: with what flock() fails in these tests; 0: it does what it is asked.
 static std::atomic<int> flock_fails_with = 0;
@@ -24,8 +20,7 @@ extern "C" int flock(int descriptor, int operation) noexcept {
   return -1;
 }
 
-namespace sluice::offload {
-namespace disk_cache_test {
+namespace sluice::offload::disk_cache_test {
 using namespace sluice::offload::testing;
 
 constexpr std::uint64_t kSample = 64 * kMiB;  // shorter measurements are not kept
@@ -256,5 +251,4 @@ TEST_F(DiskCacheTest, ManyWritersLeaveOneWholeEntry) {
   EXPECT_EQ(files, 1u);
 }
 
-}  // namespace disk_cache_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::disk_cache_test

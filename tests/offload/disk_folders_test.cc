@@ -1,15 +1,11 @@
 #include "offload/disk_folders.h"
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
-
 #include "offload/support.h"
+#include "testing.h"
 #include "thrown.h"
 
 // What disk folders may lend that lie on one file system.
-namespace sluice::offload {
-namespace disk_folders_test {
+namespace sluice::offload::disk_folders_test {
 
 class DiskFolders : public ::testing::Test {
  protected:
@@ -60,5 +56,4 @@ TEST(ParseDiskTest, TellsFoldersFromSizes) {
   for (const char* bad : {"/a:12XB", "/a:", ":1GiB", "/a:0"}) EXPECT_THROW(parse_disk(bad), Error) << bad;
 }
 
-}  // namespace disk_folders_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::disk_folders_test

@@ -1,23 +1,16 @@
 // Tests of the disk tier on real folders: striping, checks of folders, limits and space.
-#include <gmock/gmock.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <fstream>
-#include <thread>
-
 #include "offload/records.h"
+#include "testing.h"
 #include "tests/offload/support.h"
 
-namespace sluice::offload {
-namespace disk_records_test {
+namespace sluice::offload::disk_records_test {
 
 using allocator::Ledger;
 using allocator::Purpose;
 using allocator::Tier;
-using ::testing::AllOf;
 using namespace testing;
-using ::testing::HasSubstr;
 
 constexpr std::size_t kBlock = RecordStore::kBlock;
 
@@ -110,5 +103,4 @@ TEST_F(DiskRecords, ADiskThatIsTooSmallSaysWhatIsFreeAndNothingIsKept) {
   EXPECT_EQ(ledger_.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
 }
 
-}  // namespace disk_records_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::disk_records_test

@@ -1,11 +1,9 @@
 #include "offload/disk_trials.h"
 
-#include <gmock/gmock.h>
-
 #include "offload/support.h"
+#include "testing.h"
 
-namespace sluice::offload {
-namespace disk_trials_test {
+namespace sluice::offload::disk_trials_test {
 using namespace sluice::offload::testing;
 
 DiskTrial trial(IoWay way, std::size_t block, unsigned count, double read, double write) {
@@ -58,5 +56,4 @@ TEST(TryDisk, FindsWhatItTriedAndLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-}  // namespace disk_trials_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::disk_trials_test

@@ -1,11 +1,9 @@
 #include "offload/disk_use.h"
 
-#include <gtest/gtest.h>
-
 #include "offload/support.h"
+#include "testing.h"
 
-namespace sluice::offload {
-namespace disk_use_test {
+namespace sluice::offload::disk_use_test {
 using namespace sluice::offload::testing;
 
 TEST(DiskUse, IsFoundByEachService) {
@@ -25,5 +23,4 @@ TEST(DiskUse, IsFoundByEachService) {
 
 TEST(DiskUse, AMissingFolderIsRefused) { EXPECT_THROW(use_disk("/nowhere/at/all", kMiB, {}), Error); }
 
-}  // namespace disk_use_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::disk_use_test

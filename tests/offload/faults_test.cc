@@ -1,18 +1,14 @@
 // Tests of files that inject faults, of groups of transfers, and of how a short system call is continued.
-#include <gmock/gmock.h>
-
-#include <chrono>
 
 #include "offload/test_files.h"
 #include "offload/transfer.h"
 #include "offload/watch.h"
+#include "testing.h"
 #include "tests/offload/support.h"
 
-namespace sluice::offload {
-namespace faults_test {
+namespace sluice::offload::faults_test {
 
 using namespace testing;
-using ::testing::HasSubstr;
 
 // Returns which of 200 writes failed.
 std::vector<bool> failures(const Faults& faults) {
@@ -210,5 +206,4 @@ TEST_F(BlockTest, CallsThatNeverMoveAnythingDoNotHang) {
   EXPECT_EQ(error().code(), ErrorCode::kIo);
 }
 
-}  // namespace faults_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::faults_test

@@ -1,19 +1,14 @@
 // Tests that every File keeps the contract of offload/file.h.
-#include <gmock/gmock.h>
 
-#include <atomic>
-#include <chrono>
 #include <future>
-#include <thread>
 
 #include "offload/test_files.h"
+#include "testing.h"
 #include "tests/offload/support.h"
 
-namespace sluice::offload {
-namespace file_test {
+namespace sluice::offload::file_test {
 
 using namespace testing;
-using ::testing::HasSubstr;
 
 enum class Kind { kUring, kThreads, kMemory, kVolatile, kFaultless, kDelayed };
 
@@ -224,5 +219,4 @@ INSTANTIATE_TEST_SUITE_P(All, FileTest,
                                            Kind::kFaultless, Kind::kDelayed),
                          [](const auto& test) { return name_of(test.param); });
 
-}  // namespace file_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::file_test

@@ -1,24 +1,21 @@
 // Tests of a device that does not answer. It is played by a transfer whose memory is absent (userfaultfd),
 // for which the kernel waits until the test lets it go.
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <future>
 
 #include "offload/watch.h"
+#include "testing.h"
 #include "tests/offload/support.h"
 
-namespace sluice::offload {
-namespace hang_test {
+namespace sluice::offload::hang_test {
 
 using namespace testing;
-using ::testing::HasSubstr;
 
 // Pages that are absent until let_go(): a system call that needs them waits.
 class AbsentMemory {
@@ -142,5 +139,4 @@ TEST_P(HangTest, SlowIsNotHanging) {
   read_now(*file, 0, data.all());
 }
 
-}  // namespace hang_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::hang_test

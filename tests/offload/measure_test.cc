@@ -1,15 +1,11 @@
 #include "offload/measure.h"
 
-#include <gmock/gmock.h>
-
-#include <fstream>
-
 #include "offload/support.h"
 #include "offload/test_files.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::offload {
-namespace measure_test {
+namespace sluice::offload::measure_test {
 using namespace sluice::offload::testing;
 
 constexpr StreamShape kShape{64 * kKiB, 4};
@@ -99,5 +95,4 @@ TEST_F(Measure, AFileBeyondTheDiskIsRefusedWithWhatIsMissing) {
   expect_error(ErrorCode::kBudget, {"too little"}, [&] { BareFile(folder.path(), std::uint64_t{1} << 50); });
 }
 
-}  // namespace measure_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::measure_test

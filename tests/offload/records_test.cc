@@ -1,23 +1,17 @@
 #include "offload/records.h"
 
-#include <gmock/gmock.h>
 #include <unistd.h>
 
-#include <filesystem>
-
 #include "offload/test_files.h"
+#include "testing.h"
 #include "tests/offload/support.h"
 
-namespace sluice::offload {
-namespace records_test {
+namespace sluice::offload::records_test {
 
 using allocator::Ledger;
 using allocator::Purpose;
 using allocator::Tier;
-using ::testing::AllOf;
 using namespace testing;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr std::size_t kBlock = RecordStore::kBlock;
 
@@ -440,5 +434,4 @@ TEST(RecordStoreTest, ADiskBudgetIsEnforcedBeforeSpaceIsTaken) {
   EXPECT_EQ(ledger.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
 }
 
-}  // namespace records_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::records_test

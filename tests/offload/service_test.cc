@@ -1,6 +1,5 @@
 // Tests of what only files on a disk have: open modes, space, limits, and the choice of the service.
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -11,18 +10,14 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstddef>
-#include <fstream>
-#include <thread>
 
 #include "offload/disk_file.h"
+#include "testing.h"
 #include "tests/offload/support.h"
 
-namespace sluice::offload {
-namespace service_test {
+namespace sluice::offload::service_test {
 
 using namespace testing;
-using ::testing::HasSubstr;
 
 std::size_t names_in(const std::string& folder) {
   return static_cast<std::size_t>(
@@ -252,5 +247,4 @@ TEST(MakeServiceDeathTest, ThreadsWithAWarningWhereUringIsForbidden) {
               "(seccomp|io_uring_disabled).*16 threads instead(.|\n)*why: ");
 }
 
-}  // namespace service_test
-}  // namespace sluice::offload
+}  // namespace sluice::offload::service_test

@@ -1,20 +1,12 @@
 #pragma once
-#include <gtest/gtest.h>
 #include <stdlib.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <memory>
-#include <span>
-#include <string>
 
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/random.h"
 #include "offload/file.h"
 #include "offload/records.h"
+#include "testing.h"
 
 namespace sluice::offload::testing {
 

@@ -1,17 +1,11 @@
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <random>
-
 #include "kernels/harness.h"
 #include "optim/optimizer.h"
+#include "testing.h"
 #include "thrown.h"
 
 // What the paper says of one matrix and one vector, in f64, and the same bits however they are cut;
 // tests/python/package/test_optimizers.py holds Adafactor to transformers' over 100 steps.
-namespace sluice::optim {
-namespace adafactor_test {
+namespace sluice::optim::adafactor_test {
 using namespace sluice::test;
 
 struct Parameter {
@@ -290,5 +284,4 @@ TEST(Adafactor, RefusesWhatCannotBe) {
   refused({.name = "adamw", .settings = {{"relative_step", true}}}, {"relative_step", "adamw"});
 }
 
-}  // namespace adafactor_test
-}  // namespace sluice::optim
+}  // namespace sluice::optim::adafactor_test

@@ -1,13 +1,9 @@
 #include "optim/eight_bit.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "kernels/harness.h"
+#include "testing.h"
 
-namespace sluice::optim {
-namespace eight_bit_test {
+namespace sluice::optim::eight_bit_test {
 using namespace sluice::test;
 
 constexpr CodeMap kMaps[] = {CodeMap::kSigned, CodeMap::kUnsigned};
@@ -228,5 +224,4 @@ TEST(EightBit, SameBits) {
     }
 }
 
-}  // namespace eight_bit_test
-}  // namespace sluice::optim
+}  // namespace sluice::optim::eight_bit_test

@@ -1,15 +1,11 @@
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "core/random.h"
 #include "kernels/harness.h"
 #include "optim/optimizer.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Tests every elementwise optimizer against its paper's formulae in f64, on every target, cut in every way.
-namespace sluice::optim {
-namespace elementwise_test {
+namespace sluice::optim::elementwise_test {
 using namespace sluice::test;
 
 // A parameter with its state, in memory as the engine would hold it.
@@ -529,5 +525,4 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   EXPECT_EQ(make_optimizer({})->settings(), (Json{{"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}}));
 }
 
-}  // namespace elementwise_test
-}  // namespace sluice::optim
+}  // namespace sluice::optim::elementwise_test

@@ -1,19 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <numbers>
 
 #include "kernels/harness.h"
 #include "kernels/matrix.h"
 #include "optim/optimizer.h"
 #include "rounding.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Muon against f64, and the same bits however it is cut; tests/python/package/test_optimizers.py holds it to
 // torch.optim.Muon.
-namespace sluice::optim {
-namespace muon_test {
+namespace sluice::optim::muon_test {
 using namespace sluice::test;
 
 // The definition, one element after another.
@@ -263,5 +259,4 @@ TEST(Muon, RefusesWhatCannotBe) {
           {"muon_scale", "sgd"});
 }
 
-}  // namespace muon_test
-}  // namespace sluice::optim
+}  // namespace sluice::optim::muon_test

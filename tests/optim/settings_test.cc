@@ -1,19 +1,14 @@
 #include "optim/settings.h"
 
 #include <fmt/ranges.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <set>
 
 #include "core/text_file.h"
 #include "optim/optimizer.h"
 #include "source_folder.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::optim {
-namespace settings_test {
+namespace sluice::optim::settings_test {
 
 std::string value_text(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
@@ -122,5 +117,4 @@ TEST(Settings, OfAStepKeepTheOtherValues) {
   EXPECT_EQ(Settings("sgd", nullptr).for_step({{"nesterov", false}})->is_on("nesterov"), false);
 }
 
-}  // namespace settings_test
-}  // namespace sluice::optim
+}  // namespace sluice::optim::settings_test

@@ -1,12 +1,7 @@
-#include <algorithm>
-#include <array>
-#include <limits>
-
 #include "tests/bindings/c/support.h"
 
 // Tests of updates that follow at once in backward, with gradients that are never stored.
-namespace sluice_c_test {
-namespace at_once_test {
+namespace sluice_c_test::at_once_test {
 
 struct Settings {
   std::array<sluice_group_settings, 2> groups = two_groups();
@@ -198,5 +193,4 @@ TEST_P(AtOnceTest, SettingsComeWithTheBeginning) {
   EXPECT_OK(end(engine.get()));
 }
 
-}  // namespace at_once_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::at_once_test

@@ -1,15 +1,10 @@
-#include <fstream>
-#include <functional>
-#include <map>
 #include <regex>
-#include <set>
 
 #include "tests/bindings/c/fake_gpu.h"
 #include "tests/source_folder.h"
 
 // Each call of the C ABI on an engine, while its caller captures the stream on which it computes.
-namespace sluice_c_test {
-namespace device_calls_test {
+namespace sluice_c_test::device_calls_test {
 
 class DeviceCallsTest : public FakeGpuTest {
  protected:
@@ -175,5 +170,4 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
   EXPECT_EQ(called, all_calls());
 }
 
-}  // namespace device_calls_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::device_calls_test

@@ -2,8 +2,7 @@
 
 // Tests that what a GPU cannot do is an error that says what to do, after which nothing is left, and that
 // nothing is ever computed on the CPU instead.
-namespace sluice_c_test {
-namespace device_input_test {
+namespace sluice_c_test::device_input_test {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
@@ -151,5 +150,4 @@ TEST_F(DeviceInputTest, WhatAnEngineOnAGpuCannotDoYet) {
   EXPECT_EQ(homes[0], nullptr);
 }
 
-}  // namespace device_input_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::device_input_test

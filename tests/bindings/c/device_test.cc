@@ -5,8 +5,7 @@
 #include "tests/bindings/c/fake_gpu.h"
 
 // Tests that an engine on a GPU has the bits of the CPU's, as a caller of the C ABI sees them.
-namespace sluice_c_test {
-namespace device_test {
+namespace sluice_c_test::device_test {
 
 using Json = nlohmann::json;
 
@@ -22,9 +21,7 @@ class DeviceTest : public FakeGpuTest {
     if (has_kernels()) FakeGpuTest::TearDown();
   }
   static Choice choice(const char* place, sluice_dtype dtype) {
-    Choice setup;
-    setup.place = place;
-    setup.dtype = dtype;
+    Choice setup{.place = place, .dtype = dtype};
     return setup;
   }
 };
@@ -287,5 +284,4 @@ TEST_F(DeviceTest, TheSameBitsOnTheCallersStreamInAnyOrderOfTheGpu) {
   }
 }
 
-}  // namespace device_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::device_test

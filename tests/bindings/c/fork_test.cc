@@ -1,13 +1,9 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include <cstdlib>
-#include <functional>
-
 #include "tests/bindings/c/support.h"
 
-namespace sluice_c_test {
-namespace fork_test {
+namespace sluice_c_test::fork_test {
 
 // Runs the work in a child of a fork. Returns the child's exit status, or -1 where it does not end by itself.
 int status_of_child(const std::function<int()>& work) {
@@ -71,5 +67,4 @@ TEST(ForkTest, AChildMayDestroyHomesAndRanks) {
   sluice_ranks_destroy(ranks);
 }
 
-}  // namespace fork_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::fork_test

@@ -1,8 +1,7 @@
 #include "tests/bindings/c/support.h"
 
 // Tests of frozen units, which are read like any other, are never updated, and have no state.
-namespace sluice_c_test {
-namespace frozen_test {
+namespace sluice_c_test::frozen_test {
 
 constexpr uint32_t kFrozenUnit = 1, kWeight = 2, kScale = 3;
 
@@ -110,5 +109,4 @@ TEST(FrozenUnitTest, AUnitIsAllFrozenOrAllTrainable) {
                {"'mixed'", "'trained'", "'frozen'"});
 }
 
-}  // namespace frozen_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::frozen_test

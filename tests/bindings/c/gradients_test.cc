@@ -1,12 +1,7 @@
-#include <cmath>
-#include <cstring>
-#include <limits>
-
 #include "tests/bindings/c/support.h"
 
 // Tests of gradients that a caller reads, scales, keeps and drops, on any tier.
-namespace sluice_c_test {
-namespace gradients_test {
+namespace sluice_c_test::gradients_test {
 
 constexpr uint32_t kLast = 4, kLastUnit = 2;
 
@@ -168,5 +163,4 @@ TEST_P(GradientsTest, ThatAreNotFiniteAreKeptAndNamed) {
   EXPECT_EQ(steps, 0u);
 }
 
-}  // namespace gradients_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::gradients_test

@@ -1,8 +1,7 @@
 #include "tests/bindings/c/support.h"
 
 // Tests of what parameters' addresses show after the engine has gone.
-namespace sluice_c_test {
-namespace leaving_test {
+namespace sluice_c_test::leaving_test {
 
 std::vector<const void*> addresses(sluice_engine* engine) {
   std::vector<const void*> found(parameters().size());
@@ -13,10 +12,7 @@ std::vector<const void*> addresses(sluice_engine* engine) {
 class LeavingTest : public ::testing::TestWithParam<Case> {
  protected:
   EngineHandle make(uint64_t memory = uint64_t{1} << 30) const {
-    Choice setup;
-    setup.place = GetParam().place;
-    setup.dtype = GetParam().dtype;
-    setup.memory = memory;
+    Choice setup{.place = GetParam().place, .dtype = GetParam().dtype, .memory = memory};
     EngineHandle engine = make_engine(setup, folder_.path());
     set_start_values(engine.get());
     return engine;
@@ -80,5 +76,4 @@ TEST_P(LeavingTest, WithoutValuesATouchIsTold) {
                "'parameters of unit.1' was touched after its engine was closed without keeping");
 }
 
-}  // namespace leaving_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::leaving_test

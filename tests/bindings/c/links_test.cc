@@ -1,8 +1,7 @@
 #include "tests/bindings/c/network.h"
 
 // Tests of ranks that exchange packets over functions of the caller.
-namespace sluice_c_test {
-namespace links_test {
+namespace sluice_c_test::links_test {
 
 TEST(LinksOfTheCaller, EndWithAnErrorThatNamesThem) {
   Network network(2);
@@ -89,5 +88,4 @@ TEST(LinksOfTheCaller, EndWhereAllShareMemory) {
   });
 }
 
-}  // namespace links_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::links_test

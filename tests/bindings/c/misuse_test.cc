@@ -1,13 +1,7 @@
-#include <cstring>
-#include <fstream>
-#include <limits>
-#include <thread>
-
 #include "tests/bindings/c/support.h"
 
 // Tests that misuse and bad input are errors that name what is wrong, after which the engine goes on.
-namespace sluice_c_test {
-namespace misuse_test {
+namespace sluice_c_test::misuse_test {
 
 class MisuseTest : public ::testing::Test {
  protected:
@@ -412,5 +406,4 @@ TEST(LedgerTest, ShowsEveryTierAndNeverMoreThanTheBudget) {
   EXPECT_GT(std::filesystem::file_size(folder.path("trace.json")), 100u);
 }
 
-}  // namespace misuse_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::misuse_test

@@ -1,13 +1,8 @@
-#include <cstdlib>
-#include <filesystem>
-#include <thread>
-
 #include "tests/bindings/c/support.h"
 #include "tests/comm/under_mpirun.h"
 
 // Tests of ranks that mpirun has started.
-namespace sluice_c_test {
-namespace mpi_test {
+namespace sluice_c_test::mpi_test {
 
 constexpr uint32_t kElements = 1u << 20;  // large enough to be partitioned
 
@@ -134,5 +129,4 @@ TEST_F(RanksOfMpi, AreWhatTheExampleTrainsWith) {
   EXPECT_NE(process.output().find("all 3 ranks have the same values"), std::string::npos) << process.output();
 }
 
-}  // namespace mpi_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::mpi_test

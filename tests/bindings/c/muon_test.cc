@@ -1,11 +1,8 @@
-#include <atomic>
-
 #include "tests/bindings/c/support.h"
 #include "tests/plain_sgemm.h"
 
 // Tests of matrix products by the caller's BLAS, and of which parameters they are for.
-namespace sluice_c_test {
-namespace muon_test {
+namespace sluice_c_test::muon_test {
 
 std::atomic<int> calls{0};
 
@@ -116,5 +113,4 @@ TEST(Muon, RefusesWhatItDoesNotHave) {
   EXPECT_OK(sluice_optimizer_check("adamw", twice, 1));
 }
 
-}  // namespace muon_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::muon_test

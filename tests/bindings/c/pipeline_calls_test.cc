@@ -1,10 +1,7 @@
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <string>
-#include <vector>
-
 #include "bindings/c/sluice.h"
+#include "tests/testing.h"
 
 namespace sluice::pipeline_calls_test {
 namespace {

@@ -1,8 +1,7 @@
 #include "tests/bindings/c/support.h"
 
 // Tests of questions, so that a caller need not keep count itself.
-namespace sluice_c_test {
-namespace questions_test {
+namespace sluice_c_test::questions_test {
 
 constexpr uint32_t kLast = 4, kLastUnit = 2;
 
@@ -140,5 +139,4 @@ TEST_F(QuestionsTest, WhyAnEngineHasFailed) {
   for (sluice_home* home : homes) sluice_home_destroy(home);
 }
 
-}  // namespace questions_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::questions_test

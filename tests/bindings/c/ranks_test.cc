@@ -1,13 +1,9 @@
 #include <unistd.h>
 
-#include <atomic>
-#include <thread>
-
 #include "tests/bindings/c/network.h"
 
 // Tests of ranks: threads of this process, over shared memory and over functions of the caller.
-namespace sluice_c_test {
-namespace ranks_test {
+namespace sluice_c_test::ranks_test {
 
 // kHosts: links of the caller, who says that every two ranks share a host.
 enum class Over { kMemory, kLinks, kHosts };
@@ -318,5 +314,4 @@ TEST(RanksMisuse, IsRefused) {
   EXPECT_FALSE(network.has_left(0));
 }
 
-}  // namespace ranks_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::ranks_test

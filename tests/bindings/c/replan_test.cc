@@ -1,8 +1,7 @@
 #include "tests/bindings/c/support.h"
 
 // Tests of an engine whose plan changes: only the tiers of its bytes become others.
-namespace sluice_c_test {
-namespace replan_test {
+namespace sluice_c_test::replan_test {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20, kMemory = uint64_t{1} << 30, kReserved = 64 * kMiB;
 
@@ -189,5 +188,4 @@ TEST(ReplanRefusals, StepsAndGradients) {
   EXPECT_OK(sluice_engine_replan(engine.get(), kReserved));
 }
 
-}  // namespace replan_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::replan_test

@@ -1,8 +1,7 @@
 #include "tests/bindings/c/support.h"
 
 // Tests of options.reproducible and of plans for ranks, which need no rank.
-namespace sluice_c_test {
-namespace reproducible_test {
+namespace sluice_c_test::reproducible_test {
 
 sluice_status created(const sluice_engine_options& options) {
   sluice_engine* engine = nullptr;
@@ -57,5 +56,4 @@ TEST(PlanOfRanks, NeedsNone) {
   expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.planned_ranks is 200"});
 }
 
-}  // namespace reproducible_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::reproducible_test

@@ -1,10 +1,7 @@
-#include <array>
-
 #include "tests/bindings/c/support.h"
 
 // Compares a parameter that spans three units with the same one in a single unit.
-namespace sluice_c_test {
-namespace span_test {
+namespace sluice_c_test::span_test {
 
 constexpr uint64_t kGrain = SLUICE_SPAN_GRAIN;
 constexpr std::array<uint64_t, 2> kShape = {5, kGrain / 2};  // has 2.5 grains
@@ -33,10 +30,7 @@ ModelHandle model_of(const std::vector<Span>& spans, sluice_dtype dtype) {
 
 EngineHandle engine_of(const std::vector<Span>& spans, const char* place, sluice_dtype dtype,
                        const std::string& disk, sluice_status wanted = SLUICE_OK) {
-  Choice setup;
-  setup.place = place;
-  setup.dtype = dtype;
-  setup.held = 3;
+  Choice setup{.place = place, .dtype = dtype, .held = 3};
   setup.no_master = dtype == SLUICE_BF16;  // the random words must be those of the whole parameter
   const sluice_folder folder = {disk.c_str(), 0};
   const sluice_engine_options options = options_of(setup, &folder);
@@ -134,5 +128,4 @@ TEST(SpansThatDoNotFit, AreRefused) {
   refused({{0, kGrain}, {2 * kGrain, kGrain / 2}}, "must follow");
 }
 
-}  // namespace span_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::span_test

@@ -1,10 +1,7 @@
-#include <map>
-
 #include "tests/bindings/c/support.h"
 
 // Tests of optimizer state that the caller reads and writes.
-namespace sluice_c_test {
-namespace state_test {
+namespace sluice_c_test::state_test {
 
 using State = std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>;  // by parameter and array
 
@@ -157,5 +154,4 @@ TEST(StateOfFrozenUnits, IsRefused) {
                {"'state'"});
 }
 
-}  // namespace state_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::state_test

@@ -1,18 +1,9 @@
 #pragma once
-#include <gtest/gtest.h>
 #include <unistd.h>
-
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "bindings/c/sluice.h"
 #include "tests/temporary_folder.h"
+#include "tests/testing.h"
 
 // A caller of the C ABI: a model of three units whose gradients depend on its values, so that a wrong byte
 // shows in all that follows.

@@ -1,10 +1,7 @@
-#include <thread>
-
 #include "tests/bindings/c/support.h"
 
 // Tests of reads and writes at a parameter's address while its unit is not held.
-namespace sluice_c_test {
-namespace touches_test {
+namespace sluice_c_test::touches_test {
 
 class TouchesTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -12,9 +9,7 @@ class TouchesTest : public ::testing::TestWithParam<Case> {
     const ModelHandle model = make_model(0, GetParam().dtype);
     const std::string disk = folder_.path();
     const sluice_folder folder = {disk.c_str(), 0};
-    Choice setup;
-    setup.place = GetParam().place;
-    setup.dtype = GetParam().dtype;
+    Choice setup{.place = GetParam().place, .dtype = GetParam().dtype};
     sluice_engine_options options = options_of(setup, &folder);
     options.serve_touches = serve ? 1 : 0;
     sluice_engine* engine = nullptr;
@@ -123,5 +118,4 @@ TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
   EXPECT_DEATH((void)sluice_engine_get_state(engine.get(), 1, see, absent), told);  // on any of its threads
 }
 
-}  // namespace touches_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::touches_test

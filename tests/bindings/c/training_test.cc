@@ -1,12 +1,7 @@
-#include <atomic>
-#include <cstring>
-#include <thread>
-
 #include "tests/bindings/c/support.h"
 
 // Tests that the C ABI gives the same bits on every tier, and in whatever order units come.
-namespace sluice_c_test {
-namespace training_test {
+namespace sluice_c_test::training_test {
 
 class TrainingTest : public ::testing::Test {
  protected:
@@ -58,9 +53,7 @@ TEST_F(TrainingTest, TheSameBitsOnThreadsOfTheCallers) {
 // They are the same also where a gradient was read, for which its unit's update came earlier.
 TEST_F(TrainingTest, ValuesMayBeSetAndLoadedRightAfterAStep) {
   for (const Case& c : {Case{"memory", SLUICE_F32}, Case{"disk", SLUICE_BF16}}) {
-    Choice setup;
-    setup.place = c.place;
-    setup.dtype = c.dtype;
+    Choice setup{.place = c.place, .dtype = c.dtype};
     const EngineHandle engine = make_engine(setup, folder_.path());
     set_start_values(engine.get());
     const Values start = values_of(engine.get());
@@ -203,9 +196,7 @@ TEST_F(TrainingTest, AParameterWithoutAGradientIsLeftAsItIs) {
 // Several units are held at once, one of them twice, in another order in each step.
 TEST_F(TrainingTest, AnyOrderGivesTheSameBits) {
   const auto run = [&](const char* place) {
-    Choice setup;
-    setup.place = place;
-    setup.held = 2;
+    Choice setup{.place = place, .held = 2};
     const EngineHandle engine = make_engine(setup, folder_.path());
     set_start_values(engine.get());
     constexpr uint32_t kOrders[][3] = {{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
@@ -290,5 +281,4 @@ TEST_F(TrainingTest, AnEngineIsUsedFromSeveralThreads) {
   EXPECT_OK(apply(engine.get()));
 }
 
-}  // namespace training_test
-}  // namespace sluice_c_test
+}  // namespace sluice_c_test::training_test

@@ -1,12 +1,7 @@
 #include "engine/checkpoint/best_checkpoint.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-
-namespace sluice::engine {
-namespace best_checkpoint_test {
+namespace sluice::engine::best_checkpoint_test {
 
 const Json kJudge = {{"batches", 8}, {"data_fingerprint", "0123456789abcdef"}, {"windows", 12}};
 const Json kOther = {{"batches", 9}, {"data_fingerprint", "0123456789abcdef"}, {"windows", 12}};
@@ -57,5 +52,4 @@ TEST(BestCheckpointTest, IsAmongThoseOfTheNewestJudge) {
   EXPECT_TRUE(was_judged_otherwise(list, kOther));
 }
 
-}  // namespace best_checkpoint_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::best_checkpoint_test

@@ -1,6 +1,5 @@
 #include "engine/checkpoint/checkpoint.h"
 
-#include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -8,6 +7,7 @@
 #include "core/text_file.h"
 #include "engine/checkpoint/folders.h"
 #include "engine/checkpoint/support.h"
+#include "testing.h"
 
 namespace sluice::engine {
 namespace checkpoint_test {

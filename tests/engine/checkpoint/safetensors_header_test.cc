@@ -1,10 +1,8 @@
-#include <gtest/gtest.h>
-
 #include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/support.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace safetensors_header_test {
+namespace sluice::engine::safetensors_header_test {
 
 // Made by Python's safetensors 0.8: save({"b": f32 [[1, 2, 3]], "a": u8 []}).
 const std::string kGoldenText =
@@ -178,5 +176,4 @@ TEST(SafetensorsHeader, RefusesToBuildWhatOthersCouldNotRead) {
   refused({{"t", Dtype::kF32, {1ull << 40, 1ull << 40}}}, {"'t'", "64 bits"});
 }
 
-}  // namespace safetensors_header_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::safetensors_header_test

@@ -1,11 +1,9 @@
 #include "engine/checkpoint/safetensors.h"
 
-#include <gtest/gtest.h>
-
 #include "engine/checkpoint/support.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace safetensors_test {
+namespace sluice::engine::safetensors_test {
 
 class SafetensorsTest : public FilesTest {
  protected:
@@ -294,5 +292,4 @@ TEST_F(SafetensorsFolderTest, NamesWhatIsWrong) {
   }
 }
 
-}  // namespace safetensors_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::safetensors_test

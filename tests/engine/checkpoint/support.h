@@ -1,23 +1,13 @@
 #pragma once
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
-
-#include <atomic>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "allocator/memory.h"
 #include "core/descriptor.h"
 #include "core/error.h"
 #include "engine/checkpoint/stream.h"
 #include "offload/file.h"
+#include "testing.h"
 #include "tests/temporary_folder.h"
 #include "tests/thrown.h"
 

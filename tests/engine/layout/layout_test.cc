@@ -1,13 +1,9 @@
 #include "engine/layout/layout.h"
 
-#include <gtest/gtest.h>
-
-#include <random>
-
+#include "testing.h"
 #include "tests/thrown.h"
 
-namespace sluice::engine {
-namespace layout_test {
+namespace sluice::engine::layout_test {
 
 UnitSpec unit(const std::string& name, std::vector<ParameterSpec> parameters, Dtype type = Dtype::kF32) {
   return {name, std::move(parameters), true, type};
@@ -86,5 +82,4 @@ TEST(Layout, RefusesWhatIsNoLayout) {
   expect_refused(torn, "must follow the span that ends there");
 }
 
-}  // namespace layout_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::layout_test

@@ -1,13 +1,9 @@
 #include "engine/layout/shards.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-
 #include "engine/layout/kind.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace shards_test {
+namespace sluice::engine::shards_test {
 
 std::unique_ptr<optim::Optimizer> made(const char* name) { return optim::make_optimizer({.name = name}); }
 
@@ -57,5 +53,4 @@ TEST(Shards, CutParametersOnlyWhereTheOptimizerAllowsIt) {
   EXPECT_GT(cut, 5u);
 }
 
-}  // namespace shards_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::shards_test

@@ -1,14 +1,9 @@
 #include "engine/machine/clocks.h"
 
-#include <gtest/gtest.h>
-
-#include <mutex>
-#include <vector>
-
 #include "comm/worlds.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace clocks_test {
+namespace sluice::engine::clocks_test {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
@@ -64,5 +59,4 @@ TEST(ClocksTest, DriftEvenlyBetweenTwoReadings) {
   EXPECT_EQ(time_of_first(first, first, 7), 7 - 100 * kSecond);
 }
 
-}  // namespace clocks_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::clocks_test

@@ -1,16 +1,10 @@
 #include "engine/machine/link_rate.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <mutex>
-#include <vector>
-
 #include "comm/worlds.h"
 #include "core/bytes.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace link_rate_test {
+namespace sluice::engine::link_rate_test {
 
 std::vector<Link> links_of_ranks(int ranks, std::uint64_t memory = kGiB) {
   std::mutex mutex;
@@ -48,5 +42,4 @@ TEST(LinkRateTest, TakesNoMoreMemoryThanOneRankHas) {
   }
 }
 
-}  // namespace link_rate_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::link_rate_test

@@ -1,9 +1,7 @@
 #include "engine/machine/machine_rates.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-namespace sluice::engine {
-namespace machine_rates_test {
+namespace sluice::engine::machine_rates_test {
 
 // Two disks are as fast as twice the slower one.
 TEST(AddDisk, GivesEachOfTheRanksThatShareItTheirPart) {
@@ -25,11 +23,11 @@ TEST(AddDisk, GivesEachOfTheRanksThatShareItTheirPart) {
 
 TEST(ShareCores, GivesEachOfTheRanksTheirPartWhereThreadsTakeTurns) {
   MachineRates alone;
-  alone.flops = 8e9;
-  alone.memory_bandwidth = 4e9;
-  alone.attention = 2e9;
-  alone.update_seconds = 1e-9;
   alone.products = {{{}, 6e9}};
+  alone.flops = 8e9;
+  alone.attention = 2e9;
+  alone.memory_bandwidth = 4e9;
+  alone.update_seconds = 1e-9;
   MachineRates enough = alone, crowded = alone, crowded_alone = alone, few = alone;
   share_cores(2, 2, 2, 4, enough);
   EXPECT_EQ(enough.flops, alone.flops);
@@ -64,5 +62,4 @@ TEST(MachineRates, KnowWhatAThreadTakesForAReceivedByte) {
   }
 }
 
-}  // namespace machine_rates_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::machine_rates_test

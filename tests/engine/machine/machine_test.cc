@@ -1,20 +1,15 @@
 #include "engine/machine/machine.h"
 
-#include <gmock/gmock.h>
-
 #include "core/bytes.h"
 #include "core/system.h"
 #include "engine/machine/process.h"
 #include "engine/machine/support.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::engine {
-namespace machine_test {
+namespace sluice::engine::machine_test {
 using machines::MachineFile;
 using machines::small_machine;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 TEST_F(MachineFile, ReadsWhatItWrote) {
   Machine machine = read(small_machine());
@@ -107,5 +102,4 @@ TEST(ProcessBytes, AreTheSameForSizesThatDifferByALittle) {
   EXPECT_GT(process_bytes(0, 64), stated);
 }
 
-}  // namespace machine_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::machine_test

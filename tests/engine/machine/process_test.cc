@@ -1,13 +1,10 @@
 #include "engine/machine/process.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "core/bytes.h"
+#include "testing.h"
 #include "tests/thrown.h"
 
-namespace sluice::engine {
-namespace process_test {
+namespace sluice::engine::process_test {
 
 TEST(GroupLimit, SaysThatMemoryIsNotThereForAllRanks) {
   const Thrown thrown =
@@ -25,5 +22,4 @@ TEST(GroupLimit, LeavesWhatIsThere) {
   EXPECT_NO_THROW(check_group_limit(300 * kGiB, 64, "", std::nullopt));
 }
 
-}  // namespace process_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::process_test

@@ -1,11 +1,8 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "core/support.h"
 #include "core/text_file.h"
 #include "engine/machine/machine.h"
+#include "testing.h"
 
 namespace sluice::engine::machines {
 

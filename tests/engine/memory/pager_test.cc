@@ -1,19 +1,10 @@
 #include "engine/memory/pager.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <map>
-#include <memory>
-#include <random>
-#include <stdexcept>
-
 #include "core/bytes.h"
 #include "core/error.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace pager_test {
+namespace sluice::engine::pager_test {
 
 constexpr std::size_t kBytes = kHugePage;  // one extent for each holding
 
@@ -212,5 +203,4 @@ TEST_F(PagerTest, NoMoreIsTransferredThanIsStored) {
   EXPECT_EQ(backings_.counts.most_bytes, kStored);
 }
 
-}  // namespace pager_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::pager_test

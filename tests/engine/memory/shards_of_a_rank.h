@@ -1,16 +1,10 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <initializer_list>
-#include <memory>
-#include <numeric>
-#include <vector>
-
 #include "comm/worlds.h"
 #include "engine/memory/parameter_shards.h"
 #include "offload/records.h"
 #include "offload/test_files.h"
 #include "optim/optimizer.h"
+#include "testing.h"
 
 // A rank of tests that has shards of two units.
 namespace sluice::engine {

@@ -1,15 +1,9 @@
 #include "engine/plan/cut.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <limits>
-#include <random>
-
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::engine {
-namespace cut_test {
+namespace sluice::engine::cut_test {
 
 const Fits kAllFit = [](int, UnitRange) { return true; };
 
@@ -145,5 +139,4 @@ TEST(Cut, IsRefusedWhereItIsNone) {
   EXPECT_EQ(refusal("0,1-2"), "the cut '0,1-2' ends with block 2, and the model has the blocks 0 to 3");
 }
 
-}  // namespace cut_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::cut_test

@@ -1,17 +1,11 @@
 #include "engine/plan/pipeline.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <functional>
-#include <numeric>
-
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::engine {
-namespace pipeline_test {
+namespace sluice::engine::pipeline_test {
 
 using Kind = Action::Kind;
 using Lists = std::vector<std::vector<Action>>;
@@ -303,5 +297,4 @@ TEST(PipelineOrders, HaveWords) {
             "'zb' is not an order of a pipeline; there are gpipe, 1f1b, zb-h1");
 }
 
-}  // namespace pipeline_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::pipeline_test

@@ -1,20 +1,10 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <sstream>
-#include <string>
-#include <vector>
-
 #include "core/bytes.h"
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
+#include "testing.h"
 
 // The table that people read, and what programs read.
-namespace sluice::engine {
-namespace plan_text_test {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
+namespace sluice::engine::plan_text_test {
 
 struct Written {
   Plan plan;
@@ -90,5 +80,4 @@ TEST(PlanText, OfAGpuSaysWhatTheDiskMoves) {
   EXPECT_EQ(disk.json.at("step").at("bytes_written"), disk.plan.step_bytes_written);
 }
 
-}  // namespace plan_text_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::plan_text_test

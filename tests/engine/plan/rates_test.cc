@@ -1,11 +1,9 @@
 #include "engine/plan/rates.h"
 
-#include <gtest/gtest.h>
-
 #include "engine/plan/plan.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace rates_test {
+namespace sluice::engine::rates_test {
 
 MachineRates rates_of(double read, double write, double together) {
   MachineRates rates;
@@ -65,5 +63,4 @@ TEST(Links, AreReadAsTheyAreWritten) {
     EXPECT_THROW(parse_link(wrong), Error) << wrong;
 }
 
-}  // namespace rates_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::rates_test

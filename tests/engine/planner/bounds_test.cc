@@ -1,22 +1,14 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cmath>
-#include <limits>
-#include <set>
-
 #include "core/bytes.h"
 #include "engine/planner/placement.h"
 #include "engine/planner/planner.h"
 #include "engine/planner/stages.h"
 #include "engine/planner/walk.h"
 #include "engine/toy.h"
+#include "testing.h"
 #include "tests/thrown.h"
 
 // However large a request is, its plan is made, or refused, in seconds.
-namespace sluice::engine {
-namespace bounds_test {
+namespace sluice::engine::bounds_test {
 
 constexpr Budget kPlenty{16 * kGiB, 64 * kGiB, 0};
 
@@ -69,5 +61,4 @@ TEST(Bounds, WhatIsBeyondThemIsRefused) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
-}  // namespace bounds_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::bounds_test

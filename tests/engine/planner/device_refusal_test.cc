@@ -1,16 +1,4 @@
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <set>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -18,10 +6,10 @@
 #include "engine/planner/planner.h"
 #include "engine/planner/shortage.h"
 #include "engine/refused.h"
+#include "testing.h"
 
 // What is not on a GPU is in host memory wherever it fits there, and a refusal names what is enough.
-namespace sluice::engine {
-namespace device_refusal_test {
+namespace sluice::engine::device_refusal_test {
 
 using allocator::Tier;
 
@@ -183,9 +171,7 @@ TEST(DeviceRefusal, SaysInBytesWhatLooksLikeWhatIsGiven) {
 // A large unit's update is a few chunks, as far as slots are a small part of what is stated.
 TEST(DevicePlan, ChunksGrowWithUnitsAndMemory) {
   const auto chunk = [](std::size_t rows, std::uint64_t device, std::uint64_t memory) {
-    Kind kind;
-    kind.rows = rows;
-    kind.width = 1000;
+    Kind kind{.rows = rows, .width = 1000};
     kind.chunk.reset();
     kind.places[index(Part::kParameters)] = Tier::kHost;
     kind.rates.memory_bandwidth = 50e9;
@@ -236,5 +222,4 @@ TEST(DevicePlan, WhatFitsOnTheGpuAsAWholeIsThere) {
   }
 }
 
-}  // namespace device_refusal_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::device_refusal_test

@@ -1,10 +1,5 @@
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <ranges>
 
 #include "core/bytes.h"
@@ -13,13 +8,13 @@
 #include "engine/plan/plan.h"
 #include "engine/planner/planner.h"
 #include "source_folder.h"
+#include "testing.h"
 
 // Each file in pinned/ has what a plan is made from, and the plan, of which numbers that are 0 are left out.
 // What "like" names is in pinned_parts.json, and what stands beside "like" is instead of what that has. To
 // change plans on purpose, run these tests with SLUICE_PIN_PLANS=1, which writes the files anew; the commit
 // then shows the difference.
-namespace sluice::engine {
-namespace pinned_test {
+namespace sluice::engine::pinned_test {
 
 const std::filesystem::path kFolder =
     std::filesystem::path(test::kSourceFolder) / "tests/engine/planner/pinned";
@@ -63,11 +58,10 @@ kernels::Product product_of(const Json& object) {
 }
 
 ParameterSpec parameter_of(const Json& object, const std::string& unit) {
-  ParameterSpec parameter;
-  parameter.name = unit + "." + object.at("name").get<std::string>();
-  parameter.shape = object.at("shape").get<std::vector<std::size_t>>();
-  parameter.uses = field(object, "uses", 1);
-  parameter.by_elements = field(object, "by_elements", false);
+  ParameterSpec parameter{.name = unit + "." + object.at("name").get<std::string>(),
+                          .shape = object.at("shape").get<std::vector<std::size_t>>(),
+                          .uses = field(object, "uses", 1),
+                          .by_elements = field(object, "by_elements", false)};
   return parameter;
 }
 
@@ -298,5 +292,4 @@ TEST_P(PinnedPlans, AreMadeAgain) {
 INSTANTIATE_TEST_SUITE_P(Files, PinnedPlans, testing::ValuesIn(names()),
                          [](const auto& file) { return file.param; });
 
-}  // namespace pinned_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::pinned_test

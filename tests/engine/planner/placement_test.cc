@@ -1,17 +1,11 @@
 #include "engine/planner/placement.h"
 
-#include <gtest/gtest.h>
-
-#include <map>
-#include <random>
-#include <set>
-
 #include "core/bytes.h"
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
+#include "testing.h"
 
-namespace sluice::engine {
-namespace placement_test {
+namespace sluice::engine::placement_test {
 
 constexpr auto kDisk = allocator::Tier::kDisk;
 const std::vector<Part> kInFrames = {Part::kParameters, Part::kGradient};
@@ -410,5 +404,4 @@ TEST(Placement, TrafficIsThatOfAStepAccessByAccess) {
   }
 }
 
-}  // namespace placement_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::placement_test

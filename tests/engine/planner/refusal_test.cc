@@ -1,23 +1,13 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <optional>
-#include <random>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/planner/largest_ranks.h"
 #include "engine/planner/planner.h"
 #include "engine/refused.h"
 #include "engine/toy.h"
+#include "testing.h"
 
 // A refusal names the cheapest change with which there is a plan.
-namespace sluice::engine {
-namespace refusal_test {
+namespace sluice::engine::refusal_test {
 
 // The words of the refusal; nothing where there is a plan.
 std::optional<std::string> refusal(const Profile& profile, const optim::Optimizer& optimizer,
@@ -77,8 +67,8 @@ TEST(Refusal, NamesTheLeastDiskAtEachStage) {
     PlanRequest request;
     request.ranks = {0, 2};
     request.stage = stage;
-    request.flags = true;
     request.places = toy::places("disk");
+    request.flags = true;
     const auto text = refusal(profile, *optimizer, {kGiB, kMiB, 0}, request);
     ASSERT_TRUE(text);
     const auto named = mebibytes_after("--disk FOLDER:", *text);
@@ -139,5 +129,4 @@ TEST(Refusal, OfManyRanksNamesWhatIsEnoughForAll) {
     }
 }
 
-}  // namespace refusal_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::refusal_test

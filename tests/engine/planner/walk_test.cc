@@ -1,9 +1,7 @@
 #include "engine/planner/walk.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-namespace sluice::engine {
-namespace walk_test {
+namespace sluice::engine::walk_test {
 
 // Rates at which 100 bytes take a second in each direction.
 MachineRates slow_disk() {
@@ -154,5 +152,4 @@ TEST(Walk, WhatComesFromRanksTakesOfTheCoresWhereTheseDoNotWait) {
   EXPECT_DOUBLE_EQ(walk(visits, kFar, rates).step, 12);
 }
 
-}  // namespace walk_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::walk_test

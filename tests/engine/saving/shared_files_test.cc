@@ -1,22 +1,15 @@
 #include "engine/saving/shared_files.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <map>
-#include <mutex>
-
 #include "engine/checkpoint/support.h"
 #include "engine/ranks_client.h"
 #include "engine/saving/checkpoint_values.h"
+#include "testing.h"
 
 // Checkpoints that several ranks write and load.
 namespace sluice::engine::wrapped {
 namespace shared_files_test {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 using Files = std::map<std::string, std::string>;
 
 // All files of the checkpoint; the manifest has every checksum.
@@ -113,9 +106,7 @@ TEST_P(SharedFilesOf, AreThoseThatOneRankWritesWhoeverWroteAndLoadedThem) {
 TEST(SharedFiles, LetRankZeroReceiveLittle) {
   for (std::size_t stage = 0; stage <= kMostStage; ++stage) {
     const TemporaryFolder folder;
-    Case setup;
-    setup.ranks = 2;
-    setup.stage = stage;
+    Case setup{.ranks = 2, .stage = stage};
     run(setup, [&](Rank& rank) {
       HeldFiles io;
       const auto received = [&](const std::string& out, std::uint64_t step) {
@@ -134,9 +125,7 @@ TEST(SharedFiles, LetRankZeroReceiveLittle) {
 TEST(SharedFiles, AreWrittenByAllRanks) {
   for (const std::size_t stage : {0, 1}) {
     const TemporaryFolder folder;
-    Case setup;
-    setup.ranks = 2;
-    setup.stage = stage;
+    Case setup{.ranks = 2, .stage = stage};
     run(setup, [&](Rank& rank) {
       HeldFiles io;
       save(rank, io, folder.path());
@@ -149,9 +138,7 @@ TEST(SharedFiles, AreWrittenByAllRanks) {
 class FailedSave : public ::testing::TestWithParam<int> {
  protected:
   std::vector<std::string> errors(std::size_t stage, int failing, int write) {
-    Case setup;
-    setup.ranks = 2;
-    setup.stage = stage;
+    Case setup{.ranks = 2, .stage = stage};
     std::vector<std::string> all(2);
     comm::run_communicators(comm::World::kThreads, setup.ranks, [&](comm::Communicator& communicator) {
       Rank rank(setup, &communicator);

@@ -1,21 +1,11 @@
 #include "engine/updates/update_pipeline.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <condition_variable>
-#include <functional>
-#include <mutex>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "core/error.h"
 #include "offload/test_files.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::engine {
-namespace update_pipeline_test {
+namespace sluice::engine::update_pipeline_test {
 
 // A backing in memory. While `holds`, writes do not end before let_go().
 class HoldingFile final : public offload::File {
@@ -80,11 +70,10 @@ class UpdatePipelineTest : public testing::Test {
   }
 
   void add(std::function<void()> on_applied) {
-    Update update;
-    update.groups = {{0.01, 0.0, 1.0}};
-    update.parameter_updates = {{1, 1.0}};
-    update.parameters = {parameters_.data(), Dtype::kF32};
-    update.gradient = {gradient_.data(), Dtype::kF32};
+    Update update{.groups = {{0.01, 0.0, 1.0}},
+                  .parameter_updates = {{1, 1.0}},
+                  .parameters = {parameters_.data(), Dtype::kF32},
+                  .gradient = {gradient_.data(), Dtype::kF32}};
     pipeline_->add(update, std::move(on_applied));
   }
 
@@ -183,5 +172,4 @@ TEST(ThreadExecutorTest, WhatSomebodyWaitsForComesFirst) {
   }
 }
 
-}  // namespace update_pipeline_test
-}  // namespace sluice::engine
+}  // namespace sluice::engine::update_pipeline_test

@@ -1,11 +1,6 @@
 #pragma once
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <string>
-#include <vector>
-
 #include "models/data/tokens.h"
+#include "testing.h"
 #include "tests/temporary_folder.h"
 #include "tests/thrown.h"
 

@@ -1,13 +1,8 @@
 #include "models/data/sampler.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-
 #include "models/data/data_test_support.h"
 
-namespace sluice::models {
-namespace sampler_test {
+namespace sluice::models::sampler_test {
 
 using Numbers = std::vector<std::uint64_t>;
 
@@ -140,5 +135,4 @@ TEST_F(DataTest, ResumesAtItsNextSample) {
   EXPECT_TRUE(std::equal(rest_targets.begin(), rest_targets.end(), targets.begin() + 63 * 9));
 }
 
-}  // namespace sampler_test
-}  // namespace sluice::models
+}  // namespace sluice::models::sampler_test

@@ -4,8 +4,7 @@
 
 #include "models/data/data_test_support.h"
 
-namespace sluice::models {
-namespace tokens_test {
+namespace sluice::models::tokens_test {
 
 std::string llmc_header(std::int32_t magic, std::int32_t version, std::int32_t count) {
   std::vector<std::int32_t> header(256, 0);
@@ -142,5 +141,4 @@ TEST_F(DataTest, AFileThatShrinksIsAnError) {
   expect_error(ErrorCode::kNotFound, {path("a.txt")}, [&] { read(*gone, 0, 1); });
 }
 
-}  // namespace tokens_test
-}  // namespace sluice::models
+}  // namespace sluice::models::tokens_test

@@ -1,17 +1,12 @@
 #include "models/families/config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "core/error.h"
 #include "models/model/model.h"
 #include "temporary_folder.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::models {
-namespace config_test {
-
-using ::testing::HasSubstr;
+namespace sluice::models::config_test {
 
 std::uint64_t parameters_of(const ModelConfig& config) {
   std::uint64_t sum = 0;
@@ -155,5 +150,4 @@ TEST(ConfigTest, AFolderIsReadByItsConfigJson) {
   EXPECT_EQ(resolve_model(folder.path()).vocabulary, 99u);
 }
 
-}  // namespace config_test
-}  // namespace sluice::models
+}  // namespace sluice::models::config_test

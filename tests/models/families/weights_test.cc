@@ -1,24 +1,12 @@
 #include "models/families/weights.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
-
 #include "core/error.h"
 #include "core/json.h"
 #include "models/families/gpt2.h"
 #include "temporary_folder.h"
+#include "testing.h"
 
-namespace sluice::models {
-namespace weights_test {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+namespace sluice::models::weights_test {
 
 // Makes a file by the format's own description, without the project's writer.
 class FileMaker {
@@ -172,5 +160,4 @@ TEST_F(WeightsTest, AMissingFolderAndACutFileAreErrors) {
   EXPECT_THROW(HuggingFaceWeights(*io_, folder_.path(), config_, layout_, ahead_), Error);
 }
 
-}  // namespace weights_test
-}  // namespace sluice::models
+}  // namespace sluice::models::weights_test

@@ -1,19 +1,12 @@
 #include "models/graph/graph.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <random>
-
 #include "core/error.h"
 #include "models/cases.h"
 #include "models/graph/program.h"
 #include "models/graph/recompute.h"
+#include "testing.h"
 
-namespace sluice::models::testing {
-namespace graph_test {
-
-using ::testing::ElementsAre;
+namespace sluice::models::testing::graph_test {
 
 bool overlap(std::size_t a, std::size_t a_end, std::size_t b, std::size_t b_end) {
   return a < b_end && b < a_end;
@@ -177,10 +170,7 @@ TEST(GraphTest, AnOpThatReadsWhatIsNotMadeYetIsRefused) {
   Graph graph;
   const ValueId a = graph.add_value({"a", 1, Dtype::kF32, true}),
                 b = graph.add_value({"b", 1, Dtype::kF32, true});
-  OpSpec spec;
-  spec.name = "op";
-  spec.inputs = {a};
-  spec.outputs = {b};
+  OpSpec spec{.name = "op", .inputs = {a}, .outputs = {b}};
   EXPECT_THROW(graph.add_op(std::make_unique<Nothing>(spec)), Error);
   graph.set_input(a);
   graph.add_op(std::make_unique<Nothing>(spec));
@@ -203,5 +193,4 @@ TEST(GraphTest, WeightsThatNeedTheInputOfAUnitAreRefusedWhereTheyAreApart) {
   EXPECT_THROW(compile(graph, none, products, true), Error);
 }
 
-}  // namespace graph_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::graph_test

@@ -1,12 +1,8 @@
-#include <gtest/gtest.h>
-
-#include <set>
-
 #include "models/cases.h"
 #include "models/graph/context.h"
+#include "testing.h"
 
-namespace sluice::models::testing {
-namespace random_words_test {
+namespace sluice::models::testing::random_words_test {
 
 std::set<std::pair<std::uint64_t, std::uint64_t>> drawn;  // seeds and streams
 
@@ -34,12 +30,11 @@ void lengthen(Graph& graph) {
   for (std::size_t i = 0; i < kProbes; ++i) {
     Value value = graph.values()[*graph.output()];
     value.name = "probe" + std::to_string(i);
-    OpSpec spec;
-    spec.name = value.name;
-    spec.inputs = {*graph.output()};
-    spec.outputs = {graph.add_value(value)};
-    spec.passes_gradient = {0};
-    spec.forward_in_place = {{0, 0}};
+    OpSpec spec{.name = value.name,
+                .inputs = {*graph.output()},
+                .outputs = {graph.add_value(value)},
+                .forward_in_place = {{0, 0}},
+                .passes_gradient = {0}};
     graph.set_output(spec.outputs[0]);
     graph.add_op(std::make_unique<Probe>(std::move(spec)));
   }
@@ -70,5 +65,4 @@ TEST(RandomWordsTest, NoTwoOpsShareAStreamHoweverManyOpsABlockHas) {
   EXPECT_TRUE(run.guards_hold());
 }
 
-}  // namespace random_words_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::random_words_test

@@ -1,11 +1,7 @@
-#include <gtest/gtest.h>
-
-#include <cstring>
-
 #include "models/cases.h"
+#include "testing.h"
 
-namespace sluice::models::testing {
-namespace choices_test {
+namespace sluice::models::testing::choices_test {
 
 struct Case {
   std::string name;
@@ -154,5 +150,4 @@ TEST(SamplesTest, MicroBatchesOfAnotherSizeGiveTheSameLoss) {
   EXPECT_NEAR(first.train(halves), loss, rounding_of(four, data.tokens.size()) * loss);
 }
 
-}  // namespace choices_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::choices_test

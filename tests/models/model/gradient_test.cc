@@ -1,12 +1,8 @@
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "models/cases.h"
 #include "models/reference.h"
+#include "testing.h"
 
-namespace sluice::models::testing {
-namespace gradient_test {
+namespace sluice::models::testing::gradient_test {
 
 struct Case {
   std::string name;
@@ -134,5 +130,4 @@ TEST(DropoutTest, GradientsAreThoseOfTheMaskedLoss) {
   EXPECT_NE(run.executor.evaluate(data.micro_batches[0]), run.train({data.micro_batches.data(), 1}, 11, 4));
 }
 
-}  // namespace gradient_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::gradient_test

@@ -1,20 +1,13 @@
 #include "models/model/model.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <set>
-
 #include "core/error.h"
 #include "models/cases.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::models::testing {
-namespace model_test {
+namespace sluice::models::testing::model_test {
 
 using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::vector<std::string> names(const engine::UnitSpec& unit) {
   std::vector<std::string> result;
@@ -206,5 +199,4 @@ TEST_F(RunTest, BetweenIsCalledAndMayThrow) {
                std::runtime_error);
 }
 
-}  // namespace model_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::model_test

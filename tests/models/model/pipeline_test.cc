@@ -1,11 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <limits>
-#include <map>
-#include <thread>
-
 #include "comm/mesh.h"
 #include "comm/worlds.h"
 #include "core/bytes.h"
@@ -19,10 +11,10 @@
 #include "offload/records.h"
 #include "offload/test_files.h"
 #include "optim/optimizer.h"
+#include "testing.h"
 
 // A model that is cut into sections learns what it learns as a whole, with the same bits.
-namespace sluice::models::testing {
-namespace pipeline_test {
+namespace sluice::models::testing::pipeline_test {
 
 constexpr std::size_t kMicroBatches = 5;
 
@@ -298,5 +290,4 @@ TEST(SectionOfAModel, HasItsUnitsAndTheirNumbersInTheModel) {
   EXPECT_EQ(last.impl().first_op(1), whole.impl().first_op(4));
 }
 
-}  // namespace pipeline_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::pipeline_test

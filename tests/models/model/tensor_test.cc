@@ -1,16 +1,11 @@
-#include <gtest/gtest.h>
-
 #include <barrier>
-#include <bit>
-#include <cmath>
-#include <thread>
 
 #include "core/pairwise.h"
 #include "models/cases.h"
+#include "testing.h"
 
 // Layers that ranks compute in pieces have the values, and the gradients, of whole ones.
-namespace sluice::models::testing {
-namespace tensor_test {
+namespace sluice::models::testing::tensor_test {
 
 // Ranks along "tensor" that are threads of the test.
 class Ranks {
@@ -238,5 +233,4 @@ TEST(SequenceCutTest, ComputesWhatWholeSequencesDo) {
     }
 }
 
-}  // namespace tensor_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::tensor_test

@@ -1,14 +1,9 @@
 #include "models/model/text_cache.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-
 #include "models/cases.h"
+#include "testing.h"
 
-namespace sluice::models::testing {
-namespace text_cache_test {
+namespace sluice::models::testing::text_cache_test {
 
 constexpr int kThreads = 2;
 
@@ -72,5 +67,4 @@ INSTANTIATE_TEST_SUITE_P(Families, TextCacheTest,
                          ::testing::Values(small_gpt2(), small_gpt2(false, 0.1f), small_llama(),
                                            small_llama(true, true), small_mixed()));
 
-}  // namespace text_cache_test
-}  // namespace sluice::models::testing
+}  // namespace sluice::models::testing::text_cache_test

@@ -1,9 +1,7 @@
 #include "models/ops/loss.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-namespace sluice::models {
-namespace loss_test {
+namespace sluice::models::loss_test {
 
 std::size_t rows_at_once(std::size_t rows, std::size_t width, std::size_t vocabulary) {
   LossShape shape;
@@ -30,5 +28,4 @@ TEST(LogitRows, LogitsTakeAtMostHalfOfTheHeadsGradientOrLittle) {
 
 TEST(LogitRows, FewRowsAreOnePiece) { EXPECT_EQ(rows_at_once(100, 768, 50257), 100); }
 
-}  // namespace loss_test
-}  // namespace sluice::models
+}  // namespace sluice::models::loss_test

@@ -1,13 +1,9 @@
 #include "models/run/learning_rate.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "core/error.h"
+#include "testing.h"
 
-namespace sluice::models {
-namespace learning_rate_test {
+namespace sluice::models::learning_rate_test {
 
 LearningRate rate(LearningRate::Shape shape) { return {2.0, 4, 14, 0.25, shape}; }
 
@@ -56,5 +52,4 @@ TEST(LearningRateTest, UnknownSchedulesAreRefused) {
   EXPECT_THROW(schedule_shape("cosin"), Error);
 }
 
-}  // namespace learning_rate_test
-}  // namespace sluice::models
+}  // namespace sluice::models::learning_rate_test

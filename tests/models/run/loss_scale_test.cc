@@ -1,17 +1,10 @@
 #include "models/run/loss_scale.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <limits>
-
 #include "models/run/training_setup.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::models {
-namespace loss_scale_test {
-
-using ::testing::HasSubstr;
+namespace sluice::models::loss_scale_test {
 
 // The sequence is checked against torch.amp.GradScaler in tests/python/cli/test_loss_scale.py.
 TEST(LossScaleTest, HalvesWhenAStepIsSkippedAndDoublesAfterAnIntervalOfGoodOnes) {
@@ -119,5 +112,4 @@ TEST(LossScaleTest, WhatIsNoScaleIsRefused) {
   EXPECT_THAT(text("dynamic", {}, 0), HasSubstr("at least 1 step"));
 }
 
-}  // namespace loss_scale_test
-}  // namespace sluice::models
+}  // namespace sluice::models::loss_scale_test

@@ -1,16 +1,13 @@
 #include "models/run/machine_plan.h"
 
-#include <gmock/gmock.h>
-
 #include "core/bytes.h"
 #include "engine/machine/support.h"
+#include "testing.h"
 #include "thrown.h"
 
 // Plans for a machine that a file describes.
-namespace sluice::models {
-namespace machine_plan_test {
+namespace sluice::models::machine_plan_test {
 using engine::machines::small_machine;
-using ::testing::HasSubstr;
 
 class MachinePlan : public engine::machines::MachineFile {
  protected:
@@ -71,5 +68,4 @@ TEST_F(MachinePlan, IsDividedByItsRanks) {
   EXPECT_EQ(stated.rates.cores, 1);
 }
 
-}  // namespace machine_plan_test
-}  // namespace sluice::models
+}  // namespace sluice::models::machine_plan_test

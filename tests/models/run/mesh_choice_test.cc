@@ -1,18 +1,14 @@
 #include "models/run/mesh_choice.h"
 
-#include <gmock/gmock.h>
-
 #include "core/error.h"
 #include "engine/machine/support.h"
 #include "models/run/machine_plan.h"
+#include "testing.h"
 
 // The mesh that `--mesh auto` chooses, beside plans of stated meshes.
-namespace sluice::models {
-namespace mesh_choice_test {
+namespace sluice::models::mesh_choice_test {
 using engine::Link;
 using engine::machines::small_machine;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 std::vector<std::string> texts(int ranks, bool on_several_hosts) {
   std::vector<std::string> all;
@@ -54,10 +50,10 @@ const Case kCases[] = {
 TrainSettings settings_of(const Case& c) {
   TrainSettings s;
   s.model = "mini";
-  s.batch = 1;
-  s.length = c.length;
-  s.accumulate = c.accumulate;
   s.memory = c.memory;
+  s.batch = 1;
+  s.accumulate = c.accumulate;
+  s.length = c.length;
   s.threads = 1;
   s.link = c.link;
   s.plan.reproducible = c.reproducible;
@@ -172,5 +168,4 @@ TEST_F(MeshChoiceTest, IsRefusedWhereNoMeshIsPossible) {
                     HasSubstr("the model has 6 blocks"), HasSubstr("tensor=11 is not")));
 }
 
-}  // namespace mesh_choice_test
-}  // namespace sluice::models
+}  // namespace sluice::models::mesh_choice_test

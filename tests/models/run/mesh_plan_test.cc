@@ -1,15 +1,10 @@
-#include <gmock/gmock.h>
-
-#include <cmath>
-#include <limits>
-
 #include "engine/machine/support.h"
 #include "models/run/machine_plan.h"
 #include "models/run/mesh_links.h"
+#include "testing.h"
 
 // Plans of whole meshes by the links along their axes.
-namespace sluice::models {
-namespace mesh_plan_test {
+namespace sluice::models::mesh_plan_test {
 using engine::Link;
 using engine::machines::small_machine;
 
@@ -17,10 +12,10 @@ using engine::machines::small_machine;
 TrainSettings on_mesh(const std::string& mesh, int hosts) {
   TrainSettings s;
   s.model = "mini";
-  s.batch = 1;
-  s.length = 64;
-  s.accumulate = 32;
   s.memory = kGiB;
+  s.batch = 1;
+  s.accumulate = 32;
+  s.length = 64;
   s.threads = 1;
   // What else a plan chooses, could be another of nearly the same time.
   s.plan.stage = 1;
@@ -176,5 +171,4 @@ TEST_F(MeshPlan, TakesAtLeastWhatEachStageTakes) {
   }
 }
 
-}  // namespace mesh_plan_test
-}  // namespace sluice::models
+}  // namespace sluice::models::mesh_plan_test

@@ -1,23 +1,17 @@
 #include "models/run/metrics.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <bit>
-#include <filesystem>
-#include <fstream>
-#include <limits>
-
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text_file.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::models {
-namespace metrics_test {
+namespace sluice::models::metrics_test {
 
 class MetricsTest : public ::testing::Test {
  protected:
@@ -175,5 +169,4 @@ TEST_F(MetricsTest, AFolderThatIsMissingIsNamed) {
             std::string::npos);
 }
 
-}  // namespace metrics_test
-}  // namespace sluice::models
+}  // namespace sluice::models::metrics_test

@@ -1,14 +1,6 @@
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <mutex>
 
 #include "core/descriptor.h"
 #include "core/error.h"
@@ -18,6 +10,7 @@
 #include "models/run/training_run.h"
 #include "models/run/training_setup.h"
 #include "offload/test_files.h"
+#include "testing.h"
 
 namespace sluice::models::testing {
 namespace power_cut_test {

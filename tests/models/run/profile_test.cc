@@ -1,11 +1,7 @@
 #include "models/run/profile.h"
+#include "testing.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-
-namespace sluice::models {
-namespace profile_test {
+namespace sluice::models::profile_test {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -15,11 +11,11 @@ StepReport report(std::uint64_t step) {
   r.step = step;
   r.loss = static_cast<double>(step);
   r.seconds = 0.5;
-  r.read_wait_seconds = 0.125;
-  r.optimizer_seconds = 0.25;
-  r.disk_read = 8 * step;
   r.memory = 5000 - step;
   r.peak_memory = 5000;
+  r.disk_read = 8 * step;
+  r.read_wait_seconds = 0.125;
+  r.optimizer_seconds = 0.25;
   return r;
 }
 
@@ -74,5 +70,4 @@ TEST(RunProfileTest, OfManyEventsTheLatestAreKept) {
   EXPECT_EQ(events.at("begin").at(0), 0.015);
 }
 
-}  // namespace profile_test
-}  // namespace sluice::models
+}  // namespace sluice::models::profile_test

@@ -1,21 +1,13 @@
 #include "models/run/rank_traces.h"
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <string>
-#include <vector>
-
 #include "comm/worlds.h"
 #include "core/json.h"
 #include "core/text_file.h"
 #include "temporary_folder.h"
+#include "testing.h"
 
 // Traces of several ranks in one file. Each rank is a thread here, with a clock of its own.
-namespace sluice::models {
-namespace rank_traces_test {
+namespace sluice::models::rank_traces_test {
 
 using std::chrono::nanoseconds;
 
@@ -194,5 +186,4 @@ TEST_F(RankTracesTest, OfRanksThatTakeNoPartAreRemoved) {
   }
 }
 
-}  // namespace rank_traces_test
-}  // namespace sluice::models
+}  // namespace sluice::models::rank_traces_test

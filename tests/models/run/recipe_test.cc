@@ -1,18 +1,12 @@
 #include "models/run/recipe.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "core/error.h"
 #include "models/families/config.h"
 #include "models/model/model.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::models {
-namespace recipe_test {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+namespace sluice::models::recipe_test {
 
 TrainSettings with(const std::string& optimizer) {
   TrainSettings settings;
@@ -167,5 +161,4 @@ TEST(RecipeTest, TheTextNamesWhatIsADefaultAndWhatItIsFor) {
   EXPECT_THAT(text, HasSubstr("lr, warmup, schedule, final-lr, weight-decay: for adamw, 85 million"));
 }
 
-}  // namespace recipe_test
-}  // namespace sluice::models
+}  // namespace sluice::models::recipe_test

@@ -1,18 +1,13 @@
 #include "models/run/run_ranks.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <fstream>
-
 #include "comm/worlds.h"
 #include "core/system.h"
 #include "models/run/trainer.h"
 #include "temporary_folder.h"
+#include "testing.h"
 
 // What the ranks of a run agree on before they train, and tell each other. Each rank is a thread here.
-namespace sluice::models {
-namespace run_ranks_test {
+namespace sluice::models::run_ranks_test {
 
 class RunRanksTest : public ::testing::Test {
  protected:
@@ -24,9 +19,9 @@ class RunRanksTest : public ::testing::Test {
     s.data = {folder_ / "text"};
     s.tokens = "bytes";
     s.memory = std::uint64_t{2} << 30;
-    s.length = 16;
     s.batch = 1;
     s.accumulate = 4;
+    s.length = 16;
     s.steps = 2;
     s.threads = 1;
     return s;
@@ -175,5 +170,4 @@ TEST(RunRanks, AloneSendsNothing) {
   EXPECT_EQ(ranks.from_first("own"), "own");
 }
 
-}  // namespace run_ranks_test
-}  // namespace sluice::models
+}  // namespace sluice::models::run_ranks_test

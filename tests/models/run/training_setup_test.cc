@@ -1,16 +1,10 @@
 #include "models/run/training_setup.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "core/support.h"
+#include "testing.h"
 #include "thrown.h"
 
-namespace sluice::models {
-namespace training_setup_test {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+namespace sluice::models::training_setup_test {
 
 TEST(CheckpointRoom, IsThatOfTheKeptOnesAndOfTheOneThatIsWritten) {
   TrainSettings settings;
@@ -29,9 +23,9 @@ TEST(Outputs, AreNoFilesOfOtherRanks) {
     return message_of([&] { check_outputs(settings); });
   };
   TrainSettings s;
-  s.ranks = {0, 3};
   s.metrics = folder.path("run.jsonl");
   s.trace = folder.path("run.rank2.jsonl");
+  s.ranks = {0, 3};
   EXPECT_THAT(refusal(s),
               AllOf(HasSubstr("--metrics of rank 2 and --trace name one file"), HasSubstr(s.trace)));
   std::swap(s.metrics, s.trace);
@@ -47,5 +41,4 @@ TEST(Outputs, AreNoFilesOfOtherRanks) {
   EXPECT_NO_THROW(check_outputs(s));
 }
 
-}  // namespace training_setup_test
-}  // namespace sluice::models
+}  // namespace sluice::models::training_setup_test

@@ -1,14 +1,8 @@
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cmath>
-#include <limits>
-
 #include "core/error.h"
 #include "models/text/generate.h"
+#include "testing.h"
 
-namespace sluice::models {
-namespace sample_token_test {
+namespace sluice::models::sample_token_test {
 
 const std::array<float, 4> kLogits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
 
@@ -51,5 +45,4 @@ TEST(SampleTokenTest, LogitsThatAreNotFiniteAreAnError) {
   EXPECT_THROW(sample_token(bad, {1, 0, 1}, 0.5), Error);
 }
 
-}  // namespace sample_token_test
-}  // namespace sluice::models
+}  // namespace sluice::models::sample_token_test
