@@ -214,7 +214,7 @@ def test_cut_wires_and_resumes_change_no_bit(tmp_path):
 def test_a_rank_that_is_asked_to_end_lets_all_save(tmp_path):
     """Also in steps that last longer than ranks may be silent: then all of them live, and none may be missed."""
     silence = 1.0
-    own = lambda name, *more: words(tmp_path, name, 3, *more, accumulate=80)
+    own = lambda name, *more: words(tmp_path, name, 3, *more, accumulate=160)
     program = on_hosts(1, *own("run", "--silence", f"{silence:.0f}"))
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         wait_for_a_step(tmp_path)
