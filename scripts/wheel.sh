@@ -44,7 +44,8 @@ native=("$work"/installed/lib/*.so "$work/installed/bin/sluice")
 patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of the libraries that it copies
 cp "${native[@]}" "$package/sluice"
 $for_cpu || cp "$kernels" "$package/sluice"
-printf '[bdist_wheel]\nplat_name = linux_%s\n' "$(uname -m)" > "$package/setup.cfg"
+# auditwheel writes the wheel anew, and compresses it.
+printf '[bdist_wheel]\nplat_name = linux_%s\ncompression = stored\n' "$(uname -m)" > "$package/setup.cfg"
 
 # The wheel has the licences of the libraries that auditwheel copies, and of those that are compiled in. The C and C++ libraries
 # are the system's.
@@ -53,7 +54,7 @@ outside='^(libc6|libgcc-s1|libstdc\+\+6)$'
 rest=()
 for file in "${native[@]}"; do [[ $file == */libsluice_mpi.so ]] || rest+=("$file"); done
 mapfile -t inside < <(ldd "${rest[@]}" | awk '$3 ~ "^/" && $3 !~ "/installed/" {print $1}' | sort -u |
-  xargs -I{} dpkg-query -S '*/{}' | grep -F ":$(dpkg --print-architecture):" | cut -d: -f1 | sort -u |
+  sed 's|^|*/|' | xargs -d '\n' dpkg-query -S | grep -F ":$(dpkg --print-architecture):" | cut -d: -f1 | sort -u |
   grep -Ev "$outside")
 for name in "${inside[@]}" nlohmann-json3-dev libcli11-dev libjs-chart.js; do
   cp "/usr/share/doc/$name/copyright" "$package/LICENSE.$name"
