@@ -14,6 +14,7 @@ case "${1:-}" in
   *) echo "test: '$1' is no option; only --all is one" >&2; exit 2 ;;
 esac
 cores=$(nproc)
+jobs=$((cores + (cores + 1) / 2))  # tests also wait: for disks, for each other's ranks, and for limits of time to pass
 part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
 
 scripts/setup.sh --clang --python --cuda
@@ -28,11 +29,11 @@ scripts/build.sh
 # Without kernels the tests of GPUs are skipped, as where a user has no nvcc.
 [[ -f build/lib/libsluice_kernels.fatbin ]] || { echo "test: the GPU's kernels were not built; cmake --preset release says why" >&2; exit 1; }
 part "C++ tests"
-ctest --test-dir build --output-on-failure --timeout 600 -j "$cores"
+ctest --test-dir build --output-on-failure --timeout 600 -j "$jobs"
 part "Python tests"
 # The test processes share the cores, so OpenMP threads must wait passively: spinning ones would take the cores from others.
 # Files are handed out by name: by the number of tests, the slow ones with few tests would come last, and one core would wait.
-OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$cores" --dist loadfile --no-loadscope-reorder "${long[@]}" tests/python
+OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --no-loadscope-reorder "${long[@]}" tests/python
 part "fuzzers"
 scripts/fuzz.sh 10
 part "passed"
