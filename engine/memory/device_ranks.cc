@@ -24,7 +24,7 @@ std::size_t DeviceRanks::piece_elements(const Layout& layout) {
   return std::min(kMostOfPiece, round_up(most, kUnitAlignment));
 }
 
-DeviceRanks::Room::Room(const Layout& layout, Of of) {
+DeviceRanks::Room::Room(const Layout& layout, Of of, bool may_share) {
   std::size_t widest = 0, narrowest = sizeof(float);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     widest = std::max(widest, size_of(layout.dtype(unit)));
@@ -32,13 +32,20 @@ DeviceRanks::Room::Room(const Layout& layout, Of of) {
   }
   const bool of_gradients = of == Of::kGradients;
   wide = round_up(piece_elements(layout) * (of_gradients ? sizeof(float) : widest), kLine);
-  narrow = of_gradients && narrowest < sizeof(float) ? round_up(piece_elements(layout) * 2, kLine) : 0;
+  const bool any_narrow = of_gradients && may_share && narrowest < sizeof(float);
+  narrow = any_narrow ? round_up(piece_elements(layout) * 2, kLine) : 0;
 }
 
-DeviceRanks::DeviceRanks(const Layout& layout, Of of, DeviceWork& gpu, Threads& threads)
-    : gpu_(gpu), threads_(threads), of_(of), piece_elements_(piece_elements(layout)), room_(layout, of) {}
+DeviceRanks::DeviceRanks(const Layout& layout, Of of, bool may_share, DeviceWork& gpu, Threads& threads)
+    : gpu_(gpu),
+      threads_(threads),
+      of_(of),
+      piece_elements_(piece_elements(layout)),
+      room_(layout, of, may_share) {}
 
-std::size_t DeviceRanks::bytes(const Layout& layout, Of of) { return kPlaces * Room(layout, of).all(); }
+std::size_t DeviceRanks::bytes(const Layout& layout, Of of, bool may_share) {
+  return kPlaces * Room(layout, of, may_share).all();
+}
 
 void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks) {
   memory_ = RankMemory(ledger, gpu_.device(), allocator::Purpose::kStaging, kPlaces * room_.all(),

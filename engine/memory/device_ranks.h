@@ -50,15 +50,16 @@ class DeviceRanks {
     std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks)> end = {};
   };
 
-  // threads: of the host, for what is copied there.
-  DeviceRanks(const Layout& layout, Of of, DeviceWork& gpu, Threads& threads);
+  // may_share: whether ranks may give some unit where others read it. threads: of the host, for what is
+  // copied there.
+  DeviceRanks(const Layout& layout, Of of, bool may_share, DeviceWork& gpu, Threads& threads);
   ~DeviceRanks();  // waits until the calls that were added have ended
   DeviceRanks(const DeviceRanks&) = delete;
   DeviceRanks& operator=(const DeviceRanks&) = delete;
   static constexpr std::size_t kPieces = 4;  // that may be under way
   static std::size_t piece_elements(const Layout& layout);
-  static std::size_t bytes(const Layout& layout, Of of);  // of host memory
-  void start(allocator::Ledger& ledger, Ranks& ranks);    // which outlive it
+  static std::size_t bytes(const Layout& layout, Of of, bool may_share);  // of host memory
+  void start(allocator::Ledger& ledger, Ranks& ranks);                    // which outlive it
   // Collective: comes before the first call. name: what passes here, for messages.
   void share(const std::string& name) { memory_.share(*ranks_, name, false); }
   // Whether ranks may give what is narrower than it is then.
@@ -75,7 +76,7 @@ class DeviceRanks {
   // Of a place: what is sent or returns, then narrow elements that were given, then the type of what is there
   // for others.
   struct Room {
-    Room(const Layout& layout, Of of);
+    Room(const Layout& layout, Of of, bool may_share);
     std::size_t wide, narrow;  // bytes
     std::size_t all() const { return wide + narrow + kLine; }
     static constexpr std::size_t kLine = 64;

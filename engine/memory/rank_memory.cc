@@ -106,7 +106,8 @@ void RankMemory::share(Ranks& ranks, const std::string& name, bool with_gpus) {
   try {
     for (int rank = 0; rank < ranks.size() && problem_.empty(); ++rank) {
       const Json there = parse_json(places[static_cast<std::size_t>(rank)], name);
-      if (there.is_null()) break;  // that rank tells why
+      if (there.is_null()) break;          // that rank tells why
+      ranks.communicator().report_work();  // a large memory takes long to register
       all.push_back(rank == ranks.rank() ? OfRank{data()} : open(there, with_gpus));
     }
   } catch (const Error& error) {

@@ -399,7 +399,8 @@ class DevicePlanner {
                                                                                   footprint.cpu_disk > 0),
                  kHugePage);
     const auto of_ranks = [&](DeviceRanks::Of kind) {
-      return round_up(DeviceRanks::bytes(placement_.layout(), kind), kHugePage);
+      return round_up(DeviceRanks::bytes(placement_.layout(), kind, placement_.reads_any_pieces()),
+                      kHugePage);
     };
     if (in_.request.ranks.size > 1) bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kGradients);
     if (placement_.gathers_any()) bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kParameters);

@@ -54,6 +54,7 @@ class Placement {
   // Whether ranks on GPUs read what others have of the unit where it is, in the host's memory; and whether
   // the GPUs copy shards of parameters from there.
   bool reads_pieces(UnitId unit) const { return stages_[unit] > 0 && hosts_.all_on_one(); }
+  bool reads_any_pieces() const { return partitions_any_state() && hosts_.all_on_one(); }
   bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses

@@ -31,7 +31,8 @@ class Ranks {
   bool partitioned(UnitId unit) const { return partitioned_[unit]; }
   bool any_partitioned() const { return any_partitioned_; }
   // Whether ranks may read what others have of the unit, where they compute on GPUs (DeviceRanks).
-  bool reads_others(UnitId unit) const { return partitioned(unit) && communicator_.hosts().all_on_one(); }
+  bool reads_others(UnitId unit) const { return partitioned(unit) && reads_others(); }
+  bool reads_others() const { return any_partitioned_ && communicator_.hosts().all_on_one(); }  // of any unit
   ElementRange shard(UnitId unit, int rank) const { return shards_.shard(unit, rank); }
   // The rank whose shard has the element. REQUIRES: the unit's state is partitioned.
   int owner(UnitId unit, std::size_t element) const;

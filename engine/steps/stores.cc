@@ -68,12 +68,13 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
               {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
-      device_sums(gpu && ranks ? std::optional<DeviceRanks>(std::in_place, layout,
-                                                            DeviceRanks::Of::kGradients, *gpu, *rank_threads)
-                               : std::nullopt),
+      device_sums(gpu && ranks
+                      ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kGradients,
+                                                   ranks->reads_others(), *gpu, *rank_threads)
+                      : std::nullopt),
       device_gathers(gathers_on_gpu()
                          ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kParameters,
-                                                      *gpu, *rank_threads)
+                                                      ranks->reads_others(), *gpu, *rank_threads)
                          : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,

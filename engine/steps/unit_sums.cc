@@ -43,7 +43,7 @@ void UnitSums::let_go(UnitId unit, bool summed) {
   const HoldingId first = core_.gradients.holding(unit, 0);
   if (in_record_[unit]) {
     in_record_[unit] = false;
-    core_.pager.outdate(first);  // sums may take more of the record than what came
+    if (summed) core_.pager.outdate(first);  // sums may take more of the record than what came
     return core_.pager.unpark(first);
   }
   if (summed) core_.pager.written(first, core_.gradients.bytes(unit, 0));

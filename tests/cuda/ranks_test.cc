@@ -228,6 +228,8 @@ TEST_F(RanksOnGpusTest, NarrowGradientsBecomeSumsWhereTheyAre) {
 TEST_F(RanksOnGpusTest, HaveTheBitsOfTheCpusWhereTheirMemoryCannotBeShared) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
+  setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+  setup.dtype = Dtype::kBf16, setup.once = true;
   setup.blocks = 9, setup.rows = 300;
   setup.stage = 3;
   const Outcomes expected = train_on_cpus(setup, 2);
@@ -251,6 +253,30 @@ TEST_F(RanksOnGpusTest, HaveTheBitsOfTheCpusWhereTheirMemoryCannotBeShared) {
     return outcome;
   });
   EXPECT_EQ(found, expected);
+}
+
+// The client reads and keeps gradients that were summed in the place of narrow ones, and adds to them.
+TEST_F(RanksOnGpusTest, SumsInThePlaceOfNarrowGradientsAreThereToBeRead) {
+  Case setup;
+  setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+  setup.dtype = Dtype::kBf16;
+  setup.once = setup.ends = setup.measures = true;
+  setup.edits = setup.keeps = true;
+  setup.stage = 1, setup.steps = 3;
+  const Outcomes expected = train_on_cpus(setup, 2);
+  setup.device = 192 * kMiB;
+  for (const auto by : {kDevice, kHost}) {
+    SCOPED_TRACE(name_of(by));
+    setup.updates = by;
+    setup.places = {kDevice, kHost, by};
+    begin_devices(2, Schedule::kLate, 1);
+    const Outcomes found = train(2, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_device(fake() != nullptr ? of.rank() : 0);
+      return train_on_gpu(
+          of_rank(setup, of), *device, [](Made&) {}, &of);
+    });
+    EXPECT_TRUE(found == expected);
+  }
 }
 
 // Where a step ends with the updates, sums go on beside backward, in an order on which ranks agree.
