@@ -224,7 +224,8 @@ class DevicePlanner {
 
   Placement::Traffic traffic(UnitId unit, Part part) const {
     if (part == Part::kParameters) return placement_.parameter_traffic(unit, placement_.micro_batches());
-    return part == Part::kGradient ? placement_.gradient_traffic(unit, 1) : placement_.state_traffic(unit);
+    if (part == Part::kGradient) return placement_.gradient_traffic(unit, placement_.micro_batches());
+    return placement_.state_traffic(unit);
   }
 
   std::vector<Item> items(const std::vector<UnitPlan>& units, bool with_disk) const {

@@ -41,6 +41,19 @@ void add_fetches(const Placement& placement, UnitId id, std::size_t units, const
   }
 }
 
+// A gradient that waits elsewhere comes to each later micro-batch, and leaves after each of them.
+void add_gradient(const Placement& placement, UnitId id, const UnitPlan& plan, UnitOnGpu& unit) {
+  const Placement::Traffic kept = placement.kept_gradient_traffic(id, placement.micro_batches());
+  const std::uint64_t final = placement.gradient_traffic(id, 1).written;
+  unit.forward.fetched += kept.read;
+  unit.forward.left = kept.written;
+  unit.backward.left = final;
+  if (!on_disk(plan, Part::kGradient)) return;
+  unit.forward.from_disk += kept.read;
+  unit.forward.to_disk = kept.written;
+  unit.backward.to_disk = final;
+}
+
 void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, const MachineRates& rates,
                UnitOnGpu& unit) {
   const Placement::Received received = placement.received(id, plan);
@@ -97,15 +110,15 @@ std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan
     if (!placed.resident(Part::kParameters)) add_fetches(placement, id, units.size(), placed, unit);
     add_ranks(placement, id, placed, rates, unit);
     if (placement.gradient_bytes(id) == 0) continue;
-    const Placement::Traffic gradient = placement.gradient_traffic(id, 1);
-    if (placed.gradient_stored && !placed.resident(Part::kGradient)) unit.left = gradient.written;
+    if (placed.gradient_stored && !placed.resident(Part::kGradient))
+      add_gradient(placement, id, placed, unit);
     unit.by_cpu = placed.updated_by_cpu();
     unit.elements = layout.unit_elements(id);
     unit.update = Beside(placement, rates, id, placed).updating();
     const Placement::Traffic link = placement.link_traffic(id, placed);
     const std::uint64_t other_in =
         unit.forward.fetched + unit.backward.fetched + unit.sum.in + unit.gather.in;
-    const std::uint64_t other_out = unit.left + unit.sum.out + unit.gather.out;
+    const std::uint64_t other_out = unit.forward.left + unit.backward.left + unit.sum.out + unit.gather.out;
     unit.in = link.read - std::min(link.read, other_in);
     unit.out = link.written - std::min(link.written, other_out);
     if (on_disk(placed, Part::kParameters)) unit.written += placement.parameter_traffic(id, 1).written;
@@ -113,10 +126,8 @@ std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan
       unit.read += placement.state_traffic(id).read;
       unit.written += placement.state_traffic(id).written;
     }
-    if (on_disk(placed, Part::kGradient) && placed.gradient_stored) {
-      unit.to_disk = gradient.written;
-      unit.read += gradient.read;
-    }
+    if (on_disk(placed, Part::kGradient) && placed.gradient_stored)
+      unit.read += placement.gradient_traffic(id, 1).read;
   }
   return units;
 }

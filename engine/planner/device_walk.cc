@@ -37,7 +37,7 @@ class WalkOnGpu {
     std::uint64_t read = 0, written = 0;
     for (const UnitOnGpu& unit : units) {
       read += unit.forward.from_disk + unit.backward.from_disk + unit.read;
-      written += unit.to_disk + unit.written;
+      written += unit.forward.to_disk + unit.backward.to_disk + unit.written;
     }
     // Where reads and writes of the disk run together, each takes less.
     const double in_turn = disk_seconds(read, 0, rates) + disk_seconds(0, written, rates);
@@ -64,7 +64,7 @@ class WalkOnGpu {
     Way way = Way::kIn;
     double amount = 0;  // seconds, or bytes
   };
-  enum class Kind : std::uint8_t { kFetch, kLeave, kChunk };
+  enum class Kind : std::uint8_t { kFetch, kLeave, kLeaveEarlier, kChunk };
   // What is done with a unit chunk by chunk: a sum, then an update by one processor, then a gather.
   enum class Work : std::uint8_t { kByGpu, kByCpu, kSum, kGather };
   // What passes several ways, one after the other.
@@ -125,14 +125,14 @@ class WalkOnGpu {
     clock_ = now_;
     const std::size_t id = unit_of(access);
     const UnitOnGpu& unit = units_[id];
-    if (is_forward(access)) return give_frames(access);
+    if (is_forward(access)) {
+      if (unit.forward.left > 0) start(leaving(Kind::kLeaveEarlier, access));
+      return give_frames(access);
+    }
     const bool updates_now = reach_.in_backward && unit.elements > 0;
-    leaving_[id] = unit.left > 0;
-    if (unit.left > 0) {
-      Job job{.kind = Kind::kLeave, .of = access};
-      job.pass(Way::kOut, static_cast<double>(unit.left));
-      job.pass(Way::kWrite, static_cast<double>(unit.to_disk));
-      start(job);
+    leaving_[id] = unit.backward.left > 0;
+    if (leaving_[id]) {
+      start(leaving(Kind::kLeave, access));
     } else if (updates_now) {
       held_[id] = access;
     } else {
@@ -145,6 +145,14 @@ class WalkOnGpu {
     if (!reach_.in_backward) end_of_one(id);
     if (id > 0 || !reach_.settles) return;
     while (std::ranges::count(current_, false) > 0) wait(access);
+  }
+
+  // Those of earlier micro-batches, which count with forward, are waited for by nothing.
+  Job leaving(Kind kind, std::size_t access) const {
+    Job job{.kind = kind, .of = access};
+    job.pass(Way::kOut, static_cast<double>(use(access).left));
+    job.pass(Way::kWrite, static_cast<double>(use(access).to_disk));
+    return job;
   }
 
   // Where updates come at the step's end, which the first unit's backward is.
@@ -273,6 +281,7 @@ class WalkOnGpu {
   }
 
   void finish(const Job& job) {
+    if (job.kind == Kind::kLeaveEarlier) return;
     if (job.kind == Kind::kFetch) {
       came_[job.of] = true;
     } else if (job.kind == Kind::kLeave) {

@@ -17,10 +17,10 @@ struct UnitOnGpu {
     std::uint64_t from_disk = 0;  // and of them from the disk
     double from_ranks = 0;        // seconds until they have come from other ranks
     std::size_t extents = 0;      // of frames that it takes
+    std::uint64_t left = 0;       // bytes of its gradient that leave the GPU after it
+    std::uint64_t to_disk = 0;    // and of them to the disk
   };
   Use forward, backward;
-  std::uint64_t left = 0;     // bytes of its gradient that leave the GPU after backward
-  std::uint64_t to_disk = 0;  // and of them to the disk
   // Its update, which streams so many bytes to the GPU and from it, and from the disk and to it.
   bool by_cpu = false;
   std::size_t elements = 0;  // 0: nothing is updated

@@ -413,7 +413,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   else if (!plan.resident(Part::kParameters))
     add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {
-    if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, 1));
+    if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, micro_batches()));
     if (!plan.resident(Part::kState)) add(state_traffic(unit));
     return traffic;
   }
@@ -424,7 +424,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   if (plan.resident(Part::kGradient) || !stored)
     add({0, passes * elements * size_of(updated_gradient_type(unit))});
   else
-    add({0, gradients});
+    add({0, gradients}), add(kept_gradient_traffic(unit, micro_batches()));
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
   if (plan.resident(Part::kParameters)) add({values, reads_values ? passes * values : 0});
   const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;

@@ -192,6 +192,32 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   }
 }
 
+// What of them stays in frames from one micro-batch to the next one is planned as if it moved.
+TEST_F(DeviceEngineTest, GradientsThatWaitInTheHostMoveWithEachMicroBatchAsPlanned) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.places = {kDevice, kHost, kDevice};
+  setup.updates = kDevice;
+  setup.device = 128 * kMiB;
+  setup.ends = setup.once = true;  // the client copies what it has on the GPU
+  setup.blocks = 9, setup.micro_batches = 3, setup.steps = 2;
+  begin(Schedule::kRandom, 1);
+  OnGpu gpu(setup, *device_);
+  gpu.client.load();
+  gpu.client.step(0);
+  device_->synchronize(gpu.stream.get());
+  const auto before = fake()->counts();
+  gpu.client.step(1);
+  device_->synchronize(gpu.stream.get());
+  const auto after = fake()->counts();
+  const std::uint64_t in = gpu.made.plan.step_bytes_in, out = gpu.made.plan.step_bytes_out;
+  const std::uint64_t looked = setup.micro_batches * gpu.own_bytes();  // at most
+  EXPECT_LE(after.bytes_in - before.bytes_in, in);
+  EXPECT_GT(after.bytes_in - before.bytes_in, in * 3 / 4);
+  EXPECT_LE(after.bytes_out - before.bytes_out, out + looked);
+  EXPECT_GT(after.bytes_out - before.bytes_out, out * 3 / 4);
+}
+
 // An error of the driver, wherever it is, ends the training with its words, and leaves nothing behind.
 class DeviceEngineFailuresTest
     : public DeviceEngineTest,

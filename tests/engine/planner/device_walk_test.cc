@@ -129,9 +129,23 @@ TEST(WalkOnGpu, FramesThatWaitForUpdatesHoldUpBackward) {
   EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 80 + 8 * 7);
   for (UnitOnGpu& unit : units) {
     unit.elements = 0;
-    unit.left = 500;  // the same where a gradient leaves for 5 s, which the next forward does not wait for
+    unit.backward.left =
+        500;  // the same where a gradient leaves for 5 s, which the next forward does not wait for
   }
   EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 80 + 8 * 7 - 5);
+}
+
+// What leaves after earlier micro-batches, which count with forward, takes the link, and nothing waits for it
+// but what leaves later.
+TEST(WalkOnGpu, GradientsOfEarlierMicroBatchesTakeTheLink) {
+  std::vector<UnitOnGpu> units = computed(4);
+  for (UnitOnGpu& unit : units) {
+    update(unit, true, 0, 0, 0);
+    unit.forward.left = 400;
+  }
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), 12);
+  units[0].backward.left = 100;  // the last one, behind four of 4 s that began after 1 s
+  EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(true), slow()), 1 + 4 * 4 + 1);
 }
 
 // ---- other ranks ----
@@ -148,7 +162,7 @@ TEST(WalkOnGpu, AnUpdateWaitsForTheSumOverRanks) {
   reach.ranks = {50, 1};
   EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 1 + 3 + 1 + 2);
   units[0].sum = {0, 0, 3};  // in a record
-  units[0].left = 200;
+  units[0].backward.left = 200;
   EXPECT_DOUBLE_EQ(walk_on_gpu(units, ample(false), slow()), 2 + 3 + 2);
 }
 
@@ -286,7 +300,7 @@ double walked(const Measured& step, const Rules& rules) {
     unit.elements = elements;
     unit.update = static_cast<double>(elements) * (by_cpu ? kUpdated / kCpuMemory : 1 / 4.321e10);
     if (by_cpu) unit.in = kParameter * elements;
-    if (by_cpu) (step.in_backward ? unit.out : unit.left) = rules.gradient * elements;
+    if (by_cpu) (step.in_backward ? unit.out : unit.backward.left) = rules.gradient * elements;
     if (!by_cpu && !resident) unit.in = unit.out = kState * elements;
   };
   add(kTable, false, true, step.in_backward ? step.layer_extents : 0);
