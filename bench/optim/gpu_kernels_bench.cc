@@ -166,6 +166,32 @@ Work sum_of(kernels::DeviceSum& sum, const Bench& bench, std::string name, std::
           }};
 }
 
+// Of two ranks with gradients in bf16. Both are in this GPU's memory here.
+Work mean_of(kernels::DeviceSum& sum, const Bench& bench, std::size_t elements) {
+  struct Places {
+    Array first, second, to, squares;
+  };
+  const auto places_of = [elements](Arrays& arrays) {
+    Places places;
+    places.first = arrays.next(elements, Dtype::kBf16);
+    places.second = arrays.next(elements, Dtype::kBf16);
+    places.to = arrays.next(elements, Dtype::kF32);
+    places.squares = arrays.next(2 * divide_up(elements, kernels::kGridBlock), Dtype::kF32);
+    return places;
+  };
+  Arrays room(nullptr);
+  places_of(room);
+  const std::size_t bytes = 2 * size_of(Dtype::kBf16) + sizeof(float);
+  return {"mean of two ranks", elements, room.bytes(), elements * bytes,
+          [&sum, &bench, elements, places_of](std::byte* at) {
+            Arrays arrays(at);
+            const Places places = places_of(arrays);
+            const ConstArray ranks[] = {places.first, places.second};
+            sum.mean(bench.stream(), ranks, elements, 0.5f, places.to,
+                     static_cast<double*>(places.squares.data));
+          }};
+}
+
 Json measure(const Options& options) {
   const auto device = open_device(options.device);
   Bench bench(*device, round_up(parse_size(options.memory), device->info().extent_bytes));
@@ -180,6 +206,7 @@ Json measure(const Options& options) {
     works.push_back(update_of(narrow_update, *narrow, bench, "AdamW, bf16 alone", n, 1));
     works.push_back(sum_of(sum, bench, "first gradient", n, false));
     works.push_back(sum_of(sum, bench, "further gradient", n, true));
+    works.push_back(mean_of(sum, bench, n));
   }
   Json rows = Json::array();
   const Work copy = copy_of(*device, bench, std::min(kGiB, bench.memory() / 2));

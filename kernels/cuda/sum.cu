@@ -1,5 +1,8 @@
 #include "kernels/cuda/sum.h"
 
+#include <bit>
+#include <utility>
+
 #include "core/cuda/kernel.h"
 #include "core/cuda/packed.h"
 
@@ -108,6 +111,139 @@ __device__ __forceinline__ void add(const GpuAddition& a, std::uint64_t begin, f
   return add(a, static_cast<const F16*>(a.from), begin, results, [](F16 value) { return OfF16::widen(value); });
 }
 
+// A thread's elements of kTogether places, in f32.
+template <int kTogether>
+struct Places {
+  Own<float> at[kTogether];
+};
+template <int kTogether>
+__device__ __forceinline__ void add_to(Places<kTogether>& lower, const Places<kTogether>& upper) {
+  SLUICE_UNROLL
+  for (int i = 0; i < kTogether; ++i) {
+    SLUICE_UNROLL
+    for (int element = 0; element < kSumOwn; ++element) lower.at[i].values[element] += upper.at[i].values[element];
+  }
+}
+
+// The means of a thread's elements of a block of the grid, which it has as in add(). Where two neighbours
+// have the same type, both are read before either is used.
+template <bool kWhole, int kTogether>
+class Mean {
+ public:
+  __device__ __forceinline__ Mean(const GpuMean& mean, std::uint64_t begin) : mean_(mean), begin_(begin) {}
+  __device__ __forceinline__ void store(float* results) const {
+    SLUICE_NO_UNROLL
+    for (int next = 0; next < kPlaces; next += kTogether) {
+      const std::uint64_t offset = next * kStride;
+      const Places<kTogether> sums = sums_of(begin_ + offset, std::make_integer_sequence<int, kMostMeanRanks / 2>());
+      SLUICE_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const std::uint64_t first = begin_ + offset + i * kStride;
+        Own<float> means;
+        SLUICE_UNROLL
+        for (int element = 0; element < kSumOwn; ++element)
+          means.values[element] = has()(first + element) ? sums.at[i].values[element] * mean_.factor : 0;
+        gpu::store<kWhole>(means, mean_.to, first, has());
+        *reinterpret_cast<Own<float>*>(results + offset + i * kStride) = means;
+      }
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kStride = kWarp * kSumOwn;
+
+  __device__ __forceinline__ auto has() const {
+    return [count = mean_.count](std::uint64_t i) { return kWhole || i < count; };
+  }
+  template <class Of>
+  __device__ __forceinline__ Places<kTogether> read(int rank, std::uint64_t first, Of) const {
+    const auto* const from = static_cast<const typename Of::Type*>(mean_.of_ranks[rank]);
+    Own<typename Of::Type> values[kTogether];
+    SLUICE_UNROLL
+    for (int i = 0; i < kTogether; ++i) values[i] = load<kWhole>(from, first + i * kStride, has());
+    Places<kTogether> wide;
+    SLUICE_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      SLUICE_UNROLL
+      for (int element = 0; element < kSumOwn; ++element)
+        wide.at[i].values[element] = Of::widen(values[i].values[element]);
+    }
+    return wide;
+  }
+  // Calls use(OfF32()) or another type's, for that of a rank.
+  template <class Use>
+  __device__ __forceinline__ void with_type(int rank, Use use) const {
+    if (mean_.types[rank] == Dtype::kF32) use(OfF32());
+    if (mean_.types[rank] == Dtype::kBf16) use(OfBf16());
+    if (mean_.types[rank] == Dtype::kF16) use(OfF16());
+  }
+
+  // The sums of pairs of ranks are pushed onto a stack, whose height is known when this is compiled.
+  template <int... kPairs>
+  __device__ __forceinline__ Places<kTogether> sums_of(std::uint64_t first, std::integer_sequence<int, kPairs...>) const {
+    Places<kTogether> stack[kMostHeight];
+    (void)(push<kPairs>(first, stack) && ...);
+    return stack[0];
+  }
+  static constexpr int kMostHeight = std::popcount(unsigned{kMostMeanRanks / 2 - 1}) + 1;
+  // Returns whether there is a further pair.
+  template <int kPair>
+  __device__ __forceinline__ bool push(std::uint64_t first, Places<kTogether> (&stack)[kMostHeight]) const {
+    constexpr int kRank = 2 * kPair, kHeight = std::popcount(unsigned{kPair}), kMerges = std::countr_one(unsigned{kPair});
+    const bool is_last = mean_.ranks <= kRank + 2;
+    const bool is_pair = mean_.ranks > kRank + 1;
+    Places<kTogether>& sum = stack[kHeight];
+    if (is_pair && mean_.types[kRank] == mean_.types[kRank + 1]) {
+      with_type(kRank, [&](auto of) {
+        sum = read(kRank, first, of);
+        add_to(sum, read(kRank + 1, first, of));
+      });
+    } else {
+      with_type(kRank, [&](auto of) { sum = read(kRank, first, of); });
+      if (is_pair) with_type(kRank + 1, [&](auto of) { add_to(sum, read(kRank + 1, first, of)); });
+    }
+    SLUICE_UNROLL
+    for (int merge = 0; merge < kHeight; ++merge)
+      if (merge < kMerges || is_last) add_to(stack[kHeight - merge - 1], stack[kHeight - merge]);
+    return !is_last;
+  }
+
+  const GpuMean& mean_;
+  const std::uint64_t begin_;
+};
+
+__device__ __forceinline__ void mean(const GpuMean& m, std::uint64_t begin, float* results) {
+  if (m.is_packed && (begin / kGridBlock + 1) * kGridBlock <= m.count)
+    Mean<true, kPlaces / 2>(m, begin).store(results);
+  else
+    Mean<false, 1>(m, begin).store(results);
+}
+
+// A block of threads has kAddElements, of which each warp stores a block of the grid: fill(first element, where
+// its results go) leaves them in f32 in shared memory, too. That is summed in kSumLanes lanes, each of which has
+// the squares of its elements in ascending order, and neighbours are added first.
+template <class Fill>
+__device__ __forceinline__ void store_with_squares(std::uint64_t count, double* squares, Fill fill) {
+  constexpr unsigned kBlocks = kAddThreads / kWarp;  // of the grid
+  constexpr unsigned kRow = kGridBlock + kSumLanes;  // so that two blocks' lanes lie in different banks
+  __shared__ Own<float> shared[kBlocks * kRow / kSumOwn];
+  float* const results = shared[0].values;
+  const std::uint64_t first = blockIdx.x * std::uint64_t{kBlocks};
+  const unsigned own = threadIdx.x / kWarp, at = threadIdx.x % kWarp * kSumOwn;
+  fill((first + own) * kGridBlock + at, results + own * kRow + at);
+  __syncthreads();
+  if (threadIdx.x >= kBlocks * kSumLanes) return;  // whole warps
+  const unsigned summed = threadIdx.x / kSumLanes, lane = threadIdx.x % kSumLanes;
+  double sum = 0;
+  for (unsigned i = lane; i < kGridBlock; i += kSumLanes) {
+    const double value = results[summed * kRow + i];
+    sum = __fma_rn(value, value, sum);
+  }
+  // Both of two threads add the same two numbers, and all threads of a warp take part.
+  for (unsigned threads = 1; threads < kSumLanes; threads *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, threads);
+  if (lane == 0 && (first + summed) * kGridBlock < count) squares[first + summed] = sum;
+}
+
 // Stores a thread's elements: what the type keeps of a value is multiplied, and what it keeps of that is
 // stored. All are read before the first is written, since one thread's may lie in the same memory.
 template <bool kWhole, class From, class To>
@@ -148,27 +284,14 @@ __device__ __forceinline__ void copy(const GpuScaledCopy& c) {
 
 }  // namespace gpu
 
-// A block of the grid is summed in kSumLanes lanes, each of which has the squares of its elements in ascending
-// order, and neighbours are added first.
 SLUICE_KERNEL(sluice_add, GpuAddition) {
-  constexpr unsigned kBlocks = kAddThreads / gpu::kWarp;  // of the grid
-  constexpr unsigned kRow = kGridBlock + kSumLanes;         // so that two blocks' lanes lie in different banks
-  __shared__ gpu::Own<float> shared[kBlocks * kRow / kSumOwn];
-  float* const results = shared[0].values;
-  const std::uint64_t first = blockIdx.x * std::uint64_t{kBlocks};
-  const unsigned own = threadIdx.x / gpu::kWarp, at = threadIdx.x % gpu::kWarp * kSumOwn;
-  gpu::add(arguments, (first + own) * kGridBlock + at, results + own * kRow + at);
-  __syncthreads();
-  if (threadIdx.x >= kBlocks * kSumLanes) return;  // whole warps
-  const unsigned summed = threadIdx.x / kSumLanes, lane = threadIdx.x % kSumLanes;
-  double sum = 0;
-  for (unsigned i = lane; i < kGridBlock; i += kSumLanes) {
-    const double value = results[summed * kRow + i];
-    sum = __fma_rn(value, value, sum);
-  }
-  // Both of two threads add the same two numbers, and all threads of a warp take part.
-  for (unsigned threads = 1; threads < kSumLanes; threads *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, threads);
-  if (lane == 0 && (first + summed) * kGridBlock < arguments.count) arguments.squares[first + summed] = sum;
+  gpu::store_with_squares(arguments.count, arguments.squares,
+                          [&](std::uint64_t begin, float* results) { gpu::add(arguments, begin, results); });
+}
+
+SLUICE_KERNEL(sluice_mean, GpuMean) {
+  gpu::store_with_squares(arguments.count, arguments.squares,
+                          [&](std::uint64_t begin, float* results) { gpu::mean(arguments, begin, results); });
 }
 
 SLUICE_KERNEL(sluice_scaled_copy, GpuScaledCopy) {

@@ -19,6 +19,18 @@ struct GpuAddition {
   bool accumulate = false;
   float factor = 1;
 };
+// The mean over ranks, which have arrays of their own, on this GPU or on others.
+inline constexpr int kMostMeanRanks = 16;
+struct GpuMean {
+  std::uint64_t count = 0;
+  const void* of_ranks[kMostMeanRanks] = {};
+  float* to = nullptr;        // becomes their sum, in the written order of ranks, times the factor
+  double* squares = nullptr;  // become the sums of the squares of `to`, of each of the grid's blocks
+  Dtype types[kMostMeanRanks] = {};
+  std::uint32_t ranks = 0;
+  bool is_packed = false;  // whether each array begins where a thread's elements can be accessed at once
+  float factor = 1;
+};
 struct GpuScaledCopy {
   std::uint64_t count = 0;
   const void* from = nullptr;

@@ -1,4 +1,5 @@
 #include "allocator/device_memory.h"
+#include "comm/sums.h"
 #include "core/bytes.h"
 #include "cuda/kernel_test.h"
 #include "kernels/device_reduce.h"
@@ -106,6 +107,61 @@ class SquaresTest : public KernelTest {
     EXPECT_EQ(found.sum.first(), expected.sum.first());
     EXPECT_EQ(found.sum.end(), expected.sum.end());
     EXPECT_EQ(found.sum.nodes(), expected.sum.nodes());
+  }
+  // What ranks have, of which the mean is taken.
+  struct Parts {
+    std::size_t count = 0;
+    std::vector<Dtype> types;  // by rank
+    std::vector<std::vector<std::byte>> values;
+    std::size_t shift = 0;            // in elements, by which arrays begin beyond multiples of 256 bytes
+    std::size_t in_place = SIZE_MAX;  // the rank whose array the mean takes the place of
+    float factor = 1;
+  };
+  static Parts parts_of(std::size_t count, const std::vector<Dtype>& types) {
+    Parts parts{count, types, {}, 0, SIZE_MAX, 1 / static_cast<float>(types.size())};
+    for (std::size_t rank = 0; rank < types.size(); ++rank)
+      parts.values.push_back(make_values(count, types[rank], 100 * count + rank));
+    return parts;
+  }
+  Sums mean_on_cpu(const Parts& parts) {
+    std::vector<ConstArray> arrays;
+    for (std::size_t rank = 0; rank < parts.types.size(); ++rank)
+      arrays.push_back({parts.values[rank].data(), parts.types[rank]});
+    Sums sums{std::vector<float>(parts.count), {}};
+    const Array to{sums.to.data(), Dtype::kF32};
+    comm::Adder().add(arrays, comm::order_of_ranks(static_cast<int>(arrays.size())).merges, parts.count, to);
+    scale(threads_, parts.count, parts.factor, to);
+    sums.squares = sum_of_squares(threads_, 0, parts.count, to);
+    return sums;
+  }
+  Sums mean_on_gpu(const Parts& parts) {
+    const std::size_t n = parts.count, blocks = divide_up(n, kGridBlock);
+    Memory memory(*device_, (parts.types.size() + 1) * (4 * n + 512) + 8 * blocks);
+    std::vector<ConstArray> arrays;
+    std::byte* to = nullptr;
+    for (std::size_t rank = 0; rank < parts.types.size(); ++rank) {
+      const std::vector<std::byte>& values = parts.values[rank];
+      std::byte* const at = memory.take(values.size(), parts.shift * size_of(parts.types[rank]));
+      std::ranges::copy(values, at);
+      arrays.push_back({memory.on_gpu(at), parts.types[rank]});
+      if (rank == parts.in_place) to = at;
+    }
+    if (to == nullptr) to = memory.take(4 * n, parts.shift * sizeof(float));
+    auto* const leaves = reinterpret_cast<double*>(memory.take(8 * blocks, 0));
+    memory.copy_in();
+    DeviceSum(*device_).mean(memory.stream(), arrays, n, parts.factor, {memory.on_gpu(to), Dtype::kF32},
+                             memory.on_gpu(leaves));
+    memory.copy_out();
+    const auto* const means = reinterpret_cast<const float*>(to);
+    return {{means, means + n}, added_up(0, {leaves, leaves + blocks})};
+  }
+  void expect_same_mean(const Parts& parts) {
+    SCOPED_TRACE(fmt::format("{} elements of {} ranks, the first of {}, shift {}, in place of {}",
+                             parts.count, parts.types.size(), name_of(parts.types[0]), parts.shift,
+                             parts.in_place));
+    const Sums expected = mean_on_cpu(parts), found = mean_on_gpu(parts);
+    EXPECT_EQ(std::memcmp(found.to.data(), expected.to.data(), 4 * found.to.size()), 0);
+    expect_same(found.squares, expected.squares);
   }
   // The GPU's memory, and the host's of the same places. What is beyond each array stays as it was.
   class Memory {
@@ -300,7 +356,77 @@ TEST_F(SquaresTest, WhatIsNotAddedKeepsItsType) {
       }
 }
 
+TEST_F(SquaresTest, MeansOverRanksHaveTheBitsOfTheCpu) {
+  constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+  for (const std::size_t ranks : {1, 2, 3, 4, 5, 7, 8, 16})
+    for (const std::size_t n : {1, 1023, 1024, 5000})
+      for (const std::size_t first : {0, 1, 2})
+        for (const bool mixed : {false, true}) {
+          std::vector<Dtype> types;
+          for (std::size_t rank = 0; rank < ranks; ++rank)
+            types.push_back(kTypes[(first + (mixed ? rank : 0)) % 3]);
+          Parts parts = parts_of(n, types);
+          expect_same_mean(parts);
+          if (n == 5000) {
+            parts.shift = 1 + first;
+            expect_same_mean(parts);
+          }
+        }
+}
+
+TEST_F(SquaresTest, MeansOfEachNumberOfRanksAndFactorHaveThem) {
+  for (std::size_t ranks = 1; ranks <= DeviceSum::kMostRanks; ++ranks)
+    for (const float factor : {1.0f, 0.3f}) {
+      Parts parts = parts_of(4097, std::vector<Dtype>(ranks, Dtype::kF32));
+      parts.factor = factor;
+      expect_same_mean(parts);
+    }
+  Parts parts = parts_of(300003, {Dtype::kBf16, Dtype::kBf16, Dtype::kF32, Dtype::kF16, Dtype::kBf16});
+  expect_same_mean(parts);
+}
+
+TEST_F(SquaresTest, AMeanMayTakeThePlaceOfAnyRanksArray) {
+  for (const std::size_t ranks : {1, 2, 5, 16})
+    for (const std::size_t in_place : {std::size_t{0}, ranks / 2, ranks - 1})
+      for (const std::size_t shift : {0, 1}) {
+        std::vector<Dtype> types(ranks, Dtype::kBf16);
+        types[in_place] = Dtype::kF32;
+        Parts parts = parts_of(5000, types);
+        parts.in_place = in_place;
+        parts.shift = shift;
+        expect_same_mean(parts);
+      }
+}
+
+// Only the bits of NaN may be others.
+TEST_F(SquaresTest, MeansOfWhatIsNotFiniteAreThoseOfTheCpu) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    for (const std::size_t ranks : {1, 2, 5}) {
+      Parts parts = parts_of(5000, std::vector<Dtype>(ranks, type));
+      put(parts.values[0], 3, type, kInfinity);
+      put(parts.values[0], 1030, type, kInfinity);
+      put(parts.values[ranks - 1], 1030, type, -kInfinity);
+      put(parts.values[ranks - 1], 4999, type, std::numeric_limits<float>::quiet_NaN());
+      for (std::vector<std::byte>& values : parts.values) put(values, 5, type, -0.0f);
+      const Sums expected = mean_on_cpu(parts), found = mean_on_gpu(parts);
+      for (std::size_t i = 0; i < parts.count; ++i) {
+        const bool is_nan = std::isnan(expected.to[i]);
+        ASSERT_EQ(std::isnan(found.to[i]), is_nan) << i;
+        if (is_nan) continue;
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(found.to[i]), std::bit_cast<std::uint32_t>(expected.to[i]))
+            << i;
+      }
+      EXPECT_TRUE(std::signbit(found.to[5]));
+      EXPECT_TRUE(std::isinf(found.to[3]));
+      EXPECT_TRUE(std::isnan(found.to[4999]));
+      EXPECT_FALSE(found.squares.finite);
+    }
+}
+
 TEST_F(SquaresTest, NothingIsQueuedForNoElements) {
+  const ConstArray none{nullptr, Dtype::kF32};
+  DeviceSum(*device_).mean(nullptr, {&none, 1}, 0, 1, {nullptr, Dtype::kF32}, nullptr);
   DeviceSum(*device_).add(nullptr, 0, {nullptr, Dtype::kF32}, false, 1, {nullptr, Dtype::kF32}, nullptr);
   DeviceSum(*device_).copy(nullptr, 0, {nullptr, Dtype::kF32}, 1, {nullptr, Dtype::kF32});
   DeviceSquares(*device_).add_up(nullptr, 0, nullptr, 0, nullptr, nullptr);
@@ -326,6 +452,25 @@ TEST_F(SquaresTest, WhatIsNotAlignedOrNoFloatIsRefused) {
   });
   expect_error(ErrorCode::kInternal, {"f32, bf16 or f16", "u8"}, [&] {
     sum.add(nullptr, 1, {at(256), Dtype::kU8}, false, 1, floats(256), doubles(256));
+  });
+  const auto mean_of = [&](std::vector<ConstArray> ranks, Array to) {
+    sum.mean(nullptr, ranks, 1, 1, to, doubles(256));
+  };
+  expect_error(ErrorCode::kInternal, {"bf16", "no multiple of 2"}, [&] {
+    mean_of({{at(256), Dtype::kF32}, {at(257), Dtype::kBf16}}, floats(256));
+  });
+  expect_error(ErrorCode::kInternal, {"f32, bf16 or f16", "u8"}, [&] {
+    mean_of({{at(256), Dtype::kU8}}, floats(256));
+  });
+  expect_error(ErrorCode::kInternal, {"not f32"}, [&] {
+    mean_of({{at(256), Dtype::kF32}}, {reinterpret_cast<void*>(std::uintptr_t{256}), Dtype::kBf16});
+  });
+  expect_error(ErrorCode::kInternal, {"f32", "no multiple of 4"}, [&] {
+    mean_of({{at(256), Dtype::kF32}}, floats(258));
+  });
+  expect_error(ErrorCode::kInternal, {"0 ranks"}, [&] { mean_of({}, floats(256)); });
+  expect_error(ErrorCode::kInternal, {"17 ranks", "1 to 16"}, [&] {
+    mean_of(std::vector<ConstArray>(17, {at(256), Dtype::kF32}), floats(256));
   });
   expect_error(ErrorCode::kInternal, {"f64", "no multiple of 8"}, [&] {
     squares.add_up(nullptr, 1, reinterpret_cast<const SumNode*>(at(256)), 1, doubles(256), doubles(260));
