@@ -116,9 +116,14 @@ class SquaresTest : public KernelTest {
     std::size_t shift = 0;            // in elements, by which arrays begin beyond multiples of 256 bytes
     std::size_t in_place = SIZE_MAX;  // the rank whose array the mean takes the place of
     float factor = 1;
+    std::size_t shifted = SIZE_MAX;  // the one rank whose array is shifted; the number of ranks: the mean
+
+    std::size_t shift_of(std::size_t rank) const {
+      return shifted == SIZE_MAX || shifted == rank ? shift : 0;
+    }
   };
   static Parts parts_of(std::size_t count, const std::vector<Dtype>& types) {
-    Parts parts{count, types, {}, 0, SIZE_MAX, 1 / static_cast<float>(types.size())};
+    Parts parts{count, types, {}, 0, SIZE_MAX, 1 / static_cast<float>(types.size()), SIZE_MAX};
     for (std::size_t rank = 0; rank < types.size(); ++rank)
       parts.values.push_back(make_values(count, types[rank], 100 * count + rank));
     return parts;
@@ -141,12 +146,12 @@ class SquaresTest : public KernelTest {
     std::byte* to = nullptr;
     for (std::size_t rank = 0; rank < parts.types.size(); ++rank) {
       const std::vector<std::byte>& values = parts.values[rank];
-      std::byte* const at = memory.take(values.size(), parts.shift * size_of(parts.types[rank]));
+      std::byte* const at = memory.take(values.size(), parts.shift_of(rank) * size_of(parts.types[rank]));
       std::ranges::copy(values, at);
       arrays.push_back({memory.on_gpu(at), parts.types[rank]});
       if (rank == parts.in_place) to = at;
     }
-    if (to == nullptr) to = memory.take(4 * n, parts.shift * sizeof(float));
+    if (to == nullptr) to = memory.take(4 * n, parts.shift_of(parts.types.size()) * sizeof(float));
     auto* const leaves = reinterpret_cast<double*>(memory.take(8 * blocks, 0));
     memory.copy_in();
     DeviceSum(*device_).mean(memory.stream(), arrays, n, parts.factor, {memory.on_gpu(to), Dtype::kF32},
@@ -383,6 +388,16 @@ TEST_F(SquaresTest, MeansOfEachNumberOfRanksAndFactorHaveThem) {
     }
   Parts parts = parts_of(300003, {Dtype::kBf16, Dtype::kBf16, Dtype::kF32, Dtype::kF16, Dtype::kBf16});
   expect_same_mean(parts);
+}
+
+TEST_F(SquaresTest, MeansWhereOneArrayAloneIsNotPackedHaveThem) {
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    for (std::size_t shifted = 0; shifted <= 3; ++shifted) {
+      Parts parts = parts_of(5000, {Dtype::kF32, type, Dtype::kBf16});
+      parts.shift = 1;
+      parts.shifted = shifted;
+      expect_same_mean(parts);
+    }
 }
 
 TEST_F(SquaresTest, AMeanMayTakeThePlaceOfAnyRanksArray) {
