@@ -30,7 +30,10 @@ void quietly(End end) {
 
 class Extent {
  public:
-  Extent(Device& device, std::size_t bytes) : device_(&device), id_(device.create_extent(bytes)) {}
+  Extent(Device& device, std::size_t bytes, bool shared = false)
+      : device_(&device), id_(shared ? device.create_shared_extent(bytes) : device.create_extent(bytes)) {}
+  Extent(Device& device, const Descriptor& exported)
+      : device_(&device), id_(device.import_extent(exported)) {}
   ~Extent() {
     if (device_ != nullptr) quietly([&] { device_->release_extent(id_); });
   }
@@ -80,6 +83,24 @@ class Addresses {
   bool is_left_ = false;
 };
 
+// An extent at addresses of its own.
+struct Mapped {
+  Device& device;
+  Extent extent;
+  Addresses addresses;
+
+  Mapped(Device& of, Extent memory, std::size_t bytes)
+      : device(of), extent(std::move(memory)), addresses(of, bytes) {
+    device.map(addresses.get(), bytes, extent.id());
+  }
+  ~Mapped() {
+    bool is_told = false;
+    addresses.unmap(is_told, [&] { device.unmap(addresses.get(), addresses.bytes()); });
+  }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+};
+
 // The places that streams have reached. Who gets the memory next waits for them.
 using Uses = std::shared_ptr<const std::vector<Device::SharedEvent>>;
 
@@ -96,33 +117,36 @@ void synchronize(Device& device, const Uses& uses) {
 
 struct DeviceRegion::State {
   Charge charge;
-  Device& device;
-  Extent extent;
-  Addresses addresses;
+  Mapped memory;
 
-  State(Ledger& ledger, Device& gpu, Purpose purpose, std::size_t bytes)
-      : charge(ledger, Tier::kDevice, purpose, bytes),
-        device(gpu),
-        extent(gpu, bytes),
-        addresses(gpu, bytes) {
-    device.map(addresses.get(), bytes, extent.id());
-  }
-  ~State() {
-    bool is_told = false;
-    addresses.unmap(is_told, [&] { device.unmap(addresses.get(), addresses.bytes()); });
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
+  State(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes, bool shared)
+      : charge(ledger, Tier::kDevice, purpose, bytes), memory(device, Extent(device, bytes, shared), bytes) {}
 };
 
 void DeviceRegion::End::operator()(State* state) const { delete state; }
 
-DeviceRegion::DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes) {
+DeviceRegion::DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes, bool shared) {
   if (bytes > 0)
-    state_.reset(new State(ledger, device, purpose, round_up(bytes, device.info().extent_bytes)));
+    state_.reset(new State(ledger, device, purpose, round_up(bytes, device.info().extent_bytes), shared));
 }
-DeviceAddress DeviceRegion::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
-std::size_t DeviceRegion::size() const { return state_ == nullptr ? 0 : state_->addresses.bytes(); }
+DeviceAddress DeviceRegion::address() const { return state_ == nullptr ? 0 : state_->memory.addresses.get(); }
+std::size_t DeviceRegion::size() const { return state_ == nullptr ? 0 : state_->memory.addresses.bytes(); }
+Descriptor DeviceRegion::exported() const {
+  if (state_ == nullptr) fail(ErrorCode::kIo, "there is no memory of a GPU that others could use");
+  return state_->memory.device.export_extent(state_->memory.extent.id());
+}
+
+struct OthersDeviceRegion::State {
+  Mapped memory;
+};
+
+void OthersDeviceRegion::End::operator()(State* state) const { delete state; }
+
+OthersDeviceRegion::OthersDeviceRegion(Device& device, const Descriptor& exported, std::size_t bytes)
+    : state_(new State{{device, Extent(device, exported), round_up(bytes, device.info().extent_bytes)}}) {}
+DeviceAddress OthersDeviceRegion::address() const {
+  return state_ == nullptr ? 0 : state_->memory.addresses.get();
+}
 
 struct DeviceHome::State {
   std::string name;

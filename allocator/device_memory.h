@@ -21,9 +21,30 @@ namespace sluice::allocator {
 class DeviceRegion {
  public:
   DeviceRegion() = default;
-  DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes);
+  // shared: whether other processes of the host may use it.
+  DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes, bool shared = false);
   DeviceAddress address() const;  // 0 where it is empty
   std::size_t size() const;
+  // What another process uses it by. Throws Error(kIo) where it is empty or not shared.
+  Descriptor exported() const;
+
+ private:
+  struct State;
+  struct End {
+    void operator()(State* state) const;
+  };
+  std::unique_ptr<State, End> state_;
+};
+
+// A shared region of another process, or of this one, at addresses of this device. It is in the ledger of its
+// owner alone, and stays where that one ends. REQUIRES: when it ends, all work that uses it here is done.
+class OthersDeviceRegion {
+ public:
+  OthersDeviceRegion() = default;
+  // exported: of a region of so many bytes, which the caller may then close. Throws Error(kIo) where the two
+  // GPUs do not reach each other. The device outlives it.
+  OthersDeviceRegion(Device& device, const Descriptor& exported, std::size_t bytes);
+  DeviceAddress address() const;  // 0 where it is empty
 
  private:
   struct State;

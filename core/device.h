@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "core/descriptor.h"
+
 // CUDA's own names of what its calls return: a stream of this type is also one of PyTorch's.
 struct CUstream_st;
 struct CUevent_st;
@@ -64,6 +66,17 @@ class Device {
   using Extent = std::uint64_t;
   virtual Extent create_extent(std::size_t bytes) = 0;
   virtual void release_extent(Extent extent) = 0;  // its memory is free when its last mapping ends, too
+  // An extent that other processes of the host may import. Their GPUs read and write it where the two GPUs
+  // reach each other (NVLink, or PCIe's peer access), or are the same one. What one process has queued the
+  // other one's events do not know: they tell each other by other means when it is done. Its memory is free
+  // when all of them have released it, and ended their mappings. Errors are those of create_extent().
+  virtual Extent create_shared_extent(std::size_t bytes) = 0;
+  // What a process imports the extent by, which the caller gets and closes. Of other extents it is
+  // Error(kIo).
+  virtual Descriptor export_extent(Extent shared) = 0;
+  // Throws Error(kIo) where the descriptor is of no extent. It is the caller's then, who may close it. To map
+  // the extent, which is whole as it was made, is Error(kIo) where the GPUs do not reach each other.
+  virtual Extent import_extent(const Descriptor& exported) = 0;
   virtual DeviceAddress reserve_addresses(std::size_t bytes) = 0;
   virtual void free_addresses(DeviceAddress address, std::size_t bytes) = 0;  // nothing is mapped there
   struct Mapping {

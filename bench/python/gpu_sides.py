@@ -246,7 +246,7 @@ def find_packages(a):
     sys.path.insert(0, a["package"])
     sys.path.append(a["peers"])
     if a["fake"]:  # the driver of the tests, whose memory PyTorch's CPU shares
-        ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0), 1)
+        ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0), 1, 1)
 
 
 def trace(side, ids, folder):

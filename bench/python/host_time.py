@@ -102,7 +102,7 @@ def main():
     parser.add_argument("--profile", action="store_true")
     a = parser.parse_args()
     torch.set_num_threads(1)
-    ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0), 1)
+    ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0), 1, 1)
     plain = made(a.layers)
     of_plain = medians(steps(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3, foreach=True), a.steps))
     counter = Counter()

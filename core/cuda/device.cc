@@ -110,6 +110,8 @@ int count_devices(const Driver& driver) {
   return count;
 }
 
+constexpr CUmemAllocationHandleType kExported = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
 CUmemAllocationProp memory_of(CUdevice device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -220,9 +222,14 @@ std::size_t CudaDevice::measure_context() {
   return before - std::min(before, free_in_current(driver_));
 }
 
-Device::Extent CudaDevice::create_extent(std::size_t bytes) {
+Device::Extent CudaDevice::create_extent(std::size_t bytes) { return create(bytes, memory_of(device_)); }
+Device::Extent CudaDevice::create_shared_extent(std::size_t bytes) {
+  CUmemAllocationProp properties = memory_of(device_);
+  properties.requestedHandleTypes = kExported;
+  return create(bytes, properties);
+}
+Device::Extent CudaDevice::create(std::size_t bytes, const CUmemAllocationProp& properties) {
   const InContext in(driver_, context_);
-  const CUmemAllocationProp properties = memory_of(device_);
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY)
@@ -234,6 +241,22 @@ Device::Extent CudaDevice::create_extent(std::size_t bytes) {
 void CudaDevice::release_extent(Extent extent) {
   const InContext in(driver_, context_);
   driver_.check(driver_.cuMemRelease(extent), "cuMemRelease");
+}
+
+Descriptor CudaDevice::export_extent(Extent shared) {
+  const InContext in(driver_, context_);
+  int descriptor = -1;
+  driver_.check(driver_.cuMemExportToShareableHandle(&descriptor, shared, kExported, 0),
+                "cuMemExportToShareableHandle");
+  return Descriptor(descriptor);
+}
+Device::Extent CudaDevice::import_extent(const Descriptor& exported) {
+  const InContext in(driver_, context_);
+  CUmemGenericAllocationHandle handle = 0;
+  void* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(exported.get()));
+  driver_.check(driver_.cuMemImportFromShareableHandle(&handle, descriptor, kExported),
+                "cuMemImportFromShareableHandle");
+  return handle;
 }
 
 DeviceAddress CudaDevice::reserve_addresses(std::size_t bytes) {

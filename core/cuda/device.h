@@ -20,6 +20,9 @@ class CudaDevice final : public Device {
 
   Extent create_extent(std::size_t bytes) override;
   void release_extent(Extent extent) override;
+  Extent create_shared_extent(std::size_t bytes) override;
+  Descriptor export_extent(Extent shared) override;
+  Extent import_extent(const Descriptor& exported) override;
   DeviceAddress reserve_addresses(std::size_t bytes) override;
   void free_addresses(DeviceAddress address, std::size_t bytes) override;
   void map(std::size_t bytes, std::span<const Mapping> mappings) override;
@@ -50,6 +53,7 @@ class CudaDevice final : public Device {
   void end(CUevent_st* event) noexcept override;
 
  private:
+  Extent create(std::size_t bytes, const CUmemAllocationProp& properties);
   CUresult set_access(DeviceAddress address, std::size_t bytes);
 
   const Driver driver_;

@@ -31,6 +31,8 @@
   X(cuMemAddressFree)                  \
   X(cuMemCreate)                       \
   X(cuMemRelease)                      \
+  X(cuMemExportToShareableHandle)      \
+  X(cuMemImportFromShareableHandle)    \
   X(cuMemMap)                          \
   X(cuMemUnmap)                        \
   X(cuMemSetAccess)                    \

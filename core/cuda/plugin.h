@@ -7,7 +7,7 @@
 // sides must be built from the same headers: `abi` counts the changes of these.
 namespace sluice::cuda {
 
-inline constexpr std::uint32_t kPluginAbi = 3;
+inline constexpr std::uint32_t kPluginAbi = 4;
 inline constexpr const char* kPluginFile = "libsluice_cuda.so";
 inline constexpr const char* kPluginSymbol = "sluice_cuda_plugin";
 

@@ -16,6 +16,9 @@ class CaptureTest : public KernelTest, public testing::WithParamInterface<CUstre
     (void)device.free_memory();
     HostMemory host(device, 4096);
     MappedMemory memory(device, 2);
+    const Device::Extent shared = device.create_shared_extent(memory.bytes());
+    device.release_extent(device.import_extent(device.export_extent(shared)));
+    device.release_extent(shared);
     const auto stream = device.make_stream(true);
     const auto event = device.make_event(true), later = device.make_event(true);
     device.copy_in(stream.get(), memory.address(), host.data(), 4096);
@@ -141,6 +144,8 @@ TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
   const auto event = device->make_event(true);
   MappedMemory memory(*device, 1);
   HostMemory host(*device, 4096);
+  const Device::Extent shared = device->create_shared_extent(memory.bytes());
+  const Descriptor exported = device->export_extent(shared);
   device->record(event.get(), other.get());
   device->synchronize(event.get());
   const std::vector<std::function<void()>> calls = {
@@ -153,6 +158,9 @@ TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
       [&] { (void)device->create_extent(memory.bytes()); },
       [&] { (void)device->reserve_addresses(memory.bytes()); },
       [&] { device->unmap(memory.address(), memory.bytes()); },
+      [&] { (void)device->create_shared_extent(memory.bytes()); },
+      [&] { (void)device->export_extent(shared); },
+      [&] { (void)device->import_extent(exported); },
       [&] { device->unregister_host(host.data()); },
       [&] { (void)device->kernel("sluice_finite_check"); },
       [&] { (void)device->measure_context(); },
@@ -166,6 +174,7 @@ TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
     EXPECT_GE(fake()->take_misuses().size(), 1U) << i;
     fake()->leave_out({});
   }
+  device->release_extent(shared);
 }
 
 // The mode of the client's thread is as it was, also where the driver refuses once to set it again.

@@ -206,6 +206,8 @@ TEST_F(DeviceMemoryTest, EachCallThatFailsIsReportedAndLeavesNothing) {
     const auto device = open_device(0);
     Ledger ledger;
     const DeviceRegion region(ledger, *device, Purpose::kStaging, 2 * kMiB);
+    const DeviceRegion shared(ledger, *device, Purpose::kStaging, 2 * kMiB, true);
+    const OthersDeviceRegion others(*device, shared.exported(), 2 * kMiB);
     DeviceFramePool pool(ledger, *device, 2 * kMiB, 2);
     const auto stream = device->make_stream(false);
     const std::array users{stream.get()};

@@ -35,6 +35,7 @@ struct Settings {
   bool has_virtual_memory = true;  // whether it can map memory where the caller wants it
   int compute_mode = 0;            // as CUcomputemode
   bool is_busy = false;            // whether another process has the device for itself
+  bool has_peers = true;           // whether it reaches the memory of other processes' devices
   // Whether the CPU may use the device's memory, where it is mapped, also between calls. The default stream
   // is then what the CPU does: whatever is queued there is done before its call returns. Host memory counts
   // as the device's, too. All other streams are as adversarial as ever.
@@ -77,7 +78,7 @@ class Control {
   virtual std::vector<std::string> take_misuses() = 0;
   virtual std::vector<std::string> alive() = 0;  // what was made and not ended, as in "2 streams"
   virtual Counts counts() = 0;
-  virtual std::uint64_t memory_taken() = 0;  // by extents, in bytes
+  virtual std::uint64_t memory_taken() = 0;  // by extents that this process has made, in bytes
   virtual bool shares_memory() = 0;
 };
 
@@ -86,8 +87,9 @@ class Control {
 extern "C" {
 sluice::fake_cuda::Control* sluice_fake_cuda();
 // What follows is for callers in C or Python. The first begins anew with memory that is shared. `schedule` is
-// a Schedule by its number. There are so many devices, of which a process uses one.
-void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices);
+// a Schedule by its number. There are so many devices, of which a process uses one. has_peers: 1 or 0.
+void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices,
+                                   int has_peers);
 int sluice_fake_cuda_shares_memory(void);  // 1 or 0
 // Whether the default stream, on which the CPU counts as a client's work, is captured into a graph.
 void sluice_fake_cuda_capture(int begins);

@@ -34,6 +34,7 @@ CUresult cuGetErrorName(CUresult result, const char** text) {
     SLUICE_NAME(CUDA_ERROR_NO_DEVICE)
     SLUICE_NAME(CUDA_ERROR_ILLEGAL_ADDRESS)
     SLUICE_NAME(CUDA_ERROR_INVALID_HANDLE)
+    SLUICE_NAME(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)
     SLUICE_NAME(CUDA_ERROR_UNKNOWN)
 #undef SLUICE_NAME
     default:
@@ -160,11 +161,30 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
         properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
       throw Refusal{CUDA_ERROR_INVALID_VALUE, "memory is made that is not the device's"};
     fake().expect_device(properties->location.id);
-    *handle = fake().memory_->create(bytes);
+    const auto exported = properties->requestedHandleTypes;
+    if (exported != 0 && exported != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      throw Refusal{CUDA_ERROR_NOT_SUPPORTED, "memory is exported by what is no descriptor"};
+    *handle = fake().memory_->create(bytes, exported != 0);
   });
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return fake().call_in_context("cuMemRelease", [&] { fake().memory_->release(handle); });
+}
+CUresult cuMemExportToShareableHandle(void* exported, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long) {
+  return fake().call_in_context("cuMemExportToShareableHandle", [&] {
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      throw Refusal{CUDA_ERROR_NOT_SUPPORTED, "memory is exported by what is no descriptor"};
+    *static_cast<int*>(exported) = fake().memory_->export_file(handle);
+  });
+}
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* exported,
+                                        CUmemAllocationHandleType type) {
+  return fake().call_in_context("cuMemImportFromShareableHandle", [&] {
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      throw Refusal{CUDA_ERROR_NOT_SUPPORTED, "memory is imported by what is no descriptor"};
+    *handle = fake().memory_->import_file(static_cast<int>(reinterpret_cast<std::intptr_t>(exported)));
+  });
 }
 CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
@@ -183,6 +203,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAcces
     if (count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       throw Refusal{CUDA_ERROR_INVALID_VALUE, "access is given that is not one device's to read and write"};
     fake().expect_device(access->location.id);
+    if (!fake().settings_.has_peers && fake().memory_->is_imported(address))
+      throw Refusal{CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, {}};
     fake().memory_->allow(address, bytes);
   });
 }

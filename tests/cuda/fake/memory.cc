@@ -1,15 +1,20 @@
 #include "cuda/fake/memory.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 namespace sluice::fake_cuda {
 namespace {
+
+constexpr const char* kName = "device memory";
 
 [[noreturn]] void refuse(CUresult result, std::string misuse) { throw Refusal{result, std::move(misuse)}; }
 
@@ -28,34 +33,59 @@ void empty(CUdeviceptr address, std::size_t bytes) {
 
 }  // namespace
 
-Memory::Extent::Extent(std::size_t size, std::size_t& all)
-    : bytes(size), taken(all), file(::memfd_create("device memory", MFD_CLOEXEC)) {
+Memory::Extent::Extent(std::size_t size, std::size_t& all, bool is_shared)
+    : bytes(size), taken(&all), shared(is_shared), file(::memfd_create(kName, MFD_CLOEXEC)) {
   if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) refuse(CUDA_ERROR_SYSTEM_NOT_READY, {});
+  see();
+  std::memset(seen, 0xFF, bytes);
+  *taken += bytes;
+}
+Memory::Extent::Extent(int exported) {
+  char name[64] = {};
+  const std::string link = fmt::format("/proc/self/fd/{}", exported);
+  struct stat found {};
+  if (::readlink(link.c_str(), name, sizeof name - 1) < 0 ||
+      std::string_view(name).find(kName) == std::string_view::npos || ::fstat(exported, &found) != 0)
+    refuse(CUDA_ERROR_INVALID_VALUE, "a descriptor is imported that is no extent's");
+  bytes = static_cast<std::size_t>(found.st_size);
+  file = ::fcntl(exported, F_DUPFD_CLOEXEC, 0);
+  see();
+}
+Memory::Extent::~Extent() {
+  if (taken != nullptr) *taken -= bytes;
+  ::munmap(seen, bytes);
+  ::close(file);
+}
+void Memory::Extent::see() {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) refuse(CUDA_ERROR_SYSTEM_NOT_READY, {});
   seen = static_cast<std::byte*>(memory);
-  std::memset(seen, 0xFF, bytes);
-  taken += bytes;
-}
-Memory::Extent::~Extent() {
-  taken -= bytes;
-  ::munmap(seen, bytes);
-  ::close(file);
 }
 
 Memory::~Memory() {
   for (const auto& [address, bytes] : reservations_) ::munmap(at(address), bytes);
 }
 
-std::uint64_t Memory::create(std::size_t bytes) {
+std::uint64_t Memory::create(std::size_t bytes, bool shared) {
   expect_whole("an extent's size", bytes);
   if (bytes > free_bytes()) refuse(CUDA_ERROR_OUT_OF_MEMORY, {});
-  handles_.emplace(next_handle_, std::make_shared<Extent>(bytes, taken_));
+  handles_.emplace(next_handle_, std::make_shared<Extent>(bytes, taken_, shared));
   return next_handle_++;
 }
 void Memory::release(std::uint64_t handle) {
   if (handles_.erase(handle) == 0)
     refuse(CUDA_ERROR_INVALID_VALUE, "an extent is released that there is not");
+}
+
+int Memory::export_file(std::uint64_t handle) const {
+  const auto extent = handles_.find(handle);
+  if (extent == handles_.end() || !extent->second->shared)
+    refuse(CUDA_ERROR_INVALID_VALUE, "an extent is exported that is not shared");
+  return ::fcntl(extent->second->file, F_DUPFD_CLOEXEC, 0);
+}
+std::uint64_t Memory::import_file(int file) {
+  handles_.emplace(next_handle_, std::make_shared<Extent>(file));
+  return next_handle_++;
 }
 
 CUdeviceptr Memory::reserve(std::size_t bytes) {
@@ -138,12 +168,15 @@ void Memory::protect(bool is_open) const {
       ::mprotect(at(address), mapping.extent->bytes, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
+const Memory::Mapping& Memory::mapped_at(CUdeviceptr address) const {
   const auto after = mappings_.upper_bound(address);
   if (after == mappings_.begin() ||
       std::prev(after)->second.address + std::prev(after)->second.extent->bytes <= address)
     refuse(CUDA_ERROR_ILLEGAL_ADDRESS, fmt::format("{:#x} is used, and nothing is mapped there", address));
-  const Mapping& mapping = std::prev(after)->second;
+  return std::prev(after)->second;
+}
+const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
+  const Mapping& mapping = mapped_at(address);
   if (!mapping.is_allowed)
     refuse(CUDA_ERROR_ILLEGAL_ADDRESS, fmt::format("{:#x} is used, to which no access was given", address));
   return mapping;

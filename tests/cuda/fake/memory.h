@@ -30,13 +30,17 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  std::uint64_t create(std::size_t bytes);
+  // shared: whether it may be exported: as its file, which other processes then see, too.
+  std::uint64_t create(std::size_t bytes, bool shared);
   void release(std::uint64_t handle);
+  int export_file(std::uint64_t handle) const;
+  std::uint64_t import_file(int file);
   CUdeviceptr reserve(std::size_t bytes);
   void free(CUdeviceptr address, std::size_t bytes);
   void map(CUdeviceptr address, std::size_t bytes, std::uint64_t handle);
   void unmap(CUdeviceptr address, std::size_t bytes);
   void allow(CUdeviceptr address, std::size_t bytes);
+  bool is_imported(CUdeviceptr address) const { return mapped_at(address).extent->taken == nullptr; }
   void register_host(void* memory, std::size_t bytes);
   void unregister_host(void* memory);
 
@@ -73,7 +77,7 @@ class Memory {
   // The host memory must be registered, and present.
   void expect_registered(const void* memory, std::size_t bytes) const;
 
-  std::size_t taken() const { return taken_; }
+  std::size_t taken() const { return taken_; }  // by what this process has made
   std::size_t free_bytes() const { return bytes_ - std::min(bytes_, taken_ + besides_); }
   void take_besides(std::size_t bytes) { besides_ = bytes; }  // by other means than extents
   std::size_t extents() const { return handles_.size(); }
@@ -83,21 +87,25 @@ class Memory {
 
  private:
   struct Extent {
-    Extent(std::size_t bytes, std::size_t& taken);
+    Extent(std::size_t bytes, std::size_t& taken, bool shared);
+    explicit Extent(int file);  // imported
     ~Extent();
     Extent(const Extent&) = delete;
     Extent& operator=(const Extent&) = delete;
-    std::size_t bytes;
-    std::size_t& taken;
-    int file;
-    std::byte* seen;
+    void see();
+    std::size_t bytes = 0;
+    std::size_t* taken = nullptr;  // null: another process has taken it, or this one before
+    bool shared = false;
+    int file = -1;
+    std::byte* seen = nullptr;
   };
   struct Mapping {
     CUdeviceptr address;
     std::shared_ptr<Extent> extent;
     bool is_allowed;
   };
-  const Mapping& mapping_of(CUdeviceptr address) const;
+  const Mapping& mapped_at(CUdeviceptr address) const;
+  const Mapping& mapping_of(CUdeviceptr address) const;  // to which access was given
   void protect(bool is_open) const;
   bool is_reserved(CUdeviceptr address) const { return reservation_of(address).has_value(); }
   bool is_free(CUdeviceptr address, std::size_t bytes) const;

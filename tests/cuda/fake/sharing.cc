@@ -14,12 +14,14 @@ const char* kept(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices) {
+void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices,
+                                   int has_peers) {
   sluice::fake_cuda::Settings settings;
   settings.memory = memory;
   settings.schedule = static_cast<sluice::fake_cuda::Schedule>(schedule);
   settings.seed = seed;
   settings.devices = devices;
+  settings.has_peers = has_peers != 0;
   settings.shares_memory = true;
   sluice_fake_cuda()->begin(settings);
 }

@@ -66,18 +66,18 @@ def require_built():
 def _driver():
     require_built()
     loaded = ctypes.CDLL(str(DRIVER))
-    loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
+    loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_int]
     for name in ("sluice_fake_cuda_misuses", "sluice_fake_cuda_alive"):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
 
-def share_memory(memory=1 << 30, schedule="random", seed=0, devices=1):
+def share_memory(memory=1 << 30, schedule="random", seed=0, devices=1, has_peers=True):
     """Gives this process a fake GPU with so much memory, on which nothing is alive. schedule: when its work is done. devices: how many
-    there are, of which the process uses one."""
+    there are, of which the process uses one. has_peers: whether it reaches the memory of other processes' GPUs."""
     loaded = _driver()
     os.environ["SLUICE_CUDA_DRIVER"] = str(DRIVER)
-    loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed, devices)
+    loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed, devices, int(has_peers))
 
 
 def take_misuses():
@@ -142,7 +142,8 @@ def shared(**options):
     try:
         yield
         gc.collect()
-        assert take_misuses() == []
+        misuses = take_misuses()
+        assert not misuses, misuses
         assert alive() == []
     finally:
         os.environ.pop("SLUICE_CUDA_DRIVER", None)
