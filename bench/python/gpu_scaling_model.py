@@ -35,12 +35,14 @@ class Host:
     cores: int
     most_bandwidth: float  # that a rank reaches alone
     most_cores: int  # that a rank has
+    between: float = 0  # that a GPU reads of the others' memory, while all of them do; 0: they do not
 
 
 GIB = 2**30
 HOSTS = {
-    # Copies, updates and a rank's part of the host as measured on 2026-11-26 (docs/gpu/); all of the host assumed: two such sockets.
-    "h200": Host("H200", 989e12, "130GiB", 5.47e10, 5.48e10, 1.01e11, 4.32e10, 2048 * GIB, 5.4e11, 128, 2.7e11, 16),
+    # Copies, updates and a rank's part of the host as measured on 2026-11-26 (docs/gpu/); all of the host assumed: two such sockets. NVLink
+    # has 450 GB/s in each direction.
+    "h200": Host("H200", 989e12, "130GiB", 5.47e10, 5.48e10, 1.01e11, 4.32e10, 2048 * GIB, 5.4e11, 128, 2.7e11, 16, 3.5e11),
     # PCIe 4.0 with 16 lanes, and eight channels of DDR5; assumed as a whole.
     "4090": Host("RTX 4090", 165e12, "23GiB", 25e9, 25e9, 50e9, 1e10, 512 * GIB, 2e11, 32, 2e11, 32),
 }
@@ -75,7 +77,9 @@ def plan(host: Host, model: str, gpus: int, in_backward: bool, arguments: argpar
     parameters = sum(parameter.elements for unit in units for parameter in unit.parameters)
     computing = 6 * parameters * arguments.tokens / gpus / (host.peak * OF_PEAK)
     bandwidth = min(host.most_bandwidth, host.bandwidth / gpus)
-    facts = sluice.DeviceFacts(host.to_gpu, host.from_gpu, host.both_ways, host.gpu_updates, bandwidth, BASE, computing)
+    rates = (host.to_gpu, host.from_gpu, host.both_ways, host.gpu_updates, bandwidth)
+    between = host.between if arguments.links == "gpus" else 0.0
+    facts = sluice.DeviceFacts(*rates, base=BASE, computing=computing, between_gpus=between)
     options = sluice.Options(
         memory=host.memory // gpus,
         dtype="bf16",
@@ -134,6 +138,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of each rank in a step")
     parser.add_argument("--state", default="bf16", help="the type of AdamW's state; masters are f32")
     parser.add_argument("--stage", type=int, help="what is partitioned; chosen by the plan where it is not given")
+    parser.add_argument("--links", choices=("gpus", "host"), default="gpus", help="through what ranks sum, where the GPUs read each other's memory")
     parser.add_argument("--reserve", default="5GiB", help="of a GPU's memory, for what PyTorch computes")
     arguments = parser.parse_args()
     print("| GPU | model | GPUs | stage | updates | seconds | tokens/s | speedup | bound by | computing | ranks | copies | received |")

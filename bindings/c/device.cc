@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "engine/machine/gpu_rates.h"
 #include "engine/machine/machine_rates.h"
+#include "engine/machine/peer_rate.h"
 #include "engine/planner/planner.h"
 
 namespace sluice::c {
@@ -33,16 +34,6 @@ Json to_json(const Device& device, const Planned& planned) {
           {"memory", info.memory},
           {"free", device.free_memory()},
           {"facts", facts_of(planned)}};
-}
-
-std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
-  std::unique_ptr<Device> device = open_device(static_cast<int>(options.device));
-  if (options.device_memory > device->info().memory)
-    fail(ErrorCode::kBudget,
-         "options.device_memory is {}, and GPU {} ({}) has {}; state less, with room for CUDA itself",
-         format_size(options.device_memory), options.device, device->info().name,
-         format_size(device->info().memory));
-  return device;
 }
 
 double checked_seconds(double seconds, const char* what) {
@@ -72,6 +63,12 @@ void take_stated(const sluice_device_facts& facts, Planned& made) {
       computing > 0)
     made.request.computing = computing;
   made.context = facts.base;
+  if (!(facts.between_gpus >= 0) || !std::isfinite(facts.between_gpus))
+    fail(ErrorCode::kInvalidArgument,
+         "options.device_facts.between_gpus is {}; state a number of bytes a second, or 0 where it is not "
+         "known",
+         facts.between_gpus);
+  gpu.between = facts.between_gpus;
 }
 
 Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {
@@ -106,9 +103,52 @@ void measure(const sluice_engine_options& options, Planned& made) {
   engine::measure_gpu(work, made.rates);
 }
 
+// As options.links says; nothing: as it was measured.
+std::optional<bool> links_between_gpus(const sluice_engine_options& options) {
+  if (options.links == nullptr) return std::nullopt;
+  const std::string_view links = options.links;
+  if (links != "gpus" && links != "host")
+    fail(ErrorCode::kInvalidArgument,
+         "options.links is '{}'; it may be 'gpus' or 'host', or NULL, with which it is 'gpus' where these "
+         "read "
+         "each other's memory",
+         links);
+  if (options.device_memory == 0)
+    fail(ErrorCode::kInvalidArgument,
+         "options.links is '{}', and options.device_memory is 0, with which the CPU computes; state how much "
+         "of the GPU's memory may be taken, or leave options.links out",
+         links);
+  return links == "gpus";
+}
+
 }  // namespace
 
+std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
+  std::unique_ptr<Device> device = open_device(static_cast<int>(options.device));
+  if (options.device_memory > device->info().memory)
+    fail(ErrorCode::kBudget,
+         "options.device_memory is {}, and GPU {} ({}) has {}; state less, with room for CUDA itself",
+         format_size(options.device_memory), options.device, device->info().name,
+         format_size(device->info().memory));
+  return device;
+}
+
+double know_links(const sluice_engine_options& options, comm::Communicator& communicator, Device& gpu) {
+  const std::optional<bool> wanted = links_between_gpus(options);
+  const std::uint64_t room = std::min<std::uint64_t>(
+      left(options.device_memory, options.device_reserved + kAssumedContext), gpu.free_memory() / 2);
+  const engine::BetweenGpus found =
+      engine::measure_between_gpus(communicator, gpu, room, wanted == false ? "options.links is 'host'" : "");
+  if (wanted == true && found.bytes_a_second == 0)
+    fail(ErrorCode::kIo,
+         "options.links is 'gpus', and GPUs do not read each other's memory: {}; leave it out, so that ranks "
+         "use the host's memory",
+         found.problem);
+  return found.bytes_a_second;
+}
+
 void check_device(const sluice_engine_options& options) {
+  (void)links_between_gpus(options);
   if (options.device_memory == 0) {
     if (options.device != 0 || options.device_reserved != 0)
       fail(
@@ -143,7 +183,7 @@ std::optional<allocator::Tier> updates_of(const sluice_engine_options& options) 
   return by == "cpu" ? allocator::Tier::kHost : allocator::Tier::kDevice;
 }
 
-void know_device(const sluice_engine_options& options, For purpose, Planned& made) {
+void know_device(const sluice_engine_options& options, For purpose, KnownByRanks known, Planned& made) {
   if (options.device_memory == 0) {
     if (options.device_facts != nullptr)
       fail(ErrorCode::kInvalidArgument,
@@ -152,13 +192,19 @@ void know_device(const sluice_engine_options& options, For purpose, Planned& mad
     return;
   }
   made.budget.device = options.device_memory;
-  if (purpose == For::kEngine) made.gpu = open_fitting(options);
+  made.gpu = std::move(known.gpu);
+  if (purpose == For::kEngine && made.gpu == nullptr) made.gpu = open_fitting(options);
   made.context = kAssumedContext;
   made.rates.cores = made.threads;
   if (options.device_facts != nullptr)
     take_stated(known_part(options.device_facts, "options.device_facts"), made);
   else if (made.gpu)
     measure(options, made);
+  double& between = made.rates.gpu.between;  // as it was stated
+  const bool meet =
+      purpose == For::kEngine ? known.between_gpus > 0 : between > 0 && links_between_gpus(options) != false;
+  made.request.ranks.gpus_meet = made.request.ranks.size > 1 && meet;
+  between = !made.request.ranks.gpus_meet ? 0 : between > 0 ? between : known.between_gpus;
   if (made.request.ranks.size > 1)
     made.rates.rank_processor_seconds =
         engine::seconds_of_received_byte(made.request.ranks.on_hosts().all_on_one(), made.rates);

@@ -90,18 +90,33 @@ void compare(comm::Communicator& communicator, const Planned& planned) {
   }
 }
 
+// Collective. Where each rank has a GPU, all of them are there before ranks find out what these read of each
+// other.
+KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine_options& options) {
+  KnownByRanks known;
+  const std::uint64_t holds = allocator::resident_bytes() + engine::kReserve;
+  known.link = engine::measure_link(communicator, options.memory - std::min(options.memory, holds));
+  throw_together(communicator, "the GPUs of ranks", failure_of([&] {
+                   check_device(options);
+                   if (options.device_memory > 0) known.gpu = open_fitting(options);
+                 }));
+  const std::vector<std::string> all =
+      engine::exchange(communicator, "what computes", known.gpu == nullptr ? "the CPU" : "a GPU");
+  if (std::ranges::count(all, "a GPU") == std::ssize(all) && options.ranks != nullptr)
+    known.between_gpus = know_links(options, options.ranks->communicator, *known.gpu);
+  return known;
+}
+
 }  // namespace
 
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
   sluice_ranks* const ranks = ranks_of(options);
   if (ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options, For::kEngine));
   comm::Communicator& communicator = ranks->communicator;
-  const std::uint64_t holds = allocator::resident_bytes() + engine::kReserve;
-  const engine::Link link =
-      engine::measure_link(communicator, options.memory - std::min(options.memory, holds));
+  KnownByRanks known = know_together(communicator, options);
   std::optional<Planned> planned;
   throw_together(communicator, "the plans of engines",
-                 failure_of([&] { planned = make_plan(model, options, For::kEngine, link); }));
+                 failure_of([&] { planned = make_plan(model, options, For::kEngine, std::move(known)); }));
   compare(communicator, *planned);
   const bool again =
       planned->data != nullptr && engine::agree_on_plan(*planned->data, planned->plan, planned->request);

@@ -59,9 +59,14 @@ inline sluice_ranks* ranks_of(const sluice_engine_options& options) {
   return options.sections == nullptr ? options.ranks : &options.sections->all;
 }
 enum class For : std::uint8_t { kPlan, kEngine };  // an engine's plan opens the GPU, and measures it
-// `link` is that between the ranks, where it is known.
+// What ranks have found out together before they plan.
+struct KnownByRanks {
+  std::optional<engine::Link> link = {};  // between them; nothing: it is not known
+  std::unique_ptr<Device> gpu = {};       // this rank's; null: it was not opened
+  double between_gpus = 0;                // bytes a second; 0: GPUs do not read each other's memory
+};
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
-                  const std::optional<engine::Link>& link = std::nullopt);
+                  KnownByRanks known = {});
 // Makes an engine. Where there are ranks, it is collective, and all of them get one or none does.
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options);
 
@@ -69,9 +74,15 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
 void check_device(const sluice_engine_options& options);
 // What is to update where a GPU computes: nothing where the plan chooses. Throws where that cannot be.
 std::optional<allocator::Tier> updates_of(const sluice_engine_options& options);
-// Where a GPU computes: opens it for an engine, and finds by what the plan is made. Throws what open_device()
-// throws, Error(kBudget) for a GPU that is too small, and Error(kInvalidArgument) for facts that cannot be.
-void know_device(const sluice_engine_options& options, For purpose, Planned& made);
+// Where a GPU computes: opens it. Throws what open_device() throws, and Error(kBudget) for a GPU that is too
+// small.
+std::unique_ptr<Device> open_fitting(const sluice_engine_options& options);
+// Collective: how fast the GPUs of all ranks read each other's memory, if they do and options.links lets
+// them. Throws Error(kIo) where it asks for that, and they do not.
+double know_links(const sluice_engine_options& options, comm::Communicator& communicator, Device& gpu);
+// Where a GPU computes: opens it for an engine, unless ranks have, and finds by what the plan is made. Throws
+// as open_fitting(), and Error(kInvalidArgument) for facts that cannot be.
+void know_device(const sluice_engine_options& options, For purpose, KnownByRanks known, Planned& made);
 
 }  // namespace sluice::c
 

@@ -195,7 +195,7 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
 }  // namespace
 
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
-                  const std::optional<engine::Link>& link) {
+                  KnownByRanks known) {
   Planned made;
   made.groups = std::max<std::uint32_t>(1, options.groups);
   check_model(model, made.groups);
@@ -224,14 +224,14 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::vector<offload::DiskKnowledge> disks = offload::know_disks(made.disk);
   made.io = offload::make_io_service(offload::options_for(disks));
   engine::add_disk(disks, ranks_here(options), made.rates);
-  made.rates.link = link;
+  made.rates.link = known.link;
   made.checkpoint_buffers =
       engine::CheckpointTensors(engine::Layout(made.model_units()), *made.optimizer)
           .buffer_bytes(made.section == nullptr ? made.request.ranks.size
                                                 : ranks_of(options)->communicator.size());
   made.budget.memory = options.memory;
   made.budget.disk = offload::usable_disk(made.disk);
-  know_device(options, purpose, made);
+  know_device(options, purpose, std::move(known), made);
   const std::uint64_t holds = allocator::resident_bytes();
   made.budget.base = holds - std::min(holds, options.given_back) + engine::kReserve + options.reserved +
                      made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes +

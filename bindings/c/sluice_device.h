@@ -42,9 +42,12 @@
  *
  * Ranks: each may have a GPU, as options.device says; two of them may have one together, if their budgets fit
  * and options.device_facts is given, since what is measured beside another rank is wrong. Either all ranks
- * compute on GPUs, or all on the CPU. Gradients, and what partitioned state has updated, go through
- * registered memory of the host. GPUs of one host copy partitioned parameters from where each rank has its
- * shard, in memory that all of its ranks map. Bits are those of ranks on the CPU.
+ * compute on GPUs, or all on the CPU. Where the GPUs of one host read each other's memory, by NVLink or PCIe,
+ * they add up gradients, and gather what partitioned state has updated, themselves; with options.links
+ * "host", or where they cannot, these go through registered memory of the host, and so they do for what waits
+ * in the host for updates by the CPU. "gpus" makes it an error that they cannot (SLUICE_IO). GPUs of one host
+ * copy partitioned parameters from where each rank has its shard, in memory that all of its ranks map. Bits
+ * are those of ranks on the CPU, at either.
  *
  * Not yet on a GPU, and refused: reproducible sums, parameters that span units, sluice_engine_replan() and
  * sluice_engine_leave().
@@ -73,6 +76,9 @@ struct sluice_device_facts {
   /* Seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes. 0:
    * not known. Nobody measures it for the engine. */
   double computing;
+  /* Of ranks on one host: bytes a second that a GPU reads of the others' memory, while all of them do. 0: it
+   * is measured, and by sluice_plan() taken for that GPUs do not do that. */
+  double between_gpus;
 };
 
 /* Says on which CUstream the caller queues work from now on; it outlives the engine, or another one takes its

@@ -16,6 +16,7 @@ DeviceWork::DeviceWork(Device& device)
       chunks_out_(device.make_stream(false)),
       numbers_(device.make_stream(true)),
       updates_(device.make_stream(false)),
+      ranks_(device.make_stream(true)),
       own_client_(device.make_stream(false)),
       client_(own_client_.get()),
       before_client_(device.make_event(false)) {}

@@ -17,12 +17,12 @@ namespace sluice::engine {
 
 // What an engine queues on a GPU, and in which order the GPU does it. Work is queued on several streams:
 // units come in on one, go out on another, and are updated on a third, whose chunks come in and go out on two
-// more; numbers go out on one of their own; and the client computes on streams of its own. Each piece of
-// memory remembers the last work that wrote it, and the last that read it on each stream. Who uses a piece
-// next waits for these on its own stream, so that the caller need not wait. A stream that has waited for a
-// place of another one waits for no earlier place of it. Thread rule: one thread, and others that copy in and
-// out and wait, as DeviceDisk does; two of them do not use one piece at a time, unless both read it, or on
-// one stream.
+// more; numbers go out on one of their own; what ranks read of each other's GPUs is on another one; and the
+// client computes on streams of its own. Each piece of memory remembers the last work that wrote it, and the
+// last that read it on each stream. Who uses a piece next waits for these on its own stream, so that the
+// caller need not wait. A stream that has waited for a place of another one waits for no earlier place of it.
+// Thread rule: one thread, and others that copy in and out and wait, as DeviceDisk does; two of them do not
+// use one piece at a time, unless both read it, or on one stream.
 class DeviceWork {
  public:
   using Memory = std::span<const std::byte>;  // of the GPU's, or of registered memory of the host
@@ -43,10 +43,12 @@ class DeviceWork {
   CUstream_st* out() const { return out_.get(); }
   CUstream_st* updates() const { return updates_.get(); }
   CUstream_st* numbers() const { return numbers_.get(); }
-  // All of its own: in(), out(), those of chunks, numbers() and updates().
-  static constexpr std::size_t kStreams = 6;
+  // For what GPUs of several ranks read of each other.
+  CUstream_st* ranks() const { return ranks_.get(); }
+  // All of its own: these, and those of chunks.
+  static constexpr std::size_t kStreams = 7;
   std::array<CUstream_st*, kStreams> streams() const {
-    return {in(), out(), chunks_in_.get(), chunks_out_.get(), numbers(), updates()};
+    return {in(), out(), chunks_in_.get(), chunks_out_.get(), numbers(), updates(), ranks()};
   }
   // The stream on which the client computes from now on: at first one that is made for it. It goes on when
   // all is done that the one before has, so that this stands for all that came before it, which may end.
@@ -119,7 +121,7 @@ class DeviceWork {
   Place record(CUstream_st* stream);
 
   Device& device_;
-  Device::Stream in_, out_, chunks_in_, chunks_out_, numbers_, updates_, own_client_;
+  Device::Stream in_, out_, chunks_in_, chunks_out_, numbers_, updates_, ranks_, own_client_;
   CUstream_st* client_;
   Device::Event before_client_;  // what the client's streams before this one had
   // Of each stream, the client's last: is held while something is queued there. The driver lets a caller wait

@@ -50,6 +50,7 @@ struct RankOf {
   // they must do in the same order is the same in their plans. And how many of these have the same rows; with
   // PlanRequest::reproducible they are size / alike apart.
   int together = 1, alike = 1;
+  bool gpus_meet = false;  // whether each one's GPU reads the memory of the GPUs of all others (PeerMemory)
   comm::Hosts on_hosts() const { return hosts.empty() ? comm::Hosts(size) : comm::Hosts(hosts); }
   bool operator==(const RankOf&) const = default;
 };
@@ -109,6 +110,14 @@ struct UnitPlan {
   // Whether it is always where the model's processor, or for state the one that updates, computes with it.
   bool resident(Part part) const { return tier(part) == (part == Part::kState ? updated_on : compute); }
   bool updated_by_cpu() const { return updated_on == allocator::Tier::kHost; }
+  // Where ranks compute on GPUs: whether they sum the unit's gradient where it waits for its update, in the
+  // host's memory; and whether they gather its parameters where the CPU has updated them. clip: Plan::clip.
+  bool sums_in_host(bool clip) const {
+    return clip && gradient_stored && tier(Part::kGradient) == allocator::Tier::kHost;
+  }
+  bool gathers_in_host() const {
+    return updated_on != compute && tier(Part::kParameters) == allocator::Tier::kHost;
+  }
   bool operator==(const UnitPlan&) const = default;
 };
 

@@ -82,9 +82,12 @@ std::string device_step_text(const Plan& plan) {
   const GpuRates& rates = time.rates;
   std::string text = fmt::format(
       "rates             copies of {:.3g} GB/s to the GPU, {:.3g} from it and {:.3g} both ways; the GPU "
-      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s beside copies; all of it "
+      "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s beside copies{}; all of it "
       "is {}\n",
       rates.in / 1e9, rates.out / 1e9, rates.both / 1e9, 1e-9 / rates.update_seconds, time.cpu_memory / 1e9,
+      plan.ranks.gpus_meet
+          ? fmt::format(", GPUs read {:.3g} GB/s of each other's memory", rates.between / 1e9)
+          : "",
       name_of(rates.source));
   text += fmt::format(
       "step              {:.2f} s predicted, bound by {} (the link alone {:.2f} s, updates on the "
@@ -95,7 +98,7 @@ std::string device_step_text(const Plan& plan) {
     text += fmt::format(", the ranks alone {:.2f} s for {} that are received", time.ranks,
                         format_size(plan.step_bytes_received));
   text += ")\n                  ";
-  if (plan.ranks.size > 1 && !plan.knows_link)
+  if (plan.ranks.size > 1 && !plan.knows_link && !plan.ranks.gpus_meet)
     text +=
         "what joins the ranks is not known, so that what is received counts as it is copied in host "
         "memory\n                  ";
@@ -290,6 +293,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   json["updated_by"] = plan.updates_because;
   json["budget"]["device"] = budget.device;
   json["rates"] = to_json(plan.device_time.rates, plan.device_time.cpu_memory);
+  if (plan.ranks.size > 1) json["links"] = plan.ranks.gpus_meet ? "gpus" : "host";
   json["step"] = device_step_json(plan);
   return json;
 }

@@ -97,9 +97,13 @@ std::string_view name_of(Source source) {
 }
 
 Json to_json(const GpuRates& rates, double cpu_memory) {
-  return {{"to_gpu", rates.in},       {"from_gpu", rates.out},
-          {"both_ways", rates.both},  {"gpu_updates", 1 / rates.update_seconds},
-          {"cpu_memory", cpu_memory}, {"known", name_of(rates.source)}};
+  return {{"to_gpu", rates.in},
+          {"from_gpu", rates.out},
+          {"both_ways", rates.both},
+          {"gpu_updates", 1 / rates.update_seconds},
+          {"cpu_memory", cpu_memory},
+          {"between_gpus", rates.between},
+          {"known", name_of(rates.source)}};
 }
 
 double link_seconds(std::uint64_t bytes, const std::optional<Link>& link) {

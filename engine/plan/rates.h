@@ -42,6 +42,7 @@ struct GpuRates {
   // Bytes a second: copies to the GPU alone, from it alone, and both ways at once, where both count.
   double in = 25e9, out = 25e9, both = 50e9;
   double update_seconds = 2e-11;  // in which the GPU updates an element that is in its memory
+  double between = 0;             // bytes a second that it reads of other GPUs, all of which do so; 0: none
   bool operator==(const GpuRates&) const = default;
 };
 

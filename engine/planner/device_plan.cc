@@ -370,6 +370,13 @@ class DevicePlanner {
     return footprint.cpu_streamed > 0 ? shape.host_slots : 0;
   }
 
+  // Calls body() for what ranks sum, and for what they gather.
+  template <class Body>
+  void for_each_of_ranks(const Body& body) const {
+    if (in_.request.ranks.size > 1) body(DeviceRanks::Of::kGradients);
+    if (placement_.gathers_any()) body(DeviceRanks::Of::kParameters);
+  }
+
   Bytes device_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
                      std::size_t extents) const {
     Bytes bytes = {};
@@ -380,6 +387,10 @@ class DevicePlanner {
         round_up(slots_of(shape, footprint) *
                      UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false),
                  kHugePage);
+    for_each_of_ranks([&](DeviceRanks::Of kind) {
+      bytes[index(Purpose::kStaging)] +=
+          DeviceRanks::device_bytes(placement_.layout(), kind, placement_.meeting());
+    });
     bytes[index(Purpose::kWorkspace)] = gradients_on_gpu_;
     bytes[index(Purpose::kBase)] = in_.budget.device_base;
     return bytes;
@@ -399,12 +410,9 @@ class DevicePlanner {
                                                                                   placement_.layout(),
                                                                                   footprint.cpu_disk > 0),
                  kHugePage);
-    const auto of_ranks = [&](DeviceRanks::Of kind) {
-      return round_up(DeviceRanks::bytes(placement_.layout(), kind, placement_.reads_any_pieces()),
-                      kHugePage);
-    };
-    if (in_.request.ranks.size > 1) bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kGradients);
-    if (placement_.gathers_any()) bytes[index(Purpose::kStaging)] += of_ranks(DeviceRanks::Of::kParameters);
+    for_each_of_ranks([&](DeviceRanks::Of kind) {
+      bytes[index(Purpose::kStaging)] += DeviceRanks::bytes(placement_.layout(), kind, placement_.meeting());
+    });
     if (placement_.partitions_any_parameters() && !placement_.copies_shards())
       bytes[index(Purpose::kStaging)] +=
           round_up(DeviceShards::bytes(), kHugePage) + placement_.relay_bytes(false);

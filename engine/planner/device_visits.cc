@@ -20,6 +20,16 @@ double over_links(const Arriving& arriving, const MachineRates& rates) {
   return link_seconds(arriving.by_link, rates.link) + link_seconds(arriving.in_host, rates.host_link);
 }
 
+// Ranks tell each other when a piece is there. Unless somebody knows better,
+// a message takes a little less than those of communicator_bench on two cores that are busy.
+double between_gpus(const Arriving& arriving, std::size_t pieces, const MachineRates& rates) {
+  constexpr double kAssumedLatency = 5e-5;
+  if (arriving.bytes == 0) return 0;
+  const double latency = rates.link ? rates.link->latency : kAssumedLatency;
+  const double reading = rates.gpu.between > 0 ? static_cast<double>(arriving.bytes) / rates.gpu.between : 0;
+  return static_cast<double>(pieces) * latency + reading;
+}
+
 bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
 
 // Where a unit is fetched once, it was still there for the other use: the last units for backward, and the
@@ -77,14 +87,17 @@ double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates) {
 SecondsOfRanks::SecondsOfRanks(const Placement& placement, UnitId unit, const UnitPlan& plan,
                                const MachineRates& rates) {
   const Placement::Received received = placement.received(unit, plan);
-  sum = seconds_of_ranks(received.gradient, rates);
-  gather = seconds_of_ranks(received.updated, rates);
-  if (!placement.reads_pieces(unit) || rates.rank_processor_seconds == 0) return;
+  const std::size_t pieces =
+      divide_up(placement.layout().unit_elements(unit), DeviceRanks::pace(placement.layout(), true).elements);
   const Placement::Moved moved = placement.moved_of_shared(unit, plan);
-  sum =
-      std::max(over_links(received.gradient, rates), static_cast<double>(moved.sum) / rates.memory_bandwidth);
-  gather = std::max(over_links(received.updated, rates),
-                    static_cast<double>(moved.gather) / rates.memory_bandwidth);
+  const auto seconds = [&](const Arriving& arriving, std::uint64_t in_host, bool on_gpus) {
+    if (on_gpus) return between_gpus(arriving, pieces, rates);
+    if (!placement.reads_pieces(unit) || rates.rank_processor_seconds == 0)
+      return seconds_of_ranks(arriving, rates);
+    return std::max(over_links(arriving, rates), static_cast<double>(in_host) / rates.memory_bandwidth);
+  };
+  sum = seconds(received.gradient, moved.sum, placement.sums_on_gpus(plan));
+  gather = seconds(received.updated, moved.gather, placement.gathers_on_gpus(plan));
 }
 
 std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan, const MachineRates& rates,
@@ -141,8 +154,8 @@ GpuReach reach_on_gpu(const Placement& placement, const Plan& plan) {
   reach.settles = placement.partitions_any_state();
   reach.gpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.staging_slots)};
   reach.cpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.host_slots)};
-  reach.ranks = {std::max<std::size_t>(1, DeviceRanks::piece_elements(placement.layout())),
-                 DeviceRanks::kPieces};
+  const DeviceRanks::Pace pace = DeviceRanks::pace(placement.layout(), placement.meeting().on_gpus);
+  reach.ranks = {std::max<std::size_t>(1, pace.elements), pace.pieces};
   return reach;
 }
 

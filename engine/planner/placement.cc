@@ -369,13 +369,14 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
 
 // What ranks send each other passes through host memory: gradients leave, and means return, but for what
 // waits there for its update in any case; and where the CPU has not updated them there, this rank's
-// parameters leave, and the others' come.
+// parameters leave, and the others' come. Nothing does of what GPUs read of each other.
 Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
   OfRanks traffic;
-  if (!sums_in_host(plan)) traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
-  if (!gathers(unit, plan) || gathers_in_host(plan)) return traffic;
+  if (!plan.sums_in_host(clip_) && !sums_on_gpus(plan))
+    traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
+  if (!gathers(unit, plan) || plan.gathers_in_host() || gathers_on_gpus(plan)) return traffic;
   const std::size_t size = size_of(layout_.dtype(unit));
   traffic.gather = {(all - own) * size, own * size};
   return traffic;
@@ -389,9 +390,11 @@ Placement::Moved Placement::moved_of_shared(UnitId unit, const UnitPlan& plan) c
   const std::size_t given = size_of(moved_gradient_type(unit)), size = size_of(layout_.dtype(unit));
   const std::size_t given_away = given < sizeof(float) ? all : all - own;
   Moved moved;
-  moved.sum = own * (static_cast<std::size_t>(ranks_.size) * given + 2 * sizeof(float)) +
-              (sums_in_host(plan) ? 2 * given * given_away : 0);
-  if (gathers(unit, plan)) moved.gather = 2 * size * (all - own + (gathers_in_host(plan) ? own : 0));
+  if (!sums_on_gpus(plan))
+    moved.sum = own * (static_cast<std::size_t>(ranks_.size) * given + 2 * sizeof(float)) +
+                (plan.sums_in_host(clip_) ? 2 * given * given_away : 0);
+  if (gathers(unit, plan) && !gathers_on_gpus(plan))
+    moved.gather = 2 * size * (all - own + (plan.gathers_in_host() ? own : 0));
   return moved;
 }
 
@@ -424,7 +427,8 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   if (plan.resident(Part::kGradient) || !stored)
     add({0, passes * elements * size_of(updated_gradient_type(unit))});
   else
-    add({0, gradients}), add(kept_gradient_traffic(unit, micro_batches()));
+    add({0, gradients});
+  if (!plan.resident(Part::kGradient) && stored) add(kept_gradient_traffic(unit, micro_batches()));
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
   if (plan.resident(Part::kParameters)) add({values, reads_values ? passes * values : 0});
   const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;

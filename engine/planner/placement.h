@@ -10,6 +10,7 @@
 #include "core/bytes.h"
 #include "engine/layout/layout.h"
 #include "engine/layout/state_format.h"
+#include "engine/memory/device_ranks.h"
 #include "engine/memory/relayed_shards.h"
 #include "engine/plan/micro_batch_sums.h"
 #include "engine/plan/plan.h"
@@ -55,6 +56,11 @@ class Placement {
   // the GPUs copy shards of parameters from there.
   bool reads_pieces(UnitId unit) const { return stages_[unit] > 0 && hosts_.all_on_one(); }
   bool reads_any_pieces() const { return partitions_any_state() && hosts_.all_on_one(); }
+  // Whether ranks sum the unit's gradient on their GPUs, which read each other's memory; and whether they
+  // gather there what each has updated of its parameters.
+  bool sums_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !plan.sums_in_host(clip_); }
+  bool gathers_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !plan.gathers_in_host(); }
+  DeviceRanks::Meeting meeting() const { return {ranks_.gpus_meet, reads_any_pieces()}; }
   bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
@@ -231,14 +237,6 @@ class Placement {
   Dtype updated_gradient_type(UnitId unit) const {
     return ranks_.size == 1 ? moved_gradient_type(unit) : final_gradient_type(profile_, unit);
   }
-  // Whether ranks sum the unit's gradient where it waits for its update, in the host; and whether they gather
-  // its parameters where the CPU has updated them.
-  bool sums_in_host(const UnitPlan& plan) const {
-    return clip_ && plan.gradient_stored && plan.tier(Part::kGradient) == allocator::Tier::kHost;
-  }
-  static bool gathers_in_host(const UnitPlan& plan) {
-    return plan.updated_on != plan.compute && plan.tier(Part::kParameters) == allocator::Tier::kHost;
-  }
   bool gathers(UnitId unit, const UnitPlan& plan) const {
     return stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks;
   }
@@ -288,6 +286,7 @@ class Placement {
   void count_in_host(Arriving& arriving) const;
   Arriving shards_of_others(UnitId unit) const;
   Arriving received_of_sum(UnitId unit, int use) const;
+  Arriving read_by_gpu(UnitId unit) const;
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
   // Whether a use of the unit's gradient is summed before others of it are final.
   bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;

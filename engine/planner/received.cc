@@ -68,9 +68,20 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const
   for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
     if (!comes_from_section(unit, use))
       (sums_early(unit, plan, use) ? received.early : received.gradient) += received_of_sum(unit, use);
+  if (sums_on_gpus(plan)) received.gradient = read_by_gpu(unit);
   if (stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks)
     received.updated = shards_of_others(unit);
   return received;
+}
+
+// Each GPU reads what all others have of what its rank needs the sum of, and passes nothing on.
+Arriving Placement::read_by_gpu(UnitId unit) const {
+  const std::size_t needed =
+      stages_[unit] > 0 ? format_.shards().here(unit).size() : layout_.unit_elements(unit);
+  const Dtype given = profile_.micro_batches == 1 ? layout_.dtype(unit) : Dtype::kF32;
+  Arriving arriving;
+  arriving.bytes = static_cast<std::size_t>(ranks_.size - 1) * needed * size_of(given);
+  return arriving;
 }
 
 std::uint64_t Placement::received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const {

@@ -1,6 +1,7 @@
 #include "engine/ranks/ranks.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "engine/ranks/call_id.h"
@@ -73,18 +74,29 @@ void Ranks::sum_gradient_in(UnitId unit, ElementRange elements, std::span<const 
                                std::move(done));
 }
 
-void Ranks::await_all(UnitId unit, bool gradient, std::size_t piece, Done done) {
-  const auto sum = std::make_shared<std::int64_t>(piece);
+std::shared_ptr<const Ranks::Types> Ranks::meet(UnitId unit, bool gradient, std::size_t piece, Dtype type,
+                                                Done done) {
+  using Told = std::array<std::uint64_t, 2>;  // the piece, and its type
+  const auto all = static_cast<std::size_t>(size());
+  const auto told = std::make_shared<std::vector<Told>>(all);
+  (*told)[static_cast<std::size_t>(rank())] = {piece, static_cast<std::uint64_t>(type)};
+  std::vector<std::size_t> parts;
+  for (std::size_t r = 0; r <= all; ++r) parts.push_back(r * sizeof(Told));
+  const auto types = std::make_shared<Types>(all);
   const std::string name = gradient ? gradient_name(unit) : name_of(unit);
-  const std::int64_t expected = static_cast<std::int64_t>(piece) * size();
-  communicator_.all_reduce(
+  communicator_.all_gather(
       call_id(gradient ? CallKind::kGradientIsThere : CallKind::kUnitIsThere, unit), name,
-      std::span(sum.get(), 1), [sum, name, expected, done = std::move(done)](std::exception_ptr error) {
-        if (!error && *sum != expected)
-          error = std::make_exception_ptr(
-              Error(ErrorCode::kInternal, "ranks do not come to " + name + " in the same order"));
+      {told->data(), Dtype::kU8}, parts,
+      [told, types, name, piece, done = std::move(done)](std::exception_ptr error) {
+        for (std::size_t r = 0; r < told->size(); ++r) {
+          (*types)[r] = static_cast<Dtype>((*told)[r][1]);
+          if (!error && (*told)[r][0] != piece)
+            error = std::make_exception_ptr(
+                Error(ErrorCode::kInternal, "ranks do not come to " + name + " in the same order"));
+        }
         done(std::move(error));
       });
+  return types;
 }
 
 void Ranks::gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done) {

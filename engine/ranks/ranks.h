@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,9 +31,13 @@ class Ranks {
   int size() const { return communicator_.size(); }
   bool partitioned(UnitId unit) const { return partitioned_[unit]; }
   bool any_partitioned() const { return any_partitioned_; }
-  // Whether ranks may read what others have of the unit, where they compute on GPUs (DeviceRanks).
-  bool reads_others(UnitId unit) const { return partitioned(unit) && reads_others(); }
-  bool reads_others() const { return any_partitioned_ && communicator_.hosts().all_on_one(); }  // of any unit
+  // Whether ranks that compute on GPUs may read what others have of the unit where it is (DeviceRanks): in
+  // the host's memory, and of any unit; or in their GPUs' memory, as they have agreed.
+  bool reads_others(UnitId unit) const {
+    return (partitioned(unit) && reads_others()) || (!summed_by_gpus_.empty() && summed_by_gpus_[unit]);
+  }
+  bool reads_others() const { return any_partitioned_ && communicator_.hosts().all_on_one(); }
+  void set_summed_by_gpus(std::vector<bool> units) { summed_by_gpus_ = std::move(units); }
   ElementRange shard(UnitId unit, int rank) const { return shards_.shard(unit, rank); }
   // The rank whose shard has the element. REQUIRES: the unit's state is partitioned.
   int owner(UnitId unit, std::size_t element) const;
@@ -47,9 +52,11 @@ class Ranks {
   // The same for some elements of a unit's gradient, of which the arrays have nothing else.
   void sum_gradient_in(UnitId unit, ElementRange elements, std::span<const Array> sums,
                        const comm::SumOrder& order, Done done);
-  // Ends when all ranks have begun it, for a piece of a unit: of its gradient, or of its parameters. It is an
-  // error where ranks give the piece different numbers.
-  void await_all(UnitId unit, bool gradient, std::size_t piece, Done done);
+  // Ends when all ranks have begun it, for a piece of a unit: of its gradient, or of its parameters, which
+  // this rank gives in that type. Returns where the types of all ranks are then. It is an error where ranks
+  // give the piece different numbers.
+  using Types = std::vector<Dtype>;
+  std::shared_ptr<const Types> meet(UnitId unit, bool gradient, std::size_t piece, Dtype type, Done done);
   // Brings to each rank what the others have summed of these elements of a unit's gradient, of which `sum`
   // has nothing else. REQUIRES: its state is partitioned.
   void gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done);
@@ -85,7 +92,8 @@ class Ranks {
   const Layout& layout_;
   const std::vector<bool> partitioned_;  // by unit
   const bool any_partitioned_;
-  Shards shards_;  // of all ranks
+  std::vector<bool> summed_by_gpus_;  // by unit; empty: none is
+  Shards shards_;                     // of all ranks
 };
 
 }  // namespace sluice::engine

@@ -70,16 +70,16 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
       device_sums(gpu && ranks
                       ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kGradients,
-                                                   ranks->reads_others(), *gpu, *rank_threads)
+                                                   meeting(), *gpu, *rank_threads)
                       : std::nullopt),
       device_gathers(gathers_on_gpu()
                          ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kParameters,
-                                                      ranks->reads_others(), *gpu, *rank_threads)
+                                                      meeting(), *gpu, *rank_threads)
                          : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
-             profile.any_order && ranks && ranks->any_partitioned(),
+             profile.any_order && ranks && ranks->any_partitioned(), work(),
              device_gathers ? &*device_gathers : nullptr, rank_threads ? &*rank_threads : nullptr}) {
   // The client may touch parameters at any time, unless they are on a GPU.
   const bool exposed = profile.any_order && !gpu;
@@ -208,8 +208,13 @@ void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector
 void Stores::share_memory() {
   if (std::exchange(memory_is_shared, true)) return;
   if (gpu_shards) gpu_shards->share();
-  if (device_sums) device_sums->share("what ranks sum of gradients");
-  if (device_gathers) device_gathers->share("what ranks gather of units");
+  std::vector<bool> sums_in_host, gathers_in_host;
+  for (const UnitPlan& unit : plan.units) {
+    sums_in_host.push_back(unit.sums_in_host(plan.clip));
+    gathers_in_host.push_back(unit.gathers_in_host());
+  }
+  if (device_sums) ranks->set_summed_by_gpus(device_sums->share("what ranks sum of gradients", sums_in_host));
+  if (device_gathers) device_gathers->share("what ranks gather of units", gathers_in_host);
 }
 
 void Stores::settle() {

@@ -103,6 +103,7 @@ struct Stores {
   static const Resources& checked(const Profile& profile, const Plan& plan, const Resources& resources);
   DeviceWork* work() { return gpu ? &*gpu : nullptr; }
   bool gathers_on_gpu() const;  // what each rank has updated
+  DeviceRanks::Meeting meeting() const { return {plan.ranks.gpus_meet, ranks->reads_others()}; }
   std::unique_ptr<UpdateExecutor> make_executor();
   std::unique_ptr<UpdateExecutor> make_cpu_executor();
   std::unique_ptr<UpdateExecutor> make_inline(Threads& threads);

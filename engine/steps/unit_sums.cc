@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/sums.h"
+#include "core/bytes.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::engine {
@@ -18,17 +19,16 @@ UnitSums::UnitSums(Core& core, const comm::SumOrder& order, double divisor)
       order_(order),
       divisor_(divisor),
       squares_(core.layout.parameters()),
-      in_record_(core.layout.units().size()) {}
+      in_record_(core.layout.units().size()) {
+  if (core.device_sums && core.plan.ranks.gpus_meet) gpu_sum_.emplace(*core.resources.device);
+}
 
 bool UnitSums::is_in_record(UnitId unit) const {
-  const UnitPlan& placed = core_.plan.units[unit];
-  return core_.device_sums && core_.plan.clip && placed.gradient_stored &&
-         placed.tier(Part::kGradient) == allocator::Tier::kHost;
+  return core_.device_sums && core_.plan.units[unit].sums_in_host(core_.plan.clip);
 }
 
 bool UnitSums::gives_as_it_came(UnitId unit) const {
-  return core_.gradients.final_type(unit) == Dtype::kF32 ||
-         (core_.partitions_state(unit) && core_.device_sums->takes_narrow());
+  return core_.gradients.final_type(unit) == Dtype::kF32 || core_.device_sums->takes_narrow(unit);
 }
 
 void UnitSums::hold(UnitId unit, bool changes) {
@@ -114,6 +114,25 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
       make_mean(of_ranks, first, here.size(), mean);
     measure(all, here, mean, *core_.rank_threads);
   };
+  const Array sums{call.data, Dtype::kF32};
+  call.make = [this, own, sums, all = std::vector(of.begin(), of.end())](
+                  ElementRange piece, std::span<const ConstArray> of_ranks, double* squares) {
+    for_each(all, intersection(own, piece), [&](ParameterId, ElementRange here) {
+      const std::size_t first = here.begin - piece.begin;
+      std::vector<ConstArray> given;
+      for (const ConstArray& array : of_ranks) given.push_back(array.at(first));
+      gpu_sum_->mean(core_.gpu->ranks(), given, here.size(), static_cast<float>(1 / divisor_),
+                     sums.at(here.begin), squares + first / kernels::kGridBlock);
+    });
+  };
+  call.made = [this, own, all = std::vector(of.begin(), of.end())](ElementRange piece,
+                                                                   std::span<const double> squares) {
+    for_each(all, intersection(own, piece), [&](ParameterId p, ElementRange here) {
+      const std::size_t first = (here.begin - piece.begin) / kernels::kGridBlock;
+      add_squares(p,
+                  squares_of(p, here, squares.subspan(first, divide_up(here.size(), kernels::kGridBlock))));
+    });
+  };
   core_.gradients.becomes_wide(unit);
   core_.device_sums->add(std::move(call), std::move(done));
 }
@@ -164,22 +183,44 @@ void UnitSums::gather(ParameterId parameter, Done done) {
   call.end = [this, unit](ElementRange piece, Array array, std::span<const ConstArray> of_ranks) {
     take_of_others(*core_.ranks, unit, piece, array, of_ranks, *core_.rank_threads);
   };
+  call.make = [this, unit, mean = Array{call.data, Dtype::kF32}](
+                  ElementRange piece, std::span<const ConstArray> of_ranks, double*) {
+    take_of_others(*core_.ranks, unit, piece, mean, of_ranks, *core_.gpu);
+  };
   call.begin = [this, unit](ElementRange piece, Array mean, Done ended) {
     core_.ranks->gather_gradient_in(unit, piece, mean, std::move(ended));
   };
   core_.device_sums->add(std::move(call), std::move(done));
 }
 
+template <class Body>
+void UnitSums::for_each(std::span<const ParameterId> of, ElementRange elements, const Body& body) const {
+  for (const ParameterId p : of)
+    if (const ElementRange here = intersection(elements, elements_of(core_.layout, p)); here.size() > 0)
+      body(p, here);
+}
+
 void UnitSums::measure(std::span<const ParameterId> of, ElementRange elements, Array mean, Threads& threads) {
-  for (const ParameterId p : of) {
-    if (intersection(elements, elements_of(core_.layout, p)).size() == 0) continue;
-    kernels::SquareSum squares = squares_within(core_.layout, threads, p, mean, elements);
-    if (squares_[p]) {
-      squares.sum.add(squares_[p]->sum);
-      squares.finite &= squares_[p]->finite;
-    }
-    squares_[p] = squares;
+  for_each(of, elements, [&](ParameterId p, ElementRange) {
+    add_squares(p, squares_within(core_.layout, threads, p, mean, elements));
+  });
+}
+
+void UnitSums::add_squares(ParameterId parameter, kernels::SquareSum squares) {
+  std::optional<kernels::SquareSum>& known = squares_[parameter];
+  if (known) {
+    squares.sum.add(known->sum);
+    squares.finite &= known->finite;
   }
+  known = std::move(squares);
+}
+
+kernels::SquareSum UnitSums::squares_of(ParameterId parameter, ElementRange elements,
+                                        std::span<const double> blocks) const {
+  std::vector<kernels::PartialSum::Node> nodes;
+  for (const double block : blocks) nodes.push_back({block, 0});
+  const std::size_t first = elements.begin - elements_of(core_.layout, parameter).begin;
+  return kernels::square_sum(core_.layout.spec(parameter).span_first + first, nodes);
 }
 
 }  // namespace sluice::engine

@@ -41,6 +41,7 @@ class UpdateQueue {
     // update, since the part does not begin with a block of the record.
     bool whole_gradients = false;
     // Where a GPU computes: through which what the others have updated comes to it.
+    DeviceWork* gpu = nullptr;
     DeviceRanks* on_gpu = nullptr;
     Threads* threads = nullptr;  // for what they have, then
   };

@@ -16,9 +16,9 @@ using allocator::Tier;
 using fake_cuda::LeftOut;
 
 // Streams in the order in which train_on_gpu() and DeviceWork make them.
-enum Stream { kClient, kIn, kOut, kChunksIn, kChunksOut, kNumbers, kUpdates };
-constexpr const char* kNames[] = {"the client's", "in",      "out",    "chunks in",
-                                  "chunks out",   "numbers", "updates"};
+enum Stream { kClient, kIn, kOut, kChunksIn, kChunksOut, kNumbers, kUpdates, kRanks };
+constexpr const char* kNames[] = {"the client's", "in",      "out",     "chunks in",
+                                  "chunks out",   "numbers", "updates", "ranks"};
 
 // Those that a stream has to wait for itself. Others it needs not, since it has waited for a third one that
 // has, or since the caller has: before anything is updated, for the norm. What the client changes while it
@@ -40,6 +40,8 @@ std::vector<Stream> awaited_by(Stream stream) {
       return {kClient};
     case kUpdates:
       return {kClient, kIn, kChunksIn};
+    case kRanks:
+      return {kClient, kUpdates};
   }
   return {};
 }
@@ -78,7 +80,7 @@ class LeftOutWaitsTest : public KernelTest {
   }
 
   // Together they use every way in which memory passes from one stream to another.
-  enum Way { kInHostMemory, kOnTheDevice, kGradientsOnDisk, kLooks, kLeaves, kOfRanks, kOfShards };
+  enum Way { kInHostMemory, kOnTheDevice, kGradientsOnDisk, kLooks, kLeaves, kOfRanks, kOfShards, kOfGpus };
   static Scenario scenario_of(Way way) {
     Case setup;
     setup.blocks = 10;  // more than there are frames and slots for
@@ -91,8 +93,9 @@ class LeftOutWaitsTest : public KernelTest {
     }
     setup.looks = way == kLooks;
     setup.leaves = way == kLeaves;
-    if (way == kOfRanks) {
+    if (way == kOfRanks || way == kOfGpus) {
       setup.ranks = {0, 2};
+      setup.ranks.gpus_meet = way == kOfGpus;
       setup.places = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
       setup.updates = Tier::kDevice;
       setup.stage = 1;
@@ -199,6 +202,21 @@ TEST_F(LeftOutWaitsTest, OfPiecesOfRanksAreFound) {
       EXPECT_FALSE(is_right(scenario, mutant))
           << "way " << way << ", " << text(mutant) << ", left out " << times_ << " times";
     }
+  }
+}
+
+// For pieces that GPUs read of each other, which must be there before they are told of, and read before they
+// change.
+TEST_F(LeftOutWaitsTest, OfPiecesOnGpusAreFound) {
+  SLUICE_NEEDS_THE_FAKE();
+  const Scenario scenario = scenario_of(kOfGpus);
+  EXPECT_TRUE(is_right(scenario, std::nullopt));
+  std::vector<LeftOut> mutants = {
+      {"cuEventSynchronize", kRanks}, {"cuEventSynchronize", kNumbers}, {"cuEventRecord", kRanks}};
+  for (const Stream awaited : awaited_by(kRanks)) mutants.push_back({"cuStreamWaitEvent", kRanks, awaited});
+  for (const LeftOut& mutant : mutants) {
+    times_ = 0;
+    EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant) << ", left out " << times_ << " times";
   }
 }
 

@@ -55,6 +55,7 @@ class DeviceFacts(ctypes.Structure):
         ("cpu_memory", c_double),
         ("base", c_uint64),
         ("computing", c_double),
+        ("between_gpus", c_double),
     ]
 
 
@@ -95,6 +96,7 @@ class EngineOptions(ctypes.Structure):
         ("device", c_uint32),
         ("updates", c_char_p),
         ("device_facts", POINTER(DeviceFacts)),
+        ("links", c_char_p),
         ("sections", c_void_p),
         ("section_units", POINTER(c_uint32)),
     ]

@@ -144,10 +144,11 @@ def _facts(facts: DeviceFacts | None) -> Any:
     if not isinstance(facts, DeviceFacts):
         raise InvalidArgumentError(f"device_facts is {facts!r}; sluice.DeviceFacts are needed, or None")
     rates = (facts.to_gpu, facts.from_gpu, facts.both_ways, facts.gpu_updates, facts.cpu_memory)
-    for rate in (*rates, facts.computing):
+    for rate in (*rates, facts.computing, facts.between_gpus):
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
             raise InvalidArgumentError(f"device_facts has {rate!r}, where a number is needed, of something a second or of seconds")
-    made = _abi.DeviceFacts(ctypes.sizeof(_abi.DeviceFacts), *rates, size_of(facts.base, "device_facts.base"), facts.computing)
+    base = size_of(facts.base, "device_facts.base")
+    made = _abi.DeviceFacts(ctypes.sizeof(_abi.DeviceFacts), *rates, base, facts.computing, facts.between_gpus)
     return ctypes.pointer(made)
 
 
@@ -198,6 +199,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         device=whole(given.device, "device", 2**31),
         updates=None if given.updates is None else text(given.updates, "updates"),
         device_facts=_facts(given.device_facts),
+        links=None if given.links is None else text(given.links, "links"),
         sections=None if given.sections is None else given.sections.ranks.address,
         section_units=(ctypes.c_uint32 * len(counts))(*counts) if counts else None,
         optimizer=groups[0].name.encode(),

@@ -142,6 +142,8 @@ class DeviceFacts:
     cpu_memory: bytes a second that loops of the CPU read and write in memory, while copies go both ways.
     base: the memory of the GPU that CUDA's context and Sluice's kernels take.
     computing: seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes; 0: not known.
+    between_gpus: of ranks on one host, bytes a second that a GPU reads of the others' memory, while all of them do; 0: it is measured,
+        and plan() takes GPUs for ones that do not.
     """
 
     to_gpu: float
@@ -151,6 +153,7 @@ class DeviceFacts:
     cpu_memory: float
     base: Size
     computing: float = 0.0
+    between_gpus: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +203,8 @@ class Options:
         besides.
     device: the index of the GPU among those that the process may use.
     updates: what updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses, unit by unit, and says why. Bits are the same.
+    links: what joins ranks on GPUs of one host, "gpus", which read each other's memory, or "host", through whose memory they pass what they
+        sum; None: "gpus" where that works. Bits are the same.
     device_facts: what is known of the GPU. None: an engine measures it (DeviceEngine.facts()), and plan() assumes it.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
@@ -234,6 +239,7 @@ class Options:
     device_reserved: Size = 0
     device: int = 0
     updates: Optional[str] = None
+    links: Optional[str] = None
     device_facts: Optional[DeviceFacts] = None
     sections: Optional[Sections] = None
 

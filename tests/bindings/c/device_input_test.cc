@@ -87,6 +87,10 @@ TEST_F(DeviceInputTest, OptionsThatDoNotGoTogether) {
           [](sluice_engine_options& options) { options.serve_touches = 1; });
   refused({}, SLUICE_INVALID_ARGUMENT, {"reproducible"},
           [](sluice_engine_options& options) { options.reproducible = options.micro_batches = 1; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.links is 'nvlink'", "'gpus' or 'host'"},
+          [](sluice_engine_options& options) { options.links = "nvlink"; });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.links is 'gpus'", "device_memory is 0"},
+          [](sluice_engine_options& options) { options.links = "gpus", options.device_memory = 0; });
   refused({}, SLUICE_INVALID_ARGUMENT, {"'elsewhere'", "device"},
           [](sluice_engine_options& options) { options.place_state = "elsewhere"; });
 }
@@ -114,6 +118,13 @@ TEST_F(DeviceInputTest, FactsThatCannotBe) {
             static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
             facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
             facts.computing = -1;
+            options.device_facts = &facts;
+          });
+  refused({}, SLUICE_INVALID_ARGUMENT, {"options.device_facts.between_gpus is -1", "or 0"},
+          [](sluice_engine_options& options) {
+            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+            facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
+            facts.between_gpus = -1;
             options.device_facts = &facts;
           });
   refused({}, SLUICE_INVALID_ARGUMENT, {"device_facts are given", "device_memory is 0"},

@@ -246,6 +246,37 @@ TEST(RanksOnGpus, TakeAsLongAsTheLinkOrTheThreadThatCopies) {
   EXPECT_EQ(seconds_of_ranks({}, rates), 0);
 }
 
+// What GPUs read of each other takes their link, and a message for each piece. Nothing of it passes the link
+// to the host.
+TEST(RanksOnGpus, ReadEachOthersMemoryAsFastAsTheirLinkIs) {
+  constexpr std::uint64_t kElements = std::uint64_t{24} << 20, kRanks = 4, kPieces = 3;
+  std::vector<UnitSpec> specs = {{"layer", {{"weight", {kElements}}}}};
+  specs[0].dtype = Dtype::kBf16;
+  const Profile profile = any_order_profile(specs, 1);
+  PlanRequest request;
+  request.compute = allocator::Tier::kDevice;
+  request.ranks = {1, kRanks};
+  request.ranks.gpus_meet = true;
+  UnitPlan plan;
+  plan.compute = plan.updated_on = allocator::Tier::kDevice;
+  for (const Part part : {Part::kParameters, Part::kGradient, Part::kState})
+    plan.place(part, allocator::Tier::kDevice);
+  MachineRates rates;
+  rates.gpu.between = 1e9;
+  rates.link = Link{1, 1e-3};  // whose bandwidth does not count
+  for (const std::uint64_t stage : {0, 1}) {
+    request.stage = stage;
+    const Placement placement(profile, *optim::make_optimizer({}), request);
+    const std::uint64_t others = (kRanks - 1) * 2 * (stage == 0 ? kElements : kElements / kRanks);
+    const double messages = kPieces * rates.link->latency;
+    const SecondsOfRanks seconds(placement, 0, plan, rates);
+    EXPECT_DOUBLE_EQ(seconds.sum, messages + static_cast<double>(others) / rates.gpu.between);
+    EXPECT_DOUBLE_EQ(seconds.gather, stage == 0 ? 0 : seconds.sum);
+    EXPECT_EQ(placement.received_bytes(0, plan, 1), others * (stage + 1));
+    EXPECT_EQ(placement.link_traffic(0, plan).total(), 0u);
+  }
+}
+
 // ---- the steps that were measured on an H200 (docs/gpu.md), as they were planned and made that day ----
 
 constexpr std::uint64_t kLayer = 100671488, kTable = 98304000;  // elements, with padding

@@ -230,10 +230,23 @@ def from_meta(name="normed", **options):
     return made
 
 
-def on_gpus(called, seed=0, schedule="random", **given):
-    """Calls a function of this module, whose models are on a fake GPU for each rank."""
-    with fake_gpu.shared(seed=seed, schedule=schedule, devices=SIZE):
+def on_gpus(called, seed=0, schedule="random", has_peers=True, **given):
+    """Calls a function of this module, whose models are on a fake GPU for each rank. has_peers: these read each other's memory."""
+    with fake_gpu.shared(seed=seed, schedule=schedule, devices=SIZE, has_peers=has_peers):
         return globals()[called](**ON_GPU | given)
+
+
+def joined(of_ranks, device_facts=fake_gpu.FACTS, **options):
+    """What joins the ranks by the plan, and whether it is known how fast, or the error. of_ranks: the `links` that each rank asks for."""
+    asked = {"links": of_ranks[RANK]} if of_ranks[RANK] else {}
+    model = MODELS["normed"]()
+    try:
+        model, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", device_facts=device_facts, patience=60, **options | asked)
+    except sluice.Error as error:
+        return f"{type(error).__name__}: {error}"
+    plan = sluice.torch.engine_of(model).plan()
+    sluice.torch.close(model, values=False)
+    return [plan["links"], plan["rates"]["between_gpus"] > 0]
 
 
 def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_meta=False, kinds=None, **options):

@@ -71,6 +71,7 @@ def check_twins(pool, name, settings, on_gpus, stages_and_places, first=0):
             continue  # the CPU updates what is partitioned in its memory
         of_parts = {"parameters": "device", "state": "memory"}  # what the CPU updates is no state of the GPU
         given = settings | on_gpus | {"stage": stage, "place": of_parts if by_cpu and place == "device" else place}
+        given["has_peers"] = seed % 2 == 0
         found = pool.call("on_gpus", called="train", seed=seed, schedule=fake_gpu.SCHEDULES[seed % 3], **given)
         assert found == expected, f"stage {stage}, {place}, seed {seed}"
 
@@ -105,6 +106,28 @@ def test_gpus_of_one_host_copy_shards_from_where_they_are(pools):
         assert came < parameters / 20
     for came, parameters in pools[4].call("on_gpus", called="received", links="hosts"):
         assert came > parameters / 2
+
+
+@pytest.mark.parametrize("has_peers, asked, links", [
+    (True, [None, None], "gpus"), (False, [None, None], "host"), (True, ["host", None], "host"), (True, ["gpus", None], "gpus"),
+])  # fmt: skip
+def test_gpus_that_read_each_others_memory_join_ranks_unless_the_host_is_to(pool, has_peers, asked, links):
+    assert pool.call("on_gpus", called="joined", has_peers=has_peers, of_ranks=asked) == 2 * [[links, links == "gpus"]]
+
+
+def test_what_ranks_find_of_each_others_memory_is_measured_where_it_is_not_stated(pool):
+    facts = {"device_facts": None, "of_ranks": [None, None], "device_memory": "900MiB"}
+    assert pool.call("on_gpus", called="joined", **facts) == 2 * [["gpus", True]]
+
+
+@pytest.mark.parametrize("has_peers, asked, says", [
+    (False, ["gpus", None], ".*GPUs do not read each other's memory: rank [01]: .*PEER_ACCESS_UNSUPPORTED"),
+    (True, ["gpus", "host"], ".*GPUs do not read each other's memory: rank 1: options.links is 'host'"),
+])  # fmt: skip
+def test_links_that_are_not_there_are_refused_on_all_ranks(pool, has_peers, asked, says):
+    first, second = pool.call("on_gpus", called="joined", has_peers=has_peers, of_ranks=asked)
+    assert re.match("SystemIOError: options.links is 'gpus'" + says, first), first
+    assert re.match("StateError: .*rank 0|SystemIOError: rank 0" + says, second), second
 
 
 def test_values_differ_where_gradients_are_not_summed(pool):

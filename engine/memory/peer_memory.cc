@@ -1,0 +1,48 @@
+#include "engine/memory/peer_memory.h"
+
+#include <algorithm>
+
+#include "comm/descriptors.h"
+#include "core/error.h"
+#include "engine/ranks/agreement.h"
+#include "engine/ranks/call_id.h"
+
+namespace sluice::engine {
+
+PeerMemory::PeerMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose,
+                       std::size_t bytes)
+    : device_(&device), memory_(ledger, device, purpose, bytes, true) {}
+
+// Every rank takes part in all exchanges, whatever has failed.
+std::string PeerMemory::share(comm::Communicator& communicator, const std::string& name) {
+  Descriptor own;
+  std::string problem;
+  const auto attempt = [&](const auto& action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+  };
+  attempt([&] { own = memory_.exported(); });
+  comm::Descriptors all = comm::exchange_descriptors(communicator, call_id(name), name,
+                                                     problem.empty() ? &own : nullptr, problem);
+  if (!all.problem.empty()) return all.problem;
+  std::vector<allocator::OthersDeviceRegion> others(all.of_ranks.size());
+  std::vector<const std::byte*> of_ranks(others.size(), data());
+  attempt([&] {
+    for (std::size_t rank = 0; rank < others.size(); ++rank) {
+      if (static_cast<int>(rank) == communicator.rank()) continue;
+      others[rank] = {*device_, all.of_ranks[rank], memory_.size()};
+      of_ranks[rank] = reinterpret_cast<const std::byte*>(others[rank].address());
+    }
+  });
+  const std::vector<std::string> problems = exchange(communicator, name, problem);
+  const auto first = std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
+  if (first != problems.end()) return fmt::format("rank {}: {}", first - problems.begin(), *first);
+  others_ = std::move(others);
+  of_ranks_ = std::move(of_ranks);
+  return {};
+}
+
+}  // namespace sluice::engine

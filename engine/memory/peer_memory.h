@@ -1,0 +1,40 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "allocator/device_memory.h"
+#include "allocator/ledger.h"
+#include "comm/communicator.h"
+#include "core/device.h"
+
+namespace sluice::engine {
+
+// Memory of each rank's GPU that the GPUs of all ranks of one host read where it is: by NVLink, or by PCIe
+// where the system lets them. Each rank's is in its own ledger alone. Thread rule: share() first, then any
+// thread.
+class PeerMemory {
+ public:
+  PeerMemory() = default;
+  // Takes as many bytes on all ranks. The device outlives it. What others read of it stays where it ends.
+  PeerMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes);
+
+  std::byte* data() const { return reinterpret_cast<std::byte*>(memory_.address()); }
+  std::size_t size() const { return memory_.size(); }
+  // Collective: lets each one's GPU read the memory of all. Returns why one of them cannot, the same on all
+  // ranks, or nothing. name: of what is there, for messages.
+  std::string share(comm::Communicator& communicator, const std::string& name);
+  bool is_shared() const { return !of_ranks_.empty(); }
+  // What that rank has at the same offset as this pointer of data(), as this one's GPU sees it. REQUIRES:
+  // is_shared().
+  const std::byte* of(int rank, const std::byte* own) const {
+    return of_ranks_[static_cast<std::size_t>(rank)] + (own - data());
+  }
+
+ private:
+  Device* device_ = nullptr;
+  allocator::DeviceRegion memory_;
+  std::vector<allocator::OthersDeviceRegion> others_;
+  std::vector<const std::byte*> of_ranks_;
+};
+
+}  // namespace sluice::engine
