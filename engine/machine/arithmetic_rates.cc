@@ -16,8 +16,6 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kSquare = 768;
 constexpr double kMostFlops = 4.5e9;  // operations of one product
-// Takes about a twentieth of a second, in which cores that slept reach their speed.
-constexpr std::size_t kWakingWork = 5'000'000;
 
 // Memory outside any budget, of which one array after another is taken.
 class Scratch {
@@ -80,6 +78,23 @@ kernels::AttentionShape part_of(const kernels::AttentionShape& given, Dtype dtyp
   return part;
 }
 
+// Cores that slept reach their speed in a twentieth of a second of work. Where pieces of work take the same
+// time, four in a row, they have it already.
+void wake(Threads& threads) {
+  constexpr std::size_t kPiece = 300'000;  // rounds, of some milliseconds
+  constexpr double kLongest = 0.05, kSame = 1.08;
+  double total = 0, shortest = 1e9, longest = 0;
+  for (int alike = 0; alike < 4 && total < kLongest; ++alike) {
+    const double piece = seconds_of([&] { kernels::multiply_add(threads, kPiece); });
+    total += piece;
+    shortest = std::min(shortest, piece);
+    longest = std::max(longest, piece);
+    if (longest <= kSame * shortest) continue;
+    shortest = longest = piece;
+    alike = 0;
+  }
+}
+
 constexpr std::size_t kCached = 2 * kChunkGrain;  // elements of which caches hold an update
 
 double seconds_an_element(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
@@ -138,7 +153,7 @@ double measure_product(Threads& threads, kernels::MatrixLibrary& library, const 
 std::vector<ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
                                           std::span<const kernels::Product> products,
                                           std::size_t results_bytes) {
-  kernels::multiply_add(threads, kWakingWork);
+  wake(threads);
   std::vector<ProductRate> rates;
   for (const kernels::Product& product : products)
     rates.push_back({product, measure_product(threads, library, product, results_bytes)});

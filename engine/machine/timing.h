@@ -5,16 +5,19 @@
 
 namespace sluice::engine {
 
-// Runs the work five times and returns the seconds of each run, sorted, above 0; the first run also warms up.
+// The seconds that the work takes, above 0.
+template <class Work>
+double seconds_of(const Work& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::max(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 1e-9);
+}
+
+// Runs the work five times and returns the seconds of each run, sorted; the first run also warms up.
 template <class Work>
 std::array<double, 5> sorted_seconds(const Work& work) {
-  using Clock = std::chrono::steady_clock;
   std::array<double, 5> seconds;
-  for (double& round : seconds) {
-    const Clock::time_point begin = Clock::now();
-    work();
-    round = std::max(std::chrono::duration<double>(Clock::now() - begin).count(), 1e-9);
-  }
+  for (double& round : seconds) round = seconds_of(work);
   std::ranges::sort(seconds);
   return seconds;
 }
