@@ -113,22 +113,6 @@ TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
   EXPECT_THAT(same->output(), HasSubstr("sluice: rank 1: debug: this is rank 1 of 2"));
 }
 
-// Ranks that compute layers together do so in one order, and choose a mesh together.
-TEST_F(LaunchedRanksTest, AreRefusedWhereTheyWereGivenOtherSettings) {
-  for (const auto& [one, other, told] :
-       {std::tuple("--mesh tensor=2 --group 1", "--mesh tensor=2 --group 2", "group was 1 and is 2"),
-        {"--mesh tensor=2 --recompute none", "--mesh tensor=2 --recompute full",
-         R"(recompute was "none" and is "full")"},
-        {"--mesh auto", "--mesh data=2", "--mesh of rank 0 is auto, and that of rank 1 is data=2"}}) {
-    std::vector<std::string> all = words("differing", 3, one);
-    all.insert(all.end(), {":", "-n", "1", sluice_path()});
-    std::ranges::copy(words("differing", 3, other), std::back_inserter(all));
-    const auto run = launch(1, all);
-    EXPECT_EQ(run->wait(), 2);
-    EXPECT_THAT(run->output(), HasSubstr(told));
-  }
-}
-
 // Variables of another launcher than the MPI library knows: each process would believe that it is alone.
 TEST_F(LaunchedRanksTest, AreThoseThatMpiFinds) {
   const Variable rank("PMI_RANK", "0"), ranks("PMI_SIZE", "2");

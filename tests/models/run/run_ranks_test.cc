@@ -60,19 +60,38 @@ TEST_F(RunRanksTest, TrainWithTheSameSettings) {
   EXPECT_EQ(errors([](TrainSettings&, int) {}), (std::vector<std::string>{"", ""}));
 }
 
+// Ranks that compute layers together do so in one order, and choose a mesh together.
 TEST_F(RunRanksTest, ThatWereGivenOtherSettingsAreToldWhich) {
-  const auto differ = [&](const std::function<void(TrainSettings&)>& change, const std::string& part) {
+  using Change = std::function<void(TrainSettings&)>;
+  const auto differ = [&](const std::string& part, const Change& change, const Change& all = {}) {
     for (const std::string& error : errors([&](TrainSettings&s, int rank) {
+           if (all) all(s);
            if (rank == 1) change(s);
          }))
       expect_part(error, part);
   };
-  differ([](TrainSettings& s) { s.seed = 7; }, "seed was 1 and is 7");
-  differ([](TrainSettings& s) { s.steps = 3; }, "steps was 2 and is 3");
-  differ([](TrainSettings& s) { s.optimizer.name = "lion"; }, "optimizer was \"adamw\" and is \"lion\"");
+  differ("seed was 1 and is 7", [](TrainSettings& s) { s.seed = 7; });
+  differ("steps was 2 and is 3", [](TrainSettings& s) { s.steps = 3; });
+  differ("optimizer was \"adamw\" and is \"lion\"", [](TrainSettings& s) { s.optimizer.name = "lion"; });
   const std::string other = folder_ / "other";
   std::ofstream(other) << std::string(40000, 'c');
-  differ([&](TrainSettings& s) { s.data = {other}; }, "data_fingerprint was");
+  differ("data_fingerprint was", [&](TrainSettings& s) { s.data = {other}; });
+  const auto cut = [](TrainSettings& s) {
+    s.mesh = comm::Mesh::parse("tensor=2");
+    s.plan.group = 1;
+    s.plan.recompute = "none";
+  };
+  differ(
+      "group was 1 and is 2", [](TrainSettings& s) { s.plan.group = 2; }, cut);
+  differ(
+      "recompute was \"none\" and is \"full\"", [](TrainSettings& s) { s.plan.recompute = "full"; }, cut);
+  differ(
+      "--mesh of rank 0 is auto, and that of rank 1 is data=2",
+      [](TrainSettings& s) {
+        s.chooses_mesh = false;
+        s.mesh = comm::Mesh::parse("data=2");
+      },
+      [](TrainSettings& s) { s.chooses_mesh = true; });
 }
 
 TEST_F(RunRanksTest, EndWithTheErrorOfOne) {
