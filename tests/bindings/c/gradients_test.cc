@@ -77,17 +77,6 @@ TEST_P(GradientsTest, InTheMemoryOfParametersAreRefusedWhereThatMayBeAbsent) {
   EXPECT_OK(sluice_engine_abandon_step(engine_.get()));
 }
 
-TEST_P(GradientsTest, ThatAreKeptAreAddedTo) {
-  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
-  add(engine_.get(), 0.5f);
-  EXPECT_OK(step(engine_.get(), true));
-  EXPECT_EQ(gradient_of_last(engine_.get())[7], 0.5f);
-  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
-  add(engine_.get(), 0.25f);
-  EXPECT_OK(step(engine_.get(), true));
-  EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.75f));
-}
-
 // Several at once; what one parameter of them lacks, or an array that is not there, is an error.
 TEST_P(GradientsTest, OfSeveralParametersAreOneCall) {
   sluice_engine* const engine = engine_.get();
@@ -128,24 +117,6 @@ TEST_P(GradientsTest, ThatAreDroppedUpdateNothing) {
   add(engine_.get(), 0.25f, SLUICE_GRADIENT);
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.25f));
-}
-
-TEST_P(GradientsTest, OfAnAbandonedStepAreGone) {
-  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
-  add(engine_.get(), 0.5f);
-  EXPECT_OK(sluice_engine_acquire(engine_.get(), kLastUnit, SLUICE_GRADIENT));
-  EXPECT_OK(sluice_engine_abandon_step(engine_.get()));
-  expect_error(sluice_engine_release(engine_.get(), kLastUnit), SLUICE_STATE, {"not acquired"});
-  expect_error(sluice_engine_abandon_step(engine_.get()), SLUICE_STATE, {"begin_step"});
-  for (const float value : {0.125f, 0.25f}) {
-    EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
-    add(engine_.get(), value);
-    EXPECT_OK(step(engine_.get(), false));
-  }
-  EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.125f, 0.25f));
-  uint64_t steps = 0;
-  EXPECT_OK(sluice_engine_steps(engine_.get(), &steps));
-  EXPECT_EQ(steps, 2u);
 }
 
 TEST_P(GradientsTest, ThatAreNotFiniteAreKeptAndNamed) {

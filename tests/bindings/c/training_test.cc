@@ -143,44 +143,6 @@ TEST_F(TrainingTest, SettingsOfAStepAreThoseOfAnEngineMadeWithThem) {
   EXPECT_FALSE(run("disk", false, false) == expected);
 }
 
-// An independent AdamW, with torch.optim's formulae.
-TEST_F(TrainingTest, AgreesWithAdamWAndClipping) {
-  Values values(parameters().size()), m, v;
-  for (uint32_t p = 0; p < parameters().size(); ++p)
-    for (uint64_t i = 0; i < parameters()[p].elements(); ++i) values[p].push_back(start_value(p, i));
-  m = v = values;
-  for (auto* zeros : {&m, &v})
-    for (auto& array : *zeros) std::fill(array.begin(), array.end(), 0.0f);
-  for (int step = 1; step <= 4; ++step) {
-    Values gradients = values;
-    double squares = 0;
-    for (uint32_t p = 0; p < parameters().size(); ++p)
-      for (float& g : gradients[p]) {
-        g = 0.1f * g + 0.01f * static_cast<float>(parameters()[p].unit);
-        squares += static_cast<double>(g) * g;
-      }
-    const double factor = std::min(1.0, 1.0 / (std::sqrt(squares) + 1e-6));
-    for (uint32_t p = 0; p < parameters().size(); ++p) {
-      const double rate = parameters()[p].group == 0 ? 0.01 : 0.02,
-                   decay = parameters()[p].group == 0 ? 0.1 : 0;
-      for (uint64_t i = 0; i < values[p].size(); ++i) {
-        const double g = gradients[p][i] * factor;
-        m[p][i] = static_cast<float>(0.9 * m[p][i] + 0.1 * g);
-        v[p][i] = static_cast<float>(0.999 * v[p][i] + 0.001 * g * g);
-        const double root = std::sqrt(v[p][i]) / std::sqrt(1 - std::pow(0.999, step)) + 1e-8;
-        values[p][i] = static_cast<float>(values[p][i] * (1 - rate * decay) -
-                                          rate / (1 - std::pow(0.9, step)) * m[p][i] / root);
-      }
-    }
-  }
-  const Values found = trained({});
-  for (uint32_t p = 0; p < parameters().size(); ++p) {
-    ASSERT_EQ(found[p].size(), values[p].size());
-    for (uint64_t i = 0; i < values[p].size(); i += 37)
-      ASSERT_NEAR(found[p][i], values[p][i], 2e-5) << parameters()[p].name << " " << i;
-  }
-}
-
 TEST_F(TrainingTest, AParameterWithoutAGradientIsLeftAsItIs) {
   Choice disk;
   disk.place = "disk";
@@ -215,28 +177,6 @@ TEST_F(TrainingTest, AnyOrderGivesTheSameBits) {
   const Values expected = run("memory");
   EXPECT_TRUE(run("disk") == expected);
   EXPECT_TRUE(run(nullptr) == expected);
-}
-
-TEST_F(TrainingTest, AddressesStayAndReadingIsAllowedBetweenSteps) {
-  Choice disk;
-  disk.place = "disk";
-  const EngineHandle engine = make_engine(disk, folder_.path());
-  set_start_values(engine.get());
-  std::vector<const void*> before(parameters().size()), after(parameters().size());
-  for (uint32_t p = 0; p < before.size(); ++p)
-    EXPECT_OK(sluice_engine_parameter(engine.get(), p, &before[p]));
-  train(engine.get(), SLUICE_F32, 2);
-  for (uint32_t p = 0; p < after.size(); ++p) EXPECT_OK(sluice_engine_parameter(engine.get(), p, &after[p]));
-  EXPECT_EQ(before, after);
-  const Values values = values_of(engine.get());
-  for (uint32_t unit = 0; unit < kUnits; ++unit) {
-    EXPECT_OK(sluice_engine_acquire(engine.get(), unit, SLUICE_READ));
-    for (uint32_t p = 0; p < before.size(); ++p)
-      if (parameters()[p].unit == unit) {
-        EXPECT_EQ(std::memcmp(after[p], values[p].data(), values[p].size() * sizeof(float)), 0);
-      }
-    EXPECT_OK(sluice_engine_release(engine.get(), unit));
-  }
 }
 
 TEST_F(TrainingTest, ASavedEngineGoesOnWithTheSameBits) {
