@@ -38,3 +38,10 @@ def test_a_run_is_printed_whole():
     assert "two ranks, stage 3 | 4.07 | 1.045 | 1673 MiB" in printed and "ranks_vs_alone.py" in printed
     refused = subprocess.run([*command, "nothing"], capture_output=True, text=True)
     assert refused.returncode == 1 and "there is no run 'nothing'; there are budget, " in refused.stderr
+
+
+def test_each_run_has_a_claim_or_a_document_that_names_it():
+    claims, runs = benchmarks_table.read()
+    claimed = {claim["run"] for section in claims["sections"] for claim in section["claims"]}
+    documents = "".join(path.read_text() for path in (SOURCE / "docs").rglob("*.md"))
+    assert [run for run in runs["runs"] if run not in claimed and run not in documents] == []
