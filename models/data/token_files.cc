@@ -124,21 +124,22 @@ TokenFile find_text_file(const std::string& path) {
   return {path, 0, start.size, 1};
 }
 
-TextFolder find_text_folder(const std::string& path) {
-  TextFolder folder;
-  for (const std::string& file : list_files(path, &folder.skipped)) {
+std::vector<TokenFile> find_text_folder(const std::string& path) {
+  std::vector<TokenFile> files;
+  std::uint64_t skipped = 0;
+  for (const std::string& file : list_files(path, &skipped)) {
     const Start start = read_start(file, kTextProbe);
     if (start.size == 0 || has_nul(start))
-      ++folder.skipped;
+      ++skipped;
     else
-      folder.files.push_back({file, 0, start.size, 1});
+      files.push_back({file, 0, start.size, 1});
   }
-  if (folder.files.empty())
+  if (files.empty())
     fail(ErrorCode::kInvalidArgument,
          "the folder '{}' holds no text ({} files were skipped: hidden, empty, or with zero "
          "bytes); token files (.bin) are named one by one",
-         path, folder.skipped);
-  return folder;
+         path, skipped);
+  return files;
 }
 
 }  // namespace sluice::models

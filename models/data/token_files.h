@@ -13,11 +13,6 @@ struct TokenFile {
   unsigned width = 1;        // bytes of a token: 1, 2 or 4
 };
 
-struct TextFolder {
-  std::vector<TokenFile> files;
-  std::uint64_t skipped = 0;
-};
-
 // Whether a file's name is that of a token file.
 bool is_token_file_name(const std::string& path);
 // Recognises a token file of llm.c, or else of nanoGPT. Throws Error(kInvalidArgument | kNotFound | kIo).
@@ -25,6 +20,6 @@ TokenFile find_token_file(const std::string& path);
 // Takes a text file that the user has named. Throws what find_token_file() does; what is no text is an error.
 TokenFile find_text_file(const std::string& path);
 // Finds all text files below a folder, in the order of their paths.
-TextFolder find_text_folder(const std::string& path);
+std::vector<TokenFile> find_text_folder(const std::string& path);
 
 }  // namespace sluice::models

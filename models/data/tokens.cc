@@ -31,8 +31,8 @@ std::uint32_t token_at(const std::byte* at, unsigned width) {
 
 class FileTokens : public TokenSource {
  public:
-  FileTokens(std::vector<TokenFile> files, std::uint64_t skipped, std::string name)
-      : files_(std::move(files)), skipped_(skipped), name_(std::move(name)) {
+  FileTokens(std::vector<TokenFile> files, std::string name)
+      : files_(std::move(files)), name_(std::move(name)) {
     for (const TokenFile& file : files_) ends_.push_back(total() + file.count);
   }
 
@@ -41,8 +41,6 @@ class FileTokens : public TokenSource {
     return is_text() ? std::optional<std::uint64_t>(kByteVocabulary) : std::nullopt;
   }
   const std::string& name() const override { return name_; }
-  std::uint64_t files() const override { return files_.size(); }
-  std::uint64_t skipped_files() const override { return skipped_; }
 
   void set_vocabulary(std::uint64_t size) override {
     if (is_text() && size < kByteVocabulary)
@@ -110,7 +108,6 @@ class FileTokens : public TokenSource {
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
   std::vector<TokenFile> files_;
   std::vector<std::uint64_t> ends_;  // by file: the number of tokens up to its end
-  std::uint64_t skipped_;
   std::string name_;
   std::uint64_t limit_ = kLargest;
   Descriptor descriptor_;
@@ -122,13 +119,11 @@ class FileTokens : public TokenSource {
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& paths) {
   if (paths.empty()) fail(ErrorCode::kInvalidArgument, "no path of text or tokens was given");
   std::vector<TokenFile> files;
-  std::uint64_t skipped = 0;
   for (const std::string& path : paths) {
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) {
-      const TextFolder folder = find_text_folder(path);
-      skipped += folder.skipped;
-      files.insert(files.end(), folder.files.begin(), folder.files.end());
+      const std::vector<TokenFile> folder = find_text_folder(path);
+      files.insert(files.end(), folder.begin(), folder.end());
     } else {
       files.push_back(is_token_file_name(path) ? find_token_file(path) : find_text_file(path));
     }
@@ -139,7 +134,7 @@ std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& paths) 
            files.front().path, file.path);
   std::string name =
       paths.size() == 1 ? paths.front() : fmt::format("{} and {} more", paths.front(), paths.size() - 1);
-  return std::make_unique<FileTokens>(std::move(files), skipped, std::move(name));
+  return std::make_unique<FileTokens>(std::move(files), std::move(name));
 }
 
 }  // namespace sluice::models

@@ -26,8 +26,6 @@ class TokenSource {
   // Error(kInvalidArgument), with what to do, where it is smaller than the source's.
   virtual void set_vocabulary(std::uint64_t size) = 0;
   virtual const std::string& name() const = 0;  // for messages
-  virtual std::uint64_t files() const = 0;
-  virtual std::uint64_t skipped_files() const = 0;  // in folders: hidden, empty or not text
 };
 
 // Opens text files, folders of text, or token files (.bin of llm.c or nanoGPT) as one sequence. Throws
