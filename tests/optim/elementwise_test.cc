@@ -331,33 +331,6 @@ TEST_P(Elementwise, MisuseIsAnError) {
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
 }
 
-// The values are those of three steps of torch.optim.AdamW 2.13 (lr 0.01, betas 0.9 and 0.99, weight decay
-// 0.1, single tensor).
-TEST(AdamW, AgreesWithTorch) {
-  const std::vector<std::vector<float>> gradients = {{0.1f, -0.2f, 1e-4f, 3.0f, -5e-8f, 0.0f},
-                                                     {-0.3f, 0.4f, 2e-4f, -1.0f, 2e-8f, 1e-6f},
-                                                     {0.25f, 0.125f, -3e-4f, 0.5f, 1e-8f, -2.0f}};
-  const std::vector<float> values = {0.492483944f,  -1.24437439f,    2.97206593f,
-                                     -0.017058447f, -0.00777386641f, -0.000954598188f};
-  const std::vector<float> first = {0.00610000035f, 0.0323000029f,    -3.90000196e-06f,
-                                    0.203000009f,   -1.24999999e-09f, -0.199999899f};
-  const std::vector<float> second = {0.00161401008f, 0.00213229028f,  1.39401013e-09f,
-                                     0.10060899f,    2.94624992e-17f, 0.0399999991f};
-  Threads threads(1);
-  const auto optimizer = make_optimizer({.settings = {{"beta2", 0.99}}});
-  Parameter parameter(*optimizer, {0.5f, -1.25f, 3.0f, 1e-3f, -0.02f, 0.0f});
-  for (std::uint64_t step = 1; step <= 3; ++step)
-    optimizer->apply(threads, {0.01, 0.1, 1, step},
-                     parameter.span(TestArray(Dtype::kF32, gradients[step - 1]), 0, values.size()));
-  const auto of = [](const std::vector<float>& all) {
-    return [&all](std::size_t i) { return double{all[i]}; };
-  };
-  expect_close(TestArray(Dtype::kF32, parameter.master), of(values), 3e-7, 5e-10, "value");
-  expect_close(parameter.state[0].values, of(first), 3e-7, 5e-10, "exp_avg");
-  for (std::size_t i = 0; i < second.size(); ++i)
-    EXPECT_NEAR(parameter.state[1].values[i] / second[i], 1, 3e-7) << i;
-}
-
 TEST(AdamW, AnF32ParameterCanBeWrittenToo) {
   Threads threads(1);
   const auto optimizer = make_optimizer({});
@@ -484,24 +457,15 @@ TEST(SettingsOfAStep, OutOfRangeOrForOtherStateAreRefused) {
     const auto optimizer = make_optimizer(settings);
     expect_error(ErrorCode::kInvalidArgument, parts, [&] { optimizer->for_step(given); });
   };
-  refused({.name = "adamw"}, Json{{"beta1", 1}}, {"adamw", "beta1 is 1"});
-  refused({.name = "adam"}, Json{{"beta2", -1}}, {"adam", "beta2 is -1"});
-  refused({.name = "adamw"}, Json{{"epsilon", NAN}}, {"adamw", "epsilon is nan"});
   refused({.name = "adamw"}, Json{{"epsilon", 1e39}}, {"epsilon is 1e+39", "32 bits"});
-  refused({.name = "adamw"}, Json{{"epsilon", 1e-60}}, {"epsilon is 1e-60", "32 bits"});
-  refused({.name = "adafactor"}, Json{{"epsilon", 1e-50}}, {"adafactor", "epsilon is 1e-50"});
-  refused({.name = "lion"}, Json{{"beta2", NAN}}, {"lion", "beta2 is nan"});
   refused({.name = "sgd"}, Json{{"momentum", 0.9}},
           {"sgd", "momentum is 0.9, but the optimizer was made with 0"});
   refused({.name = "sgd", .settings = {{"momentum", 0.9}}}, Json{{"momentum", 0}},
           {"momentum is 0, but the optimizer was made with 0.9"});
   refused({.name = "sgd", .settings = {{"momentum", 0.9}}}, Json{{"momentum", 1}}, {"momentum is 1"});
   refused({.name = "adafactor"}, Json{{"beta1", 0.9}}, {"beta1 is 0.9, but the optimizer was made with 0"});
-  refused({.name = "adafactor"}, Json{{"epsilon", 0}}, {"epsilon is 0"});
   refused({.name = "adafactor"}, Json{{"clip_threshold", 2}},
           {"clip_threshold is 2", "made with 1", "cannot"});
-  refused({.name = "muon"}, Json{{"momentum", 1}}, {"muon", "momentum is 1"});
-  refused({.name = "muon"}, Json{{"beta1", 2}}, {"muon", "beta1 is 2"});
   refused({.name = "sgd"}, Json{{"beta1", 0.7}}, {"beta1 is given, but sgd has none", "momentum, nesterov"});
   make_optimizer({.name = "muon"})->for_step(Json::object());
 }
@@ -518,10 +482,7 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   refused({.name = "adam", .settings = {{"nesterov", true}}}, {"nesterov", "adam"});
   refused({.name = "lion", .settings = {{"epsilon", 1e-8}}}, {"epsilon", "lion"});
   refused({.name = "sgd", .settings = {{"beta1", 0.9}}}, {"beta1", "momentum"});
-  refused({.name = "sgd", .settings = {{"momentum", 1.0}}}, {"momentum is 1"});
   refused({.name = "sgd", .settings = {{"nesterov", true}}}, {"without momentum"});
-  refused({.name = "lion", .settings = {{"beta2", 1.0}}}, {"beta2 is 1"});
-  refused({.name = "adam", .settings = {{"epsilon", -1.0}}}, {"epsilon is -1"});
   EXPECT_EQ(make_optimizer({})->settings(), (Json{{"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}}));
 }
 
