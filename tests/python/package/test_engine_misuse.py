@@ -32,13 +32,10 @@ def engine(tmp_path):
 
 
 def test_accesses_that_are_not_allowed(engine):
+    """What the engine itself refuses is in tests/bindings/c/misuse_test.cc; here, what the package tells apart."""
     with raises(sluice.InvalidArgumentError, "'unit.9'", "has 3"):
         engine.acquire("unit.9")
-    with raises(sluice.StateError, "'unit.0'", "outside of a step"):
-        engine.acquire("unit.0", gradient=True)
     held = engine.acquire("unit.0")
-    with raises(sluice.StateError, "'unit.1'", "'unit.0'", "made for 1"):
-        engine.acquire("unit.1")
     with engine.acquire("unit.0"):
         pass
     assert engine.parameter("first.bias")[0] == start_of(UNITS[0])["first.bias"][0]
@@ -71,13 +68,9 @@ def test_a_unit_is_released_when_its_block_raises(engine):
 
 def test_gradients_that_are_not_allowed(engine):
     gradient = np.ones((30, 1000), np.float32)
-    with raises(sluice.StateError, "'first.weight'", "'unit.0'"):
-        engine.add_gradient("first.weight", gradient)
     with raises(sluice.InvalidArgumentError, "'other'"):
         engine.add_gradient("other", gradient)
     engine.begin_step()
-    with engine.acquire("unit.0"), raises(sluice.StateError, "'first.weight'"):
-        engine.add_gradient("first.weight", gradient)
     with engine.acquire("unit.0", gradient=True):
         for wrong, *parts in (
             (gradient[:, :999], "gaps"),
@@ -99,14 +92,8 @@ def test_gradients_that_are_not_allowed(engine):
     engine.step()
 
 
-def test_steps_that_are_not_allowed(engine, tmp_path):
-    with raises(sluice.StateError, "begin_step"):
-        engine.step()
+def test_steps_that_are_not_allowed(engine):
     engine.begin_step()
-    with raises(sluice.StateError, "twice"):
-        engine.begin_step()
-    with engine.acquire("unit.1"), raises(sluice.StateError, "'unit.1'", "held"):
-        engine.step()
     with raises(sluice.InvalidArgumentError, "1 groups", "2"):
         engine.step(GROUPS[0])
     with raises(sluice.InvalidArgumentError, "AdamW(", "Lion(", "only lr, weight_decay and betas may"):
@@ -116,8 +103,6 @@ def test_steps_that_are_not_allowed(engine, tmp_path):
             engine.step(clip=clip)
     with raises(sluice.InvalidArgumentError, "gradient_factor"):
         engine.step(gradient_factor=0)
-    with raises(sluice.StateError, "in the middle of a step"):
-        engine.save(tmp_path / "out")
     engine.step()
 
 
