@@ -4,8 +4,8 @@
 #include "testing.h"
 #include "thrown.h"
 
-// Compares a parameter that spans units with the same one in a single unit, under optimizers that need all of
-// it before any element is updated.
+// Compares a parameter that spans units with the same one in a single unit, mostly under optimizers that need
+// all of it before any element is updated.
 namespace sluice::engine::spans_test {
 
 using namespace sluice::engine::spans;  // NOLINT: this file is of these runs
@@ -36,8 +36,11 @@ class SpansTest : public testing::TestWithParam<Case> {};
 std::string name_of_case(const testing::TestParamInfo<Case>& test) {
   return fmt::format("{}{}{}", test.index, test.param.optimizer.name, name_of(test.param.dtype));
 }
+// One that needs no other elements, with words at random that are those of the whole parameter.
+const Case kByElements = {.optimizer = {.name = "adamw", .storage = {Dtype::kF32, false, 3}},
+                          .dtype = Dtype::kBf16};
 INSTANTIATE_TEST_SUITE_P(Kinds, SpansTest,
-                         testing::Values(kKinds[1], kKinds[3], kKinds[4], kKinds[5], kKinds[8]),
+                         testing::Values(kKinds[1], kKinds[3], kKinds[4], kKinds[5], kKinds[8], kByElements),
                          name_of_case);
 INSTANTIATE_TEST_SUITE_P(Long, SpansTest,
                          testing::Values(kKinds[0], kKinds[2], kKinds[6], kKinds[7], kKinds[9]),

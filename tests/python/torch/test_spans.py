@@ -196,6 +196,8 @@ def test_averages_of_rows_and_columns_are_saved_and_loaded_once(tmp_path, monkey
     for largest in (GRAIN, 64 << 20):  # also in one unit
         monkeypatch.setattr(_units, "_LARGEST_PARAMETER", largest)
         again, its_optimizer = fresh("memory")
+        sluice.torch.engine_of(again).load_values(folder)
+        assert same_values(values_of(again), values)
         sluice.torch.engine_of(again).load(folder)
         assert train(again, its_optimizer, loss_of, steps=2).values == expected
         third, its_optimizer = fresh("disk")
