@@ -1,6 +1,6 @@
 """Plans the meshes of published runs, and prints what the model says they can reach beside what they have reached. Nothing is trained.
 
-Sluice has no cuts within layers yet, so a rank stands for a whole group of GPUs that share layers: it has their memory and their rates, and
+These plans have no cuts within layers: a rank stands for a whole group of GPUs that share layers: it has their memory and their rates, and
 what they send each other counts as nothing. Each product counts at the GPU's peak. So the model says what bubbles, updates, loops over
 memory, sums over data and messages along the pipeline leave of the peak, and a run that is faster would show it wrong.
 
