@@ -118,18 +118,10 @@ int ones(void*, uint32_t, uint64_t, float* values, uint64_t count) {
 TEST(AtOnce, AnEditThatEndsWithARefusedUpdateHoldsNothing) {
   constexpr uint32_t kMany = 24;
   constexpr uint64_t kElements = uint64_t{1} << 21;
-  sluice_model* made = nullptr;
-  ASSERT_OK(sluice_model_create(&made));
-  const ModelHandle model(made, sluice_model_destroy);
-  for (uint32_t u = 0; u < kMany; ++u) {
-    const std::string unit = "unit." + std::to_string(u), name = unit + ".weight";
-    ASSERT_OK(sluice_model_add_unit(made, unit.c_str(), nullptr));
-    sluice_parameter given = SLUICE_INIT(sluice_parameter);
-    given.name = name.c_str();
+  const ModelHandle model = model_of(kMany, [&](uint32_t, sluice_parameter& given) {
     given.shape = &kElements;
     given.dimensions = 1;
-    ASSERT_OK(sluice_model_add_parameter(made, &given, nullptr));
-  }
+  });
   const Folder folder;
   const std::string path = folder.path();
   const sluice_folder disk = {path.c_str(), uint64_t{1} << 30};
@@ -140,7 +132,7 @@ TEST(AtOnce, AnEditThatEndsWithARefusedUpdateHoldsNothing) {
   sluice_engine_options options = options_of(choice, &disk);
   options.reserved = 1 << 20;
   sluice_engine* created = nullptr;
-  ASSERT_OK(sluice_engine_create(made, &options, &created));
+  ASSERT_OK(sluice_engine_create(model.get(), &options, &created));
   const EngineHandle engine(created, sluice_engine_destroy);
   for (uint32_t u = 0; u < kMany; ++u) ASSERT_OK(sluice_engine_set_values(created, u, ones, nullptr));
   const Settings settings;

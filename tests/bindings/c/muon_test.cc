@@ -18,16 +18,11 @@ constexpr uint64_t kElements = kShape[0] * kShape[1];
 
 EngineHandle engine_with(sluice_sgemm sgemm, bool by_elements,
                          const std::vector<sluice_setting>& settings = {}) {
-  sluice_model* model = nullptr;
-  EXPECT_OK(sluice_model_create(&model));
-  const ModelHandle owner(model, sluice_model_destroy);
-  EXPECT_OK(sluice_model_add_unit(model, "unit", nullptr));
-  sluice_parameter given = SLUICE_INIT(sluice_parameter);
-  given.name = "weight";
-  given.shape = kShape;
-  given.dimensions = 2;
-  given.by_elements = by_elements ? 1 : 0;
-  EXPECT_OK(sluice_model_add_parameter(model, &given, nullptr));
+  const ModelHandle model = model_of(1, [&](uint32_t, sluice_parameter& given) {
+    given.shape = kShape;
+    given.dimensions = 2;
+    given.by_elements = by_elements ? 1 : 0;
+  });
   Choice setup;
   setup.optimizer = "muon";
   sluice_engine_options options = options_of(setup, nullptr);
@@ -35,7 +30,7 @@ EngineHandle engine_with(sluice_sgemm sgemm, bool by_elements,
   options.settings = settings.data();
   options.setting_count = settings.size();
   sluice_engine* engine = nullptr;
-  EXPECT_OK(sluice_engine_create(model, &options, &engine));
+  EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
   return {engine, sluice_engine_destroy};
 }
 

@@ -1,7 +1,6 @@
 #include <unistd.h>
 
-#include "bindings/c/sluice.h"
-#include "tests/testing.h"
+#include "tests/bindings/c/support.h"
 
 namespace sluice::pipeline_calls_test {
 namespace {
@@ -102,23 +101,6 @@ TEST_F(PipelineRanks, EndAMessageWithTheErrorOfTheOther) {
   EXPECT_NE(std::string(sluice_last_error()).find("a layer has failed"), std::string::npos);
 }
 
-// A model of so many units, of which each has one parameter.
-sluice_model* model_of(int units) {
-  sluice_model* model = nullptr;
-  EXPECT_EQ(sluice_model_create(&model), SLUICE_OK);
-  const uint64_t shape[] = {8};
-  for (int unit = 0; unit < units; ++unit) {
-    const std::string name = "p" + std::to_string(unit);
-    sluice_parameter parameter = SLUICE_INIT(sluice_parameter);
-    parameter.name = name.c_str();
-    parameter.shape = shape;
-    parameter.dimensions = 1;
-    EXPECT_EQ(sluice_model_add_unit(model, ("u" + std::to_string(unit)).c_str(), nullptr), SLUICE_OK);
-    EXPECT_EQ(sluice_model_add_parameter(model, &parameter, nullptr), SLUICE_OK);
-  }
-  return model;
-}
-
 TEST_F(PipelineRanks, HaveGroupsAlongAMesh) {
   for (uint32_t rank = 0; rank < 2; ++rank) {
     sluice_ranks *data = nullptr, *pipeline = nullptr;
@@ -140,7 +122,11 @@ TEST_F(PipelineRanks, HaveGroupsAlongAMesh) {
 }
 
 TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
-  sluice_model* const model = model_of(3);
+  constexpr uint64_t kElements = 8;
+  const sluice_c_test::ModelHandle model = sluice_c_test::model_of(3, [&](uint32_t, sluice_parameter& given) {
+    given.shape = &kElements;
+    given.dimensions = 1;
+  });
   const auto refused = [&](const std::vector<uint32_t>& units, sluice_ranks* others) {
     sluice_engine_options options = SLUICE_INIT(sluice_engine_options);
     options.memory = uint64_t{4} << 30;
@@ -148,8 +134,8 @@ TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
     options.section_units = units.empty() ? nullptr : units.data();
     options.ranks = others;
     char* text = nullptr;
-    return sluice_plan(model, &options, &text) == SLUICE_OK ? "planned: " + taken(text)
-                                                            : std::string(sluice_last_error());
+    return sluice_plan(model.get(), &options, &text) == SLUICE_OK ? "planned: " + taken(text)
+                                                                  : std::string(sluice_last_error());
   };
   EXPECT_NE(refused({1, 1}, nullptr).find("each is in one section"), std::string::npos);
   EXPECT_NE(refused({0, 3}, nullptr).find("each section has one at least"), std::string::npos);
@@ -158,7 +144,6 @@ TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
   EXPECT_NE(refused({1, 2}, ranks[0]).find("options.ranks are 2, and options.sections 2, of 2 ranks"),
             std::string::npos);
   EXPECT_EQ(refused({1, 2}, nullptr).substr(0, 8), "planned:");
-  sluice_model_destroy(model);
 }
 
 }  // namespace

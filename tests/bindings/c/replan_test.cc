@@ -42,21 +42,13 @@ struct Kind {
 class ReplanTest : public ::testing::TestWithParam<Kind> {
  protected:
   EngineHandle make(const char* place = nullptr, uint64_t disk_limit = 0) const {
-    sluice_model* model = nullptr;
-    EXPECT_OK(sluice_model_create(&model));
-    const ModelHandle owner(model, sluice_model_destroy);
     const std::array<uint64_t, 2> shape = {600, 500};
-    for (uint32_t u = 0; u < kMany; ++u) {
-      const std::string name = "unit." + std::to_string(u);
-      sluice_parameter given = SLUICE_INIT(sluice_parameter);
-      given.name = name.c_str();
+    const ModelHandle model = model_of(kMany, [&](uint32_t unit, sluice_parameter& given) {
       given.shape = shape.data();
       given.dimensions = shape.size();
-      given.group = u % 2;
+      given.group = unit % 2;
       given.dtype = GetParam().dtype;
-      EXPECT_OK(sluice_model_add_unit(model, name.c_str(), nullptr));
-      EXPECT_OK(sluice_model_add_parameter(model, &given, nullptr));
-    }
+    });
     Choice setup;
     setup.place = place;
     setup.optimizer = GetParam().optimizer;
@@ -66,7 +58,7 @@ class ReplanTest : public ::testing::TestWithParam<Kind> {
     const sluice_folder folder = {path.c_str(), disk_limit};
     const sluice_engine_options options = options_of(setup, &folder);
     sluice_engine* engine = nullptr;
-    EXPECT_OK(sluice_engine_create(model, &options, &engine));
+    EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
     for (uint32_t u = 0; u < kMany; ++u)
       EXPECT_OK(sluice_engine_set_values(engine, u, start_values, nullptr));
     return {engine, sluice_engine_destroy};

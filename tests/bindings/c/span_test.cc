@@ -10,27 +10,19 @@ struct Span {
   uint64_t first, elements;
 };
 
-ModelHandle model_of(const std::vector<Span>& spans) {
-  sluice_model* model = nullptr;
-  EXPECT_OK(sluice_model_create(&model));
-  for (std::size_t i = 0; i < spans.size(); ++i) {
-    EXPECT_OK(sluice_model_add_unit(model, ("table." + std::to_string(i)).c_str(), nullptr));
-    sluice_parameter given = SLUICE_INIT(sluice_parameter);
-    given.name = "table";
-    given.shape = kShape.data();
-    given.dimensions = kShape.size();
-    given.span_first = spans[i].first;
-    given.span_elements = spans[i].elements;
-    EXPECT_OK(sluice_model_add_parameter(model, &given, nullptr));
-  }
-  return {model, sluice_model_destroy};
-}
-
 TEST(SpansThatDoNotFit, AreRefused) {
   const auto refused = [&](const std::vector<Span>& spans, const char* problem) {
+    const ModelHandle model =
+        model_of(static_cast<uint32_t>(spans.size()), [&](uint32_t unit, sluice_parameter& given) {
+          given.name = "table";
+          given.shape = kShape.data();
+          given.dimensions = kShape.size();
+          given.span_first = spans[unit].first;
+          given.span_elements = spans[unit].elements;
+        });
     const sluice_engine_options options = options_of({}, nullptr);
     sluice_engine* engine = nullptr;
-    expect_error(sluice_engine_create(model_of(spans).get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
+    expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
                  {problem, "'table'"});
   };
   refused({{0, kGrain}}, "ends early");

@@ -92,6 +92,23 @@ inline ModelHandle make_model(uint32_t frozen = 0, sluice_dtype dtype = SLUICE_F
   return {model, sluice_model_destroy};
 }
 
+// A model of units "unit.0", "unit.1" ... of one parameter each, as describe() says. One that has no name is
+// called as its unit.
+inline ModelHandle model_of(uint32_t units,
+                            const std::function<void(uint32_t, sluice_parameter&)>& describe) {
+  sluice_model* model = nullptr;
+  EXPECT_OK(sluice_model_create(&model));
+  for (uint32_t u = 0; u < units; ++u) {
+    const std::string name = "unit." + std::to_string(u);
+    sluice_parameter given = SLUICE_INIT(sluice_parameter);
+    given.name = name.c_str();
+    describe(u, given);
+    EXPECT_OK(sluice_model_add_unit(model, name.c_str(), nullptr));
+    EXPECT_OK(sluice_model_add_parameter(model, &given, nullptr));
+  }
+  return {model, sluice_model_destroy};
+}
+
 struct Choice {
   const char* place = nullptr;  // the tier of everything
   sluice_dtype dtype = SLUICE_F32;
