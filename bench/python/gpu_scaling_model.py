@@ -100,6 +100,8 @@ def plan(host: Host, model: str, gpus: int, in_backward: bool, arguments: argpar
 def plan_that_fits(host: Host, model: str, gpus: int, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """A plan with updates at the step's end, where all gradients are there at once, if that fits; else with updates in backward, which add
     up no micro-batches."""
+    if arguments.backward and gpus * arguments.accumulate > 1:
+        return plan(host, model, gpus, True, arguments), "backward"
     try:
         return plan(host, model, gpus, False, arguments), "step()"
     except sluice.BudgetError:
@@ -139,6 +141,7 @@ def main() -> None:
     parser.add_argument("--state", default="bf16", help="the type of AdamW's state; masters are f32")
     parser.add_argument("--stage", type=int, help="what is partitioned; chosen by the plan where it is not given")
     parser.add_argument("--links", choices=("gpus", "host"), default="gpus", help="through what ranks sum, where the GPUs read each other's memory")
+    parser.add_argument("--backward", action="store_true", help="several GPUs update in backward, without clipping by the norm")
     parser.add_argument("--reserve", default="5GiB", help="of a GPU's memory, for what PyTorch computes")
     arguments = parser.parse_args()
     print("| GPU | model | GPUs | stage | updates | seconds | tokens/s | speedup | bound by | computing | ranks | copies | received |")

@@ -201,10 +201,12 @@ void know_device(const sluice_engine_options& options, For purpose, KnownByRanks
   else if (made.gpu)
     measure(options, made);
   double& between = made.rates.gpu.between;  // as it was stated
-  const bool meet =
-      purpose == For::kEngine ? known.between_gpus > 0 : between > 0 && links_between_gpus(options) != false;
-  made.request.ranks.gpus_meet = made.request.ranks.size > 1 && meet;
-  between = !made.request.ranks.gpus_meet ? 0 : between > 0 ? between : known.between_gpus;
+  engine::RankOf& ranks = made.request.ranks;
+  const bool may_meet = ranks.size > 1 && ranks.size <= engine::kMostBetweenGpus;
+  ranks.gpus_meet =
+      may_meet && (purpose == For::kEngine ? known.between_gpus > 0
+                                           : between > 0 && links_between_gpus(options) != false);
+  between = !ranks.gpus_meet ? 0 : between > 0 ? between : known.between_gpus;
   if (made.request.ranks.size > 1)
     made.rates.rank_processor_seconds =
         engine::seconds_of_received_byte(made.request.ranks.on_hosts().all_on_one(), made.rates);

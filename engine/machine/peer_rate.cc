@@ -105,6 +105,9 @@ BetweenGpus together(comm::Communicator& communicator, double own, const std::st
 BetweenGpus try_between_gpus(comm::Communicator& communicator, Device& device, std::uint64_t bytes,
                              const std::string& refused) {
   if (!communicator.hosts().all_on_one()) return {0, "ranks are on several hosts"};
+  if (communicator.size() > kMostBetweenGpus)
+    return {0, fmt::format("there are {} ranks, and a GPU adds up what {} have", communicator.size(),
+                           kMostBetweenGpus)};
   const BetweenGpus room = together(communicator, static_cast<double>(bytes), refused);
   if (!room.problem.empty()) return room;
   const auto half = static_cast<std::uint64_t>(room.bytes_a_second) / 2 / kHugePage * kHugePage;
