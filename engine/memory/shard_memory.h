@@ -4,10 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "allocator/device_memory.h"
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "engine/layout/layout.h"
+#include "engine/memory/device_work.h"
 #include "engine/memory/rank_memory.h"
 
 namespace sluice::engine {
@@ -30,6 +32,12 @@ class ShardMemory {
   void start(allocator::Ledger& ledger, allocator::Purpose purpose, std::size_t capacity = 0) {
     memory_ = {ledger, purpose, bytes_, capacity};
   }
+  // Takes memory of a GPU instead, which computes with it. Nothing leaves it or enters it then.
+  void start(allocator::Ledger& ledger, DeviceWork& gpu, allocator::Purpose purpose) {
+    on_gpu_ = {ledger, gpu.device(), purpose, bytes_};
+    for (UnitId unit = 0; unit < rooms_.size(); ++unit)
+      if (has(unit) && rooms_[unit] > 0) gpu.add({data(unit), rooms_[unit]}, rooms_[unit]);
+  }
   // Takes memory from which a GPU copies instead, and those of the other ranks where share() is called, too,
   // which is as RankMemory's. Nothing leaves it or enters it then.
   void start(allocator::Ledger& ledger, Device& gpu, allocator::Purpose purpose, bool may_share) {
@@ -43,6 +51,7 @@ class ShardMemory {
   bool has(UnitId unit) const { return offsets_[unit].has_value(); }
   std::size_t offset(UnitId unit) const { return *offsets_[unit]; }  // REQUIRES: has(unit)
   std::byte* data(UnitId unit) const {                               // REQUIRES: likewise
+    if (on_gpu_.size() > 0) return reinterpret_cast<std::byte*>(on_gpu_.address()) + offset(unit);
     return (beside_gpu_.data() != nullptr ? beside_gpu_.data() : memory_.data()) + offset(unit);
   }
 
@@ -56,7 +65,8 @@ class ShardMemory {
   std::vector<std::size_t> rooms_;                   // by unit
   std::size_t bytes_ = 0;
   allocator::Region memory_;
-  RankMemory beside_gpu_;  // one of the two is empty
+  RankMemory beside_gpu_;
+  allocator::DeviceRegion on_gpu_;  // all but one of the three are empty
 };
 
 }  // namespace sluice::engine

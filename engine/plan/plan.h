@@ -111,9 +111,10 @@ struct UnitPlan {
   bool resident(Part part) const { return tier(part) == (part == Part::kState ? updated_on : compute); }
   bool updated_by_cpu() const { return updated_on == allocator::Tier::kHost; }
   // Where ranks compute on GPUs: whether they sum the unit's gradient where it waits for its update, in the
-  // host's memory; and whether they gather its parameters where the CPU has updated them. clip: Plan::clip.
-  bool sums_in_host(bool clip) const {
-    return clip && gradient_stored && tier(Part::kGradient) == allocator::Tier::kHost;
+  // host's memory; and whether they gather its parameters where the CPU has updated them. at_the_end: whether
+  // sums go on where gradients wait for the step's end.
+  bool sums_in_host(bool at_the_end) const {
+    return at_the_end && gradient_stored && tier(Part::kGradient) == allocator::Tier::kHost;
   }
   bool gathers_in_host() const {
     return updated_on != compute && tier(Part::kParameters) == allocator::Tier::kHost;
@@ -162,6 +163,9 @@ struct Plan {
   std::size_t prefetch = 1;  // accesses fetched ahead
   // Whether there are frames for a gradient that ranks are adding up, while the next unit is computed.
   bool sums_beside = false;
+  // Where ranks compute on GPUs, and updates wait for the step's end: gradients are summed in backward, and
+  // then a rank keeps its own part of them alone, in device memory (stage 2).
+  bool sums_in_backward = false;
   std::size_t extent_bytes = 0;  // the size of an extent
   std::size_t extents = 0;
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain
@@ -208,7 +212,8 @@ struct Plan {
   std::optional<std::size_t> one_stage() const;  // that of all units; nothing where they differ
   std::vector<bool> partitions_state() const;    // by unit: whether each rank has a shard of its state
   std::vector<bool> updated_by_cpu() const;      // by unit
-  bool partitions_any(Part part) const;          // whether ranks have shards of that part of any unit
+  bool sums_in_host(UnitId unit) const { return units[unit].sums_in_host(clip && !sums_in_backward); }
+  bool partitions_any(Part part) const;  // whether ranks have shards of that part of any unit
   // The tier that is computed on. REQUIRES: it has units.
   allocator::Tier compute() const { return units.front().compute; }
 };

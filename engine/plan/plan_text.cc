@@ -70,7 +70,7 @@ std::string ranks_text(const Plan& plan, bool any_order) {
       count(plan, [](const UnitPlan& unit) { return unit.gradient_in_shards; }),
       count(plan, [](const UnitPlan& unit) { return unit.stage > 0; }));
   const bool asks_for_shards = count(plan, [](const UnitPlan& unit) { return unit.stage >= 2; }) > 0;
-  if (any_order && plan.clip && asks_for_shards)
+  if (any_order && plan.clip && asks_for_shards && !plan.sums_in_backward)
     text +=
         "                  gradients that wait for step() are whole at every stage, since the program may "
         "still read them and add to them\n";
@@ -294,6 +294,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   json["budget"]["device"] = budget.device;
   json["rates"] = to_json(plan.device_time.rates, plan.device_time.cpu_memory);
   if (plan.ranks.size > 1) json["links"] = plan.ranks.gpus_meet ? "gpus" : "host";
+  json["sums_in_backward"] = plan.sums_in_backward;
   json["step"] = device_step_json(plan);
   return json;
 }

@@ -91,7 +91,9 @@ class DevicePlanner {
                                  : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
     }
     std::optional<Plan> plan = attempt(in_.budget.disk);
-    if (by_gpu && !in_.request.updates && !placement_.partitions_any_parameters())
+    // The CPU would need gradients of whole units.
+    const bool may_share = !placement_.partitions_any_parameters() && !placement_.sums_in_backward();
+    if (by_gpu && !in_.request.updates && may_share)
       if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
     if (plan) engine::predict_step(placement_, in_.rates, in_.request.computing, *plan);
     return plan;
@@ -218,6 +220,11 @@ class DevicePlanner {
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, 1);
       if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kHost);
+      if (placement_.keeps_gradient_shard(unit, units[unit])) {
+        units[unit].gradient_in_shards = true;
+        units[unit].gradient_stored = false;
+        units[unit].place(Part::kGradient, Tier::kRanks);
+      }
     }
     return units;
   }
@@ -351,6 +358,7 @@ class DevicePlanner {
     plan.ranks = in_.request.ranks;
     plan.knows_link = in_.rates.link.has_value();
     plan.sums_beside = shape.lookahead.sums;
+    plan.sums_in_backward = placement_.sums_in_backward();
     plan.clip = in_.request.clip;
     plan.prefetch = shape.lookahead.prefetch;
     plan.extent_bytes = kHugePage;
@@ -381,7 +389,8 @@ class DevicePlanner {
                      std::size_t extents) const {
     Bytes bytes = {};
     bytes[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes;
-    bytes[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
+    bytes[index(Purpose::kGradient)] =
+        footprint.memory(Part::kGradient) + round_up(footprint.shards[index(Part::kGradient)], kHugePage);
     bytes[index(Purpose::kOptimizerState)] = footprint.memory(Part::kState);
     bytes[index(Purpose::kStaging)] =
         round_up(slots_of(shape, footprint) *

@@ -14,6 +14,7 @@
 #include "engine/memory/stored_shards.h"
 #include "engine/memory/whole_store.h"
 #include "engine/updates/update_pipeline.h"
+#include "optim/elementwise.h"
 
 namespace sluice::engine {
 namespace {
@@ -41,6 +42,8 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
     : profile_(profile),
       clip_(request.clip),
       compute_(request.compute),
+      updates_by_gpu_(compute_ == allocator::Tier::kDevice && optimizer.elementwise({}).has_value() &&
+                      request.updates != allocator::Tier::kHost),
       ranks_(request.ranks),
       stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
                                      : request.stages),
@@ -148,6 +151,11 @@ bool Placement::gathers_any() const {
 bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
   return stages_[unit] >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&
          !is_packed(parameter_bytes(unit)) && groups == 1 && units_[unit].at.gradient.size() <= 1;
+}
+
+bool Placement::keeps_gradient_shard(UnitId unit, const UnitPlan& plan) const {
+  return sums_in_backward() && stages_[unit] > 0 && updated(unit) && !plan.updated_by_cpu() &&
+         !is_packed(parameter_bytes(unit));
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
@@ -374,7 +382,7 @@ Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan&
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
   OfRanks traffic;
-  if (!plan.sums_in_host(clip_) && !sums_on_gpus(plan))
+  if (!sums_in_host(plan) && !sums_on_gpus(plan))
     traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
   if (!gathers(unit, plan) || plan.gathers_in_host() || gathers_on_gpus(plan)) return traffic;
   const std::size_t size = size_of(layout_.dtype(unit));
@@ -392,7 +400,7 @@ Placement::Moved Placement::moved_of_shared(UnitId unit, const UnitPlan& plan) c
   Moved moved;
   if (!sums_on_gpus(plan))
     moved.sum = own * (static_cast<std::size_t>(ranks_.size) * given + 2 * sizeof(float)) +
-                (plan.sums_in_host(clip_) ? 2 * given * given_away : 0);
+                (sums_in_host(plan) ? 2 * given * given_away : 0);
   if (gathers(unit, plan) && !gathers_on_gpus(plan))
     moved.gather = 2 * size * (all - own + (plan.gathers_in_host() ? own : 0));
   return moved;

@@ -58,7 +58,7 @@ class Placement {
   bool reads_any_pieces() const { return partitions_any_state() && hosts_.all_on_one(); }
   // Whether ranks sum the unit's gradient on their GPUs, which read each other's memory; and whether they
   // gather there what each has updated of its parameters.
-  bool sums_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !plan.sums_in_host(clip_); }
+  bool sums_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !sums_in_host(plan); }
   bool gathers_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !plan.gathers_in_host(); }
   DeviceRanks::Meeting meeting() const { return {ranks_.gpus_meet, reads_any_pieces()}; }
   bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
@@ -174,8 +174,16 @@ class Placement {
   // Whether a sum over ranks may go on beside the next access: where each rank gives one array. In any order
   // those have frames that updates follow at once.
   bool sums_go_on() const {
-    return ranks_.size > 1 && (profile_.any_order ? !clip_ : sums_.height(profile_.micro_batches) == 1);
+    if (ranks_.size == 1) return false;
+    return profile_.any_order ? !clip_ || sums_in_backward() : sums_.height(profile_.micro_batches) == 1;
   }
+  // Plan::sums_in_backward, and whether this rank keeps its part alone of the unit's gradient then: of those
+  // that the GPU updates.
+  bool sums_in_backward() const {
+    return updates_by_gpu_ && ranks_.size > 1 && clip_ && profile_.ends_micro_batches &&
+           profile_.micro_batches == 1 && std::ranges::count(stages_, std::size_t{2}) > 0;
+  }
+  bool keeps_gradient_shard(UnitId unit, const UnitPlan& plan) const;
   // The accesses to a unit in the schedule.
   struct Positions {
     std::vector<std::size_t> parameters, gradient;
@@ -213,6 +221,7 @@ class Placement {
   const Profile& profile_;
   bool clip_;
   allocator::Tier compute_;
+  bool updates_by_gpu_;  // a GPU can update, and may
   RankOf ranks_;
   std::vector<std::size_t> stages_;  // by unit
   Layout layout_;
@@ -240,6 +249,7 @@ class Placement {
   bool gathers(UnitId unit, const UnitPlan& plan) const {
     return stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks;
   }
+  bool sums_in_host(const UnitPlan& plan) const { return plan.sums_in_host(clip_ && !sums_in_backward()); }
   // Whether a final gradient of the unit waits for others.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }
   // The elements of which this rank stores the final gradient. In any order each rank keeps all of it.

@@ -32,11 +32,11 @@ AnyOrderEngine::~AnyOrderEngine() = default;
 void AnyOrderEngine::make_sums(const Profile& profile) {
   const Plan& plan = core().plan;
   if (!core().ranks && !plan.reproducible) return;
-  if (plan.clip) {
+  if (plan.clip && !plan.sums_in_backward) {
     shared_ = std::make_unique<SharedGradients>(core(), profile.micro_batches, ends_micro_batches_);
     return;
   }
-  if (plan.reproducible)
+  if (plan.reproducible && !plan.clip)
     fail(ErrorCode::kInvalidArgument,
          "updates in backward are asked for reproducibly, and gradients are then summed when all of them "
          "have come; update at the end of the step");
@@ -47,7 +47,7 @@ void AnyOrderEngine::make_sums(const Profile& profile) {
          profile.micro_batches);
   sums_ = std::make_unique<SumsInBackward>(
       core(), SumsInBackward::Client{[this](UnitId unit) { return is_held(unit); },
-                                     [this](UnitId unit) { follow_final_gradients(unit); }});
+                                     [this](UnitId unit) { follow_mean(unit); }});
 }
 
 bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->any_partitioned(); }
@@ -152,6 +152,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
       shared_->step(settings);
     }
     if (sums_) sums_->end();
+    if (sums_ && c.plan.clip) sums_->agree(settings);
     require_all_or_none();
     const std::vector<Access>& accesses = recorder_.end_step();
     c.set_schedule(accesses, recorder_.held());
@@ -283,10 +284,10 @@ void AnyOrderEngine::let_go(HeldIterator at) {
   if (with_gradient(hold)) release_gradient(unit);
   if (with_gradient(hold) && shared_ && !is_held_for_gradients(unit)) shared_->released(unit);
   // Last, since it refuses a gradient that is not finite.
-  if (c.plan.clip || c.gradients.uses(unit) == 0) return;
+  if (c.gradients.uses(unit) == 0) return;
   if (sums_)
     sums_->let_go(unit);
-  else
+  else if (!c.plan.clip)
     follow_final_gradients(unit);
 }
 

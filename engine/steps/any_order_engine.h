@@ -183,6 +183,7 @@ class AnyOrderEngine final : public Engine {
   void drop_all_gradients();
   bool have_final_gradients(UnitRange units) const;
   void follow_final_gradients(UnitId unit);
+  void follow_mean(UnitId unit);
   void refuse_own_gradient(const char* what) const;
   void use_gradients();
   void update_at_once(UnitRange units);  // REQUIRES: their gradients are final
@@ -200,7 +201,8 @@ class AnyOrderEngine final : public Engine {
   // Those of this step whose gradients a GPU has found not finite: the first one of each unit.
   std::vector<ParameterId> refused_;
   std::vector<bool> changed_;  // by unit: whether gradients were added since it was acquired for them
-  // Of both null: it trains alone, and not reproducibly; of the second: the plan clips.
+  // Both null: it trains alone, and not reproducibly. The second one: sums go on in backward, which updates
+  // follow at once, or of which this rank keeps its part (Plan::sums_in_backward).
   std::unique_ptr<SharedGradients> shared_;
   std::unique_ptr<SumsInBackward> sums_;
   std::vector<bool> outdated_;  // by unit: the shards of its parameters are newer than what is held

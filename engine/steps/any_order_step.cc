@@ -66,7 +66,7 @@ void AnyOrderEngine::require_gradient(ParameterId parameter) const {
 
 // Until it is applied, a gradient is this rank's own, and not the mean.
 void AnyOrderEngine::refuse_own_gradient(const char* what) const {
-  if (sums_)
+  if (sums_ && !core().plan.clip)
     refuse(ErrorCode::kState,
            "a gradient is {}, and updates in backward apply the mean over the ranks as soon as it is known; "
            "update at the end of the step",
@@ -74,14 +74,20 @@ void AnyOrderEngine::refuse_own_gradient(const char* what) const {
 }
 
 void AnyOrderEngine::use_gradients() {
-  if (!shared_) return;
   if (core().ranks) require_no_capture("gradients are used, which ranks sum then,", {});
-  shared_->use();
+  if (shared_) shared_->use();
+  if (!sums_ || !in_step()) return;
+  require_none_held("gradients are used");
+  sums_->end();
 }
 
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
     refuse_own_gradient("read");
+    if (c.plan.sums_in_backward)
+      refuse(ErrorCode::kState,
+             "a gradient is read, and at stage 2 a rank keeps its own part alone of what was summed on GPUs; "
+             "ask for stage 1");
     use_gradients();
     require_gradient(parameter);
     if (shared_) shared_->make_whole(parameter);
@@ -122,6 +128,7 @@ void AnyOrderEngine::drop_gradient(ParameterId parameter) {
       require_no_capture("asked to drop a gradient", layout().location(parameter).unit);
     c.gradients.drop(parameter);
     if (shared_) shared_->dropped(parameter);
+    if (sums_) sums_->dropped(parameter);
     discard_unless_needed(layout().location(parameter).unit);
   });
 }
@@ -146,6 +153,12 @@ bool AnyOrderEngine::have_final_gradients(UnitRange units) const {
   for (UnitId unit = units.first; unit < units.end; ++unit)
     if (!core().gradients.any(unit) || is_held(unit) || (sums_ && !sums_->is_summed(unit))) return false;
   return true;
+}
+
+// The mean over the ranks is known, and held.
+void AnyOrderEngine::follow_mean(UnitId unit) {
+  if (!core().plan.clip) return follow_final_gradients(unit);
+  core().keep_gradient_shard(unit);
 }
 
 void AnyOrderEngine::follow_final_gradients(UnitId unit) {

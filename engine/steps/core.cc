@@ -99,6 +99,18 @@ Core::Measured Core::measure() {
   return measured;
 }
 
+void Core::keep_gradient_shard(UnitId unit) {
+  const ElementRange part = own(unit);
+  if (!gradient_shards.has(unit) || part.size() == 0) return;
+  const std::byte* const mean = pager.data(gradients.holding(unit, 0)) + part.begin * sizeof(float);
+  const DeviceWork::Memory from{mean, part.size() * sizeof(float)};
+  const DeviceWork::Memory to{gradient_shards.data(unit), from.size()};
+  gpu->queue(gpu->ranks(), {&from, 1}, {&to, 1}, [&] {
+    gpu->device().copy(gpu->ranks(), reinterpret_cast<DeviceAddress>(to.data()),
+                       reinterpret_cast<DeviceAddress>(from.data()), from.size());
+  });
+}
+
 void Core::clip(StepResult& result) {
   // torch.nn.utils.clip_grad_norm_ adds the same 1e-6.
   if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));

@@ -105,7 +105,10 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       gpu->add({parameter_shards->data(unit), own(unit).size() * size_of(layout.dtype(unit))},
                own(unit).size() * size_of(layout.dtype(unit)));
   gradients.start(resources.ledger);
-  gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
+  if (gpu)
+    gradient_shards.start(resources.ledger, *gpu, allocator::Purpose::kGradient);
+  else
+    gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
   for (UpdateExecutor* const one : {executor.get(), cpu_executor.get()})
     if (one != nullptr) one->start(resources.ledger);
   updates.set_slots(resources.ledger, plan.staging_slots);
@@ -209,9 +212,9 @@ void Stores::share_memory() {
   if (std::exchange(memory_is_shared, true)) return;
   if (gpu_shards) gpu_shards->share();
   std::vector<bool> sums_in_host, gathers_in_host;
-  for (const UnitPlan& unit : plan.units) {
-    sums_in_host.push_back(unit.sums_in_host(plan.clip));
-    gathers_in_host.push_back(unit.gathers_in_host());
+  for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
+    sums_in_host.push_back(plan.sums_in_host(unit));
+    gathers_in_host.push_back(plan.units[unit].gathers_in_host());
   }
   if (device_sums) ranks->set_summed_by_gpus(device_sums->share("what ranks sum of gradients", sums_in_host));
   if (device_gathers) device_gathers->share("what ranks gather of units", gathers_in_host);

@@ -74,8 +74,15 @@ void SumsInBackward::begin_step() {
   has_exchanged_ = ended_ = all_ended_ = false;
   next_ = 0;
   let_go_.clear();
-  std::fill(summed_.begin(), summed_.end(), false);
+  for (ParameterId p = 0; p < summed_.size(); ++p) summed_[p] = core_.gradients.has(p);  // kept over a step
   if (agreed_ == 0) proposed_.clear();
+}
+
+void SumsInBackward::dropped(ParameterId parameter) {
+  if (!has_exchanged_) summed_[parameter] = false;
+  for (ParameterId p = 0; p < summed_.size(); ++p)
+    if (core_.gradients.has(p)) return;
+  if (core_.plan.clip && all_ended_) begin_step();
 }
 
 void SumsInBackward::follow_read(UnitId unit) {
@@ -85,18 +92,20 @@ void SumsInBackward::follow_read(UnitId unit) {
 void SumsInBackward::check_add(ParameterId parameter) const {
   const std::string& name = core_.layout.spec(parameter).name;
   if (ended_)
-    refuse(ErrorCode::kState,
-           "a gradient of '{}' is added after the step's only micro-batch of this rank has ended, and "
-           "updates in backward cannot accumulate; step before",
-           name);
+    refuse(
+        ErrorCode::kState,
+        "a gradient of '{}' is added after the step's only micro-batch of this rank has ended, and what is "
+        "summed in backward is added to no more; step before{}",
+        name, core_.plan.clip ? ", or ask for stage 1" : "");
   const bool had_one =
       core_.gradients.has(parameter) && contains(let_go_, core_.layout.location(parameter).unit);
   if (summed_[parameter] || had_one)
-    refuse(ErrorCode::kState,
-           "a gradient of '{}' is added in a step in which it is summed over the ranks and applied: this "
-           "rank had one before, or others had one and this rank was further on; give each parameter one "
-           "gradient in a step, in the same order on all ranks, or update at the end of the step",
-           name);
+    refuse(
+        ErrorCode::kState,
+        "a gradient of '{}' is added in a step in which it is summed over the ranks in backward: this rank "
+        "had one before, or others had one and this rank was further on; give each parameter one gradient "
+        "in a step, in the same order on all ranks, or {}",
+        name, remedy());
 }
 
 bool SumsInBackward::holds_any(UnitRange units) const {
@@ -186,6 +195,11 @@ void SumsInBackward::await(UnitId unit) {
 }
 
 void SumsInBackward::abandon() {
+  if (has_exchanged_ && core_.plan.clip)
+    fail(ErrorCode::kState,
+         "step {} is abandoned after ranks began to sum its gradients in backward, which all of them would "
+         "have to end; ask for stage 1, at which they can",
+         core_.steps);
   if (has_exchanged_)
     fail(ErrorCode::kState,
          "step {} is abandoned after its gradients began to be applied in backward on all ranks, which "
@@ -290,9 +304,8 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
       fail(
           ErrorCode::kState,
           "the gradient of '{}' is summed on the other ranks, and this one still adds to its unit '{}' while "
-          "{} later units wait; give gradients in the same order on all ranks, or update at the end of the "
-          "step",
-          c.layout.spec(p).name, c.name_of(unit), waiting().size());
+          "{} later units wait; give gradients in the same order on all ranks, or {}",
+          c.layout.spec(p).name, c.name_of(unit), waiting().size(), remedy());
   c.queue.ensure_updated(unit);
   // Nobody reads a shard while it is updated: this rank reads none from now on.
   if (c.partitions_parameters(unit)) {
@@ -319,7 +332,8 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
   if (c.ranks->any_partitioned()) c.gradients.take_squares(sum_->parameters, squares);
   const UnitId unit = sum_->unit;
   sum_.reset();
-  if (const auto bad = c.gradients.not_finite(unit))
+  // Updates at the step's end look at all gradients first.
+  if (const auto bad = c.plan.clip ? std::nullopt : c.gradients.not_finite(unit))
     fail(ErrorCode::kNotFinite,
          "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came before "
          "were, on all ranks",
@@ -327,7 +341,31 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
   c.pager.written(c.gradients.holding(unit, 0), c.gradients.bytes(unit, 0));
   client_.update(unit);
   c.pager.release(c.gradients.holding(unit, 0));
+  if (c.gradient_shards.has(unit)) c.pager.discard(c.gradients.holding(unit, 0));
   if (holds_parameters(unit)) c.pager.release(c.parameters[unit]);
+}
+
+const char* SumsInBackward::remedy() const {
+  return core_.plan.clip ? "ask for stage 1" : "update at the end of the step";
+}
+
+void SumsInBackward::agree(const StepSettings& settings) {
+  const std::size_t parameters = core_.layout.parameters();
+  std::string own;
+  for (ParameterId p = 0; p < parameters; ++p) own += core_.gradients.has(p) ? '1' : '0';
+  const std::vector<std::string> all =
+      core_.ranks->exchange("how ranks step", own + text_of(settings), [this] { core_.serve_ranks(); });
+  std::vector<StepOfRank> steps;
+  for (const std::string& text : all) {
+    const std::size_t other = std::ranges::mismatch(text, all[0]).in1 - text.begin();
+    if (other < parameters)
+      refuse(ErrorCode::kState,
+             "rank {} has {} gradient of '{}', and rank 0 has {}: drop a gradient on all ranks, or on none",
+             steps.size(), text[other] == '1' ? "a" : "no",
+             core_.layout.spec(static_cast<ParameterId>(other)).name, all[0][other] == '1' ? "one" : "none");
+    steps.push_back({core_.steps, {}, text.substr(parameters)});
+  }
+  require_alike(core_.layout, steps);
 }
 
 }  // namespace sluice::engine

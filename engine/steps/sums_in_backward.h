@@ -29,13 +29,17 @@ namespace sluice::engine {
 // it is an error if it gets a gradient after all that was summed so. A unit that becomes ready when its turn
 // has passed has another one, after all others.
 //
+// Where updates wait for the step's end (Plan::sums_in_backward), a mean waits for it, too: this rank's part,
+// where that is kept alone.
+//
 // Updates cannot be undone. So what ends a step in its middle, or a mean that is not finite, fails the
 // engines of all ranks. Thread rule: one thread.
 class SumsInBackward {
  public:
   struct Client {
     std::function<bool(UnitId)> holds;
-    std::function<void(UnitId)> update;  // the unit's gradients are the mean now, and final
+    // The unit's gradients are the mean now, and final: they are applied, or this rank's part is kept.
+    std::function<void(UnitId)> update;
   };
   SumsInBackward(Core& core, Client client);
   ~SumsInBackward();  // a step that has begun to be applied ends the work of all ranks
@@ -50,8 +54,14 @@ class SumsInBackward {
   // Ends the micro-batch: returns when all ranks have, and every gradient is summed. May come again.
   // REQUIRES: no unit is held.
   void end();
+  // Comes before updates that have waited for the step's end. Throws a Refusal, on all ranks, where these
+  // have other settings than each other, or other gradients, since one has dropped some.
+  void agree(const StepSettings& settings);
   // Waits until neither the unit nor one that is updated with it is being summed.
   void await(UnitId unit);
+  // Comes when the parameter's gradient was dropped. Where that was the last one of a step whose sums have
+  // ended, and that waits for updates, its micro-batch begins anew.
+  void dropped(ParameterId parameter);
   void abandon();  // throws Error(kState) where updates of this step were made
   void edited(UnitId unit) { ++edits_[unit]; }
   bool is_summed(UnitId unit) const;  // in this step
@@ -81,6 +91,7 @@ class SumsInBackward {
   void learn_expected();
   bool holds_any(UnitRange units) const;
   std::uint64_t turn_of(UnitId unit) const;
+  const char* remedy() const;
   // Units that have final gradients, by turn; without the latest one, while that may get more.
   std::vector<UnitId> waiting() const;
   bool takes_part() const;
@@ -95,7 +106,8 @@ class SumsInBackward {
   void begin(UnitId unit, const std::vector<ParameterId>& parameters);
   // Whether a unit's parameters are held until its update is due, so that it need not wait for them.
   bool holds_parameters(UnitId unit) const {
-    return !core_.partitions_parameters(unit) && core_.queue.needs_frames(unit, core_.parameters[unit]);
+    return !core_.plan.clip && !core_.partitions_parameters(unit) &&
+           core_.queue.needs_frames(unit, core_.parameters[unit]);
   }
 
   Core& core_;

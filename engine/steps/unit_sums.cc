@@ -23,9 +23,7 @@ UnitSums::UnitSums(Core& core, const comm::SumOrder& order, double divisor)
   if (core.device_sums && core.plan.ranks.gpus_meet) gpu_sum_.emplace(*core.resources.device);
 }
 
-bool UnitSums::is_in_record(UnitId unit) const {
-  return core_.device_sums && core_.plan.units[unit].sums_in_host(core_.plan.clip);
-}
+bool UnitSums::is_in_record(UnitId unit) const { return core_.device_sums && core_.plan.sums_in_host(unit); }
 
 bool UnitSums::gives_as_it_came(UnitId unit) const {
   return core_.gradients.final_type(unit) == Dtype::kF32 || core_.device_sums->takes_narrow(unit);

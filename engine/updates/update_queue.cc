@@ -56,7 +56,7 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass) &&
                     needs_frames(unit, values);
   if (pins.parameters && !bring_in(values, use)) return false;
-  pins.gradient = parts_.whole_gradients && needs_frames(unit, gradient);
+  pins.gradient = parts_.whole_gradients && !has_gradient_shard(unit) && needs_frames(unit, gradient);
   if (pins.gradient && !bring_in(gradient, Pager::Use::kRead)) {
     if (pins.parameters) pager_.release(values);
     return false;

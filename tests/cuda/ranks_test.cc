@@ -174,7 +174,8 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
           Placed{0, kHost, kHost, kHost, kHost}, Placed{1, kHost, kHost, kHost, kHost},
           Placed{0, kDevice, kDevice, kHost, kDevice}, Placed{1, kHost, kDevice, kHost, kHost},
           Placed{3, kHost, kHost, kHost, kHost}, Placed{0, kDevice, kDevice, kDevice, kDevice, true},
-          Placed{1, kDevice, kDevice, kDevice, kDevice, true}, Placed{1, kHost, kHost, kHost, kHost, true}}) {
+          Placed{1, kDevice, kDevice, kDevice, kDevice, true}, Placed{1, kHost, kHost, kHost, kHost, true},
+          Placed{2, kDevice, kDevice, kDevice, kDevice, true}, Placed{2, kDevice, kDevice, kDevice, kHost}}) {
       SCOPED_TRACE(fmt::format("{}, stage {}, updates by the {}, {} {} {}", name_of(type), stage,
                                name_of(updates), name_of(parameters), name_of(gradients), name_of(state)));
       Case all;
@@ -183,6 +184,7 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
       all.once = true;
       all.device = 128 * kMiB;
       all.stage = stage;
+      all.ends = stage == 2;
       all.places = {parameters, gradients, state};
       all.updates = updates;
       all.ranks.gpus_meet = gpus_meet;
@@ -350,6 +352,108 @@ TEST_F(RanksOnGpusTest, SumsBesideBackwardHaveTheBitsOfTheCpus) {
     expect_twins(setup, expected);
     ++seed;
   }
+}
+
+// Of gradients that were summed in backward a rank keeps its own part alone, until the step's end.
+TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradientsAtStage2) {
+  std::uint64_t seed = 0;
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+    for (const auto state : {kDevice, kHost})
+      for (const bool gpus_meet : {true, false}) {
+        SCOPED_TRACE(fmt::format("{}, state on {}, seed {}", name_of(type), name_of(state), seed));
+        Case setup;
+        setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+        setup.dtype = type;
+        setup.ends = setup.once = setup.measures = true;
+        setup.blocks = 9, setup.rows = 300, setup.steps = 3;
+        setup.stage = 2;
+        setup.device = 0, setup.places = {}, setup.updates = {};
+        setup.ranks.gpus_meet = false;
+        const int ranks = 2 + static_cast<int>(seed % 2);
+        const Outcomes expected = train_on_cpus(setup, ranks);
+        setup.device = 256 * kMiB;
+        setup.updates = kDevice;
+        setup.places = {kDevice, {}, state};
+        setup.ranks.gpus_meet = gpus_meet;
+        begin_devices(ranks, static_cast<Schedule>(seed % 3), seed);
+        const Outcomes found = train(ranks, [&](comm::Communicator& of) {
+          const std::unique_ptr<Device> device = open_for(of);
+          const auto look = [&](Made& made) {
+            EXPECT_TRUE(made.plan.sums_in_backward);
+            EXPECT_GE(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_in_shards), 9);
+            check_memory(made);
+          };
+          return train_on_gpu(of_rank(setup, of), *device, look, &of);
+        });
+        EXPECT_TRUE(found == expected);
+        for (std::size_t rank = 0; rank < expected.size(); ++rank)
+          EXPECT_EQ(found[rank].norms, expected[rank].norms);
+        ++seed;
+      }
+}
+
+// What is done with gradients between their sums and the step, by all ranks alike or not.
+TEST_F(RanksOnGpusTest, PartsOfGradientsAreDroppedAndKeptByAllRanksAlike) {
+  Case setup;
+  setup.ends = true, setup.rows = 300;
+  setup.stage = 2;
+  setup.device = 192 * kMiB;
+  const StepSettings settings{.groups = {{0.02, 0.1}, {0.02, 0}}, .clip = 0.5};
+  begin_devices(2, Schedule::kRandom, 1);
+  train(2, [&](comm::Communicator& of) {
+    const std::unique_ptr<Device> device = open_for(of);
+    const Case own = of_rank(setup, of);
+    OnGpu gpu(own, *device, &of);
+    AnyOrderEngine& engine = gpu.engine;
+    EXPECT_TRUE(gpu.made.plan.sums_in_backward);
+    gpu.client.load();
+    const auto add = [&](UnitId unit, const char* refusal = nullptr) {
+      engine.acquire(unit, Hold::kGradient);
+      for (ParameterId p = engine.layout().first_parameter(unit); p < engine.layout().end_parameter(unit);
+           ++p) {
+        const auto call = [&] {
+          engine.add_gradient(p, gpu.hands.copy_of(engine.parameter(p), gpu.client.bytes(p)));
+        };
+        if (refusal == nullptr)
+          call();
+        else
+          expect_error(ErrorCode::kState, {refusal}, call);
+      }
+      engine.release(unit);
+    };
+    const auto compute = [&] {
+      for (UnitId unit = 0; unit < engine.layout().units().size(); ++unit)
+        if (engine.layout().trainable(unit)) add(unit);
+      engine.end_micro_batch();
+    };
+    const auto drop_all = [&] {
+      for (ParameterId p = 0; p < engine.layout().parameters(); ++p) engine.drop_gradient(p);
+    };
+    const auto refused = [](ErrorCode code, const char* what, const std::function<void()>& call) {
+      expect_error(code, {what}, call);
+    };
+    engine.begin_step(settings);
+    compute();
+    const double norm = engine.gradient_norm(0);
+    refused(ErrorCode::kState, "ask for stage 1", [&] { engine.read_gradient(0, {nullptr, Dtype::kF32}); });
+    add(1, "added to no more");
+    drop_all();
+    compute();  // the same micro-batch again
+    EXPECT_EQ(engine.gradient_norm(0), norm);
+    StepSettings others = settings;
+    others.groups[0].learning_rate *= of.rank() + 1;
+    refused(ErrorCode::kState, "give all ranks the same", [&] { engine.step(others); });
+    if (of.rank() == 1) engine.drop_gradient(0);
+    refused(ErrorCode::kState, "on all ranks, or on none", [&] { engine.step(settings); });
+    if (of.rank() == 0) engine.drop_gradient(0);
+    StepSettings keeping = settings;
+    keeping.keep_gradients = true;
+    EXPECT_GT(engine.step(keeping).gradient_norm, 0);
+    EXPECT_GT(engine.gradient_norm(1), 0);
+    engine.begin_step(settings);
+    add(1, "ask for stage 1");
+    return Outcome{};
+  });
 }
 
 // From the second step on ranks know which units have gradients, and in which order.

@@ -236,6 +236,27 @@ def on_gpus(called, seed=0, schedule="random", has_peers=True, **given):
         return globals()[called](**ON_GPU | given)
 
 
+def with_parts_of_gradients(**options):
+    """What reads of a gradient, norms, a second backward pass and the step say at stage 2."""
+    model, optimizer = _wrapped("normed", "device", stage=2, accumulate=SIZE, **options)
+    said = []
+    for attempt in (
+        lambda: next(model.parameters()).grad.clone(),
+        lambda: float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)),
+        lambda: loss_of(model, "normed", RANK).backward(),
+        lambda: optimizer.step(),
+    ):
+        if not said:
+            loss_of(model, "normed", RANK).backward()
+        try:
+            said.append(attempt())
+        except sluice.Error as error:
+            said.append(f"{type(error).__name__}: {error}")
+    optimizer.zero_grad()
+    sluice.torch.close(model, values=False)
+    return said
+
+
 def joined(of_ranks, device_facts=fake_gpu.FACTS, **options):
     """What joins the ranks by the plan, and whether it is known how fast, or the error. of_ranks: the `links` that each rank asks for."""
     asked = {"links": of_ranks[RANK]} if of_ranks[RANK] else {}

@@ -130,6 +130,30 @@ def test_links_that_are_not_there_are_refused_on_all_ranks(pool, has_peers, aske
     assert re.match("StateError: .*rank 0|SystemIOError: rank 0" + says, second), second
 
 
+KEPT = [
+    ("gpt2", {"clip": 0.1}), ("gpt2", {"clip": 0.1, "infinite": 1}), ("llama", {"dtype": "bfloat16", "recompute": True, "state": "8bit"}),
+    ("experts", {}), ("mixtral", {"clip": 0.1, "dtype": "bfloat16"}), ("wide", {"clip": 0.1, "update": "Lion"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", KEPT, ids=lambda row: f"{row[0]}, {row[1]}")
+def test_at_stage_2_a_rank_keeps_its_own_part_of_gradients(pool, row):
+    name, settings = row
+    settings = {"name": name, "steps": 3, "stated": True} | settings
+    expected = alike(pool.call("train", **settings))
+    for seed, place in enumerate(PLACES):
+        given = settings | {"stage": 2, "place": {"parameters": place, "state": place}, "has_peers": seed % 2 == 0}
+        assert pool.call("on_gpus", called="train", seed=seed, schedule=fake_gpu.SCHEDULES[seed], **given) == expected, place
+
+
+def test_what_a_rank_cannot_do_with_its_part_of_gradients_says_so(pool):
+    for texts in pool.call("on_gpus", called="with_parts_of_gradients"):
+        read, norm, again, stepped = texts
+        assert read.startswith("StateError: a gradient is read, and at stage 2 a rank keeps its own part"), read
+        assert norm > 0 and stepped is None
+        assert again.startswith("StateError: ") and "ask for stage 1" in again, again
+
+
 def test_values_differ_where_gradients_are_not_summed(pool):
     """What the tests above compare tells a rank's own gradients from the mean."""
     assert pool.call("train", accumulate=4) != pool.call("train")

@@ -61,6 +61,7 @@ class Session:
         with self.undone_on_failure():
             plan = self.engine.plan()
             self._of_pytorch = prepared.of_pytorch(plan)
+            self._sums_in_backward = plan.get("sums_in_backward", False)
             engine = weakref.ref(self.engine)
             account = functools.partial(_account, engine)
             if prepared.gpu is not None:
@@ -195,7 +196,7 @@ class Session:
         have used parameters that this one did not, and all use gradients in the same order."""
         if self._counts:
             with self.presence.lock:
-                if self.presence.updates.in_backward:
+                if self.presence.updates.in_backward or self._sums_in_backward:
                     self.presence.release_all()  # which makes gradients final
                 self.engine.own.end_micro_batch()
         self.complete()

@@ -103,9 +103,11 @@ def wrap(
         those that torchrun has started. False: this process alone. A process group: its ranks. `memory`, `disk` and `threads`
         are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
     stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, since a p.grad may be
-        read and added to until the step; update_in_backward keeps none. None: the least with which everything is in memory, or,
+        read and added to until the step; but on GPUs that update, with one micro-batch of each rank in a step (`accumulate`), a rank keeps its
+        own part alone of gradients, which can be clipped, measured and set to None, and nothing else, until the step. update_in_backward
+        keeps none. None: the least with which everything is in memory, or,
         where the disk is needed anyway, the one with the shortest step (on GPUs, of those with nothing on disk, the one with the
-        shortest step).
+        shortest step; never 2).
     reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
