@@ -70,6 +70,7 @@ class Socket {
   std::optional<std::pair<Message, Descriptor>> receive() const {
     Parts parts({});
     msghdr header = parts.header();
+    header.msg_controllen = CMSG_LEN(sizeof(int));  // no room for a second one
     const ssize_t bytes = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC);
     if (bytes < 0 && errno != EAGAIN && errno != EINTR) fail_descriptors("recvmsg");
     if (bytes < 0) return std::nullopt;

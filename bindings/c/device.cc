@@ -71,6 +71,41 @@ void take_stated(const sluice_device_facts& facts, Planned& made) {
   gpu.between = facts.between_gpus;
 }
 
+// As options.links says; nothing: as it was measured.
+std::optional<bool> links_between_gpus(const sluice_engine_options& options) {
+  if (options.links == nullptr) return std::nullopt;
+  const std::string_view links = options.links;
+  if (links != "gpus" && links != "host")
+    fail(ErrorCode::kInvalidArgument,
+         "options.links is '{}'; it may be 'gpus' or 'host', or NULL, with which it is 'gpus' where these "
+         "read "
+         "each other's memory",
+         links);
+  if (options.device_memory == 0)
+    fail(ErrorCode::kInvalidArgument,
+         "options.links is '{}', and options.device_memory is 0, with which the CPU computes; state how much "
+         "of the GPU's memory may be taken, or leave options.links out",
+         links);
+  return links == "gpus";
+}
+
+// Whether the GPUs of all ranks read each other's memory, and how fast: as ranks have found, or for a plan
+// alone as it is stated.
+void join_gpus(const sluice_engine_options& options, For purpose, double found, Planned& made) {
+  double& between = made.rates.gpu.between;  // as it was stated
+  engine::RankOf& ranks = made.request.ranks;
+  const bool may_meet =
+      ranks.size > 1 && ranks.size <= engine::kMostBetweenGpus && ranks.on_hosts().all_on_one();
+  const std::optional<bool> asked = links_between_gpus(options);
+  if (purpose == For::kPlan && asked == true && !(may_meet && between > 0))
+    fail(ErrorCode::kInvalidArgument,
+         "a plan is asked for with options.links 'gpus', which is for 2 to {} ranks on one host, with "
+         "options.device_facts.between_gpus",
+         engine::kMostBetweenGpus);
+  ranks.gpus_meet = may_meet && (purpose == For::kEngine ? found > 0 : between > 0 && asked != false);
+  between = !ranks.gpus_meet ? 0 : between > 0 ? between : found;
+}
+
 Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {
   const auto trained = std::ranges::find_if(units, &engine::UnitSpec::trainable);
   return trained == units.end() ? Dtype::kF32 : trained->dtype;
@@ -103,24 +138,6 @@ void measure(const sluice_engine_options& options, Planned& made) {
   engine::measure_gpu(work, made.rates);
 }
 
-// As options.links says; nothing: as it was measured.
-std::optional<bool> links_between_gpus(const sluice_engine_options& options) {
-  if (options.links == nullptr) return std::nullopt;
-  const std::string_view links = options.links;
-  if (links != "gpus" && links != "host")
-    fail(ErrorCode::kInvalidArgument,
-         "options.links is '{}'; it may be 'gpus' or 'host', or NULL, with which it is 'gpus' where these "
-         "read "
-         "each other's memory",
-         links);
-  if (options.device_memory == 0)
-    fail(ErrorCode::kInvalidArgument,
-         "options.links is '{}', and options.device_memory is 0, with which the CPU computes; state how much "
-         "of the GPU's memory may be taken, or leave options.links out",
-         links);
-  return links == "gpus";
-}
-
 }  // namespace
 
 std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
@@ -133,18 +150,20 @@ std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
   return device;
 }
 
-double know_links(const sluice_engine_options& options, comm::Communicator& communicator, Device& gpu) {
-  const std::optional<bool> wanted = links_between_gpus(options);
+engine::BetweenGpus know_links(const sluice_engine_options& options, comm::Communicator& communicator,
+                               Device& gpu) {
   const std::uint64_t room = std::min<std::uint64_t>(
       left(options.device_memory, options.device_reserved + kAssumedContext), gpu.free_memory() / 2);
-  const engine::BetweenGpus found =
-      engine::measure_between_gpus(communicator, gpu, room, wanted == false ? "options.links is 'host'" : "");
-  if (wanted == true && found.bytes_a_second == 0)
+  return engine::measure_between_gpus(communicator, gpu, room,
+                                      links_between_gpus(options) == false ? "options.links is 'host'" : "");
+}
+
+void check_links(const sluice_engine_options& options, const engine::BetweenGpus& found) {
+  if (links_between_gpus(options) == true && found.bytes_a_second == 0)
     fail(ErrorCode::kIo,
          "options.links is 'gpus', and GPUs do not read each other's memory: {}; leave it out, so that ranks "
          "use the host's memory",
          found.problem);
-  return found.bytes_a_second;
 }
 
 void check_device(const sluice_engine_options& options) {
@@ -200,13 +219,7 @@ void know_device(const sluice_engine_options& options, For purpose, KnownByRanks
     take_stated(known_part(options.device_facts, "options.device_facts"), made);
   else if (made.gpu)
     measure(options, made);
-  double& between = made.rates.gpu.between;  // as it was stated
-  engine::RankOf& ranks = made.request.ranks;
-  const bool may_meet = ranks.size > 1 && ranks.size <= engine::kMostBetweenGpus;
-  ranks.gpus_meet =
-      may_meet && (purpose == For::kEngine ? known.between_gpus > 0
-                                           : between > 0 && links_between_gpus(options) != false);
-  between = !ranks.gpus_meet ? 0 : between > 0 ? between : known.between_gpus;
+  join_gpus(options, purpose, known.between_gpus, made);
   if (made.request.ranks.size > 1)
     made.rates.rank_processor_seconds =
         engine::seconds_of_received_byte(made.request.ranks.on_hosts().all_on_one(), made.rates);

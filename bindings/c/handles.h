@@ -15,6 +15,7 @@
 #include "core/device.h"
 #include "core/threads.h"
 #include "engine/layout/section.h"
+#include "engine/machine/peer_rate.h"
 #include "engine/steps/any_order_engine.h"
 #include "engine/steps/assembly.h"
 #include "offload/file.h"
@@ -78,8 +79,11 @@ std::optional<allocator::Tier> updates_of(const sluice_engine_options& options);
 // small.
 std::unique_ptr<Device> open_fitting(const sluice_engine_options& options);
 // Collective: how fast the GPUs of all ranks read each other's memory, if they do and options.links lets
-// them. Throws Error(kIo) where it asks for that, and they do not.
-double know_links(const sluice_engine_options& options, comm::Communicator& communicator, Device& gpu);
+// them.
+engine::BetweenGpus know_links(const sluice_engine_options& options, comm::Communicator& communicator,
+                               Device& gpu);
+// Throws Error(kIo) where options.links asks for that, and they do not.
+void check_links(const sluice_engine_options& options, const engine::BetweenGpus& found);
 // Where a GPU computes: opens it for an engine, unless ranks have, and finds by what the plan is made. Throws
 // as open_fitting(), and Error(kInvalidArgument) for facts that cannot be.
 void know_device(const sluice_engine_options& options, For purpose, KnownByRanks known, Planned& made);

@@ -354,6 +354,27 @@ TEST_F(RanksOnGpusTest, SumsBesideBackwardHaveTheBitsOfTheCpus) {
   }
 }
 
+// A unit that waits in the host on one rank is summed there by all.
+TEST_F(RanksOnGpusTest, RanksAgreeOnWhereEachUnitMeets) {
+  Case setup;
+  setup.blocks = 4;
+  setup.stage = 1;
+  const Outcomes expected = train_on_cpus(setup, 3);
+  setup.device = 192 * kMiB;
+  setup.ranks.gpus_meet = true;
+  begin_devices(3, Schedule::kRandom, 5);
+  const Outcomes found = train(3, [&](comm::Communicator& of) {
+    const std::unique_ptr<Device> device = open_for(of);
+    Case own = of_rank(setup, of);
+    own.updates = of.rank() == 2 ? kDevice : kHost;
+    own.places = {of.rank() == 1 ? kHost : kDevice, of.rank() == 0 ? kDevice : kHost,
+                  of.rank() == 2 ? kDevice : kHost};
+    return train_on_gpu(
+        own, *device, [](Made& made) { check_memory(made); }, &of);
+  });
+  EXPECT_TRUE(found == expected);
+}
+
 // Of gradients that were summed in backward a rank keeps its own part alone, until the step's end.
 TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradientsAtStage2) {
   std::uint64_t seed = 0;

@@ -105,6 +105,21 @@ def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu(tmp_path, stage):
         assert of_ranks(on_a_gpu) == of_ranks(on_the_cpu)
 
 
+def test_a_plan_joins_ranks_by_gpus_where_it_is_stated_how_fast():
+    units = [sluice.Unit("layer", [sluice.Parameter("weight", [4096, 1024])])]
+
+    def links(ranks, between=0.0, **asked):
+        facts = dataclasses.replace(fake_gpu.FACTS, between_gpus=between)
+        options = sluice.Options(memory="4GiB", device_memory="1GiB", device_facts=facts, planned=(0, ranks), stage=1, **asked)
+        return sluice.plan(units, options)["links"]
+
+    assert links(2) == links(2, 1e11, links="host") == links(17, 1e11) == "host"  # a GPU adds up what 16 have
+    assert links(2, 1e11) == links(16, 1e11, links="gpus") == "gpus"
+    for ranks, between in ((2, 0.0), (17, 1e11)):
+        with pytest.raises(sluice.InvalidArgumentError, match="2 to 16 ranks on one host, with options.device_facts.between_gpus"):
+            links(ranks, between, links="gpus")
+
+
 def test_what_an_engine_says_of_its_gpu(tmp_path):
     with fake_gpu.shared(), make_device_engine(tmp_path, place="device", device_reserved="16MiB") as engine:
         assert engine.device()["name"] == "fake GPU"

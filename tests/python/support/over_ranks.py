@@ -257,6 +257,16 @@ def with_parts_of_gradients(**options):
     return said
 
 
+def links_of(device_memory, device, **options):
+    """What joins the ranks by the plan of a model of large units."""
+    model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4)))
+    given = {"device": device, "device_memory": device_memory, "device_facts": fake_gpu.FACTS} | options
+    model, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", place="device", stage=1, units=units_of_modules(model), **given)
+    links = sluice.torch.engine_of(model).plan()["links"]
+    sluice.torch.close(model, values=False)
+    return links
+
+
 def joined(of_ranks, device_facts=fake_gpu.FACTS, **options):
     """What joins the ranks by the plan, and whether it is known how fast, or the error. of_ranks: the `links` that each rank asks for."""
     asked = {"links": of_ranks[RANK]} if of_ranks[RANK] else {}

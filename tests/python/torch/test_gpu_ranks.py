@@ -120,6 +120,11 @@ def test_what_ranks_find_of_each_others_memory_is_measured_where_it_is_not_state
     assert pool.call("on_gpus", called="joined", **facts) == 2 * [["gpus", True]]
 
 
+def test_a_gpu_with_too_little_memory_for_what_others_read_leaves_it_to_the_host(pool):
+    assert pool.call("on_gpus", called="links_of", device_memory="320MiB", reserve="32MiB") == 2 * ["host"]
+    assert pool.call("on_gpus", called="links_of", device_memory="640MiB", reserve="32MiB") == 2 * ["gpus"]
+
+
 @pytest.mark.parametrize("has_peers, asked, says", [
     (False, ["gpus", None], ".*GPUs do not read each other's memory: rank [01]: .*PEER_ACCESS_UNSUPPORTED"),
     (True, ["gpus", "host"], ".*GPUs do not read each other's memory: rank 1: options.links is 'host'"),
