@@ -343,8 +343,8 @@ PARTS = [
     Part("transformers", 95, "python3 bench/python/gpu_transformers.py", WAYS,
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_transformers.py"), "--json",
                                    *["--fake"] * is_fake], read_ways),
-    Part("ranks", 30, "python3 bench/python/gpu_ranks.py",
-         {"ranks": "two ranks that share the GPU have the same bits at stages 0, 1 and 3 and as a pipeline, in several places, near those "
+    Part("ranks", 36, "python3 bench/python/gpu_ranks.py",
+         {"ranks": "two ranks that share the GPU have the same bits at stages 0 to 3 and as a pipeline, in several places, near those "
           "on the CPU"},
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_ranks.py"), "--json", *["--fake"] * is_fake],
          read_ways),

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Trains a small Llama of transformers with two ranks that share one GPU: the same bits at stages 0, 1 and 3, wherever the model lies, and
-losses near those of two ranks on the CPU. So it is with the two stages of a pipeline.
+"""Trains a small Llama of transformers with two ranks that share one GPU: the same bits at stages 0 to 3, wherever the model lies, and whether
+they read each other's memory of the GPU or use the host's, and losses near those of two ranks on the CPU. So it is with the two stages of a
+pipeline.
 
     python3 bench/python/gpu_ranks.py
 
@@ -22,8 +23,8 @@ from gpu_transformers import CLIP, FAKE, NEAR, REAL, STEPS, Ways
 
 RANKS, LIMIT_S = 2, 80
 CPU = "on the CPU"
-# By stage and place. Two ranks on one GPU do not measure it, so that its rates are stated.
-RUNS = [(0, "device"), (1, "memory"), (1, "disk"), (3, "memory")]
+# By stage, place and what joins the ranks. Two ranks on one GPU do not measure it, so that its rates are stated.
+RUNS = [(0, "device", "gpus"), (1, "memory", "host"), (1, "disk", "gpus"), (2, "device", "gpus"), (3, "memory", "host")]
 OF_STAGES = ["device", "memory"]
 
 
@@ -43,8 +44,8 @@ class Ranks(Ways):
         facts = self.sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0 if self.fake else 600 << 20)
         return {"device": "cuda:0", "reserve": self.chosen["reserve"], "device_facts": facts}
 
-    def losses_of(self, stage, place):
-        return self.losses(place, stage=stage, accumulate=RANKS, **self.on_shared_gpu())
+    def losses_of(self, stage, place, links):
+        return self.losses(place, stage=stage, accumulate=RANKS, links=links, **self.on_shared_gpu())
 
     def losses_of_stages(self, place):
         """The losses and norms of a pipeline, which has the ranks' batches as micro-batches. place None: on the CPU."""
@@ -78,7 +79,7 @@ def rank(given):
     ways = Ranks(int(os.environ["RANK"]), FAKE if given["fake"] else REAL, given["fake"], given["folder"])
     runs, places = (RUNS[::3], OF_STAGES[1:]) if given["fake"] else (RUNS, OF_STAGES)  # which is slow
     return {
-        "two ranks": {CPU: ways.losses_on_cpu()} | {f"stage {stage}, {place}": ways.losses_of(stage, place) for stage, place in runs},
+        "two ranks": {CPU: ways.losses_on_cpu()} | {f"stage {run[0]}, {run[1]}, {run[2]}": ways.losses_of(*run) for run in runs},
         "a pipeline of two": {CPU: ways.losses_of_stages(None)} | {place: ways.losses_of_stages(place) for place in places},
     }
 
