@@ -51,16 +51,16 @@ void throw_together(comm::Communicator& communicator, const std::string& what, c
 
 // What must be alike on all ranks.
 Json record_of(const Planned& planned) {
-  Json record = {
-      {"version", SLUICE_VERSION},
-      {"the optimizer", planned.optimizer->name()},
-      {"the optimizer's settings", planned.optimizer->settings()},
-      {"the number of units", planned.model_units().size()},
-      {"the number of parameter groups", planned.groups},
-      {"options.reproducible", planned.request.reproducible},
-      {"what computes", planned.budget.device > 0 ? "a GPU" : "the CPU"},
-      {"when gradients are summed", planned.plan.sums_in_backward ? "in backward" : "when they are used"},
-      {"the number of micro-batches of a rank", planned.profile.micro_batches}};
+  Json record = {{"version", SLUICE_VERSION},
+                 {"the optimizer", planned.optimizer->name()},
+                 {"the optimizer's settings", planned.optimizer->settings()},
+                 {"the number of units", planned.model_units().size()},
+                 {"the number of parameter groups", planned.groups},
+                 {"options.reproducible", planned.request.reproducible},
+                 {"what computes", planned.budget.device > 0 ? "a GPU" : "the CPU"},
+                 {"when gradients are summed, as stage, updates and micro-batches say,",
+                  planned.plan.sums_in_backward ? "in backward" : "when they are used"},
+                 {"the number of micro-batches of a rank", planned.profile.micro_batches}};
   Json& units = record["units"] = Json::array();
   for (const engine::UnitSpec& unit : planned.model_units()) {
     Json parameters = Json::array();

@@ -47,7 +47,7 @@ void AnyOrderEngine::make_sums(const Profile& profile) {
          profile.micro_batches);
   sums_ = std::make_unique<SumsInBackward>(
       core(), SumsInBackward::Client{[this](UnitId unit) { return is_held(unit); },
-                                     [this](UnitId unit) { follow_mean(unit); }});
+                                     [this](UnitId unit) { follow_final_gradients(unit); }});
 }
 
 bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->any_partitioned(); }

@@ -183,7 +183,6 @@ class AnyOrderEngine final : public Engine {
   void drop_all_gradients();
   bool have_final_gradients(UnitRange units) const;
   void follow_final_gradients(UnitId unit);
-  void follow_mean(UnitId unit);
   void refuse_own_gradient(const char* what) const;
   void use_gradients();
   void update_at_once(UnitRange units);  // REQUIRES: their gradients are final

@@ -76,9 +76,11 @@ void AnyOrderEngine::refuse_own_gradient(const char* what) const {
 void AnyOrderEngine::use_gradients() {
   if (core().ranks) require_no_capture("gradients are used, which ranks sum then,", {});
   if (shared_) shared_->use();
-  if (!sums_ || !in_step()) return;
-  require_none_held("gradients are used");
-  sums_->end();
+  if (sums_ && in_step() && !sums_->has_ended())
+    refuse(
+        ErrorCode::kState,
+        "a gradient is used before this rank's micro-batch has ended, and it is summed in backward; use it "
+        "after backward, or ask for stage 1");
 }
 
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
@@ -153,12 +155,6 @@ bool AnyOrderEngine::have_final_gradients(UnitRange units) const {
   for (UnitId unit = units.first; unit < units.end; ++unit)
     if (!core().gradients.any(unit) || is_held(unit) || (sums_ && !sums_->is_summed(unit))) return false;
   return true;
-}
-
-// The mean over the ranks is known, and held.
-void AnyOrderEngine::follow_mean(UnitId unit) {
-  if (!core().plan.clip) return follow_final_gradients(unit);
-  core().keep_gradient_shard(unit);
 }
 
 void AnyOrderEngine::follow_final_gradients(UnitId unit) {

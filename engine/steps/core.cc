@@ -99,16 +99,20 @@ Core::Measured Core::measure() {
   return measured;
 }
 
-void Core::keep_gradient_shard(UnitId unit) {
+void Core::keep_gradient_shard(UnitId unit, std::span<const ParameterId> of) {
   const ElementRange part = own(unit);
-  if (!gradient_shards.has(unit) || part.size() == 0) return;
-  const std::byte* const mean = pager.data(gradients.holding(unit, 0)) + part.begin * sizeof(float);
-  const DeviceWork::Memory from{mean, part.size() * sizeof(float)};
-  const DeviceWork::Memory to{gradient_shards.data(unit), from.size()};
-  gpu->queue(gpu->ranks(), {&from, 1}, {&to, 1}, [&] {
-    gpu->device().copy(gpu->ranks(), reinterpret_cast<DeviceAddress>(to.data()),
-                       reinterpret_cast<DeviceAddress>(from.data()), from.size());
-  });
+  for (const ParameterId p : of) {
+    const ElementRange here = intersection(part, elements_of(layout, p));
+    if (!gradient_shards.has(unit) || here.size() == 0) continue;
+    const std::byte* const mean = pager.data(gradients.holding(unit, 0)) + here.begin * sizeof(float);
+    const DeviceWork::Memory from{mean, here.size() * sizeof(float)};
+    const DeviceWork::Memory to{gradient_shards.data(unit) + (here.begin - part.begin) * sizeof(float),
+                                from.size()};
+    gpu->queue(gpu->ranks(), {&from, 1}, {&to, 1}, [&] {
+      gpu->device().copy(gpu->ranks(), reinterpret_cast<DeviceAddress>(to.data()),
+                         reinterpret_cast<DeviceAddress>(from.data()), from.size());
+    });
+  }
 }
 
 void Core::clip(StepResult& result) {

@@ -1,6 +1,7 @@
 #include "engine/steps/sums_in_backward.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <ranges>
 #include <set>
@@ -104,8 +105,12 @@ void SumsInBackward::check_add(ParameterId parameter) const {
         ErrorCode::kState,
         "a gradient of '{}' is added in a step in which it is summed over the ranks in backward: this rank "
         "had one before, or others had one and this rank was further on; give each parameter one gradient "
-        "in a step, in the same order on all ranks, or {}",
-        name, remedy());
+        "in a step, in the same order on all ranks, {}",
+        name,
+        core_.plan.clip
+            ? "drop what is kept of earlier steps before (zero_grad(set_to_none=True)), and where "
+              "a backward has failed drop all and step, on all ranks; or ask for stage 1"
+            : "or update at the end of the step");
 }
 
 bool SumsInBackward::holds_any(UnitRange units) const {
@@ -240,11 +245,11 @@ std::vector<SumsInBackward::Report> SumsInBackward::gather() {
   return all;
 }
 
-SumsInBackward::Report SumsInBackward::parsed(const std::string& bytes, int rank) {
+SumsInBackward::Report SumsInBackward::parsed(const std::string& bytes, int rank) const {
   const std::string source = fmt::format("what rank {} reports of {}", rank, kExchange);
   const std::size_t end = bytes.find('\n');
-  ensure(end != std::string::npos, "{} has no end", source);
   const Json json = parse_json(bytes.substr(0, end), source);
+  if (json.contains("steps_with")) fail_apart(rank);
   Report other;
   other.ended = json_field<bool>(json, "ended", source);
   other.has_zeros = json_field<bool>(json, "has_zeros", source);
@@ -331,6 +336,7 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
   for (const Report& rank : all) squares.push_back(rank.squares);
   if (c.ranks->any_partitioned()) c.gradients.take_squares(sum_->parameters, squares);
   const UnitId unit = sum_->unit;
+  const std::vector<ParameterId> parameters = std::move(sum_->parameters);
   sum_.reset();
   // Updates at the step's end look at all gradients first.
   if (const auto bad = c.plan.clip ? std::nullopt : c.gradients.not_finite(unit))
@@ -339,7 +345,10 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
          "were, on all ranks",
          c.layout.spec(*bad).name);
   c.pager.written(c.gradients.holding(unit, 0), c.gradients.bytes(unit, 0));
-  client_.update(unit);
+  if (c.plan.clip)
+    c.keep_gradient_shard(unit, parameters);
+  else
+    client_.update(unit);
   c.pager.release(c.gradients.holding(unit, 0));
   if (c.gradient_shards.has(unit)) c.pager.discard(c.gradients.holding(unit, 0));
   if (holds_parameters(unit)) c.pager.release(c.parameters[unit]);
@@ -350,22 +359,52 @@ const char* SumsInBackward::remedy() const {
 }
 
 void SumsInBackward::agree(const StepSettings& settings) {
-  const std::size_t parameters = core_.layout.parameters();
-  std::string own;
-  for (ParameterId p = 0; p < parameters; ++p) own += core_.gradients.has(p) ? '1' : '0';
-  const std::vector<std::string> all =
-      core_.ranks->exchange("how ranks step", own + text_of(settings), [this] { core_.serve_ranks(); });
+  Json factors = Json::array();  // by their bits: what is not a number is alike, too
+  for (ParameterId p = 0; p < core_.layout.parameters(); ++p)
+    factors.push_back(core_.gradients.has(p) ? Json(std::bit_cast<std::uint64_t>(core_.gradients.factor(p)))
+                                             : Json());
+  const Json own = {{"step", core_.steps}, {"factors", factors}, {"steps_with", text_of(settings)}};
+  const std::vector<std::string> given =
+      core_.ranks->exchange("how ranks step", own.dump(), [this] { core_.serve_ranks(); });
   std::vector<StepOfRank> steps;
-  for (const std::string& text : all) {
-    const std::size_t other = std::ranges::mismatch(text, all[0]).in1 - text.begin();
-    if (other < parameters)
-      refuse(ErrorCode::kState,
-             "rank {} has {} gradient of '{}', and rank 0 has {}: drop a gradient on all ranks, or on none",
-             steps.size(), text[other] == '1' ? "a" : "no",
-             core_.layout.spec(static_cast<ParameterId>(other)).name, all[0][other] == '1' ? "one" : "none");
-    steps.push_back({core_.steps, {}, text.substr(parameters)});
+  Json first;
+  for (const std::string& text : given) {
+    const auto rank = static_cast<int>(steps.size());
+    const Json other =
+        parse_json(text.substr(0, text.find('\n')), "how rank " + std::to_string(rank) + " steps");
+    if (!other.contains("steps_with")) fail_apart(rank);
+    if (rank == 0) first = other.at("factors");
+    compare(other.at("factors"), first, rank);
+    steps.push_back({core_.steps, {}, other.at("steps_with").get<std::string>()});
   }
   require_alike(core_.layout, steps);
+}
+
+void SumsInBackward::compare(const Json& factors, const Json& of_first, int rank) const {
+  for (ParameterId p = 0; p < core_.layout.parameters(); ++p) {
+    const std::string& name = core_.layout.spec(p).name;
+    const Json &other = factors.at(p), &first = of_first.at(p);
+    if (other == first) continue;
+    if (other.is_null() || first.is_null())
+      refuse(ErrorCode::kState,
+             "rank {} has {} gradient of '{}', and rank 0 has {}: drop a gradient on all ranks, or on none",
+             rank, other.is_null() ? "no" : "a", name, first.is_null() ? "none" : "one");
+    const auto factor = [](const Json& bits) { return std::bit_cast<double>(bits.get<std::uint64_t>()); };
+    refuse(
+        ErrorCode::kState,
+        "the gradient of '{}' was multiplied by {} on rank {}, and by {} on rank 0; multiply it alike on all "
+        "ranks",
+        name, factor(other), rank, factor(first));
+  }
+}
+
+// One rank steps, and another one computes a micro-batch, of which it has dropped what the others have.
+void SumsInBackward::fail_apart(int rank) const {
+  fail(ErrorCode::kState,
+       "rank {} and this one are apart: one of them steps, and the other one sums gradients of another "
+       "micro-batch, as after gradients that it has dropped alone; step, or drop gradients, on all ranks "
+       "alike",
+       rank);
 }
 
 }  // namespace sluice::engine

@@ -38,7 +38,7 @@ class SumsInBackward {
  public:
   struct Client {
     std::function<bool(UnitId)> holds;
-    // The unit's gradients are the mean now, and final: they are applied, or this rank's part is kept.
+    // The unit's gradients are the mean now, and final, and no others are waited for.
     std::function<void(UnitId)> update;
   };
   SumsInBackward(Core& core, Client client);
@@ -54,6 +54,7 @@ class SumsInBackward {
   // Ends the micro-batch: returns when all ranks have, and every gradient is summed. May come again.
   // REQUIRES: no unit is held.
   void end();
+  bool has_ended() const { return all_ended_; }  // on all ranks, in this step
   // Comes before updates that have waited for the step's end. Throws a Refusal, on all ranks, where these
   // have other settings than each other, or other gradients, since one has dropped some.
   void agree(const StepSettings& settings);
@@ -99,7 +100,9 @@ class SumsInBackward {
   Report report() const;
   void exchange();
   std::vector<Report> gather();
-  static Report parsed(const std::string& bytes, int rank);
+  Report parsed(const std::string& bytes, int rank) const;
+  void compare(const Json& factors, const Json& of_first, int rank) const;
+  [[noreturn]] void fail_apart(int rank) const;
   void agree(const std::vector<Report>& all);
   void take_mean(const std::vector<Report>& all);
   void begin_next(const std::vector<Report>& all);

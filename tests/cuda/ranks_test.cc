@@ -471,6 +471,9 @@ TEST_F(RanksOnGpusTest, PartsOfGradientsAreDroppedAndKeptByAllRanksAlike) {
     if (of.rank() == 1) engine.drop_gradient(0);
     refused(ErrorCode::kState, "on all ranks, or on none", [&] { engine.step(settings); });
     if (of.rank() == 0) engine.drop_gradient(0);
+    if (of.rank() == 1) engine.multiply_gradient(2, 0.5);
+    refused(ErrorCode::kState, "was multiplied by 0.5 on rank 1", [&] { engine.step(settings); });
+    if (of.rank() == 0) engine.multiply_gradient(2, 0.5);
     StepSettings keeping = settings;
     keeping.keep_gradients = true;
     EXPECT_GT(engine.step(keeping).gradient_norm, 0);
@@ -479,6 +482,50 @@ TEST_F(RanksOnGpusTest, PartsOfGradientsAreDroppedAndKeptByAllRanksAlike) {
     add(1, "ask for stage 1");
     return Outcome{};
   });
+}
+
+// A part that is kept over a step lies beside a new one of another parameter of its unit.
+TEST_F(RanksOnGpusTest, PartsThatAreKeptStayBesideNewOnesOfTheirUnit) {
+  Outcomes of_stages[2];
+  for (const std::size_t stage : {1, 2}) {
+    Case setup;
+    setup.ends = true, setup.rows = 300, setup.blocks = 6;
+    setup.stage = stage;
+    setup.device = 192 * kMiB;
+    setup.updates = kDevice;
+    const StepSettings settings{.groups = {{0.02, 0.1}, {0.02, 0}}, .clip = 0.5, .keep_gradients = true};
+    begin_devices(2, Schedule::kLate, 1);
+    of_stages[stage - 1] = train(2, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_for(of);
+      const Case own = of_rank(setup, of);
+      OnGpu gpu(own, *device, &of);
+      AnyOrderEngine& engine = gpu.engine;
+      EXPECT_EQ(gpu.made.plan.sums_in_backward, stage == 2);
+      gpu.client.load();
+      const Layout& layout = engine.layout();
+      const auto add = [&](const std::function<bool(ParameterId)>& has) {
+        for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+          if (!layout.trainable(unit)) continue;
+          engine.acquire(unit, Hold::kGradient);
+          for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
+            if (has(p)) engine.add_gradient(p, gpu.hands.copy_of(engine.parameter(p), gpu.client.bytes(p)));
+          engine.release(unit);
+        }
+        engine.end_micro_batch();
+        return engine.step(settings).gradient_norm;
+      };
+      const auto is_new = [&](ParameterId p) { return p == layout.first_parameter(1) + 1; };
+      engine.begin_step(settings);
+      const double first = add([](ParameterId) { return true; });
+      engine.drop_gradient(layout.first_parameter(1) + 1);
+      engine.begin_step(settings);
+      const double second = add(is_new);
+      Outcome outcome = gpu.client.save();
+      outcome.norms = {first, second};
+      return outcome;
+    });
+  }
+  EXPECT_TRUE(of_stages[0] == of_stages[1]);
 }
 
 // From the second step on ranks know which units have gradients, and in which order.

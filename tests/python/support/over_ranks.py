@@ -252,9 +252,28 @@ def with_parts_of_gradients(**options):
             said.append(attempt())
         except sluice.Error as error:
             said.append(f"{type(error).__name__}: {error}")
-    optimizer.zero_grad()
-    sluice.torch.close(model, values=False)
-    return said
+    with sluice.torch.full_parameters(model):
+        said.append(float(next(model.parameters()).grad.norm()))
+    sluice.torch.close(model)  # with gradients that were kept
+    return [*said, next(model.parameters()).grad]
+
+
+def apart(skips, **options):
+    """What is said where the last rank drops its gradients, or has none, and the others step."""
+    model, optimizer = _wrapped("normed", "device", stage=2, accumulate=SIZE, **options)
+    try:
+        for _ in range(2):
+            if skips or RANK < SIZE - 1:
+                loss_of(model, "normed", RANK).backward()
+            if skips and RANK == SIZE - 1:
+                optimizer.zero_grad()
+                continue
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+    except sluice.Error as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        sluice.torch.close(model, values=False)
 
 
 def links_of(device_memory, device, **options):

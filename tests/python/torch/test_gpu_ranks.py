@@ -153,10 +153,17 @@ def test_at_stage_2_a_rank_keeps_its_own_part_of_gradients(pool, row):
 
 def test_what_a_rank_cannot_do_with_its_part_of_gradients_says_so(pool):
     for texts in pool.call("on_gpus", called="with_parts_of_gradients"):
-        read, norm, again, stepped = texts
+        read, norm, again, stepped, of_full, closed = texts
+        assert of_full > 0 and closed is None
         assert read.startswith("StateError: a gradient is read, and at stage 2 a rank keeps its own part"), read
         assert norm > 0 and stepped is None
         assert again.startswith("StateError: ") and "ask for stage 1" in again, again
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_ranks_that_come_apart_with_parts_of_gradients_end_with_the_reason(pool, skips):
+    for text in pool.call("on_gpus", called="apart", skips=skips):
+        assert re.match("StateError: .*(are apart|was multiplied by|rank 1 has no gradient|rank [01] has an error)", str(text)), text
 
 
 def test_values_differ_where_gradients_are_not_summed(pool):

@@ -321,7 +321,8 @@ def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
             ) from error
 
     values = presence.engine.agreed("closing the model", copied)
-    gradients = {index: slot.values() for index, slot in _slots(presence).items()}  # of which each rank may have a part
+    parts = presence.engine.plan().get("sums_in_backward", False)  # ranks keep parts of gradients alone, which nobody reads
+    gradients = {} if parts else {index: slot.values() for index, slot in _slots(presence).items()}
     presence.release_all()
     for home, plain in zip(presence.homes, values, strict=True):
         _homes.show(home.parameter, plain)

@@ -104,7 +104,8 @@ def wrap(
         are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
     stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, since a p.grad may be
         read and added to until the step; but on GPUs that update, with one micro-batch of each rank in a step (`accumulate`), a rank keeps its
-        own part alone of gradients, which can be clipped, measured and set to None, and nothing else, until the step. update_in_backward
+        own part alone of gradients. After backward() these have norms, can be multiplied, as by clip_grad_norm_() and GradScaler, and set to
+        None; elements cannot be read, nor added to (clip_value= clips them), and close() leaves no gradients. update_in_backward
         keeps none. None: the least with which everything is in memory, or,
         where the disk is needed anyway, the one with the shortest step (on GPUs, of those with nothing on disk, the one with the
         shortest step; never 2).
