@@ -88,7 +88,8 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   const auto stated = made();
   EXPECT_EQ(fake().counts().calls["cuCtxCreate"], before);
   const Json expected = {{"to_gpu", 1e9},         {"from_gpu", 2e9},   {"both_ways", 3e9},
-                         {"gpu_updates", 0x1p32}, {"cpu_memory", 5e9}, {"known", "stated"}};
+                         {"gpu_updates", 0x1p32}, {"cpu_memory", 5e9}, {"between_gpus", 0.0},
+                         {"known", "stated"}};
   EXPECT_EQ(stated.at("rates"), expected);
   EXPECT_EQ(stated.at("step").at("compute_seconds"), 3);
   EXPECT_GE(stated.at("step").at("seconds"), 3);
