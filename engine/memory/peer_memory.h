@@ -23,9 +23,8 @@ class PeerMemory {
   // Collective: lets each one's GPU read the memory of all. Returns why one of them cannot, the same on all
   // ranks, or nothing. name: of what is there, for messages.
   std::string share(comm::Communicator& communicator, const std::string& name);
-  bool is_shared() const { return !of_ranks_.empty(); }
   // What that rank has at the same offset as this pointer of data(), as this one's GPU sees it. REQUIRES:
-  // is_shared().
+  // share() has returned nothing.
   const std::byte* of(int rank, const std::byte* own) const {
     return of_ranks_[static_cast<std::size_t>(rank)] + (own - data());
   }

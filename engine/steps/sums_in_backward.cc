@@ -310,7 +310,8 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
           ErrorCode::kState,
           "the gradient of '{}' is summed on the other ranks, and this one still adds to its unit '{}' while "
           "{} later units wait; give gradients in the same order on all ranks, or {}",
-          c.layout.spec(p).name, c.name_of(unit), waiting().size(), remedy());
+          c.layout.spec(p).name, c.name_of(unit), waiting().size(),
+          core_.plan.clip ? "ask for stage 1" : "update at the end of the step");
   c.queue.ensure_updated(unit);
   // Nobody reads a shard while it is updated: this rank reads none from now on.
   if (c.partitions_parameters(unit)) {
@@ -352,10 +353,6 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
   c.pager.release(c.gradients.holding(unit, 0));
   if (c.gradient_shards.has(unit)) c.pager.discard(c.gradients.holding(unit, 0));
   if (holds_parameters(unit)) c.pager.release(c.parameters[unit]);
-}
-
-const char* SumsInBackward::remedy() const {
-  return core_.plan.clip ? "ask for stage 1" : "update at the end of the step";
 }
 
 void SumsInBackward::agree(const StepSettings& settings) {

@@ -92,7 +92,6 @@ class SumsInBackward {
   void learn_expected();
   bool holds_any(UnitRange units) const;
   std::uint64_t turn_of(UnitId unit) const;
-  const char* remedy() const;
   // Units that have final gradients, by turn; without the latest one, while that may get more.
   std::vector<UnitId> waiting() const;
   bool takes_part() const;
