@@ -24,7 +24,7 @@ from gpu_transformers import CLIP, FAKE, NEAR, REAL, STEPS, Ways
 RANKS, LIMIT_S = 2, 80
 CPU = "on the CPU"
 # By stage, place and what joins the ranks. Two ranks on one GPU do not measure it, so that its rates are stated.
-RUNS = [(0, "device", "gpus"), (1, "memory", "host"), (1, "disk", "gpus"), (2, "device", "gpus"), (3, "memory", "host")]
+RUNS = [(0, "device", "gpus"), (1, "memory", "host"), (1, "disk", "gpus"), (3, "device", "gpus"), (2, "device", "gpus"), (3, "memory", "host")]
 OF_STAGES = ["device", "memory"]
 
 

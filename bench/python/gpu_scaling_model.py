@@ -57,7 +57,7 @@ class Shape:
     vocabulary: int
 
 
-MODELS = {"8B": Shape(32, 4096, 14336, 1024, 128256), "32B": Shape(64, 5120, 27648, 1024, 152064)}
+MODELS = {"8B": Shape(32, 4096, 14336, 1024, 128256), "32B": Shape(64, 5120, 27648, 1024, 152064), "70B": Shape(80, 8192, 28672, 1024, 128256)}
 
 
 def units_of(shape: Shape) -> list[sluice.Unit]:
@@ -134,7 +134,7 @@ def rows(host: Host, arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", nargs="+", choices=HOSTS, default=list(HOSTS))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["8B", "32B"])
     parser.add_argument("--gpus", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--tokens", type=int, default=16384, help="of a step of all GPUs")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of each rank in a step")

@@ -58,8 +58,6 @@ Json record_of(const Planned& planned) {
                  {"the number of parameter groups", planned.groups},
                  {"options.reproducible", planned.request.reproducible},
                  {"what computes", planned.budget.device > 0 ? "a GPU" : "the CPU"},
-                 {"when gradients are summed, as stage, updates and micro-batches say,",
-                  planned.plan.sums_in_backward ? "in backward" : "when they are used"},
                  {"the number of micro-batches of a rank", planned.profile.micro_batches}};
   Json& units = record["units"] = Json::array();
   for (const engine::UnitSpec& unit : planned.model_units()) {
@@ -74,8 +72,15 @@ Json record_of(const Planned& planned) {
   return record;
 }
 
-void compare(comm::Communicator& communicator, const Planned& planned) {
-  const std::vector<std::string> all = engine::exchange(communicator, "the model", record_of(planned).dump());
+// What must be alike of the plans on which they have agreed.
+Json record_of(const engine::Plan& plan) {
+  return {{"when gradients are summed, as stage, updates and micro-batches say,",
+           plan.sums_in_backward ? "in backward" : "when they are used"}};
+}
+
+// Collective.
+void compare(comm::Communicator& communicator, const char* call, const Json& record) {
+  const std::vector<std::string> all = engine::exchange(communicator, call, record.dump());
   const Json first = Json::parse(all[0]);
   const auto differ = [](std::size_t rank, const std::string& what, const Json& own, const Json& of_first) {
     fail(ErrorCode::kInvalidArgument, "{} is {} on rank {}, and {} on rank 0; give all ranks the same", what,
@@ -85,7 +90,7 @@ void compare(comm::Communicator& communicator, const Planned& planned) {
     const Json other = Json::parse(all[rank]);
     for (const auto& [name, value] : first.items())
       if (name != "units" && other.at(name) != value) differ(rank, name, other.at(name), value);
-    for (std::size_t unit = 0; unit < first.at("units").size(); ++unit) {
+    for (std::size_t unit = 0; first.contains("units") && unit < first.at("units").size(); ++unit) {
       const Json &a = first.at("units")[unit], &b = other.at("units")[unit];
       if (a != b) differ(rank, "unit " + std::to_string(unit), b, a);
     }
@@ -141,16 +146,18 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
   Failure failure = plan_by(std::move(known));
   if (plan_for_the_host(communicator, options, failure, between_gpus)) failure = plan_by({link});
   throw_together(communicator, "the plans of engines", failure);
-  compare(communicator, *planned);
+  compare(communicator, "the model", record_of(*planned));
   const bool again =
       planned->data != nullptr && engine::agree_on_plan(*planned->data, planned->plan, planned->request);
-  std::unique_ptr<sluice_engine> made;
-  throw_together(communicator, "the engines", failure_of([&] {
+  throw_together(communicator, "the plans on which ranks agree", failure_of([&] {
                    if (again)
                      planned->plan = engine::make_plan(planned->profile, *planned->optimizer, planned->budget,
                                                        planned->request, planned->rates);
-                   made = std::make_unique<sluice_engine>(std::move(*planned));
                  }));
+  compare(communicator, "when gradients are summed", record_of(planned->plan));
+  std::unique_ptr<sluice_engine> made;
+  throw_together(communicator, "the engines",
+                 failure_of([&] { made = std::make_unique<sluice_engine>(std::move(*planned)); }));
   return made;
 }
 

@@ -106,12 +106,7 @@ std::vector<bool> DeviceRanks::share(const std::string& name, const std::vector<
   in_host_.memory.share(*ranks_, name, false);
   if (!meeting_.on_gpus) return on_gpus_;
   const std::string problem = on_gpus_places_.memory.share(ranks_->communicator(), name);
-  if (!problem.empty())
-    fail(
-        ErrorCode::kIo,
-        "{}: GPUs do not read each other's memory, as they did when the plan was made: {}; let ranks use the "
-        "host's memory instead (links=\"host\")",
-        name, problem);
+  if (!problem.empty()) fail(ErrorCode::kIo, "{}: {}", name, PeerMemory::refusal(problem));
   std::string own;
   for (const bool each : in_host) own += each ? '1' : '0';
   on_gpus_.assign(on_gpus_.size(), true);

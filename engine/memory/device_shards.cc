@@ -75,7 +75,11 @@ void DeviceShards::copy(UnitId unit, std::uint64_t version, std::byte* to) {
     shards_.await(unit, version, all[i].owner, has_version[i].add());
   for (std::size_t i = 0; i < all.size(); ++i) {
     has_version[i].wait();
-    gpu_.copy_in(to + all[i].in_unit, shards_.place_of(unit, all[i]));
+    const DeviceWork::Memory there = shards_.place_of(unit, all[i]);
+    if (shards_.on_gpus())
+      gpu_.copy_within(to + all[i].in_unit, there);
+    else
+      gpu_.copy_in(to + all[i].in_unit, there);
   }
 }
 

@@ -146,6 +146,14 @@ void DeviceWork::copy_in(std::byte* to, Memory from, Flow flow) {
         [&] { device_.copy_in(stream, reinterpret_cast<DeviceAddress>(to), from.data(), from.size()); });
 }
 
+void DeviceWork::copy_within(std::byte* to, Memory from) {
+  const Memory written = {to, from.size()};
+  queue(in(), {&from, 1}, {&written, 1}, [&] {
+    device_.copy(in(), reinterpret_cast<DeviceAddress>(to), reinterpret_cast<DeviceAddress>(from.data()),
+                 from.size());
+  });
+}
+
 void DeviceWork::copy_out(std::byte* to, Memory from, Flow flow) {
   const Memory written = {to, from.size()};
   CUstream_st* const stream = flow == Flow::kChunks    ? chunks_out_.get()

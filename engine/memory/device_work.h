@@ -76,6 +76,8 @@ class DeviceWork {
   }
   void copy_in(std::byte* to, Memory from, Flow flow = Flow::kUnits);
   void copy_out(std::byte* to, Memory from, Flow flow = Flow::kUnits);
+  // From memory of this GPU, or of another one that this reads, to memory of this one. Units come in so, too.
+  void copy_within(std::byte* to, Memory from);
 
   // The caller waits until it may use the memory itself; or asks whether it may.
   void wait(Memory memory, Use use);

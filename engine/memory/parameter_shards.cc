@@ -66,6 +66,7 @@ class ParameterShards::AllShards final : public Backing {
 ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks)
     : layout_(layout),
       ranks_(ranks),
+      on_gpus_(plan.shards_on_gpus()),
       memory_(sizes_of(layout, plan, ranks, ranks.rank())),
       stored_(layout.units().size(), plan.serving_pieces, ranks.communicator().hosts().readers(ranks.rank())),
       expected_(layout.units().size()),
@@ -95,11 +96,15 @@ std::size_t ParameterShards::room_of_all() const {
   return room;
 }
 
-void ParameterShards::start(allocator::Ledger& ledger, Device* gpu) {
+void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
+  gpu_ = gpu;
   if (gpu == nullptr)
     memory_.start(ledger, allocator::Purpose::kParameter, room_of_all());
+  else if (on_gpus_)
+    memory_.start_among_gpus(ledger, gpu->device(), allocator::Purpose::kParameter);
   else
-    memory_.start(ledger, *gpu, allocator::Purpose::kParameter, on_one_host());
+    memory_.start(ledger, gpu->device(), allocator::Purpose::kParameter, on_one_host());
+  if (on_gpus_) published_by_gpu_.emplace();
   stored_.start(ledger);
   relayed_.start(ledger);
   reads_->shards = this;
@@ -110,7 +115,22 @@ void ParameterShards::start(allocator::Ledger& ledger, Device* gpu) {
   });
 }
 
+// Ranks whose plans put them elsewhere would wait for what is never sent.
+void ParameterShards::share() {
+  const std::string name = "the shards of parameters";
+  const auto place = [](bool on_gpus) { return on_gpus ? "the memory of its GPU" : "host memory"; };
+  const std::vector<std::string> places = ranks_.exchange(name, place(on_gpus_), {});
+  for (std::size_t rank = 1; rank < places.size(); ++rank)
+    if (places[rank] != places[0])
+      fail(ErrorCode::kInvalidArgument,
+           "{} are in {} on rank {}, and in {} on rank 0: give all ranks the same device memory, or let them "
+           "use the host's memory (links=\"host\")",
+           name, places[rank], rank, places[0]);
+  memory_.share(ranks_, name);
+}
+
 ParameterShards::~ParameterShards() {
+  published_by_gpu_.reset();
   std::vector<Question> unanswered;
   {
     const std::lock_guard lock(reads_->serving);
@@ -154,6 +174,7 @@ void ParameterShards::await(UnitId unit, std::uint64_t version, int owner, Done 
 
 void ParameterShards::take(UnitId unit, const std::byte* values) {
   const std::byte* const own_values = values + own(unit).begin * element_bytes(unit);
+  if (on_gpus_) return gpu_->copy_within(data(unit), {own_values, bytes(unit)});
   if (on_disk(unit)) return stored_.write(unit, own_values);
   std::copy_n(own_values, bytes(unit), data(unit));  // which is null where it is empty
 }
@@ -191,11 +212,23 @@ std::vector<ParameterShards::Question> ParameterShards::take_answerable() {
 }
 
 void ParameterShards::publish(UnitId unit) {
+  const std::uint64_t version = expected_[unit];
+  if (!on_gpus_) return publish(unit, version);
+  const auto wait = [this, unit, version](Done&) {
+    gpu_->wait({data(unit), bytes(unit)}, DeviceWork::Use::kRead);
+    publish(unit, version);
+  };
+  published_by_gpu_->add(wait, [this](const std::exception_ptr& error) {
+    if (error != nullptr) ranks_.communicator().fail(text_of(error));
+  });
+}
+
+void ParameterShards::publish(UnitId unit, std::uint64_t version) {
   if (on_disk(unit)) stored_.forget(unit);
   std::vector<Question> now;
   {
     const std::lock_guard lock(mutex_);
-    published_[unit] = expected_[unit];
+    published_[unit] = version;
     now = take_answerable();
   }
   for (const Question& question : now) answer_now(question);
@@ -207,7 +240,7 @@ bool ParameterShards::is_possible(const comm::Read& read) const {
   if (read.owner < 0 || read.owner >= ranks_.size() || read.offset % StoredShards::kPiece != 0) return false;
   if (read.owner == ranks_.rank() && read.bytes == 0) return true;
   const std::size_t all = bytes(unit, read.owner);
-  return relayed_.source(read.owner, read.offset / StoredShards::kPiece) == ranks_.rank() &&
+  return !on_gpus_ && relayed_.source(read.owner, read.offset / StoredShards::kPiece) == ranks_.rank() &&
          read.offset < all && read.bytes == std::min(StoredShards::kPiece, all - read.offset);
 }
 

@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "allocator/ledger.h"
+#include "core/serial_queue.h"
 #include "engine/memory/backing.h"
 #include "engine/memory/relayed_shards.h"
 #include "engine/memory/shard_memory.h"
@@ -21,7 +23,7 @@ namespace sluice::engine {
 // that asks for a version waits until the owner of the shard has it. What ranks of other hosts have comes
 // through those that relay it (RelayedShards). A shard is changed after all ranks have added to the unit's
 // gradient, so nobody reads the version before any more. Thread rule: one thread; it answers the other ranks
-// on the communicator's.
+// on the communicator's, and beside GPUs on one of its own.
 class ParameterShards {
  public:
   // Both arguments outlive it.
@@ -34,11 +36,13 @@ class ParameterShards {
   void define(Backings& backings);  // the records of shards on disk; before start()
   // Takes the memory, and answers the other ranks from then on. gpu: null where the CPU computes; else it
   // outlives this, and share() is called next.
-  void start(allocator::Ledger& ledger, Device* gpu = nullptr);
+  void start(allocator::Ledger& ledger, DeviceWork* gpu = nullptr);
   bool on_one_host() const { return ranks_.communicator().hosts().all_on_one(); }  // whether all ranks are
-  // Collective: lets the GPUs of all ranks of one host copy from the shards of all (RankMemory).
-  void share() { memory_.share(ranks_, "the shards of parameters"); }
+  // Collective: lets the GPUs of all ranks of one host copy from the shards of all (RankMemory, PeerMemory).
+  void share();
   bool is_shared() const { return memory_.is_shared(); }
+  // Whether all shards are in the memory of GPUs, from where only GPUs copy them.
+  bool on_gpus() const { return on_gpus_; }
 
   std::size_t units() const { return partitioned_.size(); }   // all of the model
   bool has(UnitId unit) const { return partitioned_[unit]; }  // whether the unit is partitioned
@@ -50,10 +54,13 @@ class ParameterShards {
   std::size_t backing_bytes(UnitId unit) const { return StoredShards::backing_bytes(bytes(unit)); }
   // Copies bytes of the own shard, wherever it is; `offset` is a multiple of StoredShards::kPiece.
   void read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
-  void take(UnitId unit,
-            const std::byte* values);  // copies the shard from a whole unit; may wait for the disk
-  void expect(UnitId unit);            // a change of the unit will follow
-  void publish(UnitId unit);           // the change is made: the shard is the version that is expected
+  // Copies the shard from a whole unit, which is where the shard is: in host memory, or a GPU's, where the
+  // copy is queued. May wait for the disk.
+  void take(UnitId unit, const std::byte* values);
+  void expect(UnitId unit);  // a change of the unit will follow
+  // The change is made, or queued where shards are on GPUs: the shard is the version that is expected, which
+  // others are told of when it is there.
+  void publish(UnitId unit);
   bool was_published(UnitId unit) const { return expected_[unit] > 0; }
   std::unique_ptr<Backing> make_backing(UnitId unit);
 
@@ -110,6 +117,7 @@ class ParameterShards {
   bool is_possible(const comm::Read& read) const;
   std::size_t room_of_all() const;
   void define(UnitId unit, Backings& backings);
+  void publish(UnitId unit, std::uint64_t version);
   void answer(const comm::Read& read, comm::Answer answer);
   std::vector<Question> take_answerable();
   void answer_now(const Question& question);
@@ -118,6 +126,8 @@ class ParameterShards {
   Ranks& ranks_;
   // By unit. The second changes only while the reads of other ranks are paused.
   std::vector<bool> partitioned_, on_disk_;
+  const bool on_gpus_;
+  DeviceWork* gpu_ = nullptr;
   ShardMemory memory_;
   std::vector<ShardMemory> places_;  // by rank: where in its memory each shard is; these take none
   StoredShards stored_;
@@ -131,6 +141,7 @@ class ParameterShards {
   bool paused_ = false;
 
   RelayedShards relayed_;
+  std::optional<SerialQueue> published_by_gpu_;  // what waits for a GPU, and then publishes
 };
 
 }  // namespace sluice::engine

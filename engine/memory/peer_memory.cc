@@ -24,6 +24,7 @@ std::string PeerMemory::share(comm::Communicator& communicator, const std::strin
       problem = error.what();
     }
   };
+  const std::vector<std::string> sizes = exchange(communicator, name, std::to_string(size()));
   attempt([&] { own = memory_.exported(); });
   comm::Descriptors all = comm::exchange_descriptors(communicator, call_id(name), name,
                                                      problem.empty() ? &own : nullptr, problem);
@@ -33,7 +34,7 @@ std::string PeerMemory::share(comm::Communicator& communicator, const std::strin
   attempt([&] {
     for (std::size_t rank = 0; rank < others.size(); ++rank) {
       if (static_cast<int>(rank) == communicator.rank()) continue;
-      others[rank] = {*device_, all.of_ranks[rank], memory_.size()};
+      others[rank] = {*device_, all.of_ranks[rank], std::stoull(sizes[rank])};
       of_ranks[rank] = reinterpret_cast<const std::byte*>(others[rank].address());
     }
   });
@@ -43,6 +44,14 @@ std::string PeerMemory::share(comm::Communicator& communicator, const std::strin
   others_ = std::move(others);
   of_ranks_ = std::move(of_ranks);
   return {};
+}
+
+std::string PeerMemory::refusal(const std::string& problem) {
+  return fmt::format(
+      "GPUs do not read each other's memory, as they did when the plan was made: {}; let ranks use the "
+      "host's "
+      "memory instead (links=\"host\")",
+      problem);
 }
 
 }  // namespace sluice::engine

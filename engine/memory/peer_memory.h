@@ -15,7 +15,8 @@ namespace sluice::engine {
 class PeerMemory {
  public:
   PeerMemory() = default;
-  // Takes as many bytes on all ranks. The device outlives it. What others read of it stays where it ends.
+  // Takes so many bytes, which may be others on other ranks, but not 0. The device outlives it. What others
+  // read of it stays where it ends.
   PeerMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes);
 
   std::byte* data() const { return reinterpret_cast<std::byte*>(memory_.address()); }
@@ -23,11 +24,13 @@ class PeerMemory {
   // Collective: lets each one's GPU read the memory of all. Returns why one of them cannot, the same on all
   // ranks, or nothing. name: of what is there, for messages.
   std::string share(comm::Communicator& communicator, const std::string& name);
-  // What that rank has at the same offset as this pointer of data(), as this one's GPU sees it. REQUIRES:
-  // share() has returned nothing.
-  const std::byte* of(int rank, const std::byte* own) const {
-    return of_ranks_[static_cast<std::size_t>(rank)] + (own - data());
-  }
+  // Tells a user of that, where the plan was made for GPUs that meet.
+  static std::string refusal(const std::string& problem);
+  bool is_shared() const { return !of_ranks_.empty(); }
+  // Where that rank's begins, as this one's GPU sees it. REQUIRES: is_shared().
+  const std::byte* of(int rank) const { return of_ranks_[static_cast<std::size_t>(rank)]; }
+  // What that rank has at the same offset as this pointer of data(). REQUIRES: likewise.
+  const std::byte* of(int rank, const std::byte* own) const { return of(rank) + (own - data()); }
 
  private:
   Device* device_ = nullptr;

@@ -3,7 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.h"
+
 namespace sluice::engine {
+
+void ShardMemory::share(Ranks& ranks, const std::string& name) {
+  if (among_gpus_.size() == 0) return beside_gpu_.share(ranks, name, true);
+  const std::string problem = among_gpus_.share(ranks.communicator(), name);
+  if (!problem.empty()) fail(ErrorCode::kIo, "{}: {}", name, PeerMemory::refusal(problem));
+}
 
 void ShardMemory::leave(const std::vector<UnitId>& units) {
   for (const UnitId unit : units) offsets_[unit].reset();

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "core/bytes.h"
 #include "engine/layout/layout.h"
 #include "engine/memory/device_work.h"
+#include "engine/memory/peer_memory.h"
 #include "engine/memory/rank_memory.h"
 
 namespace sluice::engine {
@@ -43,15 +45,23 @@ class ShardMemory {
   void start(allocator::Ledger& ledger, Device& gpu, allocator::Purpose purpose, bool may_share) {
     beside_gpu_ = {ledger, gpu, purpose, bytes_, may_share};
   }
-  void share(Ranks& ranks, const std::string& name) { beside_gpu_.share(ranks, name, true); }
-  bool is_shared() const { return beside_gpu_.is_shared(); }
+  // Takes memory of a GPU from which the GPUs of the other ranks copy, when share() was called.
+  void start_among_gpus(allocator::Ledger& ledger, Device& gpu, allocator::Purpose purpose) {
+    among_gpus_ = {ledger, gpu, purpose, std::max<std::size_t>(1, bytes_)};
+  }
+  // Collective. Throws Error(kIo) where GPUs do not read each other's memory.
+  void share(Ranks& ranks, const std::string& name);
+  bool is_shared() const { return beside_gpu_.is_shared() || among_gpus_.is_shared(); }
   // What that rank has at this offset of its memory. REQUIRES: is_shared().
-  const std::byte* of(int rank, std::size_t offset) const { return beside_gpu_.of(rank) + offset; }
+  const std::byte* of(int rank, std::size_t offset) const {
+    return (among_gpus_.is_shared() ? among_gpus_.of(rank) : beside_gpu_.of(rank)) + offset;
+  }
 
   bool has(UnitId unit) const { return offsets_[unit].has_value(); }
   std::size_t offset(UnitId unit) const { return *offsets_[unit]; }  // REQUIRES: has(unit)
   std::byte* data(UnitId unit) const {                               // REQUIRES: likewise
     if (on_gpu_.size() > 0) return reinterpret_cast<std::byte*>(on_gpu_.address()) + offset(unit);
+    if (among_gpus_.size() > 0) return among_gpus_.data() + offset(unit);
     return (beside_gpu_.data() != nullptr ? beside_gpu_.data() : memory_.data()) + offset(unit);
   }
 
@@ -66,7 +76,8 @@ class ShardMemory {
   std::size_t bytes_ = 0;
   allocator::Region memory_;
   RankMemory beside_gpu_;
-  allocator::DeviceRegion on_gpu_;  // all but one of the three are empty
+  allocator::DeviceRegion on_gpu_;
+  PeerMemory among_gpus_;  // all but one of the four are empty
 };
 
 }  // namespace sluice::engine

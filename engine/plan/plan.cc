@@ -32,6 +32,8 @@ std::vector<bool> Plan::updated_by_cpu() const {
   return by_cpu;
 }
 
+bool Plan::shards_on_gpus() const { return std::ranges::any_of(units, &UnitPlan::shard_on_gpu); }
+
 bool Plan::partitions_any(Part part) const {
   return std::ranges::any_of(units, [part](const UnitPlan& unit) { return unit.tier(part) == Tier::kRanks; });
 }

@@ -84,6 +84,9 @@ struct PlanRequest {
   allocator::Tier compute = kCpuTier;
   // Where a GPU computes: the tier of the processor that updates, kDevice or kHost; nothing: chosen.
   std::optional<allocator::Tier> updates = {};
+  // And where partitioned parameters lie: kDevice, where the GPUs of ranks meet and update them, or kHost;
+  // nothing: chosen.
+  std::optional<allocator::Tier> shards = {};
   // And the seconds that the client computes in a step; nothing: not known.
   std::optional<double> computing = {};
 };
@@ -97,7 +100,8 @@ struct UnitPlan {
   bool gradient_stored = true;
   // What waits for the update is this rank's shard: in memory (on the tier kRanks), or on disk.
   bool gradient_in_shards = false;
-  // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory.
+  // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory: of the processor that
+  // updates it.
   bool shard_on_disk = false;
   std::size_t choice = 0;              // an index into UnitProfile::choices
   std::size_t stage = 0;               // see PlanRequest
@@ -110,6 +114,11 @@ struct UnitPlan {
   // Whether it is always where the model's processor, or for state the one that updates, computes with it.
   bool resident(Part part) const { return tier(part) == (part == Part::kState ? updated_on : compute); }
   bool updated_by_cpu() const { return updated_on == allocator::Tier::kHost; }
+  // Whether this rank's shard of the parameters is in a GPU's memory, from where the other ranks' GPUs copy
+  // it.
+  bool shard_on_gpu() const {
+    return tier(Part::kParameters) == allocator::Tier::kRanks && compute != kCpuTier && updated_on == compute;
+  }
   // Where ranks compute on GPUs: whether they sum the unit's gradient where it waits for its update, in the
   // host's memory; and whether they gather its parameters where the CPU has updated them. at_the_end: whether
   // sums go on where gradients wait for the step's end.
@@ -214,6 +223,7 @@ struct Plan {
   std::vector<bool> updated_by_cpu() const;      // by unit
   bool sums_in_host(UnitId unit) const { return units[unit].sums_in_host(clip && !sums_in_backward); }
   bool partitions_any(Part part) const;  // whether ranks have shards of that part of any unit
+  bool shards_on_gpus() const;           // whether those of some unit's parameters are there
   // The tier that is computed on. REQUIRES: it has units.
   allocator::Tier compute() const { return units.front().compute; }
 };

@@ -62,11 +62,14 @@ std::string stages_text(const Plan& plan) {
 std::string ranks_text(const Plan& plan, bool any_order) {
   const auto has_shard = [](const UnitPlan& unit) { return unit.tier(Part::kParameters) == Tier::kRanks; };
   const std::size_t on_disk = count(plan, [](const UnitPlan& unit) { return unit.shard_on_disk; });
+  const std::size_t on_gpu = count(plan, &UnitPlan::shard_on_gpu);
   std::string text = fmt::format(
       "ranks             this is rank {} of {}, at {}: it has a shard of the parameters of {}/{} "
       "units{}, of final gradients of {}, and of the optimizer state of {}\n",
       plan.ranks.rank, plan.ranks.size, stages_text(plan), count(plan, has_shard), plan.units.size(),
-      on_disk == 0 ? "" : fmt::format(" ({} of them on disk)", on_disk),
+      on_disk > 0  ? fmt::format(" ({} of them on disk)", on_disk)
+      : on_gpu > 0 ? fmt::format(" ({} of them on the GPU)", on_gpu)
+                   : "",
       count(plan, [](const UnitPlan& unit) { return unit.gradient_in_shards; }),
       count(plan, [](const UnitPlan& unit) { return unit.stage > 0; }));
   const bool asks_for_shards = count(plan, [](const UnitPlan& unit) { return unit.stage >= 2; }) > 0;
@@ -248,7 +251,9 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
     if (on_gpu) units.back()["updated_by"] = plan.units[u].updated_by_cpu() ? "cpu" : "gpu";
     if (plan.ranks.size > 1) units.back()["stage"] = plan.units[u].stage;
     if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
-      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : Tier::kHost);
+      units.back()["shard"] = place_of(plan.units[u].shard_on_disk    ? Tier::kDisk
+                                       : plan.units[u].shard_on_gpu() ? Tier::kDevice
+                                                                      : Tier::kHost);
   }
   Json json = {{"dtype", common_dtype(profile)},
                {"bytes", tiers},

@@ -128,13 +128,15 @@ class DevicePlanner {
            "disk");
   }
 
-  // The shards of partitioned parameters are in host memory, from where all ranks read them.
+  // Where GPUs do not copy shards of parameters from each other, these are in host memory, from where all
+  // ranks read them.
   void keep_shards_with_the_cpu() {
-    if (!placement_.partitions_any_parameters()) return;
+    if (!placement_.partitions_any_parameters() || placement_.shards_on_gpus()) return;
     if (in_.request.updates == Tier::kDevice)
       fail(ErrorCode::kInvalidArgument,
            "updates on the GPU are asked for at stage 3, at which the CPU updates each rank's shard of the "
-           "parameters, in host memory; let the CPU update, or ask for stage 1");
+           "parameters, in host memory, unless the GPUs of all ranks read each other's memory; let the CPU "
+           "update, or ask for stage 1");
     for (UnitId unit = 0; unit < updated_on_.size(); ++unit)
       if (placement_.partitions_parameters(unit)) updated_on_[unit] = Tier::kHost;
     because_ = "the CPU where parameters are partitioned, and else the GPU";
@@ -385,10 +387,15 @@ class DevicePlanner {
     if (placement_.gathers_any()) body(DeviceRanks::Of::kParameters);
   }
 
+  static std::uint64_t shards(const Footprint& footprint, bool here) {
+    return here ? round_up(footprint.shards[index(Part::kParameters)], kHugePage) : 0;
+  }
+
   Bytes device_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
                      std::size_t extents) const {
     Bytes bytes = {};
-    bytes[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes;
+    bytes[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes +
+                                        shards(footprint, placement_.shards_on_gpus());
     bytes[index(Purpose::kGradient)] =
         footprint.memory(Part::kGradient) + round_up(footprint.shards[index(Part::kGradient)], kHugePage);
     bytes[index(Purpose::kOptimizerState)] = footprint.memory(Part::kState);
@@ -409,7 +416,7 @@ class DevicePlanner {
     Bytes bytes = {};
     const auto of = [&](Part part) { return round_up(footprint.host[index(part)], kHugePage); };
     bytes[index(Purpose::kParameter)] =
-        of(Part::kParameters) + round_up(footprint.shards[index(Part::kParameters)], kHugePage);
+        of(Part::kParameters) + shards(footprint, !placement_.shards_on_gpus());
     bytes[index(Purpose::kGradient)] = of(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = of(Part::kState) + round_up(footprint.cpu_state, kHugePage) +
                                              round_up(placement_.whole_bytes(), kHugePage);
@@ -553,24 +560,40 @@ std::optional<Plan> find_at(const PlanInputs& in) {
 }  // namespace
 
 // Of the stages with which nothing is on disk, the one with the shortest step, and of those that are alike
-// the least; or else the one that moves least from the disk and to it.
+// the least; or else the one that moves least from the disk and to it. So it is with where shards lie.
 Plan make_device_plan(const PlanInputs& in) {
-  PlanRequest at = on_device(in.profile, in.request);
-  std::vector<std::size_t> stages = {0, 1};
-  if (at.updates != Tier::kDevice) stages.push_back(kMostStage);
-  if (at.stage || !at.stages.empty()) stages = {at.stage.value_or(0)};
+  const PlanRequest asked = on_device(in.profile, in.request);
+  std::vector<PlanRequest> requests;
+  const auto add = [&](const PlanRequest& request) {
+    const Placement placement(in.profile, in.optimizer, request);
+    if (!placement.shards_on_gpus()) return requests.push_back(request);
+    for (const Tier shards : {Tier::kDevice, Tier::kHost}) {
+      if (request.shards.value_or(shards) != shards) continue;
+      if (shards == Tier::kHost && request.updates == Tier::kDevice) continue;
+      requests.push_back(request);
+      requests.back().shards = shards;
+    }
+  };
+  const bool gives_stage = asked.stage || !asked.stages.empty();
+  if (gives_stage) add(asked);
+  for (const std::size_t stage : {std::size_t{0}, std::size_t{1}, kMostStage}) {
+    if (gives_stage) break;
+    PlanRequest at = asked;
+    at.stages.assign(in.profile.units.size(), stage);
+    if (stage < kMostStage || at.updates != Tier::kDevice || at.ranks.gpus_meet) add(at);
+  }
   const auto moved = [](const Plan& of) { return of.step_bytes_read + of.step_bytes_written; };
   const auto is_better = [&](const Plan& plan, const Plan& than) {
     if (plan.uses_disk() || than.uses_disk()) return moved(plan) < moved(than);
     return plan.device_time.step < kAlike * than.device_time.step;
   };
   std::optional<Plan> best;
-  for (const std::size_t stage : stages) {
-    if (stages.size() > 1) at.stage = stage;
-    std::optional<Plan> plan = find_at(in.with(at));
+  for (const PlanRequest& request : requests) {
+    std::optional<Plan> plan = find_at(in.with(request));
     if (plan && (!best || is_better(*plan, *best))) best = std::move(plan);
   }
   if (best) return *best;
+  PlanRequest at = requests.back();
   if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
   return DevicePlanner(in.with(at)).best();
 }

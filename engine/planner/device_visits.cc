@@ -66,15 +66,15 @@ void add_gradient(const Placement& placement, UnitId id, const UnitPlan& plan, U
 
 void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, const MachineRates& rates,
                UnitOnGpu& unit) {
-  const Placement::Received received = placement.received(id, plan);
   const Placement::OfRanks moved = placement.link_traffic_of_ranks(id, plan);
   const SecondsOfRanks seconds(placement, id, plan, rates);
   unit.sum = {moved.sum.written, moved.sum.read, seconds.sum};
   unit.gather = {moved.gather.written, moved.gather.read, seconds.gather};
-  const double a_byte =
-      seconds_of_ranks(received.fetched, rates) / static_cast<double>(placement.parameter_bytes(id));
-  for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward})
+  const double a_byte = seconds.fetch / static_cast<double>(placement.parameter_bytes(id));
+  for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward}) {
     use->from_ranks = a_byte * static_cast<double>(use->fetched);
+    if (plan.shard_on_gpu()) use->fetched = 0;
+  }
 }
 
 }  // namespace
@@ -98,6 +98,8 @@ SecondsOfRanks::SecondsOfRanks(const Placement& placement, UnitId unit, const Un
   };
   sum = seconds(received.gradient, moved.sum, placement.sums_on_gpus(plan));
   gather = seconds(received.updated, moved.gather, placement.gathers_on_gpus(plan));
+  fetch = plan.shard_on_gpu() ? between_gpus(received.fetched, 1, rates)
+                              : seconds_of_ranks(received.fetched, rates);
 }
 
 std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan, const MachineRates& rates,
@@ -172,6 +174,7 @@ void state_computing(const Profile& profile, const optim::Optimizer& optimizer, 
   request.clip = plan.clip;
   request.ranks = plan.ranks;
   request.stages = plan.stages();
+  if (plan.sums_in_backward) request.stage = plan.one_stage();
   // A small model's chunks end with its largest unit, which is no size that can be asked for.
   request.chunk_elements = round_up(plan.chunk_elements, kChunkGrain);
   request.compute = Tier::kDevice;

@@ -65,10 +65,11 @@ GpuReach reach_on_gpu(const Placement& placement, const Plan& plan);
 // Of what comes from other ranks: as the link lets it come, or the one thread that copies it in host memory,
 // whichever takes longer.
 double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates);
-// Of a unit's sum and gather, also where all threads of a rank read what the others have (RankMemory).
+// Of a unit's sum and gather, also where all threads of a rank read what the others have (RankMemory); and of
+// a fetch.
 struct SecondsOfRanks {
   SecondsOfRanks(const Placement& placement, UnitId unit, const UnitPlan& plan, const MachineRates& rates);
-  double sum = 0, gather = 0;
+  double sum = 0, gather = 0, fetch = 0;
 };
 // Completes Plan::device_time.
 void predict_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,

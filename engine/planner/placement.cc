@@ -44,9 +44,12 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       compute_(request.compute),
       updates_by_gpu_(compute_ == allocator::Tier::kDevice && optimizer.elementwise({}).has_value() &&
                       request.updates != allocator::Tier::kHost),
+      shards_on_gpus_(updates_by_gpu_ && request.ranks.gpus_meet && request.shards != allocator::Tier::kHost),
       ranks_(request.ranks),
       stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
                                      : request.stages),
+      asks_for_parts_(std::ranges::count(stages_, std::size_t{2}) > 0 ||
+                      (request.stage == kMostStage && shards_on_gpus_)),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),
@@ -185,7 +188,10 @@ Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t gro
 Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
   Traffic traffic = kept_gradient_traffic(unit, groups);
   if (waits(unit) && updated(unit)) {
-    traffic.read += units_[unit].elements_read * size_of(updated_gradient_type(unit));
+    // A rank's part does not begin with a block of a record, which is brought to a GPU whole.
+    const bool whole = compute_ == allocator::Tier::kDevice && stages_[unit] > 0;
+    traffic.read +=
+        (whole ? final_elements(unit) : units_[unit].elements_read) * size_of(updated_gradient_type(unit));
     traffic.written += final_elements(unit) * size_of(moved_gradient_type(unit));
   }
   return traffic;
@@ -419,7 +425,9 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
   // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates.
-  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
+  if (plan.shard_on_gpu())
+    add({});  // GPUs copy it from each other
+  else if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
     add({units_[unit].at.fetches * micro_batches() * bytes, 0});
   else if (!plan.resident(Part::kParameters))
     add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});

@@ -62,6 +62,8 @@ class Placement {
   bool gathers_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !plan.gathers_in_host(); }
   DeviceRanks::Meeting meeting() const { return {ranks_.gpus_meet, reads_any_pieces()}; }
   bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
+  // Whether partitioned parameters are in the memory of GPUs, which copy them from each other.
+  bool shards_on_gpus() const { return shards_on_gpus_ && partitions_any_parameters(); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   // What keeping it in memory until its update takes: all of that, or this rank's shard.
@@ -181,7 +183,7 @@ class Placement {
   // that the GPU updates.
   bool sums_in_backward() const {
     return updates_by_gpu_ && ranks_.size > 1 && clip_ && profile_.ends_micro_batches &&
-           profile_.micro_batches == 1 && std::ranges::count(stages_, std::size_t{2}) > 0;
+           profile_.micro_batches == 1 && asks_for_parts_;
   }
   bool keeps_gradient_shard(UnitId unit, const UnitPlan& plan) const;
   // The accesses to a unit in the schedule.
@@ -222,8 +224,12 @@ class Placement {
   bool clip_;
   allocator::Tier compute_;
   bool updates_by_gpu_;  // a GPU can update, and may
+  bool shards_on_gpus_;  // where some are partitioned
   RankOf ranks_;
   std::vector<std::size_t> stages_;  // by unit
+  // Whether the stage that is asked for is one at which gradients are partitioned, and parameters, if they
+  // are, lie where those are updated.
+  bool asks_for_parts_;
   Layout layout_;
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;

@@ -62,7 +62,7 @@ Arriving Placement::shards_of_others(UnitId unit) const {
 Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const {
   Received received;
   if (ranks_.size == 1) return received;
-  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks && !copies_shards())
+  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks && (plan.shard_on_gpu() || !copies_shards()))
     received.fetched = shards_of_others(unit);
   if (!updated(unit)) return received;
   for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)

@@ -20,10 +20,8 @@ struct Beside {
   Beside(const Placement& placement, const MachineRates& rates, UnitId unit, const UnitPlan& plan)
       : copied(placement.link_traffic(unit, plan)) {
     const SecondsOfRanks of_ranks(placement, unit, plan, rates);
-    const Arriving fetched = placement.received(unit, plan).fetched;
     ranks = of_ranks.sum + of_ranks.gather +
-            static_cast<double>(placement.fetches(unit) * placement.micro_batches()) *
-                seconds_of_ranks(fetched, rates);
+            static_cast<double>(placement.fetches(unit) * placement.micro_batches()) * of_ranks.fetch;
     if (plan.updated_by_cpu())
       cpu = placement.update_seconds(unit, rates);
     else

@@ -145,12 +145,10 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     if (!in_step()) refuse(ErrorCode::kState, "step() is called without begin_step()");
     require_none_held("step() is called");
     require_no_capture("step() is called", {});
-    if (shared_) {
-      // Shards are changed after all ranks have come here, and nobody may be reading them then.
-      if (c.parameter_shards) c.settle();
-      for (UnitId unit = 0; unit < layout().units().size(); ++unit) c.await_copies(unit);
-      shared_->step(settings);
-    }
+    // Shards are changed after all ranks have come here, and nobody may be reading them then.
+    if (c.parameter_shards && c.plan.clip) c.settle();
+    for (UnitId unit = 0; c.plan.clip && unit < layout().units().size(); ++unit) c.await_copies(unit);
+    if (shared_) shared_->step(settings);
     if (sums_) sums_->end();
     if (sums_ && c.plan.clip) sums_->agree(settings);
     require_all_or_none();

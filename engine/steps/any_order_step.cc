@@ -87,9 +87,10 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
     refuse_own_gradient("read");
     if (c.plan.sums_in_backward)
-      refuse(ErrorCode::kState,
-             "a gradient is read, and at stage 2 a rank keeps its own part alone of what was summed on GPUs; "
-             "ask for stage 1");
+      refuse(
+          ErrorCode::kState,
+          "a gradient is read, and at stages 2 and 3 a rank keeps its own part alone of what was summed on "
+          "GPUs; ask for stage 1");
     use_gradients();
     require_gradient(parameter);
     if (shared_) shared_->make_whole(parameter);

@@ -97,9 +97,9 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
-  if (parameter_shards) parameter_shards->start(resources.ledger, gpu ? &gpu->device() : nullptr);
+  if (parameter_shards) parameter_shards->start(resources.ledger, work());
   if (gpu_shards) gpu_shards->start(resources.ledger);
-  // The CPU, which updates shards, waits for copies of what was there before.
+  // Who updates shards waits for copies of what was there before.
   for (UnitId unit = 0; unit < layout.units().size() && gpu_shards; ++unit)
     if (parameter_shards->has(unit) && own(unit).size() > 0)
       gpu->add({parameter_shards->data(unit), own(unit).size() * size_of(layout.dtype(unit))},
@@ -126,7 +126,8 @@ Stores::~Stores() {
 
 void Stores::take_shard(UnitId unit) {
   const Array values{pager.data(parameters[unit]), layout.dtype(unit)};
-  if (!gpu_shards) return parameter_shards->take(unit, static_cast<const std::byte*>(values.data));
+  if (!gpu_shards || parameter_shards->on_gpus())
+    return parameter_shards->take(unit, static_cast<const std::byte*>(values.data));
   const Shards& shards = states.format().shards();
   std::byte* to = parameter_shards->data(unit);
   for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {

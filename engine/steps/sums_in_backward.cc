@@ -313,8 +313,8 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
           c.layout.spec(p).name, c.name_of(unit), waiting().size(),
           core_.plan.clip ? "ask for stage 1" : "update at the end of the step");
   c.queue.ensure_updated(unit);
-  // Nobody reads a shard while it is updated: this rank reads none from now on.
-  if (c.partitions_parameters(unit)) {
+  // Nobody reads a shard while it is updated: this rank reads none from now on, or from the step's end.
+  if (c.partitions_parameters(unit) && !c.plan.clip) {
     c.pager.outdate(c.parameters[unit]);
     c.await_copies(unit);
   } else if (holds_parameters(unit)) {

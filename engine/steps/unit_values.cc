@@ -357,6 +357,7 @@ std::exception_ptr save_own_chunks(const ValueStreams& s, UnitId unit, const Own
       values = {s.pipeline.parameters(slot), s.layout.dtype(unit)};
     else if (values.data != nullptr)
       values = values.at(format.shards().chunk(unit, chunk).begin - first);
+    if (parameters.on_gpu) values = readable(s, values, format.shards().chunk(unit, chunk).size());
     drain_chunk(s, format, unit, chunk, values, state, own);
   };
   return for_chunks(s, unit, chunks, parameters, drain);

@@ -47,6 +47,7 @@ std::exception_ptr save_wanted_parameters(const ValueStreams& streams, UnitId un
 // This rank's shard of a unit's parameters: in memory, or read from somewhere else; or neither.
 struct OwnParameters {
   ConstArray shard = {};
+  bool on_gpu = false;  // where that is
   std::function<void(std::size_t offset, std::span<std::byte> into, Done done)> read;
   bool any() const { return shard.data != nullptr || read != nullptr; }
 };

@@ -106,6 +106,7 @@ std::exception_ptr Values::save_own(UnitId unit, const UnitSink& sink, const Wan
     };
   } else if (c_.partitions_parameters(unit)) {
     own.shard = {c_.parameter_shards->data(unit), c_.layout.dtype(unit)};
+    own.on_gpu = c_.parameter_shards->on_gpus();
   } else if (wanted.parameters({0, c_.layout.unit_elements(unit)})) {
     const std::byte* const values = c_.pager.acquire(c_.parameters[unit], Pager::Use::kRead);
     failed = save_wanted_parameters(streams(unit), unit, {values, c_.layout.dtype(unit)}, sink, wanted);

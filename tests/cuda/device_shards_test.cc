@@ -7,6 +7,7 @@
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
 #include "cuda/file_limit.h"
+#include "thrown.h"
 
 // Units that come to a GPU from the shards of all ranks. Each rank has a GPU.
 namespace sluice::engine::twins {
@@ -19,20 +20,23 @@ constexpr std::size_t kElements = 10'000'000;
 
 class OneOfRanks {
  public:
-  OneOfRanks(comm::Communicator& of, Device& gpu)
+  OneOfRanks(comm::Communicator& of, Device& gpu, bool on_gpus)
       : gpu_(gpu),
         ranks_(of, layout_, *optimizer_, {true}),
-        shards_(layout_, plan(), ranks_),
+        shards_(layout_, plan(on_gpus), ranks_),
         there_(ledger_, gpu, allocator::Purpose::kParameter, layout_.unit_bytes(0)),
+        whole_(ledger_, gpu, allocator::Purpose::kParameter, layout_.unit_bytes(0)),
         back_(ledger_, gpu, allocator::Purpose::kStaging, layout_.unit_bytes(0)) {
-    work_.add({to(), layout_.unit_bytes(0)}, layout_.unit_bytes(0));
+    for (std::byte* const unit : {to(), whole()})
+      work_.add({unit, layout_.unit_bytes(0)}, layout_.unit_bytes(0));
+    work_.add({back_.data(), layout_.unit_bytes(0)}, layout_.unit_bytes(0));
   }
   ~OneOfRanks() { work_.finish(); }
   OneOfRanks(const OneOfRanks&) = delete;
   OneOfRanks& operator=(const OneOfRanks&) = delete;
 
   void start() {
-    shards_.start(ledger_, &gpu_);
+    shards_.start(ledger_, &work_);
     from_ranks_.start(ledger_);
     from_ranks_.share();
   }
@@ -40,8 +44,17 @@ class OneOfRanks {
   void change(float first) {
     const std::vector<float> all = values(first);
     shards_.expect(0);
-    shards_.take(0, reinterpret_cast<const std::byte*>(all.data()));
+    if (shards_.on_gpus()) {
+      std::memcpy(back_.data(), all.data(), layout_.unit_bytes(0));
+      work_.copy_in(whole(), {back_.data(), layout_.unit_bytes(0)});
+      shards_.take(0, whole());
+    } else {
+      shards_.take(0, reinterpret_cast<const std::byte*>(all.data()));
+    }
     shards_.publish(0);
+  }
+  void wait_for_own() {
+    work_.wait({shards_.data(0), ranks_.own(0).size() * sizeof(float)}, DeviceWork::Use::kRead);
   }
   void begin_fetch(Done done) { unit_->fetch(0, {to(), layout_.unit_bytes(0)}, std::move(done)); }
   void fetch() {
@@ -66,12 +79,15 @@ class OneOfRanks {
   std::size_t own_staging() const { return round_up(layout_.unit_bytes(0), kHugePage); }
 
  private:
-  static Plan plan() {
+  static Plan plan(bool on_gpus) {
     Plan plan;
     plan.units.resize(1);
     plan.units[0].place(Part::kParameters, allocator::Tier::kRanks);
+    plan.units[0].compute = kDevice;
+    plan.units[0].updated_on = on_gpus ? kDevice : kHost;
     return plan;
   }
+  std::byte* whole() const { return reinterpret_cast<std::byte*>(whole_.address()); }
   std::byte* to() const { return reinterpret_cast<std::byte*>(there_.address()); }
   std::vector<float> values(float first) const {
     std::vector<float> all(layout_.unit_elements(0), first);
@@ -88,21 +104,21 @@ class OneOfRanks {
   ParameterShards shards_;
   DeviceShards from_ranks_{shards_, work_};
   const std::unique_ptr<Backing> unit_ = from_ranks_.make(0);
-  const allocator::DeviceRegion there_;
+  const allocator::DeviceRegion there_, whole_;
   const RegisteredRegion back_;
 };
 
 class DeviceShardsTest : public DeviceEngineTest {
  protected:
-  void run(World world, int ranks, Schedule schedule,
+  void run(World world, int ranks, Schedule schedule, bool on_gpus,
            const std::function<void(comm::Communicator& of, OneOfRanks& rank)>& body,
            bool may_open_files = true) {
     device_.reset();
-    fake()->begin({.schedule = schedule, .seed = 1, .devices = ranks});
+    fake()->begin({.schedule = schedule, .seed = 1, .memory = kGiB, .devices = ranks});
     FileLimit limit;
     comm::run_communicators(world, ranks, [&](comm::Communicator& of) {
       const std::unique_ptr<Device> device = open_device(of.rank());
-      OneOfRanks rank(of, *device);
+      OneOfRanks rank(of, *device, on_gpus);
       of.barrier(1, "all ranks");
       if (of.rank() == 0 && !may_open_files) limit.set(0);
       of.barrier(1, "the limit");
@@ -111,17 +127,18 @@ class DeviceShardsTest : public DeviceEngineTest {
       of.barrier(1, "the end of the engines");
     });
   }
-  static std::vector<World> worlds() {
-    std::vector<World> all = {World::kThreads};
-    if (comm::kForksAllowed) all.push_back(World::kProcesses);
+  // Where ranks are, and whether shards are on GPUs.
+  static std::vector<std::pair<World, bool>> worlds() {
+    std::vector<std::pair<World, bool>> all = {{World::kThreads, false}, {World::kThreads, true}};
+    if (comm::kForksAllowed) all.emplace_back(World::kProcesses, false);
     return all;
   }
 };
 
 TEST_F(DeviceShardsTest, AreCopiedFromWhereTheirOwnersHaveThemAndNotSent) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const World world : worlds())
-    run(world, 3, Schedule::kRandom, [](comm::Communicator& of, OneOfRanks& rank) {
+  for (const auto& [world, on_gpus] : worlds())
+    run(world, 3, Schedule::kRandom, on_gpus, [](comm::Communicator& of, OneOfRanks& rank) {
       EXPECT_TRUE(rank.shares());
       EXPECT_EQ(rank.staging(), rank.own_staging()) << "nothing passes through memory of a rank";
       for (const float version : {1.0f, 2.0f}) {
@@ -140,7 +157,7 @@ TEST_F(DeviceShardsTest, AreSentWhereTheyCannotBeShared) {
   SLUICE_NEEDS_THE_FAKE();
   for (const World world : {World::kMixedHosts, World::kThreads})
     run(
-        world, 2, Schedule::kRandom,
+        world, 2, Schedule::kRandom, false,
         [](comm::Communicator& of, OneOfRanks& rank) {
           EXPECT_FALSE(rank.shares());
           EXPECT_EQ(rank.staging(), rank.own_staging() + DeviceShards::bytes());
@@ -157,8 +174,8 @@ TEST_F(DeviceShardsTest, AreSentWhereTheyCannotBeShared) {
 // Without that question the GPU would have what was there before.
 TEST_F(DeviceShardsTest, AreCopiedWhenTheirOwnersHaveTheVersion) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const World world : worlds())
-    run(world, 3, Schedule::kEarly, [](comm::Communicator& of, OneOfRanks& rank) {
+  for (const auto& [world, on_gpus] : worlds())
+    run(world, 3, Schedule::kEarly, on_gpus, [](comm::Communicator& of, OneOfRanks& rank) {
       rank.change(1);
       rank.fetch();
       of.barrier(1, "all have the first version");
@@ -176,17 +193,46 @@ TEST_F(DeviceShardsTest, AreCopiedWhenTheirOwnersHaveTheVersion) {
     });
 }
 
+// A GPU that changes its shard late has it until then as it was.
+TEST_F(DeviceShardsTest, OnGpusAreToldOfWhenTheGpuHasChangedThem) {
+  SLUICE_NEEDS_THE_FAKE();
+  run(World::kThreads, 3, Schedule::kLate, true, [](comm::Communicator& of, OneOfRanks& rank) {
+    for (const float version : {1.0f, 2.0f}) {
+      rank.change(version);
+      rank.fetch();
+      EXPECT_TRUE(rank.has(version));
+      rank.await();
+      of.barrier(1, "all have read");
+    }
+  });
+}
+
+TEST_F(DeviceShardsTest, AreInOneKindOfMemoryOnAllRanks) {
+  SLUICE_NEEDS_THE_FAKE();
+  device_.reset();
+  fake()->begin({.memory = kGiB, .devices = 2});
+  comm::run_communicators(World::kThreads, 2, [&](comm::Communicator& of) {
+    const std::unique_ptr<Device> device = open_device(of.rank());
+    OneOfRanks rank(of, *device, of.rank() == 1);
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"in the memory of its GPU on rank 1, and in host memory on rank 0", "links"},
+                 [&] { rank.start(); });
+    of.barrier(1, "the end of the engines");
+  });
+}
+
 // A GPU that is late copies what is there by then.
 TEST_F(DeviceShardsTest, ChangeWhenEachRankHasWaitedForItsCopies) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const bool waits : {true, false})
-    run(World::kThreads, 2, Schedule::kLate, [&](comm::Communicator& of, OneOfRanks& rank) {
+  for (const auto& [waits, on_gpus] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}})
+    run(World::kThreads, 2, Schedule::kLate, on_gpus, [&](comm::Communicator& of, OneOfRanks& rank) {
       rank.change(1);
       of.barrier(1, "the first version");
       if (of.rank() == 0) rank.fetch();
       if (of.rank() == 0 && waits) rank.await();
       of.barrier(1, "the copies");
-      rank.change(2);
+      if (of.rank() == 1) rank.change(2);
+      if (of.rank() == 1) rank.wait_for_own();
       of.barrier(1, "the second version");
       EXPECT_TRUE(of.rank() == 1 || rank.has(1) == waits);
     });

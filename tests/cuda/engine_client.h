@@ -40,6 +40,7 @@ struct Case {
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
   std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
   bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
+  bool parts = false;                 // it reads no gradients, of which ranks have parts
   bool measures = false;  // the client measures and multiplies gradients before the step, as clipping does
   bool looks = false;     // the client also reads parameters between the last gradient and the step
   bool holds = false;     // the client holds the first block from its forward pass to its backward pass
@@ -164,7 +165,7 @@ class Client {
     }
     if (setup_.looks) forward();
     settings.keep_gradients = setup_.keeps && step % 2 == 0;
-    if (setup_.edits) look_at_gradients();
+    if (setup_.edits && !setup_.parts) look_at_gradients();
     if (setup_.measures) measure_gradients();
     if (spoils_ && setup_.abandons) {
       engine_.abandon_step();

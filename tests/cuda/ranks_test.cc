@@ -50,6 +50,7 @@ class RanksOnGpusTest : public DeviceEngineTest {
       const std::unique_ptr<Device> device = open_for(of);
       const auto look = [&](Made& made) {
         EXPECT_EQ(made.plan.partitions_any(Part::kParameters), setup.stage == 3);
+        EXPECT_EQ(made.plan.shards_on_gpus(), setup.stage == 3 && setup.updates == kDevice);
         EXPECT_EQ(std::ranges::count(made.plan.partitions_state(), true) > 0, setup.stage > 0);
         check_memory(made);
       };
@@ -102,7 +103,7 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
       const Outcomes expected = train_on_cpus(setup, ranks);
       setup.device = 192 * kMiB;
       for (const auto updates : {kDevice, kHost}) {
-        if (updates == kDevice && (!by_gpu || stage == 3)) continue;
+        if (updates == kDevice && !by_gpu) continue;
         ++seed;
         setup.updates = updates;
         setup.places = {tiers[seed % 3], tiers[seed / 2 % 3],
@@ -111,7 +112,8 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
                                  clip ? "clipped" : "at once", name_of(updates), name_of(*setup.places[0]),
                                  name_of(*setup.places[1]), name_of(*setup.places[2])));
         for (const bool gpus_meet : {false, true}) {
-          if (gpus_meet && seed % 2 == 0) continue;
+          const bool shards_on_gpus = stage == 3 && updates == kDevice;
+          if (shards_on_gpus ? !gpus_meet : gpus_meet && seed % 2 == 0) continue;
           setup.ranks.gpus_meet = gpus_meet;
           begin_devices(ranks, static_cast<Schedule>(seed % 3), seed);
           world_ = !gpus_meet && seed % 4 == 0 ? comm::World::kMixedHosts : comm::World::kThreads;
@@ -149,10 +151,10 @@ TEST_F(RanksOnGpusTest, MemoryOfPiecesIsUsedAgainOnceTheGpuHasWhatWasThere) {
     setup.places = {}, setup.updates = {};
     const Outcomes expected = train_on_cpus(setup, 2);
     setup.device = 224 * kMiB;
-    setup.places = {kDevice, kDevice, stage == 3 ? kHost : kDevice};
-    if (stage < 3) setup.updates = kDevice;
     for (const bool gpus_meet : {false, true}) {
-      if (gpus_meet && stage == 3) continue;  // the CPU updates shards there
+      const bool by_cpu = stage == 3 && !gpus_meet;
+      setup.places = {kDevice, kDevice, by_cpu ? kHost : kDevice};
+      setup.updates = by_cpu ? kHost : kDevice;
       setup.ranks.gpus_meet = gpus_meet;
       begin_devices(2, Schedule::kLate, 1);
       expect_twins(setup, expected);
@@ -176,7 +178,9 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
           Placed{0, kDevice, kDevice, kHost, kDevice}, Placed{1, kHost, kDevice, kHost, kHost},
           Placed{3, kHost, kHost, kHost, kHost}, Placed{0, kDevice, kDevice, kDevice, kDevice, true},
           Placed{1, kDevice, kDevice, kDevice, kDevice, true}, Placed{1, kHost, kHost, kHost, kHost, true},
-          Placed{2, kDevice, kDevice, kDevice, kDevice, true}, Placed{2, kDevice, kDevice, kDevice, kHost}}) {
+          Placed{2, kDevice, kDevice, kDevice, kDevice, true}, Placed{2, kDevice, kDevice, kDevice, kHost},
+          Placed{3, kDevice, kDevice, kDevice, kDevice, true},
+          Placed{3, kDevice, kDevice, kHost, kHost, true}}) {
       SCOPED_TRACE(fmt::format("{}, stage {}, updates by the {}, {} {} {}", name_of(type), stage,
                                name_of(updates), name_of(parameters), name_of(gradients), name_of(state)));
       Case all;
@@ -333,7 +337,8 @@ TEST_F(RanksOnGpusTest, SumsBesideBackwardHaveTheBitsOfTheCpus) {
         Placed{1, kHost, kHost, Dtype::kF32}, Placed{0, kDevice, kHost, Dtype::kBf16},
         Placed{0, kHost, kDisk, Dtype::kF32}, Placed{3, kHost, kHost, Dtype::kBf16},
         Placed{0, kDevice, kDevice, Dtype::kBf16, true}, Placed{1, kDevice, kDevice, Dtype::kBf16, true},
-        Placed{1, kDevice, kDisk, Dtype::kF32, true}, Placed{3, kHost, kDevice, Dtype::kBf16, true}}) {
+        Placed{1, kDevice, kDisk, Dtype::kF32, true}, Placed{3, kHost, kDevice, Dtype::kBf16, true},
+        Placed{3, kDevice, kHost, Dtype::kF32, true}}) {
     SCOPED_TRACE(fmt::format("stage {}, updates by the {}, gradients on {}", stage, name_of(updates),
                              name_of(gradients)));
     Case setup;
@@ -377,23 +382,27 @@ TEST_F(RanksOnGpusTest, RanksAgreeOnWhereEachUnitMeets) {
 }
 
 // Of gradients that were summed in backward a rank keeps its own part alone, until the step's end.
-TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradientsAtStage2) {
+TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradients) {
   struct Placed {
+    std::size_t stage;
     Dtype type;
     allocator::Tier state;
     bool gpus_meet;
   };
   std::uint64_t seed = 0;
-  for (const auto& [type, state, gpus_meet] :
-       {Placed{Dtype::kF32, kDevice, true}, Placed{Dtype::kBf16, kHost, true},
-        Placed{Dtype::kBf16, kDevice, false}, Placed{Dtype::kF32, kHost, false}}) {
-    SCOPED_TRACE(fmt::format("{}, state on {}, seed {}", name_of(type), name_of(state), seed));
+  for (const auto& [stage, type, state, gpus_meet] :
+       {Placed{2, Dtype::kF32, kDevice, true}, Placed{2, Dtype::kBf16, kHost, true},
+        Placed{2, Dtype::kBf16, kDevice, false}, Placed{2, Dtype::kF32, kHost, false},
+        Placed{3, Dtype::kBf16, kDevice, true}, Placed{3, Dtype::kF32, kDisk, true}}) {
+    SCOPED_TRACE(
+        fmt::format("stage {}, {}, state on {}, seed {}", stage, name_of(type), name_of(state), seed));
     Case setup;
     setup.optimizer = optimizer_of("adamw", Dtype::kF32, true);
     setup.dtype = type;
     setup.ends = setup.once = setup.measures = true;
     setup.blocks = 9, setup.rows = 300, setup.steps = 3;
-    setup.stage = 2;
+    setup.edits = setup.parts = stage == 3;
+    setup.stage = stage;
     const int ranks = 2 + static_cast<int>(seed % 2);
     const Outcomes expected = train_on_cpus(setup, ranks);
     setup.device = 256 * kMiB;
@@ -405,6 +414,7 @@ TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradientsAtStage2) {
       const std::unique_ptr<Device> device = open_for(of);
       const auto look = [&](Made& made) {
         EXPECT_TRUE(made.plan.sums_in_backward);
+        EXPECT_EQ(made.plan.shards_on_gpus(), setup.stage == 3);
         EXPECT_GE(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_in_shards), 9);
         check_memory(made);
       };

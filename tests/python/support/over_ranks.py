@@ -122,6 +122,9 @@ def train(
         model.enable_input_require_grads()
     if name == "wide" and options.get("stage") == 3:
         assert _partitioned(model) > 8, "more units than there are pieces of what ranks sum"
+        plan = sluice.torch.engine_of(model).plan()
+        shards = {unit.get("shard") for unit in plan["units"]} - {None}
+        assert len(shards) == 1 and (options.get("updates") != "gpu" or shards == {"device"})
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
     losses, norms = _loop(
@@ -236,9 +239,9 @@ def on_gpus(called, seed=0, schedule="random", has_peers=True, **given):
         return globals()[called](**ON_GPU | given)
 
 
-def with_parts_of_gradients(**options):
-    """What reads of a gradient, norms, a second backward pass and the step say at stage 2."""
-    model, optimizer = _wrapped("normed", "device", stage=2, accumulate=SIZE, **options)
+def with_parts_of_gradients(stage, **options):
+    """What reads of a gradient, norms, a second backward pass and the step say where a rank keeps its own part."""
+    model, optimizer = _wrapped("normed", "device", stage=stage, accumulate=SIZE, **options)
     said = []
     for attempt in (
         lambda: next(model.parameters()).grad.clone(),

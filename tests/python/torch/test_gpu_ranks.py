@@ -45,7 +45,7 @@ TABLE = [
     ("gpt2", {"stated": True, "update": "Adafactor"}, {}),
     ("gpt2", {"stated": True, "update_in_backward": True, "clip_value": 0.001}, {}),
     ("wide", {"accumulate": 4, "stated": True, "clip": 0.1}, {}),
-    ("wide", {"stated": True, "update_in_backward": True, "dtype": "bfloat16"}, {}),
+    ("wide", {"stated": True, "update_in_backward": True, "dtype": "bfloat16"}, {"updates": "gpu"}),
     ("llama", {"dtype": "bfloat16", "master": "none", "accumulate": 4, "alone": "evaluate"}, {"updates": "cpu"}),
 ]  # fmt: skip
 MORE = [
@@ -67,11 +67,9 @@ def check_twins(pool, name, settings, on_gpus, stages_and_places, first=0):
     expected = alike(pool.call("train", stage=0, **settings))
     by_cpu = on_gpus.get("updates") == "cpu" or settings.get("update") in ("Adafactor", "Muon")
     for seed, (stage, place) in enumerate(stages_and_places, first):
-        if stage == 3 and on_gpus.get("updates") == "gpu":
-            continue  # the CPU updates what is partitioned in its memory
         of_parts = {"parameters": "device", "state": "memory"}  # what the CPU updates is no state of the GPU
         given = settings | on_gpus | {"stage": stage, "place": of_parts if by_cpu and place == "device" else place}
-        given["has_peers"] = seed % 2 == 0
+        given["has_peers"] = seed % 2 == 0 or (stage == 3 and on_gpus.get("updates") == "gpu")  # where shards are in memory the CPU updates
         found = pool.call("on_gpus", called="train", seed=seed, schedule=fake_gpu.SCHEDULES[seed % 3], **given)
         assert found == expected, f"stage {stage}, {place}, seed {seed}"
 
@@ -141,21 +139,24 @@ KEPT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", KEPT, ids=lambda row: f"{row[0]}, {row[1]}")
-def test_at_stage_2_a_rank_keeps_its_own_part_of_gradients(pool, row):
+@pytest.mark.parametrize("number, row", list(enumerate(KEPT)), ids=[f"{row[0]}, {row[1]}" for row in KEPT])
+def test_at_stages_2_and_3_a_rank_keeps_its_own_part_of_gradients(pool, number, row):
     name, settings = row
     settings = {"name": name, "steps": 3, "stated": True} | settings
     expected = alike(pool.call("train", **settings))
     for seed, place in enumerate(PLACES):
-        given = settings | {"stage": 2, "place": {"parameters": place, "state": place}, "has_peers": seed % 2 == 0}
+        stage = 2 + (number + seed) % 2
+        given = settings | {"stage": stage, "place": {"parameters": place, "state": place}, "updates": "gpu"}
+        given["has_peers"] = stage == 3 or seed % 2 == 0
         assert pool.call("on_gpus", called="train", seed=seed, schedule=fake_gpu.SCHEDULES[seed], **given) == expected, place
 
 
-def test_what_a_rank_cannot_do_with_its_part_of_gradients_says_so(pool):
-    for texts in pool.call("on_gpus", called="with_parts_of_gradients"):
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_a_rank_cannot_do_with_its_part_of_gradients_says_so(pool, stage):
+    for texts in pool.call("on_gpus", called="with_parts_of_gradients", stage=stage):
         read, norm, again, stepped, of_full, closed = texts
         assert of_full > 0 and closed is None
-        assert read.startswith("StateError: a gradient is read, and at stage 2 a rank keeps its own part"), read
+        assert read.startswith("StateError: a gradient is read, and at stages 2 and 3 a rank keeps its own part"), read
         assert norm > 0 and stepped is None
         assert again.startswith("StateError: ") and "ask for stage 1" in again, again
 
