@@ -48,10 +48,9 @@
  * in the host for updates by the CPU. "gpus" makes it an error that they cannot (SLUICE_IO). GPUs of one host
  * copy partitioned parameters from where each rank has its shard: in memory of the GPUs that read each
  * other's, which update them there, if they fit; else in host memory that all ranks map. Bits are those of
- * ranks on the CPU, at either. At stage 2, and at stage 3 with shards on GPUs, with options.micro_batches one
- * for each rank and updates by the GPU, gradients are summed in backward, and a rank keeps its own part alone
- * of each: they can be measured, multiplied and dropped, but not read, nor added to, until the step has ended
- * (SLUICE_STATE).
+ * ranks on the CPU, at either. With options.stage for stage 2 or 3, and options.micro_batches one for each
+ * rank, gradients are summed in backward, and a rank keeps its own part alone of each: they can be measured,
+ * multiplied and dropped, but not read, nor added to, until the step has ended (SLUICE_STATE).
  * Unless "gpus" is asked for, all ranks use the host's memory where one's GPU has too little for what others
  * read of it. That stays taken until the engines of all ranks have ended.
  *

@@ -98,7 +98,8 @@ struct UnitPlan {
   // which follows at once; or, on the tier kRanks, until it is final, and then this rank's shard of it is
   // kept in memory. It is not resident.
   bool gradient_stored = true;
-  // What waits for the update is this rank's shard: in memory (on the tier kRanks), or on disk.
+  // What waits for the update is this rank's shard: in the memory that is computed on (on the tier kRanks),
+  // on disk, or, where a GPU computes, in host memory.
   bool gradient_in_shards = false;
   // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory: of the processor that
   // updates it.
@@ -118,6 +119,9 @@ struct UnitPlan {
   // it.
   bool shard_on_gpu() const {
     return tier(Part::kParameters) == allocator::Tier::kRanks && compute != kCpuTier && updated_on == compute;
+  }
+  bool gradient_shard_in_host() const {
+    return gradient_in_shards && compute != kCpuTier && tier(Part::kGradient) == allocator::Tier::kHost;
   }
   // Where ranks compute on GPUs: whether they sum the unit's gradient where it waits for its update, in the
   // host's memory; and whether they gather its parameters where the CPU has updated them. at_the_end: whether
@@ -173,7 +177,7 @@ struct Plan {
   // Whether there are frames for a gradient that ranks are adding up, while the next unit is computed.
   bool sums_beside = false;
   // Where ranks compute on GPUs, and updates wait for the step's end: gradients are summed in backward, and
-  // then a rank keeps its own part of them alone, in device memory (stage 2).
+  // then a rank keeps its own part of them alone (stages 2 and 3).
   bool sums_in_backward = false;
   std::size_t extent_bytes = 0;  // the size of an extent
   std::size_t extents = 0;

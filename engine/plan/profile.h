@@ -141,7 +141,8 @@ std::vector<int> gradient_uses(const Profile& profile);
 std::vector<std::size_t> recompute_levels(const Profile& profile, const std::optional<std::string>& asked);
 // The type of a unit's final gradients: in any order f32, since they can be kept and added to.
 Dtype final_gradient_type(const Profile& profile, UnitId unit);
-// What so many elements of a final gradient take on disk, in whole blocks.
+// What so many elements of a final gradient take on disk, or a part of them beside a GPU, in whole blocks, of
+// which there is one at least.
 std::size_t final_gradient_bytes(std::size_t elements, Dtype type);
 
 }  // namespace sluice::engine

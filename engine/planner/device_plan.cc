@@ -91,8 +91,7 @@ class DevicePlanner {
                                  : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
     }
     std::optional<Plan> plan = attempt(in_.budget.disk);
-    // The CPU would need gradients of whole units.
-    const bool may_share = !placement_.partitions_any_parameters() && !placement_.sums_in_backward();
+    const bool may_share = !placement_.partitions_any_parameters();
     if (by_gpu && !in_.request.updates && may_share)
       if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
     if (plan) engine::predict_step(placement_, in_.rates, in_.request.computing, *plan);
@@ -199,6 +198,8 @@ class DevicePlanner {
 
   std::size_t bytes_of(UnitId unit, Part part) const {
     if (part == Part::kParameters) return placement_.parameter_bytes(unit);
+    if (part == Part::kGradient && placement_.keeps_gradient_shard(unit))
+      return placement_.gradient_record_bytes(unit);
     return part == Part::kGradient ? placement_.gradient_bytes(unit) : placement_.state_bytes(unit);
   }
 
@@ -222,10 +223,12 @@ class DevicePlanner {
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, 1);
       if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kHost);
-      if (placement_.keeps_gradient_shard(unit, units[unit])) {
+      if (placement_.keeps_gradient_shard(unit)) {
         units[unit].gradient_in_shards = true;
         units[unit].gradient_stored = false;
-        units[unit].place(Part::kGradient, Tier::kRanks);
+        const Tier wanted = in_.request.place(Part::kGradient).value_or(rest);
+        const bool on_gpu = wanted == Tier::kDevice && !units[unit].updated_by_cpu();
+        units[unit].place(Part::kGradient, on_gpu ? Tier::kRanks : Tier::kHost);
       }
     }
     return units;
@@ -233,6 +236,8 @@ class DevicePlanner {
 
   Placement::Traffic traffic(UnitId unit, Part part) const {
     if (part == Part::kParameters) return placement_.parameter_traffic(unit, placement_.micro_batches());
+    if (part == Part::kGradient && placement_.keeps_gradient_shard(unit))
+      return {placement_.gradient_record_bytes(unit), placement_.gradient_record_bytes(unit)};
     if (part == Part::kGradient) return placement_.gradient_traffic(unit, placement_.micro_batches());
     return placement_.state_traffic(unit);
   }
@@ -241,8 +246,9 @@ class DevicePlanner {
     std::vector<Item> result;
     for (UnitId unit = 0; unit < units.size(); ++unit)
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+        const bool in_shards = part == Part::kGradient && units[unit].gradient_in_shards;
         const bool is_fixed = in_.request.place(part) || units[unit].tier(part) == Tier::kRanks ||
-                              (part == Part::kGradient && !units[unit].gradient_stored);
+                              (part == Part::kGradient && !units[unit].gradient_stored && !in_shards);
         if (units[unit].resident(part) || is_fixed) continue;
         const Placement::Traffic saved = traffic(unit, part);
         double seconds = copy_seconds(saved.read, saved.written, in_.rates.gpu);
@@ -276,7 +282,8 @@ class DevicePlanner {
       if (larger.updated_by_cpu() && item.part != Part::kParameters) continue;
       Footprint then = footprint;
       placement_.to_memory(item.unit, item.part, larger, then);
-      const bool frees_frames = item.part != Part::kState;
+      const bool is_part = item.part == Part::kGradient && larger.gradient_in_shards;
+      const bool frees_frames = item.part != Part::kState && !is_part;
       const std::size_t extents = frees_frames ? frames.most_without(item.unit, item.part) : frames.most();
       if (sum(device_bytes(plan, shape, then, extents)) > in_.budget.device) continue;
       if (frees_frames) frames.remove(item.unit, item.part);

@@ -68,7 +68,7 @@ void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, cons
                UnitOnGpu& unit) {
   const Placement::OfRanks moved = placement.link_traffic_of_ranks(id, plan);
   const SecondsOfRanks seconds(placement, id, plan, rates);
-  unit.sum = {moved.sum.written, moved.sum.read, seconds.sum};
+  unit.sum = {moved.sum.written, moved.sum.read, seconds.sum, moved.kept};
   unit.gather = {moved.gather.written, moved.gather.read, seconds.gather};
   const double a_byte = seconds.fetch / static_cast<double>(placement.parameter_bytes(id));
   for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward}) {
@@ -133,7 +133,8 @@ std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan
     const Placement::Traffic link = placement.link_traffic(id, placed);
     const std::uint64_t other_in =
         unit.forward.fetched + unit.backward.fetched + unit.sum.in + unit.gather.in;
-    const std::uint64_t other_out = unit.forward.left + unit.backward.left + unit.sum.out + unit.gather.out;
+    const std::uint64_t other_out =
+        unit.forward.left + unit.backward.left + unit.sum.out + unit.sum.kept + unit.gather.out;
     unit.in = link.read - std::min(link.read, other_in);
     unit.out = link.written - std::min(link.written, other_out);
     if (on_disk(placed, Part::kParameters)) unit.written += placement.parameter_traffic(id, 1).written;

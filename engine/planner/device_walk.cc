@@ -226,6 +226,7 @@ class WalkOnGpu {
       job.pass(Way::kOut, bytes(call.out));
       job.pass(Way::kRanks, share * call.seconds);
       job.pass(Way::kIn, bytes(call.in));
+      job.pass(Way::kOut, bytes(call.kept));
       return job;
     }
     job.pass(Way::kRead, bytes(unit.read));

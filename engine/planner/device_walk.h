@@ -27,10 +27,12 @@ struct UnitOnGpu {
   double update = 0;         // seconds of the processor that updates, for all chunks
   std::uint64_t in = 0, out = 0, read = 0, written = 0;
   bool streams() const { return in + out + read + written > 0; }
-  // What all ranks do with it in host memory: so many bytes leave the GPU for that, and so many return.
+  // What all ranks do with it: so many bytes leave the GPU for that, and so many return; and of a sum, so
+  // many leave then to be kept.
   struct Call {
     std::uint64_t out = 0, in = 0;
     double seconds = 0;
+    std::uint64_t kept = 0;
     bool any() const { return out + in > 0 || seconds > 0; }
   };
   Call sum, gather;  // of its gradient before its update; of what each rank has updated

@@ -48,8 +48,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       ranks_(request.ranks),
       stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
                                      : request.stages),
-      asks_for_parts_(std::ranges::count(stages_, std::size_t{2}) > 0 ||
-                      (request.stage == kMostStage && shards_on_gpus_)),
+      asks_for_parts_(std::ranges::count(stages_, std::size_t{2}) > 0 || request.stage == kMostStage),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),
@@ -156,9 +155,8 @@ bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
          !is_packed(parameter_bytes(unit)) && groups == 1 && units_[unit].at.gradient.size() <= 1;
 }
 
-bool Placement::keeps_gradient_shard(UnitId unit, const UnitPlan& plan) const {
-  return sums_in_backward() && stages_[unit] > 0 && updated(unit) && !plan.updated_by_cpu() &&
-         !is_packed(parameter_bytes(unit));
+bool Placement::keeps_gradient_shard(UnitId unit) const {
+  return sums_in_backward() && stages_[unit] > 0 && updated(unit) && !is_packed(parameter_bytes(unit));
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
@@ -192,7 +190,7 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
     const bool whole = compute_ == allocator::Tier::kDevice && stages_[unit] > 0;
     traffic.read +=
         (whole ? final_elements(unit) : units_[unit].elements_read) * size_of(updated_gradient_type(unit));
-    traffic.written += final_elements(unit) * size_of(moved_gradient_type(unit));
+    traffic.written += moved_gradient_bytes(unit);
   }
   return traffic;
 }
@@ -289,6 +287,10 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
                        : gradient && plan.gradient_in_shards ? units_[unit].gradient_shard
                                                              : units_[unit].sizes[index(part)];
   if (stored_shard) footprint.shards_on_disk += times;
+  if (gradient && plan.gradient_shard_in_host()) {
+    footprint.host[index(part)] += times * gradient_record_bytes(unit);
+    return;
+  }
   if (plan.resident(part) && part == Part::kState && plan.updated_on != plan.compute) {
     footprint.cpu_state += times * sizes.disk;
   } else if (plan.resident(part)) {
@@ -388,6 +390,7 @@ Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan&
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
   OfRanks traffic;
+  if (plan.gradient_shard_in_host()) traffic.kept = kept_elements(unit) * sizeof(float);
   if (!sums_in_host(plan) && !sums_on_gpus(plan))
     traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
   if (!gathers(unit, plan) || plan.gathers_in_host() || gathers_on_gpus(plan)) return traffic;
@@ -412,6 +415,14 @@ Placement::Moved Placement::moved_of_shared(UnitId unit, const UnitPlan& plan) c
   return moved;
 }
 
+// Of this rank's part without what pads parameters.
+std::size_t Placement::kept_elements(UnitId unit) const {
+  std::size_t elements = 0;
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    elements += intersection(format_.shards().here(unit), elements_of(layout_, p)).size();
+  return elements;
+}
+
 Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) const {
   Traffic traffic;
   const auto add = [&](const Traffic& more) {
@@ -421,6 +432,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const OfRanks of_ranks = link_traffic_of_ranks(unit, plan);
   add(of_ranks.sum);
   add(of_ranks.gather);
+  add({0, of_ranks.kept});
   const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
   const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
@@ -433,6 +445,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
     add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, micro_batches()));
+    if (plan.gradient_shard_in_host()) add({gradient_record_bytes(unit), 0});
     if (!plan.resident(Part::kState)) add(state_traffic(unit));
     return traffic;
   }
@@ -440,7 +453,9 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   // parameters, all where they are, of what this rank updates.
   const std::uint64_t elements = units_[unit].elements_read / passes;
   const std::uint64_t values = elements * size_of(layout_.dtype(unit));
-  if (plan.resident(Part::kGradient) || !stored)
+  if (plan.gradient_shard_in_host())
+    add({});  // it has left after its sum
+  else if (plan.resident(Part::kGradient) || !stored)
     add({0, passes * elements * size_of(updated_gradient_type(unit))});
   else
     add({0, gradients});

@@ -108,13 +108,15 @@ class Placement {
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
   // What a final gradient takes where it leaves the GPU.
   std::uint64_t moved_gradient_bytes(UnitId unit) const {
-    return final_elements(unit) * size_of(moved_gradient_type(unit));
+    return final_elements(unit) *
+           size_of(sums_in_backward() ? final_gradient_type(profile_, unit) : moved_gradient_type(unit));
   }
   // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan; and those of them
   // that are for sums of gradients over ranks, and for gathers of what each has updated.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
   struct OfRanks {
     Traffic sum, gather;
+    std::uint64_t kept = 0;  // what leaves after a sum
   };
   OfRanks link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const;
   // What the CPU reads and writes in host memory for these, where ranks read what others have there.
@@ -179,13 +181,14 @@ class Placement {
     if (ranks_.size == 1) return false;
     return profile_.any_order ? !clip_ || sums_in_backward() : sums_.height(profile_.micro_batches) == 1;
   }
-  // Plan::sums_in_backward, and whether this rank keeps its part alone of the unit's gradient then: of those
-  // that the GPU updates.
+  // Plan::sums_in_backward, and whether this rank keeps its part alone of the unit's gradient then.
   bool sums_in_backward() const {
-    return updates_by_gpu_ && ranks_.size > 1 && clip_ && profile_.ends_micro_batches &&
+    return compute_ == allocator::Tier::kDevice && ranks_.size > 1 && clip_ && profile_.ends_micro_batches &&
            profile_.micro_batches == 1 && asks_for_parts_;
   }
-  bool keeps_gradient_shard(UnitId unit, const UnitPlan& plan) const;
+  bool keeps_gradient_shard(UnitId unit) const;
+  // What that part takes in host memory.
+  std::size_t gradient_record_bytes(UnitId unit) const { return units_[unit].gradient_shard.disk; }
   // The accesses to a unit in the schedule.
   struct Positions {
     std::vector<std::size_t> parameters, gradient;
@@ -227,9 +230,7 @@ class Placement {
   bool shards_on_gpus_;  // where some are partitioned
   RankOf ranks_;
   std::vector<std::size_t> stages_;  // by unit
-  // Whether the stage that is asked for is one at which gradients are partitioned, and parameters, if they
-  // are, lie where those are updated.
-  bool asks_for_parts_;
+  bool asks_for_parts_;              // whether a stage is asked for at which gradients are partitioned
   Layout layout_;
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;
@@ -267,11 +268,11 @@ class Placement {
     return updated(unit) && plan.updated_on != plan.compute;
   }
   bool streams_through_cpu(UnitId unit, const UnitPlan& plan) const {
-    return crosses(unit, plan) &&
-           !(plan.resident(Part::kState) &&
-             (plan.tier(Part::kParameters) == allocator::Tier::kHost ||
-              plan.tier(Part::kParameters) == allocator::Tier::kRanks) &&
-             plan.tier(Part::kGradient) == allocator::Tier::kHost && plan.gradient_stored);
+    return crosses(unit, plan) && !(plan.resident(Part::kState) &&
+                                    (plan.tier(Part::kParameters) == allocator::Tier::kHost ||
+                                     plan.tier(Part::kParameters) == allocator::Tier::kRanks) &&
+                                    plan.tier(Part::kGradient) == allocator::Tier::kHost &&
+                                    (plan.gradient_stored || plan.gradient_in_shards));
   }
   // Whether the unit's update, where the model is computed, streams anything.
   bool streams(UnitId unit, const UnitPlan& plan) const {
@@ -279,6 +280,7 @@ class Placement {
   }
   bool streams_parts(UnitId unit, const UnitPlan& plan) const {
     return !plan.resident(Part::kState) || (plan.shard_on_disk && updated(unit)) ||
+           plan.gradient_shard_in_host() ||
            (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
   void add_computing(const std::vector<UnitPlan>& units, std::size_t group, const std::vector<Times>& times,
@@ -303,6 +305,7 @@ class Placement {
   Arriving shards_of_others(UnitId unit) const;
   Arriving received_of_sum(UnitId unit, int use) const;
   Arriving read_by_gpu(UnitId unit) const;
+  std::size_t kept_elements(UnitId unit) const;
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
   // Whether a use of the unit's gradient is summed before others of it are final.
   bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;

@@ -103,11 +103,15 @@ void Core::keep_gradient_shard(UnitId unit, std::span<const ParameterId> of) {
   const ElementRange part = own(unit);
   for (const ParameterId p : of) {
     const ElementRange here = intersection(part, elements_of(layout, p));
-    if (!gradient_shards.has(unit) || here.size() == 0) continue;
+    if (!keeps_gradient_part(unit) || here.size() == 0) continue;
     const std::byte* const mean = pager.data(gradients.holding(unit, 0)) + here.begin * sizeof(float);
     const DeviceWork::Memory from{mean, here.size() * sizeof(float)};
-    const DeviceWork::Memory to{gradient_shards.data(unit) + (here.begin - part.begin) * sizeof(float),
-                                from.size()};
+    const std::size_t offset = (here.begin - part.begin) * sizeof(float);
+    if (gradient_records[unit] != nullptr) {
+      gpu->copy_out(gradient_records[unit]->for_cpu().data + offset, from);
+      continue;
+    }
+    const DeviceWork::Memory to{gradient_shards.data(unit) + offset, from.size()};
     gpu->queue(gpu->ranks(), {&from, 1}, {&to, 1}, [&] {
       gpu->device().copy(gpu->ranks(), reinterpret_cast<DeviceAddress>(to.data()),
                          reinterpret_cast<DeviceAddress>(from.data()), from.size());

@@ -56,7 +56,8 @@ struct Core : Stores {
   // Makes what each rank knows of its part of these gradients known to all, where they are in parts.
   void gather_squares(std::span<const ParameterId> of);
   // Queues that this rank's part of the means of these parameters is kept, where the plan keeps it alone of
-  // their unit. REQUIRES: the unit's gradient is held, in frames of a GPU.
+  // their unit: in the GPU's memory, or the host's. REQUIRES: the unit's gradient is held, in frames of a
+  // GPU.
   void keep_gradient_shard(UnitId unit, std::span<const ParameterId> of);
   // Waits for other ranks, and goes on with updates meanwhile.
   void wait_for_ranks(const std::string& what, TransferGroup& group);

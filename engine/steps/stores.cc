@@ -48,6 +48,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       gpu_shards(gpu && parameter_shards ? std::optional<DeviceShards>(std::in_place, *parameter_shards, *gpu)
                                          : std::nullopt),
       gradient_shards(gradient_shard_sizes(profile)),
+      gradient_records(layout.units().size()),
       backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr,
                              host_records ? &*host_records : nullptr, gpu_disk ? &*gpu_disk : nullptr,
                              gpu_shards ? &*gpu_shards : nullptr)),
@@ -78,7 +79,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
                          : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
-             parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
+             parameter_shards ? &*parameter_shards : nullptr, &gradient_shards, &gradient_records,
              profile.any_order && ranks && ranks->any_partitioned(), work(),
              device_gathers ? &*device_gathers : nullptr, rank_threads ? &*rank_threads : nullptr}) {
   // The client may touch parameters at any time, unless they are on a GPU.
@@ -92,6 +93,13 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
     for (int use = 0; use < gradients.uses(unit); ++use)
       for (const HoldingId holding : gradients.holdings(unit, use)) pager.follow(holding, parameters[unit]);
   if (parameter_shards) parameter_shards->define(*backings);
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    if (plan.units[unit].gradient_shard_in_host())
+      gradient_records[unit] =
+          backings->make({.tier = allocator::Tier::kHost,
+                          .name = "part of the gradient of " + name_of(unit),
+                          .bytes = final_gradient_bytes(own(unit).size(), gradients.final_type(unit)),
+                          .purpose = allocator::Purpose::kGradient});
   if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
   if (plan.uses_disk() || gpu) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);

@@ -59,6 +59,10 @@ struct Stores {
     if (gpu_shards) gpu_shards->await(unit);
   }
   void settle();  // completes all updates and transfers
+  // Whether this rank keeps its part of the unit's final gradient alone.
+  bool keeps_gradient_part(UnitId unit) const {
+    return gradient_shards.has(unit) || gradient_records[unit] != nullptr;
+  }
   // Copies this rank's shard from a unit that is held whole. May wait for the disk, or for a GPU.
   void take_shard(UnitId unit);
   // Tells other ranks that this one works, and does not hang, while they wait for it.
@@ -80,6 +84,8 @@ struct Stores {
   std::optional<ParameterShards> parameter_shards;  // nothing: every unit's parameters are whole here
   std::optional<DeviceShards> gpu_shards;           // nothing: likewise, or the CPU computes
   ShardMemory gradient_shards;                      // of final gradients that are not kept whole
+  // By unit, where a GPU computes: of those that wait in host memory. Null: there is none.
+  std::vector<std::unique_ptr<Backing>> gradient_records;
   std::unique_ptr<Backings> backings;
   Pager pager;
   Gradients gradients;

@@ -351,7 +351,7 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
   else
     client_.update(unit);
   c.pager.release(c.gradients.holding(unit, 0));
-  if (c.gradient_shards.has(unit)) c.pager.discard(c.gradients.holding(unit, 0));
+  if (c.keeps_gradient_part(unit)) c.pager.discard(c.gradients.holding(unit, 0));
   if (holds_parameters(unit)) c.pager.release(c.parameters[unit]);
 }
 

@@ -56,7 +56,9 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass) &&
                     needs_frames(unit, values);
   if (pins.parameters && !bring_in(values, use)) return false;
-  pins.gradient = parts_.whole_gradients && !has_gradient_shard(unit) && needs_frames(unit, gradient);
+  Backing* const record = gradient_record(unit);
+  const bool in_part = has_gradient_shard(unit) || record != nullptr;
+  pins.gradient = parts_.whole_gradients && !in_part && needs_frames(unit, gradient);
   if (pins.gradient && !bring_in(gradient, Pager::Use::kRead)) {
     if (pins.parameters) pager_.release(values);
     return false;
@@ -78,7 +80,7 @@ bool UpdateQueue::start(const Task& task, bool wait) {
     }
   }
   update.gradient_type = gradients_.final_type(unit);
-  if (!pins.gradient && !has_gradient_shard(unit) && pager_.present(gradient)) {
+  if (!pins.gradient && !in_part && pager_.present(gradient)) {
     pager_.acquire(gradient, Pager::Use::kRead);
     pins.gradient = true;
   }
@@ -86,6 +88,10 @@ bool UpdateQueue::start(const Task& task, bool wait) {
     start_by_cpu(task, update, pins);
   } else if (has_gradient_shard(unit)) {
     update.gradient = {parts_.gradients->data(unit), update.gradient_type};
+  } else if (record != nullptr) {
+    update.gradient_backing = record;
+    update.gradient_backing_bytes =
+        final_gradient_bytes(parts_.ranks->own(unit).size(), update.gradient_type);
   } else if (parts_.whole_gradients) {
     update.gradient =
         ConstArray{pager_.data(gradient), update.gradient_type}.at(parts_.ranks->own(unit).begin);
@@ -115,12 +121,16 @@ void UpdateQueue::start_by_cpu(const Task& task, Update& update, const Pins& pin
   const auto for_cpu = [&](HoldingId holding, bool on_gpu) {
     return on_gpu ? Backing::ForCpu{nullptr, &pager_.gpu_memory(holding)} : pager_.backing(holding).for_cpu();
   };
-  const Backing::ForCpu from = for_cpu(gradient, pins.gradient);
   update.whole_backings = true;
-  update.gradient = {from.data, update.gradient_type};
-  if (from.data != nullptr) update.gradient = update.gradient.at(first);
-  update.gradient_backing = from.backing;
-  update.gradient_backing_bytes = pins.gradient ? pager_.bytes(gradient) : pager_.backing_bytes(gradient);
+  if (Backing* const record = gradient_record(unit)) {
+    update.gradient = {record->for_cpu().data, update.gradient_type};
+  } else {
+    const Backing::ForCpu from = for_cpu(gradient, pins.gradient);
+    update.gradient = {from.data, update.gradient_type};
+    if (from.data != nullptr) update.gradient = update.gradient.at(first);
+    update.gradient_backing = from.backing;
+    update.gradient_backing_bytes = pins.gradient ? pager_.bytes(gradient) : pager_.backing_bytes(gradient);
+  }
   if (partitions_parameters(unit) || !pipeline_.needs_parameters(unit, task.pass)) return;
   const Backing::ForCpu to = for_cpu(values, pins.parameters);
   update.parameters.data = to.data;

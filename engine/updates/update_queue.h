@@ -37,6 +37,7 @@ class UpdateQueue {
     Ranks* ranks = nullptr;
     ParameterShards* parameters = nullptr;
     const ShardMemory* gradients = nullptr;
+    const std::vector<std::unique_ptr<Backing>>* gradient_records = nullptr;  // by unit, with nulls
     // Final gradients are those of whole units, and not of this rank's part. They are brought in for an
     // update, since the part does not begin with a block of the record.
     bool whole_gradients = false;
@@ -114,6 +115,10 @@ class UpdateQueue {
   bool is_gathered(UnitId unit) const { return is_cut(unit) && !partitions_parameters(unit); }
   bool has_gradient_shard(UnitId unit) const {
     return parts_.gradients != nullptr && parts_.gradients->has(unit);
+  }
+  // The part of it that waits in host memory beside a GPU; null: there is none.
+  Backing* gradient_record(UnitId unit) const {
+    return parts_.gradient_records == nullptr ? nullptr : (*parts_.gradient_records)[unit].get();
   }
   void finish(UnitId unit);
   void wait(std::size_t lent_until = 0);
