@@ -33,7 +33,7 @@ void run_kernel(const Kernel& kernel, unsigned blocks, unsigned threads, const v
 // What a thread of the running block calls.
 void wait_for_block();
 // Each of the 32 threads of a warp offers bits, and gets those of the thread whose number differs by `mask`.
-std::uint32_t exchange_in_warp(std::uint32_t bits, unsigned mask);
+std::uint64_t exchange_in_warp(std::uint64_t bits, unsigned mask);
 
 }  // namespace sluice::fake_cuda
 
@@ -49,17 +49,14 @@ extern thread_local sluice::fake_cuda::Index threadIdx, blockIdx, blockDim, grid
 #define __shared__ static thread_local
 
 inline void __syncthreads() { sluice::fake_cuda::wait_for_block(); }
-inline double __shfl_xor_sync(unsigned, double value, unsigned mask) {  // the halves, one after the other
-  const auto bits = std::bit_cast<std::uint64_t>(value);
-  const std::uint64_t low = sluice::fake_cuda::exchange_in_warp(static_cast<std::uint32_t>(bits), mask);
-  const std::uint64_t high =
-      sluice::fake_cuda::exchange_in_warp(static_cast<std::uint32_t>(bits >> 32), mask);
-  return std::bit_cast<double>(high << 32 | low);
-}
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned mask) {
-  static_assert(sizeof(T) == sizeof(std::uint32_t));
-  return std::bit_cast<T>(sluice::fake_cuda::exchange_in_warp(std::bit_cast<std::uint32_t>(value), mask));
+  std::uint64_t bits = 0;
+  static_assert(sizeof(T) <= sizeof bits);
+  std::memcpy(&bits, &value, sizeof value);
+  bits = sluice::fake_cuda::exchange_in_warp(bits, mask);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 // A GPU has one NaN for what its arithmetic makes.
 inline float result_of_gpu(float value) { return value == value ? value : std::bit_cast<float>(0x7fffffffu); }

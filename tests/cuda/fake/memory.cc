@@ -8,7 +8,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace sluice::fake_cuda {
@@ -31,12 +34,54 @@ void empty(CUdeviceptr address, std::size_t bytes) {
   ::mmap(at(address), bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
+// Files of extents that are gone, which later ones take: the system clears each page of a new file.
+class Spares {
+ public:
+  bool take(std::size_t bytes, int& file, std::byte*& seen) {
+    if (process_ != ::getpid()) all_.clear(), kept_ = 0, process_ = ::getpid();  // those are its parent's
+    const auto found = all_.find(bytes);
+    if (found == all_.end()) return false;
+    std::tie(file, seen) = found->second;
+    all_.erase(found);
+    kept_ -= bytes;
+    return true;
+  }
+  bool keep(std::size_t bytes, int file, std::byte* seen) {
+    if (process_ != ::getpid() || kept_ + bytes > kMost) return false;
+    all_.emplace(bytes, std::pair(file, seen));
+    kept_ += bytes;
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kMost = std::size_t{256} << 20;
+  std::multimap<std::size_t, std::pair<int, std::byte*>> all_;
+  std::size_t kept_ = 0;
+  int process_ = 0;
+};
+Spares& spares() {
+  static auto* const all = new Spares();
+  return *all;
+}
+
+// What a thread has of the device's memory: nothing, but while it runs a kernel. Where the CPU has no keys of
+// protection this is -1, and mprotect() opens and closes all mappings for every thread.
+int key() {
+  static const int made = ::pkey_alloc(0, PKEY_DISABLE_ACCESS);
+  return made;
+}
+
 }  // namespace
 
 Memory::Extent::Extent(std::size_t size, std::size_t& all, bool is_shared)
-    : bytes(size), taken(&all), shared(is_shared), file(::memfd_create(kName, MFD_CLOEXEC)) {
-  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) refuse(CUDA_ERROR_SYSTEM_NOT_READY, {});
-  see();
+    : bytes(size), taken(&all), shared(is_shared) {
+  if (!shared && spares().take(bytes, file, seen)) {
+  } else if (file = ::memfd_create(kName, MFD_CLOEXEC);
+             file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) == 0) {
+    see();
+  } else {
+    refuse(CUDA_ERROR_SYSTEM_NOT_READY, {});
+  }
   std::memset(seen, 0xFF, bytes);
   *taken += bytes;
 }
@@ -53,6 +98,7 @@ Memory::Extent::Extent(int exported) {
 }
 Memory::Extent::~Extent() {
   if (taken != nullptr) *taken -= bytes;
+  if (taken != nullptr && !shared && spares().keep(bytes, file, seen)) return;
   ::munmap(seen, bytes);
   ::close(file);
 }
@@ -149,7 +195,10 @@ void Memory::allow(CUdeviceptr address, std::size_t bytes) {
     if (found == mappings_.end())
       refuse(CUDA_ERROR_INVALID_VALUE, fmt::format("access is given to {:#x}, where nothing is mapped", now));
     found->second.is_allowed = true;
-    if (shares_) ::mprotect(at(now), found->second.extent->bytes, PROT_READ | PROT_WRITE);
+    if (shares_)
+      ::mprotect(at(now), found->second.extent->bytes, PROT_READ | PROT_WRITE);
+    else if (key() >= 0)
+      ::pkey_mprotect(at(now), found->second.extent->bytes, PROT_READ | PROT_WRITE, key());
     now += found->second.extent->bytes;
   }
 }
@@ -163,6 +212,10 @@ std::optional<std::pair<CUdeviceptr, std::size_t>> Memory::reservation_of(CUdevi
 
 void Memory::protect(bool is_open) const {
   if (shares_) return;
+  if (key() >= 0) {
+    ::pkey_set(key(), is_open ? 0 : PKEY_DISABLE_ACCESS);
+    return;
+  }
   for (const auto& [address, mapping] : mappings_)
     if (mapping.is_allowed)
       ::mprotect(at(address), mapping.extent->bytes, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
