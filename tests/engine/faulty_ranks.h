@@ -236,9 +236,7 @@ class TrainingRank {
     for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
       const ConstArray values = any_->parameter(p);
       std::vector<float> gradient(layout.location(p).elements);
-      for (std::size_t i = 0; i < gradient.size(); ++i)
-        gradient[i] =
-            test::value_at(values, i) - static_cast<float>((i * 31 + micro_batch * 17) % 101) * 0.01f;
+      test::mix_with_noise(gradient.size(), values, {1, -0.01f}, micro_batch * 17, false, gradient.data());
       any_->add_gradient(p, {gradient.data(), Dtype::kF32});
     }
     any_->release(unit);

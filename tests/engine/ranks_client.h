@@ -143,11 +143,7 @@ class Rank {
     const ConstArray values = engine.parameter(p);
     std::vector<float> all(elements(p));
     const std::size_t first = p * 7 + of_rank * 131 + static_cast<std::size_t>(step * 17 + micro_batch * 57);
-    test::with_values(values, [&](const auto& value) {
-      test::for_each_with_noise(all.size(), first, [&](std::size_t i, float noise) {
-        all[i] = 0.25f * value(i) + noise * 0.01f - 0.4f;
-      });
-    });
+    test::mix_with_noise(all.size(), values, {0.25f, 0.01f, -0.4f}, first, false, all.data());
     return all;
   }
   void add(ParameterId p, int step = 0, int micro_batch = 0) {

@@ -186,10 +186,9 @@ class Client {
     for (ParameterId p = layout_.first_parameter(unit); !skips && p < layout_.end_parameter(unit); ++p) {
       const std::size_t n = layout_.location(p).elements;
       std::vector<float> gradient(n);
-      test::with_values(engine_.parameter(p), [&, first = layout_.spec(p).span_first,
-                                               index = layout_.logical_index(p)](const auto& value) {
-        for (std::size_t i = 0; i < n; ++i) gradient[i] = 0.1f * value(i) + noise(index, first + i, step, m);
-      });
+      const std::size_t from = layout_.spec(p).span_first * 31 + layout_.logical_index(p) * 41;
+      test::mix_with_noise(n, engine_.parameter(p), {0.1f, 0.01f, -0.51f},
+                           from + static_cast<std::size_t>(step * 97 + m * 57), false, gradient.data());
       if (any_order_ != nullptr) {
         any_order_->add_gradient(p, {gradient.data(), Dtype::kF32});
         continue;

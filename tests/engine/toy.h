@@ -166,16 +166,9 @@ class Trainer {
     }
     if (access.gradient_use >= engine_.layout().spec(p).uses) return;
     const GradientTarget target = engine_.gradient(p, access.gradient_use, m);
-    const auto pull = [&](const auto& value) {
-      test::for_each_with_noise(n, (first_micro_batch + m) * 17, [&](std::size_t i, float wanted) {
-        const float gradient = gradient_scale * (value(i) - wanted * 0.01f);
-        target.data[i] = target.accumulate ? target.data[i] + gradient : gradient;
-      });
-    };
-    if (access.parameters)
-      test::with_values(values, pull);
-    else
-      pull([](std::size_t) { return 0.3f; });
+    const test::Mix mix{gradient_scale, -0.01f * gradient_scale,
+                        access.parameters ? 0 : 0.3f * gradient_scale};
+    test::mix_with_noise(n, values, mix, (first_micro_batch + m) * 17, target.accumulate, target.data);
   }
 
   const Profile& profile_;
@@ -197,9 +190,7 @@ inline UnitSink collect(Outcome& outcome,
   };
   const auto widened = [](std::size_t count, ConstArray values) {
     std::vector<float> wide(count);
-    test::with_values(values, [&](const auto& value) {
-      for (std::size_t i = 0; i < count; ++i) wide[i] = value(i);
-    });
+    test::widen(count, values, wide.data());
     return wide;
   };
   sink.parameter = [&outcome, append, widened](ParameterId p, std::size_t first, std::size_t count,

@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Long, RelayedShardsTest, ::testing::ValuesIn(half_of_ho
 TEST_P(RelayedShardsTest, PutAUnitTogether) {
   for (const std::size_t pieces : {1, 8})
     comm::run_communicators(world(), ranks(), [&](comm::Communicator& communicator) {
-      Rank rank(communicator, {on_disk(), 20 * kPieceElements + 4096, 4, {}, pieces});
+      Rank rank(communicator, {on_disk(), 12 * kPieceElements + 4096, 4, {}, pieces});
       for (const float version : {5.0f, 7.0f}) {
         for (const UnitId unit : {0u, 1u}) rank.change(unit, version);
         for (const UnitId unit : {1u, 0u})
@@ -71,7 +71,7 @@ TEST_P(RelayedShardsTest, PutAUnitTogether) {
 TEST_P(RelayedShardsTest, ComeToAHostOnce) {
   std::array<std::atomic<std::size_t>, 8> came{}, expected{};
   comm::run_communicators(world(), ranks(), [&](comm::Communicator& communicator) {
-    Rank rank(communicator, {on_disk(), 20 * kPieceElements + 4096, 4, {}, 20});
+    Rank rank(communicator, {on_disk(), 12 * kPieceElements + 4096, 4, {}, 12});
     for (const UnitId unit : {0u, 1u}) rank.change(unit, 5);
     const std::uint64_t before = communicator.counters().received_from_hosts;
     communicator.barrier(97, "the values");
