@@ -18,10 +18,10 @@ jobs=$((cores + (cores + 1) / 2))  # tests also wait: for disks, for each other'
 part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
 
 scripts/setup.sh --clang --python --cuda
-part "format"
-git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 clang-format-14 --dry-run -Werror
-part "types"
-(cd bindings/python && ../../.venv/bin/python -m mypy)
+part "format and types"
+(cd bindings/python && ../../.venv/bin/python -m mypy) &
+git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 -P "$cores" -n 100 clang-format-14 --dry-run -Werror
+wait $!
 part "demo"
 scripts/demo.sh  # before all else is built, so that it is seen how long a user waits for it
 part "build"
@@ -35,6 +35,6 @@ part "Python tests"
 # Files are handed out by name: by the number of tests, the slow ones with few tests would come last, and one core would wait.
 OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --no-loadscope-reorder "${long[@]}" tests/python
 part "fuzzers"
-scripts/fuzz.sh 10
+scripts/fuzz.sh 5
 part "passed"
 ((${#long[@]})) || echo "(The tests that are marked as long were left out; scripts/test.sh --all runs them, too.)"
