@@ -68,7 +68,7 @@ inline Profile profile_of(const Case& setup) {
                      {{name + ".weight", {i == 1 ? 4 * setup.rows : setup.rows + i, kWidth}},
                       {name + ".bias", {kWidth}, 1}}});
   }
-  units.push_back({"frozen", {{"table", {setup.rows, kWidth}}}});
+  units.push_back({"frozen", {{"table", {std::min<std::size_t>(setup.rows, 1040), kWidth}}}});
   units.back().trainable = false;
   for (UnitSpec& unit : units) unit.dtype = setup.dtype;
   Profile profile = any_order_profile(std::move(units), setup.holds ? 2 : 1);
