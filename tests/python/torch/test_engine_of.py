@@ -1,6 +1,5 @@
 """Calls on the engine of a wrapped model: which are allowed, and which are refused with who makes them instead."""
 
-import functools
 
 import numpy as np
 import pytest
@@ -71,12 +70,9 @@ def test_values_that_are_set_by_hand_are_the_models(place):
 @pytest.mark.parametrize("lr", [None, "1e-3", -1.0])
 def test_a_learning_rate_that_is_none_is_named(lr):
     model, optimizer = wrap(Chain(), "memory")
-    refused = functools.partial(pytest.raises, sluice.InvalidArgumentError, match=f"lr is {lr!r}; a number of at least 0")
-    with refused():
-        optimizer.param_groups[0]["lr"] = lr
-    optimizer.param_groups[0].update(lr=lr)
+    optimizer.param_groups[0]["lr"] = lr
     loss_of(model, 0).backward()
-    with refused():
+    with pytest.raises(sluice.InvalidArgumentError, match=f"lr is {lr!r}; a number of at least 0"):
         optimizer.step()
     optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)
     optimizer.step()

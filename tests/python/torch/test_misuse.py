@@ -90,19 +90,15 @@ def test_settings_that_change(wrapped):
         ("amsgrad", True, "amsgrad is .*does not have"),
         ("maximize", True, "maximize is .*does not have"),
     ):
-        with pytest.raises(sluice.InvalidArgumentError, match=text):
-            group[name] = value
         assert still_trains(model, optimizer)
         before = dict(group)
-        group.update({name: value})
+        group[name] = value
         loss_of(model, 0).backward()
         with pytest.raises(sluice.InvalidArgumentError, match=text):
             optimizer.step()
         group.clear()
         group.update(before)
     optimizer.load_state_dict(optimizer.state_dict())
-    with pytest.raises(sluice.InvalidArgumentError, match=r"betas\[1\] is -0.9; it must be"):
-        optimizer.param_groups[0]["betas"] = [0.5, -0.9]
     optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["note"] = [0.9, 0.999], 3
     assert still_trains(model, optimizer)
 
@@ -117,10 +113,14 @@ def test_settings_that_are_in_the_plan_cannot_change():
         (sluice.Muon(), "adjust_lr_fn", "match_rms_adamw", "adjust_lr_fn is match_rms_adamw.*cannot change"),
     ):
         model, optimizer = wrap(small_gpt2(), "memory", settings)
-        before = dict(optimizer.param_groups[0])
+        [group] = optimizer.param_groups
+        before, group[name] = group[name], value
+        ids = torch.ones(1, 4, dtype=torch.int64)
+        model(input_ids=ids, labels=ids).loss.backward()
         with pytest.raises(sluice.InvalidArgumentError, match=text):
-            optimizer.param_groups[0][name] = value
-        assert dict(optimizer.param_groups[0]) == before
+            optimizer.step()
+        group[name] = before
+        optimizer.step()
         sluice.torch.close(model)
 
 
@@ -132,17 +132,6 @@ def test_groups_whose_members_change(wrapped):
     with pytest.raises(sluice.InvalidArgumentError, match=r"taken out.*requires_grad_\(False\)"):
         optimizer.step()
     group["params"].append(last)
-    assert still_trains(model, optimizer)
-
-
-def test_copies_of_groups_are_dicts(wrapped):
-    model, optimizer = wrapped
-    group = optimizer.param_groups[0]
-    for what in (copy.copy, copy.deepcopy):
-        with readable(model):
-            copied = what(group)
-        assert type(copied) is dict and copied["lr"] == group["lr"] and len(copied["params"]) == len(group["params"])
-        copied["lr"] = "any"
     assert still_trains(model, optimizer)
 
 

@@ -21,22 +21,6 @@ from ._modes import outside_of_graphs
 from ._units import Roles
 
 
-class _Group(dict[str, Any]):
-    """A parameter group that raises when a setting that cannot change is set, and not at the next step."""
-
-    def __init__(self, group: Mapping[str, Any], made_with: Settings) -> None:
-        super().__init__(group)
-        self._made_with = made_with
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        settings_of_group({name: value}, self._made_with)
-        super().__setitem__(name, value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Makes copies plain dicts."""
-        return dict, (dict(self),)
-
-
 class Optimizer(torch.optim.Optimizer):
     """A torch.optim.Optimizer whose state the engine has. In its groups lr, betas, momentum (which torch.optim's LR
     schedulers change), weight_decay and eps may change at any time; the other settings are fixed."""
@@ -57,14 +41,10 @@ class Optimizer(torch.optim.Optimizer):
         self._first = first
         self._names = roles.members
         self._members = [[id(p) for p in group["params"]] for group in self.param_groups]
-        self._guard_groups()
         self._sealed = True
         session.engine.groups_of = weakref.ref(self)
         if presence.engine.options.update_in_backward:
             presence.updates = UpdatesInBackward(presence.homes, weakref.WeakMethod(self._settings))
-
-    def _guard_groups(self) -> None:
-        self.param_groups = [_Group(group, self._first) for group in self.param_groups]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise StateError(
@@ -123,8 +103,6 @@ class Optimizer(torch.optim.Optimizer):
         except Exception:
             super().load_state_dict(before)
             raise
-        finally:
-            self._guard_groups()
 
     def _check_open(self) -> None:
         self._session.presence.check_open(
