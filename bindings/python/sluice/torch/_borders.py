@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from ..errors import Error, InvalidArgumentError
 from ..ranks import Message, Ranks
@@ -58,39 +59,34 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return torch.ops.aten.is_non_overlapping_and_dense(tensor) if tensor.numel() else tensor.is_contiguous()
 
 
-def described(value: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
-    """A value as JSON, in which tensors are numbers of `tensors`, where they are put. device: where the stage computes."""
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.device not in (device, CPU):
-            there = "on the CPU" + ("" if device == CPU else f" or {device}, where this stage computes,")
+def described(value: Any, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+    """A value as JSON, in which tensors are lists of a number, and these tensors. device: where the stage computes."""
+    leaves, spec = tree_flatten(value)
+    tensors: list[torch.Tensor] = []
+    told: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.layout != torch.strided or leaf.device not in (device, CPU):
+                there = "on the CPU" + ("" if device == CPU else f" or {device}, where this stage computes,")
+                raise InvalidArgumentError(
+                    f"a tensor that is {leaf.layout} and on {leaf.device} passes between stages; dense ones {there} can"
+                )
+            if not any(t is leaf for t in tensors):
+                tensors.append(leaf)
+            told.append([next(number for number, t in enumerate(tensors) if t is leaf)])
+        elif leaf is None or type(leaf) in (bool, int, float, str):
+            told.append(leaf)
+        else:
             raise InvalidArgumentError(
-                f"a tensor that is {value.layout} and on {value.device} passes between stages; dense ones {there} can"
+                f"a {type(leaf).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can"
             )
-        if not any(t is value for t in tensors):
-            tensors.append(value)
-        return {"tensor": next(number for number, t in enumerate(tensors) if t is value)}
-    if type(value) in (tuple, list):
-        return {type(value).__name__: [described(each, tensors, device) for each in value]}
-    if type(value) is dict:
-        return {"dict": [[described(each, tensors, device) for each in item] for item in value.items()]}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise InvalidArgumentError(
-        f"a {type(value).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can"
-    )
+    return [told, treespec_dumps(spec)], tensors
 
 
 def restored(told: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The value again."""
-    if not isinstance(told, dict):
-        return told
-    ((kind, inside),) = told.items()
-    if kind == "tensor":
-        return tensors[inside]
-    if kind == "dict":
-        return {restored(key, tensors): restored(each, tensors) for key, each in inside}
-    made = [restored(each, tensors) for each in inside]
-    return tuple(made) if kind == "tuple" else made
+    leaves, spec = told
+    return tree_unflatten([tensors[leaf[0]] if isinstance(leaf, list) else leaf for leaf in leaves], treespec_loads(spec))
 
 
 class _Received(torch.autograd.Function):
@@ -125,8 +121,7 @@ class Border:
 
     def send(self, item: int, value: Any) -> list[torch.Tensor]:
         """Begins to send a value. Returns its tensors."""
-        tensors: list[torch.Tensor] = []
-        told = described(value, tensors, self._device)
+        told, tensors = described(value, self._device)
         kinds = [Kind.of(t) for t in tensors]
         self.kinds = kinds if self.kinds is None else self.kinds
         if kinds != self.kinds:
