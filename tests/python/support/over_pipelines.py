@@ -437,7 +437,6 @@ REFUSED = {
     "wide": lambda: [_Wide(), _Wide()],
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2], "meta": lambda: [_Gives(torch.empty(2, device="meta")), nn.Linear(8, 8)],
-    "max_norm": lambda: [nn.Embedding(8, 8, max_norm=1.0), nn.Linear(8, 8)],
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Calls on the engine of a wrapped model: which are allowed, and which are refused with who makes them instead."""
 
-
 import numpy as np
 import pytest
 import torch

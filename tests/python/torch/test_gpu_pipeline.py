@@ -161,7 +161,6 @@ NO_GPU = {"device": None, "device_memory": None, "device_facts": None}
     ("linears", {"device_memory": "8MiB"}, "BudgetError"),
     ("linears", {"reproducible": True}, "InvalidArgumentError: reproducible is given to a Pipeline"),
     ("tied", {}, "InvalidArgumentError: the batch has no input_ids"),
-    ("max_norm", {}, "InvalidArgumentError: .*max_norm"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_on_all_ranks(pipelines, what, options, words):
     for text in pipelines[2].call("on_gpus", called="refused", what=what, **options):

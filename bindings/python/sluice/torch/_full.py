@@ -45,7 +45,8 @@ def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> 
     presence.check_between_calls("full_parameters() is called")
     mine = [home for home in homes if home.index not in presence.full]
     presence.check_unwritten(mine)
-    folder = _state_files.room(presence.engine, sum(home.memory.nbytes for home in mine), "a copy of the model's parameters")
+    what = "a copy of the parameters (that of one module after another takes less)"
+    folder = _state_files.room(presence.engine, sum(home.memory.nbytes for home in mine), what)
     try:
         for home in mine:
             copy = _state_files.make(folder, tuple(home.memory.shape), home.memory.dtype)

@@ -15,7 +15,6 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InvalidArgumentError, StateError
-from ..model import whole
 from ..optimizers import Optimizer as Settings
 
 _RESIZING = ("resize_token_embeddings", "resize_position_embeddings")
@@ -140,17 +139,6 @@ def check_optimizer(optimizer: Any, update_in_backward: bool, param_groups: obje
         raise InvalidArgumentError(f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping")
 
 
-def check_ahead(held_units: int, prefetch: int, units: int) -> None:
-    """Raises InvalidArgumentError for numbers that a model of so many units cannot have."""
-    if whole(held_units, "held_units") == 0:
-        raise InvalidArgumentError("held_units is 0; the unit that computes is held, so 1 is the least")
-    if whole(prefetch, "prefetch") > 2 * units:
-        raise InvalidArgumentError(
-            f"prefetch is {prefetch}, and a step uses the model's {units} units about {2 * units} times, forward and "
-            "backward; give no more than that, or 0 for what the plan finds best"
-        )
-
-
 def check_model(model: Any) -> None:
     """Raises InvalidArgumentError that names what cannot be wrapped as it is, and StateError for a wrapped model."""
     if not isinstance(model, torch.nn.Module):
@@ -170,17 +158,6 @@ def check_model(model: Any) -> None:
     _refuse_wrapped(model)
     _check_sharing(model)
     _check_inference(model)
-
-
-def check_writes(model: torch.nn.Module) -> None:
-    """Raises InvalidArgumentError for modules that write their parameters when they are called, for models on a GPU."""
-    for name, module in model.named_modules():
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.max_norm is not None:
-            raise InvalidArgumentError(
-                f"{repr(name) if name else 'the model'} has max_norm={module.max_norm}, by which each call writes its parameters, and "
-                "a write to a GPU's memory is not seen; set its max_norm to None, and bound the rows after optimizer.step(), within "
-                "`with sluice.torch.full_parameters(model):` (torch.renorm(weight, 2, 0, max_norm)), or wrap the model on the CPU"
-            )
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional, TypeVar, Union
+from typing import Any, NamedTuple, NoReturn, Optional, Union
 
 import torch
 
@@ -34,9 +34,8 @@ from ._stages import Blocks, Cut, blocks_of, model_of
 from ._tied import IDS, Fetched, LookedUp
 from ._together import Together, Which, together
 from ._weights import stored_of
-from ._wrap import _check_known, close, engine_of, move_in
+from ._wrap import _check_known, checked, close, engine_of, move_in
 
-T = TypeVar("T")
 Loss = Callable[[Any, Any], torch.Tensor]
 
 _ORDERS = ("1f1b", "gpipe")
@@ -110,8 +109,7 @@ class Pipeline:
                     lambda: _planned(model, optimizer, data, ranks_of_cut, pipeline, micro_batches, stages, weights, given)
                 )
                 alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
-                others.check_alike(planned.prepared.alike | alike, model)
-                planned = planned._replace(prepared=_with_checked_gpu(model, planned, others))
+                planned = planned._replace(prepared=checked(model, planned.prepared, planned.stored, others, **alike))
             found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
             self._actions: list[tuple[str, int]] = json.loads(found)
             self._of_transformers = planned.blocks.of_transformers
@@ -212,7 +210,7 @@ class Pipeline:
     def load(self, path: Path) -> None:
         """Loads what save() wrote, or engine_of(model).save() of the model that is wrapped whole."""
         self._check_open()
-        self._agreed("loading a checkpoint", lambda: engine_of(self.module).load(path))
+        self._others.agreed(lambda: engine_of(self.module).load(path), "loading a checkpoint")
 
     def close(self, *, values: bool = True) -> None:
         """Leaves this stage's layers plain modules, as sluice.torch.close() does. Nothing happens where it was closed before."""
@@ -229,7 +227,7 @@ class Pipeline:
     def _run(self, actions: Sequence[tuple[str, int]], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
         """Does what this stage does for a batch. Returns the loss, on all ranks."""
         self._check_open()
-        parts, shapes = self._agreed("the batch of a pipeline", lambda: self._cut(batch, loss_fn))
+        parts, shapes = self._others.agreed(lambda: self._cut(batch, loss_fn), "the batch of a pipeline")
         states = self._check_alike(batch)
         with self._failing():
             known = shapes, states  # of what passes between the stages
@@ -327,9 +325,6 @@ class Pipeline:
             raise StateError(
                 f"the Pipeline was closed, and its {type(self.module).__name__} is a plain module; make another Pipeline of the whole model"
             )
-
-    def _agreed(self, what: str, make: Callable[[], T]) -> T:
-        return make() if self._ranks is None else self._ranks.agreed(what, make)
 
     def _shared(self, loss: Optional[torch.Tensor]) -> torch.Tensor:
         """The mean of the last stages' losses, on all ranks."""
@@ -501,12 +496,6 @@ def _planned(
     cut = None if ranks is None else Cut(model, blocks, ranks, pipeline, micro_batches, stages)
     prepared = prepare(model, optimizer, together=data, cut=cut, **options)
     return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
-
-
-def _with_checked_gpu(model: torch.nn.Module, planned: _Planned, others: Together) -> Prepared:
-    prepared = planned.prepared
-    draws = any(p.is_meta and name not in planned.stored for name, p in model.named_parameters())
-    return prepared._replace(gpu=others.check_gpus(prepared.gpu, prepared.options, draws))
 
 
 def _autocast() -> list[Optional[torch.dtype]]:

@@ -18,7 +18,7 @@ from ..model import Options, Sections, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._demand import Beside
-from ._guards import check_ahead, check_model, check_optimizer, check_writes
+from ._guards import check_model, check_optimizer
 from ._estimate import reserves_of
 from ._gpu import HOST, Account, Gpu, gpu_of
 from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
@@ -134,8 +134,6 @@ def prepare(
         keys.pop("param_names", None)  # those of all stages
     several = together.ranks is not None or together.planned is not None or cut is not None
     gpu = gpu_of(model, device_memory, device, several)
-    if gpu is not None:
-        check_writes(model)
     by_calls = gpu is not None
     of_stages = [find_units(model, units, by_calls)] if cut is None else cut.groups(units, by_calls)
     if gpu is not None:
@@ -145,7 +143,6 @@ def prepare(
     declared = all_units[stage]
     held = held_at_least(model, groups) if gpu is None else held_by_calls(model, groups)
     given_back = sum(map(bytes_in_memory, of_stages))
-    check_ahead(held_units, prefetch, len(groups))
     of_gpu = 0 if gpu is None else size_of(device_memory or 0, "device_memory")
     reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None, gpu, of_gpu)
     choices = [{"reserved": each} if gpu is None else {"reserved": HOST, "device_reserved": each + gpu.beside} for each in reserves]
@@ -155,7 +152,7 @@ def prepare(
         optimizer=settings,
         disk=together.folders(disk),
         threads=together.threads(threads),
-        held_units=max(held_units, held),
+        held_units=max(whole(held_units, "held_units"), held),
         prefetch=prefetch,
         given_back=given_back,
         serve_touches=gpu is None,

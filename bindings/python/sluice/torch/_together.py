@@ -52,9 +52,9 @@ class Together:
 
     # ---- what they were given ----
 
-    def agreed(self, make: Callable[[], T]) -> T:
+    def agreed(self, make: Callable[[], T], what: str = "whether the model can be wrapped") -> T:
         """Returns what make() returns. Raises on every rank where it raises on one."""
-        return make() if self.ranks is None else self.ranks.agreed("whether the model can be wrapped", make)
+        return make() if self.ranks is None else self.ranks.agreed(what, make)
 
     def check_alike(self, given: Mapping[str, Any], model: torch.nn.Module) -> None:
         """Raises InvalidArgumentError that names what is not the same on all ranks."""

@@ -13,7 +13,7 @@ import torch
 
 from ..engine import Engine
 from ..engine import plan as _plan
-from ..errors import BudgetError, StateError, unexpected
+from ..errors import StateError, unexpected
 from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from ._full import full
@@ -155,10 +155,17 @@ def wrap_with(
             prepared, stored = others.agreed(
                 lambda: (prepare(model, optimizer, together=others, **options), {} if find is None else find())
             )
-            others.check_alike(prepared.alike, model)
-            draws = any(p.is_meta and name not in stored for name, p in model.named_parameters())
-            prepared = prepared._replace(gpu=others.check_gpus(prepared.gpu, prepared.options, draws))
+            prepared = checked(model, prepared, stored, others)
         return move_in(model, prepared, stored, others, ready)
+
+
+def checked(
+    model: torch.nn.Module, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, **given: Any
+) -> Prepared:
+    """The same, after all ranks were found to have the same, `given` included, and GPUs that they may have."""
+    others.check_alike(prepared.alike | given, model)
+    draws = any(p.is_meta and name not in stored for name, p in model.named_parameters())
+    return prepared._replace(gpu=others.check_gpus(prepared.gpu, prepared.options, draws))
 
 
 def _check_known(function: str, options: Mapping[str, Any]) -> None:
@@ -239,24 +246,6 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
     del _sessions[model]
 
 
-class _Full(AbstractContextManager[None]):
-    """A `with` that begins and ends outside of graphs of torch.compile()."""
-
-    def __init__(self, inside: AbstractContextManager[None]) -> None:
-        self._inside = inside
-
-    @outside_of_graphs
-    def __enter__(self) -> None:
-        try:
-            self._inside.__enter__()
-        except BudgetError as error:
-            raise BudgetError(f"{error}. full_parameters() of one module of the model after another takes less") from error
-
-    @outside_of_graphs
-    def __exit__(self, *error: Any) -> Optional[bool]:
-        return self._inside.__exit__(*error)
-
-
 @outside_of_graphs
 def full_parameters(module: torch.nn.Module, *, writeback: bool = True) -> AbstractContextManager[None]:
     """Inside of the `with` the parameters of a wrapped model, or of a module in it, may be read, and written by any means; the
@@ -270,4 +259,4 @@ def full_parameters(module: torch.nn.Module, *, writeback: bool = True) -> Abstr
     if found is None:
         raise StateError(f"the model ({type(module).__name__}) is not wrapped; see sluice.torch.wrap()")
     presence: Presence = found.presence
-    return _Full(full(presence, [presence.by_id[id(p)] for p in module.parameters() if id(p) in presence.by_id], writeback))
+    return full(presence, [presence.by_id[id(p)] for p in module.parameters() if id(p) in presence.by_id], writeback)
