@@ -229,8 +229,6 @@ SHARED = {"device": "cuda:0", "device_memory": "400MiB"}
 @pytest.mark.parametrize("given, says", [
     ({"devices": 1}, r"InvalidArgumentError: ranks 0 and 1 of one host are on one GPU \(0000:1b:00.0, 'fake GPU'\); .*set_device.*'cuda:0'"),
     ({"of_ranks": [{"device": "cuda:1"}, {}]}, r"InvalidArgumentError: ranks 0 and 1 of one host .*0000:1c:00.0.*device='cuda:1'"),
-    ({**SHARED, "of_ranks": [{}, {"device_facts": None}]}, "InvalidArgumentError: ranks 0 and 1 share GPU 0000:1b:00.0, and device_facts are not"),
-    ({**SHARED, "device_memory": "600MiB"}, r"BudgetError: ranks 0 and 1 share GPU .* has 1024 MiB, and may take 600 MiB and 600 MiB"),
     ({"of_ranks": [{}, {"device": None, "device_memory": None, "device_facts": None}]},
      "InvalidArgumentError: rank 0 computes on GPU 0000:1b:00.0, and rank 1 on the CPU; .*device_memory on all of them, or on none"),
     ({"of_ranks": [{"device": None, "device_memory": None, "device_facts": None}, {}]}, "InvalidArgumentError: rank 1 computes on GPU .*rank 0"),

@@ -247,21 +247,12 @@ class Driver:
         """As sluice_engine_device() has it."""
         return self._text("cuDeviceGetPCIBusId", index).lower()
 
-    def memory(self, index: int) -> int:
-        """Its bytes."""
-        size = ctypes.c_size_t()
-        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), self._device(index))
-        return size.value
-
     def _text(self, function: str, index: int) -> str:
         text = ctypes.create_string_buffer(256)
-        self._call(function, text, len(text), self._device(index))
-        return text.value.decode("utf-8", "replace")
-
-    def _device(self, index: int) -> ctypes.c_int:
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), index)
-        return device
+        self._call(function, text, len(text), device)
+        return text.value.decode("utf-8", "replace")
 
     def _call(self, function: str, *given: Any) -> None:
         result = getattr(self._library, function)(*given)

@@ -18,8 +18,8 @@ import torch
 import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import BudgetError, Error, InvalidArgumentError, StateError
-from ..model import Folder, Options, Path, folders_of, size_of
+from ..errors import Error, InvalidArgumentError, StateError
+from ..model import Folder, Path, folders_of
 from ..ranks import MOST_LOCAL, Ranks, along, check_deadlines, shared_memory
 from ._gloo_links import GlooLinks
 from ._gpu import Driver, Gpu
@@ -74,12 +74,12 @@ class Together:
                         f"{name} is {other.get(name)} on rank {rank}, and {theirs[0].get(name)} on rank 0; give all ranks the same"
                     )
 
-    def check_gpus(self, gpu: Optional[Gpu], options: Options, draws: bool) -> Optional[Gpu]:
+    def check_gpus(self, gpu: Optional[Gpu], draws: bool) -> Optional[Gpu]:
         """This rank's GPU, or None for the CPU, with whether another rank is on it, too. Raises, on all ranks alike, where that is not what
         the user has asked for, and where it does not work. draws: first values are drawn on it."""
         if self.ranks is None:
             return gpu
-        own = None if gpu is None else _place_of(gpu, options, draws)._asdict()
+        own = None if gpu is None else _place_of(gpu, draws)._asdict()
         told = self._exchange("the GPUs", own)
         places = {rank: GpuOfRank(**place) for rank, place in enumerate(told) if place is not None}
         _check_places(places, len(told))
@@ -212,22 +212,18 @@ class GpuOfRank(NamedTuple):
     host: str
     address: str
     kind: str
-    memory: int  # bytes
-    may_take: int  # bytes of these
     number: int  # to its process
     stated: bool  # whether the user gave the number
-    knows_facts: bool  # whether what the plan is made by was stated
     draws: bool  # whether first values are drawn there
 
     def is_that_of(self, other: GpuOfRank) -> bool:
         return (self.host, self.address) == (other.host, other.address)
 
 
-def _place_of(gpu: Gpu, options: Options, draws: bool) -> GpuOfRank:
+def _place_of(gpu: Gpu, draws: bool) -> GpuOfRank:
     driver = Driver()
-    address, kind, memory = driver.pci_address(gpu.index), driver.name(gpu.index), driver.memory(gpu.index)
-    may_take, known = size_of(options.device_memory, "device_memory"), options.device_facts is not None
-    return GpuOfRank(place_of_process()[0], address, kind, memory, may_take, gpu.index, gpu.stated, known, draws)
+    address, kind = driver.pci_address(gpu.index), driver.name(gpu.index)
+    return GpuOfRank(place_of_process()[0], address, kind, gpu.index, gpu.stated, draws)
 
 
 def _check_places(places: Mapping[int, GpuOfRank], ranks: int) -> None:
@@ -246,29 +242,13 @@ def _check_places(places: Mapping[int, GpuOfRank], ranks: int) -> None:
                 "build the model on the CPU, or give its values as weights"
             )
         here = [other for other in places if places[other].is_that_of(place)]
-        if len(here) > 1:
-            _check_shared(here, [places[other] for other in here])
-
-
-def _check_shared(ranks: Sequence[int], places: Sequence[GpuOfRank]) -> None:
-    """Raises where ranks may not share a GPU."""
-    who, address = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}", places[0].address
-    if not all(place.stated for place in places):
-        raise InvalidArgumentError(
-            f"{who} of one host are on one GPU ({address}, '{places[0].kind}'); give each one of its own: call "
-            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the model is made or moved, and start as many ranks as there are "
-            f"GPUs. To let them share that one, give its number on each of them (device='cuda:{places[0].number}')"
-        )
-    if not all(place.knows_facts for place in places):
-        raise InvalidArgumentError(
-            f"{who} share GPU {address}, and device_facts are not given on all of them: what one rank measured there while another one uses it "
-            "would be wrong. Give device_facts (sluice.DeviceFacts) to each, or each one a GPU of its own"
-        )
-    if sum(place.may_take for place in places) > places[0].memory:
-        parts = " and ".join(f"{place.may_take >> 20} MiB" for place in places)
-        raise BudgetError(
-            f"{who} share GPU {address}, which has {places[0].memory >> 20} MiB, and may take {parts} of it (device_memory); state less"
-        )
+        if len(here) > 1 and not all(places[other].stated for other in here):
+            raise InvalidArgumentError(
+                f"ranks {', '.join(map(str, here[:-1]))} and {here[-1]} of one host are on one GPU ({place.address}, '{place.kind}'); give each "
+                "one of its own: call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the model is made or moved, and start as "
+                f"many ranks as there are GPUs. To let them share that one, give its number (device='cuda:{place.number}') and device_facts "
+                "on each of them, and device_memory so that all fit"
+            )
 
 
 def _shared(folder: Folder, ranks: int) -> Folder:

@@ -165,7 +165,7 @@ def checked(
     """The same, after all ranks were found to have the same, `given` included, and GPUs that they may have."""
     others.check_alike(prepared.alike | given, model)
     draws = any(p.is_meta and name not in stored for name, p in model.named_parameters())
-    return prepared._replace(gpu=others.check_gpus(prepared.gpu, prepared.options, draws))
+    return prepared._replace(gpu=others.check_gpus(prepared.gpu, draws))
 
 
 def _check_known(function: str, options: Mapping[str, Any]) -> None:
