@@ -73,11 +73,9 @@ def wrap(
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
     disk: a folder ("/nvme"), also with what may be taken there ("/nvme:40GiB"), or several that are striped, for what does not fit
         in memory.
-    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. It is planned for as
-        it is, and a warning says by how much the first step took more. None: each call that is larger than those before is
-        estimated before it computes, from its arguments and without memory, and the plan is changed for it; where there is
-        none, the call raises BudgetError with nothing changed (InvalidArgumentError where its operations depend on values).
-        Until the first call 512MiB are assumed, or 160MiB. engine_of(model).plan()["pytorch"] has estimates and measures.
+    reserve: what PyTorch will take: activations, temporary tensors. A warning says by how much the first step took more. None: each call
+        that is larger than those before is estimated before it computes, and the plan is changed for it; where there is none, the call
+        raises BudgetError with nothing changed. engine_of(model).plan()["pytorch"] has estimates and measures.
     sample_batch: what the model is called with, for which the first plan is made: a dict of keyword arguments, a tuple of
         arguments, or one argument.
     param_groups: what torch.optim takes: dicts with "params" (parameters, their names, or pairs of named_parameters()), settings that may
@@ -92,34 +90,25 @@ def wrap(
     weights: a folder of safetensors, for a model on the meta device: parameters in it are streamed, and others (adapters)
         get first values by the model's own rules.
     state: the type of the optimizer's state, "f32", "bf16" or "8bit".
-    update_in_backward: a gradient is applied in backward, as soon as all of its unit are there, with the settings in force
-        then, and never stored. Clipping by norm, accumulation, loss scaling and looking at p.grad are errors then.
-        optimizer.step() ends the step. Several ranks apply the mean, and take one backward() of each in a step, which
-        `accumulate` states; one that fails in its middle is an error on all ranks.
+    update_in_backward: a gradient is applied in backward, as soon as all of its unit are there, and never stored. Clipping by norm,
+        accumulation, loss scaling and looking at p.grad are errors then. optimizer.step() ends the step. Several ranks take one
+        backward() of each in a step, which `accumulate` states.
     clip_value: the bound of each element of a gradient, which the update applies, also with update_in_backward, after any
         clipping by norm. None: no bound.
     master: "none" keeps no f32 masters of bfloat16 parameters, and rounds updates stochastically, by `seed`.
     ranks: which processes train the model together; all of them wrap it. None: those of the script's process group, else
         those that torchrun has started. False: this process alone. A process group: its ranks. `memory`, `disk` and `threads`
         are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
-    stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, since a p.grad may be
-        read and added to until the step; but on GPUs that update, with one micro-batch of each rank in a step (`accumulate`), a rank keeps its
-        own part alone of gradients. After backward() these have norms, can be multiplied, as by clip_grad_norm_() and GradScaler, and set to
-        None; elements cannot be read, nor added to (clip_value= clips them), and close() leaves no gradients. update_in_backward
-        keeps none. None: the least with which everything is in memory, or,
-        where the disk is needed anyway, the one with the shortest step (on GPUs, of those with nothing on disk, the one with the
-        shortest step; never 2).
+    stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, but on GPUs that update, with
+        one micro-batch of each rank in a step: there a rank keeps its own part alone of gradients. None: the plan chooses.
     reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
-    accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number.
-        In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean.
-        0: it is not known, and they are summed at their first use. `reproducible` needs it.
+    accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number. Then gradients
+        are summed beside the last one of a rank. 0: it is not known, and they are summed at their first use.
     device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
-        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). Of several ranks each has a GPU
-        of its own: "cuda" is the one of torch.cuda.set_device(), else that of LOCAL_RANK. `memory` and `disk` have what does not fit there.
-        `reserve` is then what PyTorch takes on the GPU; without it and `sample_batch` PyTorch gets a large part, since the plan is made
-        once. The README of bindings/python says more.
+        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). `reserve` is then what
+        PyTorch takes there; without it and `sample_batch` PyTorch gets a large part, since the plan is made once.
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
         and says why. Bits are the same.
     links: what joins ranks on GPUs of one host: "gpus", which read each other's memory, or "host", through whose memory they pass what
@@ -129,8 +118,8 @@ def wrap(
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
 
-    Raises BudgetError where the model does not fit, and InvalidArgumentError where it cannot be wrapped; it is then as it
-    was.
+    docs/guide has more: pytorch.md of models, ranks.md of several ranks, gpu.md of GPUs. Raises BudgetError where the model does not fit,
+    and InvalidArgumentError where it cannot be wrapped; it is then as it was.
     """
     options = {name: given for name, given in locals().items() if name not in ("model", "optimizer", "weights")}
     find = None if weights is None else functools.partial(stored_of, model, weights)
