@@ -171,8 +171,8 @@ def test_what_differs_is_refused_on_all_ranks(pool, differing, says):
 
 @pytest.mark.parametrize("differing, says, says_there", [
     (("memory", "1MiB"), "BudgetError: rank 1 could not make its engine: 256 MiB are reserved", "BudgetError: 256 MiB are reserved"),
-    (("held_units", 0), "StateError: rank 1 has an error, so that no rank goes on: held_units is 0",
-     "InvalidArgumentError: held_units is 0"),
+    (("held_units", -1), "StateError: rank 1 has an error, so that no rank goes on: held_units is -1",
+     "InvalidArgumentError: held_units is -1"),
 ])  # fmt: skip
 def test_what_one_rank_refuses_no_rank_does(pool, differing, says, says_there):
     (text, same), (text_there, same_there) = pool.call("refusal", differing=differing)
