@@ -96,7 +96,7 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
   const bool by_gpu = std::string(name) != "adafactor";
   const std::array tiers = {kDevice, kHost, kDisk};
   std::uint64_t seed = first;
-  for (const std::size_t stage : {0, 1, 3}) {  // 2 is as 1 where units are accessed in any order
+  for (const std::size_t stage : {0, 1, 3}) {  // with several micro-batches 2 is as 1
     setup.stage = stage;
     setup.clip = (stage + first) % 2 == 0;
     setup.device = 0;
