@@ -234,11 +234,12 @@ class DevicePlanner {
     return units;
   }
 
-  Placement::Traffic traffic(UnitId unit, Part part) const {
+  // whole: see Placement::gradient_traffic().
+  Placement::Traffic traffic(UnitId unit, Part part, bool whole) const {
     if (part == Part::kParameters) return placement_.parameter_traffic(unit, placement_.micro_batches());
     if (part == Part::kGradient && placement_.keeps_gradient_shard(unit))
       return {placement_.gradient_record_bytes(unit), placement_.gradient_record_bytes(unit)};
-    if (part == Part::kGradient) return placement_.gradient_traffic(unit, placement_.micro_batches());
+    if (part == Part::kGradient) return placement_.gradient_traffic(unit, placement_.micro_batches(), whole);
     return placement_.state_traffic(unit);
   }
 
@@ -250,7 +251,8 @@ class DevicePlanner {
         const bool is_fixed = in_.request.place(part) || units[unit].tier(part) == Tier::kRanks ||
                               (part == Part::kGradient && !units[unit].gradient_stored && !in_shards);
         if (units[unit].resident(part) || is_fixed) continue;
-        const Placement::Traffic saved = traffic(unit, part);
+        const bool whole = with_disk && units[unit].stage > 0;
+        const Placement::Traffic saved = traffic(unit, part, whole);
         double seconds = copy_seconds(saved.read, saved.written, in_.rates.gpu);
         if (with_disk) seconds += disk_seconds(saved.read, saved.written, in_.rates);
         if (seconds > 0) result.push_back({unit, part, seconds / static_cast<double>(bytes_of(unit, part))});
@@ -483,8 +485,10 @@ class DevicePlanner {
       plan.step_bytes_from_hosts += placement_.received_from_hosts(unit, plan.units[unit]);
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         if (plan.units[unit].tier(part) != Tier::kDisk) continue;
-        plan.step_bytes_read += traffic(unit, part).read;
-        plan.step_bytes_written += traffic(unit, part).written;
+        const Placement::Traffic moved =
+            traffic(unit, part, placement_.brings_whole_gradient(unit, plan.units[unit]));
+        plan.step_bytes_read += moved.read;
+        plan.step_bytes_written += moved.written;
       }
     }
     plan.step_bytes_in = all.copied.read;

@@ -143,7 +143,7 @@ std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan
       unit.written += placement.state_traffic(id).written;
     }
     if (on_disk(placed, Part::kGradient) && placed.gradient_stored)
-      unit.read += placement.gradient_traffic(id, 1).read;
+      unit.read += placement.gradient_traffic(id, 1, placement.brings_whole_gradient(id, placed)).read;
   }
   return units;
 }

@@ -183,11 +183,9 @@ Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t gro
   return {kept, kept};
 }
 
-Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
+Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups, bool whole) const {
   Traffic traffic = kept_gradient_traffic(unit, groups);
   if (waits(unit) && updated(unit)) {
-    // A rank's part does not begin with a block of a record, which is brought to a GPU whole.
-    const bool whole = compute_ == allocator::Tier::kDevice && stages_[unit] > 0;
     traffic.read +=
         (whole ? final_elements(unit) : units_[unit].elements_read) * size_of(updated_gradient_type(unit));
     traffic.written += moved_gradient_bytes(unit);
@@ -444,7 +442,8 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   else if (!plan.resident(Part::kParameters))
     add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {
-    if (!plan.resident(Part::kGradient) && stored) add(gradient_traffic(unit, micro_batches()));
+    if (!plan.resident(Part::kGradient) && stored)
+      add(gradient_traffic(unit, micro_batches(), brings_whole_gradient(unit, plan)));
     if (plan.gradient_shard_in_host()) add({gradient_record_bytes(unit), 0});
     if (!plan.resident(Part::kState)) add(state_traffic(unit));
     return traffic;

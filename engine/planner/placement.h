@@ -102,7 +102,11 @@ class Placement {
     std::uint64_t total() const { return read + written; }
   };
   Traffic parameter_traffic(UnitId unit, std::size_t groups) const;
-  Traffic gradient_traffic(UnitId unit, std::size_t groups) const;
+  // whole: where a GPU updates a part of what is on disk, which does not begin with a block.
+  Traffic gradient_traffic(UnitId unit, std::size_t groups, bool whole = false) const;
+  bool brings_whole_gradient(UnitId unit, const UnitPlan& plan) const {
+    return stages_[unit] > 0 && plan.tier(Part::kGradient) == allocator::Tier::kDisk && compute_ != kCpuTier;
+  }
   // The part of gradient_traffic() that comes from keeping a gradient while other uses and groups add to it.
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }

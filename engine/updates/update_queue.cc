@@ -58,7 +58,10 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   if (pins.parameters && !bring_in(values, use)) return false;
   Backing* const record = gradient_record(unit);
   const bool in_part = has_gradient_shard(unit) || record != nullptr;
-  pins.gradient = parts_.whole_gradients && !in_part && needs_frames(unit, gradient);
+  // Of a record in host memory a GPU's update streams this rank's part. One on disk has blocks.
+  const bool streams_part = !by_cpu && pipeline_.on_gpu() && !pager_.resident(gradient) &&
+                            pager_.stored(gradient) && pager_.backing(gradient).for_cpu().data != nullptr;
+  pins.gradient = parts_.whole_gradients && !in_part && !streams_part && needs_frames(unit, gradient);
   if (pins.gradient && !bring_in(gradient, Pager::Use::kRead)) {
     if (pins.parameters) pager_.release(values);
     return false;
@@ -92,12 +95,13 @@ bool UpdateQueue::start(const Task& task, bool wait) {
     update.gradient_backing = record;
     update.gradient_backing_bytes =
         final_gradient_bytes(parts_.ranks->own(unit).size(), update.gradient_type);
-  } else if (parts_.whole_gradients) {
+  } else if (pins.gradient && parts_.whole_gradients) {
     update.gradient =
         ConstArray{pager_.data(gradient), update.gradient_type}.at(parts_.ranks->own(unit).begin);
   } else if (pins.gradient) {
     update.gradient = {pager_.data(gradient), update.gradient_type};
   } else {
+    update.whole_backings = parts_.whole_gradients;
     update.gradient_backing = &pager_.backing(gradient);
     update.gradient_backing_bytes = pager_.backing_bytes(gradient);
   }

@@ -38,7 +38,7 @@ TABLE = [
     ("gpt2", {"accumulate": 4, "clip": 0.1}, {}),
     ("gpt2", {"accumulate": 4, "stated": True, "clip": 0.1, "infinite": 1}, {}),
     ("llama", {"dtype": "bfloat16", "stated": True, "recompute": True, "state": "8bit"}, {}),
-    ("experts", {"stated": True, "to_none": False}, {"updates": "cpu"}),
+    ("experts", {"accumulate": 4, "stated": True, "to_none": False}, {"updates": "cpu"}),
     ("mixtral", {"clip": 0.1}, {"updates": "gpu"}),
     ("normed", {"accumulate": 4, "update": "SGD"}, {}),
     ("gpt2", {"stated": True, "update": "Adafactor"}, {}),
