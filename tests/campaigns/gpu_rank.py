@@ -1,4 +1,4 @@
-"""A rank of a run of gpu_rank_campaign.py: trains a wrapped GPT-2 from the newest checkpoint in a folder on, saves after each step, and
+"""A rank of a run of gpu_rank_campaign.py: trains a wrapped model from the newest checkpoint in a folder on, saves after each step, and
 prints what it saw, a line of JSON each.
 
     gpu_rank.py FOLDER STEPS OPTIONS    OPTIONS is JSON: "gpu", with the driver's schedule and seed, or null; the rest is wrap()'s"""
@@ -18,13 +18,13 @@ def tell(*what):
 
 def train(folder, steps, place, gpu, **options):
     on_gpu = over_ranks.ON_GPU if gpu else {}
-    model, optimizer = over_ranks._wrapped("gpt2", place, accumulate=over_ranks.SIZE, **options, **on_gpu)
+    model, optimizer = over_ranks._wrapped("wide", place, accumulate=over_ranks.SIZE, **options, **on_gpu)
     engine = sluice.torch.engine_of(model)
     if any(pathlib.Path(folder).glob("step-*")):
         engine.load(folder)
     tell("ready")
     for step in range(engine.steps, steps):
-        losses, norms = over_ranks._loop(model, optimizer, "gpt2", 1, over_ranks.SIZE, clip=1.0, first=step)
+        losses, norms = over_ranks._loop(model, optimizer, "wide", 1, over_ranks.SIZE, clip=1.0, first=step)
         tell(step, losses, norms)
         engine.save(folder, keep=2)
     tell("ended", over_ranks._digest(model))

@@ -20,7 +20,7 @@ from support import rank_pool
 RANK = pathlib.Path(__file__).resolve().parent / "gpu_rank.py"
 STEPS = 6
 SETTINGS = {  # a run may go on with any of them
-    "stage": [0, 1, 3],
+    "stage": [0, 1, 2, 3],
     "place": ["memory", "disk", {"parameters": "memory", "gradients": "device", "state": "memory"}],
 }
 
@@ -36,6 +36,7 @@ class GpuRankCampaign(Campaign):
     def options(self):
         """Those of a run, drawn anew."""
         gpu = {"schedule": self.random.choice(["early", "late", "random"]), "seed": self.random.randrange(1000)}
+        gpu["has_peers"] = self.random.random() < 0.5
         chosen = {name: self.random.choice(values) for name, values in SETTINGS.items()}
         if chosen["stage"] == 3 and chosen["place"] == SETTINGS["place"][-1]:
             chosen["place"] = "memory"
