@@ -74,7 +74,7 @@ Json record_of(const Planned& planned) {
 
 // What must be alike of the plans on which they have agreed.
 Json record_of(const engine::Plan& plan) {
-  return {{"when gradients are summed, as stage, updates and micro-batches say,",
+  return {{"when gradients are summed, as stage, memory and micro-batches say,",
            plan.sums_in_backward ? "in backward" : "when they are used"}};
 }
 

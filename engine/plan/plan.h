@@ -84,6 +84,8 @@ struct PlanRequest {
   allocator::Tier compute = kCpuTier;
   // Where a GPU computes: the tier of the processor that updates, kDevice or kHost; nothing: chosen.
   std::optional<allocator::Tier> updates = {};
+  // Gradients of which ranks would keep parts (Plan::sums_in_backward) stay whole, since parts do not fit.
+  bool whole_gradients = false;
   // And where partitioned parameters lie: kDevice, where the GPUs of ranks meet and update them, or kHost;
   // nothing: chosen.
   std::optional<allocator::Tier> shards = {};

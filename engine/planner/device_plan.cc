@@ -134,8 +134,9 @@ class DevicePlanner {
     if (in_.request.updates == Tier::kDevice)
       fail(ErrorCode::kInvalidArgument,
            "updates on the GPU are asked for at stage 3, at which the CPU updates each rank's shard of the "
-           "parameters, in host memory, unless the GPUs of all ranks read each other's memory; let the CPU "
-           "update, or ask for stage 1");
+           "parameters, in host memory, unless all ranks have theirs on GPUs that read each other's memory; "
+           "let "
+           "the CPU update, or ask for stage 1");
     for (UnitId unit = 0; unit < updated_on_.size(); ++unit)
       if (placement_.partitions_parameters(unit)) updated_on_[unit] = Tier::kHost;
     because_ = "the CPU where parameters are partitioned, and else the GPU";
@@ -570,10 +571,8 @@ std::optional<Plan> find_at(const PlanInputs& in) {
 
 }  // namespace
 
-// Of the stages with which nothing is on disk, the one with the shortest step, and of those that are alike
-// the least; or else the one that moves least from the disk and to it. So it is with where shards lie.
-Plan make_device_plan(const PlanInputs& in) {
-  const PlanRequest asked = on_device(in.profile, in.request);
+// The stages that may be, and with each where shards may lie.
+std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& asked) {
   std::vector<PlanRequest> requests;
   const auto add = [&](const PlanRequest& request) {
     const Placement placement(in.profile, in.optimizer, request);
@@ -593,6 +592,12 @@ Plan make_device_plan(const PlanInputs& in) {
     at.stages.assign(in.profile.units.size(), stage);
     if (stage < kMostStage || at.updates != Tier::kDevice || at.ranks.gpus_meet) add(at);
   }
+  return requests;
+}
+
+// The one with the shortest step with which nothing is on disk, and of those that are alike the first one; or
+// else the one that moves least from the disk and to it.
+std::optional<Plan> best_of(const PlanInputs& in, const std::vector<PlanRequest>& requests) {
   const auto moved = [](const Plan& of) { return of.step_bytes_read + of.step_bytes_written; };
   const auto is_better = [&](const Plan& plan, const Plan& than) {
     if (plan.uses_disk() || than.uses_disk()) return moved(plan) < moved(than);
@@ -603,8 +608,17 @@ Plan make_device_plan(const PlanInputs& in) {
     std::optional<Plan> plan = find_at(in.with(request));
     if (plan && (!best || is_better(*plan, *best))) best = std::move(plan);
   }
+  return best;
+}
+
+// Parts of gradients that wait are in memory.
+Plan make_device_plan(const PlanInputs& in) {
+  PlanRequest asked = on_device(in.profile, in.request);
+  asked.whole_gradients = asked.place(Part::kGradient) == Tier::kDisk;
+  std::optional<Plan> best = best_of(in, requests_for(in, asked));
+  if (!best && !std::exchange(asked.whole_gradients, true)) best = best_of(in, requests_for(in, asked));
   if (best) return *best;
-  PlanRequest at = requests.back();
+  PlanRequest at = requests_for(in, asked).back();
   if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
   return DevicePlanner(in.with(at)).best();
 }

@@ -175,7 +175,10 @@ void state_computing(const Profile& profile, const optim::Optimizer& optimizer, 
   request.clip = plan.clip;
   request.ranks = plan.ranks;
   request.stages = plan.stages();
-  if (plan.sums_in_backward) request.stage = plan.one_stage();
+  if (plan.sums_in_backward)
+    request.stage = plan.one_stage();
+  else
+    request.whole_gradients = true;
   // A small model's chunks end with its largest unit, which is no size that can be asked for.
   request.chunk_elements = round_up(plan.chunk_elements, kChunkGrain);
   request.compute = Tier::kDevice;

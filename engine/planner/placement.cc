@@ -48,7 +48,8 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       ranks_(request.ranks),
       stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
                                      : request.stages),
-      asks_for_parts_(std::ranges::count(stages_, std::size_t{2}) > 0 || request.stage == kMostStage),
+      asks_for_parts_(!request.whole_gradients &&
+                      (std::ranges::count(stages_, std::size_t{2}) > 0 || request.stage == kMostStage)),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),

@@ -59,9 +59,8 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
                    const std::function<void()>& meanwhile, Stages chosen) {
   const std::vector<std::size_t> own = plan.stages();
   const std::string name = "the plan";
-  const bool shards_in_host = plan.partitions_any(Part::kParameters) && !plan.shards_on_gpus();
   const Json told = {
-      {"stages", own}, {"chunk_elements", plan.chunk_elements}, {"shards_in_host", shards_in_host}};
+      {"stages", own}, {"chunk_elements", plan.chunk_elements}, {"shards_on_gpus", plan.shards_on_gpus()}};
   std::vector<std::size_t> stages = own;
   std::size_t chunk_elements = plan.chunk_elements;
   for (const std::string& text : exchange(communicator, name, told.dump(), meanwhile)) {
@@ -72,7 +71,8 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
       stages[unit] = chosen == Stages::kHighest ? std::max(stages[unit], theirs[unit])
                                                 : std::min(stages[unit], theirs[unit]);
     chunk_elements = std::min(chunk_elements, json_field<std::size_t>(other, "chunk_elements", name));
-    if (json_field<bool>(other, "shards_in_host", name)) request.shards = allocator::Tier::kHost;
+    // A rank at another stage may find no room for them.
+    if (!json_field<bool>(other, "shards_on_gpus", name)) request.shards = allocator::Tier::kHost;
   }
   request.stages = stages;
   const bool moves_shards = plan.shards_on_gpus() && request.shards == allocator::Tier::kHost;

@@ -80,7 +80,7 @@ void AnyOrderEngine::use_gradients() {
     refuse(
         ErrorCode::kState,
         "a gradient is used before this rank's micro-batch has ended, and it is summed in backward; use it "
-        "after backward, or ask for stage 1");
+        "after backward, or ask for stage 1, or for none");
 }
 
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
@@ -90,7 +90,7 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
       refuse(
           ErrorCode::kState,
           "a gradient is read, and at stages 2 and 3 a rank keeps its own part alone of what was summed on "
-          "GPUs; ask for stage 1");
+          "GPUs; ask for stage 1, or for none");
     use_gradients();
     require_gradient(parameter);
     if (shared_) shared_->make_whole(parameter);

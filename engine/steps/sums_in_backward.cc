@@ -97,7 +97,7 @@ void SumsInBackward::check_add(ParameterId parameter) const {
         ErrorCode::kState,
         "a gradient of '{}' is added after the step's only micro-batch of this rank has ended, and what is "
         "summed in backward is added to no more; step before{}",
-        name, core_.plan.clip ? ", or ask for stage 1" : "");
+        name, core_.plan.clip ? ", or ask for stage 1, or for none" : "");
   const bool had_one =
       core_.gradients.has(parameter) && contains(let_go_, core_.layout.location(parameter).unit);
   if (summed_[parameter] || had_one)
@@ -109,7 +109,7 @@ void SumsInBackward::check_add(ParameterId parameter) const {
         name,
         core_.plan.clip
             ? "drop what is kept of earlier steps before (zero_grad(set_to_none=True)), and where "
-              "a backward has failed drop all and step, on all ranks; or ask for stage 1"
+              "a backward has failed drop all and step, on all ranks; or ask for stage 1, or for none"
             : "or update at the end of the step");
 }
 
@@ -203,7 +203,7 @@ void SumsInBackward::abandon() {
   if (has_exchanged_ && core_.plan.clip)
     fail(ErrorCode::kState,
          "step {} is abandoned after ranks began to sum its gradients in backward, which all of them would "
-         "have to end; ask for stage 1, at which they can",
+         "have to end; ask for stage 1, or for none, at which they can",
          core_.steps);
   if (has_exchanged_)
     fail(ErrorCode::kState,
@@ -311,7 +311,7 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
           "the gradient of '{}' is summed on the other ranks, and this one still adds to its unit '{}' while "
           "{} later units wait; give gradients in the same order on all ranks, or {}",
           c.layout.spec(p).name, c.name_of(unit), waiting().size(),
-          core_.plan.clip ? "ask for stage 1" : "update at the end of the step");
+          core_.plan.clip ? "ask for stage 1, or for none" : "update at the end of the step");
   c.queue.ensure_updated(unit);
   // Nobody reads a shard while it is updated: this rank reads none from now on, or from the step's end.
   if (c.partitions_parameters(unit) && !c.plan.clip) {

@@ -8,6 +8,7 @@
 #include "cuda/engine_fixture.h"
 #include "cuda/file_limit.h"
 #include "engine/memory/device_shards.h"
+#include "engine/ranks/agreement.h"
 #include "thrown.h"
 
 // Ranks that compute on GPUs, each on one of its own, beside as many that compute on the CPU.
@@ -434,6 +435,62 @@ TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradients) {
       EXPECT_EQ(found[rank].norms, expected[rank].norms);
     ++seed;
   }
+}
+
+// A client that looks at units between backward and the step copies shards late.
+TEST_F(RanksOnGpusTest, ShardsOnGpusChangeWhenAllHaveCopiedWhatTheClientLooksAt) {
+  for (const bool clip : {true, false}) {
+    SCOPED_TRACE(clip ? "clipped" : "at once");
+    Case setup;
+    setup.ends = setup.once = setup.looks = true;
+    setup.clip = clip;
+    setup.blocks = 9, setup.rows = 300, setup.steps = 3;
+    setup.stage = 3;
+    const Outcomes expected = train_on_cpus(setup, 2);
+    setup.device = 256 * kMiB;
+    setup.updates = kDevice;
+    setup.places = {kDevice, kDevice, kDevice};
+    setup.ranks.gpus_meet = true;
+    begin_devices(2, Schedule::kLate, 1);
+    expect_twins(setup, expected);
+  }
+}
+
+// Parts are in memory alone.
+TEST_F(RanksOnGpusTest, GradientsStayWholeAtStage3WhereTheyAreToBeOnDisk) {
+  Case setup;
+  setup.ends = setup.once = true;
+  setup.blocks = 2, setup.stage = 3;
+  const Outcomes expected = train_on_cpus(setup, 2);
+  setup.device = 192 * kMiB;
+  setup.places = {kDevice, kDisk, kHost};
+  setup.updates = kHost;
+  begin_devices(2, Schedule::kRandom, 1);
+  const auto look = [&](Made& made) {
+    EXPECT_FALSE(made.plan.sums_in_backward);
+    EXPECT_GT(made.plan.disk_bytes, 0u);
+    check_memory(made);
+  };
+  EXPECT_TRUE(train(2, [&](comm::Communicator& of) {
+                const std::unique_ptr<Device> device = open_for(of);
+                return train_on_gpu(of_rank(setup, of), *device, look, &of);
+              }) == expected);
+}
+
+// One has chosen stage 1, and would not find room for shards on its GPU.
+TEST_F(RanksOnGpusTest, RanksAgreeOnWhereShardsLie) {
+  comm::run_communicators(comm::World::kThreads, 2, [](comm::Communicator& of) {
+    Plan plan;
+    plan.units.resize(1);
+    UnitPlan& unit = plan.units[0];
+    unit.compute = unit.updated_on = kDevice;
+    unit.stage = 1;
+    if (of.rank() == 1) unit.stage = 3, unit.place(Part::kParameters, allocator::Tier::kRanks);
+    PlanRequest request;
+    EXPECT_TRUE(agree_on_plan(of, plan, request));
+    EXPECT_EQ(request.stages, std::vector<std::size_t>{3});
+    EXPECT_EQ(request.shards, kHost);
+  });
 }
 
 // What is done with gradients between their sums and the step, by all ranks alike or not.
