@@ -123,9 +123,8 @@ void ParameterShards::share() {
   for (std::size_t rank = 1; rank < places.size(); ++rank)
     if (places[rank] != places[0])
       fail(ErrorCode::kInvalidArgument,
-           "{} are in {} on rank {}, and in {} on rank 0: give all ranks the same device memory and updates, "
-           "or "
-           "let them use the host's memory (links=\"host\")",
+           "{} are in {} on rank {}, and in {} on rank 0: give all ranks the same device memory and the same "
+           "updates, or let them use the host's memory (links=\"host\")",
            name, places[rank], rank, places[0]);
   memory_.share(ranks_, name);
 }

@@ -569,8 +569,6 @@ std::optional<Plan> find_at(const PlanInputs& in) {
   return DevicePlanner(in.with(at)).find();
 }
 
-}  // namespace
-
 // The stages that may be, and with each where shards may lie.
 std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& asked) {
   std::vector<PlanRequest> requests;
@@ -611,7 +609,9 @@ std::optional<Plan> best_of(const PlanInputs& in, const std::vector<PlanRequest>
   return best;
 }
 
-// Parts of gradients that wait are in memory.
+}  // namespace
+
+// Where parts of gradients do not fit in memory, or are asked to be on disk, gradients stay whole.
 Plan make_device_plan(const PlanInputs& in) {
   PlanRequest asked = on_device(in.profile, in.request);
   asked.whole_gradients = asked.place(Part::kGradient) == Tier::kDisk;
