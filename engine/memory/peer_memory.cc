@@ -49,8 +49,7 @@ std::string PeerMemory::share(comm::Communicator& communicator, const std::strin
 std::string PeerMemory::refusal(const std::string& problem) {
   return fmt::format(
       "GPUs do not read each other's memory, as they did when the plan was made: {}; let ranks use the "
-      "host's "
-      "memory instead (links=\"host\")",
+      "host's memory instead (links=\"host\")",
       problem);
 }
 
