@@ -435,12 +435,11 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
   const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
-  // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates.
-  if (plan.shard_on_gpu())
-    add({});  // GPUs copy it from each other
-  else if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
-    add({units_[unit].at.fetches * micro_batches() * bytes, 0});
-  else if (!plan.resident(Part::kParameters))
+  // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates. GPUs that
+  // have the shards copy them from each other.
+  const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;
+  if (in_shards && !plan.shard_on_gpu()) add({units_[unit].at.fetches * micro_batches() * bytes, 0});
+  if (!in_shards && !plan.resident(Part::kParameters))
     add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored)
@@ -453,16 +452,13 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   // parameters, all where they are, of what this rank updates.
   const std::uint64_t elements = units_[unit].elements_read / passes;
   const std::uint64_t values = elements * size_of(layout_.dtype(unit));
-  if (plan.gradient_shard_in_host())
-    add({});  // it has left after its sum
-  else if (plan.resident(Part::kGradient) || !stored)
-    add({0, passes * elements * size_of(updated_gradient_type(unit))});
-  else
-    add({0, gradients});
+  // A part that waits in the host has left after its sum.
+  const bool leaves_by_chunks = plan.resident(Part::kGradient) || !stored;
+  if (!plan.gradient_shard_in_host())
+    add({0, leaves_by_chunks ? passes * elements * size_of(updated_gradient_type(unit)) : gradients});
   if (!plan.resident(Part::kGradient) && stored) add(kept_gradient_traffic(unit, micro_batches()));
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
   if (plan.resident(Part::kParameters)) add({values, reads_values ? passes * values : 0});
-  const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;
   if (!plan.resident(Part::kParameters) && !in_shards && format_.has_master(unit) && clip_) add({bytes, 0});
   return traffic;
 }

@@ -58,7 +58,8 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   if (pins.parameters && !bring_in(values, use)) return false;
   Backing* const record = gradient_record(unit);
   const bool in_part = has_gradient_shard(unit) || record != nullptr;
-  // Of a record in host memory a GPU's update streams this rank's part. One on disk has blocks.
+  // A GPU's update streams this rank's part of a record in host memory. A record on disk is read in blocks,
+  // so that all of it is brought in.
   const bool streams_part = !by_cpu && pipeline_.on_gpu() && !pager_.resident(gradient) &&
                             pager_.stored(gradient) && pager_.backing(gradient).for_cpu().data != nullptr;
   pins.gradient = parts_.whole_gradients && !in_part && !streams_part && needs_frames(unit, gradient);

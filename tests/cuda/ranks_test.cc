@@ -456,7 +456,7 @@ TEST_F(RanksOnGpusTest, ShardsOnGpusChangeWhenAllHaveCopiedWhatTheClientLooksAt)
   }
 }
 
-// Parts are in memory alone.
+// A rank keeps its part of a gradient in memory alone.
 TEST_F(RanksOnGpusTest, GradientsStayWholeAtStage3WhereTheyAreToBeOnDisk) {
   Case setup;
   setup.ends = setup.once = true;
