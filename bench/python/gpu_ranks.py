@@ -23,8 +23,9 @@ from gpu_transformers import CLIP, FAKE, NEAR, REAL, STEPS, Ways
 
 RANKS, LIMIT_S = 2, 80
 CPU = "on the CPU"
-# By stage, place and what joins the ranks. Two ranks on one GPU do not measure it, so that its rates are stated.
-RUNS = [(0, "device", "gpus"), (1, "memory", "host"), (1, "disk", "gpus"), (3, "device", "gpus"), (2, "device", "gpus"), (3, "memory", "host")]
+# By stage, place, what joins the ranks, and who updates. Two ranks on one GPU do not measure it, so that its rates are stated.
+RUNS = [(0, "device", "gpus", None), (1, "memory", "host", None), (1, "disk", "gpus", None), (3, "device", "gpus", None),
+        (2, "device", "gpus", None), (3, "memory", "host", None), (3, "memory", "gpus", "cpu")]
 OF_STAGES = ["device", "memory"]
 
 
@@ -44,8 +45,8 @@ class Ranks(Ways):
         facts = self.sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0 if self.fake else 600 << 20)
         return {"device": "cuda:0", "reserve": self.chosen["reserve"], "device_facts": facts}
 
-    def losses_of(self, stage, place, links):
-        return self.losses(place, stage=stage, accumulate=RANKS, links=links, **self.on_shared_gpu())
+    def losses_of(self, stage, place, links, updates):
+        return self.losses(place, stage=stage, accumulate=RANKS, links=links, updates=updates, **self.on_shared_gpu())
 
     def losses_of_stages(self, place):
         """The losses and norms of a pipeline, which has the ranks' batches as micro-batches. place None: on the CPU."""
@@ -71,6 +72,10 @@ class Ranks(Ways):
             self.device = before
 
 
+def name_of(stage, place, links, updates):
+    return f"stage {stage}, {place}, {links}" + ("" if updates is None else f", updates by the {updates.upper()}")
+
+
 def rank(given):
     """What a rank tells: the losses and norms of each run, and those on the CPU, of ranks and of stages."""
     find_packages(given)
@@ -79,7 +84,7 @@ def rank(given):
     ways = Ranks(int(os.environ["RANK"]), FAKE if given["fake"] else REAL, given["fake"], given["folder"])
     runs, places = (RUNS[::3], OF_STAGES[1:]) if given["fake"] else (RUNS, OF_STAGES)  # which is slow
     return {
-        "two ranks": {CPU: ways.losses_on_cpu()} | {f"stage {run[0]}, {run[1]}, {run[2]}": ways.losses_of(*run) for run in runs},
+        "two ranks": {CPU: ways.losses_on_cpu()} | {name_of(*run): ways.losses_of(*run) for run in runs},
         "a pipeline of two": {CPU: ways.losses_of_stages(None)} | {place: ways.losses_of_stages(place) for place in places},
     }
 

@@ -15,9 +15,9 @@ class DeviceShards::Unit final : public CheckedBacking {
   Unit(DeviceShards& owner, UnitId unit) : owner_(owner), unit_(unit) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     ensure(offset == 0, "a partitioned unit is fetched from byte {} on", offset);
-    const auto work = [this, version = owner_.shards_.expected(unit_), to = into.data()](Done&) {
-      owner_.fetch(unit_, version, to);
-    };
+    const std::uint64_t version = owner_.shards_.expected(unit_);
+    if (owner_.shards_.are_passed()) return owner_.borrow(unit_, version, into.data(), std::move(done));
+    const auto work = [this, version, to = into.data()](Done&) { owner_.fetch(unit_, version, to); };
     owner_.queue_->add(work, std::move(done));
   }
   void store(std::uint64_t, std::span<const std::byte>, Done) override {
@@ -35,6 +35,7 @@ void DeviceShards::start(allocator::Ledger& ledger) {
   ledger_ = &ledger;
   if (!shards_.on_one_host()) take_staging();
   queue_.emplace();
+  if (shards_.are_passed()) returning_.emplace();
 }
 
 void DeviceShards::take_staging() {
@@ -44,6 +45,7 @@ void DeviceShards::take_staging() {
 
 void DeviceShards::share() {
   shards_.share();
+  if (shards_.are_passed()) return;
   if (!shards_.is_shared() && memory_.data() == nullptr) take_staging();
   for (UnitId unit = 0; shards_.is_shared() && unit < shards_.units(); ++unit)
     for (const ParameterShards::Piece& shard : shards_of(unit)) {
@@ -81,6 +83,28 @@ void DeviceShards::copy(UnitId unit, std::uint64_t version, std::byte* to) {
     else
       gpu_.copy_in(to + all[i].in_unit, there);
   }
+}
+
+// Each part is copied when it is lent, whatever the others wait for, so that its place becomes free.
+void DeviceShards::borrow(UnitId unit, std::uint64_t version, std::byte* to, Done done) {
+  const std::vector<ParameterShards::Piece> parts = shards_.pieces_of(unit, PassedShards::kMostBytes);
+  const Done part_done = after(parts.size(), std::move(done));
+  for (const ParameterShards::Piece& part : parts)
+    shards_.borrow(unit, version, part,
+                   [this, at = to + part.in_unit, part_done](
+                       DeviceWork::Memory from, const std::exception_ptr& error, const Done& used) {
+                     if (error != nullptr) return part_done(error);
+                     copy_borrowed(at, from, part_done, used);
+                   });
+}
+
+void DeviceShards::copy_borrowed(std::byte* to, DeviceWork::Memory from, Done done, Done used) {
+  const auto wait = [this, from](Done&) { gpu_.wait(from, DeviceWork::Use::kWrite); };
+  queue_->add([this, to, from](Done&) { gpu_.copy_within(to, from); },
+              [this, wait, done = std::move(done), used = std::move(used)](const std::exception_ptr& error) {
+                returning_->add(wait, used);
+                done(error);
+              });
 }
 
 void DeviceShards::receive(UnitId unit, std::uint64_t version, std::byte* to) {

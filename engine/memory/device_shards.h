@@ -9,13 +9,14 @@
 
 namespace sluice::engine {
 
-// Brings whole units to a GPU, of which each rank has a shard of the parameters in its host memory, on a
-// thread of this class. Ranks of one host share that memory: the GPU copies each shard from where its owner
-// has it, once that one says that it has the version. Otherwise shards are sent, and pass through registered
-// memory, piece by piece: while one piece is copied, the ranks send the next ones. A fetch has ended for the
-// caller when its last copy is queued. So await() comes before this rank lets others change a unit: a unit
-// that was fetched, and of which this rank has no gradient, would be copied when it has changed. Thread rule:
-// start() and share() come before any fetch; then as Backing. REQUIRES: no fetch is under way when it ends.
+// Brings whole units to a GPU, of which each rank has a shard of the parameters, on threads of this class.
+// Ranks of one host share the memory of shards: the GPU copies each from where its owner has it, once that
+// one says that it has the version; or from the owner's GPU, which brings it there (PassedShards). Otherwise
+// shards are sent, and pass through registered memory, piece by piece: while one piece is copied, the ranks
+// send the next ones. A fetch has ended for the caller when its last copy is queued. So await() comes before
+// this rank lets others change a unit: a unit that was fetched, and of which this rank has no gradient, would
+// be copied when it has changed. Thread rule: start() and share() come before any fetch; then as Backing.
+// REQUIRES: no fetch is under way when it ends.
 class DeviceShards {
  public:
   // Both arguments outlive it.
@@ -36,6 +37,8 @@ class DeviceShards {
   std::vector<ParameterShards::Piece> shards_of(UnitId unit) const;
   void fetch(UnitId unit, std::uint64_t version, std::byte* to);
   void copy(UnitId unit, std::uint64_t version, std::byte* to);
+  void borrow(UnitId unit, std::uint64_t version, std::byte* to, Done done);
+  void copy_borrowed(std::byte* to, DeviceWork::Memory from, Done done, Done used);
   void receive(UnitId unit, std::uint64_t version, std::byte* to);
   std::byte* host(std::size_t piece) const { return memory_.data() + piece % kPieces * StoredShards::kPiece; }
 
@@ -43,7 +46,8 @@ class DeviceShards {
   DeviceWork& gpu_;
   allocator::Ledger* ledger_ = nullptr;
   RegisteredRegion memory_;
-  std::size_t pieces_before_ = 0;  // of fetches that have ended
+  std::size_t pieces_before_ = 0;         // of fetches that have ended
+  std::optional<SerialQueue> returning_;  // waits for copies of what is borrowed, and gives it back
   std::optional<SerialQueue> queue_;
 };
 

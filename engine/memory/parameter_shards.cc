@@ -1,6 +1,8 @@
 #include "engine/memory/parameter_shards.h"
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <utility>
 
 #include "core/error.h"
@@ -66,12 +68,15 @@ class ParameterShards::AllShards final : public Backing {
 ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks)
     : layout_(layout),
       ranks_(ranks),
-      on_gpus_(plan.shards_on_gpus()),
+      place_(plan.shard_place()),
       memory_(sizes_of(layout, plan, ranks, ranks.rank())),
       stored_(layout.units().size(), plan.serving_pieces, ranks.communicator().hosts().readers(ranks.rank())),
       expected_(layout.units().size()),
       published_(layout.units().size()),
       relayed_(layout, ranks, plan.relay_pieces, plan.relay_piece_bytes) {
+  if (plan.passing_places > 0)
+    passed_.emplace(PassedShards::Need{plan.passing_places, plan.passing_place_bytes}, ranks.size(),
+                    [this](UnitId unit) { return std::span<const std::byte>(data(unit), bytes(unit)); });
   for (const UnitPlan& unit : plan.units) {
     partitioned_.push_back(unit.tier(Part::kParameters) == allocator::Tier::kRanks);
     on_disk_.push_back(partitioned_.back() && unit.shard_on_disk);
@@ -100,11 +105,15 @@ void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
   gpu_ = gpu;
   if (gpu == nullptr)
     memory_.start(ledger, allocator::Purpose::kParameter, room_of_all());
-  else if (on_gpus_)
+  else if (on_gpus())
     memory_.start_among_gpus(ledger, gpu->device(), allocator::Purpose::kParameter);
   else
-    memory_.start(ledger, gpu->device(), allocator::Purpose::kParameter, on_one_host());
-  if (on_gpus_) published_by_gpu_.emplace();
+    memory_.start(ledger, gpu->device(), allocator::Purpose::kParameter, on_one_host() && !passed_);
+  // Who updates shards waits for copies of what was there before.
+  for (UnitId unit = 0; unit < units() && gpu != nullptr; ++unit)
+    if (has(unit) && bytes(unit) > 0) gpu->add({data(unit), bytes(unit)}, bytes(unit));
+  if (passed_) passed_->start(ledger, *gpu);
+  if (on_gpus()) published_by_gpu_.emplace();
   stored_.start(ledger);
   relayed_.start(ledger);
   reads_->shards = this;
@@ -118,15 +127,17 @@ void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
 // Ranks whose plans put them elsewhere would wait for what is never sent.
 void ParameterShards::share() {
   const std::string name = "the shards of parameters";
-  const auto place = [](bool on_gpus) { return on_gpus ? "the memory of its GPU" : "host memory"; };
-  const std::vector<std::string> places = ranks_.exchange(name, place(on_gpus_), {});
-  for (std::size_t rank = 1; rank < places.size(); ++rank)
-    if (places[rank] != places[0])
+  const std::array places = {"in the memory of its GPU", "passed by its GPU from host memory",
+                             "in host memory"};
+  const std::vector<std::string> of_ranks =
+      ranks_.exchange(name, places[static_cast<std::size_t>(place_)], {});
+  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
+    if (of_ranks[rank] != of_ranks[0])
       fail(ErrorCode::kInvalidArgument,
-           "{} are in {} on rank {}, and in {} on rank 0: give all ranks the same device memory and the same "
+           "{} are {} on rank {}, and {} on rank 0: give all ranks the same device memory and the same "
            "updates, or let them use the host's memory (links=\"host\")",
-           name, places[rank], rank, places[0]);
-  memory_.share(ranks_, name);
+           name, of_ranks[rank], rank, of_ranks[0]);
+  passed_ ? passed_->share(ranks_.communicator(), name) : memory_.share(ranks_, name);
 }
 
 ParameterShards::~ParameterShards() {
@@ -139,6 +150,7 @@ ParameterShards::~ParameterShards() {
     unanswered = std::move(waiting_);
   }
   ranks_.communicator().serve({});
+  if (passed_) passed_->end();
   for (const Question& question : unanswered) question.answer({}, gone(), {});
   std::unique_lock lock(reads_->counting);
   reads_->ended.wait(lock, [this] { return reads_->under_way == 0; });
@@ -174,7 +186,7 @@ void ParameterShards::await(UnitId unit, std::uint64_t version, int owner, Done 
 
 void ParameterShards::take(UnitId unit, const std::byte* values) {
   const std::byte* const own_values = values + own(unit).begin * element_bytes(unit);
-  if (on_gpus_) return gpu_->copy_within(data(unit), {own_values, bytes(unit)});
+  if (on_gpus()) return gpu_->copy_within(data(unit), {own_values, bytes(unit)});
   if (on_disk(unit)) return stored_.write(unit, own_values);
   std::copy_n(own_values, bytes(unit), data(unit));  // which is null where it is empty
 }
@@ -202,7 +214,7 @@ std::vector<ParameterShards::Question> ParameterShards::take_answerable() {
   std::vector<Question> now;
   if (paused_) return now;
   const auto later = std::partition(waiting_.begin(), waiting_.end(), [&](const Question& question) {
-    return question.read.version > published_[question.read.key];
+    return question.read.version > published_[question.read.key % units()];
   });
   std::move(later, waiting_.end(), std::back_inserter(now));
   waiting_.erase(later, waiting_.end());
@@ -213,7 +225,7 @@ std::vector<ParameterShards::Question> ParameterShards::take_answerable() {
 
 void ParameterShards::publish(UnitId unit) {
   const std::uint64_t version = expected_[unit];
-  if (!on_gpus_) return publish(unit, version);
+  if (!on_gpus()) return publish(unit, version);
   const auto wait = [this, unit, version](Done&) {
     gpu_->wait({data(unit), bytes(unit)}, DeviceWork::Use::kRead);
     publish(unit, version);
@@ -234,13 +246,17 @@ void ParameterShards::publish(UnitId unit, std::uint64_t version) {
   for (const Question& question : now) answer_now(question);
 }
 
-// Whether it is of a whole piece that this rank has or relays, or only asks whether there is that version.
+// Whether it is of a whole piece that this rank has, lends or relays, or only asks whether there is that
+// version.
 bool ParameterShards::is_possible(const comm::Read& read) const {
-  const auto unit = static_cast<UnitId>(read.key);
+  const auto unit = static_cast<UnitId>(read.key % units());
+  if (read.key >= units())
+    return passed_ && read.owner == ranks_.rank() && read.bytes == sizeof(PassedShards::Loan) &&
+           read.offset % PassedShards::kMostBytes == 0 && read.offset < bytes(unit);
   if (read.owner < 0 || read.owner >= ranks_.size() || read.offset % StoredShards::kPiece != 0) return false;
   if (read.owner == ranks_.rank() && read.bytes == 0) return true;
   const std::size_t all = bytes(unit, read.owner);
-  return !on_gpus_ && relayed_.source(read.owner, read.offset / StoredShards::kPiece) == ranks_.rank() &&
+  return !on_gpus() && relayed_.source(read.owner, read.offset / StoredShards::kPiece) == ranks_.rank() &&
          read.offset < all && read.bytes == std::min(StoredShards::kPiece, all - read.offset);
 }
 
@@ -248,7 +264,11 @@ void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
   const auto refuse = [&](const char* why) {
     answer({}, std::make_exception_ptr(Error(ErrorCode::kState, why)), {});
   };
-  if (read.key >= layout_.units().size() || !has(static_cast<UnitId>(read.key)))
+  if (passed_ && read.key == key_of_return()) {
+    passed_->give_back(read.version);
+    return answer({}, nullptr, [](const std::exception_ptr&) {});
+  }
+  if (read.key >= key_of_return() || !has(static_cast<UnitId>(read.key % units())))
     return refuse("a unit is read that is not partitioned");
   if (!is_possible(read)) return refuse("a shard is read as if it had another size, or were elsewhere");
   if (read.owner != ranks_.rank()) return relayed_.read(read, std::move(answer));
@@ -262,7 +282,7 @@ void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
 }
 
 void ParameterShards::answer_now(const Question& question) {
-  const auto unit = static_cast<UnitId>(question.read.key);
+  const auto unit = static_cast<UnitId>(question.read.key % units());
   const std::size_t offset = question.read.offset, wanted = question.read.bytes;
   const auto ended = [reads = reads_] {
     const std::lock_guard lock(reads->counting);
@@ -271,17 +291,36 @@ void ParameterShards::answer_now(const Question& question) {
   };
   const auto sent = [ended](const std::exception_ptr&) { ended(); };
   if (wanted == 0) return question.answer({}, nullptr, sent);  // it was asked whether there is the version
-  if (!on_disk(unit)) return question.answer({data(unit) + offset, wanted}, nullptr, sent);
   // A rank that waits for what this one cannot read learns which rank that is, before it learns the rest.
-  stored_.read(unit, offset, wanted,
-               [this, ended, answer = question.answer](std::span<const std::byte> bytes,
-                                                       const std::exception_ptr& error, const Done& used) {
-                 if (error != nullptr) ranks_.communicator().fail(text_of(error));
-                 answer(bytes, error, [ended, used](std::exception_ptr failure) {
-                   if (used) used(std::move(failure));
-                   ended();
-                 });
-               });
+  const comm::Answer later = [this, ended, answer = question.answer](std::span<const std::byte> bytes,
+                                                                     const std::exception_ptr& error,
+                                                                     const Done& used) {
+    if (error != nullptr) ranks_.communicator().fail(text_of(error));
+    answer(bytes, error, [ended, used](std::exception_ptr failure) {
+      if (used) used(std::move(failure));
+      ended();
+    });
+  };
+  if (question.read.key == key_of_place(unit))
+    return passed_->lend_to_other(unit, question.read.version, offset, bytes_of_part(unit, offset), later);
+  if (!on_disk(unit)) return question.answer({data(unit) + offset, wanted}, nullptr, sent);
+  stored_.read(unit, offset, wanted, later);
+}
+
+void ParameterShards::borrow(UnitId unit, std::uint64_t version, const Piece& piece, Pieces::Use use) {
+  if (piece.owner == ranks_.rank())
+    return passed_->lend(unit, version, piece.offset, piece.bytes, std::move(use));
+  const auto loan = std::make_shared<PassedShards::Loan>();
+  const auto borrowed = [this, loan, piece, use = std::move(use)](std::exception_ptr error) {
+    if (error != nullptr) return use({}, std::move(error), {});
+    use({passed_->of(piece.owner, *loan), piece.bytes}, nullptr,
+        [this, loan, piece](const std::exception_ptr&) {
+          ranks_.communicator().read(piece.owner, key_of_return(), loan->number, 0, {},
+                                     [](std::exception_ptr) {});
+        });
+  };
+  ranks_.communicator().read(piece.owner, key_of_place(unit), version, piece.offset,
+                             std::as_writable_bytes(std::span(loan.get(), 1)), borrowed);
 }
 
 // ---- another plan ----

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -9,6 +10,7 @@
 #include "allocator/ledger.h"
 #include "core/serial_queue.h"
 #include "engine/memory/backing.h"
+#include "engine/memory/passed_shards.h"
 #include "engine/memory/relayed_shards.h"
 #include "engine/memory/shard_memory.h"
 #include "engine/memory/stored_shards.h"
@@ -42,7 +44,9 @@ class ParameterShards {
   void share();
   bool is_shared() const { return memory_.is_shared(); }
   // Whether all shards are in the memory of GPUs, from where only GPUs copy them.
-  bool on_gpus() const { return on_gpus_; }
+  bool on_gpus() const { return place_ == ShardPlace::kGpu; }
+  // Whether this rank's GPU brings its shards for the GPUs of all ranks.
+  bool are_passed() const { return passed_.has_value(); }
 
   std::size_t units() const { return partitioned_.size(); }   // all of the model
   bool has(UnitId unit) const { return partitioned_[unit]; }  // whether the unit is partitioned
@@ -82,6 +86,11 @@ class ParameterShards {
     return {memory_.of(piece.owner, shard + piece.offset), piece.bytes};
   }
 
+  // Lends the place of a piece of that version on the owner's GPU, as this one's sees it, until `used` is
+  // called. The pieces are those of at most PassedShards::kMostBytes. REQUIRES: are_passed(). Thread rule:
+  // any thread; `use` is called on the communicator's, or on one of this class.
+  void borrow(UnitId unit, std::uint64_t version, const Piece& piece, Pieces::Use use);
+
   // Another plan. What will be on disk gets a record first (see StateStore). Between pause() and resume() the
   // other ranks wait, and shards are moved through a piece of the caller's memory: leave_memory() writes
   // those that leave, enter_memory() reads those that enter. REQUIRES: this rank fetches nothing.
@@ -113,7 +122,15 @@ class ParameterShards {
     return ranks_.shard(unit, rank).size() * element_bytes(unit);
   }
   std::size_t bytes(UnitId unit) const { return bytes(unit, ranks_.rank()); }
+  // Of the part of this rank's shard that a place has, which begins with that byte.
+  std::size_t bytes_of_part(UnitId unit, std::size_t offset) const {
+    return std::min(PassedShards::kMostBytes, bytes(unit) - offset);
+  }
   void fetch(const comm::Read& piece, std::span<std::byte> into, Done done);
+  // What is read of a rank besides its shards: places that it lends, by unit, which come after the shards of
+  // all units; and nothing, by which a place is given back.
+  std::uint64_t key_of_place(UnitId unit) const { return units() + unit; }
+  std::uint64_t key_of_return() const { return 2 * units(); }
   bool is_possible(const comm::Read& read) const;
   std::size_t room_of_all() const;
   void define(UnitId unit, Backings& backings);
@@ -126,7 +143,7 @@ class ParameterShards {
   Ranks& ranks_;
   // By unit. The second changes only while the reads of other ranks are paused.
   std::vector<bool> partitioned_, on_disk_;
-  const bool on_gpus_;
+  const ShardPlace place_;
   DeviceWork* gpu_ = nullptr;
   ShardMemory memory_;
   std::vector<ShardMemory> places_;  // by rank: where in its memory each shard is; these take none
@@ -141,6 +158,7 @@ class ParameterShards {
   bool paused_ = false;
 
   RelayedShards relayed_;
+  std::optional<PassedShards> passed_;
   std::optional<SerialQueue> published_by_gpu_;  // what waits for a GPU, and then publishes
 };
 

@@ -30,12 +30,13 @@ std::string PeerMemory::share(comm::Communicator& communicator, const std::strin
                                                      problem.empty() ? &own : nullptr, problem);
   if (!all.problem.empty()) return all.problem;
   std::vector<allocator::OthersDeviceRegion> others(all.of_ranks.size());
-  std::vector<const std::byte*> of_ranks(others.size(), data());
+  std::vector<std::span<const std::byte>> of_ranks(others.size(), {data(), size()});
   attempt([&] {
     for (std::size_t rank = 0; rank < others.size(); ++rank) {
       if (static_cast<int>(rank) == communicator.rank()) continue;
-      others[rank] = {*device_, all.of_ranks[rank], std::stoull(sizes[rank])};
-      of_ranks[rank] = reinterpret_cast<const std::byte*>(others[rank].address());
+      const std::size_t bytes = std::stoull(sizes[rank]);
+      others[rank] = {*device_, all.of_ranks[rank], bytes};
+      of_ranks[rank] = {reinterpret_cast<const std::byte*>(others[rank].address()), bytes};
     }
   });
   const std::vector<std::string> problems = exchange(communicator, name, problem);

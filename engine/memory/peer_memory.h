@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,16 +28,17 @@ class PeerMemory {
   // Tells a user of that, where the plan was made for GPUs that meet.
   static std::string refusal(const std::string& problem);
   bool is_shared() const { return !of_ranks_.empty(); }
-  // Where that rank's begins, as this one's GPU sees it. REQUIRES: is_shared().
-  const std::byte* of(int rank) const { return of_ranks_[static_cast<std::size_t>(rank)]; }
-  // What that rank has at the same offset as this pointer of data(). REQUIRES: likewise.
+  // Where that rank's begins, as this one's GPU sees it. REQUIRES, for all below: is_shared().
+  const std::byte* of(int rank) const { return memory_of(rank).data(); }
+  std::span<const std::byte> memory_of(int rank) const { return of_ranks_[static_cast<std::size_t>(rank)]; }
+  // What that rank has at the same offset as this pointer of data().
   const std::byte* of(int rank, const std::byte* own) const { return of(rank) + (own - data()); }
 
  private:
   Device* device_ = nullptr;
   allocator::DeviceRegion memory_;
   std::vector<allocator::OthersDeviceRegion> others_;
-  std::vector<const std::byte*> of_ranks_;
+  std::vector<std::span<const std::byte>> of_ranks_;
 };
 
 }  // namespace sluice::engine

@@ -22,7 +22,11 @@ Pieces::~Pieces() {
 
 void Pieces::start(allocator::Ledger& ledger, std::size_t bytes) {
   memory_ = allocator::Region(ledger, allocator::Purpose::kStaging, pieces_.size() * bytes);
-  for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i].data = memory_.data() + i * bytes;
+  start(memory_.data(), bytes);
+}
+
+void Pieces::start(std::byte* memory, std::size_t bytes) {
+  for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i].data = memory + i * bytes;
 }
 
 void Pieces::resize(allocator::Ledger& ledger, std::size_t count) {

@@ -58,6 +58,8 @@ class Pieces {
   bool none() const { return pieces_.empty(); }
   // Takes the memory; no piece has more than `bytes`.
   void start(allocator::Ledger& ledger, std::size_t bytes = kMostBytes);
+  // The pieces lie in memory of the caller's, one after another, which need not be the host's.
+  void start(std::byte* memory, std::size_t bytes);
   // Another number of pieces of kMostBytes: the old memory is given back before the new is taken. REQUIRES:
   // all that was asked for has come to who asked.
   void resize(allocator::Ledger& ledger, std::size_t count);

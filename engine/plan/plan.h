@@ -55,6 +55,11 @@ struct RankOf {
   bool operator==(const RankOf&) const = default;
 };
 
+// Where ranks have their shards of partitioned parameters, if they compute on GPUs: in the GPU's memory, from
+// where the others copy them; in host memory, from where the rank's GPU brings them for all (PassedShards);
+// or there, from where each GPU copies them.
+enum class ShardPlace : std::uint8_t { kGpu, kPassed, kHost };
+
 // What the user fixes; the planner chooses the rest.
 struct PlanRequest {
   RankOf ranks;
@@ -86,9 +91,9 @@ struct PlanRequest {
   std::optional<allocator::Tier> updates = {};
   // Gradients of which ranks would keep parts (Plan::sums_in_backward) stay whole, since parts do not fit.
   bool whole_gradients = false;
-  // And where partitioned parameters lie: kDevice, where the GPUs of ranks meet and update them, or kHost;
-  // nothing: chosen.
-  std::optional<allocator::Tier> shards = {};
+  // And where partitioned parameters lie; nothing: chosen. The first two need GPUs that meet, and the first
+  // one updates by them.
+  std::optional<ShardPlace> shards = {};
   // And the seconds that the client computes in a step; nothing: not known.
   std::optional<double> computing = {};
 };
@@ -191,6 +196,8 @@ struct Plan {
   std::size_t serving_pieces = 0;  // through which shards of parameters on disk are read; see StoredShards
   // Through which what other hosts have of parameters comes to the ranks of this one; see RelayedShards.
   std::size_t relay_pieces = 0, relay_piece_bytes = 0;
+  // Of this rank's GPU, from where others copy shards of parameters that are in host memory.
+  std::size_t passing_places = 0, passing_place_bytes = 0;
   std::size_t activation_bytes = 0, workspace_bytes = 0;
   std::size_t sums_bytes = 0;  // for gradients that wait to be added within an access; see Gradients
 
@@ -230,6 +237,9 @@ struct Plan {
   bool sums_in_host(UnitId unit) const { return units[unit].sums_in_host(clip && !sums_in_backward); }
   bool partitions_any(Part part) const;  // whether ranks have shards of that part of any unit
   bool shards_on_gpus() const;           // whether those of some unit's parameters are there
+  ShardPlace shard_place() const {
+    return shards_on_gpus() ? ShardPlace::kGpu : passing_places > 0 ? ShardPlace::kPassed : ShardPlace::kHost;
+  }
   // The tier that is computed on. REQUIRES: it has units.
   allocator::Tier compute() const { return units.front().compute; }
 };

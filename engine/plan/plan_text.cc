@@ -67,9 +67,10 @@ std::string ranks_text(const Plan& plan, bool any_order) {
       "ranks             this is rank {} of {}, at {}: it has a shard of the parameters of {}/{} "
       "units{}, of final gradients of {}, and of the optimizer state of {}\n",
       plan.ranks.rank, plan.ranks.size, stages_text(plan), count(plan, has_shard), plan.units.size(),
-      on_disk > 0  ? fmt::format(" ({} of them on disk)", on_disk)
-      : on_gpu > 0 ? fmt::format(" ({} of them on the GPU)", on_gpu)
-                   : "",
+      on_disk > 0               ? fmt::format(" ({} of them on disk)", on_disk)
+      : on_gpu > 0              ? fmt::format(" ({} of them on the GPU)", on_gpu)
+      : plan.passing_places > 0 ? " (which its GPU brings for all)"
+                                : "",
       count(plan, [](const UnitPlan& unit) { return unit.gradient_in_shards; }),
       count(plan, [](const UnitPlan& unit) { return unit.stage > 0; }));
   const bool asks_for_shards = count(plan, [](const UnitPlan& unit) { return unit.stage >= 2; }) > 0;
@@ -299,6 +300,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   json["budget"]["device"] = budget.device;
   json["rates"] = to_json(plan.device_time.rates, plan.device_time.cpu_memory);
   if (plan.ranks.size > 1) json["links"] = plan.ranks.gpus_meet ? "gpus" : "host";
+  json["passes_shards"] = plan.shard_place() == ShardPlace::kPassed;
   json["sums_in_backward"] = plan.sums_in_backward;
   json["step"] = device_step_json(plan);
   return json;

@@ -417,6 +417,8 @@ class DevicePlanner {
       bytes[index(Purpose::kStaging)] +=
           DeviceRanks::device_bytes(placement_.layout(), kind, placement_.meeting());
     });
+    const PassedShards::Need passing = placement_.passing();
+    bytes[index(Purpose::kStaging)] += round_up(passing.places * passing.bytes, kHugePage);
     bytes[index(Purpose::kWorkspace)] = gradients_on_gpu_;
     bytes[index(Purpose::kBase)] = in_.budget.device_base;
     return bytes;
@@ -464,6 +466,8 @@ class DevicePlanner {
   void predict_host(Plan& plan, const Shape& shape, const Footprint& footprint) const {
     plan.relay_pieces = placement_.relay_pieces(false);
     plan.relay_piece_bytes = placement_.relay_piece_bytes();
+    plan.passing_places = placement_.passing().places;
+    plan.passing_place_bytes = placement_.passing().bytes;
     plan.host_slots = host_slots_of(shape, footprint);
     plan.bytes[index(Tier::kHost)] = host_bytes(shape, footprint);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
@@ -573,11 +577,11 @@ std::optional<Plan> find_at(const PlanInputs& in) {
 std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& asked) {
   std::vector<PlanRequest> requests;
   const auto add = [&](const PlanRequest& request) {
-    const Placement placement(in.profile, in.optimizer, request);
-    if (!placement.shards_on_gpus()) return requests.push_back(request);
-    for (const Tier shards : {Tier::kDevice, Tier::kHost}) {
-      if (request.shards.value_or(shards) != shards) continue;
-      if (shards == Tier::kHost && request.updates == Tier::kDevice) continue;
+    const Placement first(in.profile, in.optimizer, request);
+    if (!first.partitions_any_parameters()) return requests.push_back(request);
+    for (const ShardPlace shards : {ShardPlace::kGpu, ShardPlace::kPassed, ShardPlace::kHost}) {
+      if (shards < first.shards() || shards != request.shards.value_or(shards)) continue;
+      if (first.shards_on_gpus() && shards != ShardPlace::kGpu && request.updates == Tier::kDevice) continue;
       requests.push_back(request);
       requests.back().shards = shards;
     }

@@ -20,14 +20,18 @@ double over_links(const Arriving& arriving, const MachineRates& rates) {
   return link_seconds(arriving.by_link, rates.link) + link_seconds(arriving.in_host, rates.host_link);
 }
 
-// Ranks tell each other when a piece is there. Unless somebody knows better,
-// a message takes a little less than those of communicator_bench on two cores that are busy.
-double between_gpus(const Arriving& arriving, std::size_t pieces, const MachineRates& rates) {
+// Unless somebody knows better, a message takes a little less than those of communicator_bench on two cores
+// that are busy.
+double seconds_of_message(const MachineRates& rates) {
   constexpr double kAssumedLatency = 5e-5;
+  return rates.link ? rates.link->latency : kAssumedLatency;
+}
+
+// Ranks tell each other when a piece is there.
+double between_gpus(const Arriving& arriving, std::size_t pieces, const MachineRates& rates) {
   if (arriving.bytes == 0) return 0;
-  const double latency = rates.link ? rates.link->latency : kAssumedLatency;
   const double reading = rates.gpu.between > 0 ? static_cast<double>(arriving.bytes) / rates.gpu.between : 0;
-  return static_cast<double>(pieces) * latency + reading;
+  return static_cast<double>(pieces) * seconds_of_message(rates) + reading;
 }
 
 bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
@@ -70,10 +74,11 @@ void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, cons
   const SecondsOfRanks seconds(placement, id, plan, rates);
   unit.sum = {moved.sum.written, moved.sum.read, seconds.sum, moved.kept};
   unit.gather = {moved.gather.written, moved.gather.read, seconds.gather};
-  const double a_byte = seconds.fetch / static_cast<double>(placement.parameter_bytes(id));
+  if (plan.tier(Part::kParameters) != Tier::kRanks) return;
   for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward}) {
-    use->from_ranks = a_byte * static_cast<double>(use->fetched);
-    if (plan.shard_on_gpu()) use->fetched = 0;
+    const std::uint64_t fetches = use->fetched / placement.parameter_bytes(id);
+    use->from_ranks = seconds.fetch * static_cast<double>(fetches);
+    use->fetched = placement.fetched_by_link(id, plan) * fetches;
   }
 }
 
@@ -98,8 +103,13 @@ SecondsOfRanks::SecondsOfRanks(const Placement& placement, UnitId unit, const Un
   };
   sum = seconds(received.gradient, moved.sum, placement.sums_on_gpus(plan));
   gather = seconds(received.updated, moved.gather, placement.gathers_on_gpus(plan));
-  fetch = plan.shard_on_gpu() ? between_gpus(received.fetched, 1, rates)
-                              : seconds_of_ranks(received.fetched, rates);
+  if (plan.tier(Part::kParameters) != Tier::kRanks) return;
+  if (plan.shard_on_gpu() || placement.passes_shards())
+    fetch = between_gpus(received.fetched, 1, rates);
+  else if (placement.copies_shards())
+    fetch = seconds_of_message(rates);
+  else
+    fetch = seconds_of_ranks(received.fetched, rates);
 }
 
 std::vector<UnitOnGpu> units_on_gpu(const Placement& placement, const Plan& plan, const MachineRates& rates,
@@ -175,6 +185,7 @@ void state_computing(const Profile& profile, const optim::Optimizer& optimizer, 
   request.clip = plan.clip;
   request.ranks = plan.ranks;
   request.stages = plan.stages();
+  request.shards = plan.shard_place();
   if (plan.sums_in_backward)
     request.stage = plan.one_stage();
   else

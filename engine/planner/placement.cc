@@ -36,6 +36,15 @@ std::vector<bool> are_cut(const std::vector<std::size_t>& stages) {
   return cut;
 }
 
+// The first place that can be, or a later one that is asked for.
+ShardPlace choose_shards(const PlanRequest& request, bool updates_by_gpu) {
+  const bool meet = request.compute == allocator::Tier::kDevice && request.ranks.gpus_meet;
+  const ShardPlace first = !meet            ? ShardPlace::kHost
+                           : updates_by_gpu ? ShardPlace::kGpu
+                                            : ShardPlace::kPassed;
+  return std::max(first, request.shards.value_or(first));
+}
+
 }  // namespace
 
 Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
@@ -44,7 +53,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       compute_(request.compute),
       updates_by_gpu_(compute_ == allocator::Tier::kDevice && optimizer.elementwise({}).has_value() &&
                       request.updates != allocator::Tier::kHost),
-      shards_on_gpus_(updates_by_gpu_ && request.ranks.gpus_meet && request.shards != allocator::Tier::kHost),
+      shards_(choose_shards(request, updates_by_gpu_)),
       ranks_(request.ranks),
       stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
                                      : request.stages),
@@ -98,7 +107,7 @@ void Placement::find_relayed() {
   if (!partitions_any_parameters() || hosts_.all_on_one()) return;
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
     if (!partitions_parameters(unit)) continue;
-    const auto need = RelayedShards::need_of(layout_, *shards_, unit, hosts_, ranks_.rank);
+    const auto need = RelayedShards::need_of(layout_, *all_shards_, unit, hosts_, ranks_.rank);
     relayed_ = {std::max(relayed_.pieces, need.pieces), std::max(relayed_.bytes, need.bytes)};
   }
 }
@@ -438,7 +447,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates. GPUs that
   // have the shards copy them from each other.
   const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;
-  if (in_shards && !plan.shard_on_gpu()) add({units_[unit].at.fetches * micro_batches() * bytes, 0});
+  if (in_shards) add({units_[unit].at.fetches * micro_batches() * fetched_by_link(unit, plan), 0});
   if (!in_shards && !plan.resident(Part::kParameters))
     add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
   if (!crosses) {

@@ -11,6 +11,7 @@
 #include "engine/layout/layout.h"
 #include "engine/layout/state_format.h"
 #include "engine/memory/device_ranks.h"
+#include "engine/memory/passed_shards.h"
 #include "engine/memory/relayed_shards.h"
 #include "engine/plan/micro_batch_sums.h"
 #include "engine/plan/plan.h"
@@ -62,8 +63,11 @@ class Placement {
   bool gathers_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !plan.gathers_in_host(); }
   DeviceRanks::Meeting meeting() const { return {ranks_.gpus_meet, reads_any_pieces()}; }
   bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
+  ShardPlace shards() const { return shards_; }  // where partitioned parameters are
   // Whether partitioned parameters are in the memory of GPUs, which copy them from each other.
-  bool shards_on_gpus() const { return shards_on_gpus_ && partitions_any_parameters(); }
+  bool shards_on_gpus() const { return has_shards(ShardPlace::kGpu); }
+  // And whether they are in host memory, and each rank's GPU brings its own for all of them.
+  bool passes_shards() const { return has_shards(ShardPlace::kPassed); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   // What keeping it in memory until its update takes: all of that, or this rank's shard.
@@ -118,6 +122,15 @@ class Placement {
   // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan; and those of them
   // that are for sums of gradients over ranks, and for gathers of what each has updated.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
+  // What each fetch of partitioned parameters brings to a GPU from the host.
+  std::uint64_t fetched_by_link(UnitId unit, const UnitPlan& plan) const {
+    if (plan.shard_on_gpu()) return 0;
+    return passes_shards() ? format_.shards().here(unit).size() * size_of(layout_.dtype(unit))
+                           : parameter_bytes(unit);
+  }
+  PassedShards::Need passing() const {
+    return passes_shards() ? PassedShards::need_of(layout_, format_.shards()) : PassedShards::Need{};
+  }
   struct OfRanks {
     Traffic sum, gather;
     std::uint64_t kept = 0;  // what leaves after a sum
@@ -231,7 +244,7 @@ class Placement {
   bool clip_;
   allocator::Tier compute_;
   bool updates_by_gpu_;  // a GPU can update, and may
-  bool shards_on_gpus_;  // where some are partitioned
+  ShardPlace shards_;    // where some are partitioned
   RankOf ranks_;
   std::vector<std::size_t> stages_;  // by unit
   bool asks_for_parts_;              // whether a stage is asked for at which gradients are partitioned
@@ -246,6 +259,7 @@ class Placement {
   std::vector<std::size_t> from_hosts_;
   std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
+  bool has_shards(ShardPlace place) const { return shards_ == place && partitions_any_parameters(); }
   // The type in which a final gradient of the unit is moved. From a GPU it is the one in which it came, where
   // that is the only one of a step, and ranks do not send it; a sum over ranks is f32.
   Dtype moved_gradient_type(UnitId unit) const {
@@ -322,7 +336,7 @@ class Placement {
   void find_relayed();
 
   StateFormat format_;
-  std::optional<Shards> shards_;  // of all ranks, where these are on several hosts and have shards
+  std::optional<Shards> all_shards_;          // of all ranks, where these are on several hosts and have some
   std::vector<std::vector<Bucket>> buckets_;  // by unit
   std::vector<bool> together_;                // by unit: whether it is updated jointly with others
   bool rounds_read_values_ = false;           // whether a round of a joint update reads values

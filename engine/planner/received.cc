@@ -25,7 +25,7 @@ void Placement::find_routes(const optim::Optimizer& optimizer) {
       if (route.relays_for(owner)) relayed_owners_.push_back(owner);
   }
   if (!hosts_.all_on_one() && std::ranges::count(stages_, 0) < std::ssize(stages_))
-    shards_.emplace(layout_, optimizer, kChunkGrain, Shards::Ranks{ranks_.size, 0, ranks_.size});
+    all_shards_.emplace(layout_, optimizer, kChunkGrain, Shards::Ranks{ranks_.size, 0, ranks_.size});
 }
 
 // Whether ranks do not sum that use of the unit's gradient, since another section does.
@@ -54,7 +54,7 @@ Arriving Placement::shards_of_others(UnitId unit) const {
   if (hosts_.all_on_one()) return all;
   all.by_link = 0;
   for (int owner = 0; owner < ranks_.size; ++owner)
-    if (!hosts_.on_one(owner, ranks_.rank)) all.by_link += shards_->shard(unit, owner).size() * size;
+    if (!hosts_.on_one(owner, ranks_.rank)) all.by_link += all_shards_->shard(unit, owner).size() * size;
   count_in_host(all);
   return all;
 }
@@ -62,7 +62,8 @@ Arriving Placement::shards_of_others(UnitId unit) const {
 Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const {
   Received received;
   if (ranks_.size == 1) return received;
-  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks && (plan.shard_on_gpu() || !copies_shards()))
+  if (plan.tier(Part::kParameters) == allocator::Tier::kRanks &&
+      (plan.shard_on_gpu() || passes_shards() || !copies_shards()))
     received.fetched = shards_of_others(unit);
   if (!updated(unit)) return received;
   for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
@@ -116,8 +117,8 @@ Arriving Placement::received_of_sum(UnitId unit, int use) const {
   const auto part_of = [&](int owner) {
     const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(owner);
     if (!cut) return all_sent / ranks + (rank < all_sent % ranks ? 1 : 0);
-    return sent_elements(unit, use,
-                         owner == ranks_.rank ? format_.shards().here(unit) : shards_->shard(unit, owner));
+    return sent_elements(
+        unit, use, owner == ranks_.rank ? format_.shards().here(unit) : all_shards_->shard(unit, owner));
   };
   Arriving all;
   all.bytes = part_of(ranks_.rank) * own_arrays_ + (!cut ? all_sent - part_of(ranks_.rank) : 0);

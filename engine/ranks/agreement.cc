@@ -59,10 +59,12 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
                    const std::function<void()>& meanwhile, Stages chosen) {
   const std::vector<std::size_t> own = plan.stages();
   const std::string name = "the plan";
-  const Json told = {
-      {"stages", own}, {"chunk_elements", plan.chunk_elements}, {"shards_on_gpus", plan.shards_on_gpus()}};
+  const Json told = {{"stages", own},
+                     {"chunk_elements", plan.chunk_elements},
+                     {"shards", static_cast<int>(plan.shard_place())}};
   std::vector<std::size_t> stages = own;
   std::size_t chunk_elements = plan.chunk_elements;
+  ShardPlace shards = plan.shard_place();
   for (const std::string& text : exchange(communicator, name, told.dump(), meanwhile)) {
     const Json other = parse_json(text, name);
     const auto theirs = json_field<std::vector<std::size_t>>(other, "stages", name);
@@ -71,11 +73,12 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
       stages[unit] = chosen == Stages::kHighest ? std::max(stages[unit], theirs[unit])
                                                 : std::min(stages[unit], theirs[unit]);
     chunk_elements = std::min(chunk_elements, json_field<std::size_t>(other, "chunk_elements", name));
-    // A rank at another stage may find no room for them.
-    if (!json_field<bool>(other, "shards_on_gpus", name)) request.shards = allocator::Tier::kHost;
+    // A rank at another stage may find no room for them on its GPU.
+    shards = std::max(shards, static_cast<ShardPlace>(json_field<int>(other, "shards", name)));
   }
   request.stages = stages;
-  const bool moves_shards = plan.shards_on_gpus() && request.shards == allocator::Tier::kHost;
+  if (shards != ShardPlace::kGpu) request.shards = shards;
+  const bool moves_shards = shards != plan.shard_place();
   if (stages == own && chunk_elements == plan.chunk_elements && !moves_shards) return false;
   request.chunk_elements = round_up(chunk_elements, kChunkGrain);
   return true;

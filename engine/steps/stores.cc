@@ -107,11 +107,6 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   wholes.start(resources.ledger);
   if (parameter_shards) parameter_shards->start(resources.ledger, work());
   if (gpu_shards) gpu_shards->start(resources.ledger);
-  // Who updates shards waits for copies of what was there before.
-  for (UnitId unit = 0; unit < layout.units().size() && gpu_shards; ++unit)
-    if (parameter_shards->has(unit) && own(unit).size() > 0)
-      gpu->add({parameter_shards->data(unit), own(unit).size() * size_of(layout.dtype(unit))},
-               own(unit).size() * size_of(layout.dtype(unit)));
   gradients.start(resources.ledger);
   if (gpu)
     gradient_shards.start(resources.ledger, *gpu, allocator::Purpose::kGradient);

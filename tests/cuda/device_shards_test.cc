@@ -15,15 +15,18 @@ namespace device_shards_test {
 
 using comm::World;
 
-// More than pass through the memory of a rank at once, where shards are sent.
-constexpr std::size_t kElements = 10'000'000;
+// More than pass through the memory of a rank at once, where shards are sent; and than a place has of each of
+// two ranks' shards.
+constexpr std::size_t kElements = 10'000'000, kManyElements = 17'000'000;
 
 class OneOfRanks {
  public:
-  OneOfRanks(comm::Communicator& of, Device& gpu, bool on_gpus)
+  OneOfRanks(comm::Communicator& of, Device& gpu, ShardPlace place, std::size_t places,
+             std::size_t elements = kElements)
       : gpu_(gpu),
+        layout_({{"unit", {{"a", {elements}}, {"b", {1000}}}}}),
         ranks_(of, layout_, *optimizer_, {true}),
-        shards_(layout_, plan(on_gpus), ranks_),
+        shards_(layout_, plan(place, places), ranks_),
         there_(ledger_, gpu, allocator::Purpose::kParameter, layout_.unit_bytes(0)),
         whole_(ledger_, gpu, allocator::Purpose::kParameter, layout_.unit_bytes(0)),
         back_(ledger_, gpu, allocator::Purpose::kStaging, layout_.unit_bytes(0)) {
@@ -70,6 +73,7 @@ class OneOfRanks {
     const std::vector<float> all = values(first);
     return std::memcmp(back_.data(), all.data(), layout_.unit_bytes(0)) == 0;
   }
+  std::size_t unit_bytes() const { return layout_.unit_bytes(0); }
   std::size_t bytes_of_others() const { return layout_.unit_bytes(0) - ranks_.own(0).size() * sizeof(float); }
   std::size_t staging() const {
     return ledger_.snapshot()
@@ -79,12 +83,15 @@ class OneOfRanks {
   std::size_t own_staging() const { return round_up(layout_.unit_bytes(0), kHugePage); }
 
  private:
-  static Plan plan(bool on_gpus) {
+  Plan plan(ShardPlace place, std::size_t places) const {
     Plan plan;
     plan.units.resize(1);
     plan.units[0].place(Part::kParameters, allocator::Tier::kRanks);
     plan.units[0].compute = kDevice;
-    plan.units[0].updated_on = on_gpus ? kDevice : kHost;
+    plan.units[0].updated_on = place == ShardPlace::kGpu ? kDevice : kHost;
+    if (place != ShardPlace::kPassed) return plan;
+    plan.passing_places = places;
+    plan.passing_place_bytes = std::min(PassedShards::kMostBytes, layout_.unit_bytes(0));
     return plan;
   }
   std::byte* whole() const { return reinterpret_cast<std::byte*>(whole_.address()); }
@@ -97,7 +104,7 @@ class OneOfRanks {
 
   Device& gpu_;
   allocator::Ledger ledger_;
-  const Layout layout_{{{"unit", {{"a", {kElements}}, {"b", {1000}}}}}};
+  const Layout layout_;
   const std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_optimizer({});
   Ranks ranks_;
   DeviceWork work_{gpu_};
@@ -110,15 +117,15 @@ class OneOfRanks {
 
 class DeviceShardsTest : public DeviceEngineTest {
  protected:
-  void run(World world, int ranks, Schedule schedule, bool on_gpus,
+  void run(World world, int ranks, Schedule schedule, ShardPlace place,
            const std::function<void(comm::Communicator& of, OneOfRanks& rank)>& body,
-           bool may_open_files = true) {
+           bool may_open_files = true, std::size_t places = 3, std::size_t elements = kElements) {
     device_.reset();
     fake()->begin({.schedule = schedule, .seed = 1, .memory = kGiB, .devices = ranks});
     FileLimit limit;
     comm::run_communicators(world, ranks, [&](comm::Communicator& of) {
       const std::unique_ptr<Device> device = open_device(of.rank());
-      OneOfRanks rank(of, *device, on_gpus);
+      OneOfRanks rank(of, *device, place, places, elements);
       of.barrier(1, "all ranks");
       if (of.rank() == 0 && !may_open_files) limit.set(0);
       of.barrier(1, "the limit");
@@ -127,19 +134,21 @@ class DeviceShardsTest : public DeviceEngineTest {
       of.barrier(1, "the end of the engines");
     });
   }
-  // Where ranks are, and whether shards are on GPUs.
-  static std::vector<std::pair<World, bool>> worlds() {
-    std::vector<std::pair<World, bool>> all = {{World::kThreads, false}, {World::kThreads, true}};
-    if (comm::kForksAllowed) all.emplace_back(World::kProcesses, false);
+  // Where ranks are, and their shards.
+  static std::vector<std::pair<World, ShardPlace>> worlds() {
+    std::vector<std::pair<World, ShardPlace>> all = {{World::kThreads, ShardPlace::kHost},
+                                                     {World::kThreads, ShardPlace::kPassed},
+                                                     {World::kThreads, ShardPlace::kGpu}};
+    if (comm::kForksAllowed) all.emplace_back(World::kProcesses, ShardPlace::kHost);
     return all;
   }
 };
 
 TEST_F(DeviceShardsTest, AreCopiedFromWhereTheirOwnersHaveThemAndNotSent) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const auto& [world, on_gpus] : worlds())
-    run(world, 3, Schedule::kRandom, on_gpus, [](comm::Communicator& of, OneOfRanks& rank) {
-      EXPECT_TRUE(rank.shares());
+  for (const auto& [world, place] : worlds())
+    run(world, 3, Schedule::kRandom, place, [&](comm::Communicator& of, OneOfRanks& rank) {
+      EXPECT_EQ(rank.shares(), place != ShardPlace::kPassed);
       EXPECT_EQ(rank.staging(), rank.own_staging()) << "nothing passes through memory of a rank";
       for (const float version : {1.0f, 2.0f}) {
         rank.change(version);
@@ -157,7 +166,7 @@ TEST_F(DeviceShardsTest, AreSentWhereTheyCannotBeShared) {
   SLUICE_NEEDS_THE_FAKE();
   for (const World world : {World::kMixedHosts, World::kThreads})
     run(
-        world, 2, Schedule::kRandom, false,
+        world, 2, Schedule::kRandom, ShardPlace::kHost,
         [](comm::Communicator& of, OneOfRanks& rank) {
           EXPECT_FALSE(rank.shares());
           EXPECT_EQ(rank.staging(), rank.own_staging() + DeviceShards::bytes());
@@ -174,8 +183,8 @@ TEST_F(DeviceShardsTest, AreSentWhereTheyCannotBeShared) {
 // Without that question the GPU would have what was there before.
 TEST_F(DeviceShardsTest, AreCopiedWhenTheirOwnersHaveTheVersion) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const auto& [world, on_gpus] : worlds())
-    run(world, 3, Schedule::kEarly, on_gpus, [](comm::Communicator& of, OneOfRanks& rank) {
+  for (const auto& [world, place] : worlds())
+    run(world, 3, Schedule::kEarly, place, [](comm::Communicator& of, OneOfRanks& rank) {
       rank.change(1);
       rank.fetch();
       of.barrier(1, "all have the first version");
@@ -196,7 +205,7 @@ TEST_F(DeviceShardsTest, AreCopiedWhenTheirOwnersHaveTheVersion) {
 // A GPU that changes its shard late has it until then as it was.
 TEST_F(DeviceShardsTest, OnGpusAreToldOfWhenTheGpuHasChangedThem) {
   SLUICE_NEEDS_THE_FAKE();
-  run(World::kThreads, 3, Schedule::kLate, true, [](comm::Communicator& of, OneOfRanks& rank) {
+  run(World::kThreads, 3, Schedule::kLate, ShardPlace::kGpu, [](comm::Communicator& of, OneOfRanks& rank) {
     for (const float version : {1.0f, 2.0f}) {
       rank.change(version);
       rank.fetch();
@@ -213,10 +222,11 @@ TEST_F(DeviceShardsTest, AreInOneKindOfMemoryOnAllRanks) {
   fake()->begin({.memory = kGiB, .devices = 2});
   comm::run_communicators(World::kThreads, 2, [&](comm::Communicator& of) {
     const std::unique_ptr<Device> device = open_device(of.rank());
-    OneOfRanks rank(of, *device, of.rank() == 1);
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"in the memory of its GPU on rank 1, and in host memory on rank 0", "links"},
-                 [&] { rank.start(); });
+    OneOfRanks rank(of, *device, of.rank() == 1 ? ShardPlace::kGpu : ShardPlace::kPassed, 3);
+    expect_error(
+        ErrorCode::kInvalidArgument,
+        {"in the memory of its GPU on rank 1, and passed by its GPU from host memory on rank 0", "links"},
+        [&] { rank.start(); });
     of.barrier(1, "the end of the engines");
   });
 }
@@ -224,8 +234,11 @@ TEST_F(DeviceShardsTest, AreInOneKindOfMemoryOnAllRanks) {
 // A GPU that is late copies what is there by then.
 TEST_F(DeviceShardsTest, ChangeWhenEachRankHasWaitedForItsCopies) {
   SLUICE_NEEDS_THE_FAKE();
-  for (const auto& [waits, on_gpus] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}})
-    run(World::kThreads, 2, Schedule::kLate, on_gpus, [&](comm::Communicator& of, OneOfRanks& rank) {
+  for (const auto& [waits, place] : {std::pair{true, ShardPlace::kHost},
+                                     {false, ShardPlace::kHost},
+                                     {true, ShardPlace::kGpu},
+                                     {false, ShardPlace::kGpu}})
+    run(World::kThreads, 2, Schedule::kLate, place, [&](comm::Communicator& of, OneOfRanks& rank) {
       rank.change(1);
       of.barrier(1, "the first version");
       if (of.rank() == 0) rank.fetch();
@@ -236,6 +249,60 @@ TEST_F(DeviceShardsTest, ChangeWhenEachRankHasWaitedForItsCopies) {
       of.barrier(1, "the second version");
       EXPECT_TRUE(of.rank() == 1 || rank.has(1) == waits);
     });
+}
+
+// A GPU brings its rank's part over its link, once for all.
+TEST_F(DeviceShardsTest, ThatArePassedCrossOneLinkOnce) {
+  SLUICE_NEEDS_THE_FAKE();
+  run(World::kThreads, 3, Schedule::kRandom, ShardPlace::kPassed,
+      [](comm::Communicator& of, OneOfRanks& rank) {
+        for (const float version : {1.0f, 2.0f}) {
+          rank.change(version);
+          of.barrier(1, "the version");
+          const std::uint64_t before = fake()->counts().bytes_in;
+          of.barrier(1, "the count");
+          rank.fetch();
+          EXPECT_TRUE(rank.has(version));
+          of.barrier(1, "all have read");
+          EXPECT_EQ(fake()->counts().bytes_in - before, rank.unit_bytes());
+        }
+      });
+}
+
+// With one place, for two parts of each shard, which all ranks ask for at once.
+TEST_F(DeviceShardsTest, ThatArePassedNeedNoMorePlacesThanOne) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const Schedule schedule : {Schedule::kLate, Schedule::kRandom})
+    run(
+        World::kThreads, 2, schedule, ShardPlace::kPassed,
+        [](comm::Communicator& of, OneOfRanks& rank) {
+          for (const float version : {1.0f, 2.0f}) {
+            rank.change(version);
+            rank.fetch();
+            EXPECT_TRUE(rank.has(version));
+            if (of.rank() == 0) rank.fetch();  // alone
+            EXPECT_TRUE(rank.has(version));
+            of.barrier(1, "all have read");
+          }
+        },
+        true, 1, kManyElements);
+}
+
+// A GPU that is late copies what is in the place by then.
+TEST_F(DeviceShardsTest, ThatArePassedKeepTheirPlacesUntilTheyAreCopied) {
+  SLUICE_NEEDS_THE_FAKE();
+  run(
+      World::kThreads, 2, Schedule::kLate, ShardPlace::kPassed,
+      [](comm::Communicator& of, OneOfRanks& rank) {
+        rank.change(1);
+        if (of.rank() == 1) rank.fetch();
+        of.barrier(1, "the copies are queued");
+        rank.change(2);
+        if (of.rank() == 0) rank.fetch();
+        of.barrier(1, "the places have another version");
+        EXPECT_TRUE(rank.has(of.rank() == 0 ? 2 : 1));
+      },
+      true, 1);
 }
 
 }  // namespace device_shards_test

@@ -46,12 +46,16 @@ class RanksOnGpusTest : public DeviceEngineTest {
   Outcomes train_on_cpus(const Case& setup, int ranks) {
     return train(ranks, [&](comm::Communicator& of) { return train_on_cpu(of_rank(setup, of), &of); });
   }
+  static ShardPlace shards_of(const Case& setup) {
+    if (setup.stage != 3 || !setup.ranks.gpus_meet) return ShardPlace::kHost;
+    return setup.updates == kDevice ? ShardPlace::kGpu : ShardPlace::kPassed;
+  }
   Outcomes train_on_gpus(const Case& setup, int ranks) {
     return train(ranks, [&](comm::Communicator& of) {
       const std::unique_ptr<Device> device = open_for(of);
       const auto look = [&](Made& made) {
         EXPECT_EQ(made.plan.partitions_any(Part::kParameters), setup.stage == 3);
-        EXPECT_EQ(made.plan.shards_on_gpus(), setup.stage == 3 && setup.updates == kDevice);
+        EXPECT_EQ(made.plan.shard_place(), shards_of(setup));
         EXPECT_EQ(std::ranges::count(made.plan.partitions_state(), true) > 0, setup.stage > 0);
         check_memory(made);
       };
@@ -180,7 +184,8 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
         Placed{1, kDevice, kDevice, kDevice, kDevice, true}, Placed{1, kHost, kHost, kHost, kHost, true},
         Placed{2, kDevice, kDevice, kDevice, kDevice, true}, Placed{2, kDevice, kDevice, kDevice, kHost},
         Placed{3, kDevice, kDevice, kDevice, kDevice, true}, Placed{3, kDevice, kDevice, kHost, kHost, true},
-        Placed{2, kHost, kHost, kHost, kHost, true}, Placed{3, kHost, kHost, kHost, kHost, false}}) {
+        Placed{2, kHost, kHost, kHost, kHost, true}, Placed{3, kHost, kHost, kHost, kHost, false},
+        Placed{3, kHost, kHost, kHost, kHost, true}}) {
     const Dtype type = number++ / 2 % 2 == 0 ? Dtype::kF32 : Dtype::kBf16;
     SCOPED_TRACE(fmt::format("{}, stage {}, updates by the {}, {} {} {}", name_of(type), stage,
                              name_of(updates), name_of(parameters), name_of(gradients), name_of(state)));
@@ -201,6 +206,7 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
       const std::unique_ptr<Device> device = open_for(of);
       const Case setup = of_rank(all, of);
       OnGpu gpu(setup, *device, &of);
+      EXPECT_EQ(gpu.made.plan.shard_place(), shards_of(all));
       gpu.client.load();
       gpu.client.step(0);
       // Nothing of a step is left to be done in the next one where all ranks have waited for their GPUs.
@@ -422,7 +428,7 @@ TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradients) {
       const std::unique_ptr<Device> device = open_for(of);
       const auto look = [&](Made& made) {
         EXPECT_TRUE(made.plan.sums_in_backward);
-        EXPECT_EQ(made.plan.shards_on_gpus(), setup.stage == 3 && setup.updates == kDevice);
+        EXPECT_EQ(made.plan.shard_place(), shards_of(setup));
         EXPECT_GE(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_in_shards), 9);
         EXPECT_EQ(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_shard_in_host) > 0,
                   setup.places[1] == kHost);
@@ -477,20 +483,24 @@ TEST_F(RanksOnGpusTest, GradientsStayWholeAtStage3WhereTheyAreToBeOnDisk) {
               }) == expected);
 }
 
-// One has chosen stage 1, and would not find room for shards on its GPU.
+// One has chosen stage 1, and would not find room for shards on its GPU; or has room for places alone.
 TEST_F(RanksOnGpusTest, RanksAgreeOnWhereShardsLie) {
-  comm::run_communicators(comm::World::kThreads, 2, [](comm::Communicator& of) {
-    Plan plan;
-    plan.units.resize(1);
-    UnitPlan& unit = plan.units[0];
-    unit.compute = unit.updated_on = kDevice;
-    unit.stage = 1;
-    if (of.rank() == 1) unit.stage = 3, unit.place(Part::kParameters, allocator::Tier::kRanks);
-    PlanRequest request;
-    EXPECT_TRUE(agree_on_plan(of, plan, request));
-    EXPECT_EQ(request.stages, std::vector<std::size_t>{3});
-    EXPECT_EQ(request.shards, kHost);
-  });
+  for (const bool has_places : {false, true})
+    comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+      Plan plan;
+      plan.units.resize(1);
+      UnitPlan& unit = plan.units[0];
+      unit.compute = unit.updated_on = kDevice;
+      unit.stage = of.rank() == 0 && !has_places ? 1 : 3;
+      if (unit.stage == 3) unit.place(Part::kParameters, allocator::Tier::kRanks);
+      if (of.rank() == 0) unit.updated_on = kHost;
+      if (of.rank() == 0 && has_places) plan.passing_places = 1;
+      PlanRequest request;
+      const ShardPlace expected = has_places ? ShardPlace::kPassed : ShardPlace::kHost;
+      EXPECT_EQ(agree_on_plan(of, plan, request), of.rank() == 1 || !has_places);
+      EXPECT_EQ(request.stages, std::vector<std::size_t>{3});
+      EXPECT_EQ(request.shards, expected);
+    });
 }
 
 // What is done with gradients between their sums and the step, by all ranks alike or not.

@@ -91,6 +91,12 @@ def test_they_do_at_every_stage_and_in_every_place(pool, row):
     check_twins(pool, *row, [(stage, place) for stage in STAGES for place in PLACES])
 
 
+def test_they_do_where_each_gpu_passes_on_its_shards(pool):
+    facts = {"to_gpu": 2e10, "from_gpu": 2e10, "both_ways": 3e10, "gpu_updates": 1e10, "cpu_memory": 1e10, "base": 0, "between_gpus": 1e11}
+    for seed, settings in enumerate([{"alone": "evaluate", "dtype": "bfloat16"}, {"stated": True, "update": "Adafactor", "clip": 0.1}]):
+        check_twins(pool, "wide", settings, {"updates": "cpu", "facts": facts}, [(3, "memory")], 2 * seed)
+
+
 def test_they_do_on_several_hosts(pools):
     settings = {"name": "wide", "accumulate": 4, "clip": 0.5, "steps": 1, "links": "hosts"}
     expected = alike(pools[4].call("train", **settings))

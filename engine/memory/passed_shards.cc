@@ -1,0 +1,108 @@
+#include "engine/memory/passed_shards.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::engine {
+namespace {
+
+constexpr std::size_t kUnitsPassed = 3;  // at a time
+
+}  // namespace
+
+PassedShards::Need PassedShards::need_of(const Layout& layout, const Shards& own) {
+  std::size_t places = 1, largest = 1;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    const std::size_t shard = own.here(unit).size() * size_of(layout.dtype(unit));
+    places = std::max(places, divide_up(shard, kMostBytes));
+    largest = std::max(largest, layout.unit_bytes(unit));
+  }
+  return {kUnitsPassed * places, std::min(kMostBytes, largest)};
+}
+
+PassedShards::PassedShards(const Need& need, int ranks, Source source)
+    : need_(need),
+      source_(std::move(source)),
+      pieces_(
+          need.places, ranks,
+          [this](const Pieces::Key& key, std::byte* into, Done done) { bring(key, into, std::move(done)); }),
+      next_loan_(static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count())) {}
+
+void PassedShards::end() {
+  std::map<std::uint64_t, Done> loans;
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+    loans = std::move(loans_);
+  }
+  for (const auto& [number, end] : loans) end(nullptr);
+}
+
+void PassedShards::start(allocator::Ledger& ledger, DeviceWork& gpu) {
+  gpu_ = &gpu;
+  places_ = {ledger, gpu.device(), allocator::Purpose::kStaging, need_.places * need_.bytes};
+  pieces_.start(places_.data(), need_.bytes);
+  bringing_.emplace();
+}
+
+void PassedShards::share(comm::Communicator& communicator, const std::string& name) {
+  const std::string problem = places_.share(communicator, name);
+  if (!problem.empty()) fail(ErrorCode::kIo, "{}: {}", name, PeerMemory::refusal(problem));
+  for (int rank = 0; rank < communicator.size(); ++rank) gpu_->add(places_.memory_of(rank), need_.bytes);
+}
+
+void PassedShards::lend(UnitId unit, std::uint64_t version, std::size_t offset, std::size_t bytes,
+                        Pieces::Use use) {
+  pieces_.read({.unit = unit, .version = version, .index = offset / kMostBytes}, bytes, std::move(use));
+}
+
+void PassedShards::lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset, std::size_t bytes,
+                                 comm::Answer answer) {
+  lend(unit, version, offset, bytes,
+       [this, answer = std::move(answer)](std::span<const std::byte> place, std::exception_ptr error,
+                                          const Done& used) {
+         if (error != nullptr) return answer({}, std::move(error), {});
+         const auto loan = std::make_shared<Loan>();
+         loan->offset = static_cast<std::uint64_t>(place.data() - places_.data());
+         {
+           const std::lock_guard lock(mutex_);
+           loan->number = next_loan_++;
+           loans_[loan->number] = used;
+         }
+         answer(std::as_bytes(std::span(loan.get(), 1)), nullptr, [loan](const std::exception_ptr&) {});
+       });
+}
+
+void PassedShards::give_back(std::uint64_t number) {
+  Done end;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto loan = loans_.find(number);
+    if (loan == loans_.end()) return;
+    end = std::move(loan->second);
+    loans_.erase(loan);
+  }
+  end(nullptr);
+}
+
+// On a stream of its own: units come in on another one, which waits for frames that are still computed with.
+void PassedShards::bring(const Pieces::Key& key, std::byte* into, Done done) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ends_) fail(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed");
+  }
+  const auto work = [this, key, into](Done&) {
+    const std::span<const std::byte> shard = source_(key.unit);
+    const std::size_t offset = key.index * kMostBytes, bytes = std::min(kMostBytes, shard.size() - offset);
+    gpu_->copy_in(into, shard.subspan(offset, bytes), DeviceWork::Flow::kChunks);
+    gpu_->wait({into, bytes}, DeviceWork::Use::kRead);
+  };
+  bringing_->add(work, std::move(done));
+}
+
+}  // namespace sluice::engine
