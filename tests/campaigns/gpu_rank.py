@@ -17,7 +17,7 @@ def tell(*what):
 
 
 def train(folder, steps, place, gpu, **options):
-    on_gpu = over_ranks.ON_GPU if gpu else {}
+    on_gpu = over_ranks.ON_GPU | {"facts": gpu["has_peers"]} if gpu else {}
     model, optimizer = over_ranks._wrapped("wide", place, accumulate=over_ranks.SIZE, **options, **on_gpu)
     engine = sluice.torch.engine_of(model)
     if any(pathlib.Path(folder).glob("step-*")):

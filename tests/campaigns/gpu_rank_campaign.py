@@ -43,7 +43,8 @@ class GpuRankCampaign(Campaign):
         on_cpu = self.random.randrange(4) == 0
         if on_cpu and chosen["place"] not in SETTINGS["place"][:2]:
             chosen["place"] = "memory"
-        return {"gpu": None if on_cpu else gpu} | chosen
+        updates = None if on_cpu else self.random.choice([None, "cpu"])  # with which shards are in the host's memory
+        return {"gpu": None if on_cpu else gpu, "updates": updates} | chosen
 
     def start(self, name, options):
         """The processes of all ranks."""

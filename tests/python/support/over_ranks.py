@@ -93,13 +93,13 @@ def _result(model, losses, norms, save=None, scaler=None):
 
 def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=None, **options):
     """links: "gloo", so that no memory is shared; "hosts", so that every two ranks share a host. seed_of_rank: each rank makes other first values, of which rank 0's count.
-    update: the optimizer's class. dtype: of the parameters. facts: what is stated of GPUs, with which they pass on shards at stage 3."""
+    update: the optimizer's class. dtype: of the parameters. facts: whether rates of GPUs are stated with which they pass on shards at stage 3."""
     torch.manual_seed(3 + (RANK if seed_of_rank else 0))
     model = MODELS[name]()
     if dtype is not None:
         model.to(getattr(torch, dtype))
-    if "facts" in options:
-        options["device_facts"] = sluice.DeviceFacts(**options.pop("facts"))
+    if options.pop("facts", False):
+        options["device_facts"] = sluice.DeviceFacts(2e10, 2e10, 3e10, 1e10, 1e10, base=0, between_gpus=1e11)
     opened, place_of_process = _together._opened, _together.place_of_process
     if links == "gloo":
         _together._opened = lambda group: None
@@ -127,7 +127,7 @@ def train(
         plan = sluice.torch.engine_of(model).plan()
         shards = {unit.get("shard") for unit in plan["units"]} - {None}
         assert len(shards) == 1 and (options.get("updates") != "gpu" or shards == {"device"})
-        assert "facts" not in options or plan["passes_shards"]
+        assert not options.get("facts") or plan["passes_shards"]
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
     losses, norms = _loop(
