@@ -21,11 +21,6 @@ ShardMemory::Sizes sizes_of(const Layout& layout, const Plan& plan, const Ranks&
   return sizes;
 }
 
-std::exception_ptr gone() {
-  return std::make_exception_ptr(
-      Error(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed"));
-}
-
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -120,7 +115,7 @@ void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
   ranks_.communicator().serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
     const std::lock_guard lock(reads->serving);
     if (reads->shards != nullptr) return reads->shards->answer(read, std::move(answer));
-    answer({}, gone(), {});
+    answer({}, shards_are_gone(), {});
   });
 }
 
@@ -151,7 +146,7 @@ ParameterShards::~ParameterShards() {
   }
   ranks_.communicator().serve({});
   if (passed_) passed_->end();
-  for (const Question& question : unanswered) question.answer({}, gone(), {});
+  for (const Question& question : unanswered) question.answer({}, shards_are_gone(), {});
   std::unique_lock lock(reads_->counting);
   reads_->ended.wait(lock, [this] { return reads_->under_way == 0; });
 }

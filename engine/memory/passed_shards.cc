@@ -15,6 +15,11 @@ constexpr std::size_t kUnitsPassed = 3;  // at a time
 
 }  // namespace
 
+std::exception_ptr shards_are_gone() {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed"));
+}
+
 PassedShards::Need PassedShards::need_of(const Layout& layout, const Shards& own) {
   std::size_t places = 1, largest = 1;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
@@ -28,10 +33,10 @@ PassedShards::Need PassedShards::need_of(const Layout& layout, const Shards& own
 PassedShards::PassedShards(const Need& need, int ranks, Source source)
     : need_(need),
       source_(std::move(source)),
-      pieces_(
-          need.places, ranks,
-          [this](const Pieces::Key& key, std::byte* into, Done done) { bring(key, into, std::move(done)); }),
-      next_loan_(static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count())) {}
+      next_loan_(static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count())),
+      pieces_(need.places, ranks, [this](const Pieces::Key& key, std::byte* into, Done done) {
+        bring(key, into, std::move(done));
+      }) {}
 
 void PassedShards::end() {
   std::map<std::uint64_t, Done> loans;
@@ -40,7 +45,7 @@ void PassedShards::end() {
     ends_ = true;
     loans = std::move(loans_);
   }
-  for (const auto& [number, end] : loans) end(nullptr);
+  for (const auto& [number, used] : loans) used(nullptr);
 }
 
 void PassedShards::start(allocator::Ledger& ledger, DeviceWork& gpu) {
@@ -69,32 +74,40 @@ void PassedShards::lend_to_other(UnitId unit, std::uint64_t version, std::size_t
          if (error != nullptr) return answer({}, std::move(error), {});
          const auto loan = std::make_shared<Loan>();
          loan->offset = static_cast<std::uint64_t>(place.data() - places_.data());
-         {
-           const std::lock_guard lock(mutex_);
-           loan->number = next_loan_++;
-           loans_[loan->number] = used;
+         if (!note(*loan, used)) {
+           used(nullptr);
+           return answer({}, shards_are_gone(), {});
          }
          answer(std::as_bytes(std::span(loan.get(), 1)), nullptr, [loan](const std::exception_ptr&) {});
        });
 }
 
+// Returns false where nothing is given back any more.
+bool PassedShards::note(Loan& loan, const Done& used) {
+  const std::lock_guard lock(mutex_);
+  if (ends_) return false;
+  loan.number = next_loan_++;
+  loans_[loan.number] = used;
+  return true;
+}
+
 void PassedShards::give_back(std::uint64_t number) {
-  Done end;
+  Done used;
   {
     const std::lock_guard lock(mutex_);
     const auto loan = loans_.find(number);
     if (loan == loans_.end()) return;
-    end = std::move(loan->second);
+    used = std::move(loan->second);
     loans_.erase(loan);
   }
-  end(nullptr);
+  used(nullptr);
 }
 
 // On a stream of its own: units come in on another one, which waits for frames that are still computed with.
 void PassedShards::bring(const Pieces::Key& key, std::byte* into, Done done) {
   {
     const std::lock_guard lock(mutex_);
-    if (ends_) fail(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed");
+    if (ends_) std::rethrow_exception(shards_are_gone());
   }
   const auto work = [this, key, into](Done&) {
     const std::span<const std::byte> shard = source_(key.unit);

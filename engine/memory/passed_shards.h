@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -17,6 +18,9 @@
 #include "engine/memory/pieces.h"
 
 namespace sluice::engine {
+
+// For who reads shards of an engine that is destroyed.
+std::exception_ptr shards_are_gone();
 
 // This rank's shards of parameters in host memory, which its GPU brings over its own link into a few places
 // of its memory (Pieces). From there the GPUs of all ranks of one host copy them. A rank borrows the place of
@@ -64,19 +68,22 @@ class PassedShards {
   const std::byte* of(int rank, const Loan& loan) const { return places_.of(rank) + loan.offset; }
 
  private:
+  bool note(Loan& loan, const Done& used);
   void bring(const Pieces::Key& key, std::byte* into, Done done);
 
   const Need need_;
   const Source source_;
   DeviceWork* gpu_ = nullptr;
   PeerMemory places_;
-  std::optional<SerialQueue> bringing_;
-  Pieces pieces_;  // which the queue serves while they end
 
   std::mutex mutex_;                     // guards what follows
   std::map<std::uint64_t, Done> loans_;  // by number: what ends it
   std::uint64_t next_loan_;
   bool ends_ = false;
+
+  // What is brought ends before that, on the queue, and is lent then.
+  std::optional<SerialQueue> bringing_;
+  Pieces pieces_;
 };
 
 }  // namespace sluice::engine

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <future>
+#include <memory>
 
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
@@ -66,6 +68,21 @@ class OneOfRanks {
     ending.wait();
   }
   void await() { from_ranks_.await(0); }
+  void borrow(std::size_t part_of_first_rank, Pieces::Use use) {
+    const auto parts = shards_.pieces_of(0, PassedShards::kMostBytes);
+    const auto first = std::ranges::find(parts, 0, &ParameterShards::Piece::owner);
+    shards_.borrow(0, shards_.expected(0), first[static_cast<std::ptrdiff_t>(part_of_first_rank)],
+                   std::move(use));
+  }
+  void borrow_and_return(std::size_t part_of_first_rank) {
+    comm::Ending ending;
+    borrow(part_of_first_rank, [lent = ending.done()](std::span<const std::byte>,
+                                                      const std::exception_ptr& error, const Done& used) {
+      if (used) used(nullptr);
+      lent(error);
+    });
+    ending.wait();
+  }
   // Whether the GPU has these.
   bool has(float first) {
     gpu_.copy_out(work_.in(), back_.data(), there_.address(), layout_.unit_bytes(0));
@@ -288,6 +305,28 @@ TEST_F(DeviceShardsTest, ThatArePassedNeedNoMorePlacesThanOne) {
         true, 1, kManyElements);
 }
 
+// Who waits for a place that nobody gives back any more learns of it.
+TEST_F(DeviceShardsTest, ThatArePassedEndWithWhatIsLent) {
+  SLUICE_NEEDS_THE_FAKE();
+  const auto waits = std::make_shared<std::promise<void>>();
+  run(
+      World::kThreads, 2, Schedule::kRandom, ShardPlace::kPassed,
+      [&](comm::Communicator& of, OneOfRanks& rank) {
+        rank.change(1);
+        if (of.rank() == 0) return;
+        comm::Ending first;
+        rank.borrow(0, [lent = first.done()](std::span<const std::byte>, const std::exception_ptr& error,
+                                             const Done&) { lent(error); });
+        first.wait();
+        rank.borrow(1, [waits](std::span<const std::byte>, const std::exception_ptr& error, const Done&) {
+          error == nullptr ? waits->set_value() : waits->set_exception(error);
+        });
+      },
+      true, 1, kManyElements);
+  expect_error(ErrorCode::kIo, {"rank 0 has failed", "the engine that had it is destroyed"},
+               [&] { waits->get_future().get(); });
+}
+
 // A GPU that is late copies what is in the place by then.
 TEST_F(DeviceShardsTest, ThatArePassedKeepTheirPlacesUntilTheyAreCopied) {
   SLUICE_NEEDS_THE_FAKE();
@@ -298,9 +337,9 @@ TEST_F(DeviceShardsTest, ThatArePassedKeepTheirPlacesUntilTheyAreCopied) {
         if (of.rank() == 1) rank.fetch();
         of.barrier(1, "the copies are queued");
         rank.change(2);
-        if (of.rank() == 0) rank.fetch();
-        of.barrier(1, "the places have another version");
-        EXPECT_TRUE(rank.has(of.rank() == 0 ? 2 : 1));
+        if (of.rank() == 0) rank.borrow_and_return(0);
+        of.barrier(1, "the place has another version");
+        EXPECT_TRUE(of.rank() == 0 || rank.has(1));
       },
       true, 1);
 }
