@@ -65,6 +65,8 @@ class ParameterShards {
   // The change is made, or queued where shards are on GPUs: the shard is the version that is expected, which
   // others are told of when it is there.
   void publish(UnitId unit);
+  // The same of a shard in host memory, of which this version is there. Thread rule: any thread.
+  void publish(UnitId unit, std::uint64_t version);
   bool was_published(UnitId unit) const { return expected_[unit] > 0; }
   std::unique_ptr<Backing> make_backing(UnitId unit);
 
@@ -134,7 +136,6 @@ class ParameterShards {
   bool is_possible(const comm::Read& read) const;
   std::size_t room_of_all() const;
   void define(UnitId unit, Backings& backings);
-  void publish(UnitId unit, std::uint64_t version);
   void answer(const comm::Read& read, comm::Answer answer);
   std::vector<Question> take_answerable();
   void answer_now(const Question& question);

@@ -164,7 +164,8 @@ GpuReach reach_on_gpu(const Placement& placement, const Plan& plan) {
   reach.extents = plan.extents;
   reach.in_backward = !plan.clip;
   reach.sums_beside = placement.ends_micro_batches();
-  reach.settles = placement.partitions_any_state();
+  for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+    reach.settles = reach.settles || placement.settles(unit, plan.units[unit]);
   reach.gpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.staging_slots)};
   reach.cpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.host_slots)};
   const DeviceRanks::Pace pace = DeviceRanks::pace(placement.layout(), placement.meeting().on_gpus);

@@ -84,6 +84,14 @@ class Placement {
   bool partitions_any_state() const {
     return std::ranges::count(stages_, std::size_t{0}) < std::ssize(stages_);
   }
+  // Whether a step that a GPU computes ends when the unit's update has: other ranks wait for what only calls
+  // of this one go on with, gathers and what passes the disk and the GPU.
+  bool settles(UnitId unit, const UnitPlan& plan) const {
+    if (stages_[unit] == 0 || !updated(unit)) return false;
+    const bool on_disk = std::ranges::count(plan.tiers, allocator::Tier::kDisk) > 0;
+    return plan.tier(Part::kParameters) != allocator::Tier::kRanks || buckets_[unit].front().rounds > 0 ||
+           (on_disk && !plan.updated_by_cpu());
+  }
   bool ends_micro_batches() const { return profile_.ends_micro_batches; }
   // The part of a step's computing beside which ranks may sum: its last micro-batch.
   double last_micro_batch() const {

@@ -159,7 +159,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     c.in_step = false;
     // Where ranks update parts, another rank may need those of this one while it makes no calls.
     if (has_parts())
-      c.queue.settle();
+      c.queue.settle_for_others();
     else
       c.queue.advance();
     const StepResult result = c.measure().result;

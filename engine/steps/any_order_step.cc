@@ -261,7 +261,9 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
   if (!settings.keep_gradients && shared_) shared_->dropped_all();
   // Where nothing is on disk, nothing has to be waited for, and the threads are then free for the caller.
   // Where ranks update parts, another rank may need those of this one while it makes no calls.
-  if (has_parts() || (!c.gpu && !c.plan.uses_disk()))
+  if (has_parts())
+    c.queue.settle_for_others();
+  else if (!c.gpu && !c.plan.uses_disk())
     c.queue.settle();
   else if (c.gpu)
     c.queue.start_all();

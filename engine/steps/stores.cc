@@ -123,7 +123,9 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
 
+// Other ranks may wait for updates that go on.
 Stores::~Stores() {
+  queue.end_what_goes_on_alone();
   if (gpu) gpu->finish();
 }
 

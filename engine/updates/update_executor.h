@@ -46,6 +46,9 @@ struct Update {
   // Where a GPU says that nothing is to be changed: see DeviceGradients::check(). Null: the gradient is known
   // to be finite.
   const std::uint32_t* refused = nullptr;
+  // Called once, on any thread, when the parameters are changed, where these lie in memory and the update has
+  // no error; null: nobody else waits for that. It must not throw.
+  std::function<void()> on_changed = {};
   // REQUIRES: the CPU updates, and has waited for what the GPU says.
   bool is_refused() const { return refused != nullptr && *refused != 0; }
 };

@@ -284,8 +284,20 @@ void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot
   }
   if (goes_on) write(*slot);
   if (slot && !goes_on) issue_reads();
+  end_work(running);
+}
+
+// The update may be gone as soon as it has no more works.
+void UpdatePipeline::end_work(Running& running) {
+  std::function<void()> on_changed;
+  {
+    const std::lock_guard lock(mutex_);
+    --running.works;
+    if (running.applied() && !error_) on_changed = std::exchange(running.update.on_changed, nullptr);
+    changed_.notify_all();
+  }
+  if (on_changed) on_changed();
   const std::lock_guard lock(mutex_);
-  --running.works;
   --under_way_;  // comes last, because the destructor waits for it
   changed_.notify_all();
 }

@@ -175,6 +175,7 @@ class UpdatePipeline {
   void go_on(Running& update);
   void on_worked(Running& update, std::optional<std::size_t> slot_index, bool writes,
                  std::exception_ptr error);
+  void end_work(Running& running);
   void write(std::size_t slot_index);
   bool may_run(const Running& update) const;
   bool has_turn_to_read(const Running& update) const;

@@ -106,6 +106,10 @@ bool UpdateQueue::start(const Task& task, bool wait) {
     update.gradient_backing = &pager_.backing(gradient);
     update.gradient_backing_bytes = pager_.backing_bytes(gradient);
   }
+  if (applies && goes_on_alone(unit))
+    update.on_changed = [shards = parts_.parameters, unit, version = parts_.parameters->expected(unit)] {
+      shards->publish(unit, version);
+    };
   if (applies) phases_[unit] = Phase::kRunning;
   pipeline_.add(update, [this, task, pins] { on_applied(task, pins); });
   return true;
@@ -150,7 +154,7 @@ void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
     if (pins.parameters) pager_.release(parameters_[unit]);
     return;
   }
-  if (partitions_parameters(unit)) parts_.parameters->publish(unit);
+  if (partitions_parameters(unit) && !goes_on_alone(unit)) parts_.parameters->publish(unit);
   if (is_gathered(unit)) return begin_gather(unit, pins.parameters);
   complete(unit, pins.parameters);
 }
@@ -345,14 +349,36 @@ bool UpdateQueue::finish_some() {
   return true;
 }
 
-void UpdateQueue::settle() {
-  while (!waiting_.empty() || !idle()) {
+template <class Condition>
+void UpdateQueue::settle_until(const Condition& is_settled) {
+  while (!is_settled()) {
     start_waiting();
     if (go_on()) continue;
     if (idle())
       ensure_updated(waiting_.front().unit);
     else
       wait();
+  }
+}
+
+void UpdateQueue::settle() {
+  settle_until([this] { return waiting_.empty() && idle(); });
+}
+
+void UpdateQueue::settle_for_others() {
+  settle_until([this] {
+    for (UnitId unit = 0; unit < phases_.size(); ++unit)
+      if (!current(unit) && !is_alone(unit)) return false;
+    return true;
+  });
+}
+
+void UpdateQueue::end_what_goes_on_alone() noexcept {
+  try {
+    for (UnitId unit = 0; unit < phases_.size(); ++unit)
+      while (is_alone(unit))
+        if (!go_on()) wait();
+  } catch (const std::exception&) {  // the engine ends, and whoever waits for it learns that
   }
 }
 

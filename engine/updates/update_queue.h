@@ -73,6 +73,10 @@ class UpdateQueue {
   void start_shared();
   bool finish_some();  // waits until an update gives up memory; false where none is under way
   void settle();       // waits until every update is complete
+  // Waits until no other rank has to wait for a call of this one: what is not complete goes on alone.
+  void settle_for_others();
+  // Waits for what goes on alone, unless there is an error.
+  void end_what_goes_on_alone() noexcept;
   // Waits until no transfer uses lent memory before this offset; nothing more goes into any of it.
   void take_back(std::size_t until);
 
@@ -100,6 +104,14 @@ class UpdateQueue {
   void start_for(UnitId unit);
   void start_waiting();
   void on_applied(const Task& task, const Pins& pins);
+  // Whether the unit's update, once it was started, ends while nobody calls. Its parameters are then this
+  // rank's shard, which others learn of on the thread that ends it.
+  bool goes_on_alone(UnitId unit) const {
+    return partitions_parameters(unit) && pipeline_.by_cpu(unit) && optimizer_.rounds() == 0;
+  }
+  bool is_alone(UnitId unit) const { return phases_[unit] == Phase::kRunning && goes_on_alone(unit); }
+  template <class Condition>
+  void settle_until(const Condition& is_settled);
   bool go_on();  // does what can be done without waiting; false: there is nothing
   bool idle() const { return pipeline_.idle() && gathers_.empty(); }
   void begin_gather(UnitId unit, bool held);

@@ -53,8 +53,9 @@ struct Case {
   bool abandons = false;                    // the client abandons that step
   int steps = 2;
   double norm = 0.5;
-  MachineRates rates = {};  // for which the plan is made
-  RankOf ranks = {};        // the rank that it is for
+  unsigned disk_microseconds = 0;  // that each transfer of the disk takes
+  MachineRates rates = {};         // for which the plan is made
+  RankOf ranks = {};               // the rank that it is for
   std::size_t stage = 0;
 };
 
@@ -117,6 +118,10 @@ struct Made {
     Resources resources{threads, ledger};
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(offload::make_memory_file("disk"));
+    if (setup.disk_microseconds > 0) {
+      fast_file = std::move(files[0]);
+      files[0] = offload::make_faulty_file(*fast_file, {.delay_microseconds = setup.disk_microseconds});
+    }
     disk.emplace(std::move(files), ledger);
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
@@ -130,6 +135,7 @@ struct Made {
   Plan plan;
   Threads threads;
   allocator::Ledger ledger;
+  std::unique_ptr<offload::File> fast_file;
   std::optional<offload::RecordStore> disk;
   std::unique_ptr<kernels::F32Products> products;
   std::unique_ptr<AnyOrderEngine> engine;

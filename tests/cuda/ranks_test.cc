@@ -462,6 +462,40 @@ TEST_F(RanksOnGpusTest, ShardsOnGpusChangeWhenAllHaveCopiedWhatTheClientLooksAt)
   }
 }
 
+// Its step has ended before the CPU has updated its shards.
+TEST_F(RanksOnGpusTest, ShardsAreUpdatedWhileTheirRankMakesNoCalls) {
+  for (const bool gpus_meet : {false, true})
+    for (const bool clip : {false, true}) {
+      SCOPED_TRACE(
+          fmt::format("GPUs {}, {}", gpus_meet ? "meet" : "do not meet", clip ? "clipped" : "at once"));
+      Case all;
+      all.ends = all.once = true;
+      all.clip = clip;
+      all.blocks = 9, all.rows = 300;
+      all.stage = 3;
+      all.device = 256 * kMiB;
+      all.updates = kHost;
+      all.places = {kDevice, kHost, kDisk};
+      all.disk_microseconds = 20'000;
+      all.ranks.gpus_meet = gpus_meet;
+      begin_devices(2, Schedule::kRandom, 1);
+      train(2, [&](comm::Communicator& of) {
+        const std::unique_ptr<Device> device = open_for(of);
+        OnGpu gpu(of_rank(all, of), *device, &of);
+        EXPECT_EQ(gpu.made.plan.shard_place(), shards_of(all));
+        gpu.client.load();
+        gpu.client.step(0);
+        for (UnitId unit = 0; of.rank() == 1 && unit < gpu.engine.layout().units().size(); ++unit) {
+          gpu.engine.acquire(unit, Hold::kRead);
+          gpu.engine.release(unit);
+        }
+        of.barrier(2, "the look");
+        return Outcome{};
+      });
+      if (HasFailure()) return;
+    }
+}
+
 // A rank keeps its part of a gradient in memory alone.
 TEST_F(RanksOnGpusTest, GradientsStayWholeAtStage3WhereTheyAreToBeOnDisk) {
   Case setup;
