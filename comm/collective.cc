@@ -158,17 +158,12 @@ void Collective::begin(Adder& adder) {
     receive(other, kBegin, 0, {}, reporting({.kind = Event::kBegun}));
   }
   if (!is_sum() && !gathers_by_host_) gather();
-  for (std::uint64_t i = 0; is_sum() && ranks_ == 1 && i < blocks(0); ++i) {
-    std::vector<const std::byte*> arrays;
-    for (std::size_t array = 0; array < task_.arrays.size(); ++array)
-      arrays.push_back(block(0, i, array).data());
-    add_up(i, arrays, adder);
-  }
+  if (is_sum() && ranks_ == 1) add_what_is_here(adder);
 }
 
 // A rank that waits for a third one is not late. So messages that it can begin only when all have begun are
 // not waited for earlier.
-void Collective::all_have_begun() {
+void Collective::all_have_begun(Adder& adder) {
   if (!is_sum()) {
     if (gathers_by_host_) gather();
     return;
@@ -179,6 +174,18 @@ void Collective::all_have_begun() {
   // What a rank gets of another one's part here, it gets after that rank has all that this one had there. So
   // what is to be sent from that place has left it.
   if (task_.kind == CallKind::kAllReduce) receive_parts();
+  add_what_is_here(adder);
+}
+
+// Blocks of the own part of which others have nothing take no slot.
+void Collective::add_what_is_here(Adder& adder) {
+  for (std::uint64_t index = 0; index < blocks(rank_); ++index)
+    if (is_here(index))
+      add_up({.memory = nullptr, .use = SlotUse::kOwn, .owner = rank_, .block = index}, adder);
+  pass_what_is_here();
+}
+void Collective::pass_what_is_here() {
+  while (next_block_ < blocks(rank_) && is_here(next_block_)) ++next_block_;
 }
 
 void Collective::gather() {
@@ -218,12 +225,64 @@ void Collective::receive_parts() {
 
 void Collective::send_next_block(int owner) {
   std::uint64_t& next = sent_[static_cast<std::size_t>(owner)];
-  const std::uint64_t index = next / task_.arrays.size();
-  const std::size_t array = next % task_.arrays.size();
-  if (index == blocks(owner)) return;
-  send(route_->to(owner), kReduce, message(owner, index, array), block(owner, index, array),
-       reporting({.kind = Event::kBlockSent, .owner = owner}));
-  ++next;
+  while (next < blocks(owner) * task_.arrays.size()) {
+    const std::uint64_t index = next / task_.arrays.size();
+    const std::size_t array = next++ % task_.arrays.size();
+    const std::span<std::byte> bytes = given_block(owner, index, array);
+    if (bytes.empty()) continue;
+    send(route_->to(owner), kReduce, message(owner, index, array), bytes,
+         reporting({.kind = Event::kBlockSent, .owner = owner}));
+    return;
+  }
+}
+
+Run Collective::elements(int owner, std::uint64_t index) const {
+  const std::size_t size = size_of(task_.element),
+                    begin = task_.borders[static_cast<std::size_t>(owner)] + index * block_bytes_ / size;
+  return {begin, begin + block(owner, index).size() / size};
+}
+
+// What a rank, or a relay, has of a block of the own part.
+std::vector<Run> Collective::runs_of(int from, std::uint64_t index) const {
+  const Run all = elements(rank_, index);
+  if (task_.given == nullptr || route_->relays_to_own(from)) return {{0, all.size()}};
+  return task_.given->within(from, all);
+}
+std::size_t Collective::own_block_bytes(int from, std::uint64_t index) const {
+  const Run all = elements(rank_, index);
+  const bool is_whole = task_.given == nullptr || route_->relays_to_own(from);
+  return (is_whole ? all.size() : task_.given->count(from, all)) * size_of(task_.element);
+}
+
+bool Collective::is_here(std::uint64_t index) const {
+  return std::ranges::all_of(route_->own_inputs(), [&](const SumRoute::Input& input) {
+    return input.from == rank_ || own_block_bytes(input.from, index) == 0;
+  });
+}
+
+// What this rank sends of a block.
+std::span<std::byte> Collective::given_block(int owner, std::uint64_t index, std::size_t array) const {
+  const std::span<std::byte> all = block(owner, index, array);
+  if (task_.given == nullptr) return all;
+  if (route_->to(owner) != owner) {
+    set_not_given(owner, index, array);
+    return all;
+  }
+  const Run run = elements(owner, index);
+  move_together(task_.given->within(rank_, run), size_of(task_.element), all.data());
+  return all.first(task_.given->count(rank_, run) * size_of(task_.element));
+}
+
+// REQUIRES: the elements are f32, as all that is relayed.
+void Collective::set_not_given(int owner, std::uint64_t index, std::size_t array) const {
+  auto* const values = reinterpret_cast<float*>(block(owner, index, array).data());
+  const Run all = elements(owner, index);
+  std::size_t at = 0;
+  for (const Run& run : task_.given->within(rank_, all)) {
+    std::fill(values + at, values + run.begin, -0.0f);
+    at = run.end;
+  }
+  std::fill(values + at, values + all.size(), -0.0f);
 }
 
 void Collective::await_next_ask(int owner) {
@@ -251,7 +310,7 @@ std::vector<std::byte*> Collective::arrays_of(const Slot& slot) const {
   std::byte* memory = slot.memory;
   for (const SumRoute::Input& input : inputs_of(slot)) {
     arrays.push_back(input.from == rank_ ? block(slot.owner, slot.block, input.number).data() : memory);
-    if (input.from != rank_) memory += block_bytes_;
+    if (input.from != rank_ && memory != nullptr) memory += block_bytes_;
   }
   return arrays;
 }
@@ -260,6 +319,7 @@ void Collective::use_slot(Slot& slot) {
   slot.owner = rank_;
   if (slot.use == SlotUse::kOwn) {
     slot.block = next_block_++;
+    pass_what_is_here();
     for (const int relay : route_->relays())
       send(relay, kAsk, message(rank_, slot.block, 0), {}, reporting({}));
   } else {
@@ -267,11 +327,13 @@ void Collective::use_slot(Slot& slot) {
     asked_.pop_front();
   }
   slot.awaited = 0;
-  const std::size_t bytes = block(slot.owner, slot.block).size();
   const auto inputs = inputs_of(slot);
   const std::vector<std::byte*> arrays = arrays_of(slot);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].from == rank_) continue;
+    const std::size_t bytes = slot.use == SlotUse::kOwn ? own_block_bytes(inputs[i].from, slot.block)
+                                                        : block(slot.owner, slot.block).size();
+    if (bytes == 0) continue;
     ++slot.awaited;
     receive(inputs[i].from, kReduce, message(slot.owner, slot.block, inputs[i].number), {arrays[i], bytes},
             reporting({.kind = Event::kBlockCame, .owner = slot.owner, .slot = &slot}));
@@ -285,7 +347,7 @@ bool Collective::end(Event event, Adder& adder) {
   if (error_ != nullptr) return slot_has_ended;
   switch (event.kind) {
     case Event::kBegun:
-      if (++begun_ == ranks_ - 1) all_have_begun();
+      if (++begun_ == ranks_ - 1) all_have_begun(adder);
       break;
     case Event::kBlockSent:
       send_next_block(event.owner);
@@ -314,8 +376,7 @@ bool Collective::slot_is_full(Slot& slot, Adder& adder) {
     send_sums(slot, adder);
     return false;
   }
-  const std::vector<std::byte*> arrays = arrays_of(slot);
-  add_up(slot.block, std::vector<const std::byte*>(arrays.begin(), arrays.end()), adder);
+  add_up(slot, adder);
   return true;
 }
 
@@ -323,6 +384,8 @@ bool Collective::slot_is_full(Slot& slot, Adder& adder) {
 // stay as they are. There is room, since the slot has some for the ranks of other hosts, too.
 void Collective::send_sums(Slot& slot, Adder& adder) {
   const auto inputs = route_->host_inputs();
+  for (std::size_t array = 0; task_.given != nullptr && array < task_.arrays.size(); ++array)
+    set_not_given(slot.owner, slot.block, array);
   const std::vector<std::byte*> arrays = arrays_of(slot);
   const std::vector<const std::byte*> from(arrays.begin(), arrays.end());
   const std::size_t bytes = block(slot.owner, slot.block).size();
@@ -343,9 +406,19 @@ void Collective::send_sums(Slot& slot, Adder& adder) {
   }
 }
 
-void Collective::add_up(std::uint64_t index, std::span<const std::byte* const> arrays, Adder& adder) {
-  const std::span<std::byte> own = block(rank_, index);
-  adder.add(arrays, route_->own_merges(), own.size() / size_of(task_.element), task_.element, own.data());
+// A block of the own part, of which all has come.
+void Collective::add_up(const Slot& slot, Adder& adder) {
+  const std::size_t size = size_of(task_.element);
+  const std::vector<std::byte*> arrays = arrays_of(slot);
+  std::vector<RunsOfArray> all;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const int from = route_->own_inputs()[i].from;
+    all.push_back({arrays[i], runs_of(from, slot.block), from == rank_});
+  }
+  std::byte* const own = block(rank_, slot.block).data();
+  for_each_run(all, size, [&](Run run, std::span<const std::byte* const> have) {
+    adder.add(have, route_->own_merges(), run.size(), task_.element, own + run.begin * size);
+  });
   if (++added_ == blocks(rank_) && task_.kind == CallKind::kAllReduce) send_own_part();
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/call.h"
+#include "comm/given.h"
 #include "comm/group.h"
 #include "comm/hosts.h"
 #include "comm/sum_route.h"
@@ -45,7 +46,8 @@ struct Task {
   std::vector<std::byte*> arrays{};    // what this rank gives; of a sum as many as `order` says
   std::vector<std::size_t> borders{};  // of the parts, by rank; of a broadcast: 0 and the number of bytes
   int root = 0;
-  SumOrder order{};  // of a sum
+  SumOrder order{};                      // of a sum
+  std::shared_ptr<const Given> given{};  // of a sum; null: all of it
   Done done{};
 };
 
@@ -85,7 +87,8 @@ struct Event {
 //
 // Of several hosts, a rank may relay blocks (SumRoute): it adds what the ranks of its host have of them. It
 // does so when the rank that has the part asks, which has a slot for the sums then. Slots for this are apart
-// from those for the own part, so that each is free again once the others of the host have sent.
+// from those for the own part, so that each is free again once the others of the host have sent. A
+// relay gets whole blocks: what a rank does not give of them, as -0.
 //
 // Thread rule: the communicator's thread, but task() and knows() are for any.
 class Collective {
@@ -100,7 +103,7 @@ class Collective {
   // One of its messages has ended. Returns whether the event's slot is free again.
   bool end(Event event, Adder& adder);
   bool wants_slot(SlotUse use) const;
-  void use_slot(Slot& slot);
+  void use_slot(Slot& slot);             // for the next block that takes one
   void abort(std::exception_ptr error);  // begins no message any more
   bool has_ended() const;
   std::exception_ptr take_error() { return std::move(error_); }  // once it has ended
@@ -112,19 +115,27 @@ class Collective {
   std::span<std::byte> whole(int rank) const;  // what is gathered or broadcast from there
   // The number of the message with a block of an array, or of a sum, of the part of `owner`.
   std::uint64_t message(int owner, std::uint64_t block, std::size_t array) const;
+  Run elements(int owner, std::uint64_t block) const;
+  std::vector<Run> runs_of(int from, std::uint64_t block) const;
+  std::size_t own_block_bytes(int from, std::uint64_t block) const;
+  bool is_here(std::uint64_t block) const;
+  std::span<std::byte> given_block(int owner, std::uint64_t index, std::size_t array) const;
+  void set_not_given(int owner, std::uint64_t index, std::size_t array) const;
   bool is_sum() const { return task_.kind == CallKind::kReduceScatter || task_.kind == CallKind::kAllReduce; }
 
   Done reporting(Event event);
   void send(int to, std::uint8_t stage, std::uint64_t index, std::span<const std::byte> from, Done done);
   void receive(int from, std::uint8_t stage, std::uint64_t index, std::span<std::byte> into, Done done);
-  void all_have_begun();
+  void all_have_begun(Adder& adder);
+  void add_what_is_here(Adder& adder);
+  void pass_what_is_here();
   void send_next_block(int owner);
   void await_next_ask(int owner);
   std::vector<std::byte*> arrays_of(const Slot& slot) const;
   std::span<const SumRoute::Input> inputs_of(const Slot& slot) const;
   bool slot_is_full(Slot& slot, Adder& adder);
   void send_sums(Slot& slot, Adder& adder);
-  void add_up(std::uint64_t index, std::span<const std::byte* const> arrays, Adder& adder);
+  void add_up(const Slot& slot, Adder& adder);
 
   int source(int owner) const;  // the rank from which this one gets what is gathered from `owner`
   void send_own_part();

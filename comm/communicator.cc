@@ -306,7 +306,8 @@ void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, Arr
 }
 
 void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
-                                  Borders borders, const SumOrder& order, Done done) {
+                                  Borders borders, const SumOrder& order, Done done,
+                                  std::shared_ptr<const Given> given) {
   const auto bytes = checked_arrays(arrays, order, name);
   start({.kind = CallKind::kReduceScatter,
          .id = id,
@@ -315,6 +316,7 @@ void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, std
          .arrays = bytes,
          .borders = checked(borders, size(), name),
          .order = order,
+         .given = std::move(given),
          .done = std::move(done)});
 }
 
@@ -334,9 +336,10 @@ void Communicator::all_reduce(std::uint64_t id, const std::string& name, Array v
   all_reduce(id, name, std::span(&values, 1), count, order_of_ranks(size()), std::move(done));
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
-                              std::size_t count, const SumOrder& order, Done done) {
+                              std::size_t count, const SumOrder& order, Done done,
+                              std::shared_ptr<const Given> given) {
   all_reduce(id, name, element_of(arrays[0].type), checked_arrays(arrays, order, name), count, order,
-             std::move(done));
+             std::move(done), std::move(given));
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values,
                               Done done) {
@@ -350,7 +353,7 @@ void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::sp
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, Element element,
                               std::vector<std::byte*> arrays, std::size_t count, const SumOrder& order,
-                              Done done) {
+                              Done done, std::shared_ptr<const Given> given) {
   start({.kind = CallKind::kAllReduce,
          .id = id,
          .name = name,
@@ -358,6 +361,7 @@ void Communicator::all_reduce(std::uint64_t id, const std::string& name, Element
          .arrays = std::move(arrays),
          .borders = equal_borders(count, size()),
          .order = order,
+         .given = std::move(given),
          .done = std::move(done)});
 }
 

@@ -8,6 +8,7 @@
 
 #include "allocator/ledger.h"
 #include "comm/call.h"
+#include "comm/given.h"
 #include "comm/group.h"
 #include "comm/hosts.h"
 #include "comm/sums.h"
@@ -72,14 +73,17 @@ class Communicator {
   // rest is as it was.
   void reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
   // The same, where a rank gives several arrays, as `order` says. The sum is in the first one afterwards.
+  // given: what it gives of each of them, and what the others give, the same on all ranks; null: all. What is
+  // no part of its own is unspecified then.
   void reduce_scatter(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
-                      Borders borders, const SumOrder& order, Done done);
+                      Borders borders, const SumOrder& order, Done done,
+                      std::shared_ptr<const Given> given = nullptr);
   // Collective. Afterwards each rank's part of `values` (of any type) is what that rank had there.
   void all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
   // Collective. Afterwards the `count` values are the sums over all ranks.
   void all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<const Array> arrays, std::size_t count,
-                  const SumOrder& order, Done done);
+                  const SumOrder& order, Done done, std::shared_ptr<const Given> given = nullptr);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<double> values, Done done);  // in f64
   // Collective. Afterwards `bytes` is what rank `root` had.
@@ -117,7 +121,8 @@ class Communicator {
 
   void start(Task task);
   void all_reduce(std::uint64_t id, const std::string& name, Element element, std::vector<std::byte*> arrays,
-                  std::size_t count, const SumOrder& order, Done done);
+                  std::size_t count, const SumOrder& order, Done done,
+                  std::shared_ptr<const Given> given = nullptr);
   void check_other(int other, const char* what) const;
   std::vector<std::byte*> checked_arrays(std::span<const Array> arrays, const SumOrder& order,
                                          const std::string& name) const;

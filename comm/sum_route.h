@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -24,6 +25,7 @@ class SumRoute {
   std::span<const Input> own_inputs() const { return own_inputs_; }
   std::span<const std::size_t> own_merges() const { return own_merges_; }
   std::span<const int> relays() const { return relays_; }  // ranks that relay some of it
+  bool relays_to_own(int from) const { return std::ranges::count(relays_, from) > 0; }
 
   // Where this rank's arrays of the part of `owner` go; to itself, where it relays them.
   int to(int owner) const { return to_[static_cast<std::size_t>(owner)]; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "core/pairwise.h"
 #include "kernels/elementwise.h"
@@ -89,36 +90,46 @@ void Adder::add(std::span<const std::byte* const> arrays, std::span<const std::s
   if (element == Element::kI64) return add_plainly<std::int64_t, std::uint64_t>(arrays, n, into);
   if (element == Element::kF64) return add_plainly<double, double>(arrays, n, into);
   const auto type = static_cast<Dtype>(element);
-  std::vector<ConstArray> typed;
-  for (const std::byte* array : arrays) typed.push_back({array, type});
-  add(typed, merges, n, {into, type});
+  typed_.clear();
+  for (const std::byte* array : arrays) typed_.push_back({array, type});
+  add(typed_, merges, n, {into, type});
 }
 
 void Adder::add(std::span<const ConstArray> arrays, std::span<const std::size_t> merges, std::size_t n,
                 Array into) {
-  if (arrays.size() == 1 && arrays[0].type == into.type) {
-    if (n > 0 && arrays[0].data != into.data) std::memcpy(into.data, arrays[0].data, n * size_of(into.type));
+  if (n == 0) return;
+  const auto is_there = [](const ConstArray& array) { return array.data != nullptr; };
+  const auto additions = static_cast<std::size_t>(std::ranges::count_if(arrays, is_there)) - 1;
+  if (additions == 0) {
+    const ConstArray& only = *std::ranges::find_if(arrays, is_there);
+    if (only.type != into.type) return kernels::convert(threads_, n, only, into);
+    if (only.data != into.data) std::memcpy(into.data, only.data, n * size_of(into.type));
     return;
   }
-  if (arrays.size() == 1) return kernels::convert(threads_, n, arrays[0], into);
   for (std::size_t begin = 0; begin < n; begin += kBlock)
-    add_block(arrays, merges, begin, std::min(kBlock, n - begin), into);
+    add_block(arrays, merges, begin, std::min(kBlock, n - begin), additions, into);
 }
 
 void Adder::add_block(std::span<const ConstArray> arrays, std::span<const std::size_t> merges,
-                      std::size_t begin, std::size_t n, Array into) {
-  std::vector<ConstArray> stack;
+                      std::size_t begin, std::size_t n, std::size_t additions, Array into) {
+  stack_.clear();
   for (std::size_t i = 0; i < arrays.size(); ++i) {
-    stack.push_back(arrays[i].at(begin));
+    stack_.push_back(arrays[i].data == nullptr ? arrays[i] : arrays[i].at(begin));
     for (std::size_t merge = merges[i]; merge > 0; --merge) {
-      const ConstArray upper = stack.back();
-      stack.pop_back();
-      const std::size_t height = stack.size();
-      while (sums_.size() < height) sums_.emplace_back(kBlock);
-      const bool is_last = i + 1 == arrays.size() && merge == 1;
-      const Array to = is_last ? into.at(begin) : Array{sums_[height - 1].data(), Dtype::kF32};
-      kernels::add(threads_, n, stack.back(), upper, to);
-      stack.back() = to;
+      const ConstArray upper = stack_.back();
+      stack_.pop_back();
+      if (upper.data == nullptr) continue;
+      ConstArray& lower = stack_.back();
+      const std::size_t height = stack_.size();
+      while (sums_.size() <= height) sums_.emplace_back(kBlock);
+      if (lower.data == nullptr) {  // the upper one moves down, with its memory
+        lower = upper;
+        std::swap(sums_[height - 1], sums_[height]);
+        continue;
+      }
+      const Array to = --additions == 0 ? into.at(begin) : Array{sums_[height - 1].data(), Dtype::kF32};
+      kernels::add(threads_, n, lower, upper, to);
+      lower = to;
     }
   }
 }

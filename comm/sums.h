@@ -47,7 +47,8 @@ class Adder {
  public:
   // Adds arrays of n elements each, of which merges[i] says how often sums become one after array i: in f32
   // for f32, bf16 and f16, rounded once; in f64 for f64; and exactly for i64, which wraps around. `into` may
-  // be one of the arrays. The elements of 8 bytes are added one array after another.
+  // be one of the arrays. The elements of 8 bytes are added one array after another. Of others an array may
+  // be null: it counts as -0; but not all of them.
   void add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
            Element element, std::byte* into);
   // The same of f32, bf16 and f16, where each array has its own of these types.
@@ -56,11 +57,12 @@ class Adder {
 
  private:
   void add_block(std::span<const ConstArray> arrays, std::span<const std::size_t> merges, std::size_t begin,
-                 std::size_t n, Array into);
+                 std::size_t n, std::size_t additions, Array into);
   static constexpr std::size_t kBlock = 4096;  // elements, so that the sums so far stay in the caches
 
   Threads threads_{1};
   std::vector<std::vector<float>> sums_;  // by height on the stack
+  std::vector<ConstArray> typed_, stack_;
 };
 
 }  // namespace sluice::comm
