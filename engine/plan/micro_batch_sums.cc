@@ -32,7 +32,7 @@ comm::SumOrder MicroBatchSums::order() const {
   const comm::SumOrder once = comm::pairwise_order(borders_);
   comm::SumOrder order;
   PairwiseStack stack;
-  for (int i = 0; i < ranks_.alike; ++i) {  // all but one of which give -0 for an element
+  for (int i = 0; i < ranks_.alike; ++i) {  // all but one of which give nothing of an element
     order.arrays.insert(order.arrays.end(), once.arrays.begin(), once.arrays.end());
     order.merges.insert(order.merges.end(), once.merges.begin(), once.merges.end());
     order.merges.back() += stack.push();

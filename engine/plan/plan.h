@@ -50,6 +50,7 @@ struct RankOf {
   // they must do in the same order is the same in their plans. And how many of these have the same rows; with
   // PlanRequest::reproducible they are size / alike apart.
   int together = 1, alike = 1;
+  std::vector<int> parts = {};  // by rank: the part of each layer that it computes; none: all of it
   bool gpus_meet = false;  // whether each one's GPU reads the memory of the GPUs of all others (PeerMemory)
   comm::Hosts on_hosts() const { return hosts.empty() ? comm::Hosts(size) : comm::Hosts(hosts); }
   bool operator==(const RankOf&) const = default;

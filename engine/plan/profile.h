@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/given.h"
 #include "engine/layout/layout.h"
 #include "engine/plan/pipeline.h"
 #include "kernels/matrix.h"
@@ -79,6 +80,10 @@ struct Twin {
   int other_use() const { return 1 - own_use; }
 };
 
+// Which elements of a parameter's gradient one use of it writes, by the part of the layers that a rank
+// computes (RankOf::parts).
+using WrittenElements = std::vector<comm::Given::OfRank>;
+
 // What the planner must know of a model: sizes only, found without allocating anything.
 struct Profile {
   std::vector<UnitSpec> units;
@@ -87,6 +92,8 @@ struct Profile {
   std::vector<Access> schedule;            // of one group of micro-batches; a step repeats it
   std::optional<WholeStep> whole_step;     // there: the schedule is not repeated
   std::optional<Twin> twin;                // there: another section has this unit, too
+  // By parameter and use; empty: each rank writes whole gradients.
+  std::vector<std::vector<WrittenElements>> written;
   bool any_order = false;                 // the schedule is a guess until one is recorded; see AnyOrderEngine
   std::size_t held_units = 1;             // with any_order: the most units that are held at once
   std::size_t micro_batches = 1;          // in one step, of each rank

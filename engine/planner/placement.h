@@ -13,6 +13,7 @@
 #include "engine/memory/device_ranks.h"
 #include "engine/memory/passed_shards.h"
 #include "engine/memory/relayed_shards.h"
+#include "engine/plan/given_elements.h"
 #include "engine/plan/micro_batch_sums.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
@@ -260,11 +261,18 @@ class Placement {
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;
   comm::Hosts hosts_;
-  // How many arrays of others a sum over ranks takes, of this rank's part and of one that it relays; whose it
-  // relays; and how many of other hosts' the part of each rank of this host takes.
-  std::size_t own_arrays_ = 0, relayed_arrays_ = 0;
+  // An array of a sum over ranks that another rank sends: what it gives, or a whole sum of its host.
+  struct SentArray {
+    int from;
+    bool is_whole;
+  };
+  // What this rank's part takes of others, and how many arrays one takes that it relays; whose it relays; and
+  // what the part of each rank of this host takes of other hosts.
+  std::vector<SentArray> own_arrays_;
+  std::size_t relayed_arrays_ = 0;
   std::vector<int> relayed_owners_;
-  std::vector<std::size_t> from_hosts_;
+  std::vector<std::vector<SentArray>> from_hosts_;
+  GivenElements given_;               // to these sums
   std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
   bool has_shards(ShardPlace place) const { return shards_ == place && partitions_any_parameters(); }
@@ -333,6 +341,12 @@ class Placement {
   Arriving read_by_gpu(UnitId unit) const;
   std::size_t kept_elements(UnitId unit) const;
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
+  std::size_t sent_to(UnitId unit, int use, int owner) const;
+  std::size_t sent_to(UnitId unit, int use, int owner, const std::vector<SentArray>& arrays) const;
+  comm::Run part_of_sum(UnitId unit, int use, int owner) const;
+  ElementRange shard_of(UnitId unit, int rank) const {
+    return rank == ranks_.rank ? format_.shards().here(unit) : all_shards_->shard(unit, rank);
+  }
   // Whether a use of the unit's gradient is summed before others of it are final.
   bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;
   Traffic measured_shard_traffic(UnitId unit) const;

@@ -9,23 +9,28 @@ namespace sluice::engine {
 // Where ranks of a host add before they send, this is not one array of each other rank; see comm::SumRoute.
 void Placement::find_routes(const optim::Optimizer& optimizer) {
   if (hosts_.ranks() == 1) return;
-  const auto count = [&](std::span<const comm::SumRoute::Input> inputs, const auto& counts) {
-    return static_cast<std::size_t>(std::ranges::count_if(inputs, counts, &comm::SumRoute::Input::from));
+  const auto sent = [](const comm::SumRoute& route, const auto& counts) {
+    std::vector<SentArray> arrays;
+    for (const comm::SumRoute::Input& input : route.own_inputs())
+      if (counts(input.from)) arrays.push_back({input.from, route.relays_to_own(input.from)});
+    return arrays;
   };
   const auto from_others = [&](int from) { return from != ranks_.rank; };
   const comm::SumOrder order = sums_.order();
   for (const int rank : hosts_.with(ranks_.rank)) {
     if (rank != ranks_.rank && hosts_.all_on_one()) continue;  // nothing comes from other hosts
     const comm::SumRoute route(order, hosts_, true, rank);
-    from_hosts_.push_back(count(route.own_inputs(), [&](int from) { return !hosts_.on_one(from, rank); }));
+    from_hosts_.push_back(sent(route, [&](int from) { return !hosts_.on_one(from, rank); }));
     if (rank != ranks_.rank) continue;
-    own_arrays_ = count(route.own_inputs(), from_others);
-    relayed_arrays_ = count(route.host_inputs(), from_others);
+    own_arrays_ = sent(route, from_others);
+    relayed_arrays_ = static_cast<std::size_t>(
+        std::ranges::count_if(route.host_inputs(), from_others, &comm::SumRoute::Input::from));
     for (int owner = 0; owner < ranks_.size; ++owner)
       if (route.relays_for(owner)) relayed_owners_.push_back(owner);
   }
   if (!hosts_.all_on_one() && std::ranges::count(stages_, 0) < std::ssize(stages_))
     all_shards_.emplace(layout_, optimizer, kChunkGrain, Shards::Ranks{ranks_.size, 0, ranks_.size});
+  given_ = given_elements(layout_, profile_, ranks_);
 }
 
 // Whether ranks do not sum that use of the unit's gradient, since another section does.
@@ -109,19 +114,53 @@ std::uint64_t Placement::received_of_sections() const {
   return bytes + (at(own.end) - at(own.begin)) * sizeof(float);
 }
 
+// How many elements of a sum that use of the unit's gradient has in the part that is that rank's.
+std::size_t Placement::sent_to(UnitId unit, int use, int owner) const {
+  if (stages_[unit] > 0) return sent_elements(unit, use, shard_of(unit, owner));
+  const std::size_t all = sent_elements(unit, use, {0, layout_.unit_elements(unit)});
+  const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(owner);
+  return all / ranks + (rank < all % ranks ? 1 : 0);
+}
+
+// And how many of them these arrays have together.
+std::size_t Placement::sent_to(UnitId unit, int use, int owner, const std::vector<SentArray>& arrays) const {
+  const std::size_t all = sent_to(unit, use, owner), whole = use_elements(layout_, unit, use);
+  const comm::Given* const given = given_[unit][static_cast<std::size_t>(use)].get();
+  if (given == nullptr) return all * arrays.size();
+  const bool by_rows = sent_elements(unit, use, {0, layout_.unit_elements(unit)}) < whole;
+  const comm::Run part = part_of_sum(unit, use, owner);
+  std::size_t sent = 0;
+  for (const auto& [from, is_whole] : arrays) {
+    if (is_whole)
+      sent += all;
+    else if (!by_rows)
+      sent += given->count(from, part);
+    else if (given->count(from, {0, whole}) > 0)  // of all rows, since others have none
+      sent += all;
+  }
+  return sent;
+}
+
+// Where that part is in the buffer of the use. REQUIRES: it is summed whole.
+comm::Run Placement::part_of_sum(UnitId unit, int use, int owner) const {
+  comm::Run part{};
+  if (stages_[unit] > 0) {
+    part.begin = in_use(layout_, unit, use, shard_of(unit, owner).begin);
+  } else {
+    for (int before = 0; before < owner; ++before) part.begin += sent_to(unit, use, before);
+  }
+  part.end = part.begin + sent_to(unit, use, owner);
+  return part;
+}
+
 // The sum of a rank's own part takes what the others have of it. Where nothing is partitioned, the other
 // parts come when they are summed.
 Arriving Placement::received_of_sum(UnitId unit, int use) const {
   const bool cut = stages_[unit] > 0;
   const std::size_t all_sent = cut ? 0 : sent_elements(unit, use, {0, layout_.unit_elements(unit)});
-  const auto part_of = [&](int owner) {
-    const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(owner);
-    if (!cut) return all_sent / ranks + (rank < all_sent % ranks ? 1 : 0);
-    return sent_elements(
-        unit, use, owner == ranks_.rank ? format_.shards().here(unit) : all_shards_->shard(unit, owner));
-  };
+  const auto part_of = [&](int owner) { return sent_to(unit, use, owner); };
   Arriving all;
-  all.bytes = part_of(ranks_.rank) * own_arrays_ + (!cut ? all_sent - part_of(ranks_.rank) : 0);
+  all.bytes = sent_to(unit, use, ranks_.rank, own_arrays_) + (!cut ? all_sent - part_of(ranks_.rank) : 0);
   for (const int owner : relayed_owners_) all.bytes += part_of(owner) * relayed_arrays_;
   if (hosts_.all_on_one()) {
     all.by_link = all.bytes;
@@ -129,7 +168,7 @@ Arriving Placement::received_of_sum(UnitId unit, int use) const {
     const std::span<const int> here = hosts_.with(ranks_.rank);
     std::size_t parts_here = 0;
     for (std::size_t i = 0; i < here.size(); ++i) {
-      all.by_link += part_of(here[i]) * from_hosts_[i];
+      all.by_link += sent_to(unit, use, here[i], from_hosts_[i]);
       parts_here += part_of(here[i]);
     }
     if (!cut) all.by_link += all_sent - parts_here;

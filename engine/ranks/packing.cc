@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+
+#include "core/error.h"
 
 namespace sluice::engine {
 namespace {
@@ -25,6 +28,17 @@ std::size_t Packing::position(std::size_t element) const {
   if (after == moved_.begin()) return 0;
   const Moved& piece = *(after - 1);
   return piece.to + std::min(piece.size, element - piece.from);
+}
+
+std::shared_ptr<const comm::Given> Packing::packed(const comm::Given& given) const {
+  std::vector<comm::Given::OfRank> by_rank = given.by_rank();
+  for (comm::Given::OfRank& of_rank : by_rank)
+    for (comm::Runs& runs : of_rank) {
+      ensure(runs.count == 1, "{} runs of a gradient are given that is packed", runs.count);
+      const std::size_t begin = position(runs.first);
+      runs = {begin, position(runs.first + runs.size) - begin};
+    }
+  return std::make_shared<const comm::Given>(std::move(by_rank));
 }
 
 // Pieces move down, so that the first one moves first.

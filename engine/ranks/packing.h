@@ -1,6 +1,9 @@
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <vector>
+
+#include "comm/given.h"
 
 namespace sluice::engine {
 
@@ -17,6 +20,8 @@ class Packing {
   std::size_t size() const { return moved_.empty() ? 0 : moved_.back().to + moved_.back().size; }
   // Where the first element of a piece that is not before this one lies once all are packed.
   std::size_t position(std::size_t element) const;
+  // What ranks give of a packed array, by what they give of the array. REQUIRES: they give no strided runs.
+  std::shared_ptr<const comm::Given> packed(const comm::Given& given) const;
   void pack(float* array) const;
   // Moves the elements begin ... end - 1 of the array to where they were, and sets those of no piece to 0.
   // The rest of the array is unspecified then.

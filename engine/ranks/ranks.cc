@@ -43,18 +43,19 @@ std::vector<std::size_t> Ranks::borders_in(UnitId unit, ElementRange elements) c
 }
 
 void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
-                         const Packing* packing, Done done) {
+                         const Packing* packing, std::shared_ptr<const comm::Given> given, Done done) {
   const std::uint64_t id = call_id(CallKind::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
   if (!partitioned(unit))
     return communicator_.all_reduce(id, gradient_name(unit), sums,
                                     packing != nullptr ? packing->size() : use_elements(layout_, unit, use),
-                                    order, std::move(done));
+                                    order, std::move(done), std::move(given));
   std::vector<std::size_t> parts = borders(unit);
   for (std::size_t& border : parts) {
     border = in_use(layout_, unit, use, border);
     if (packing != nullptr) border = packing->position(border);
   }
-  communicator_.reduce_scatter(id, gradient_name(unit), sums, parts, order, std::move(done));
+  communicator_.reduce_scatter(id, gradient_name(unit), sums, parts, order, std::move(done),
+                               std::move(given));
 }
 
 std::string Ranks::name_of(UnitId unit) const {

@@ -46,9 +46,10 @@ class Ranks {
 
   // Adds up one use of the unit's gradients over all ranks, in f32. This rank gives as many arrays as `order`
   // says. Afterwards its own elements of the first one are sums; the rest is unspecified where its state
-  // is partitioned. packing: that of all arrays, on all ranks; null: they are whole.
+  // is partitioned. packing: that of all arrays, on all ranks; null: they are whole. given: what each rank
+  // gives of an array as it is then; null: all.
   void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
-                    const Packing* packing, Done done);
+                    const Packing* packing, std::shared_ptr<const comm::Given> given, Done done);
   // The same for some elements of a unit's gradient, of which the arrays have nothing else.
   void sum_gradient_in(UnitId unit, ElementRange elements, std::span<const Array> sums,
                        const comm::SumOrder& order, Done done);

@@ -24,6 +24,7 @@ ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const
       twin_(profile.twin),
       sums_(plan.reproducible, plan.ranks, profile.micro_batches),
       order_(sums_.order()),
+      given_(given_elements(layout(), profile, plan.ranks)),
       touched_(layout(), profile, plan.ranks),
       finished_(profile.units.size()) {
   const std::size_t groups = profile.repeats(plan.group);

@@ -8,6 +8,7 @@
 #include "comm/sums.h"
 #include "core/transfers.h"
 #include "engine/gradients/touched_rows.h"
+#include "engine/plan/given_elements.h"
 #include "engine/plan/micro_batch_sums.h"
 #include "engine/ranks/packing.h"
 #include "engine/steps/engine.h"
@@ -110,6 +111,7 @@ class ScheduledEngine final : public Engine {
   const std::optional<Twin> twin_;
   const MicroBatchSums sums_;
   const comm::SumOrder order_;  // of the ranks' sums
+  const GivenElements given_;
   struct Written {
     std::optional<std::size_t> last;  // micro-batch
     bool waits = false;               // to be added

@@ -58,8 +58,13 @@ void ScheduledEngine::begin_use(Sum& sum, const std::vector<std::string>& rows) 
   for (std::size_t below = 0; below < own_sums(); ++below)
     arrays.push_back({c.gradients.sum(unit, use, below, sum.held.waiting_from), Dtype::kF32});
   std::optional<Packing>& packing = sum.packings.back();
-  if (touched_.any_by_rows(unit, use)) packing = pack(unit, use, arrays, rows);
-  c.ranks->sum_gradient(unit, use, arrays, order_, packing ? &*packing : nullptr, sum.group.add());
+  std::shared_ptr<const comm::Given> given = given_[unit][static_cast<std::size_t>(use)];
+  if (touched_.any_by_rows(unit, use)) {
+    packing = pack(unit, use, arrays, rows);
+    if (given != nullptr) given = packing->packed(*given);
+  }
+  c.ranks->sum_gradient(unit, use, arrays, order_, packing ? &*packing : nullptr, std::move(given),
+                        sum.group.add());
 }
 
 // Makes what this rank gives of that use complete.

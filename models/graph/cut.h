@@ -1,7 +1,11 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <optional>
+#include <utility>
 #include <vector>
+
+#include "comm/given.h"
 
 // How a micro-batch is computed by several ranks together: pieces of its layers along the mesh's axis
 // "tensor" (Megatron-LM, Shoeybi et al. 2019), and parts of its sequences along "sequence"; decisions 64
@@ -30,8 +34,11 @@ struct TensorCut {
   bool is_cut() const { return pieces > 1; }
   std::size_t own_pieces() const { return pieces / ranks; }
   std::size_t first_piece() const { return rank * own_pieces(); }
-  // Of what all ranks compute alike, one gives the gradient.
+  // Of what all ranks compute alike, one gives the gradient; the others write nothing that counts.
   bool gives() const { return rank == 0; }
+  std::optional<std::vector<comm::Runs>> written_alike() const {
+    return gives() ? std::nullopt : std::optional<std::vector<comm::Runs>>(std::in_place);
+  }
   // The parts of a dimension that are this rank's, by own piece.
   std::vector<Range> parts(std::size_t size) const {
     std::vector<Range> own;

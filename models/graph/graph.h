@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/given.h"
 #include "core/bytes.h"
 #include "core/dtype.h"
 #include "engine/layout/layout.h"
@@ -34,10 +35,12 @@ struct GraphParameter {
   bool foreign = false;
 };
 
-// One use of a parameter by an op: the parameter's index in the graph, and the number of this use of it.
+// One use of a parameter by an op: the parameter's index in the graph, the number of this use of it, and
+// which elements of its gradient backward writes; nothing: all.
 struct ParameterUse {
   std::size_t slot = 0;
   int use = 0;
+  std::optional<std::vector<comm::Runs>> writes = {};
 };
 
 // One call of AxisRanks.

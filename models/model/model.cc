@@ -178,14 +178,35 @@ void Model::Impl::check_recompute() const {
   }
 }
 
-const Graph& Model::Impl::whole_graph(const Graph& graph) const {
+const Graph& Model::Impl::same_in(const Architecture& other, const Graph& graph) const {
   for (std::size_t i = 0; i < architecture.blocks.size(); ++i)
-    if (&graph == &architecture.blocks[i]) return whole.blocks[i];
-  return &graph == &architecture.head ? whole.head : whole.embedding;
+    if (&graph == &architecture.blocks[i]) return other.blocks[i];
+  return &graph == &architecture.head ? other.head : other.embedding;
+}
+
+std::vector<std::vector<engine::WrittenElements>> Model::Impl::written() const {
+  if (shape.cut.ranks == 1) return {};
+  std::vector<std::vector<engine::WrittenElements>> written;
+  for (const engine::UnitSpec& unit : units)
+    for (const engine::ParameterSpec& parameter : unit.parameters)
+      written.emplace_back(static_cast<std::size_t>(parameter.uses),
+                           engine::WrittenElements(shape.cut.ranks));
+  for (std::size_t rank = 0; rank < shape.cut.ranks; ++rank) {
+    Shape of_rank = shape;
+    of_rank.cut.rank = rank;
+    const Architecture cut = make_architecture(of_rank);
+    for (engine::UnitId unit = first(); unit < units.size(); ++unit)
+      for (const auto& op : same_in(cut, graph(unit)).ops())
+        for (const ParameterUse& use : op->spec().parameters)
+          written[parameter_ids[unit][use.slot]][static_cast<std::size_t>(use.use)][rank] =
+              use.writes.value_or(
+                  std::vector<comm::Runs>{{0, graph(unit).parameters()[use.slot].spec.elements()}});
+  }
+  return written;
 }
 
 std::vector<Choice> Model::Impl::choices(engine::UnitId unit) const {
-  const Graph& of_whole = whole_graph(graph(unit));
+  const Graph& of_whole = same_in(whole, graph(unit));
   std::vector<Choice> choices = choice_ladder(of_whole);
   if (recompute.empty() || choices.size() == 1) return choices;
   Choice own = named_choice(of_whole, recompute);
@@ -391,6 +412,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   for (const Pass& pass : impl_->passes(splits_backward)) {
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
   }
+  profile.written = impl_->written();
   if (impl_->shape.config.tied_head && impl_->has_embedding() != impl_->has_head())
     profile.twin = {0, impl_->has_embedding() ? 1 : 0, !impl_->has_embedding()};
   profile.micro_batches = micro_batches;

@@ -47,6 +47,8 @@ struct Model::Impl {
 
   // The unit's choices, in the order of its ActivationChoices.
   std::vector<Choice> choices(engine::UnitId unit) const;
+  // What ranks write of gradients: Profile::written.
+  std::vector<std::vector<engine::WrittenElements>> written() const;
   // The passes of one group in the vertical order; the profile's schedule is their accesses. splits_backward:
   // those that can have the gradients of weights in passes of their own, behind all others.
   std::vector<Pass> passes(bool splits_backward) const;
@@ -55,7 +57,8 @@ struct Model::Impl {
   void add_unit(const std::string& name, const std::string& prefix, const Graph& graph, bool is_here);
   bool has_copy() const { return has_head_ && !has_embedding_ && shape.config.tied_head; }
   engine::ParameterId id_of(const std::string& name) const;  // of a parameter of the units so far
-  const Graph& whole_graph(const Graph& graph) const;        // of architecture
+  // The graph of another architecture that stands where this one stands.
+  const Graph& same_in(const Architecture& other, const Graph& graph) const;
   void check_recompute() const;
   void check_borders() const;
 

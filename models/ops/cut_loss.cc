@@ -17,6 +17,9 @@ constexpr std::size_t kStatistics = sizeof(RowStatistics) / sizeof(float);  // o
 
 OpSpec cut_loss_spec(std::string name, ValueId x, const LossShape& shape) {
   OpSpec spec{.name = std::move(name), .inputs = {x}, .saved = {x}, .parameters = {shape.weight}};
+  spec.parameters[0].writes.emplace();
+  for (const auto& [first, size] : shape.cut.parts(shape.vocabulary))
+    spec.parameters[0].writes->push_back({first * shape.width, size * shape.width});
   const double classes = static_cast<double>(total(shape.cut.parts(shape.vocabulary)));
   spec.forward_flops = 2.0 * static_cast<double>(shape.rows * shape.width) * classes;
   spec.backward_flops = 2 * spec.forward_flops;
@@ -75,7 +78,6 @@ class CutLoss : public Op {
 
   void backward(const OpContext& context) const override {
     engine::GradientTarget target = context.gradient(0);
-    clear_gradient(context, shape_.cut, target, shape_.vocabulary * shape_.width);
     for_each_tile(context, [&](const Tile& tile) {
       add_losses(context, tile, true);
       make_gradients(context, tile);

@@ -3,7 +3,6 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "models/graph/context.h"
-#include "models/ops/piece_sums.h"
 
 namespace sluice::models {
 namespace {
@@ -11,6 +10,7 @@ namespace {
 OpSpec embedding_spec(std::string name, ValueId y, const EmbeddingShape& shape) {
   OpSpec spec{.name = std::move(name), .outputs = {y}, .parameters = {shape.table}};
   if (shape.positions) spec.parameters.push_back(*shape.positions);
+  for (ParameterUse& use : spec.parameters) use.writes = shape.cut.written_alike();
   const std::size_t rows = row_count(shape.rows);
   spec.forward_bytes = 2.0 * static_cast<double>(rows * shape.width * size_of(shape.type));
   spec.backward_bytes =
@@ -39,31 +39,27 @@ class Embedding : public Op {
   void backward(const OpContext& context) const override {
     const engine::GradientTarget table = context.gradient_of_tokens(0);
     const Array dy = context.output_gradient(0);
-    if (!shape_.cut.gives()) {
-      clear_gradient(context, shape_.cut, table, shape_.vocabulary * shape_.width);
-      if (shape_.positions)
-        clear_gradient(context, shape_.cut, context.gradient(1), shape_.context * shape_.width);
-      return;
-    }
+    const auto positions = shape_.positions ? context.gradient(1) : engine::GradientTarget();
+    if (!shape_.cut.gives()) return;
     if (!table.accumulate) {
       kernels::fill(context.threads(), shape_.vocabulary * shape_.width, 0, {table.data, Dtype::kF32});
     }
     kernels::embedding_backward(context.threads(), context.run().tokens, shape_.width, dy, table.data,
                                 context.scratch());
-    if (shape_.positions) position_gradient(context, dy);
+    if (shape_.positions) position_gradient(context, positions, dy);
   }
 
  private:
-  void position_gradient(const OpContext& context, ConstArray dy) const {
-    const engine::GradientTarget positions = context.gradient(1);
+  void position_gradient(const OpContext& context, const engine::GradientTarget& positions,
+                         ConstArray dy) const {
     const std::size_t period = shape_.rows[0].period;
     if (shape_.rows.size() == 1) {
       kernels::position_backward(context.threads(), shape_.rows[0].rows / period, period, shape_.context,
                                  shape_.width, dy, positions.data, positions.accumulate);
       return;
     }
-    if (!positions.accumulate)
-      kernels::fill(context.threads(), shape_.context * shape_.width, kNoGradient, {positions.data});
+    if (!positions.accumulate)  // -0 changes nothing of what the other ranks have
+      kernels::fill(context.threads(), shape_.context * shape_.width, -0.0f, {positions.data});
     for (const RowPart& part : shape_.rows)
       kernels::position_backward(context.threads(), 1, part.rows, part.rows, shape_.width,
                                  dy.at(part.row * shape_.width),

@@ -19,6 +19,22 @@ std::size_t biased_width(const LinearShape& shape) {
   return width;
 }
 
+// The columns of a weight, or of its bias, that this rank has.
+std::vector<comm::Runs> written_columns(const LinearShape& shape, std::size_t weight, bool bias) {
+  std::vector<comm::Runs> runs;
+  for (const LinearPart& part : shape.parts) {
+    if (part.weight != weight) continue;
+    const auto [first, size] = part.columns;
+    if (bias)
+      runs.push_back({first, size});
+    else if (shape.transposed)
+      runs.push_back({first * shape.in, size * shape.in});
+    else
+      runs.push_back({first, size, shape.weights[weight].width, shape.in});
+  }
+  return runs;
+}
+
 OpSpec linear_spec(std::string name, ValueId x, ValueId y, const LinearShape& shape) {
   OpSpec spec{.name = std::move(name),
               .inputs = {x},
@@ -27,9 +43,10 @@ OpSpec linear_spec(std::string name, ValueId x, ValueId y, const LinearShape& sh
               .adds_gradients = true,
               .changes_output_gradients = !shape.turned.empty(),
               .splits_backward = true};
-  for (const LinearWeight& weight : shape.weights) {
-    spec.parameters.push_back({weight.weight, 0});
-    if (weight.bias) spec.parameters.push_back({*weight.bias, 0});
+  for (std::size_t i = 0; i < shape.weights.size(); ++i) {
+    const LinearWeight& weight = shape.weights[i];
+    spec.parameters.push_back({weight.weight, 0, written_columns(shape, i, false)});
+    if (weight.bias) spec.parameters.push_back({*weight.bias, 0, written_columns(shape, i, true)});
   }
   for (const LinearPart& part : shape.parts)
     spec.forward_flops += 2.0 * static_cast<double>(shape.rows * shape.in * part.columns.size);
@@ -125,7 +142,6 @@ class Linear : public Op {
     const Array dy = context.output_gradient(0);
     for (std::size_t i = 0; i < shape_.weights.size(); ++i) {
       const engine::GradientTarget target = context.gradient(parameters_[i]);
-      clear_gradient(context, shape_.cut, target, shape_.in * shape_.weights[i].width);
       for (const LinearPart& part : shape_.parts) {
         if (part.weight != i) continue;
         Product product = weight_product(part, context.input(0), dy, {target.data, Dtype::kF32});
@@ -225,7 +241,6 @@ class Linear : public Op {
     for (std::size_t i = 0; i < targets.size(); ++i) {
       if (!shape_.weights[i].bias) continue;
       targets[i] = context.gradient(parameters_[i] + 1);
-      clear_gradient(context, shape_.cut, targets[i], shape_.weights[i].width);
     }
     if (is_one_part()) {
       kernels::column_sum(context.threads(), shape_.rows, shape_.parts[0].stride, dy, targets[0].data,

@@ -1,10 +1,8 @@
 #include "models/ops/norm.h"
 
 #include "core/error.h"
-#include "kernels/elementwise.h"
 #include "kernels/norm.h"
 #include "models/graph/context.h"
-#include "models/ops/piece_sums.h"
 
 namespace sluice::models {
 namespace {
@@ -15,10 +13,10 @@ OpSpec norm_spec(std::string name, ValueId x, ValueId y, ValueId statistics, con
               .inputs = {x},
               .outputs = {y, statistics},
               .saved = {x, statistics},
-              .parameters = {{shape.gamma, 0}},
+              .parameters = {{shape.gamma, 0, shape.cut.written_alike()}},
               .forward_bytes = 2 * bytes,
               .backward_bytes = 4 * bytes};
-  if (shape.beta) spec.parameters.push_back({*shape.beta, 0});
+  if (shape.beta) spec.parameters.push_back({*shape.beta, 0, shape.cut.written_alike()});
   return spec;
 }
 
@@ -58,9 +56,6 @@ class Norm : public Op {
                                 context.parameter(0), context.statistics(1), context.output_gradient(0),
                                 context.input_gradient(0), gamma.data, gamma.accumulate, context.scratch());
     }
-    if (shape_.cut.gives()) return;
-    kernels::fill(context.threads(), shape_.width, kNoGradient, {gamma.data});
-    if (shape_.beta) kernels::fill(context.threads(), shape_.width, kNoGradient, {beta.data});
   }
 
  private:

@@ -47,10 +47,4 @@ Array PieceSums::add(const OpContext& context, void* buffers, const std::string&
   return buffer(0);
 }
 
-void clear_gradient(const OpContext& context, const TensorCut& cut, const engine::GradientTarget& target,
-                    std::size_t elements) {
-  if (cut.ranks > 1 && !target.accumulate)
-    kernels::fill(context.threads(), elements, kNoGradient, {target.data, Dtype::kF32});
-}
-
 }  // namespace sluice::models

@@ -28,10 +28,4 @@ class PieceSums {
   std::size_t elements_, most_ = 1;  // buffers
 };
 
-// What a rank gives for a gradient that other ranks have: -0, which changes no sum, where 0 would change -0.
-inline constexpr float kNoGradient = -0.0f;
-// Sets a gradient to that where this rank has written nothing before, and other ranks have a part of it.
-void clear_gradient(const OpContext& context, const TensorCut& cut, const engine::GradientTarget& target,
-                    std::size_t elements);
-
 }  // namespace sluice::models

@@ -11,14 +11,23 @@ namespace {
 
 using kernels::Product;
 
+// The rows of the weight that this rank has.
+std::vector<comm::Runs> written_rows(const RowLinearShape& shape) {
+  std::vector<comm::Runs> runs;
+  for (const auto& [first, size] : shape.inputs)
+    runs.push_back(shape.transposed ? comm::Runs{first, size, shape.in, shape.out}
+                                    : comm::Runs{first * shape.out, size * shape.out});
+  return runs;
+}
+
 OpSpec row_linear_spec(std::string name, ValueId x, ValueId y, const RowLinearShape& shape) {
   OpSpec spec{.name = std::move(name),
               .inputs = {x},
               .outputs = {y},
               .saved = {x},
-              .parameters = {{shape.weight, 0}},
+              .parameters = {{shape.weight, 0, written_rows(shape)}},
               .splits_backward = true};
-  if (shape.bias) spec.parameters.push_back({*shape.bias, 0});
+  if (shape.bias) spec.parameters.push_back({*shape.bias, 0, shape.cut.written_alike()});
   const double outputs = static_cast<double>(shape.rows * shape.out);
   spec.forward_flops = 2 * outputs * static_cast<double>(total(shape.inputs));
   spec.backward_flops = 2 * spec.forward_flops;
@@ -84,7 +93,6 @@ class RowLinear : public Op {
 
   void backward_weights(const OpContext& context) const override {
     const engine::GradientTarget target = context.gradient(0);
-    clear_gradient(context, shape_.cut, target, shape_.in * shape_.out);
     for (std::size_t piece = 0; piece < shape_.inputs.size(); ++piece) {
       Product product =
           weight_product(piece, context.input(0), context.output_gradient(0), {target.data, Dtype::kF32});
@@ -93,7 +101,7 @@ class RowLinear : public Op {
     }
     if (!shape_.bias) return;
     const engine::GradientTarget bias = context.gradient(1);
-    if (!shape_.cut.gives()) return clear_gradient(context, shape_.cut, bias, shape_.out);
+    if (!shape_.cut.gives()) return;
     kernels::column_sum(context.threads(), shape_.rows, shape_.out, context.output_gradient(0), bias.data,
                         bias.accumulate, context.scratch());
   }

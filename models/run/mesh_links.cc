@@ -63,6 +63,8 @@ engine::RankOf section_ranks(const TrainSettings& s, int rank) {
                      {},
                      tensor_size(s) * size_along(s, "sequence"),
                      tensor_size(s)};
+  if (tensor_size(s) > 1)
+    for (const int other : ranks) own.parts.push_back(s.mesh->coordinate(other, "tensor"));
   if (!s.ranks.hosts.empty())
     for (const int other : ranks) own.hosts.push_back(s.ranks.hosts[static_cast<std::size_t>(other)]);
   return own;

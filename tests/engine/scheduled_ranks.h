@@ -22,6 +22,9 @@ struct Case {
   std::size_t blocks = 2;
   // By step: the factor of the loss, where it has one. A step in which a gradient overflows is skipped.
   std::vector<double> scales = {};
+  // Ranks of even numbers write the left columns of each matrix's gradient, and those of odd numbers the
+  // others and the vectors'. What is there beside that does not count.
+  bool in_parts = false;
 };
 inline void PrintTo(const Case& c, std::ostream* to) {
   *to << c.optimizer.name << " with state of " << name_of(c.optimizer.storage.state)
@@ -51,18 +54,33 @@ struct Ran {
   std::vector<int> skipped;              // steps
 };
 
+inline void add_parts(Profile& profile) {
+  for (const UnitSpec& unit : profile.units)
+    for (const ParameterSpec& parameter : unit.parameters) {
+      const std::size_t columns = parameter.shape.back(), rows = parameter.elements() / columns,
+                        left = columns / 3;
+      const bool is_vector = parameter.shape.size() == 1;
+      const WrittenElements written =
+          is_vector ? WrittenElements{{}, {{0, columns}}}
+                    : WrittenElements{{{0, left, columns, rows}}, {{left, columns - left, columns, rows}}};
+      profile.written.emplace_back(static_cast<std::size_t>(parameter.uses), written);
+    }
+}
+
 inline Profile profile_of(const Case& c) {
   Profile profile = toy::profile(c.micro_batches, {c.dtype}, c.blocks);
   profile.schedule[c.blocks + 2].joined = true;  // the trainer holds the head beside the final unit
   // Units just large enough to be cut, in two chunks.
   profile.units[0].parameters[0].shape = {150, 2048};
   for (UnitId block = 1; block <= c.blocks; ++block) profile.units[block].parameters[0].shape = {2450, 120};
+  if (c.in_parts) add_parts(profile);
   return profile;
 }
 
 inline PlanRequest request_of(const Case& c, const Where& where, const RankOf& ranks) {
   PlanRequest request;
   request.ranks = ranks;
+  for (int rank = 0; c.in_parts && rank < ranks.size; ++rank) request.ranks.parts.push_back(rank % 2);
   request.stage = where.stage;
   request.stages = where.stages;
   request.clip = c.clip > 0;

@@ -138,6 +138,36 @@ TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
     }
 }
 
+// Where ranks give parts of gradients, no more is sent. At any stage, and on hosts, which add before they
+// send, the bits are the same.
+TEST(ScheduledRanks, SumAndReceiveWhatTheyWriteAlone) {
+  constexpr int kFour = 4;
+  for (const bool reproducible : {false, true}) {
+    const std::size_t micro_batches = reproducible ? 3 : 4;
+    const Case whole{.group = micro_batches, .micro_batches = micro_batches, .reproducible = reproducible};
+    Case in_parts = whole;
+    in_parts.in_parts = true;
+    const auto [outcome, of_whole] =
+        std::pair(train_all(in_parts, {0, kInMemory}, comm::World::kThreads, kFour)[0].outcome,
+                  train_all(whole, {0, kInMemory}, comm::World::kThreads, kFour)[0]);
+    EXPECT_FALSE(of_whole.outcome == outcome);
+    for (const std::size_t stage : {0u, 1u, 3u})
+      for (const comm::World world : {comm::World::kThreads, comm::World::kHosts, comm::World::kMixedHosts}) {
+        const std::string of = fmt::format("stage {}, world {}", stage, static_cast<int>(world));
+        const std::vector<Ran> all = train_all(in_parts, {stage, kInMemory}, world, kFour);
+        EXPECT_TRUE(all[0].outcome == outcome) << of;
+        for (const Ran& ran : all) {
+          EXPECT_LE(ran.received, ran.planned_received) << of;
+          if (stage < 3) {
+            EXPECT_EQ(ran.received, ran.planned_received) << of;
+          }
+        }
+        if (stage > 0 || world == comm::World::kHosts) continue;  // where sums of a host have all elements
+        for (const Ran& ran : all) EXPECT_LT(ran.received, of_whole.received * 8 / 10) << of;
+      }
+  }
+}
+
 // Without clipping, one rank may be in a round of an update that another has not heard of yet, since it tells
 // its losses, for which the first has no time.
 TEST(ScheduledRanks, MakeGradientsFinalWhileTheyWaitForEachOther) {

@@ -44,7 +44,10 @@ class GuardedMemory {
 class PlainSource : public ParameterSource {
  public:
   PlainSource(const Model& model, const engine::Profile& profile)
-      : dtype_(model.impl().shape.dtype), schedule_(profile.schedule) {
+      : dtype_(model.impl().shape.dtype),
+        part_(model.impl().shape.cut.rank),
+        schedule_(profile.schedule),
+        written_(profile.written) {
     for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) {
       for (const engine::ParameterSpec& spec : model.units()[unit].parameters) {
         specs_.push_back(spec);
@@ -71,13 +74,20 @@ class PlainSource : public ParameterSource {
     return test::value_at({values_[parameter].bytes().data(), dtype_}, element);
   }
 
-  // Returns the sum over uses, of which one that was never written is zero.
+  // Returns the sum over uses, of which one that was never written is zero, as is what this rank does not
+  // write where ranks compute parts of layers.
   std::vector<float> gradient_of(std::size_t parameter) const {
     std::vector<float> sum(elements_[parameter], 0.0f);
     for (std::size_t use = 0; use < gradients_[parameter].size(); ++use) {
       if (last_[parameter][use] < 0) continue;
       const auto* data = reinterpret_cast<const float*>(gradients_[parameter][use].bytes().data());
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += data[i];
+      const comm::Given::OfRank whole{{0, sum.size()}};
+      for (const comm::Runs& runs : written_.empty() ? whole : written_[parameter][use][part_])
+        for (std::size_t run = 0; run < runs.count; ++run)
+          for (std::size_t i = 0; i < runs.size; ++i) {
+            const std::size_t at = runs.first + run * runs.stride + i;
+            sum[at] += data[at];
+          }
     }
     return sum;
   }
@@ -154,7 +164,9 @@ class PlainSource : public ParameterSource {
   }
 
   Dtype dtype_;
+  std::size_t part_;  // of layers, which this rank computes
   std::vector<engine::Access> schedule_;
+  std::vector<std::vector<engine::WrittenElements>> written_;
   std::vector<engine::ParameterSpec> specs_;
   std::vector<engine::UnitId> units_;
   std::vector<std::size_t> elements_;
