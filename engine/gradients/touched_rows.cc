@@ -35,9 +35,15 @@ void TouchedRows::begin_step() {
   for (std::string& rows : rows_) std::ranges::fill(rows, '\0');
 }
 
-void TouchedRows::touch(ParameterId parameter, std::span<const std::int32_t> rows) {
-  for (const std::int32_t row : rows)
-    rows_[parameter][static_cast<std::size_t>(row) / kBits] |= bit_of(static_cast<std::size_t>(row));
+std::vector<std::int32_t> TouchedRows::touch(ParameterId parameter, std::span<const std::int32_t> rows) {
+  std::vector<std::int32_t> first;
+  for (const std::int32_t row : rows) {
+    char& bits = rows_[parameter][static_cast<std::size_t>(row) / kBits];
+    const char bit = bit_of(static_cast<std::size_t>(row));
+    if ((bits & bit) == 0) first.push_back(row);
+    bits |= bit;
+  }
+  return first;
 }
 
 std::string TouchedRows::own(UnitId unit) const {
@@ -46,22 +52,43 @@ std::string TouchedRows::own(UnitId unit) const {
   return rows;
 }
 
-Packing TouchedRows::packing(UnitId unit, int use, std::vector<std::string> of_ranks) const {
+std::string TouchedRows::of_any(std::vector<std::string> of_ranks) {
   std::string& any = of_ranks.front();
   for (const std::string& rows : of_ranks) {
     ensure(rows.size() == any.size(), "a rank tells of {} bytes of rows, another one of {}", rows.size(),
            any.size());
     std::ranges::transform(any, rows, any.begin(), [](char a, char b) { return static_cast<char>(a | b); });
   }
+  return std::move(any);
+}
+
+// Where what is told of the parameter's rows begins in what is told of its unit.
+std::size_t TouchedRows::first_told(ParameterId parameter) const {
+  std::size_t told = 0;
+  for (ParameterId p = layout_.first_parameter(layout_.location(parameter).unit); p < parameter; ++p)
+    told += rows_[p].size();
+  return told;
+}
+
+void TouchedRows::clear_others(ParameterId parameter, const std::string& of_any, float* gradient) const {
+  const ParameterSpec& spec = layout_.spec(parameter);
+  const std::size_t rows = spec.shape.front(), width = spec.elements() / rows, told = first_told(parameter);
+  for (std::size_t row = 0; row < rows; ++row) {
+    const char own = rows_[parameter][row / kBits], any = of_any[told + row / kBits];
+    if ((any & ~own & bit_of(row)) != 0) std::fill_n(gradient + row * width, width, 0.0f);
+  }
+}
+
+Packing TouchedRows::packing(UnitId unit, int use, const std::string& of_any) const {
   std::vector<Packing::Piece> pieces;
-  std::size_t told = 0, begin = 0;
+  std::size_t begin = 0;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
-    const std::size_t first_told = std::exchange(told, told + rows_[p].size());
     if (spec.uses <= use) continue;
-    const std::size_t elements = spec.elements(), rows = spec.shape.front(), width = elements / rows;
+    const std::size_t elements = spec.elements(), rows = spec.shape.front(), width = elements / rows,
+                      told = first_told(p);
     for (std::size_t row = 0; by_rows(p, use) && row < rows; ++row)
-      if ((any[first_told + row / kBits] & bit_of(row)) != 0)
+      if ((of_any[told + row / kBits] & bit_of(row)) != 0)
         pieces.push_back({begin + row * width, begin + (row + 1) * width});
     if (!by_rows(p, use)) pieces.push_back({begin, begin + elements});
     const std::size_t end = begin + elements;

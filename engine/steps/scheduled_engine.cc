@@ -144,8 +144,20 @@ GradientTarget ScheduledEngine::gradient(ParameterId parameter, int use, std::si
 
 GradientTarget ScheduledEngine::gradient_of_rows(ParameterId parameter, int use, std::size_t micro_batch,
                                                  std::span<const std::int32_t> rows) {
-  if (touched_.by_rows(parameter, use)) touched_.touch(parameter, rows);
-  return target(parameter, use, micro_batch);
+  std::vector<std::int32_t> first_touched;
+  if (touched_.by_rows(parameter, use)) first_touched = touched_.touch(parameter, rows);
+  GradientTarget written = target(parameter, use, micro_batch);
+  if (!keeps_rows_alone(parameter, use)) return written;
+  const ParameterSpec& spec = layout().spec(parameter);
+  const std::size_t width = spec.elements() / spec.shape.front();
+  for (const std::int32_t row : first_touched)
+    std::fill_n(written.data + static_cast<std::size_t>(row) * width, width, 0.0f);
+  return {written.data, true};
+}
+
+// Whether what is in other rows of a gradient than those that were touched is never read.
+bool ScheduledEngine::keeps_rows_alone(ParameterId parameter, int use) const {
+  return touched_.by_rows(parameter, use) && !sums_.pairwise();
 }
 
 GradientTarget ScheduledEngine::target(ParameterId parameter, int use, std::size_t micro_batch) {

@@ -39,7 +39,8 @@ class ScheduledEngine final : public Engine {
   // micro_batch is an index within the step, which ascends for each use. REQUIRES: the unit is acquired with
   // that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
-  // The same for the last use of a parameter that is by_tokens: the gradient is 0 in all other rows.
+  // The same for the last use of a parameter that is by_tokens, where the client writes these rows alone if
+  // the target accumulates, and zeros in all others if not.
   GradientTarget gradient_of_rows(ParameterId parameter, int use, std::size_t micro_batch,
                                   std::span<const std::int32_t> rows);
   // Ends the step, after the last group. Throws Error(kNotFinite) that names a parameter whose gradient is
@@ -95,6 +96,7 @@ class ScheduledEngine final : public Engine {
   std::size_t own_sums() const;
   void swap_uses();
   void add_uses(UnitId unit);
+  bool keeps_rows_alone(ParameterId parameter, int use) const;
   Packing pack(UnitId unit, int use, const std::vector<Array>& arrays, const std::vector<std::string>& rows);
   void finish_sums(std::optional<std::size_t> may_go_on);
   std::size_t sums_in_frames() const;

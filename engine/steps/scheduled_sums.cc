@@ -98,7 +98,10 @@ std::vector<std::string> ScheduledEngine::rows_of_ranks(UnitId unit) {
 // Moves what any rank has of that use together.
 Packing ScheduledEngine::pack(UnitId unit, int use, const std::vector<Array>& arrays,
                               const std::vector<std::string>& rows) {
-  Packing packing = touched_.packing(unit, use, rows);
+  const std::string any = TouchedRows::of_any(rows);
+  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+    if (keeps_rows_alone(p, use)) touched_.clear_others(p, any, core().gradients.data(p, use));
+  Packing packing = touched_.packing(unit, use, any);
   for (const Array& array : arrays) packing.pack(array.f32());
   return packing;
 }

@@ -24,8 +24,8 @@ class ParameterSource {
   virtual ConstArray value(engine::ParameterId parameter) = 0;
   virtual engine::GradientTarget gradient(engine::ParameterId parameter, int use,
                                           std::size_t micro_batch) = 0;
-  // The same where the gradient is 0 in all rows but these. A source that has no use for that does as it does
-  // without.
+  // The same where the gradient is 0 in all rows but these; an op that is to accumulate writes nothing there.
+  // A source that has no use for that does as it does without.
   virtual engine::GradientTarget gradient_of_rows(engine::ParameterId parameter, int use,
                                                   std::size_t micro_batch,
                                                   std::span<const std::int32_t> /*rows*/) {
