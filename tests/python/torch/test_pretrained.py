@@ -204,7 +204,9 @@ def test_what_is_no_type(tmp_path):
             sluice.torch.from_pretrained(tmp_path, dtype=wrong, memory="4GiB")
     with pytest.raises(TypeError, match=r"from_pretrained\(\) got an unexpected keyword argument 'memroy'; did you mean 'memory'"):
         sluice.torch.from_pretrained(tmp_path, memroy="4GiB")
-    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'weight'"):
+    with pytest.raises(TypeError, match=r"from_pretrained\(\) got an unexpected keyword argument 'torch_dtype'; did you mean 'dtype'"):
+        sluice.torch.from_pretrained("nowhere", memory="1GiB", torch_dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'weight'; did you mean 'weights'"):
         sluice.torch.plan(torch.nn.Linear(2, 2), memory="4GiB", weight="x")
     with pytest.raises(TypeError, match=r"AdamW\(\) got an unexpected keyword argument 'learning_rate'; it has betas, eps, lr, weight_decay"):
         sluice.AdamW(learning_rate=1e-3)

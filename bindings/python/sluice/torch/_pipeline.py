@@ -34,7 +34,7 @@ from ._stages import Blocks, Cut, blocks_of, model_of
 from ._tied import IDS, Fetched, LookedUp
 from ._together import Together, Which, together
 from ._weights import stored_of
-from ._wrap import _check_known, checked, close, engine_of, move_in
+from ._wrap import check_known, checked, close, engine_of, move_in
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -534,7 +534,7 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[s
             f"device is {device!r:.80}; each stage is a process of its own, which has one GPU: give device='cuda', and start as many "
             f"processes as there are stages (torchrun --nproc-per-node {len(device)})"
         )
-    _check_known("Pipeline", {name: given for name, given in options.items() if name not in _REFUSED})
+    check_known(Pipeline, options)
 
 
 def _check_axes(mesh: Any) -> None:

@@ -14,7 +14,7 @@ from ..optimizers import Optimizer as Settings
 from ._optimizer import Optimizer
 from ._safetensors import tensors_of_model
 from ._weights import stored_of
-from ._wrap import wrap_with
+from ._wrap import check_known, wrap_with
 
 
 def from_pretrained(
@@ -33,6 +33,7 @@ def from_pretrained(
     model_class: a class of transformers, also AutoModelFor...; None: the one that config.json names. dtype: a type or its name;
     "auto" or None: the type that config.json names, else that of the first values in the files. options: those of wrap().
     """
+    check_known(from_pretrained, options)
     import transformers
 
     name = os.fspath(folder)
@@ -40,7 +41,7 @@ def from_pretrained(
         what = "has no config.json" if os.path.isdir(name) else "does not exist"
         raise NotFoundError(
             f"the folder '{name}' {what}; give one that save_pretrained() of transformers wrote, or that was downloaded as a "
-            "whole"
+            "whole (huggingface_hub.snapshot_download() returns the folder of a model of the Hub)"
         )
     config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
     model = _build(model_class or _class_of(config, name), config, _type_of(dtype, config, folder))

@@ -137,7 +137,6 @@ def wrap_with(
     **options: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Wraps a model. find: returns where values lie in files, by names. options: the others of wrap()."""
-    _check_known("from_pretrained", options)
     ready = Ready()
     with together(ranks, silence, patience) as others:
         with ready.phase("planning"):
@@ -157,11 +156,15 @@ def checked(
     return prepared._replace(gpu=others.check_gpus(prepared.gpu, draws))
 
 
-def _check_known(function: str, options: Mapping[str, Any]) -> None:
-    """Raises a TypeError for a keyword argument that wrap() does not have. function: has its other keyword arguments."""
-    known = inspect.signature(wrap).parameters.keys() - {"model", "optimizer", "weights"}
-    for name in options.keys() - known:
-        raise unexpected(function, name, known)
+def check_known(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raises a TypeError for a keyword argument that neither the function nor wrap(), to which it hands `options`, has."""
+    shared = _keywords(wrap) - {"weights"}
+    for name in options.keys() - shared:
+        raise unexpected(function.__name__, name, shared | _keywords(function))
+
+
+def _keywords(function: Callable[..., Any]) -> set[str]:
+    return {name for name, each in inspect.signature(function).parameters.items() if each.kind is each.KEYWORD_ONLY}
 
 
 def move_in(
@@ -201,7 +204,7 @@ def plan(
 
     options: those of wrap().
     """
-    _check_known("plan", options)
+    check_known(plan, options)
     prepared = prepare(model, optimizer, memory=memory, together=unmet(ranks), **options)
     if weights is not None:
         stored_of(model, weights)
