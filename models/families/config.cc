@@ -88,6 +88,11 @@ ModelConfig resolve_model(const std::string& model) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored)) fail_unknown(model);
   const std::string path = (folder / "config.json").string();
+  if (!std::filesystem::exists(path, ignored))
+    fail(ErrorCode::kInvalidArgument,
+         "the folder '{}' has no config.json; name a preset or a Hugging Face folder, as each checkpoint in "
+         "an --out folder is one",
+         model);
   return config_from_hugging_face(read_json_file(path), path);
 }
 

@@ -15,8 +15,10 @@ const Family& family_of(const ConfigReader& reader) {
     known.emplace_back(family->model_type);
   }
   const std::string nearest = nearest_word(type, known);
-  reader.refuse("model_type", fmt::format("one of {}{}", fmt::join(known, ", "),
-                                          nearest.empty() ? "" : " (the nearest is " + nearest + ")"));
+  reader.refuse(
+      "model_type",
+      fmt::format("one of {}{}; in Python sluice.torch.from_pretrained() trains models of other types",
+                  fmt::join(known, ", "), nearest.empty() ? "" : " (the nearest is " + nearest + ")"));
 }
 
 }  // namespace

@@ -24,9 +24,9 @@ std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, con
          source->name(), kByteVocabulary, settings.model, config.vocabulary,
          begins_with_first_values(settings.model)
              ? "train it on bytes from scratch with --tokens bytes, or give token files (.bin) of its own "
-               "tokenizer"
-             : "make token files (.bin, as llm.c or nanoGPT write them) with its own tokenizer, and give "
-               "those");
+               "tokenizer (python -m sluice tokenize makes them)"
+             : "make token files (.bin) with its own tokenizer (python -m sluice tokenize, or as llm.c and "
+               "nanoGPT do), and give those");
   source->set_vocabulary(config.vocabulary);
   return source;
 }

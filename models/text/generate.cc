@@ -96,7 +96,8 @@ std::int32_t parse_token(std::string_view word, std::size_t vocabulary) {
   if (error != std::errc() || rest != word.data() + word.size() || id >= vocabulary)
     fail(ErrorCode::kInvalidArgument,
          "'{}' is not a token id below {}, the model's vocabulary; ids are given as '464 318' or '464,318', "
-         "also to --prompt where the model's tokens are not bytes",
+         "also to --prompt where the model's tokens are not bytes (python -m sluice generate --tokenizer "
+         "FOLDER takes text)",
          word, vocabulary);
   return static_cast<std::int32_t>(id);
 }

@@ -125,7 +125,9 @@ TEST_F(BadInputTest, DataIsChecked) {
   expect_train_refused({"--data", folder_ / "empty.txt"}, 2, "empty.txt");
   std::ofstream(folder_ / "short.txt") << "too short";
   expect_train_refused({"--data", folder_ / "short.txt"}, 2, "short.txt");
-  expect_train_refused({"--model", "gpt2-124m"}, 2, "--tokens bytes");
+  expect_train_refused(
+      {"--model", "gpt2-124m"}, 2,
+      "--tokens bytes, or give token files (.bin) of its own tokenizer (python -m sluice tokenize");
   std::ofstream(folder_ / "big.bin", std::ios::binary) << std::string(20000, '\x7f');  // every token is 32639
   expect_train_refused({"--data", folder_ / "big.bin"}, 2, "big.bin");
   // The token is found although no window of the run contains it.

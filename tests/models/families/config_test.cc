@@ -109,11 +109,11 @@ INSTANTIATE_TEST_SUITE_P(
     Keys, RefusalTest,
     ::testing::Values(
         Refusal{"tiny", "activation_function", "relu", "gelu_new"},
-        Refusal{"tiny", "model_type", "gpt3", "gpt2"}, Refusal{"tiny", "model_type", kAbsent, "missing"},
-        Refusal{"tiny", "n_layer", kAbsent, "missing"}, Refusal{"tiny", "n_layer", 0, "at least 1"},
-        Refusal{"tiny", "n_layer", -3, "at least 1"}, Refusal{"tiny", "n_layer", "12", "whole number"},
-        Refusal{"tiny", "n_layer", 1.5, "whole number"}, Refusal{"tiny", "n_head", 7, "divisor"},
-        Refusal{"tiny", "resid_pdrop", 1.0, "less than 1"},
+        Refusal{"tiny", "model_type", "gpt3", "qwen2 (the nearest is gpt2); in Python sluice.torch"},
+        Refusal{"tiny", "model_type", kAbsent, "missing"}, Refusal{"tiny", "n_layer", kAbsent, "missing"},
+        Refusal{"tiny", "n_layer", 0, "at least 1"}, Refusal{"tiny", "n_layer", -3, "at least 1"},
+        Refusal{"tiny", "n_layer", "12", "whole number"}, Refusal{"tiny", "n_layer", 1.5, "whole number"},
+        Refusal{"tiny", "n_head", 7, "divisor"}, Refusal{"tiny", "resid_pdrop", 1.0, "less than 1"},
         Refusal{"tiny", "scale_attn_by_inverse_layer_idx", true, "false"},
         Refusal{"tiny", "layer_norm_epsilon", -1, "above 0"},
         Refusal{"tiny", "layer_norm_epsilon", 1e-50, "above 0, in f32"},
@@ -146,6 +146,7 @@ TEST(ConfigTest, AMisspelledKeyIsNamed) {
 
 TEST(ConfigTest, AFolderIsReadByItsConfigJson) {
   const TemporaryFolder folder;
+  EXPECT_THAT(message_of([&] { resolve_model(folder.path()); }), HasSubstr("as each checkpoint in an --out"));
   folder.put("config.json", config_to_hugging_face(preset("tiny", 99), Dtype::kF32).dump());
   EXPECT_EQ(resolve_model(folder.path()).vocabulary, 99u);
 }
