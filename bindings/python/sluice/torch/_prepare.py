@@ -243,7 +243,7 @@ def settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings
         if name not in had and group.get(name) is not None and _plain(group[name]) != always:
             raise InvalidArgumentError(
                 f"{name} is {group[name]}, which the wrapped model's optimizer does not have: to {type(made_with).__name__} it is always "
-                f"{always}; leave it out"
+                f"{always}; leave it out; what another optimizer saved is loaded by that one"
             )
     made: Settings = made_with.replaced(**{name: _plain(value) for name, value in group.items() if name in had})
     for name in made_with.fixed:
