@@ -4,7 +4,7 @@ import pytest
 import torch
 from support import fake_gpu, rounding
 from support.torch_muon import MuonWithAdamW
-from support.wrapped_models import language_loss, plain_optimizer, same_values, small_gpt2, tokens, train, values_of, wrap
+from support.wrapped_models import language_loss, plain_optimizer, readable, same_values, small_gpt2, tokens, train, values_of, wrap
 from transformers.optimization import Adafactor
 
 import sluice
@@ -65,6 +65,19 @@ def test_schedulers_that_cycle_the_momentum(scheduler, settings, plain):
     (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
     assert memory.values == disk.values and same_values(values, values_on_disk)
     assert memory.close_to(run(None)[0])
+
+
+def test_an_average_of_weights_that_was_made_before():
+    model = small_gpt2()
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.75))
+    _, optimizer = wrap(model, "disk")
+    expected = {}
+    for _ in range(3):
+        train(model, optimizer, language_loss, steps=1)
+        with readable(model):
+            average.update_parameters(model)
+        expected = {name: torch.lerp(expected.get(name, value), value, 0.25) for name, value in values_of(model).items()}
+    assert same_values(values_of(average.module), expected)
 
 
 @pytest.mark.parametrize("update_in_backward", [False, True])

@@ -33,7 +33,7 @@ REFUSED = [
     (r"'weight' belongs to another wrapped model", lambda model, optimizer: wrap(model.first, "disk")),
     (r"'1.weight' belongs to another", lambda model, optimizer: wrap(torch.nn.Sequential(Chain().first, model.middle), "disk")),
     (r"no parameter .*has a gradient.*backward\(\) before", lambda model, optimizer: optimizer.step()),
-    *(("wrapped model is to be (copied|pickled).*state_dict.*close", lambda model, _, what=what: what(model)) for what in COPIES),
+    *(("wrapped model is to be (copied|pickled).*state_dict.*before sluice.torch.wrap.*close", lambda model, _, what=what: what(model)) for what in COPIES),
     *(("wrapped model is to be (copied|pickled)", lambda model, _, what=what: what(torch.nn.Sequential(model))) for what in COPIES),
     *(("in whole or in part.*state_dict.*close", lambda model, _, what=what: what(model.first)) for what in COPIES),
     *((r"optimizer is to be copied or pickled.*state_dict\(\)", lambda _, optimizer, what=what: what(optimizer)) for what in (copy.copy, *COPIES)),

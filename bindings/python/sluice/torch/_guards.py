@@ -90,8 +90,8 @@ def _refuse_to_resize(name: str, *_: Any, **__: Any) -> NoReturn:
 def refuse_copy(what: str, *_: Any) -> NoReturn:
     """Raises: a copy would refer to the engine's memory, and not have its contents."""
     raise StateError(
-        f"a wrapped model is to be {what}, and its parameters are the engine's; save its state_dict(), or copy it after "
-        "sluice.torch.close()"
+        f"a wrapped model is to be {what}, and its parameters are the engine's; save its state_dict(), or copy it before "
+        "sluice.torch.wrap() or after sluice.torch.close()"
     )
 
 
