@@ -270,6 +270,22 @@ def test_experts_in_f32_are_estimated():
     assert plan_of(model)["pytorch"]["peak"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_that_leaves_out_what_is_padded_is_estimated():
+    """In evaluation it makes nested tensors, of which there are no fakes."""
+
+    def encoder():
+        torch.manual_seed(3)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        return torch.nn.TransformerEncoder(layer, 2).eval()
+
+    (model, _), padded = wrapped("6GiB", encoder), torch.arange(6).expand(2, 6) > 3
+    inputs = torch.randn(2, 6, 32)
+    with torch.no_grad():
+        assert torch.equal(model(inputs, src_key_padding_mask=padded), encoder()(inputs, src_key_padding_mask=padded))
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_generation_keeps_its_cache_and_estimates_seldom(monkeypatch):
     runs = []
     from sluice.torch import _demand

@@ -217,7 +217,7 @@ def estimate_call(
     InvalidArgumentError where that is not possible; what, call_of_it: the call, for its message."""
     alive, fake = _Alive(), FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with _one_at_a_time, _random_states_kept(device):
+        with _one_at_a_time, _random_states_kept(device), _without_nested_tensors():
             call = tree_map(
                 lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
             )
@@ -250,6 +250,17 @@ def _random_states_kept(device: torch.device) -> Iterator[None]:
             random.setstate(states[0])
             if numpy is not None:
                 numpy.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def _without_nested_tensors() -> Iterator[None]:
+    """In evaluation torch.nn's encoders leave out what is padded, by tensors that have no fakes; with it they take no less."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _step(called: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], train: bool, alive: _Alive) -> int:
