@@ -16,7 +16,7 @@ class DeviceShards::Unit final : public CheckedBacking {
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     ensure(offset == 0, "a partitioned unit is fetched from byte {} on", offset);
     const std::uint64_t version = owner_.shards_.expected(unit_);
-    if (owner_.shards_.are_passed()) return owner_.borrow(unit_, version, into.data(), std::move(done));
+    if (owner_.shards_.are_passed()) return owner_.ask(unit_, version, into, std::move(done));
     const auto work = [this, version, to = into.data()](Done&) { owner_.fetch(unit_, version, to); };
     owner_.queue_->add(work, std::move(done));
   }
@@ -35,7 +35,9 @@ void DeviceShards::start(allocator::Ledger& ledger) {
   ledger_ = &ledger;
   if (!shards_.on_one_host()) take_staging();
   queue_.emplace();
-  if (shards_.are_passed()) returning_.emplace();
+  if (!shards_.are_passed()) return;
+  returning_.emplace();
+  asking_.emplace();
 }
 
 void DeviceShards::take_staging() {
@@ -85,6 +87,16 @@ void DeviceShards::copy(UnitId unit, std::uint64_t version, std::byte* to) {
   }
 }
 
+// What the client computes with the memory before may wait for other ranks, which may wait for places. So
+// none is asked for until the memory is free.
+void DeviceShards::ask(UnitId unit, std::uint64_t version, std::span<std::byte> into, Done done) {
+  const auto work = [this, unit, version, into](Done& done_when_copied) {
+    gpu_.wait(into, DeviceWork::Use::kWrite);
+    borrow(unit, version, into.data(), std::exchange(done_when_copied, nullptr));
+  };
+  asking_->add(work, std::move(done));
+}
+
 // Each part is copied when it is lent, whatever the others wait for, so that its place becomes free.
 void DeviceShards::borrow(UnitId unit, std::uint64_t version, std::byte* to, Done done) {
   const std::vector<ParameterShards::Piece> parts = shards_.pieces_of(unit, PassedShards::kMostBytes);
@@ -100,7 +112,7 @@ void DeviceShards::borrow(UnitId unit, std::uint64_t version, std::byte* to, Don
 
 void DeviceShards::copy_borrowed(std::byte* to, DeviceWork::Memory from, Done done, Done used) {
   const auto wait = [this, from](Done&) { gpu_.wait(from, DeviceWork::Use::kWrite); };
-  queue_->add([this, to, from](Done&) { gpu_.copy_within(to, from); },
+  queue_->add([this, to, from](Done&) { gpu_.copy_within(to, from, DeviceWork::Flow::kPassed); },
               [this, wait, done = std::move(done), used = std::move(used)](const std::exception_ptr& error) {
                 returning_->add(wait, used);
                 done(error);

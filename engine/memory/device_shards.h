@@ -37,6 +37,7 @@ class DeviceShards {
   std::vector<ParameterShards::Piece> shards_of(UnitId unit) const;
   void fetch(UnitId unit, std::uint64_t version, std::byte* to);
   void copy(UnitId unit, std::uint64_t version, std::byte* to);
+  void ask(UnitId unit, std::uint64_t version, std::span<std::byte> into, Done done);
   void borrow(UnitId unit, std::uint64_t version, std::byte* to, Done done);
   void copy_borrowed(std::byte* to, DeviceWork::Memory from, Done done, Done used);
   void receive(UnitId unit, std::uint64_t version, std::byte* to);
@@ -49,6 +50,7 @@ class DeviceShards {
   std::size_t pieces_before_ = 0;         // of fetches that have ended
   std::optional<SerialQueue> returning_;  // waits for copies of what is borrowed, and gives it back
   std::optional<SerialQueue> queue_;
+  std::optional<SerialQueue> asking_;  // waits for the unit's memory, and then for nothing that it holds up
 };
 
 }  // namespace sluice::engine

@@ -17,6 +17,8 @@ DeviceWork::DeviceWork(Device& device)
       numbers_(device.make_stream(true)),
       updates_(device.make_stream(false)),
       ranks_(device.make_stream(true)),
+      brought_(device.make_stream(true)),
+      borrowed_(device.make_stream(true)),
       own_client_(device.make_stream(false)),
       client_(own_client_.get()),
       before_client_(device.make_event(false)) {}
@@ -141,15 +143,18 @@ void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
 
 void DeviceWork::copy_in(std::byte* to, Memory from, Flow flow) {
   const Memory written = {to, from.size()};
-  CUstream_st* const stream = flow == Flow::kChunks ? chunks_in_.get() : in();
+  CUstream_st* const stream = flow == Flow::kChunks   ? chunks_in_.get()
+                              : flow == Flow::kPassed ? brought_.get()
+                                                      : in();
   queue(stream, {&from, 1}, {&written, 1},
         [&] { device_.copy_in(stream, reinterpret_cast<DeviceAddress>(to), from.data(), from.size()); });
 }
 
-void DeviceWork::copy_within(std::byte* to, Memory from) {
+void DeviceWork::copy_within(std::byte* to, Memory from, Flow flow) {
   const Memory written = {to, from.size()};
-  queue(in(), {&from, 1}, {&written, 1}, [&] {
-    device_.copy(in(), reinterpret_cast<DeviceAddress>(to), reinterpret_cast<DeviceAddress>(from.data()),
+  CUstream_st* const stream = flow == Flow::kPassed ? borrowed_.get() : in();
+  queue(stream, {&from, 1}, {&written, 1}, [&] {
+    device_.copy(stream, reinterpret_cast<DeviceAddress>(to), reinterpret_cast<DeviceAddress>(from.data()),
                  from.size());
   });
 }

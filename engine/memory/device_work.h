@@ -31,7 +31,9 @@ class DeviceWork {
   // gradients that the CPU waits for, and units that the client does, go beside that, and not behind. A
   // number that the caller reads is there when the client has computed it: other copies would wait behind it
   // for that, and the client would wait where it is copied among what the client computes.
-  enum class Flow : std::uint8_t { kUnits, kChunks, kNumbers };
+  // The shards that this GPU brings for others (PassedShards) come in beside all that, too, and so do those
+  // that it copies from others' places: nobody is to wait there for what the client computes.
+  enum class Flow : std::uint8_t { kUnits, kChunks, kNumbers, kPassed };
 
   explicit DeviceWork(Device& device);  // the device outlives it
   ~DeviceWork();                        // REQUIRES: finish() was called, or nothing was queued
@@ -46,9 +48,10 @@ class DeviceWork {
   // For what GPUs of several ranks read of each other.
   CUstream_st* ranks() const { return ranks_.get(); }
   // All of its own: these, and those of chunks.
-  static constexpr std::size_t kStreams = 7;
+  static constexpr std::size_t kStreams = 9;
   std::array<CUstream_st*, kStreams> streams() const {
-    return {in(), out(), chunks_in_.get(), chunks_out_.get(), numbers(), updates(), ranks()};
+    return {in(),      out(),   chunks_in_.get(), chunks_out_.get(), numbers(),
+            updates(), ranks(), brought_.get(),   borrowed_.get()};
   }
   // The stream on which the client computes from now on: at first one that is made for it. It goes on when
   // all is done that the one before has, so that this stands for all that came before it, which may end.
@@ -77,7 +80,7 @@ class DeviceWork {
   void copy_in(std::byte* to, Memory from, Flow flow = Flow::kUnits);
   void copy_out(std::byte* to, Memory from, Flow flow = Flow::kUnits);
   // From memory of this GPU, or of another one that this reads, to memory of this one. Units come in so, too.
-  void copy_within(std::byte* to, Memory from);
+  void copy_within(std::byte* to, Memory from, Flow flow = Flow::kUnits);
 
   // The caller waits until it may use the memory itself; or asks whether it may.
   void wait(Memory memory, Use use);
@@ -123,7 +126,8 @@ class DeviceWork {
   Place record(CUstream_st* stream);
 
   Device& device_;
-  Device::Stream in_, out_, chunks_in_, chunks_out_, numbers_, updates_, ranks_, own_client_;
+  Device::Stream in_, out_, chunks_in_, chunks_out_, numbers_, updates_, ranks_, brought_, borrowed_,
+      own_client_;
   CUstream_st* client_;
   Device::Event before_client_;  // what the client's streams before this one had
   // Of each stream, the client's last: is held while something is queued there. The driver lets a caller wait

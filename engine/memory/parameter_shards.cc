@@ -137,6 +137,8 @@ void ParameterShards::share() {
 
 ParameterShards::~ParameterShards() {
   published_by_gpu_.reset();
+  reads_->ends = true;
+  if (passed_) passed_->end([this] { return !ranks_.communicator().failure().empty(); });
   std::vector<Question> unanswered;
   {
     const std::lock_guard lock(reads_->serving);
@@ -145,7 +147,6 @@ ParameterShards::~ParameterShards() {
     unanswered = std::move(waiting_);
   }
   ranks_.communicator().serve({});
-  if (passed_) passed_->end();
   for (const Question& question : unanswered) question.answer({}, shards_are_gone(), {});
   std::unique_lock lock(reads_->counting);
   reads_->ended.wait(lock, [this] { return reads_->under_way == 0; });
@@ -290,7 +291,7 @@ void ParameterShards::answer_now(const Question& question) {
   const comm::Answer later = [this, ended, answer = question.answer](std::span<const std::byte> bytes,
                                                                      const std::exception_ptr& error,
                                                                      const Done& used) {
-    if (error != nullptr) ranks_.communicator().fail(text_of(error));
+    if (error != nullptr && !reads_->ends) ranks_.communicator().fail(text_of(error));
     answer(bytes, error, [ended, used](std::exception_ptr failure) {
       if (used) used(std::move(failure));
       ended();

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -110,6 +111,7 @@ class ParameterShards {
   struct Reads {
     std::mutex serving;  // is held while a read is answered
     ParameterShards* shards = nullptr;
+    std::atomic<bool> ends = false;  // what is refused from now on is the reader's alone
     std::mutex counting;
     std::condition_variable ended;
     int under_way = 0;  // answers that are still being sent

@@ -38,11 +38,14 @@ PassedShards::PassedShards(const Need& need, int ranks, Source source)
         bring(key, into, std::move(done));
       }) {}
 
-void PassedShards::end() {
+void PassedShards::end(const std::function<bool()>& has_failed) {
+  constexpr auto kPause = std::chrono::milliseconds(1);
   std::map<std::uint64_t, Done> loans;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     ends_ = true;
+    while (!returned_.wait_for(lock, kPause, [this] { return loans_.empty(); }))
+      if (has_failed()) break;
     loans = std::move(loans_);
   }
   for (const auto& [number, used] : loans) used(nullptr);
@@ -99,11 +102,11 @@ void PassedShards::give_back(std::uint64_t number) {
     if (loan == loans_.end()) return;
     used = std::move(loan->second);
     loans_.erase(loan);
+    returned_.notify_all();
   }
   used(nullptr);
 }
 
-// On a stream of its own: units come in on another one, which waits for frames that are still computed with.
 void PassedShards::bring(const Pieces::Key& key, std::byte* into, Done done) {
   {
     const std::lock_guard lock(mutex_);
@@ -112,7 +115,7 @@ void PassedShards::bring(const Pieces::Key& key, std::byte* into, Done done) {
   const auto work = [this, key, into](Done&) {
     const std::span<const std::byte> shard = source_(key.unit);
     const std::size_t offset = key.index * kMostBytes, bytes = std::min(kMostBytes, shard.size() - offset);
-    gpu_->copy_in(into, shard.subspan(offset, bytes), DeviceWork::Flow::kChunks);
+    gpu_->copy_in(into, shard.subspan(offset, bytes), DeviceWork::Flow::kPassed);
     gpu_->wait({into, bytes}, DeviceWork::Use::kRead);
   };
   bringing_->add(work, std::move(done));

@@ -1,4 +1,5 @@
 #pragma once
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -40,7 +41,7 @@ class PassedShards {
   // Where a rank has its own shard of a unit.
   using Source = std::function<std::span<const std::byte>(UnitId unit)>;
   PassedShards(const Need& need, int ranks, Source source);
-  ~PassedShards() { end(); }
+  ~PassedShards() = default;  // REQUIRES: end() was called, where something was lent
   PassedShards(const PassedShards&) = delete;
   PassedShards& operator=(const PassedShards&) = delete;
 
@@ -61,9 +62,9 @@ class PassedShards {
   void lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset, std::size_t bytes,
                      comm::Answer answer);
   void give_back(std::uint64_t number);
-  // Nothing is given back any more. What others have borrowed they may still copy, since they have mapped it,
-  // too, and nothing else is brought there: whoever waits for a place gets an error.
-  void end();
+  // Lends nothing more: whoever waits for a place gets an error. Waits until all is given back, as it is by
+  // ranks that go on; has_failed: whether some do not.
+  void end(const std::function<bool()>& has_failed);
   // What that rank has lent, as this one's GPU sees it. REQUIRES: share() was called.
   const std::byte* of(int rank, const Loan& loan) const { return places_.of(rank) + loan.offset; }
 
@@ -76,7 +77,8 @@ class PassedShards {
   DeviceWork* gpu_ = nullptr;
   PeerMemory places_;
 
-  std::mutex mutex_;                     // guards what follows
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable returned_;
   std::map<std::uint64_t, Done> loans_;  // by number: what ends it
   std::uint64_t next_loan_;
   bool ends_ = false;

@@ -1,9 +1,9 @@
 #include "engine/memory/device_shards.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <future>
 #include <memory>
 
 #include "comm/worlds.h"
@@ -85,6 +85,7 @@ class OneOfRanks {
   }
   // Whether the GPU has these.
   bool has(float first) {
+    work_.wait({to(), layout_.unit_bytes(0)}, DeviceWork::Use::kRead);
     gpu_.copy_out(work_.in(), back_.data(), there_.address(), layout_.unit_bytes(0));
     gpu_.synchronize(work_.in());
     const std::vector<float> all = values(first);
@@ -305,26 +306,42 @@ TEST_F(DeviceShardsTest, ThatArePassedNeedNoMorePlacesThanOne) {
         true, 1, kManyElements);
 }
 
-// Who waits for a place that nobody gives back any more learns of it.
+// An engine ends when its places are given back. Who waits for one then learns of it, and the run goes on.
 TEST_F(DeviceShardsTest, ThatArePassedEndWithWhatIsLent) {
   SLUICE_NEEDS_THE_FAKE();
-  const auto waits = std::make_shared<std::promise<void>>();
-  run(
-      World::kThreads, 2, Schedule::kRandom, ShardPlace::kPassed,
-      [&](comm::Communicator& of, OneOfRanks& rank) {
-        rank.change(1);
-        if (of.rank() == 0) return;
-        comm::Ending first;
-        rank.borrow(0, [lent = first.done()](std::span<const std::byte>, const std::exception_ptr& error,
-                                             const Done&) { lent(error); });
-        first.wait();
-        rank.borrow(1, [waits](std::span<const std::byte>, const std::exception_ptr& error, const Done&) {
-          error == nullptr ? waits->set_value() : waits->set_exception(error);
-        });
-      },
-      true, 1, kManyElements);
-  expect_error(ErrorCode::kIo, {"rank 0 has failed", "the engine that had it is destroyed"},
-               [&] { waits->get_future().get(); });
+  device_.reset();
+  fake()->begin({.schedule = Schedule::kRandom, .seed = 1, .memory = kGiB, .devices = 2});
+  comm::run_communicators(World::kThreads, 2, [](comm::Communicator& of) {
+    const std::unique_ptr<Device> device = open_device(of.rank());
+    auto rank = std::make_unique<OneOfRanks>(of, *device, ShardPlace::kPassed, 1, kManyElements);
+    rank->start();
+    rank->change(1);
+    of.barrier(1, "the version");
+    if (of.rank() == 1) {
+      comm::Ending first, second;
+      Done give_back;
+      rank->borrow(0, [&, lent = first.done()](std::span<const std::byte>, const std::exception_ptr& error,
+                                               const Done& used) {
+        give_back = used;
+        lent(error);
+      });
+      first.wait();
+      rank->borrow(1, [lent = second.done()](std::span<const std::byte>, const std::exception_ptr& error,
+                                             const Done& used) {
+        if (used) used(nullptr);
+        lent(error);
+      });
+      of.barrier(2, "one is lent");
+      EXPECT_FALSE(second.has_come(std::chrono::milliseconds(200)));
+      give_back(nullptr);
+      EXPECT_THAT(second.error(), testing::HasSubstr("the engine that had it is destroyed"));
+    } else {
+      of.barrier(2, "one is lent");
+    }
+    rank.reset();
+    of.barrier(3, "the next engine");
+    EXPECT_EQ(of.failure(), "");
+  });
 }
 
 // A GPU that is late copies what is in the place by then.
