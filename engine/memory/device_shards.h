@@ -50,7 +50,7 @@ class DeviceShards {
   std::size_t pieces_before_ = 0;         // of fetches that have ended
   std::optional<SerialQueue> returning_;  // waits for copies of what is borrowed, and gives it back
   std::optional<SerialQueue> queue_;
-  std::optional<SerialQueue> asking_;  // waits for the unit's memory, and then for nothing that it holds up
+  std::optional<SerialQueue> asking_;  // waits until a unit's memory is free, and asks for its parts then
 };
 
 }  // namespace sluice::engine

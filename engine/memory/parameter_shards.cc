@@ -298,7 +298,7 @@ void ParameterShards::answer_now(const Question& question) {
     });
   };
   if (question.read.key == key_of_place(unit))
-    return passed_->lend_to_other(unit, question.read.version, offset, bytes_of_part(unit, offset), later);
+    return passed_->lend_to_other(unit, question.read.version, offset, later);
   if (!on_disk(unit)) return question.answer({data(unit) + offset, wanted}, nullptr, sent);
   stored_.read(unit, offset, wanted, later);
 }

@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -126,13 +125,9 @@ class ParameterShards {
     return ranks_.shard(unit, rank).size() * element_bytes(unit);
   }
   std::size_t bytes(UnitId unit) const { return bytes(unit, ranks_.rank()); }
-  // Of the part of this rank's shard that a place has, which begins with that byte.
-  std::size_t bytes_of_part(UnitId unit, std::size_t offset) const {
-    return std::min(PassedShards::kMostBytes, bytes(unit) - offset);
-  }
   void fetch(const comm::Read& piece, std::span<std::byte> into, Done done);
-  // What is read of a rank besides its shards: places that it lends, by unit, which come after the shards of
-  // all units; and nothing, by which a place is given back.
+  // The keys of what is read of a rank besides its shards, which have the numbers of their units: of the
+  // places that it lends, and of an empty read, by which a place is given back.
   std::uint64_t key_of_place(UnitId unit) const { return units() + unit; }
   std::uint64_t key_of_return() const { return 2 * units(); }
   bool is_possible(const comm::Read& read) const;

@@ -33,7 +33,6 @@ PassedShards::Need PassedShards::need_of(const Layout& layout, const Shards& own
 PassedShards::PassedShards(const Need& need, int ranks, Source source)
     : need_(need),
       source_(std::move(source)),
-      next_loan_(static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count())),
       pieces_(need.places, ranks, [this](const Pieces::Key& key, std::byte* into, Done done) {
         bring(key, into, std::move(done));
       }) {}
@@ -69,9 +68,9 @@ void PassedShards::lend(UnitId unit, std::uint64_t version, std::size_t offset, 
   pieces_.read({.unit = unit, .version = version, .index = offset / kMostBytes}, bytes, std::move(use));
 }
 
-void PassedShards::lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset, std::size_t bytes,
+void PassedShards::lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset,
                                  comm::Answer answer) {
-  lend(unit, version, offset, bytes,
+  lend(unit, version, offset, 0,
        [this, answer = std::move(answer)](std::span<const std::byte> place, std::exception_ptr error,
                                           const Done& used) {
          if (error != nullptr) return answer({}, std::move(error), {});

@@ -45,7 +45,7 @@ class PassedShards {
   PassedShards(const PassedShards&) = delete;
   PassedShards& operator=(const PassedShards&) = delete;
 
-  // Takes the places, of which the GPU knows the shards already. Both arguments outlive it.
+  // Takes the places. The GPU knows the memory of the shards already. Both arguments outlive it.
   void start(allocator::Ledger& ledger, DeviceWork& gpu);
   // Collective. Throws Error(kIo) where GPUs do not read each other's memory.
   void share(comm::Communicator& communicator, const std::string& name);
@@ -54,13 +54,12 @@ class PassedShards {
   // as many, or the rest. REQUIRES: the shard is that version, and stays so until the place is lent.
   void lend(UnitId unit, std::uint64_t version, std::size_t offset, std::size_t bytes, Pieces::Use use);
 
-  // What another rank that borrows is told. A loan's number is of no other engine of the rank, so that what
-  // is given back late gives back nothing else.
+  // What another rank that borrows is told: where the place begins in this rank's memory, and by which number
+  // it is given back.
   struct Loan {
     std::uint64_t offset = 0, number = 0;
   };
-  void lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset, std::size_t bytes,
-                     comm::Answer answer);
+  void lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset, comm::Answer answer);
   void give_back(std::uint64_t number);
   // Lends nothing more: whoever waits for a place gets an error. Waits until all is given back, as it is by
   // ranks that go on; has_failed: whether some do not.
@@ -80,10 +79,10 @@ class PassedShards {
   std::mutex mutex_;  // guards what follows
   std::condition_variable returned_;
   std::map<std::uint64_t, Done> loans_;  // by number: what ends it
-  std::uint64_t next_loan_;
+  std::uint64_t next_loan_ = 0;
   bool ends_ = false;
 
-  // What is brought ends before that, on the queue, and is lent then.
+  // These end before what they use: the places wait until the queue has brought what was asked for.
   std::optional<SerialQueue> bringing_;
   Pieces pieces_;
 };

@@ -332,7 +332,7 @@ TEST_F(DeviceShardsTest, ThatArePassedEndWithWhatIsLent) {
         lent(error);
       });
       of.barrier(2, "one is lent");
-      EXPECT_FALSE(second.has_come(std::chrono::milliseconds(200)));
+      EXPECT_FALSE(second.has_come(std::chrono::milliseconds(1000)));
       give_back(nullptr);
       EXPECT_THAT(second.error(), testing::HasSubstr("the engine that had it is destroyed"));
     } else {
