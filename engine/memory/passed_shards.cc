@@ -20,14 +20,13 @@ std::exception_ptr shards_are_gone() {
       Error(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed"));
 }
 
-PassedShards::Need PassedShards::need_of(const Layout& layout, const Shards& own) {
-  std::size_t places = 1, largest = 1;
-  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-    const std::size_t shard = own.here(unit).size() * size_of(layout.dtype(unit));
-    places = std::max(places, divide_up(shard, kMostBytes));
-    largest = std::max(largest, layout.unit_bytes(unit));
-  }
-  return {kUnitsPassed * places, std::min(kMostBytes, largest)};
+PassedShards::Need PassedShards::need_of(const Layout& layout, const Shards& all, UnitId unit, int rank,
+                                         int ranks) {
+  const auto shard = [&](int of) { return all.shard(unit, of).size() * size_of(layout.dtype(unit)); };
+  std::size_t largest = 0;
+  for (int of = 0; of < ranks; ++of) largest = std::max(largest, shard(of));
+  const std::size_t places = std::max(std::size_t{1}, divide_up(shard(rank), kMostBytes));
+  return {kUnitsPassed * places, std::min(kMostBytes, round_up(largest, kParameterAlignment))};
 }
 
 PassedShards::PassedShards(const Need& need, int ranks, Source source)

@@ -36,7 +36,8 @@ class PassedShards {
     std::size_t places = 0;
     std::size_t bytes = 0;  // of each, on all ranks alike
   };
-  static Need need_of(const Layout& layout, const Shards& own);
+  // For that unit, whose shards of all ranks are known.
+  static Need need_of(const Layout& layout, const Shards& all, UnitId unit, int rank, int ranks);
 
   // Where a rank has its own shard of a unit.
   using Source = std::function<std::span<const std::byte>(UnitId unit)>;

@@ -101,6 +101,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
   }
   find_routes(optimizer);
   find_relayed();
+  find_passed();
 }
 
 void Placement::find_relayed() {
@@ -109,6 +110,15 @@ void Placement::find_relayed() {
     if (!partitions_parameters(unit)) continue;
     const auto need = RelayedShards::need_of(layout_, *all_shards_, unit, hosts_, ranks_.rank);
     relayed_ = {std::max(relayed_.pieces, need.pieces), std::max(relayed_.bytes, need.bytes)};
+  }
+}
+
+void Placement::find_passed() {
+  if (!passes_shards()) return;
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+    if (!partitions_parameters(unit)) continue;
+    const auto need = PassedShards::need_of(layout_, *all_shards_, unit, ranks_.rank, ranks_.size);
+    passed_ = {std::max(passed_.places, need.places), std::max(passed_.bytes, need.bytes)};
   }
 }
 

@@ -137,9 +137,7 @@ class Placement {
     return passes_shards() ? format_.shards().here(unit).size() * size_of(layout_.dtype(unit))
                            : parameter_bytes(unit);
   }
-  PassedShards::Need passing() const {
-    return passes_shards() ? PassedShards::need_of(layout_, format_.shards()) : PassedShards::Need{};
-  }
+  PassedShards::Need passing() const { return passed_; }
   struct OfRanks {
     Traffic sum, gather;
     std::uint64_t kept = 0;  // what leaves after a sum
@@ -356,9 +354,10 @@ class Placement {
   void measure(UnitId unit);
 
   void find_relayed();
+  void find_passed();
 
   StateFormat format_;
-  std::optional<Shards> all_shards_;          // of all ranks, where these are on several hosts and have some
+  std::optional<Shards> all_shards_;          // of all ranks, where these are on several hosts or pass some
   std::vector<std::vector<Bucket>> buckets_;  // by unit
   std::vector<bool> together_;                // by unit: whether it is updated jointly with others
   bool rounds_read_values_ = false;           // whether a round of a joint update reads values
@@ -366,6 +365,7 @@ class Placement {
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
   RelayedShards::Need relayed_;        // of any one unit
+  PassedShards::Need passed_;          // of the largest
   std::vector<double> product_flops_;  // by unit: operations of matrix products in its update
   std::vector<UnitCosts> units_;
 };

@@ -28,7 +28,7 @@ void Placement::find_routes(const optim::Optimizer& optimizer) {
     for (int owner = 0; owner < ranks_.size; ++owner)
       if (route.relays_for(owner)) relayed_owners_.push_back(owner);
   }
-  if (!hosts_.all_on_one() && std::ranges::count(stages_, 0) < std::ssize(stages_))
+  if ((!hosts_.all_on_one() && std::ranges::count(stages_, 0) < std::ssize(stages_)) || passes_shards())
     all_shards_.emplace(layout_, optimizer, kChunkGrain, Shards::Ranks{ranks_.size, 0, ranks_.size});
   given_ = given_elements(layout_, profile_, ranks_);
 }
