@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
@@ -68,19 +71,38 @@ class OneOfRanks {
     ending.wait();
   }
   void await() { from_ranks_.await(0); }
-  void borrow(std::size_t part_of_first_rank, Pieces::Use use) {
+  // The client uses the memory of the unit.
+  void compute() {
+    const DeviceWork::Memory unit{to(), layout_.unit_bytes(0)};
+    work_.queue(work_.client(), {}, std::array{unit},
+                [&] { gpu_.fill(work_.client(), there_.address(), std::byte{}, layout_.unit_bytes(0)); });
+  }
+  void borrow(int owner, std::size_t part, Pieces::Use use) {
     const auto parts = shards_.pieces_of(0, PassedShards::kMostBytes);
-    const auto first = std::ranges::find(parts, 0, &ParameterShards::Piece::owner);
-    shards_.borrow(0, shards_.expected(0), first[static_cast<std::ptrdiff_t>(part_of_first_rank)],
-                   std::move(use));
+    const auto first = std::ranges::find(parts, owner, &ParameterShards::Piece::owner);
+    shards_.borrow(0, shards_.expected(0), first[static_cast<std::ptrdiff_t>(part)], std::move(use));
+  }
+  // Returns what gives the place back.
+  Done borrow(int owner, std::size_t part) {
+    comm::Ending ending;
+    Done give_back;
+    borrow(owner, part,
+           [&, lent = ending.done()](std::span<const std::byte>, const std::exception_ptr& error,
+                                     const Done& used) {
+             give_back = used;
+             lent(error);
+           });
+    ending.wait();
+    return give_back;
   }
   void borrow_and_return(std::size_t part_of_first_rank) {
     comm::Ending ending;
-    borrow(part_of_first_rank, [lent = ending.done()](std::span<const std::byte>,
-                                                      const std::exception_ptr& error, const Done& used) {
-      if (used) used(nullptr);
-      lent(error);
-    });
+    borrow(0, part_of_first_rank,
+           [lent = ending.done()](std::span<const std::byte>, const std::exception_ptr& error,
+                                  const Done& used) {
+             if (used) used(nullptr);
+             lent(error);
+           });
     ending.wait();
   }
   // Whether the GPU has these.
@@ -306,6 +328,38 @@ TEST_F(DeviceShardsTest, ThatArePassedNeedNoMorePlacesThanOne) {
         true, 1, kManyElements);
 }
 
+// What the client computes with the memory before may itself wait for other ranks, which wait for places.
+TEST_F(DeviceShardsTest, ThatArePassedAreAskedForWhenTheUnitsMemoryIsFree) {
+  SLUICE_NEEDS_THE_FAKE();
+  run(
+      World::kThreads, 2, Schedule::kLate, ShardPlace::kPassed,
+      [](comm::Communicator& of, OneOfRanks& rank) {
+        const auto waits = [] { return fake()->counts().calls["cuEventSynchronize"]; };
+        rank.change(1);
+        const Done give_back = rank.borrow(of.rank(), 0);
+        rank.change(2);
+        of.barrier(1, "the only places have the version before");
+        if (of.rank() == 1) {
+          rank.compute();
+          const std::uint64_t before = waits();
+          comm::Ending all;
+          rank.begin_fetch(all.done());
+          for (int i = 0; i < 10'000 && waits() == before; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          EXPECT_GT(waits(), before) << "the rank waits for a place, and not for its client";
+          EXPECT_FALSE(all.has_come(std::chrono::milliseconds(0)));
+          of.barrier(1, "the client is done");
+          give_back(nullptr);
+          all.wait();
+          EXPECT_TRUE(rank.has(2));
+        } else {
+          of.barrier(1, "the client is done");
+          give_back(nullptr);
+        }
+      },
+      true, 1);
+}
+
 // An engine ends when its places are given back. Who waits for one then learns of it, and the run goes on.
 TEST_F(DeviceShardsTest, ThatArePassedEndWithWhatIsLent) {
   SLUICE_NEEDS_THE_FAKE();
@@ -318,19 +372,14 @@ TEST_F(DeviceShardsTest, ThatArePassedEndWithWhatIsLent) {
     rank->change(1);
     of.barrier(1, "the version");
     if (of.rank() == 1) {
-      comm::Ending first, second;
-      Done give_back;
-      rank->borrow(0, [&, lent = first.done()](std::span<const std::byte>, const std::exception_ptr& error,
-                                               const Done& used) {
-        give_back = used;
-        lent(error);
-      });
-      first.wait();
-      rank->borrow(1, [lent = second.done()](std::span<const std::byte>, const std::exception_ptr& error,
-                                             const Done& used) {
-        if (used) used(nullptr);
-        lent(error);
-      });
+      const Done give_back = rank->borrow(0, 0);
+      comm::Ending second;
+      rank->borrow(0, 1,
+                   [lent = second.done()](std::span<const std::byte>, const std::exception_ptr& error,
+                                          const Done& used) {
+                     if (used) used(nullptr);
+                     lent(error);
+                   });
       of.barrier(2, "one is lent");
       EXPECT_FALSE(second.has_come(std::chrono::milliseconds(1000)));
       give_back(nullptr);
