@@ -78,8 +78,7 @@ std::optional<bool> links_between_gpus(const sluice_engine_options& options) {
   if (links != "gpus" && links != "host")
     fail(ErrorCode::kInvalidArgument,
          "options.links is '{}'; it may be 'gpus' or 'host', or NULL, with which it is 'gpus' where these "
-         "read "
-         "each other's memory",
+         "read each other's memory, and that makes a step shorter",
          links);
   if (options.device_memory == 0)
     fail(ErrorCode::kInvalidArgument,
@@ -104,6 +103,7 @@ void join_gpus(const sluice_engine_options& options, For purpose, double found, 
          engine::kMostBetweenGpus);
   ranks.gpus_meet = may_meet && (purpose == For::kEngine ? found > 0 : between > 0 && asked != false);
   between = !ranks.gpus_meet ? 0 : between > 0 ? between : found;
+  made.request.chooses_links = !asked;
 }
 
 Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {

@@ -119,16 +119,6 @@ KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine
   return known;
 }
 
-// Collective. What GPUs read of each other takes memory of theirs. Where a rank has too little for a plan,
-// and none has asked for that, all plan again, for the host's memory. Returns whether they do.
-bool plan_for_the_host(comm::Communicator& communicator, const sluice_engine_options& options,
-                       const Failure& failure, double between_gpus) {
-  const bool lacks = between_gpus > 0 && failure.code == ErrorCode::kBudget && !failure.text.empty();
-  const char* const own = options.links != nullptr ? "asks" : lacks ? "lacks" : "";
-  const std::vector<std::string> all = engine::exchange(communicator, "memory for what joins GPUs", own);
-  return std::ranges::count(all, "lacks") > 0 && std::ranges::count(all, "asks") == 0;
-}
-
 }  // namespace
 
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
@@ -136,15 +126,9 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
   if (ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options, For::kEngine));
   comm::Communicator& communicator = ranks->communicator;
   KnownByRanks known = know_together(communicator, options);
-  const std::optional<engine::Link> link = known.link;
-  const double between_gpus = known.between_gpus;
   std::optional<Planned> planned;
-  const auto plan_by = [&](KnownByRanks by) {
-    planned.reset();
-    return failure_of([&] { planned = make_plan(model, options, For::kEngine, std::move(by)); });
-  };
-  Failure failure = plan_by(std::move(known));
-  if (plan_for_the_host(communicator, options, failure, between_gpus)) failure = plan_by({link});
+  const Failure failure =
+      failure_of([&] { planned = make_plan(model, options, For::kEngine, std::move(known)); });
   throw_together(communicator, "the plans of engines", failure);
   compare(communicator, "the model", record_of(*planned));
   const bool again =

@@ -44,15 +44,15 @@
  * and options.device_facts is given, since what is measured beside another rank is wrong. Either all ranks
  * compute on GPUs, or all on the CPU. Where the GPUs of one host read each other's memory, by NVLink or PCIe,
  * they add up gradients, and gather what partitioned state has updated, themselves; with options.links
- * "host", or where they cannot, these go through registered memory of the host, and so they do for what waits
- * in the host for updates by the CPU. "gpus" makes it an error that they cannot (SLUICE_IO). GPUs of one host
- * copy partitioned parameters from where each rank has its shard: in memory of the GPUs that read each
- * other's, which update them there, if they fit; else in host memory that all ranks map. Bits are those of
- * ranks on the CPU, at either. With options.stage for stage 2 or 3, and options.micro_batches one for each
- * rank, gradients are summed in backward, and a rank keeps its own part alone of each: they can be measured,
- * multiplied and dropped, but not read, nor added to, until the step has ended (SLUICE_STATE).
- * Unless "gpus" is asked for, all ranks use the host's memory where one's GPU has too little for what others
- * read of it. That stays taken until the engines of all ranks have ended.
+ * "host", or where they cannot, or where a step is predicted to be shorter so, these go through registered
+ * memory of the host, and so they do for what waits in the host for updates by the CPU. "gpus" makes it an
+ * error that they cannot (SLUICE_IO). GPUs of one host copy partitioned parameters from where each rank has
+ * its shard: in memory of the GPUs that read each other's, which update them there, if they fit; else in host
+ * memory that all ranks map. Bits are those of ranks on the CPU, at either. With options.stage for stage 2 or
+ * 3, and options.micro_batches one for each rank, gradients are summed in backward, and a rank keeps its own
+ * part alone of each: they can be measured, multiplied and dropped, but not read, nor added to, until the
+ * step has ended (SLUICE_STATE). Unless "gpus" is asked for, all ranks use the host's memory where one's GPU
+ * has too little for what others read of it. That stays taken until the engines of all ranks have ended.
  *
  * Not yet on a GPU, and refused: reproducible sums, parameters that span units, sluice_engine_replan() and
  * sluice_engine_leave().

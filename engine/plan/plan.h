@@ -95,6 +95,8 @@ struct PlanRequest {
   // And where partitioned parameters lie; nothing: chosen. The first two need GPUs that meet, and the first
   // one updates by them.
   std::optional<ShardPlace> shards = {};
+  // And whether ranks whose GPUs meet may also sum and gather in host memory: the plan chooses.
+  bool chooses_links = false;
   // And the seconds that the client computes in a step; nothing: not known.
   std::optional<double> computing = {};
 };

@@ -613,14 +613,32 @@ std::optional<Plan> best_of(const PlanInputs& in, const std::vector<PlanRequest>
   return best;
 }
 
-}  // namespace
-
-// Where parts of gradients do not fit in memory, or are asked to be on disk, gradients stay whole.
-Plan make_device_plan(const PlanInputs& in) {
-  PlanRequest asked = on_device(in.profile, in.request);
+// Where parts of gradients do not fit in memory, or are asked to be on disk, gradients stay whole. Changes
+// `asked` to what was tried last.
+std::optional<Plan> find_for(const PlanInputs& in, PlanRequest& asked) {
   asked.whole_gradients = asked.place(Part::kGradient) == Tier::kDisk;
   std::optional<Plan> best = best_of(in, requests_for(in, asked));
   if (!best && !std::exchange(asked.whole_gradients, true)) best = best_of(in, requests_for(in, asked));
+  return best;
+}
+
+// Whether ranks with GPUs that meet may do without: GPUs do not update shards of the host's.
+bool may_join_by_host(const PlanRequest& asked) {
+  const bool has_shards = asked.stage == kMostStage || std::ranges::count(asked.stages, kMostStage) > 0;
+  return asked.chooses_links && asked.ranks.gpus_meet && !(has_shards && asked.updates == Tier::kDevice);
+}
+
+}  // namespace
+
+Plan make_device_plan(const PlanInputs& in) {
+  PlanRequest asked = on_device(in.profile, in.request);
+  std::optional<Plan> best = find_for(in, asked);
+  if (may_join_by_host(asked)) {
+    asked.ranks.gpus_meet = false;
+    std::optional<Plan> in_host = find_for(in, asked);
+    if (in_host && (!best || in_host->device_time.step < kAlike * best->device_time.step))
+      best = std::move(in_host);
+  }
   if (best) return *best;
   PlanRequest at = requests_for(in, asked).back();
   if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);

@@ -27,11 +27,8 @@ double seconds_of_message(const MachineRates& rates) {
   return rates.link ? rates.link->latency : kAssumedLatency;
 }
 
-// Ranks tell each other when a piece is there.
-double between_gpus(const Arriving& arriving, std::size_t pieces, const MachineRates& rates) {
-  if (arriving.bytes == 0) return 0;
-  const double reading = rates.gpu.between > 0 ? static_cast<double>(arriving.bytes) / rates.gpu.between : 0;
-  return static_cast<double>(pieces) * seconds_of_message(rates) + reading;
+double between_gpus(const Arriving& arriving, const MachineRates& rates) {
+  return rates.gpu.between > 0 ? static_cast<double>(arriving.bytes) / rates.gpu.between : 0;
 }
 
 bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
@@ -92,20 +89,26 @@ double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates) {
 SecondsOfRanks::SecondsOfRanks(const Placement& placement, UnitId unit, const UnitPlan& plan,
                                const MachineRates& rates) {
   const Placement::Received received = placement.received(unit, plan);
-  const std::size_t pieces =
-      divide_up(placement.layout().unit_elements(unit), DeviceRanks::pace(placement.layout(), true).elements);
+  // Ranks tell each other when a piece is there.
+  const auto telling = [&](bool on_gpus) {
+    const std::size_t piece = DeviceRanks::pace(placement.layout(), on_gpus).elements;
+    return static_cast<double>(divide_up(placement.layout().unit_elements(unit), piece)) *
+           seconds_of_message(rates);
+  };
   const Placement::Moved moved = placement.moved_of_shared(unit, plan);
   const auto seconds = [&](const Arriving& arriving, std::uint64_t in_host, bool on_gpus) {
-    if (on_gpus) return between_gpus(arriving, pieces, rates);
+    if (arriving.bytes == 0) return 0.0;
+    if (on_gpus) return telling(true) + between_gpus(arriving, rates);
     if (!placement.reads_pieces(unit) || rates.rank_processor_seconds == 0)
       return seconds_of_ranks(arriving, rates);
-    return std::max(over_links(arriving, rates), static_cast<double>(in_host) / rates.memory_bandwidth);
+    return telling(false) +
+           std::max(over_links(arriving, rates), static_cast<double>(in_host) / rates.memory_bandwidth);
   };
   sum = seconds(received.gradient, moved.sum, placement.sums_on_gpus(plan));
   gather = seconds(received.updated, moved.gather, placement.gathers_on_gpus(plan));
   if (plan.tier(Part::kParameters) != Tier::kRanks) return;
   if (plan.shard_on_gpu() || placement.passes_shards())
-    fetch = between_gpus(received.fetched, 1, rates);
+    fetch = seconds_of_message(rates) + between_gpus(received.fetched, rates);
   else if (placement.copies_shards())
     fetch = seconds_of_message(rates);
   else

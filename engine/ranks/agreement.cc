@@ -61,10 +61,13 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
   const std::string name = "the plan";
   const Json told = {{"stages", own},
                      {"chunk_elements", plan.chunk_elements},
-                     {"shards", static_cast<int>(plan.shard_place())}};
+                     {"shards", static_cast<int>(plan.shard_place())},
+                     {"gpus_meet", plan.ranks.gpus_meet},
+                     {"asks", plan.ranks.gpus_meet && !request.chooses_links}};
   std::vector<std::size_t> stages = own;
   std::size_t chunk_elements = plan.chunk_elements;
   ShardPlace shards = plan.shard_place();
+  bool all_meet = true, asks = false;
   for (const std::string& text : exchange(communicator, name, told.dump(), meanwhile)) {
     const Json other = parse_json(text, name);
     const auto theirs = json_field<std::vector<std::size_t>>(other, "stages", name);
@@ -75,11 +78,15 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
     chunk_elements = std::min(chunk_elements, json_field<std::size_t>(other, "chunk_elements", name));
     // A rank at another stage may find no room for them on its GPU.
     shards = std::max(shards, static_cast<ShardPlace>(json_field<int>(other, "shards", name)));
+    all_meet &= json_field<bool>(other, "gpus_meet", name);
+    asks |= json_field<bool>(other, "asks", name);
   }
+  request.chooses_links = false;
+  request.ranks.gpus_meet = all_meet || asks;
   request.stages = stages;
   if (shards != ShardPlace::kGpu) request.shards = shards;
-  const bool moves_shards = shards != plan.shard_place();
-  if (stages == own && chunk_elements == plan.chunk_elements && !moves_shards) return false;
+  const bool moves = shards != plan.shard_place() || request.ranks.gpus_meet != plan.ranks.gpus_meet;
+  if (stages == own && chunk_elements == plan.chunk_elements && !moves) return false;
   request.chunk_elements = round_up(chunk_elements, kChunkGrain);
   return true;
 }

@@ -537,6 +537,22 @@ TEST_F(RanksOnGpusTest, RanksAgreeOnWhereShardsLie) {
     });
 }
 
+// One rank's plan has the host's memory; or the other one asks for GPUs that meet.
+TEST_F(RanksOnGpusTest, RanksAgreeOnWhatJoinsTheirGpus) {
+  for (const bool asks : {false, true})
+    comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+      Plan plan;
+      plan.units.resize(1);
+      plan.ranks.gpus_meet = of.rank() == 1;
+      PlanRequest request;
+      request.ranks.gpus_meet = true;
+      request.chooses_links = of.rank() == 0 || !asks;
+      EXPECT_EQ(agree_on_plan(of, plan, request), asks == (of.rank() == 0));
+      EXPECT_EQ(request.ranks.gpus_meet, asks);
+      EXPECT_FALSE(request.chooses_links) << "what they agree on is chosen again";
+    });
+}
+
 // What is done with gradients between their sums and the step, by all ranks alike or not.
 TEST_F(RanksOnGpusTest, PartsOfGradientsAreDroppedAndKeptByAllRanksAlike) {
   Case setup;

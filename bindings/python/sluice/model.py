@@ -204,7 +204,7 @@ class Options:
     device: the index of the GPU among those that the process may use.
     updates: what updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses, unit by unit, and says why. Bits are the same.
     links: what joins ranks on GPUs of one host, "gpus", which read each other's memory, or "host", through whose memory they pass what they
-        sum; None: "gpus" where that works. Bits are the same.
+        sum; None: the plan chooses, by what was measured. Bits are the same.
     device_facts: what is known of the GPU. None: an engine measures it (DeviceEngine.facts()), and plan() assumes it.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().

@@ -115,6 +115,7 @@ def test_a_plan_joins_ranks_by_gpus_where_it_is_stated_how_fast():
 
     assert links(2) == links(2, 1e11, links="host") == links(17, 1e11) == "host"  # a GPU adds up what 16 have
     assert links(2, 1e11) == links(16, 1e11, links="gpus") == "gpus"
+    assert links(2, 1e8) == "host" and links(2, 1e8, links="gpus") == "gpus"  # the host's memory is faster
     for ranks, between in ((2, 0.0), (17, 1e11)):
         with pytest.raises(sluice.InvalidArgumentError, match="2 to 16 ranks on one host, with options.device_facts.between_gpus"):
             links(ranks, between, links="gpus")

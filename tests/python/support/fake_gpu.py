@@ -23,7 +23,7 @@ DRIVER = BUILD / "lib" / "libsluice_fake_cuda.so"
 KERNELS = BUILD / "lib" / "libsluice_kernels.fatbin"
 SCHEDULES = ("early", "late", "random")
 # What tests state of it: measuring would take a second for each engine, and plans would depend on the machine.
-FACTS = sluice.DeviceFacts(to_gpu=20e9, from_gpu=20e9, both_ways=30e9, gpu_updates=2e10, cpu_memory=20e9, base=0)
+FACTS = sluice.DeviceFacts(to_gpu=20e9, from_gpu=20e9, both_ways=30e9, gpu_updates=2e10, cpu_memory=20e9, base=0, between_gpus=2e11)
 
 
 def asked():

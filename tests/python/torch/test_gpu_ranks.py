@@ -118,7 +118,7 @@ def test_gpus_that_read_each_others_memory_join_ranks_unless_the_host_is_to(pool
 
 
 def test_what_ranks_find_of_each_others_memory_is_measured_where_it_is_not_stated(pool):
-    facts = {"device_facts": None, "of_ranks": [None, None], "device_memory": "900MiB"}
+    facts = {"device_facts": None, "of_ranks": ["gpus", "gpus"], "device_memory": "900MiB"}
     assert pool.call("on_gpus", called="joined", **facts) == 2 * [["gpus", True]]
 
 
@@ -397,7 +397,7 @@ model.zero_grad()
 before = _measures.resident_bytes()
 model, optimizer = sluice.torch.wrap(
     model, sluice.AdamW(), device="cuda", device_memory="1GiB", memory="4GiB", reserve="64MiB", stage=3, held_units=2,
-    units={str(i): [f"{i}.weight"] for i in range(6)}, device_facts=fake_gpu.FACTS,
+    units={str(i): [f"{i}.weight"] for i in range(6)}, links="host", device_facts=fake_gpu.FACTS,
 )
 plan = sluice.torch.engine_of(model).plan()
 for _ in range(2):

@@ -112,7 +112,7 @@ def wrap(
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
         and says why. Bits are the same.
     links: what joins ranks on GPUs of one host: "gpus", which read each other's memory, or "host", through whose memory they pass what
-        they sum; None: "gpus" where that works (NVLink; PCIe, where the system allows it). Bits are the same.
+        they sum; None: the plan chooses, by what was measured (NVLink; PCIe, where the system allows it). Bits are the same.
     device_facts: what is known of the GPU's rates and of CUDA's own memory (sluice.DeviceFacts); None: wrap() measures it, in half a
         second.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
