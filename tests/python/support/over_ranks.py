@@ -14,7 +14,7 @@ import warnings
 import safetensors.torch
 import torch
 from support import fake_gpu
-from support.over_ranks_models import MODELS
+from support.over_ranks_models import MODELS, WHOLE, units_of
 from support.wrapped_models import readable, small_gpt2, units_of_modules, wrap
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
@@ -106,7 +106,7 @@ def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=
     if links == "hosts":
         _together.place_of_process = lambda: ["host", RANK // 2]
     try:
-        return wrap(model, place, getattr(sluice, update)(lr=1e-3), **({"units": units_of_modules(model), "held_units": 2} | options))
+        return wrap(model, place, getattr(sluice, update)(lr=1e-3), **({"units": units_of(name, model), "held_units": 2} | options))
     finally:
         _together._opened, _together.place_of_process = opened, place_of_process
 
@@ -122,12 +122,8 @@ def train(
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
-    if name == "wide" and options.get("stage") == 3:
-        assert _partitioned(model) > 8, "more units than there are pieces of what ranks sum"
-        plan = sluice.torch.engine_of(model).plan()
-        shards = {unit.get("shard") for unit in plan["units"]} - {None}
-        assert len(shards) == 1 and (options.get("updates") != "gpu" or shards == {"device"})
-        assert not options.get("facts") or plan["passes_shards"]
+    if options.get("stage") in (2, 3):
+        _check_partitioned(model, name, stated, accumulate, place, **options)
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
     losses, norms = _loop(
@@ -137,6 +133,25 @@ def train(
     made = _result(model, losses, norms, save, scaler)
     sluice.torch.close(model)
     return made
+
+
+def _check_partitioned(model, name, stated, accumulate, place, stage, updates=None, facts=False, **options):
+    """Checks that the model has large units, that stage 3 partitions their parameters, and that ranks on GPUs keep their parts of
+    the gradients of these where the contract says so: a rank has one gradient of a step, which waits for the update in memory."""
+    of = dict(model.named_parameters())
+    sizes = {unit: sum(of[p].numel() * of[p].element_size() for p in names) for unit, names in units_of(name, model).items()}
+    large = {unit for unit, size in sizes.items() if size > WHOLE}
+    assert large or name == "normed", f"no stage partitions anything of {name}"
+    plan = sluice.torch.engine_of(model).plan()
+    if stage == 3:
+        assert {unit["name"] for unit in plan["units"] if unit["parameters"] == "ranks"} == large
+        assert name != "wide" or len(large) > 8, "more units than there are pieces of what ranks sum"
+        shards = {unit.get("shard") for unit in plan["units"]} - {None}
+        assert not large or len(shards) == 1 and (updates != "gpu" or shards == {"device"})
+        assert not facts or plan["passes_shards"]
+    if "device" in options and stated and accumulate == SIZE and place != "disk" and not options.get("update_in_backward"):
+        assert plan["sums_in_backward"], "gradients stay whole"
+        assert {unit["gradient"] for unit in plan["units"] if unit["name"] in large} <= {"ranks", "memory"}
 
 
 def _partitioned(model):
@@ -203,6 +218,7 @@ def go_on(folder, way, stage=None, place="memory", saves_on_gpu=False, goes_on_o
     if saves_on_gpu or goes_on_on_gpu:
         fake_gpu.share_memory(devices=SIZE)
     model, optimizer = _wrapped("gpt2", place, stage=stage, **ON_GPU if saves_on_gpu else {})
+    assert (_partitioned(model) > 0) == (stage == 3)
     _loop(model, optimizer, "gpt2", 2, SIZE)
     if way == "engine":
         where = sluice.torch.engine_of(model).save(folder)
@@ -214,6 +230,7 @@ def go_on(folder, way, stage=None, place="memory", saves_on_gpu=False, goes_on_o
     first = _result(model, *_loop(model, optimizer, "gpt2", 2, SIZE, first=2))
     sluice.torch.close(model)
     model, optimizer = _wrapped("gpt2", place, stage=stage, seed_of_rank=True, **ON_GPU if goes_on_on_gpu else {})
+    assert (_partitioned(model) > 0) == (stage == 3)
     if way == "engine":
         sluice.torch.engine_of(model).load(where)
     else:

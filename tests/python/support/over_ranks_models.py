@@ -1,9 +1,10 @@
 """The small models of tests over several ranks."""
 
+import re
+
 import torch
 import transformers
-from support.user_models import small_llama, small_mixtral
-from support.wrapped_models import small_gpt2
+from support.wrapped_models import small_gpt2, units_of_modules
 from torch import nn
 
 
@@ -23,20 +24,38 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.begin, self.last = nn.Linear(16, 16), nn.Linear(16, 1)
-        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.begin, self.last = nn.Linear(16, 384), nn.Linear(384, 1)
+        self.experts = nn.ModuleList(nn.Linear(384, 384) for _ in range(4))
 
     def forward(self, x, expert):
         return self.last(self.experts[expert](self.begin(x)).tanh())
 
 
 def wide():
-    """A model of which many units are too large for memory that small ones share, so that stage 3 partitions them."""
+    """A model of many units that are partitioned."""
     torch.manual_seed(1)
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             n_layer=5, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0,
             attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+        )
+    )  # fmt: skip
+
+
+def llama():
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=256, hidden_size=192, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+def mixtral():
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=256, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
         )
     )  # fmt: skip
 
@@ -49,6 +68,16 @@ def reentrant():
 
 
 MODELS = {
-    "gpt2": small_gpt2, "wide": wide, "reentrant": reentrant, "llama": small_llama, "mixtral": small_mixtral, "normed": Normed,
+    "gpt2": small_gpt2, "wide": wide, "reentrant": reentrant, "llama": llama, "mixtral": mixtral, "normed": Normed,
     "experts": Experts,
 }  # fmt: skip
+WHOLE = 512 << 10  # bytes up to which units share memory, so that no stage partitions them
+
+
+def units_of(name, model):
+    """Makes every block of a transformer a unit, and elsewhere, and in the wide one, every module with parameters of its own."""
+    units = {}
+    for module, names in units_of_modules(model).items():
+        block = None if name == "wide" else re.match(r"(transformer\.h|model\.layers)\.\d+", module)
+        units.setdefault(block[0] if block else module, []).extend(names)
+    return units
