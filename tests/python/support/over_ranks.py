@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from support import fake_gpu
 from support.over_ranks_models import MODELS, WHOLE, units_of
+from support.user_models import image_loss
 from support.wrapped_models import readable, small_gpt2, units_of_modules, wrap
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
@@ -38,6 +39,8 @@ def loss_of(model, name, number):
         return model(x).square().mean()
     if name == "experts":  # ranks use others, two use none, and the last expert is never used
         return model(torch.randn(8, 16, generator=generator), number % 3).square().mean()
+    if name == "convolutional":
+        return image_loss(16)(model, number)
     ids = torch.randint(0, 256, (2, 16), generator=generator)
     return model(input_ids=ids, labels=ids).loss
 
@@ -141,13 +144,13 @@ def _check_partitioned(model, name, stated, accumulate, place, stage, updates=No
     of = dict(model.named_parameters())
     sizes = {unit: sum(of[p].numel() * of[p].element_size() for p in names) for unit, names in units_of(name, model).items()}
     large = {unit for unit, size in sizes.items() if size > WHOLE}
-    assert large or name == "normed", f"no stage partitions anything of {name}"
+    assert large, f"no stage partitions anything of {name}"
     plan = sluice.torch.engine_of(model).plan()
     if stage == 3:
         assert {unit["name"] for unit in plan["units"] if unit["parameters"] == "ranks"} == large
         assert name != "wide" or len(large) > 8, "more units than there are pieces of what ranks sum"
         shards = {unit.get("shard") for unit in plan["units"]} - {None}
-        assert not large or len(shards) == 1 and (updates != "gpu" or shards == {"device"})
+        assert len(shards) == 1 and (updates != "gpu" or shards == {"device"})
         assert not facts or plan["passes_shards"]
     if "device" in options and stated and accumulate == SIZE and place != "disk" and not options.get("update_in_backward"):
         assert plan["sums_in_backward"], "gradients stay whole"

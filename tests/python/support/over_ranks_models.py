@@ -60,6 +60,15 @@ def mixtral():
     )  # fmt: skip
 
 
+def convolutional():
+    """A network with batch norm and convolutions, of which the last ones are partitioned."""
+    return transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(
+            embedding_size=16, hidden_sizes=[16, 128], depths=[1, 2], layer_type="basic", num_labels=10
+        )
+    )  # fmt: skip
+
+
 def reentrant():
     """A model whose blocks run a backward pass of their own within the backward pass of the whole."""
     model = small_gpt2()
@@ -68,8 +77,8 @@ def reentrant():
 
 
 MODELS = {
-    "gpt2": small_gpt2, "wide": wide, "reentrant": reentrant, "llama": llama, "mixtral": mixtral, "normed": Normed,
-    "experts": Experts,
+    "gpt2": small_gpt2, "wide": wide, "reentrant": reentrant, "llama": llama, "mixtral": mixtral, "convolutional": convolutional,
+    "normed": Normed, "experts": Experts,
 }  # fmt: skip
 WHOLE = 512 << 10  # bytes up to which units share memory, so that no stage partitions them
 

@@ -40,7 +40,7 @@ TABLE = [
     ("llama", {"dtype": "bfloat16", "stated": True, "recompute": True, "state": "8bit"}, {}),
     ("experts", {"accumulate": 4, "stated": True, "to_none": False}, {"updates": "cpu"}),
     ("mixtral", {"clip": 0.1}, {"updates": "gpu"}),
-    ("normed", {"accumulate": 4, "update": "SGD"}, {}),
+    ("convolutional", {"accumulate": 4, "update": "SGD"}, {}),
     ("gpt2", {"stated": True, "update": "Adafactor"}, {}),
     ("gpt2", {"stated": True, "update_in_backward": True, "clip_value": 0.001}, {}),
     ("wide", {"accumulate": 4, "stated": True, "clip": 0.1}, {}),
@@ -51,7 +51,7 @@ MORE = [
     *(("gpt2", {"update": update, "state": state, "stated": True, "clip": 0.1}, {"updates": by})
       for update in ("AdamW", "Lion", "Adam") for state in ("f32", "bf16", "8bit") for by in ("cpu", "gpu")),
     *(("gpt2", {"update": "SGD"}, {"updates": by}) for by in ("cpu", "gpu")),
-    *((name, {"accumulate": 4, "stated": stated, "clip": 0.1}, {}) for name in ("llama", "mixtral", "experts", "normed") for stated in (False, True)),
+    *((name, {"accumulate": 4, "stated": stated, "clip": 0.1}, {}) for name in ("llama", "mixtral", "experts", "convolutional") for stated in (False, True)),
     *(("gpt2", {"stated": True, "update_in_backward": True, "update": update}, {}) for update in ("AdamW", "SGD", "Adafactor", "Muon")),
     *((name, {"dtype": "bfloat16", "stated": True}, {"updates": by}) for name in ("wide", "mixtral") for by in ("cpu", "gpu")),
     ("gpt2", {"update": "Muon", "accumulate": 4}, {}),
