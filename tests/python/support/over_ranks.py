@@ -94,13 +94,19 @@ def _result(model, losses, norms, save=None, scaler=None):
     return {"losses": losses, "norms": norms, "digest": _digest(model), "scale": scale}
 
 
-def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=None, **options):
+def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=None, compiled=False, **options):
     """links: "gloo", so that no memory is shared; "hosts", so that every two ranks share a host. seed_of_rank: each rank makes other first values, of which rank 0's count.
-    update: the optimizer's class. dtype: of the parameters. facts: whether rates of GPUs are stated with which they pass on shards at stage 3."""
+    update: the optimizer's class. dtype: of the parameters. compiled: whether the blocks of a Llama are. facts: whether rates of GPUs are stated with which they
+    pass on shards at stage 3."""
     torch.manual_seed(3 + (RANK if seed_of_rank else 0))
     model = MODELS[name]()
     if dtype is not None:
         model.to(getattr(torch, dtype))
+    if compiled:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        for i, block in enumerate(model.model.layers):
+            model.model.layers[i] = torch.compile(block, backend="aot_eager")
     if options.pop("facts", False):
         options["device_facts"] = sluice.DeviceFacts(2e10, 2e10, 3e10, 1e10, 1e10, base=0, between_gpus=1e11)
     opened, place_of_process = _together._opened, _together.place_of_process
@@ -134,6 +140,8 @@ def train(
         no_sync=getattr(model, "no_sync", None), reproducible=reproducible,
     )  # fmt: skip
     made = _result(model, losses, norms, save, scaler)
+    if options.get("compiled"):
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     sluice.torch.close(model)
     return made
 

@@ -56,6 +56,7 @@ MORE = [
     *((name, {"dtype": "bfloat16", "stated": True}, {"updates": by}) for name in ("wide", "mixtral") for by in ("cpu", "gpu")),
     ("gpt2", {"update": "Muon", "accumulate": 4}, {}),
     ("gpt2", {"alone": "save"}, {}),
+    ("llama", {"stated": True, "clip": 0.1}, {"compiled": True}),
     ("gpt2", {"links": "gloo", "stated": True}, {}),
 ]  # fmt: skip
 PLACES = ("device", "memory", "disk")
@@ -94,6 +95,10 @@ def test_they_do_at_every_stage_and_in_every_place(pool, row):
 def test_they_do_where_each_gpu_passes_on_its_shards(pool):
     for seed, settings in enumerate([{"alone": "evaluate", "dtype": "bfloat16"}, {"stated": True, "update": "Adafactor", "clip": 0.1}]):
         check_twins(pool, "wide", settings, {"updates": "cpu", "facts": True}, [(3, "memory")], 2 * seed)
+
+
+def test_they_do_where_blocks_are_compiled(pool):
+    check_twins(pool, "llama", {"stated": True, "clip": 0.1}, {"compiled": True}, [(3, "memory")])
 
 
 def test_they_do_on_several_hosts(pools):
