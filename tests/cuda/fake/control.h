@@ -93,6 +93,8 @@ void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint
 int sluice_fake_cuda_shares_memory(void);  // 1 or 0
 // Whether the default stream, on which the CPU counts as a client's work, is captured into a graph.
 void sluice_fake_cuda_capture(int begins);
+// Control::fail().
+void sluice_fake_cuda_fail(const char* function, std::uint64_t n, int result);
 // What was refused since the last call, and what is alive, a line each. Texts are valid until the next call.
 const char* sluice_fake_cuda_misuses(void);
 const char* sluice_fake_cuda_alive(void);

@@ -26,6 +26,9 @@ void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint
   sluice_fake_cuda()->begin(settings);
 }
 void sluice_fake_cuda_capture(int begins) { sluice_fake_cuda()->capture_default(begins != 0); }
+void sluice_fake_cuda_fail(const char* function, std::uint64_t n, int result) {
+  sluice_fake_cuda()->fail(function, n, result);
+}
 int sluice_fake_cuda_shares_memory(void) { return sluice_fake_cuda()->shares_memory() ? 1 : 0; }
 const char* sluice_fake_cuda_misuses(void) { return kept(sluice_fake_cuda()->take_misuses()); }
 const char* sluice_fake_cuda_alive(void) { return kept(sluice_fake_cuda()->alive()); }

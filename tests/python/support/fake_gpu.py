@@ -67,6 +67,7 @@ def _driver():
     require_built()
     loaded = ctypes.CDLL(str(DRIVER))
     loaded.sluice_fake_cuda_share_memory.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_int]
+    loaded.sluice_fake_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
     for name in ("sluice_fake_cuda_misuses", "sluice_fake_cuda_alive"):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
@@ -78,6 +79,11 @@ def share_memory(memory=1 << 30, schedule="random", seed=0, devices=1, has_peers
     loaded = _driver()
     os.environ["SLUICE_CUDA_DRIVER"] = str(DRIVER)
     loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed, devices, int(has_peers))
+
+
+def fail(function, result, n=0):
+    """The n-th call of one of CUDA's functions from now on (0 is the next one) returns this result, and does nothing."""
+    _driver().sluice_fake_cuda_fail(function.encode(), n, result)
 
 
 def take_misuses():

@@ -337,8 +337,9 @@ def test_first_values_on_gpus_are_drawn_with_rank_0s_state(monkeypatch):
 
 # ---- a rank that fails ----
 
-FAILS = """
-import gc, json, os, signal, sys, time
+BEGINS = """
+import atexit, gc, json, os, signal, sys, time
+atexit.register(lambda: print(time.monotonic(), flush=True))  # after all that others leave for the end
 import torch
 from torch import nn
 from support import fake_gpu
@@ -353,6 +354,8 @@ model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), device="cuda", devic
                                      device_facts=fake_gpu.FACTS, stage=int(os.environ["STAGE"]))
 units = sluice.torch.engine_of(model).plan()["units"]
 assert [unit["parameters"] == "ranks" for unit in units] == 2 * [os.environ["STAGE"] == "3"]
+"""
+FAILS = BEGINS + """
 began = time.monotonic()
 try:
     for number in range(100):
@@ -378,11 +381,39 @@ def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how):
     stage = STAGES[0] if how == "raises" else STAGES[-1]
     (status, out, errors), (status_there, _, errors_there) = rank_pool.run_program(FAILS, HOW=how, STAGE=str(stage))
     assert status == 0, errors
-    kind, text, seconds, alive, misuses = json.loads(out.splitlines()[-1])
+    kind, text, seconds, alive, misuses = json.loads(out.splitlines()[-2])
     assert kind in ("SystemIOError", "StateError") and "rank 1" in text and seconds < rank_pool.LIMIT / 4
     assert alive == misuses == []
     assert status_there == (-signal.SIGKILL if how == "killed" else 1), errors_there
     assert how == "killed" or "ValueError: the data of this rank is bad" in text
+
+
+OF_GPU = BEGINS + """
+print(os.getpid())
+for number in range(100):
+    if RANK == 1 and number == 2:
+        print(time.monotonic())
+        fake_gpu.fail(os.environ["FUNCTION"], 719)
+    model(torch.ones(3, 400) * (RANK + 1)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("function, stage", [
+    ("cuLaunchKernel", 3), *(pytest.param(*row, marks=LONG) for row in (("cuLaunchKernel", 0), ("cuEventRecord", 1), ("cuEventQuery", 3))),
+])  # fmt: skip
+def test_a_gpu_that_fails_ends_all_ranks_with_the_reason(function, stage):
+    """Nobody catches the error: the processes end by themselves."""
+    outcomes = rank_pool.run_program(OF_GPU, STAGE=str(stage), FUNCTION=function)
+    failed = float(outcomes[1][1].splitlines()[1])
+    for rank, (status, out, errors) in enumerate(outcomes):
+        said = errors.splitlines()[-1]
+        assert status == 1 and re.match(r"sluice.*Error: ", said) and function in said and "719" in said, errors
+        assert rank == 1 or "rank 1" in said
+        pid, ended = out.splitlines()[0], float(out.splitlines()[-1])
+        assert ended - failed < 10
+        assert not [name for name in os.listdir("/dev/shm") if pid in name or "sluice" in name]
 
 
 # ---- memory ----
