@@ -101,6 +101,20 @@ def test_they_do_where_blocks_are_compiled(pool):
     check_twins(pool, "llama", {"stated": True, "clip": 0.1}, {"compiled": True}, [(3, "memory")])
 
 
+@pytest.mark.parametrize("size, stage, place, has_peers", [
+    (3, 3, "device", True), (4, 3, "memory", False),
+    *(pytest.param(size, stage, place, has_peers, marks=LONG) for size, stage, place, has_peers in (
+        (3, 3, "memory", False), (3, 1, "device", True), (3, 1, "memory", False),
+        (4, 3, "device", True), (4, 1, "device", False), (4, 1, "memory", True),
+    )),
+])  # fmt: skip
+def test_they_do_on_more_gpus_of_one_host(pools, size, stage, place, has_peers):
+    settings = {"name": "wide", "accumulate": size, "stated": True, "clip": 0.5, "steps": 2}
+    expected = alike(pools[size].call("train", **settings))
+    given = {"stage": stage, "place": place, "has_peers": has_peers} | ({"updates": "gpu"} if place == "device" else {})
+    assert pools[size].call("on_gpus", called="train", seed=stage, **given, **settings) == expected
+
+
 def test_they_do_on_several_hosts(pools):
     settings = {"name": "wide", "accumulate": 4, "clip": 0.5, "steps": 1, "links": "hosts"}
     expected = alike(pools[4].call("train", **settings))
