@@ -30,11 +30,11 @@ inline CUstream_st* default_stream() { return reinterpret_cast<CUstream_st*>(std
 // capture, and are not part of it. CUDA's default stream counts as captured while a stream that was not made
 // non-blocking is.
 //
-// Each call throws Error(kIo) where the driver reports a failure, with the call's name, its arguments and the
-// driver's words, and Error(kBudget) where the device has too little memory. What the driver takes
-// itself is measure_context(), and for tables of pages some more, which is in no ledger. After a fault of the
-// device itself (a kernel that touched what is not there) every later call fails, and only a new process
-// helps.
+// Each call throws Error(kIo) where the driver reports a failure, with the device's index and address, the
+// call's name, its arguments and the driver's words, and Error(kBudget) where the device has too little
+// memory. What the driver takes itself is measure_context(), and for tables of pages some more, which is in
+// no ledger. After a fault of the device itself (a kernel that touched what is not there) every later call
+// fails, and only a new process helps.
 
 using DeviceAddress = std::uint64_t;
 

@@ -180,10 +180,12 @@ void refuse_unfit(const Driver& driver, CUdevice device, const DeviceInfo& info)
 }  // namespace
 
 CudaDevice::CudaDevice(int index) : driver_(load_driver()) {
+  driver_.speaker = fmt::format("GPU {}", index);
   const Relaxed relaxed(driver_);
   relaxed.check();
   device_ = find_device(driver_, index);
   info_ = describe(driver_, device_, index);
+  driver_.speaker += fmt::format(" ({})", info_.pci_address);
   refuse_unfit(driver_, device_, info_);
   const CUresult result = driver_.cuDevicePrimaryCtxRetain(&context_, device_);
   if (result == CUDA_ERROR_DEVICE_UNAVAILABLE)
@@ -191,7 +193,7 @@ CudaDevice::CudaDevice(int index) : driver_(load_driver()) {
          "GPU {} ({}) is busy: another process has it for itself (compute mode \"exclusive process\"); end "
          "that process, or use another GPU",
          index, info_.name);
-  driver_.check(result, "cuDevicePrimaryCtxRetain(GPU {})", index);
+  driver_.check(result, "cuDevicePrimaryCtxRetain");
   const CUmemAllocationProp properties = memory_of(device_);
   const CUresult granularity = driver_.cuMemGetAllocationGranularity(&info_.extent_bytes, &properties,
                                                                      CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -307,10 +309,10 @@ void CudaDevice::register_host(std::byte* memory, std::size_t bytes) {
   const CUresult result = driver_.cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE);
   if (result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_NOT_PERMITTED)
     fail(ErrorCode::kIo,
-         "the GPU's driver refuses to register {} of host memory: {}; the machine has too little memory for "
+         "{}: the driver refuses to register {} of host memory: {}; the machine has too little memory for "
          "it, this process may lock too little, or it is 512 GiB or more, which drivers refuse at once; "
          "state less memory, or raise `ulimit -l`",
-         format_size(bytes), driver_.words(result));
+         driver_.speaker, format_size(bytes), driver_.words(result));
   driver_.check(result, "cuMemHostRegister({} bytes)", bytes);
 }
 void CudaDevice::unregister_host(std::byte* memory) {

@@ -56,7 +56,7 @@ class CudaDevice final : public Device {
   Extent create(std::size_t bytes, const CUmemAllocationProp& properties);
   CUresult set_access(DeviceAddress address, std::size_t bytes);
 
-  const Driver driver_;
+  Driver driver_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   DeviceInfo info_;

@@ -29,8 +29,8 @@ std::string Driver::words(CUresult result) const {
 }
 
 void Driver::refuse(CUresult result, const std::string& call) const {
-  fail(result == CUDA_ERROR_OUT_OF_MEMORY ? ErrorCode::kBudget : ErrorCode::kIo, "the GPU's driver: {}: {}",
-       call, words(result));
+  fail(result == CUDA_ERROR_OUT_OF_MEMORY ? ErrorCode::kBudget : ErrorCode::kIo, "{}: {}: {}", speaker, call,
+       words(result));
 }
 
 Driver load_driver() {

@@ -71,6 +71,8 @@ struct Driver {
   SLUICE_CUDA_FUNCTIONS(SLUICE_CUDA_MEMBER)
 #undef SLUICE_CUDA_MEMBER
   std::string path;  // of the library
+  // Who has failed, by errors: the GPU that a device is, where it is known.
+  std::string speaker = "the GPU's driver";
 
   // The driver's words for a result, as in "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string words(CUresult result) const;

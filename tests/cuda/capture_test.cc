@@ -169,7 +169,7 @@ TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
   for (std::size_t i = 0; i < calls.size(); ++i) {
     fake()->leave_out({"cuThreadExchangeStreamCaptureMode"});
     Capture capture(stream.get());
-    std::thread([&] { expect_error(ErrorCode::kIo, {"the GPU's driver"}, calls[i]); }).join();
+    std::thread([&] { expect_error(ErrorCode::kIo, {"GPU 0"}, calls[i]); }).join();
     EXPECT_EQ(capture.end(), std::nullopt) << i;
     EXPECT_GE(fake()->take_misuses().size(), 1U) << i;
     fake()->leave_out({});

@@ -32,7 +32,7 @@ class MemoryTest : public GpuTest {
   }
   // A driver refuses misuse; the fake also remembers it.
   void expect_refused(const std::string& misuse, const std::function<void()>& call) {
-    expect_error(ErrorCode::kIo, {"the GPU's driver"}, call);
+    expect_error(ErrorCode::kIo, {"GPU 0 (" + device_->info().pci_address + "): cu"}, call);
     if (fake() == nullptr) return;
     const auto misuses = fake()->take_misuses();
     ASSERT_EQ(misuses.size(), 1U) << misuse;

@@ -69,8 +69,8 @@ TEST_F(OpeningTest, FailuresOfTheDriverAreReportedAndNothingIsLeft) {
         "cuMemGetAllocationGranularity", "cuThreadExchangeStreamCaptureMode"}) {
     fake()->begin({});
     fake()->fail(function, 0, 999);
-    expect_error(ErrorCode::kIo, {"the GPU's driver", function, "CUDA_ERROR_UNKNOWN"},
-                 [] { open_device(0); });
+    const std::string name = function == std::string("cuInit") ? "the GPU's driver: " : "GPU 0";
+    expect_error(ErrorCode::kIo, {name, function, "CUDA_ERROR_UNKNOWN"}, [] { open_device(0); });
     EXPECT_EQ(fake()->alive(), std::vector<std::string>{}) << function;
   }
 }

@@ -134,7 +134,7 @@ class SharedMemoryTest : public KernelTest {
   }
   void expect_refused(const std::string& misuse, const std::string& words,
                       const std::function<void()>& call) {
-    expect_error(ErrorCode::kIo, {"the GPU's driver", fake() != nullptr ? words : ""}, call);
+    expect_error(ErrorCode::kIo, {"GPU 0 (", fake() != nullptr ? words : ""}, call);
     if (fake() == nullptr) return;
     const auto misuses = fake()->take_misuses();
     ASSERT_EQ(misuses.size(), 1U) << misuse;
