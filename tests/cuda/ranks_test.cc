@@ -797,6 +797,65 @@ TEST_F(RanksOnGpusTest, RanksWithNoGradientAndWithSeveralAddToOneOfAnother) {
   }
 }
 
+// The ranks of which a GPU is well end with the same error, soon, wherever they wait.
+TEST_F(RanksOnGpusTest, AGpuThatFailsEndsAllRanks) {
+  SLUICE_NEEDS_THE_FAKE();
+  struct Placed {
+    std::size_t stage;
+    allocator::Tier updates;
+    bool gpus_meet;
+    int result;
+    const char* cause;
+  };
+  using Clock = std::chrono::steady_clock;
+  for (const auto& [stage, updates, gpus_meet, result, cause] :
+       {Placed{0, kDevice, false, 719, "CUDA_ERROR_LAUNCH_FAILED"},
+        Placed{0, kDevice, true, 214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+        Placed{1, kHost, false, 46, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+        Placed{1, kDevice, true, 2, "CUDA_ERROR_OUT_OF_MEMORY"},
+        Placed{3, kHost, false, 214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+        Placed{3, kHost, true, 719, "CUDA_ERROR_LAUNCH_FAILED"},
+        Placed{3, kDevice, true, 46, "CUDA_ERROR_DEVICE_UNAVAILABLE"}})
+    for (const std::uint64_t calls : {0, 150, 600}) {
+      SCOPED_TRACE(fmt::format("stage {}, updates by the {}, GPUs {}, {} after {} calls", stage,
+                               name_of(updates), gpus_meet ? "meet" : "do not meet", cause, calls));
+      Case all;
+      all.ends = all.once = true;
+      all.blocks = 5, all.steps = 4;
+      all.stage = stage;
+      all.device = 192 * kMiB;
+      all.updates = updates;
+      all.places = {kDevice, updates, updates};
+      all.ranks.gpus_meet = gpus_meet;
+      begin_devices(2, Schedule::kRandom, calls);
+      std::array<std::string, 2> errors;
+      std::array<Clock::time_point, 2> ends;
+      comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+        const auto rank = static_cast<std::size_t>(of.rank());
+        const std::unique_ptr<Device> device = open_for(of);
+        OnGpu gpu(of_rank(all, of), *device, &of);
+        EXPECT_EQ(gpu.made.plan.shard_place(), shards_of(all));
+        gpu.client.load();
+        if (rank == 1) fake()->fail_device(1, calls, result);
+        try {
+          for (int step = 0; step < all.steps; ++step) gpu.client.step(step);
+        } catch (const Error& error) {
+          errors[rank] = error.what();
+          ends[rank] = Clock::now();
+          of.fail(error.what());
+          if (rank == 1) fake()->fail_device(1, 0, 0);
+        }
+      });
+      EXPECT_THAT(errors[1], testing::HasSubstr("GPU 1 (0000:1c:00.0): cu"));
+      for (const char* part : {"rank 1 has failed", "GPU 1 (0000:1c:00.0): cu", cause})
+        EXPECT_THAT(errors[0], testing::HasSubstr(part));
+      EXPECT_LT(ends[0] - ends[1], std::chrono::seconds(2));
+      EXPECT_EQ(fake()->alive(), std::vector<std::string>{});
+      EXPECT_EQ(fake()->take_misuses(), std::vector<std::string>{});
+      if (HasFailure()) return;
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, KindsOfRanksOnGpus,
                          testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32, 2, 0},
                                          Kind{"adamw", Dtype::kBf16, Dtype::kU8, 3, 1},

@@ -1,5 +1,7 @@
 #include "cuda/fake/driver.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "cuda/fake/fibers.h"
@@ -14,6 +16,7 @@ void FakeDriver::begin(const Settings& settings) {
   counts_ = {};
   misuses_.clear();
   failures_.clear();
+  faults_.clear();
   random_.seed(settings.seed);
   process_ = 0;
   retained_ = 0;
@@ -24,6 +27,21 @@ void FakeDriver::begin(const Settings& settings) {
 void FakeDriver::fail(const std::string& function, std::uint64_t n, int result) {
   const std::lock_guard lock(mutex_);
   failures_[function] = {counts_.calls[function] + n, static_cast<CUresult>(result)};
+}
+void FakeDriver::fail_device(int device, std::uint64_t n, int result) {
+  const std::lock_guard lock(mutex_);
+  faults_[context_of(device)] = {n, static_cast<CUresult>(result)};
+}
+void FakeDriver::refuse_after_a_fault(CUcontext context) {
+  const auto found = faults_.find(context);
+  if (found == faults_.end()) return;
+  auto& [left, result] = found->second;
+  if (left == 0 && result != CUDA_SUCCESS) throw Refusal{result, {}};
+  left -= left > 0 ? 1 : 0;
+}
+bool FakeDriver::ends(std::string_view function) {
+  constexpr std::array kEnds = {"Destroy", "Release", "Unmap", "AddressFree", "Unregister", "Unload"};
+  return std::ranges::any_of(kEnds, [&](std::string_view end) { return function.ends_with(end); });
 }
 void FakeDriver::leave_out(const LeftOut& what) {
   const std::lock_guard lock(mutex_);

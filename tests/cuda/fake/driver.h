@@ -27,6 +27,7 @@ class FakeDriver final : public Control {
 
   void begin(const Settings& settings) override;
   void fail(const std::string& function, std::uint64_t n, int result) override;
+  void fail_device(int device, std::uint64_t n, int result) override;
   void leave_out(const LeftOut& what) override;
   void capture_default(bool begins) override;
   std::uint64_t left_out() override;
@@ -57,6 +58,7 @@ class FakeDriver final : public Control {
       if (needs_context && (contexts_.empty() || retained_ == 0))
         throw Refusal{CUDA_ERROR_INVALID_CONTEXT, "no context is current"};
       work_->captures().refuse_unsafe(function);
+      if (needs_context && !ends(function)) refuse_after_a_fault(contexts_.back());
       work_->turn();
       body();
       work_->turn();
@@ -95,12 +97,16 @@ class FakeDriver final : public Control {
   std::vector<std::unique_ptr<int>> made_contexts_;  // beside the primary one
 
  private:
+  void refuse_after_a_fault(CUcontext context);
+  static bool ends(std::string_view function);
+
   static inline thread_local bool is_in_host_function_ = false;
   std::mt19937_64 random_;
   std::mutex mutex_;
   Counts counts_;
   std::vector<std::string> misuses_;
   std::map<std::string, std::pair<std::uint64_t, CUresult>> failures_;
+  std::map<CUcontext, std::pair<std::uint64_t, CUresult>> faults_;  // after how many more calls
 };
 
 FakeDriver& fake();
