@@ -126,7 +126,8 @@ BetweenGpus try_between_gpus(comm::Communicator& communicator, Device& device, s
 BetweenGpus measure_between_gpus(comm::Communicator& communicator, Device& device, std::uint64_t bytes,
                                  const std::string& refused) {
   BetweenGpus found = try_between_gpus(communicator, device, bytes, refused);
-  if (found.bytes_a_second == 0) log().info("GPUs read nothing of each other's memory: {}", found.problem);
+  if (found.bytes_a_second == 0 && communicator.rank() == 0)
+    log().info("GPUs read nothing of each other's memory: {}", found.problem);
   return found;
 }
 

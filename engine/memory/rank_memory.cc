@@ -118,7 +118,7 @@ void RankMemory::share(Ranks& ranks, const std::string& name, bool with_gpus) {
   const auto first = std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
   if (first == problems.end())
     of_ranks_ = std::move(all);
-  else
+  else if (ranks.rank() == 0)
     log().warn("{}: ranks of this host send it, since they cannot share the memory: rank {}: {}", name,
                first - problems.begin(), *first);
 }

@@ -25,8 +25,8 @@ class RankMemory {
 
   std::byte* data() const { return memory_.data(); }
   // Collective: lets all ranks read each other's; with_gpus: and each one's GPU copy from there. Where one of
-  // them cannot do that with another one's, none does, and the log says why. name: of what is there, for
-  // messages.
+  // them cannot do that with another one's, none does, and the log of rank 0 says why. name: of what is
+  // there, for messages.
   void share(Ranks& ranks, const std::string& name, bool with_gpus);
   bool is_shared() const { return !of_ranks_.empty(); }
   // Where that rank's begins. REQUIRES: is_shared().

@@ -84,7 +84,12 @@ TEST_F(RankMemoryTest, IsReadByAllRanksOfAHostAndByTheirGpus) {
 TEST_F(RankMemoryTest, IsEachRanksOwnOnSeveralHostsAndWhereItCannotBeShared) {
   SLUICE_NEEDS_THE_FAKE();
   look(comm::World::kHosts, 3, false, true);
+  testing::internal::CaptureStderr();
   look(comm::World::kThreads, 2, false, true, false);
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string said = "a test's memory: ranks of this host send it";
+  EXPECT_NE(log.find(said), std::string::npos) << log;
+  EXPECT_EQ(log.find(said), log.rfind(said)) << "the same on each rank: " << log;
 }
 
 }  // namespace rank_memory_test
