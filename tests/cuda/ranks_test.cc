@@ -7,6 +7,7 @@
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
 #include "cuda/file_limit.h"
+#include "engine/machine/peer_rate.h"
 #include "engine/memory/device_shards.h"
 #include "engine/ranks/agreement.h"
 #include "thrown.h"
@@ -795,6 +796,21 @@ TEST_F(RanksOnGpusTest, RanksWithNoGradientAndWithSeveralAddToOneOfAnother) {
     });
     EXPECT_EQ(found, expected);
   }
+}
+
+TEST_F(RanksOnGpusTest, WhyGpusDoNotMeetIsSaidOnce) {
+  SLUICE_NEEDS_THE_FAKE();
+  device_.reset();
+  fake()->begin({.devices = 2, .has_peers = false});
+  testing::internal::CaptureStderr();
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+    const std::unique_ptr<Device> device = open_for(of);
+    EXPECT_NE(measure_between_gpus(of, *device, 64 * kMiB, "").problem, "");
+  });
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string said = "GPUs read nothing of each other's memory";
+  EXPECT_NE(log.find(said), std::string::npos) << log;
+  EXPECT_EQ(log.find(said), log.rfind(said)) << "the same on each rank: " << log;
 }
 
 // The ranks of which a GPU is well end with the same error, soon, wherever they wait.
