@@ -16,22 +16,23 @@ using allocator::Tier;
 using fake_cuda::LeftOut;
 
 // Streams in the order in which train_on_gpu() and DeviceWork make them.
-enum Stream { kClient, kIn, kOut, kChunksIn, kChunksOut, kNumbers, kUpdates, kRanks };
-constexpr const char* kNames[] = {"the client's", "in",      "out",     "chunks in",
-                                  "chunks out",   "numbers", "updates", "ranks"};
+enum Stream { kClient, kIn, kOut, kChunksIn, kChunksOut, kNumbers, kUpdates, kRanks, kBrought, kBorrowed };
+constexpr const char* kNames[] = {"the client's", "in",      "out",   "chunks in", "chunks out",
+                                  "numbers",      "updates", "ranks", "brought",   "borrowed"};
 
 // Those that a stream has to wait for itself. Others it needs not, since it has waited for a third one that
 // has, or since the caller has: before anything is updated, for the norm. What the client changes while it
-// goes out goes out again, over what went out then. That chunks in wait for what goes out, and for updates
-// where gradients alone stream, shows here in some runs only.
+// goes out goes out again, over what went out then. A shard is brought to a place, and copied from there,
+// when the caller has waited for what was there before. That chunks in wait for what goes out, and for
+// updates where gradients alone stream, shows here in some runs only.
 std::vector<Stream> awaited_by(Stream stream) {
   switch (stream) {
     case kClient:
-      return {kIn, kUpdates};
+      return {kIn, kUpdates, kBorrowed};
     case kIn:
       return {kClient, kOut, kUpdates};
     case kOut:
-      return {kClient, kIn, kUpdates};
+      return {kClient, kIn, kUpdates, kBorrowed};
     case kChunksIn:
       return {kChunksOut};
     case kChunksOut:
@@ -42,6 +43,9 @@ std::vector<Stream> awaited_by(Stream stream) {
       return {kClient, kIn, kChunksIn};
     case kRanks:
       return {kClient, kUpdates};
+    case kBrought:
+    case kBorrowed:
+      return {};
   }
   return {};
 }
@@ -80,7 +84,18 @@ class LeftOutWaitsTest : public KernelTest {
   }
 
   // Together they use every way in which memory passes from one stream to another.
-  enum Way { kInHostMemory, kOnTheDevice, kGradientsOnDisk, kLooks, kLeaves, kOfRanks, kOfShards, kOfGpus };
+  enum Way {
+    kInHostMemory,
+    kOnTheDevice,
+    kGradientsOnDisk,
+    kLooks,
+    kLeaves,
+    kOfRanks,
+    kOfShards,
+    kOfGpus,
+    kOfPassed,
+    kOfShardsOnGpus
+  };
   static Scenario scenario_of(Way way) {
     Case setup;
     setup.blocks = 10;  // more than there are frames and slots for
@@ -105,6 +120,14 @@ class LeftOutWaitsTest : public KernelTest {
       setup.stage = 3;
       setup.looks = true;
     }
+    if (way == kOfPassed || way == kOfShardsOnGpus) {
+      setup.ranks = {0, 2};
+      setup.ranks.gpus_meet = true;
+      setup.stage = 3;
+      setup.updates = way == kOfPassed ? Tier::kHost : Tier::kDevice;
+      setup.places = {Tier::kDevice, *setup.updates, *setup.updates};
+      setup.looks = true;
+    }
     Scenario scenario = {setup, train(setup, nullptr)};
     scenario.setup.device = 128 * kMiB;
     return scenario;
@@ -112,6 +135,7 @@ class LeftOutWaitsTest : public KernelTest {
   // In which it shows that this is left out.
   static Way way_of(const LeftOut& what) {
     if (what.function == "cuStreamSynchronize") return kLeaves;
+    if (what.awaited == kBorrowed) return kOfPassed;
     if (what.stream == kClient && what.awaited == kUpdates) return kOnTheDevice;
     if (what.stream == kIn && what.awaited == kUpdates) return kGradientsOnDisk;
     if (what.stream == kUpdates && what.awaited == kClient) return kLooks;
@@ -218,6 +242,30 @@ TEST_F(LeftOutWaitsTest, OfPiecesOnGpusAreFound) {
     times_ = 0;
     EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant) << ", left out " << times_ << " times";
   }
+}
+
+// For shards in places that other GPUs copy from, which must be there before they are lent, and copied before
+// they are given back.
+TEST_F(LeftOutWaitsTest, OfShardsThatArePassedAreFound) {
+  SLUICE_NEEDS_THE_FAKE();
+  const Scenario scenario = scenario_of(kOfPassed);
+  EXPECT_TRUE(is_right(scenario, std::nullopt));
+  for (const Stream stream : {kBrought, kBorrowed})
+    for (const char* function : {"cuEventRecord", "cuEventSynchronize", "cuEventQuery"}) {
+      const LeftOut mutant = {function, stream};
+      times_ = 0;
+      EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant) << ", left out " << times_ << " times";
+    }
+}
+
+// For shards that GPUs copy of each other, which must be copied before they change. That they are updated
+// before they are told of is seen by device_shards_test.cc, and here in some runs only.
+TEST_F(LeftOutWaitsTest, OfShardsOnGpusAreFound) {
+  SLUICE_NEEDS_THE_FAKE();
+  const Scenario scenario = scenario_of(kOfShardsOnGpus);
+  EXPECT_TRUE(is_right(scenario, std::nullopt));
+  const LeftOut mutant = {"cuEventSynchronize", kIn};
+  EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant);
 }
 
 // Before memory is unmapped, in the first steps and at the end.
