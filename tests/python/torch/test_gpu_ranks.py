@@ -97,6 +97,7 @@ def test_they_do_where_each_gpu_passes_on_its_shards(pool):
         check_twins(pool, "wide", settings, {"updates": "cpu", "facts": True}, [(3, "memory")], 2 * seed)
 
 
+@LONG
 def test_they_do_where_blocks_are_compiled(pool):
     check_twins(pool, "llama", {"stated": True, "clip": 0.1}, {"compiled": True}, [(3, "memory")])
 
