@@ -120,6 +120,50 @@ def test_what_is_refused_leaves_everything_as_it_was():
     step(model, optimizer, 16)
 
 
+class Raises(Wide):
+    def forward(self, x, how="own"):
+        if how == "own":
+            raise UserError("of the model's own")
+        if how == "key":
+            return {}["no such key"]
+        if how == "values":
+            try:
+                return super().forward(x) * x.sum().item()
+            except RuntimeError as error:
+                raise UserError("of what came before") from error
+        return super().forward(x)
+
+
+class UserError(Exception):
+    pass
+
+
+def test_an_exception_of_the_models_own_comes_as_it_is():
+    """Before anything is computed, and the model goes on. What comes of missing values is a refusal that says what to state."""
+    model, optimizer = wrapped("2GiB", Raises)
+    for how, error in (("own", UserError), ("key", KeyError)):
+        with pytest.raises(error, match="own|no such key"):
+            model(rows(2), how=how)
+    with pytest.raises(TypeError, match="forward.* missing 1 required positional argument: 'x'"):
+        model()
+    with pytest.raises(sluice.InvalidArgumentError, match=r"cannot be estimated.*wrap\(reserve="):
+        model(rows(2), how="values")
+    with pytest.raises(UserError):
+        sluice.torch.plan(Raises(), sluice.AdamW(), memory="2GiB", sample_batch=rows(2))
+    model(rows(2), how="none").mean().backward()
+    optimizer.step()
+
+
+def test_anomaly_detection_is_for_what_is_computed():
+    """The gradients of an estimate have no values to look at."""
+    model, optimizer = wrapped("2GiB")
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        for count in (2, 20):
+            step(model, optimizer, count)
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            (model(rows(2)) - 2).sqrt().mean().backward()
+
+
 def test_without_disk_a_call_that_does_not_fit_is_refused():
     model, optimizer = sluice.torch.wrap(Wide(), sluice.AdamW(), memory=everything("300MiB"))
     step(model, optimizer, 16)

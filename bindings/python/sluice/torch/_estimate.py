@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
+import os
 import random
 import sys
 import threading
@@ -25,6 +27,8 @@ from ._modes import Mode
 
 CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OF_PYTHON = (LookupError, AttributeError, NameError, ArithmeticError)  # raised without `raise`, and not for fakes
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
@@ -191,6 +195,21 @@ def _refusal(
     )
 
 
+def _is_of_the_users(error: BaseException) -> bool:
+    """Whether code of the model raised this, and not because PyTorch did, which lacks values here; or arguments do not fit a forward()."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or (error.__context__ is not None and not _is_of_the_users(error.__context__)):
+        return False
+    code = trace.tb_frame.f_code
+    if code.co_filename == torch.nn.modules.module.__file__:
+        return isinstance(error, TypeError)
+    if code.co_filename.startswith(_TORCH):
+        return False
+    return code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"] or isinstance(error, _OF_PYTHON)
+
+
 def _module_of(model: torch.nn.Module, called: torch.nn.Module, error: Exception) -> str:
     """The innermost module of the model that was called when the error was raised, for messages."""
     names = {id(module): name for name, module in model.named_modules()}
@@ -214,7 +233,7 @@ def estimate_call(
 ) -> Estimate:
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
     of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises
-    InvalidArgumentError where that is not possible; what, call_of_it: the call, for its message."""
+    what the model itself raises, and InvalidArgumentError where there can be no estimate; what, call_of_it: the call, for its message."""
     alive, fake = _Alive(), FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with _one_at_a_time, _random_states_kept(device), _without_nested_tensors():
@@ -233,6 +252,8 @@ def estimate_call(
     except Error:
         raise
     except Exception as error:
+        if _is_of_the_users(error):
+            raise
         raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
     return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 
