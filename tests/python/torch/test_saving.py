@@ -1,6 +1,8 @@
 """Saving and loading a wrapped model."""
 
 import copy
+import resource
+import shutil
 
 import pytest
 import torch
@@ -107,6 +109,28 @@ def test_what_a_file_cannot_hold_is_named_and_leaves_nothing(tmp_path):
         sluice.torch.save_file(whole, tmp_path / "b")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "b"]
     assert same_values(load_file(tmp_path / "a.safetensors"), whole)
+
+
+def test_where_there_is_no_room_what_was_saved_before_stands(trained, tmp_path):
+    """This process may write files of 64 KiB at most for a while, as on a disk without room; and a folder has gone."""
+    model, file = trained[0], tmp_path / "a.safetensors"
+    engine = sluice.torch.engine_of(model)
+    sluice.torch.save_file({"a": torch.ones(3)}, file)
+    checkpoint, before = engine.save(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    saved = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    try:
+        with pytest.raises(OSError, match="cannot be written, and what was there before stands: File too large: .*/a.safetensors'"):
+            sluice.torch.save_file(model.state_dict(), file)
+        with pytest.raises(sluice.BudgetError, match="raise the limit"):
+            engine.save(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(FileNotFoundError, match="cannot be written.*/none/a.safetensors'"):
+        sluice.torch.save_file(model.state_dict(), tmp_path / "none" / "a.safetensors")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == saved
+    shutil.rmtree(tmp_path / "out")
+    assert engine.save(tmp_path / "out") == checkpoint and (tmp_path / "out").is_dir()
 
 
 def test_types_and_shapes_of_a_file(tmp_path):

@@ -158,7 +158,7 @@ def save_file(
     all. Parameters come in one after another. Of tied tensors the first is written, and the metadata maps the other names
     to it, as safetensors' save_model() does.
 
-    Raises InvalidArgumentError that names what the format cannot hold.
+    Raises InvalidArgumentError that names what the format cannot hold, and OSError that names the file.
     """
     written, same = _without_same(tensors)
     whole = os.path.abspath(os.fspath(path))
@@ -168,9 +168,11 @@ def save_file(
             file.write(_header_of(written, {**same, **(metadata or {})}))
             _write(file, written.values())
         os.replace(part, whole)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, f"the file cannot be written, and what was there before stands: {error.strerror}", whole) from error
         raise
 
 
