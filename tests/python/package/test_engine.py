@@ -72,7 +72,8 @@ def test_what_is_held_and_which_gradients_there_are_is_asked_of_the_engine():
 
 def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
     out = tmp_path / "out"
-    with make_engine(disk=tmp_path, place="disk") as engine:
+    with make_engine(disk=f"{tmp_path}:2GiB", place="disk") as engine:
+        assert engine.plan()["budget"]["disk"] == 2 << 30
         set_start(engine)
         train(engine, 2)
         saved = engine.save(out, keep=1)

@@ -41,7 +41,7 @@ GIVEN = [
 
 @pytest.mark.parametrize("optimizer, options", GIVEN)
 def test_a_plan_is_that_of_the_wrapped_model(optimizer, options):
-    given = fake_gpu.placed(memory="6GiB", disk=tempfile.gettempdir(), **options)
+    given = fake_gpu.placed(memory="6GiB", disk=f"{tempfile.gettempdir()}:2GiB", **options)
     model = small_gpt2()
     planned = sluice.torch.plan(model, optimizer, **given)
     sluice.torch.wrap(model, optimizer, **given)
@@ -49,6 +49,7 @@ def test_a_plan_is_that_of_the_wrapped_model(optimizer, options):
     sluice.torch.close(model)
     assert without_process(planned) == without_process(made)
     assert planned["pytorch"] == made["pytorch"]
+    assert made["budget"]["disk"] == 2 << 30
 
 
 @OF_HOST
