@@ -52,6 +52,15 @@ def test_a_run_has_the_bits_of_the_program(text, tmp_path):
     assert repr(made).count("loss") == 2, "the lines of metrics are many"
 
 
+def test_only_whole_checkpoints_are_returned(text, tmp_path):
+    out, options = tmp_path / "run", dict(SMALL, data=text, disk=f"{tmp_path}:2GiB", place_state="disk", schedule="constant")
+    sluice.train(out=out, steps=1, **options)
+    for name in ("step-old", "step-00009999"):
+        (out / name).mkdir()
+    made = sluice.train(out=out, steps=2, resume=True, **options)
+    assert made.checkpoint == out / "step-00000002"
+
+
 def test_a_run_goes_on_from_its_checkpoint(text, tmp_path):
     options = dict(SMALL, data=text, out=tmp_path / "run", schedule="constant")
     first = sluice.train(steps=2, metrics=tmp_path / "m.jsonl", **options)
