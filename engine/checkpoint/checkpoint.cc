@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <utility>
 
 #include "core/error.h"
@@ -17,6 +19,31 @@ namespace sluice::engine {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::size_t kPart = kMiB;  // what is held of a file that is copied into a checkpoint
+
+using Parts = std::function<std::string()>;  // one after another; an empty part is the end
+
+Parts parts_of(const std::vector<std::span<const std::byte>>& pieces) {
+  return [piece = pieces.begin(), end = pieces.end(), done = std::size_t{0}]() mutable {
+    while (piece != end && done == piece->size()) ++piece, done = 0;
+    if (piece == end) return std::string();
+    const auto part = piece->subspan(done, std::min(piece->size() - done, kPart));
+    done += part.size();
+    return std::string(reinterpret_cast<const char*>(part.data()), part.size());
+  };
+}
+
+Parts parts_of(const Descriptor& file, const std::string& path) {
+  return [&] {
+    std::string part(kPart, '\0');
+    ssize_t n = -1;
+    while ((n = ::read(file.get(), part.data(), part.size())) < 0)
+      if (errno != EINTR) fail_system("read", path);
+    part.resize(static_cast<std::size_t>(n));
+    return part;
+  };
+}
 
 }  // namespace
 
@@ -60,6 +87,9 @@ void check_room(const std::string& folder, std::uint64_t bytes) {
 
 std::uint64_t OwnFile::bytes() const {
   std::uint64_t bytes = 0;
+  std::error_code ignored;  // by who reads it
+  if (!copied_from.empty() && fs::is_regular_file(copied_from, ignored))
+    bytes = fs::file_size(copied_from, ignored);
   for (const auto& piece : pieces) bytes += piece.size();
   return bytes;
 }
@@ -98,17 +128,13 @@ SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, Sa
 }
 
 void CheckpointWriter::add_file(const OwnFile& file) {
-  constexpr std::size_t kAtOnce = kMiB;
+  const Descriptor source = file.copied_from.empty() ? Descriptor() : open_file(file.copied_from, O_RDONLY);
+  const Parts next = file.copied_from.empty() ? parts_of(file.pieces) : parts_of(source, file.copied_from);
   FileSummer summer;
-  auto piece = file.pieces.begin();
-  std::size_t done = 0;  // bytes of that piece
   write_text_file(begin_file(file.name), [&] {
-    while (piece != file.pieces.end() && done == piece->size()) ++piece, done = 0;
-    if (piece == file.pieces.end()) return std::string();
-    const auto part = piece->subspan(done, std::min(piece->size() - done, kAtOnce));
-    done += part.size();
-    summer.add(part);
-    return std::string(reinterpret_cast<const char*>(part.data()), part.size());
+    std::string part = next();
+    summer.add(std::as_bytes(std::span(part)));
+    return part;
   });
   files_.push_back({file.name, nullptr, summer.finish(), false});
 }

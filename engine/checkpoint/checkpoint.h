@@ -44,10 +44,12 @@ class RunLock {
   Descriptor file_;
 };
 
-// A file that is not the engine's own: its bytes, in pieces that follow each other.
+// A file that is not the engine's own: its bytes, in pieces that follow each other, or a copy of another
+// file.
 struct OwnFile {
   std::string name;
   std::vector<std::span<const std::byte>> pieces;
+  std::string copied_from = "";  // a path; empty: the pieces are given
 
   std::uint64_t bytes() const;
 };
@@ -93,7 +95,7 @@ class CheckpointWriter {
   // Any number of files may be open at a time; a writer is valid until commit() or destruction. Throws
   // Error(kInvalidArgument) for a name that is taken or not plain.
   SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
-  void add_file(const OwnFile& file);
+  void add_file(const OwnFile& file);  // Throws Error(kIo | kNotFound), also for a file that cannot be read
   // The folder that the files are in until commit().
   const std::string& partial() const { return partial_; }
   // Makes a file of so many bytes that others write, and allocates it on the disk. Before commit(),

@@ -347,13 +347,14 @@ void TrainingRun::save() {
   const auto begin = std::chrono::steady_clock::now();
   engine::CheckpointTensors tensors(*setup_.layout, *setup_.optimizer);
   const std::string config = config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n";
-  const engine::OwnFile file{"config.json", {std::as_bytes(std::span(config))}};
-  checkpoint_ = tensors.save(
-      engine_, *setup_.tools->io, assembly_.ledger(),
-      {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
-      run_record(setup_, {run_id_, step_, skipped_, next_sample_,
-                          loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
-      {&file, 1}, setup_.files ? ranks_.communicator() : ranks_.of_section(), setup_.files.get());
+  std::vector<engine::OwnFile> files = copied_files(settings_.model);
+  files.push_back({"config.json", {std::as_bytes(std::span(config))}});
+  checkpoint_ =
+      tensors.save(engine_, *setup_.tools->io, assembly_.ledger(),
+                   {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
+                   run_record(setup_, {run_id_, step_, skipped_, next_sample_,
+                                       loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
+                   files, setup_.files ? ranks_.communicator() : ranks_.of_section(), setup_.files.get());
   saved_step_ = step_;
   if (!ranks_.is_first()) return;
   CheckpointReport report = checkpoint_report(begin);

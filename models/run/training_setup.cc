@@ -1,14 +1,17 @@
 #include "models/run/training_setup.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/system.h"
-#include "engine/checkpoint/checkpoint.h"
+#include "core/text_file.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
 #include "engine/planner/planner.h"
@@ -192,11 +195,29 @@ void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model)
                      fmt::format("begins with       {}\n", from.empty() ? values_text(s) : "'" + from + "'");
 }
 
+std::vector<engine::OwnFile> copied_files(const std::string& model) {
+  constexpr std::uint64_t kMost = 64 * kMiB;
+  std::vector<engine::OwnFile> files;
+  if (is_preset(model)) return files;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+        "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"}) {
+    const std::string path = path_in(model, name);
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error) || ::access(path.c_str(), R_OK) != 0) continue;
+    const std::uint64_t bytes = std::filesystem::file_size(path, error);
+    if (!error && bytes <= kMost) files.push_back({name, {}, path});
+  }
+  return files;
+}
+
 void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model,
                     const optim::Optimizer& optimizer) {
   const engine::Layout layout(model.units());
   const engine::CheckpointTensors tensors(layout, optimizer);
-  plan.checkpoint_bytes = engine::bytes_needed(tensors.file_bytes());
+  std::vector<std::uint64_t> bytes = tensors.file_bytes();
+  for (const engine::OwnFile& file : copied_files(s.model)) bytes.push_back(file.bytes());
+  plan.checkpoint_bytes = engine::bytes_needed(bytes);
   // A run that reads and writes no such file needs no buffer.
   if (!s.out.empty())
     plan.checkpoint_buffers = tensors.buffer_bytes(s.ranks.size);

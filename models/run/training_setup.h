@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/machine/tools.h"
 #include "engine/plan/plan.h"
 #include "engine/saving/section_values.h"
@@ -67,6 +68,10 @@ struct Setup {
   const Model& own_model() const { return section_model ? *section_model : *model; }
 };
 Setup prepare(const TrainSettings& settings);
+
+// What checkpoints have besides of the folder that the model is from, as it is now: the files of its
+// tokenizer and for generation, as transformers names them. A preset has none.
+std::vector<engine::OwnFile> copied_files(const std::string& model);
 
 // The steps of prepare(). This one sets the recipe.
 void choose_recipe(PlanResult& plan, const TrainSettings& settings, const Model& model);

@@ -239,6 +239,19 @@ TEST_F(CheckpointTest, AFileInPiecesIsOneFile) {
   expect_error(ErrorCode::kCorrupt, {"own.bin"}, [&] { (void)reader.verified("own.bin"); });
 }
 
+TEST_F(CheckpointTest, AFileOfAnotherFolderIsCopied) {
+  const std::string text = std::string(2 * kMiB + 5, 't') + "end", source = folder_.path("source");
+  write_all(source, text);
+  auto writer = begin(1);
+  EXPECT_EQ((OwnFile{"copy", {}, source}).bytes(), text.size());
+  writer->add_file({"copy", {}, source});
+  expect_error(ErrorCode::kNotFound, {"'gone'"}, [&] { writer->add_file({"other", {}, "gone"}); });
+  const std::string folder = writer->commit({});
+  const CheckpointReader reader(io_, folder, ahead_);
+  EXPECT_EQ(reader.verified("copy"), folder + "/copy");
+  EXPECT_EQ(read_all(folder + "/copy"), text);
+}
+
 TEST_F(CheckpointTest, AFileBeyondTheProcesssLimitIsToldBeforeItIsWritten) {
   struct rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);

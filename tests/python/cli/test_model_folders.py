@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.perturbed import LLAMA3, gpt2, llama, make_model, qwen2
 from support.sluice_process import run_sluice, train
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 WIDE = dict(initializer_range=0.2)
 CASES = {
@@ -80,6 +81,31 @@ def test_a_step_of_no_length_gives_the_folder_back(case, shards, stored, trained
         loaded = load_with_transformers(checkpoint, TYPES[trained])
         same_bits(loaded.state_dict(), model.to(TYPES[trained]).state_dict())
         assert meaning(checkpoint) == meaning(tmp_path / "model")
+
+
+def test_checkpoints_have_the_folders_tokenizer_and_settings_of_generation(tmp_path):
+    """Also those of a resumed run. What is no regular file is left out, and a link is followed, as in the cache of a hub."""
+    model, folder = make_model(CASES, "llama-tied"), tmp_path / "model"
+    model.generation_config.update(do_sample=True, top_k=7)
+    model.save_pretrained(folder)
+    byte_tokens = Tokenizer(models.BPE({chr(i + 32): i for i in range(97)}, []))
+    PreTrainedTokenizerFast(tokenizer_object=byte_tokens, eos_token="a", chat_template="{{ messages }}").save_pretrained(folder)
+    (folder / "tokenizer.json").rename(tmp_path / "blob")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "blob")
+    (folder / "merges.txt").mkdir()
+    (folder / "notes.txt").write_text("of the folder alone")
+    copied = {file.name for file in folder.iterdir()} - {"config.json", "model.safetensors", "merges.txt", "notes.txt"}
+    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"} <= copied
+    for steps, words in ((1, []), (2, ["--resume"])):
+        finished = run_sluice("train", *words, memory="512MiB", **flags_for(tmp_path, steps=steps))
+        assert finished.returncode == 0, finished.stderr.decode()
+        checkpoint = tmp_path / "out" / f"step-{steps:08}"
+        assert all((checkpoint / name).read_bytes() == (folder / name).read_bytes() for name in copied)
+        assert not (checkpoint / "tokenizer.json").is_symlink() and not (checkpoint / "notes.txt").exists()
+        assert {file["name"] for file in json.loads((checkpoint / "manifest.json").read_text())["files"]} > copied
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert tokenizer.encode("abc") == AutoTokenizer.from_pretrained(folder).encode("abc") != [] and tokenizer.eos_token == "a"
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).generation_config.top_k == 7
 
 
 def greedy(model, prompt, count):
