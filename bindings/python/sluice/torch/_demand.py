@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import BudgetError, Error, InvalidArgumentError, StateError
+from ..errors import BudgetError, Error, StateError
 from ._backward import in_pass, on_failures
 from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
 from ._presence import Presence
@@ -189,8 +189,8 @@ class Demand:
     def _need_of_call(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         try:
             return reserve_for(self._estimated(model, args, kwargs, torch.is_grad_enabled() and self._presence.trainable))
-        except InvalidArgumentError:
-            return None  # its operations depend on values
+        except Exception:  # its operations depend on values, or the model itself raises with none
+            return None
 
     def _advice(self, need: int | None) -> str:
         """What to state instead. Where the estimate is less than there is, the loop keeps something there, or memory lies in pieces."""
