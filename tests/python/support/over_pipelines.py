@@ -8,7 +8,9 @@ import math
 import os
 import tempfile
 import unittest.mock
+from collections import OrderedDict, namedtuple
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -35,8 +37,13 @@ def layers():
     )  # fmt: skip
 
 
+class Pair(NamedTuple):
+    x: torch.Tensor
+    most: Any  # what torch.max() gives
+
+
 class Nested(nn.Module):
-    """A layer that takes and gives dicts, lists, tuples, None and numbers. Of two tensors the next layer uses one."""
+    """A layer that takes and gives dicts, lists, tuples, namedtuples, None and numbers. Of two tensors the next layer uses one."""
 
     def __init__(self, first=False, last=False):
         super().__init__()
@@ -47,12 +54,15 @@ class Nested(nn.Module):
         x, count = (value, 0) if self.first else (value["x"][0], value["count"])
         if not self.first:
             assert value["x"][1] is value["x"][0] and value["none"] == (None, "text", 0.5) and value["ids"].dtype == torch.int64
-            x = x + 0.5 * value["x"][1]
+            pair = value["pair"]["at"]
+            assert type(value["pair"]) is OrderedDict and type(pair) is Pair and pair.x is x
+            assert type(pair.most) is torch.return_types.max and pair.most.indices.shape == x.shape[:1]
+            x = x + 0.5 * value["x"][1] + pair.most.values[:, None]
         x = self.wide(x).tanh()
         if self.last:
             return x[:, :4] * count
         besides = {"none": (None, "text", 0.5), "count": count + 1, "ids": torch.arange(3), "empty": x[:0]}
-        return {"x": [x, x], "other": self.unused(x), **besides}
+        return {"x": [x, x], "other": self.unused(x), "pair": OrderedDict(at=Pair(x, x.max(dim=1))), **besides}
 
 
 def nested():
@@ -433,7 +443,8 @@ REFUSED = {
     "without": lambda: nn.Sequential(*_linears(1), nn.ReLU()),
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
     "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True), "shifts": lambda: _Shifts(gpt2(tied=True).config), "beside": _beside,
-    "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
+    "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)],
+    "local": lambda: [_Gives(namedtuple("Local", "x")(None)), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
     "wide": lambda: [_Wide(), _Wide()],
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2], "meta": lambda: [_Gives(torch.empty(2, device="meta")), nn.Linear(8, 8)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -59,10 +60,28 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return torch.ops.aten.is_non_overlapping_and_dense(tensor) if tensor.numel() else tensor.is_contiguous()
 
 
+def _is_named(value: Any) -> bool:
+    """Whether it is a namedtuple, or what an operation of PyTorch gives as one."""
+    return isinstance(value, tuple) and (hasattr(value, "_fields") or hasattr(value, "n_sequence_fields"))
+
+
+def _class_of(name: str) -> Any:
+    """The class with this name (module:qualname), None where there is none."""
+    try:
+        return pkgutil.resolve_name(name)
+    except (ValueError, ImportError, AttributeError):  # a class within a function is no attribute of anything
+        return None
+
+
 def described(value: Any, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
-    """A value as JSON, in which tensors are lists of a number, and these tensors. device: where the stage computes."""
-    leaves, spec = tree_flatten(value)
+    """A value as JSON, in which tensors are lists of a number, and namedtuples dicts of their class and fields; and these tensors.
+    device: where the stage computes."""
     tensors: list[torch.Tensor] = []
+    return _told(value, device, tensors), tensors
+
+
+def _told(value: Any, device: torch.device, tensors: list[torch.Tensor]) -> Any:
+    leaves, spec = tree_flatten(value, is_leaf=_is_named)
     told: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -76,17 +95,40 @@ def described(value: Any, device: torch.device) -> tuple[Any, list[torch.Tensor]
             told.append([next(number for number, t in enumerate(tensors) if t is leaf)])
         elif leaf is None or type(leaf) in (bool, int, float, str):
             told.append(leaf)
+        elif _is_named(leaf):
+            name = f"{type(leaf).__module__}:{type(leaf).__qualname__}"
+            if _class_of(name) is not type(leaf):
+                raise InvalidArgumentError(
+                    f"the namedtuple {name} passes between stages, and cannot be found by this name; define its class at the top of a "
+                    "module, under the name that it is given, or pass a tuple or a dict"
+                )
+            told.append({name: _told(tuple(leaf), device, tensors)})
         else:
             raise InvalidArgumentError(
                 f"a {type(leaf).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can"
             )
-    return [told, treespec_dumps(spec)], tensors
+    try:
+        return [told, treespec_dumps(spec)]
+    except NotImplementedError as error:  # a class that is registered without a name
+        raise InvalidArgumentError(f"a value passes between stages whose form cannot be told to another one: {error}") from error
 
 
 def restored(told: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The value again."""
     leaves, spec = told
-    return tree_unflatten([tensors[leaf[0]] if isinstance(leaf, list) else leaf for leaf in leaves], treespec_loads(spec))
+    return tree_unflatten([_restored_leaf(leaf, tensors) for leaf in leaves], treespec_loads(spec))
+
+
+def _restored_leaf(leaf: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(leaf, list):
+        return tensors[leaf[0]]
+    if not isinstance(leaf, dict):
+        return leaf
+    ((name, fields),) = leaf.items()
+    kind = _class_of(name)
+    if kind is None:
+        raise InvalidArgumentError(f"another stage passes on the namedtuple {name}, whose class is not found here")
+    return getattr(kind, "_make", kind)(restored(fields, tensors))
 
 
 class _Received(torch.autograd.Function):
