@@ -234,6 +234,14 @@ std::string RunRanks::place_of_failure() const {
   return rank ? fmt::format("; rank {} is {}", *rank, mesh_->place(*rank)) : "";
 }
 
+void RunRanks::throw_with_place(const Error& error) const {
+  const std::string text = error.what(), place = place_of_failure();
+  if (place.empty() || text.find(place) != std::string::npos || *communicator_->failed_rank() == rank() ||
+      text.find(fmt::format("rank {} ", *communicator_->failed_rank())) == std::string::npos)
+    throw error;
+  throw Error(error.code(), text + place, error.lacks());
+}
+
 // Errors of other kinds mean something to a rank that is not so where they are another's: a gradient that is
 // not finite skips its step.
 void RunRanks::fail(const std::exception& error) noexcept {

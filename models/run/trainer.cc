@@ -86,13 +86,8 @@ std::string plan_text(const PlanResult& result) {
 
 namespace {
 
-TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events) {
-  check_settings(settings);
-  if (settings.memory != 0) engine::check_group_limit(settings.memory, settings.ranks_here, "--memory is");
-  refuse_other_run(settings);  // before the work of planning
-  allocator::install_touch_reporter();
-  Setup setup = prepare(settings);
-  RunRanks ranks(setup.settings);  // whose mesh may have been chosen
+TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& events) {
+  const TrainSettings& settings = setup.settings;
   if (!settings.resume && !setup.first_values)
     check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
                               engine::Layout(setup.model->units()));
@@ -124,6 +119,20 @@ TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events
   } catch (const std::exception& error) {
     ranks.fail(error);  // before the run is destroyed, which waits for what the others have begun with it
     throw;
+  }
+}
+
+TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events) {
+  check_settings(settings);
+  if (settings.memory != 0) engine::check_group_limit(settings.memory, settings.ranks_here, "--memory is");
+  refuse_other_run(settings);  // before the work of planning
+  allocator::install_touch_reporter();
+  Setup setup = prepare(settings);
+  RunRanks ranks(setup.settings);  // whose mesh may have been chosen
+  try {
+    return train_as_planned(setup, ranks, events);
+  } catch (const Error& error) {
+    ranks.throw_with_place(error);
   }
 }
 

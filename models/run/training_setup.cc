@@ -399,13 +399,8 @@ void compare_meshes(const TrainSettings& s) {
            all[0], rank, all[rank]);
 }
 
-Setup prepare(const TrainSettings& given) {
-  TrainSettings settings = given;
-  compare_meshes(settings);
-  std::optional<MeshChoice> choice;
-  if (settings.chooses_mesh) choice = settle_mesh(settings);
+Setup prepare_on_mesh(const TrainSettings& settings) {
   Setup setup = begin_setup(settings);
-  setup.plan.mesh_choice = std::move(choice);
   TrainSettings& s = setup.settings;
   setup.data = std::make_unique<TrainingData>(s, setup.config);
   if (s.eval_every != 0 && !setup.data->has_validation())
@@ -422,6 +417,20 @@ Setup prepare(const TrainSettings& given) {
     ranks.agree_on_plan(setup);
   }
   return setup;
+}
+
+Setup prepare(const TrainSettings& given) {
+  TrainSettings settings = given;
+  try {
+    compare_meshes(settings);
+    std::optional<MeshChoice> choice;
+    if (settings.chooses_mesh) choice = settle_mesh(settings);
+    Setup setup = prepare_on_mesh(settings);
+    setup.plan.mesh_choice = std::move(choice);
+    return setup;
+  } catch (const Error& error) {
+    RunRanks(settings).throw_with_place(error);
+  }
 }
 
 }  // namespace sluice::models

@@ -83,6 +83,27 @@ TEST_F(LostRankTest, IsNamedWithItsStageOfAPipeline) {
   }
 }
 
+TEST_F(LostRankTest, IsNamedWithItsStageBeforeTheFirstStep) {
+  for (const std::string mesh : {"pipeline=3", "auto"}) {
+    std::vector<std::string> all = words(mesh, 3, 100000, "--mesh " + mesh);
+    *(std::ranges::find(all, "--accumulate") + 1) = "1";  // so that there is nothing to share out along data
+    SluiceProcess run(all);
+    if (mesh == "auto") wait_for(mesh);  // so that it is chosen
+    std::vector<pid_t> others;
+    for (const auto until = steady_clock::now() + std::chrono::seconds(60);
+         others.size() < 2 && steady_clock::now() < until;)
+      others = children_of(run.pid());
+    ASSERT_EQ(others.size(), 2u) << run.error();
+    ::kill(others[0], SIGKILL);
+    ASSERT_TRUE(ends_within(run.pid(), std::chrono::seconds(20)));
+    EXPECT_EQ(run.wait(), 1);
+    EXPECT_THAT(run.error(), HasSubstr("rank 1 is gone"));
+    EXPECT_THAT(run.error(), HasSubstr("; rank 1 is pipeline stage "));
+    if (mesh == "auto") continue;
+    EXPECT_THAT(run.error(), Not(HasSubstr("step 1"))) << "it was killed too late";
+  }
+}
+
 // It stands still before it is killed, so that the others wait for what is on its disk.
 TEST_F(LostRankTest, IsNamedByThoseThatWaitForItsDisk) {
   const auto run = start(on_disk());
