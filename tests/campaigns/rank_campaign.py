@@ -1,7 +1,7 @@
 """Kills (SIGKILL) or stops (SIGSTOP) a random rank of a run at a random moment, also
 inside saves. All other ranks must end in time and name that rank, and no process of the run may be left. Then the run goes on with
-another stage and another placement, and every other round, which is --reproducible, with another number of ranks. At the end its
-bits must be those of a run that was never stopped: of one rank for --reproducible, otherwise of as many ranks. (host_campaign.py cuts
+another stage and another placement, and every other round, which is --reproducible, with another number of ranks and another mesh of
+them. At the end its bits must be those of a run that was never stopped: of one rank for --reproducible, otherwise of as many ranks. (host_campaign.py cuts
 wires of hosts.)"""
 import os
 import pathlib
@@ -11,6 +11,11 @@ import time
 
 from kill_campaign import PATIENCE, PLACES, STEPS, Campaign, leftovers
 
+MESHES = {  # of so many ranks, for runs that are --reproducible
+    2: ["data=2", "pipeline=2", "tensor=2"],
+    3: ["data=3", "pipeline=3"],
+    4: ["data=4", "pipeline=4", "tensor=4", "data=2,pipeline=2", "pipeline=2,tensor=2", "tensor=2,data=2"],
+}
 SILENCE = 3  # seconds: a machine that is busy with other work must not seem silent
 
 
@@ -76,7 +81,10 @@ class RankCampaign(Campaign):
         self.ranks = fixed or self.random.choice(self.counts)
         more = ["--stage", str(self.random.randrange(4)), "--silence", str(SILENCE), "--resume"]
         place = place or self.random.choice(list(PLACES))
-        return self.on_ranks(name, self.command(name, place, *more, *([] if fixed else ["--reproducible"])))
+        self.mesh = f"data={self.ranks}" if fixed else self.random.choice(MESHES.get(self.ranks, [f"data={self.ranks}"]))
+        if not fixed:
+            more += ["--reproducible", "--mesh", self.mesh]
+        return self.on_ranks(name, self.command(name, place, *more))
 
     def on_ranks(self, _name, words):
         return [*words, "--ranks", str(self.ranks)]
@@ -155,12 +163,13 @@ class RankCampaign(Campaign):
         return False
 
     def check_names(self, name, victim, number, log):
-        """Each other rank must have named the one that was lost."""
+        """Each other rank must have named the one that was lost, and its place where the model is cut."""
         lines = log.splitlines()
         reason = f"rank {victim} is gone" if number == signal.SIGKILL else f"rank {victim} has given no sign of life"
+        place = f"; rank {victim} is " if self.mesh != f"data={self.ranks}" else ""
         for rank in range(self.ranks):
             begin = "sluice: error: " if rank == 0 else f"sluice: rank {rank}: error: "
             if rank != victim:
-                assert any(line.startswith(begin) and reason in line for line in lines), (
+                assert any(line.startswith(begin) and reason in line and place in line for line in lines), (
                     f"{name}: rank {rank} does not say '{reason}': {log}"
                 )
