@@ -225,12 +225,13 @@ Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t parts,
 
 TEST(SequenceCutTest, ComputesWhatWholeSequencesDo) {
   for (ModelConfig config : {with_heads(small_gpt2(true, 0.2f), 4, 4), with_heads(small_llama(), 4, 2)})
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
-      SCOPED_TRACE(name_of(dtype));
-      config.context = 256;
-      expect_near(train_in_parts(config, dtype, 2, 256), train_in_parts(config, dtype, 1, 256),
-                  rounding_of(Model(config, dtype, 2, 256), 1024));
-    }
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
+      for (const std::size_t parts : {2, 4}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + " in " + std::to_string(parts) + " parts");
+        const std::size_t length = config.context = 128 * parts;
+        expect_near(train_in_parts(config, dtype, parts, length), train_in_parts(config, dtype, 1, length),
+                    rounding_of(Model(config, dtype, 2, length), 4 * length));
+      }
 }
 
 }  // namespace sluice::models::testing::tensor_test
