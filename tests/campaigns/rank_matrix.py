@@ -39,6 +39,7 @@ CUTS = {
     "2 stages of 2 chunks": ({"pipeline": 2}, ["--chunks", "2"]),
     "3 stages": ({"pipeline": 3}, []),
     "3 stages, zb-h1": ({"pipeline": 3}, ["--pipeline", "zb-h1"]),
+    "4 stages": ({"pipeline": 4}, []),
     "tensor": ({"tensor": 2}, []),
     "2 stages, tensor": ({"pipeline": 2, "tensor": 2}, []),
     "sequence": ({"sequence": 2}, []),
