@@ -26,7 +26,7 @@ enum class Schedule {
 struct Settings {
   Schedule schedule = Schedule::kEarly;
   std::uint64_t seed = 0;
-  std::size_t memory = std::size_t{256} << 20;  // of the device
+  std::size_t memory = std::size_t{1} << 30;  // of the device
   // What each context, and each module, takes of it.
   std::size_t context_memory = 0, module_memory = 0;
   int devices = 1;
