@@ -424,7 +424,7 @@ def test_a_gpu_that_fails_ends_all_ranks_with_the_reason(function, stage):
     failed = float(outcomes[1][1].splitlines()[1])
     for rank, (status, out, errors) in enumerate(outcomes):
         said = errors.splitlines()[-1]
-        assert status == 1 and re.match(r"sluice.*Error: ", said) and function in said and "719" in said, errors
+        assert status == 1 and re.match(r"sluice.*Error: ", said) and function in said and "LAUNCH_FAILED" in said, errors
         assert rank == 1 or "rank 1" in said
         pid, ended = out.splitlines()[0], float(out.splitlines()[-1])
         assert ended - failed < 10

@@ -209,7 +209,7 @@ def test_an_estimate_leaves_nothing_in_the_model(make):
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_an_estimate_that_fails_leaves_nothing_either():
     model = Broken()
-    with pytest.raises(sluice.InvalidArgumentError, match=r"ArithmeticError.*in the middle.*reserve"):
+    with pytest.raises(ArithmeticError, match="in the middle"):
         sluice.torch.plan(model, sluice.AdamW(), memory="6GiB", sample_batch=torch.ones(6, 24))
     assert (model.table, model.calls, model.seen, list(model.by_kind)) == (None, 0, [], ["last"])
     assert model.by_kind["last"][0] is model.last.weight
