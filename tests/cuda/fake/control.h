@@ -68,8 +68,8 @@ class Control {
   virtual void begin(const Settings& settings) = 0;
   // The n-th call of a function from now on (0 is the next one) returns this result, and does nothing.
   virtual void fail(const std::string& function, std::uint64_t n, int result) = 0;
-  // From the n-th call in this device's context on each returns this result and does nothing, as after a fault
-  // of the device, but those that end something. 0 as the result ends the fault.
+  // From the n-th call in this device's context on each returns this result and does nothing, as after a
+  // fault of the device, but those that end something. 0 as the result ends the fault.
   virtual void fail_device(int device, std::uint64_t n, int result) = 0;
   virtual void leave_out(const LeftOut& what) = 0;  // until begin()
   // Begins or ends to capture the default stream, which stands for what a client's CPU does where memory is
