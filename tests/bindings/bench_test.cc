@@ -70,8 +70,9 @@ TEST_F(BenchTest, CopiesToAGpuAreComparedWithOneCopy) {
     expect_refused({"link", "--device", "3"}, 2, "--device 3: GPU 3 was asked for");
     expect_refused({"link", "--device", "4294967296"}, 2,
                    "--device: 4294967296 was given; a number from 0 to 4095 is needed");
-    expect_refused({"link", "--size", "128MiB"}, 3,
-                   "288 MiB of memory of GPU 0 (fake GPU), of which 256 MiB are free: give a smaller --size");
+    expect_refused(
+        {"link", "--size", "512MiB"}, 3,
+        "1.03 GiB of memory of GPU 0 (fake GPU), of which 1.00 GiB are free: give a smaller --size");
   }
   const Variable none("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1");
   expect_refused({"link"}, 2, "--device 0: a GPU was asked for, but its driver cannot be loaded");
