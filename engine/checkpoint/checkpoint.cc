@@ -128,8 +128,11 @@ SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, Sa
 }
 
 void CheckpointWriter::add_file(const OwnFile& file) {
-  const Descriptor source = file.copied_from.empty() ? Descriptor() : open_file(file.copied_from, O_RDONLY);
-  const Parts next = file.copied_from.empty() ? parts_of(file.pieces) : parts_of(source, file.copied_from);
+  if (!file.copied_from.empty()) {
+    const Descriptor source = open_file(file.copied_from, O_RDONLY);
+    return write_text_file(begin_file(file.name), parts_of(source, file.copied_from));
+  }
+  const Parts next = parts_of(file.pieces);
   FileSummer summer;
   write_text_file(begin_file(file.name), [&] {
     std::string part = next();

@@ -44,8 +44,8 @@ class RunLock {
   Descriptor file_;
 };
 
-// A file that is not the engine's own: its bytes, in pieces that follow each other, or a copy of another
-// file.
+// A file that is not the engine's own: its bytes, in pieces that follow each other; or a copy of another
+// file, which is in no manifest, so that users may change it.
 struct OwnFile {
   std::string name;
   std::vector<std::span<const std::byte>> pieces;
