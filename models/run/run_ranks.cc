@@ -238,7 +238,7 @@ void RunRanks::throw_with_place(const Error& error) const {
   const std::string text = error.what(), place = place_of_failure();
   if (place.empty() || text.find(place) != std::string::npos || *communicator_->failed_rank() == rank() ||
       text.find(fmt::format("rank {} ", *communicator_->failed_rank())) == std::string::npos)
-    throw error;
+    return;
   throw Error(error.code(), text + place, error.lacks());
 }
 

@@ -74,9 +74,8 @@ class RunRanks {
       const;  // of this rank on the mesh: "pipeline stage 2 of 3"; nothing where no model is cut
   // Where on the mesh the rank is that has failed, as "; rank 1 is pipeline stage 2 of 3"; or nothing.
   std::string place_of_failure() const;
-  // Throws an error again that came before the first step, with that place where it names a rank that has
-  // failed.
-  [[noreturn]] void throw_with_place(const Error& error) const;
+  // Of an error that came before the first step, and names a rank that has failed: throws it with that place.
+  void throw_with_place(const Error& error) const;
   // Ends the run of all ranks with this error. A program ends with the same exit status on all of them where
   // it was asked for what is wrong or does not fit.
   void fail(const std::exception& error) noexcept;

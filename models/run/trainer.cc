@@ -133,6 +133,7 @@ TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events
     return train_as_planned(setup, ranks, events);
   } catch (const Error& error) {
     ranks.throw_with_place(error);
+    throw;
   }
 }
 

@@ -430,6 +430,7 @@ Setup prepare(const TrainSettings& given) {
     return setup;
   } catch (const Error& error) {
     RunRanks(settings).throw_with_place(error);
+    throw;
   }
 }
 
