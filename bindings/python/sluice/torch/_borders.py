@@ -126,8 +126,8 @@ def _restored_leaf(leaf: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return leaf
     ((name, fields),) = leaf.items()
     kind = _class_of(name)
-    if kind is None:
-        raise InvalidArgumentError(f"another stage passes on the namedtuple {name}, whose class is not found here")
+    if not (isinstance(kind, type) and issubclass(kind, tuple)):
+        raise InvalidArgumentError(f"another stage passes on the namedtuple {name}, which is no class of tuples here")
     return getattr(kind, "_make", kind)(restored(fields, tensors))
 
 

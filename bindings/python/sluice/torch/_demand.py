@@ -71,8 +71,8 @@ class Demand:
 
     def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Comes before a module is called. Returns the bytes that the call keeps for backward, for end(), or None where it is not
-        planned for. Raises BudgetError, with nothing changed, where the call would pass the stated memory, and
-        InvalidArgumentError where it cannot be estimated."""
+        planned for. Raises BudgetError, with nothing changed, where the call would pass the stated memory,
+        InvalidArgumentError where it cannot be estimated, and what the model itself raises."""
         if self.stated or self.inside or _is_no_call():
             return None
         train = torch.is_grad_enabled() and self._presence.trainable

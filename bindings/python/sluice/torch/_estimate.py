@@ -253,6 +253,8 @@ def estimate_call(
         raise
     except Exception as error:
         if _is_of_the_users(error):
+            if sys.version_info >= (3, 11):
+                error.add_note(f"Sluice had called {what} without values, to estimate its memory; state `reserve` to leave that out.")
             raise
         raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
     return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
