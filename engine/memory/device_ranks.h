@@ -24,11 +24,11 @@ namespace sluice::engine {
 // waits for that of the others, and there is memory for a few. So all ranks add the same calls in the same
 // order. Two threads do it, one for each direction.
 //
-// A unit meets in one of two places, on which ranks agree. On the GPUs, where these read each other's memory
-// (PeerMemory): a piece is copied to where the others read it, and each rank's GPU makes what it needs of
-// all. Or in registered memory of the host, which ranks of one host read where it is (RankMemory), and others
-// send. The last piece of a call comes first, so that narrow elements may become wider ones in their own
-// memory. Thread rule: start() and share() first, then one thread.
+// A unit meets in one of two places, on which ranks agree. On the GPUs, where the plan has these read each
+// other's memory (PeerMemory): a piece is copied to where the others read it, and each rank's GPU makes what
+// it needs of all. Or in registered memory of the host, which ranks of one host read where it is
+// (RankMemory), and others send. The last piece of a call comes first, so that narrow elements may become
+// wider ones in their own memory. Thread rule: start() and share() first, then one thread.
 class DeviceRanks {
  public:
   enum class Of : std::uint8_t { kGradients, kParameters };

@@ -51,7 +51,9 @@ struct RankOf {
   // PlanRequest::reproducible they are size / alike apart.
   int together = 1, alike = 1;
   std::vector<int> parts = {};  // by rank: the part of each layer that it computes; none: all of it
-  bool gpus_meet = false;  // whether each one's GPU reads the memory of the GPUs of all others (PeerMemory)
+  // Whether each one's GPU reads the memory of the GPUs of all others (PeerMemory): may do so, in a request
+  // that chooses; and does, in a plan.
+  bool gpus_meet = false;
   comm::Hosts on_hosts() const { return hosts.empty() ? comm::Hosts(size) : comm::Hosts(hosts); }
   bool operator==(const RankOf&) const = default;
 };
@@ -189,6 +191,8 @@ struct Plan {
   // Where ranks compute on GPUs, and updates wait for the step's end: gradients are summed in backward, and
   // then a rank keeps its own part of them alone (stages 2 and 3).
   bool sums_in_backward = false;
+  // Where the plan chose what joins GPUs: nothing fits with the host's memory, so that all ranks' GPUs meet.
+  bool needs_gpus_to_meet = false;
   std::size_t extent_bytes = 0;  // the size of an extent
   std::size_t extents = 0;
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain

@@ -622,6 +622,12 @@ std::optional<Plan> find_for(const PlanInputs& in, PlanRequest& asked) {
   return best;
 }
 
+// Of two plans that differ in what joins the GPUs.
+bool is_joined_better(const Plan& plan, const Plan& than) {
+  if (plan.uses_disk() != than.uses_disk()) return than.uses_disk();
+  return plan.device_time.step < kAlike * than.device_time.step;
+}
+
 // Whether ranks with GPUs that meet may do without: GPUs do not update shards of the host's.
 bool may_join_by_host(const PlanRequest& asked) {
   const bool has_shards = asked.stage == kMostStage || std::ranges::count(asked.stages, kMostStage) > 0;
@@ -636,8 +642,8 @@ Plan make_device_plan(const PlanInputs& in) {
   if (may_join_by_host(asked)) {
     asked.ranks.gpus_meet = false;
     std::optional<Plan> in_host = find_for(in, asked);
-    if (in_host && (!best || in_host->device_time.step < kAlike * best->device_time.step))
-      best = std::move(in_host);
+    if (best && !in_host) best->needs_gpus_to_meet = true;
+    if (in_host && (!best || is_joined_better(*in_host, *best))) best = std::move(in_host);
   }
   if (best) return *best;
   PlanRequest at = requests_for(in, asked).back();

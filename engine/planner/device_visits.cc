@@ -97,7 +97,7 @@ SecondsOfRanks::SecondsOfRanks(const Placement& placement, UnitId unit, const Un
   };
   const Placement::Moved moved = placement.moved_of_shared(unit, plan);
   const auto seconds = [&](const Arriving& arriving, std::uint64_t in_host, bool on_gpus) {
-    if (arriving.bytes == 0) return 0.0;
+    if (arriving.bytes == 0 && (on_gpus || in_host == 0)) return 0.0;
     if (on_gpus) return telling(true) + between_gpus(arriving, rates);
     if (!placement.reads_pieces(unit) || rates.rank_processor_seconds == 0)
       return seconds_of_ranks(arriving, rates);

@@ -63,7 +63,7 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
                      {"chunk_elements", plan.chunk_elements},
                      {"shards", static_cast<int>(plan.shard_place())},
                      {"gpus_meet", plan.ranks.gpus_meet},
-                     {"asks", plan.ranks.gpus_meet && !request.chooses_links}};
+                     {"asks", plan.ranks.gpus_meet && (!request.chooses_links || plan.needs_gpus_to_meet)}};
   std::vector<std::size_t> stages = own;
   std::size_t chunk_elements = plan.chunk_elements;
   ShardPlace shards = plan.shard_place();

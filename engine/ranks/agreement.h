@@ -19,8 +19,8 @@ RankOf rank_of(const comm::Communicator& communicator);
 
 // Makes what must be alike in the plans of all ranks so, in the request for this and for later plans: the
 // highest stage of each unit, or the lowest one, and the shortest chunks; and the host's memory joins GPUs
-// where one rank's plan has that, and none asks for another. Returns whether `plan` has others, so that the
-// rank plans again.
+// where one rank's plan has that, and none asks for another or fits with no other. Returns whether `plan` has
+// others, so that the rank plans again.
 enum class Stages : std::uint8_t { kHighest, kLowest };
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile = {}, Stages chosen = Stages::kHighest);

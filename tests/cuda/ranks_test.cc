@@ -538,18 +538,20 @@ TEST_F(RanksOnGpusTest, RanksAgreeOnWhereShardsLie) {
     });
 }
 
-// One rank's plan has the host's memory; or the other one asks for GPUs that meet.
+// One rank's plan has the host's memory; or the other one asks for GPUs that meet, or fits with no other.
 TEST_F(RanksOnGpusTest, RanksAgreeOnWhatJoinsTheirGpus) {
-  for (const bool asks : {false, true})
+  for (const auto& [asks, fits] : {std::pair{false, true}, {true, true}, {false, false}})
     comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
       Plan plan;
       plan.units.resize(1);
       plan.ranks.gpus_meet = of.rank() == 1;
+      plan.needs_gpus_to_meet = of.rank() == 1 && !fits;
       PlanRequest request;
       request.ranks.gpus_meet = true;
       request.chooses_links = of.rank() == 0 || !asks;
-      EXPECT_EQ(agree_on_plan(of, plan, request), asks == (of.rank() == 0));
-      EXPECT_EQ(request.ranks.gpus_meet, asks);
+      const bool meet = asks || !fits;
+      EXPECT_EQ(agree_on_plan(of, plan, request), meet == (of.rank() == 0));
+      EXPECT_EQ(request.ranks.gpus_meet, meet);
       EXPECT_FALSE(request.chooses_links) << "what they agree on is chosen again";
     });
 }
