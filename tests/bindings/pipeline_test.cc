@@ -112,11 +112,16 @@ TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
   EXPECT_LT(plan.at("bubble"), 0.9);
 }
 
+// By the rates of one machine, since two plans that each measure may find others.
 TEST_F(PipelineRunsTest, AreShorterInChunks) {
+  std::ofstream(folder_ / "machine.json")
+      << R"({"version": 2, "cores": {"usable": 2}, "memory": {"usable": "8GiB", "bandwidth": 2e10},
+    "products": [{"type": "f32", "m": 1024, "n": 768, "k": 768, "flops": 2e11}], "disks": []})";
   const auto planned = [&](const std::string& flags) {
     std::vector<std::string> all = placed(
         "plan", {2, "0", "memory", "--mesh pipeline=2 --group 4 --json --link 10Gbit/s,20us " + flags}, 3);
     all[0] = "plan";
+    all.insert(all.end(), {"--machine", folder_ / "machine.json"});
     const Outcome outcome = run_sluice(all);
     EXPECT_EQ(outcome.status, 0) << outcome.error;
     return Json::parse(outcome.out).at("pipeline");
