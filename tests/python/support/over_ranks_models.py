@@ -4,6 +4,7 @@ import re
 
 import torch
 import transformers
+from support.user_models import small_llama, small_mixtral
 from support.wrapped_models import small_gpt2, units_of_modules
 from torch import nn
 
@@ -42,24 +43,6 @@ def wide():
     )  # fmt: skip
 
 
-def llama():
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=256, hidden_size=192, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64,
-        )
-    )  # fmt: skip
-
-
-def mixtral():
-    return transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(
-            vocab_size=256, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
-        )
-    )  # fmt: skip
-
-
 def convolutional():
     """A network with batch norm and convolutions, of which the last ones are partitioned."""
     return transformers.ResNetForImageClassification(
@@ -77,8 +60,8 @@ def reentrant():
 
 
 MODELS = {
-    "gpt2": small_gpt2, "wide": wide, "reentrant": reentrant, "llama": llama, "mixtral": mixtral, "convolutional": convolutional,
-    "normed": Normed, "experts": Experts,
+    "gpt2": small_gpt2, "wide": wide, "reentrant": reentrant, "convolutional": convolutional, "normed": Normed, "experts": Experts,
+    "llama": lambda: small_llama(192, 384, 2), "mixtral": lambda: small_mixtral(128, 192),
 }  # fmt: skip
 WHOLE = 512 << 10  # bytes up to which units share memory, so that no stage partitions them
 

@@ -17,19 +17,19 @@ def drawn(step, *shape, below=None):
     return torch.randn(shape, generator=generator)
 
 
-def small_llama():
+def small_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=3):
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64,
+            vocab_size=256, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=num_hidden_layers,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
         )
     )  # fmt: skip
 
 
-def small_mixtral():
+def small_mixtral(hidden_size=64, intermediate_size=96):
     return transformers.MixtralForCausalLM(
         transformers.MixtralConfig(
-            vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            vocab_size=256, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
         )
     )  # fmt: skip
