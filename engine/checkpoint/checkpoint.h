@@ -95,7 +95,8 @@ class CheckpointWriter {
   // Any number of files may be open at a time; a writer is valid until commit() or destruction. Throws
   // Error(kInvalidArgument) for a name that is taken or not plain.
   SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
-  void add_file(const OwnFile& file);  // Throws Error(kIo | kNotFound), also for a file that cannot be read
+  // Throws Error(kIo | kNotFound), also for a file that cannot be read.
+  void add_file(const OwnFile& file);
   // The folder that the files are in until commit().
   const std::string& partial() const { return partial_; }
   // Makes a file of so many bytes that others write, and allocates it on the disk. Before commit(),

@@ -142,6 +142,10 @@ class LeftOutWaitsTest : public KernelTest {
     return kInHostMemory;
   }
 
+  void expect_found(const Scenario& scenario, const LeftOut& mutant) {
+    times_ = 0;
+    EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant) << ", left out " << times_ << " times";
+  }
   // Whether the training is as the CPU's, without an error and without a misuse: where work is done late, and
   // where some of it is done before what others forgot to wait for.
   bool is_right(const Scenario& scenario, const std::optional<LeftOut>& left_out) {
@@ -238,10 +242,7 @@ TEST_F(LeftOutWaitsTest, OfPiecesOnGpusAreFound) {
   std::vector<LeftOut> mutants = {
       {"cuEventSynchronize", kRanks}, {"cuEventSynchronize", kNumbers}, {"cuEventRecord", kRanks}};
   for (const Stream awaited : awaited_by(kRanks)) mutants.push_back({"cuStreamWaitEvent", kRanks, awaited});
-  for (const LeftOut& mutant : mutants) {
-    times_ = 0;
-    EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant) << ", left out " << times_ << " times";
-  }
+  for (const LeftOut& mutant : mutants) expect_found(scenario, mutant);
 }
 
 // For shards in places that other GPUs copy from, which must be there before they are lent, and copied before
@@ -251,11 +252,8 @@ TEST_F(LeftOutWaitsTest, OfShardsThatArePassedAreFound) {
   const Scenario scenario = scenario_of(kOfPassed);
   EXPECT_TRUE(is_right(scenario, std::nullopt));
   for (const Stream stream : {kBrought, kBorrowed})
-    for (const char* function : {"cuEventRecord", "cuEventSynchronize", "cuEventQuery"}) {
-      const LeftOut mutant = {function, stream};
-      times_ = 0;
-      EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant) << ", left out " << times_ << " times";
-    }
+    for (const char* function : {"cuEventRecord", "cuEventSynchronize", "cuEventQuery"})
+      expect_found(scenario, {function, stream});
 }
 
 // For shards that GPUs copy of each other, which must be copied before they change. That they are updated
@@ -264,8 +262,7 @@ TEST_F(LeftOutWaitsTest, OfShardsOnGpusAreFound) {
   SLUICE_NEEDS_THE_FAKE();
   const Scenario scenario = scenario_of(kOfShardsOnGpus);
   EXPECT_TRUE(is_right(scenario, std::nullopt));
-  const LeftOut mutant = {"cuEventSynchronize", kIn};
-  EXPECT_FALSE(is_right(scenario, mutant)) << text(mutant);
+  expect_found(scenario, {"cuEventSynchronize", kIn});
 }
 
 // Before memory is unmapped, in the first steps and at the end.
