@@ -69,13 +69,13 @@ void TouchServer::State::send(std::uint8_t index) const noexcept {
 
 const char* TouchServer::State::bring_in(std::uintptr_t address, bool write) noexcept {
   while (true) {
-    for (std::uint8_t i = 0; i < requests.size(); ++i) {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
       Request& request = requests[i];
       std::uint32_t expected = kFree;
       if (!request.stage.compare_exchange_strong(expected, kFilling)) continue;
       request.touch = {reinterpret_cast<std::byte*>(address), write, ::gettid()};  // NOLINT: what was touched
       request.stage = kAsked;
-      send(i);
+      send(static_cast<std::uint8_t>(i));
       while (request.stage == kAsked) futex(request.stage, FUTEX_WAIT, kAsked);
       if (request.stage == kRefused) return request.reason;
       request.stage = kFree;

@@ -87,7 +87,7 @@ std::string file_of(const std::filesystem::path& folder, const std::string& disk
 
 bool asked_to_measure() {
   const char* value = std::getenv("SLUICE_MEASURE_DISK");
-  return value != nullptr && std::string(value) != "" && std::string(value) != "0";
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
 }
 
 IoOptions read_options(const Json& entry, const std::string& path) {

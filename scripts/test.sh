@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Does all set-up and runs all checks of CI: the format of the sources, the types of the Python package, the demo, the build, the C++
-# tests (ctest), the Python tests (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
+# Does all set-up and runs all checks of CI: the format of the sources, clang-tidy, the types of the Python package, the demo, the build,
+# the C++ tests (ctest), the Python tests (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
 #   scripts/test.sh [--all]    --all: also the tests that are marked as long, which show by many runs what others show by a few
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,8 +20,10 @@ part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
 scripts/setup.sh --clang --python --cuda
 part "format and types"
 (cd bindings/python && ../../.venv/bin/python -m mypy) &
+types=$!
 git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 -P "$cores" -n 100 clang-format-14 --dry-run -Werror
-wait $!
+scripts/tidy.sh allocator comm core kernels offload optim  # which are read in a minute; the others take three
+wait "$types"
 part "demo"
 scripts/demo.sh  # before all else is built, so that it is seen how long a user waits for it
 part "build"

@@ -102,8 +102,8 @@ double parse_real(std::string_view what, std::string_view text) {
 }
 
 void Flags::add(const std::string& flag, const std::string& value, const std::string& help,
-                const std::string& shown, std::function<void(const std::string&)> read) {
-  app_.add_option_function<std::string>(flag, std::move(read), help)
+                const std::string& shown, const std::function<void(const std::string&)>& read) {
+  app_.add_option_function<std::string>(flag, read, help)
       ->group(group_)
       ->type_name(value)
       ->default_str(shown)

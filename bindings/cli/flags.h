@@ -79,7 +79,7 @@ class Flags {
     return {};
   }
   void add(const std::string& flag, const std::string& value, const std::string& help,
-           const std::string& shown, std::function<void(const std::string&)> read);
+           const std::string& shown, const std::function<void(const std::string&)>& read);
 
   CLI::App& app_;
   std::string group_ = "Options";

@@ -245,7 +245,7 @@ void MpiLinks::wait(Clock::time_point until) {
   if (missing_since_) until = std::min(until, Clock::now() + kBetweenQuestions);  // gone() changes with time
   for (;;) {
     ask();
-    const bool moved = poll() | std::exchange(has_room_, false);
+    const bool has_moved = poll(), has_room = std::exchange(has_room_, false), moved = has_moved || has_room;
     std::unique_lock lock(mutex_);
     const auto now = Clock::now();
     if (moved) pace_.moved(now);

@@ -115,7 +115,7 @@ constexpr CUmemAllocationHandleType kExported = CU_MEM_HANDLE_TYPE_POSIX_FILE_DE
 CUmemAllocationProp memory_of(CUdevice device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   return properties;
 }
 
@@ -295,7 +295,7 @@ void CudaDevice::map(std::size_t bytes, std::span<const Mapping> mappings) {
 }
 CUresult CudaDevice::set_access(DeviceAddress address, std::size_t bytes) {
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device_};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return driver_.cuMemSetAccess(address, bytes, &access, 1);
 }

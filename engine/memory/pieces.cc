@@ -56,8 +56,8 @@ void Pieces::read(const Key& key, std::size_t bytes, Use use) {
       all.push_back(std::move(request));
     }
   }
-  if (there != nullptr) return give(*there, request);
-  advance();
+  if (there == nullptr) return advance();
+  give(*there, request);  // NOLINT(bugprone-use-after-move): it was not moved
 }
 
 // Those that every rank has taken go first, then those that were brought first.

@@ -76,7 +76,8 @@ void RelayedShards::read(const comm::Read& read, Pieces::Use use) {
       if (!is_first) return;
     }
   }
-  is_first ? ask(version) : give(waiting);
+  if (is_first) return ask(version);
+  give(waiting);  // NOLINT(bugprone-use-after-move): it was not moved
 }
 
 // The owner answers once it has the version.

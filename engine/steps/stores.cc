@@ -211,7 +211,7 @@ void Stores::set_schedule(const std::vector<Access>& accesses, const std::vector
   for (std::size_t i = 0; i < accesses.size(); ++i) append(used[i], accesses[i]);
   for (std::size_t i = 0; i < held.size(); ++i)
     for (const Access& access : held[i]) append(held_then[i], access);
-  pager.set_schedule(std::move(used), std::move(held_then));
+  pager.set_schedule(std::move(used), held_then);
 }
 
 void Stores::share_memory() {

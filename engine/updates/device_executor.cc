@@ -13,8 +13,7 @@ class DeviceExecutor final : public UpdateExecutor {
  public:
   DeviceExecutor(const Layout& layout, const optim::Optimizer& optimizer, const StateFormat& format,
                  DeviceWork& gpu, Threads& threads)
-      : layout_(layout),
-        format_(format),
+      : format_(format),
         spans_(layout, format),
         gpu_(gpu),
         threads_(threads),
@@ -45,7 +44,6 @@ class DeviceExecutor final : public UpdateExecutor {
   void take(const ChunkWork& work, std::size_t chunk);
   void queue(const std::uint32_t* refused);
 
-  const Layout& layout_;
   const StateFormat& format_;
   const UpdateSpans spans_;
   DeviceWork& gpu_;
