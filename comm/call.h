@@ -10,9 +10,18 @@
 
 namespace sluice::comm {
 
+enum class CallKind : std::uint8_t {
+  kReduceScatter = 1,
+  kAllGather,
+  kAllReduce,
+  kBroadcast,
+  kExchange,  // a thread of each rank waits for it
+  kMessage,
+};
+
 // What a message belongs to. Both ends must agree on all of it.
 struct Call {
-  std::uint8_t kind = 0;     // what the caller of the transport does with it
+  std::uint8_t kind = 0;     // as CallKind
   std::uint8_t type = 0;     // of its elements
   std::uint64_t count = 0;   // of all elements of the call
   std::uint64_t detail = 0;  // what else must agree: a root, or checksums of borders and order

@@ -22,15 +22,6 @@
 
 namespace sluice::comm {
 
-enum class CallKind : std::uint8_t {
-  kReduceScatter = 1,
-  kAllGather,
-  kAllReduce,
-  kBroadcast,
-  kExchange,
-  kMessage,
-};
-
 // Returns the tag of message number `index` of a stage of the call with this id that is the `use`th. Tags are
 // hashes of 64 bits, so that those of different calls differ.
 std::uint64_t tag_of(std::uint64_t id, std::uint64_t use, std::uint8_t stage, std::uint64_t index);

@@ -12,7 +12,6 @@ namespace {
 
 // A packet is in the caches when its reader copies it, and what is short does not wait long.
 constexpr std::size_t kMostData = 64 * kKiB;
-constexpr int kPacketsAtOnce = 16;
 
 void count(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
   counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
@@ -73,7 +72,7 @@ void Peer::read(Head request, Incoming answer) {
 }
 
 void Peer::granted(const Head& head) {
-  const Grant grant{{head.call_kind, head.call_type, head.words[0], head.words[1]}, head.bytes};
+  const Grant grant{{head.call_kind, head.call_type, head.words[0], head.words[1]}, head.bytes, wire_.now};
   if (auto waiting = ungranted_.extract(head.tag); !waiting.empty())
     begin(std::move(waiting.mapped()), grant);
   else if (!grants_.emplace(head.tag, grant).second)
@@ -205,6 +204,26 @@ std::string Peer::what_is_missing() const {
     if (since(message) == longest)
       return fmt::format("has not answered a read of {} bytes", message.into.size());
   return fmt::format("has not taken {} messages", under_way_.size());
+}
+
+std::optional<Time> Peer::apart_since() const {
+  const auto first_exchange = [](const auto& messages) {
+    std::optional<Time> first;
+    for (const auto& [tag, message] : messages)
+      if (message.call.kind == static_cast<std::uint8_t>(CallKind::kExchange))
+        first = first ? std::min(*first, message.since) : message.since;
+    return first;
+  };
+  // The other rank has asked for a message of its exchange, and for none of this rank's.
+  const std::optional<Time> theirs = first_exchange(grants_), own = first_exchange(ungranted_);
+  return theirs && own ? std::max(theirs, own) : std::nullopt;
+}
+
+std::string Peer::own_exchange() const {
+  for (const auto& [tag, message] : ungranted_)
+    if (message.call.kind == static_cast<std::uint8_t>(CallKind::kExchange))
+      return wire_.describe(tag, message.call);
+  return {};
 }
 
 std::vector<Done> Peer::abandon() {

@@ -18,6 +18,9 @@
 
 namespace sluice::comm {
 
+// How many packets go one way before the other way, and the next rank, have their turn.
+inline constexpr int kPacketsAtOnce = 16;
+
 // The transport's own time, which stands still while its process does not run.
 using Time = std::chrono::nanoseconds;
 
@@ -78,6 +81,9 @@ class Peer {
   // "has not come to the sum of 'h.3'".
   std::optional<Time> waiting_since() const;
   std::string what_is_missing() const;
+  // Since when this rank and the other one wait for each other in different exchanges, and this rank's one.
+  std::optional<Time> apart_since() const;
+  std::string own_exchange() const;
   // Forgets all messages and reads, and returns what is to be called for it.
   std::vector<Done> abandon();
 
@@ -96,6 +102,7 @@ class Peer {
   struct Grant {
     Call call;
     std::uint64_t bytes;
+    Time since;
   };
   using Incomings = std::unordered_map<std::uint64_t, Incoming>;
 

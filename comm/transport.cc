@@ -46,8 +46,9 @@ Answer answer_of(const std::shared_ptr<Inbox>& inbox, const Read& read, std::uin
     } catch (...) {
       order.text = "an unknown error";
     }
-    if (!inbox->post(std::move(order)))
-      call_with(order.done, error_of(ErrorCode::kState, "the transport has ended"));
+    if (!inbox->post(std::move(order)))  // which leaves it unchanged then
+      call_with(order.done,              // NOLINT(bugprone-use-after-move)
+                error_of(ErrorCode::kState, "the transport has ended"));
   };
 }
 
@@ -113,8 +114,8 @@ Transport::State::State(std::unique_ptr<Links> the_links, const Deadlines& the_d
       describe(std::move(the_describe)),
       inbox(std::make_shared<Inbox>(*links)),
       wire{*links, traffic, describe},
-      between_looks(std::clamp(std::min(deadlines.silence, deadlines.patience) / 8, milliseconds(1),
-                               kMostBetweenLooks)),
+      between_looks(std::clamp(std::min({deadlines.silence, deadlines.patience, deadlines.apart}) / 8,
+                               milliseconds(1), kMostBetweenLooks)),
       last_look(Links::Clock::now()) {
   if (links->packet_bytes() < kLeastPacket)
     sluice::fail(ErrorCode::kInvalidArgument,
@@ -183,7 +184,6 @@ bool Transport::State::pass() {
 }
 
 bool Transport::State::pull(int rank) {
-  constexpr int kPacketsAtOnce = 16;
   const Peer& peer = *peers[static_cast<std::size_t>(rank)];
   int packets = 0;
   while (packets < kPacketsAtOnce && !peer.garbled &&
@@ -336,6 +336,12 @@ void Transport::State::find_late() {
       return fail(rank, ErrorCode::kIo,
                   fmt::format("rank {} has given no sign of life since the start, for {:.3g} s", rank,
                               std::chrono::duration<double>(*deadlines.start).count()));
+    if (const auto apart = peer->apart_since(); apart && wire.now - *apart > deadlines.apart)
+      return fail(rank, ErrorCode::kState,
+                  fmt::format("rank {} is in {}, and rank {} in another exchange, so that each waits for the "
+                              "other: all ranks make the same calls in the same order, as to step, to use "
+                              "gradients, or to save a checkpoint",
+                              links->rank(), peer->own_exchange(), rank));
     const std::optional<Time> waiting = peer->waiting_since();
     if (!waiting || std::max(*waiting, last_work) >= since) continue;
     since = std::max(*waiting, last_work);

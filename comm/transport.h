@@ -25,6 +25,9 @@ struct Deadlines {
   std::chrono::milliseconds patience = std::chrono::minutes(10);
   // A rank that has not begun so long after this one has failed. Nothing: it is waited for as one that lives.
   std::optional<std::chrono::milliseconds> start = {};
+  // Two ranks that wait for each other in different exchanges have failed after so long. With one thread of a
+  // rank in exchanges they would wait forever; with more, another thread may still come to the same one.
+  std::chrono::milliseconds apart = std::chrono::seconds(5);
 
   // The same for ranks that one launcher has started together.
   Deadlines of_ranks_started_together() const;

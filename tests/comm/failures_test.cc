@@ -221,6 +221,31 @@ TEST(Patience, NamesWhoHasNotBegunWhereAllWereStartedTogether) {
   EXPECT_EQ(failure_of(comm), "rank 1 has given no sign of life since the start, for 0.3 s");
 }
 
+// Each would wait for the other until their patience ends.
+TEST(Patience, IsNotForRanksThatWaitForEachOtherInDifferentExchanges) {
+  Deadlines deadlines = kUnhurried;
+  deadlines.apart = milliseconds(100);
+  std::vector<std::string> errors(3);
+  run_communicators(
+      World::kThreads, 3,
+      [&](Communicator& comm) {
+        comm.exchange(1, "the step", "");
+        try {
+          // Rank 1 saves alone. The others call twice, so that the second call has the id of the first.
+          comm.rank() == 1 ? comm.exchange(2, "the checkpoint", "") : comm.exchange(1, "the step", "");
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kState);
+          errors[static_cast<std::size_t>(comm.rank())] = error.what();
+        }
+      },
+      deadlines);
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, testing::HasSubstr("in another exchange")) << error;
+    EXPECT_THAT(error, testing::AnyOf(testing::HasSubstr("the exchange of 'the step'"),
+                                      testing::HasSubstr("the exchange of 'the checkpoint'")));
+  }
+}
+
 TEST(Patience, NamesARankThatDoesNotAnswer) {
   const Deadlines deadlines{kUnhurried.silence, milliseconds(300)};
   Answer kept;
