@@ -14,8 +14,8 @@
 
 namespace sluice::engine {
 
-// Holds contents while they are not in the memory that is computed on: a record on disk, the shards of all
-// ranks, or, for a GPU, host memory. Offsets, sizes, errors and thread rule are those of
+// Holds the contents of a holding while they are not in the memory that is computed on: a record on disk, the
+// shards of all ranks, or, for a GPU, host memory. Offsets, sizes, errors and thread rule are those of
 // offload::RecordStore: transfers of the same bytes must not overlap in time, and `done` is called once, on
 // any thread.
 class Backing {
@@ -23,18 +23,19 @@ class Backing {
   virtual ~Backing() = default;
   virtual void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, Done done) = 0;
-  // Sizes are multiples of so many bytes, unless they reach to the end.
+  // Transfers have sizes that are multiples of the grain, in bytes, unless they reach to the end.
   virtual std::size_t grain() const { return offload::RecordStore::kBlock; }
 
-  // For a caller whose threads would otherwise wait: its threads compute the checksums. What
-  // fetch_unchecked() brought must not be used before check() has compared it, which throws where it is not
+  // For a caller with threads that are otherwise idle: its threads compute the checksums. The caller may use
+  // what fetch_unchecked() brought only after check(), which throws where the checksum differs from that of
   // what was stored.
   virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done) = 0;
 
-  // How the CPU gets at the bytes of what a GPU computes with, since fetches then go to the GPU's memory:
-  // where they lie, or by another backing with the same bytes. Both are null where the CPU computes.
+  // Gives the CPU access to the contents that a GPU computes with, since fetch() brings them to the GPU's
+  // memory: by their address in host memory, or by another backing of the same bytes. Both are null where the
+  // CPU computes.
   struct ForCpu {
     std::byte* data = nullptr;
     Backing* backing = nullptr;
@@ -42,7 +43,7 @@ class Backing {
   virtual ForCpu for_cpu() { return {}; }
 };
 
-// A backing whose bytes the caller does not see: what has to be checked is checked on the way.
+// A backing that verifies its own contents during a fetch, since the caller cannot see them.
 class CheckedBacking : public Backing {
  public:
   using Backing::store;
@@ -55,7 +56,8 @@ class CheckedBacking : public Backing {
   }
 };
 
-// Does a transfer that has ended for the caller when it is queued on a GPU's stream.
+// Runs queue(), which queues a transfer on a GPU's stream, and calls `done` at once, with the error of
+// queue() if it threw. The caller orders later uses of the bytes by streams (DeviceWork).
 template <class Queue>
 void end_queued(const Done& done, const Queue& queue) {
   std::exception_ptr error;
@@ -68,13 +70,13 @@ void end_queued(const Done& done, const Queue& queue) {
 }
 
 struct BackingSpec {
-  allocator::Tier tier = allocator::Tier::kDisk;  // never the one that is computed on
+  allocator::Tier tier = allocator::Tier::kDisk;  // never the tier that is computed on
   std::string name;                               // appears in messages
   std::uint64_t bytes = 0;                        // a multiple of kDiskBlock
   allocator::Purpose purpose = allocator::Purpose::kParameter;
   std::size_t block_bytes = offload::RecordStore::kBlock;
-  UnitId unit = 0;       // of parameters on the tier kRanks
-  bool for_cpu = false;  // the CPU alone computes with it, also where a GPU computes with the rest
+  UnitId unit = 0;       // for parameters on the tier kRanks
+  bool for_cpu = false;  // only the CPU uses it, even where a GPU computes with the rest
 };
 
 class DeviceDisk;
@@ -87,8 +89,8 @@ class Backings {
  public:
   virtual ~Backings() = default;
   virtual std::unique_ptr<Backing> make(const BackingSpec& spec) = 0;
-  // Takes the space of all backings that have none yet. Throws Error(kBudget) where there is too little;
-  // these backings are then of no use.
+  // Reserves the space of all backings that have none yet. Throws Error(kBudget) where too little is left;
+  // these backings must then be destroyed.
   virtual void allocate() = 0;
 };
 
@@ -96,7 +98,7 @@ std::unique_ptr<Backing> make_disk_record(offload::RecordStore& disk, const Back
 
 // The backings of an engine. All arguments outlive them. disk: null where the plan puts nothing on disk;
 // shards: null where it partitions no parameters; host: null where the CPU computes; gpu_disk, gpu_shards:
-// then instead of `disk` and `shards`, where the plan puts something there.
+// replace `disk` and `shards` on a GPU, where the plan puts something there.
 std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr,
                                         HostRecords* host = nullptr, DeviceDisk* gpu_disk = nullptr,
                                         DeviceShards* gpu_shards = nullptr);

@@ -8,11 +8,11 @@
 
 namespace sluice::engine {
 
-// A buffer on the tier that is computed on: host memory, or a GPU's, whose addresses the CPU cannot use.
+// A buffer on the tier that is computed on: host memory, or a GPU's memory, which the CPU cannot address.
 class ComputeRegion {
  public:
   ComputeRegion() = default;
-  // gpu: null where the CPU computes. The rest is as for allocator::Region and allocator::DeviceRegion.
+  // gpu: null where the CPU computes. The other arguments are those of allocator::Region and DeviceRegion.
   ComputeRegion(allocator::Ledger& ledger, DeviceWork* gpu, allocator::Purpose purpose, std::size_t bytes,
                 std::size_t capacity = 0) {
     if (gpu == nullptr)

@@ -30,7 +30,7 @@ class CpuHomes final : public Homes {
   void start(std::size_t extent_bytes, std::size_t extents) override {
     places_.resize(count());
     std::size_t taken = extents, small = 0;
-    std::size_t most = 0;  // extents that another plan may need
+    std::size_t most = 0;  // extents that a later plan may need
     for (HoldingId id = 0; id < count(); ++id) {
       const std::size_t bytes = spec(id).bytes;
       if (in_shared_pages(id)) {
@@ -169,10 +169,10 @@ class CpuHomes final : public Homes {
 
  private:
   struct Place {
-    Region region;                // where it is resident and not exposed
-    std::byte* packed = nullptr;  // its memory, where it is also packed: a part of packed_
-    Home home;                    // its address, where it has no region
-    Home hidden;                  // where the memory of an exposed holding is while nobody views it
+    Region region;                // of a resident, unexposed holding
+    std::byte* packed = nullptr;  // of a packed one instead: a part of packed_
+    Home home;                    // its address range, where it has no region
+    Home hidden;                  // holds the memory of an exposed holding while nobody views it
     int readers = 0, writers = 0;
   };
   std::byte* region_of(HoldingId id) const {
@@ -182,7 +182,7 @@ class CpuHomes final : public Homes {
   FramePool& pool_of(HoldingId id) const { return in_shared_pages(id) ? *small_pool_ : *pool_; }
 
   void make_homes() {
-    std::vector<HoldingId> group;  // holdings whose homes adjoin
+    std::vector<HoldingId> group;  // holdings with adjoining homes
     const auto make_group = [&] {
       std::vector<Home::Part> parts;
       for (const HoldingId id : group) parts.push_back({spec(id).name, spec(id).bytes});
@@ -208,7 +208,7 @@ class CpuHomes final : public Homes {
     for (const Packed& one : all) places_[one.holding].packed = packed_[one.purpose].data() + one.offset;
   }
 
-  // How many frames the exposed holdings need, where those that are not resident come one at a time.
+  // The frames that the exposed holdings need, if those that are not resident become present one at a time.
   std::size_t frames_for_any() const {
     std::size_t of_residents = 0, largest = 0;
     for (HoldingId id = 0; id < count(); ++id) {
@@ -222,9 +222,9 @@ class CpuHomes final : public Homes {
   }
 
   allocator::Ledger& ledger_;
-  // The second has small frames, for holdings that are packed and exposed. Both outlive the homes.
+  // small_pool_ has small frames, for packed exposed holdings. Both outlive the homes.
   std::unique_ptr<FramePool> pool_, small_pool_;
-  std::vector<Region> packed_;  // memory of holdings that are packed and not exposed, by purpose
+  std::vector<Region> packed_;  // memory of packed unexposed holdings, by purpose
   std::vector<Place> places_;   // by holding
 };
 

@@ -9,7 +9,7 @@
 
 namespace sluice::engine {
 
-// The record for the CPU.
+// The record as the CPU reads and writes it.
 class DeviceDisk::RecordForCpu final : public Backing {
  public:
   RecordForCpu(DeviceDisk& owner, Backing& record) : owner_(owner), record_(record) {}
@@ -31,8 +31,8 @@ class DeviceDisk::RecordForCpu final : public Backing {
 
  private:
   using Read = void (Backing::*)(std::uint64_t, std::span<std::byte>, Done);
-  // Waits until the GPU has copied all that was there. The disk goes on with the read while the next one
-  // waits.
+  // Waits until the GPU has copied what was in the buffer before. The thread only begins the read, so that
+  // the disk works on it while the thread waits for the next buffer.
   void read(Read how, std::uint64_t offset, std::span<std::byte> into, Done done) {
     if (owner_.work_.is_done(into, DeviceWork::Use::kWrite))
       return (record_.*how)(offset, into, std::move(done));
@@ -46,7 +46,7 @@ class DeviceDisk::RecordForCpu final : public Backing {
   Backing& record_;
 };
 
-// Checksums are compared where the disk is read.
+// The disk record verifies checksums.
 class DeviceDisk::Record final : public CheckedBacking {
  public:
   using CheckedBacking::store;
@@ -101,7 +101,7 @@ DeviceDisk::Piece DeviceDisk::piece_of(const Transfer& transfer, std::size_t i, 
           {memory_.data() + place * piece_bytes_, std::min(transfer.step, transfer.data.size() - at)}};
 }
 
-// Errors leave no read under way: a group waits for its transfers when it ends.
+// An error leaves no read in flight: the destructor of a group waits for its transfers.
 void DeviceDisk::fetch(const Transfer& transfer) {
   const std::size_t count = divide_up(transfer.data.size(), transfer.step);
   std::array<TransferGroup, kPieces> reads;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kCopied = std::size_t{256} << 10;  // bytes that one thread copies at a time
 constexpr std::size_t kLine = 64;
-// Large enough that links are busy while ranks tell each other of pieces, and small beside a model's units.
+// Large enough to keep links busy while ranks notify each other of pieces, and small beside a model's units.
 constexpr std::size_t kInHost = 4, kMostInHost = std::size_t{4} << 20;  // pieces, and their elements
 constexpr std::size_t kOnGpus = 2, kMostOnGpus = std::size_t{8} << 20;
 
@@ -21,7 +21,7 @@ DeviceAddress address_of(const std::byte* memory) { return reinterpret_cast<Devi
 
 }  // namespace
 
-// The squares of a parameter's blocks are added up piece by piece, so that pieces end where blocks do.
+// Pieces end where blocks of the grid do, since squares are added up by block within a piece.
 DeviceRanks::Pace DeviceRanks::pace(const Layout& layout, bool on_gpus) {
   std::size_t most = 0;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
@@ -32,7 +32,7 @@ DeviceRanks::Pace DeviceRanks::pace(const Layout& layout, bool on_gpus) {
 
 namespace {
 
-// The widest and the narrowest type of a unit.
+// The sizes of the widest and the narrowest type of any unit.
 std::pair<std::size_t, std::size_t> sizes_of_types(const Layout& layout) {
   std::size_t widest = 0, narrowest = sizeof(float);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
@@ -121,7 +121,7 @@ std::vector<bool> DeviceRanks::share(const std::string& name, const std::vector<
 DeviceRanks::~DeviceRanks() {
   out_.reset();
   in_.reset();
-  gpu_.finish();  // it may still copy what is in the host memory
+  gpu_.finish();  // it may still copy from the host memory
 }
 
 std::vector<ElementRange> DeviceRanks::pieces_of(ElementRange elements, std::size_t most) const {
@@ -176,7 +176,7 @@ void DeviceRanks::for_each(const Piece& piece, const std::vector<ElementRange>& 
   }
 }
 
-// The host's threads copy what the others read, once the GPU has what was there before.
+// For a call in host memory: copies this rank's input to where other ranks read it.
 void DeviceRanks::copy_to_place(const Piece& piece) {
   for_each(piece, piece.of->call.out, given_array(piece), [&](auto there, auto here) {
     threads_.parallel_for(here.size(), kCopied, [&](std::size_t begin, std::size_t end) {
@@ -202,7 +202,7 @@ std::vector<ConstArray> DeviceRanks::of_ranks(const Piece& piece) const {
   return arrays;
 }
 
-// Until the GPU uses neither what is given there, nor what it becomes.
+// Waits until the GPU uses the elements no more, neither as input nor as result.
 void DeviceRanks::wait_for_record(const Piece& piece) {
   const Call& call = piece.of->call;
   for (const Dtype type : {call.given, call.type})
@@ -241,7 +241,7 @@ void DeviceRanks::leave_in_host(Piece& piece) {
   meet(piece);
 }
 
-// No rank reads what was in the place before: see places().
+// The place is free of readers: see places().
 void DeviceRanks::leave_on_gpu(Piece& piece) {
   const DeviceWork::Memory to = place(piece);
   for_each(piece, piece.of->call.out, given_array(piece), [&](auto there, auto here) {
@@ -275,7 +275,7 @@ void DeviceRanks::come_back_from_host(const Piece& piece) {
   for_each(piece, call.in, array_of(piece), [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
 }
 
-// Waits until the GPU has read what all ranks have given.
+// Waits until the GPU has read the input of all ranks.
 void DeviceRanks::come_back_from_gpus(const Piece& piece) {
   const Call& call = piece.of->call;
   const Room& room = on_gpus_places_.room;

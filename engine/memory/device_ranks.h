@@ -19,60 +19,61 @@
 
 namespace sluice::engine {
 
-// What ranks sum or gather of what is in their GPUs' memory, piece by piece, in the order in which it was
-// added: while the ranks have one piece, the next one leaves, and the one before returns. A piece of one rank
-// waits for that of the others, and there is memory for a few. So all ranks add the same calls in the same
-// order. Two threads do it, one for each direction.
+// Runs the collectives of a GPU engine: it sums gradients and gathers parameters that are in GPU memory, in
+// pieces and in the order in which the calls were added. It is a pipeline of two threads: while the ranks
+// exchange one piece, the next one is copied out and the one before is copied back. A piece waits for the
+// same piece of the other ranks, and only a few are in flight; so all ranks must add the same calls in the
+// same order.
 //
-// A unit meets in one of two places, on which ranks agree. On the GPUs, where the plan has these read each
-// other's memory (PeerMemory): a piece is copied to where the others read it, and each rank's GPU makes what
-// it needs of all. Or in registered memory of the host, which ranks of one host read where it is
-// (RankMemory), and others send. The last piece of a call comes first, so that narrow elements may become
-// wider ones in their own memory. Thread rule: start() and share() first, then one thread.
+// The ranks agree, by unit, on one of two places for the exchange. *On the GPUs*, where the plan lets GPUs
+// read each other's memory (PeerMemory): each rank copies its piece to memory that the others read, and each
+// GPU computes its result from all of them. *In host memory*: ranks of one host read each other's registered
+// memory (RankMemory), and other ranks send. Pieces go from the last of a call to the first, so that narrow
+// elements can widen in place. Thread rule: start() and share() first, then one thread.
 class DeviceRanks {
  public:
   enum class Of : std::uint8_t { kGradients, kParameters };
-  // A call that all ranks make. Where it has failed, nothing more of it is copied or begun.
+  // A collective call. After an error in one of its pieces no further piece is copied or exchanged.
   struct Call {
-    // The elements of a unit, from its first one on: in the GPU's memory, or, in_host, in registered memory
-    // of the host, in which the call is then made where they are, once the GPU does not use them.
+    // All elements of the unit: in GPU memory, or, with in_host, in registered host memory, on which the call
+    // then works in place once the GPU no longer uses it.
     std::byte* data = nullptr;
     bool in_host = false;
-    Dtype type = Dtype::kF32;  // of what this rank has then, and of what is sent
-    // Of what it has before. Another type may be narrower, and each rank has its own. REQUIRES: then ranks
-    // read each other's memory, and `out` is all elements.
+    Dtype type = Dtype::kF32;  // of this rank's result, and of what is sent
+    // The type of this rank's elements before the call, which may be narrower than `type` and differ between
+    // ranks. REQUIRES, where it differs: ranks read each other's memory, and `out` is all elements.
     Dtype given = Dtype::kF32;
-    ElementRange elements;              // of these, what the call is about
-    std::vector<ElementRange> out, in;  // what leaves before, and what this rank has after
-    // Whether each rank makes of all ranks' pieces what it needs, where ranks share memory of the host; `out`
-    // is then all that others read. The same on all ranks.
+    ElementRange elements;              // of the unit, that the call covers
+    std::vector<ElementRange> out, in;  // copied out before the exchange; copied back after it
+    // Whether ranks of one host read each other's pieces in place, from which each computes its own result;
+    // `out` then names all that others read. The same on all ranks.
     bool may_share = false;
     UnitId unit = 0;
-    // In the host. begin() begins the call for some of the elements, of which the array has nothing else,
-    // where they are not shared. end() does what is done with them when it has ended, before they return.
-    // of_ranks: where they are shared, what each rank has given, of which this rank's may be the same array;
-    // else empty.
+    // In host memory. begin() starts the collective on some elements, which are all that `array` has; it is
+    // called only where ranks do not share their pieces. end() processes the elements after the exchange,
+    // before they are copied back. of_ranks: where pieces are shared, the input of each rank, of which this
+    // rank's may be `array` itself; else empty.
     std::function<void(ElementRange elements, Array array, Done done)> begin;
     std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks)> end = {};
-    // On the GPUs. make() queues on DeviceWork::ranks() what becomes of some elements, by what each rank has
-    // given of them, in the unit's memory; `squares`, in the GPU's memory, has an f64 for each block of the
-    // grid. made() gets these in the host's memory when that has ended.
+    // On the GPUs. make() queues on DeviceWork::ranks() the kernels that compute elements in the unit's
+    // memory from the input of each rank; `squares`, in GPU memory, has room for an f64 per block of the
+    // grid. made() gets the squares in host memory once the kernels have ended.
     std::function<void(ElementRange elements, std::span<const ConstArray> of_ranks, double* squares)> make =
         {};
     std::function<void(ElementRange elements, std::span<const double> squares)> made = {};
   };
-  // What ranks agree on before they have plans.
+  // What the ranks agree on before they have plans.
   struct Meeting {
-    bool on_gpus = false;    // some units may meet there
-    bool may_share = false;  // ranks may give some unit where others read it in the host's memory
+    bool on_gpus = false;    // some units may be exchanged on the GPUs
+    bool may_share = false;  // ranks may read some units in each other's host memory
   };
 
-  // threads: of the host, for what is copied there.
+  // threads: the host's compute threads, for copies in host memory.
   DeviceRanks(const Layout& layout, Of of, Meeting meeting, DeviceWork& gpu, Threads& threads);
-  ~DeviceRanks();  // waits until the calls that were added have ended
+  ~DeviceRanks();  // waits until all added calls have completed
   DeviceRanks(const DeviceRanks&) = delete;
   DeviceRanks& operator=(const DeviceRanks&) = delete;
-  // How pieces pass in one of the two places: how many are under way, and how large they are.
+  // How many pieces are in flight in one of the two places, and how many elements each has.
   struct Pace {
     std::size_t pieces, elements;
   };
@@ -80,31 +81,31 @@ class DeviceRanks {
   static std::size_t bytes(const Layout& layout, Of of, Meeting meeting);         // of host memory
   static std::size_t device_bytes(const Layout& layout, Of of, Meeting meeting);  // of the GPU's
   void start(allocator::Ledger& ledger, Ranks& ranks);                            // which outlive it
-  // Collective: comes before the first call. name: what passes here, for messages. in_host: by unit, whether
-  // this rank has it in the host's memory when it meets the others'. Throws where GPUs cannot read each
-  // other's memory. Returns, by unit, whether it meets on the GPUs.
+  // Collective; before the first call. name: of what is exchanged, for messages. in_host: by unit, whether
+  // this rank has it in host memory at the exchange. Throws where GPUs cannot read each other's memory.
+  // Returns, by unit, whether it is exchanged on the GPUs.
   std::vector<bool> share(const std::string& name, const std::vector<bool>& in_host);
   bool is_on_gpus(UnitId unit) const { return on_gpus_[unit]; }
-  // Whether ranks may give what is narrower than it is then.
+  // Whether Call::given may be narrower than Call::type.
   bool takes_narrow(UnitId unit) const {
     return is_on_gpus(unit) ||
            (in_host_.memory.is_shared() && in_host_.room.narrow > 0 && ranks_->partitioned(unit));
   }
 
-  // `done` is called on a thread of this class when all that returns to the GPU is queued. REQUIRES: until
-  // then nothing else is queued with that memory.
+  // `done` is called once every copy back to the GPU is queued: on a thread of this class, or at once where
+  // the call has no elements. REQUIRES: until then no other work is queued with that memory.
   void add(Call call, Done done);
 
  private:
-  // Of a place: what is sent or returns, then narrow elements that were given, or, on GPUs, squares.
+  // The parts of one place: elements at full width, then narrow input of this rank, or, on GPUs, squares.
   struct Room {
     std::size_t wide = 0, narrow = 0, squares = 0;  // bytes
     std::size_t all() const { return wide + narrow + squares; }
   };
   static Room room_in_host(const Layout& layout, Of of, bool may_share);
   static Room room_on_gpus(const Layout& layout, Of of);
-  // A rank that has begun a piece has ended as many before it as may be under way. So the others no longer
-  // read what this one had twice as long ago.
+  // A rank begins a piece only when it has completed the one `pieces` before, for which all ranks had begun
+  // that one. So when a place is used again after twice as many pieces, no rank still reads it.
   static std::size_t places(Pace pace) { return 2 * pace.pieces; }
   template <class Memory>
   struct Places {
@@ -112,7 +113,7 @@ class DeviceRanks {
     Room room;
     Memory memory = {};
     std::size_t added = 0;      // pieces
-    std::size_t under_way = 0;  // from leave() to the end of come_back()
+    std::size_t under_way = 0;  // in flight: from leave() to the end of come_back()
     std::size_t bytes() const { return places(pace) * room.all(); }
     std::byte* at(std::size_t number) const { return memory.data() + number % places(pace) * room.all(); }
   };
@@ -126,9 +127,9 @@ class DeviceRanks {
   struct Piece {
     std::shared_ptr<Added> of;
     ElementRange elements;
-    std::size_t number = 0;  // among all that meet in the same place
+    std::size_t number = 0;  // in the order of its place
     std::shared_ptr<TransferGroup> ranks;
-    std::shared_ptr<const Ranks::Types> types = {};  // that the ranks have given it in
+    std::shared_ptr<const Ranks::Types> types = {};  // of each rank's input
   };
   std::vector<ElementRange> pieces_of(ElementRange elements, std::size_t most) const;
   void leave(const std::shared_ptr<Piece>& piece);
@@ -153,7 +154,7 @@ class DeviceRanks {
   }
   std::byte* begin_of_place(const Piece& piece) const { return const_cast<std::byte*>(place(piece).data()); }
   static bool is_narrow(const Piece& piece) { return piece.of->call.given != piece.of->call.type; }
-  // Where others find what this rank gives, unless it is given where it is.
+  // Where other ranks read this rank's input, unless they read it in the unit's own memory.
   std::byte* given(const Piece& piece) const {
     return begin_of_place(piece) + (is_narrow(piece) && !piece.of->on_gpus ? in_host_.room.wide : 0);
   }
@@ -163,8 +164,8 @@ class DeviceRanks {
   }
   bool is_shared(const Piece& piece) const { return in_host_.memory.is_shared() && piece.of->call.may_share; }
   std::vector<ConstArray> of_ranks(const Piece& piece) const;
-  // Calls copy(the unit's memory, the place's) for what of the ranges lies within the piece. place: where the
-  // piece begins there, in elements of that type.
+  // Calls copy(memory of the unit, memory of the place) for the parts of the ranges that lie within the
+  // piece. place: where the piece begins in the place, typed.
   template <class Copy>
   void for_each(const Piece& piece, const std::vector<ElementRange>& ranges, Array place,
                 const Copy& copy) const;
@@ -177,7 +178,7 @@ class DeviceRanks {
   const Meeting meeting_;
   Places<RankMemory> in_host_;
   Places<PeerMemory> on_gpus_places_;
-  RegisteredRegion squares_;   // of the places on the GPU
+  RegisteredRegion squares_;   // host copies of the squares in the places on the GPU
   std::vector<bool> on_gpus_;  // by unit
   Ranks* ranks_ = nullptr;
   std::mutex mutex_;  // guards what follows, and errors
@@ -185,11 +186,10 @@ class DeviceRanks {
   std::optional<SerialQueue> out_, in_;
 };
 
-// Copies what the other ranks have of their shards of some elements of a unit, where these are shared: see
-// DeviceRanks::Call::end.
+// Copies into `array` those elements that the other ranks own, from their memory: see DeviceRanks::Call::end.
 void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array array,
                     std::span<const ConstArray> of_ranks, Threads& threads);
-// Queues the same on GPUs: see DeviceRanks::Call::make. `unit_data`: all elements of the unit.
+// Queues the same copies on the GPU: see DeviceRanks::Call::make. `unit_data`: all elements of the unit.
 void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array unit_data,
                     std::span<const ConstArray> of_ranks, DeviceWork& gpu);
 

@@ -62,12 +62,12 @@ std::vector<ParameterShards::Piece> DeviceShards::shards_of(UnitId unit) const {
 }
 
 void DeviceShards::await(UnitId unit) {
-  if (!shards_.is_shared()) return;  // its bytes are here since the fetch has ended
+  if (!shards_.is_shared()) return;  // the fetch completed with its bytes in host memory
   for (const ParameterShards::Piece& shard : shards_of(unit))
     gpu_.wait(shards_.place_of(unit, shard), DeviceWork::Use::kWrite);
 }
 
-// Errors leave no transfer under way: a group waits for its own when it ends.
+// An error leaves no transfer in flight: the destructor of a group waits for its transfers.
 void DeviceShards::fetch(UnitId unit, std::uint64_t version, std::byte* to) {
   shards_.is_shared() ? copy(unit, version, to) : receive(unit, version, to);
 }
@@ -87,8 +87,8 @@ void DeviceShards::copy(UnitId unit, std::uint64_t version, std::byte* to) {
   }
 }
 
-// What the client computes with the memory before may wait for other ranks, which may wait for places. So
-// none is asked for until the memory is free.
+// Work of the client that uses the memory may wait for other ranks, which may wait for places. So this thread
+// waits until the memory is free before it requests any place; otherwise there could be a deadlock.
 void DeviceShards::ask(UnitId unit, std::uint64_t version, std::span<std::byte> into, Done done) {
   const auto work = [this, unit, version, into](Done& done_when_copied) {
     gpu_.wait(into, DeviceWork::Use::kWrite);
@@ -97,7 +97,8 @@ void DeviceShards::ask(UnitId unit, std::uint64_t version, std::span<std::byte> 
   asking_->add(work, std::move(done));
 }
 
-// Each part is copied when it is lent, whatever the others wait for, so that its place becomes free.
+// Each part is copied as soon as it is lent, whatever the other parts wait for, so that its place becomes
+// free.
 void DeviceShards::borrow(UnitId unit, std::uint64_t version, std::byte* to, Done done) {
   const std::vector<ParameterShards::Piece> parts = shards_.pieces_of(unit, PassedShards::kMostBytes);
   const Done part_done = after(parts.size(), std::move(done));

@@ -9,25 +9,24 @@
 
 namespace sluice::engine {
 
-// Brings whole units to a GPU, of which each rank has a shard of the parameters, on threads of this class.
-// Ranks of one host share the memory of shards: the GPU copies each from where its owner has it, once that
-// one says that it has the version; or from the owner's GPU, which brings it there (PassedShards). Otherwise
-// shards are sent, and pass through registered memory, piece by piece: while one piece is copied, the ranks
-// send the next ones. A fetch has ended for the caller when its last copy is queued. So await() comes before
-// this rank lets others change a unit: a unit that was fetched, and of which this rank has no gradient, would
-// be copied when it has changed. Thread rule: start() and share() come before any fetch; then as Backing.
-// REQUIRES: no fetch is under way when it ends.
+// All-gathers partitioned units into GPU memory, on threads of this class. On one host the ranks share the
+// memory of their shards: the GPU copies each shard from its owner's memory once the owner has published the
+// version, or from the owner's GPU, which brings it there (PassedShards). Otherwise shards are sent, and pass
+// through registered memory in pieces: one piece is copied while the next ones arrive. A fetch completes for
+// its caller when its last copy is queued. So this rank must call await() before it lets others change a unit
+// for which it has no gradient: otherwise the queued copy could read the next version. Thread rule: start()
+// and share() come before any fetch; then as Backing. REQUIRES: no fetch is in flight when it is destroyed.
 class DeviceShards {
  public:
   // Both arguments outlive it.
   DeviceShards(ParameterShards& shards, DeviceWork& gpu) : shards_(shards), gpu_(gpu) {}
-  // Of host memory through which shards pass that are sent: those of ranks of several hosts.
+  // Registered host memory through which sent shards pass, where ranks are on several hosts.
   static constexpr std::size_t bytes() { return kPieces * StoredShards::kPiece; }
-  void start(allocator::Ledger& ledger);  // which outlives it; after ParameterShards::start()
-  // Collective. Where ranks of one host cannot share their memory, it takes what ranks of several hosts have.
+  void start(allocator::Ledger& ledger);  // the ledger outlives it; after ParameterShards::start()
+  // Collective. Where ranks of one host cannot share memory, it takes the staging memory that sending needs.
   void share();
   std::unique_ptr<Backing> make(UnitId unit);
-  // Waits until the GPU has copied what was fetched of the unit. REQUIRES: no fetch of it is under way.
+  // Waits until the GPU has copied what was fetched of the unit. REQUIRES: no fetch of it is in flight.
   void await(UnitId unit);
 
  private:
@@ -47,10 +46,10 @@ class DeviceShards {
   DeviceWork& gpu_;
   allocator::Ledger* ledger_ = nullptr;
   RegisteredRegion memory_;
-  std::size_t pieces_before_ = 0;         // of fetches that have ended
-  std::optional<SerialQueue> returning_;  // waits for copies of what is borrowed, and gives it back
+  std::size_t pieces_before_ = 0;         // of all fetches so far
+  std::optional<SerialQueue> returning_;  // waits for copies out of borrowed places, then returns the places
   std::optional<SerialQueue> queue_;
-  std::optional<SerialQueue> asking_;  // waits until a unit's memory is free, and asks for its parts then
+  std::optional<SerialQueue> asking_;  // waits until a unit's memory is free, then asks for its parts
 };
 
 }  // namespace sluice::engine

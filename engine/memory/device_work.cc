@@ -31,7 +31,7 @@ void DeviceWork::set_client(CUstream_st* stream) {
   device_.wait(stream, before_client_.get());
   client_ = stream;
   const std::lock_guard lock(mutex_);
-  // It may be a new stream at the address of one that has ended.
+  // `stream` may be a new stream at the address of a destroyed one.
   std::erase_if(waited_, [&](const auto& waited) { return waited.first.first == stream; });
 }
 
@@ -90,7 +90,7 @@ void DeviceWork::wait_for(CUstream_st* stream, const Place& place) {
   last() = std::max(last(), place.number);
 }
 
-// An event is recorded once for each use, and used again when nothing refers to that place any more.
+// An event serves one place, and is reused when nothing refers to that place any more.
 DeviceWork::Place DeviceWork::record(CUstream_st* stream) {
   Device::Event event;
   {
@@ -114,7 +114,7 @@ void DeviceWork::begin_use(CUstream_st* stream, Memory memory, Use use) {
   for (const Place& place : uses_before(memory, use)) wait_for(stream, place);
 }
 
-// Who writes has waited for all that read, so that whoever waits for the write waits for them, too.
+// A writer has waited for all readers, so that work which waits for the write need not wait for them.
 void DeviceWork::end_use(const Place& place, Memory memory, Use use) {
   const std::lock_guard lock(mutex_);
   for_each(pieces_, memory, [&](Piece& piece) {
@@ -194,7 +194,7 @@ std::vector<Device::SharedEvent> DeviceWork::give_up(Memory memory) {
   return last;
 }
 
-// A stream that is captured cannot be waited for. What it used before has events.
+// A stream that is being captured cannot be synchronized. Its earlier uses of memory have events.
 void DeviceWork::wait_for_client() {
   if (!device_.is_capturing(client_)) return device_.synchronize(client_);
   std::vector<Device::SharedEvent> events;

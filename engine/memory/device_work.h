@@ -15,24 +15,25 @@
 
 namespace sluice::engine {
 
-// What an engine queues on a GPU, and in which order the GPU does it. Work is queued on several streams:
-// units come in on one, go out on another, and are updated on a third, whose chunks come in and go out on two
-// more; numbers go out on one of their own; what ranks read of each other's GPUs is on another one; and the
-// client computes on streams of its own. Each piece of memory remembers the last work that wrote it, and the
-// last that read it on each stream. Who uses a piece next waits for these on its own stream, so that the
-// caller need not wait. A stream that has waited for a place of another one waits for no earlier place of it.
-// Thread rule: one thread, and others that copy in and out and wait, as DeviceDisk does; two of them do not
+// Queues an engine's work on a GPU and orders it. Units are copied in on one stream, copied out on another
+// and updated on a third, whose chunks are copied in and out on two more; numbers are copied out on a stream
+// of their own; three streams serve what GPUs of several ranks copy and read of each other; the client
+// computes on its own streams. Each piece of memory remembers the work that wrote it last and the last that
+// read it on each stream. The stream that uses a piece next waits for these by events, so that the caller
+// need not wait. A stream waits only once for a point (Place) of another stream and all before it. Thread
+// rule: one thread, and others that copy in and out and wait, as DeviceDisk does; two of them must not use
+// one piece at a time, unless both read it, or on one stream.
 // use one piece at a time, unless both read it, or on one stream.
 class DeviceWork {
  public:
-  using Memory = std::span<const std::byte>;  // of the GPU's, or of registered memory of the host
+  using Memory = std::span<const std::byte>;  // GPU memory, or registered host memory
   enum class Use : std::uint8_t { kRead, kWrite };
-  // What copies are of. A unit that the GPU updates takes the link for tens of milliseconds, chunk by chunk:
-  // gradients that the CPU waits for, and units that the client does, go beside that, and not behind. A
-  // number that the caller reads is there when the client has computed it: other copies would wait behind it
-  // for that, and the client would wait where it is copied among what the client computes.
-  // The shards that this GPU brings for others (PassedShards) come in beside all that, too, and so do those
-  // that it copies from others' places: nobody is to wait there for what the client computes.
+  // What a copy is of, which chooses its stream. The update of a unit occupies the link for tens of
+  // milliseconds, chunk by chunk (kChunks): a gradient for which the CPU waits, or a unit for which the
+  // client waits, must not queue behind that. A number that the caller reads (kNumbers) is ready only when
+  // the client has computed it: other copies would wait behind it, and on the client's stream its copy would
+  // delay the client. Shards that this GPU brings for others (PassedShards), or copies from others' places
+  // (kPassed), have streams of their own, so that nobody waits there for what the client computes.
   enum class Flow : std::uint8_t { kUnits, kChunks, kNumbers, kPassed };
 
   explicit DeviceWork(Device& device);  // the device outlives it
@@ -45,27 +46,27 @@ class DeviceWork {
   CUstream_st* out() const { return out_.get(); }
   CUstream_st* updates() const { return updates_.get(); }
   CUstream_st* numbers() const { return numbers_.get(); }
-  // For what GPUs of several ranks read of each other.
+  // For the reads of other ranks' GPU memory.
   CUstream_st* ranks() const { return ranks_.get(); }
-  // All of its own: these, and those of chunks.
+  // All streams of this class: the ones above, and those of chunks and of passed shards.
   static constexpr std::size_t kStreams = 9;
   std::array<CUstream_st*, kStreams> streams() const {
     return {in(),      out(),   chunks_in_.get(), chunks_out_.get(), numbers(),
             updates(), ranks(), brought_.get(),   borrowed_.get()};
   }
-  // The stream on which the client computes from now on: at first one that is made for it. It goes on when
-  // all is done that the one before has, so that this stands for all that came before it, which may end.
-  // REQUIRES: the client orders what it queues on several streams itself.
+  // Sets the client's stream; at first it is one of this class's own. The new stream first waits for all work
+  // of the old one, so that it stands for all earlier work and the old stream may be destroyed. REQUIRES: a
+  // client that uses several streams orders its work on them itself.
   void set_client(CUstream_st* stream);
   CUstream_st* client() const { return client_; }
 
-  // Memory that work may use, from now on, in pieces of so many bytes, of which each has an order of its own.
+  // Adds memory for work to use, in pieces of piece_bytes, each of which is ordered by itself.
   void add(Memory memory, std::size_t piece_bytes);
 
-  // What is queued on the stream between the two calls uses the memory, which lies in pieces that were added.
+  // Work queued on the stream between the two calls uses the memory, which lies in pieces that were added.
   void begin(CUstream_st* stream, Memory memory, Use use);
   void end(CUstream_st* stream, Memory memory, Use use);
-  // Queues work that reads some memory, and writes other memory.
+  // Queues work that reads some memory and writes other memory.
   template <class Work>
   void queue(CUstream_st* stream, std::span<const Memory> read, std::span<const Memory> written,
              Work&& work) {
@@ -79,30 +80,31 @@ class DeviceWork {
   }
   void copy_in(std::byte* to, Memory from, Flow flow = Flow::kUnits);
   void copy_out(std::byte* to, Memory from, Flow flow = Flow::kUnits);
-  // From memory of this GPU, or of another one that this reads, to memory of this one. Units come in so, too.
+  // Copies from memory of this GPU, or of a peer that it can read, to memory of this GPU.
   void copy_within(std::byte* to, Memory from, Flow flow = Flow::kUnits);
 
-  // The caller waits until it may use the memory itself; or asks whether it may.
+  // wait() blocks the caller until it may use the memory itself; is_done() asks whether it may.
   void wait(Memory memory, Use use);
   bool is_done(Memory memory, Use use) const { return unfinished(memory, use).empty(); }
-  // The memory has other uses from now on, or is others'. Returns what its last uses so far have ended with,
-  // and what comes next waits for none of it. REQUIRES: it is whole pieces, and nothing has begun to use it
-  // that has not ended.
+  // The memory will be used otherwise, or by others. Returns the events that end its last uses so far; later
+  // work does not wait for them. REQUIRES: `memory` is whole pieces, and each use of it that has begun has
+  // ended.
   std::vector<Device::SharedEvent> give_up(Memory memory);
-  // The caller waits for everything that is queued, by the client, too; or, while its stream is captured, for
-  // what it has queued with memory that was added, and was not given up since.
+  // Blocks until all queued work is done, the client's too; where the client's stream is being captured, only
+  // its work with memory that was added and not given up since.
   void wait_for_all();
-  // The same at the end. What fails was reported where it was queued, or has no one left to be told.
+  // The same at shutdown. Errors were reported where the work was queued, or nobody is left to hear of them,
+  // so they are only logged.
   void finish() noexcept;
 
  private:
-  // A place of a stream: what was queued before it, and the event that comes after that.
+  // A point of a stream: after all work queued there before it, with the event recorded at it.
   struct Place {
     CUstream_st* stream = nullptr;  // null: there is none
-    std::uint64_t number = 0;       // places of a stream ascend
+    std::uint64_t number = 0;       // ascends within a stream
     Device::SharedEvent event;
   };
-  // Events that nobody waits for any more.
+  // Events that nobody waits for any more, for reuse.
   struct Spare {
     std::mutex mutex;
     std::vector<Device::Event> events;
@@ -114,9 +116,10 @@ class DeviceWork {
   };
   template <class Pieces, class Body>
   static void for_each(Pieces& pieces, Memory memory, const Body& body);
-  // What who uses the memory so comes after.
+  // The points after which such a use of the memory may run.
   std::vector<Place> uses_before(Memory memory, Use use) const;
-  // What the caller would have to wait for. An event is not recorded again while somebody has it.
+  // The events for which the caller would have to block. An event is not recorded again while somebody refers
+  // to it.
   std::vector<Device::SharedEvent> unfinished(Memory memory, Use use) const;
   std::mutex& turn_of(CUstream_st* stream);
   void wait_for_client();
@@ -129,14 +132,14 @@ class DeviceWork {
   Device::Stream in_, out_, chunks_in_, chunks_out_, numbers_, updates_, ranks_, brought_, borrowed_,
       own_client_;
   CUstream_st* client_;
-  Device::Event before_client_;  // what the client's streams before this one had
-  // Of each stream, the client's last: is held while something is queued there. The driver lets a caller wait
-  // where much is queued on a stream, and nobody else may have to wait for that.
+  Device::Event before_client_;  // recorded on the last former stream of the client
+  // By stream, the client's last: held while work is queued on the stream. The driver may block a caller
+  // where much is queued, and callers that use other streams must not be blocked by that.
   std::array<std::mutex, kStreams + 1> turns_;
-  mutable std::mutex mutex_;                      // guards what follows; the driver is not called meanwhile
-  std::map<const std::byte*, Piece> pieces_;      // by their beginnings
-  std::map<CUstream_st*, std::uint64_t> places_;  // of each stream, the number of the last one
-  // The last place of the second stream that the first one has waited for.
+  mutable std::mutex mutex_;                      // guards what follows; not held during calls of the driver
+  std::map<const std::byte*, Piece> pieces_;      // by address
+  std::map<CUstream_st*, std::uint64_t> places_;  // by stream, the number of its last place
+  // By (waiting stream, other stream): the last place of the other one for which the first has waited.
   std::map<std::pair<CUstream_st*, CUstream_st*>, std::uint64_t> waited_;
   const std::shared_ptr<Spare> spare_ = std::make_shared<Spare>();
 };

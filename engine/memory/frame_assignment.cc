@@ -11,8 +11,8 @@ namespace {
 
 using Schedule = std::vector<std::vector<HoldingId>>;
 
-// The distance of two holdings between whose uses others are that take more than twice the frames: the two
-// are never wanted together.
+// The distance of two holdings between whose uses others take more than twice the frames: the two are never
+// needed together.
 constexpr std::size_t kFar = std::numeric_limits<std::size_t>::max();
 
 class Assignment {
@@ -57,7 +57,7 @@ class Assignment {
     std::vector<std::size_t> order(shares_.size());
     std::iota(order.begin(), order.end(), 0);
     const auto rank = [&](std::size_t frame) {
-      return std::tuple(kFar - near_[frame], shares_[frame], frame);  // the furthest first
+      return std::tuple(kFar - near_[frame], shares_[frame], frame);  // furthest first
     };
     const auto end = order.begin() + static_cast<std::ptrdiff_t>(extents_[holding]);
     std::ranges::partial_sort(order, end, {}, rank);
@@ -66,7 +66,7 @@ class Assignment {
     assigned_[holding] = std::move(order);
   }
 
-  // Notes how far from a position others are used, before it or after it.
+  // Notes the distance of other holdings' uses from a position, before it or after it.
   void look_from(std::size_t position, bool forwards) {
     std::size_t passed = 0;
     const std::size_t furthest = std::min(schedule_.size(), 2 * shares_.size() + 1);
@@ -93,10 +93,11 @@ class Assignment {
   const Schedule& schedule_;
   const Schedule& held_;
   const std::vector<std::size_t>& extents_;
-  std::vector<std::vector<std::size_t>> uses_;  // by holding: its positions
-  std::vector<std::size_t> distances_;          // by holding, from the one that is assigned
-  std::vector<HoldingId> seen_;                 // whose distance is set
-  std::vector<std::size_t> shares_, near_;  // by frame: how many have it; how near one is used that has it
+  std::vector<std::vector<std::size_t>> uses_;  // by holding: positions in the schedule
+  std::vector<std::size_t> distances_;          // by holding, from the one being assigned
+  std::vector<HoldingId> seen_;                 // holdings whose distance is set
+  std::vector<std::size_t> shares_,
+      near_;  // by frame: its number of holdings; the distance of its nearest one
   std::vector<std::vector<std::size_t>> assigned_;
 };
 

@@ -6,9 +6,9 @@
 #include "engine/memory/frame_assignment.h"
 #include "engine/memory/homes.h"
 
-// Frames of a GPU. To put others under a home than those that are mapped there holds up the whole GPU, so
-// each holding has frames of its own, which it shares with those that are used far from it, and what is in
-// them makes room. That may have to be fetched once more than if any frames were good enough.
+// Frames of a GPU. Remapping a home to other frames stalls the whole GPU. So each holding has frames of its
+// own, which it shares with holdings that are used far from it, and is fetched by evicting what is in them.
+// That may cost more fetches than if it could take any frames.
 namespace sluice::engine {
 namespace {
 
@@ -16,8 +16,8 @@ using allocator::DeviceFramePool;
 using allocator::DeviceHome;
 using allocator::DeviceRegion;
 
-// The first orders are assigned frames at once: the one that is guessed, and those of two steps. Later ones
-// are when they come twice in a row, so that orders which keep changing do not have homes mapped in each
+// The first few schedules get frames assigned at once: the guessed one, and those of two steps. A later one
+// gets them when it comes twice in a row, so that schedules which keep changing do not remap homes in each
 // step.
 constexpr int kAtOnce = 3;
 
@@ -80,7 +80,7 @@ class GpuHomes final : public Homes {
   std::size_t extents() const override { return pool_ == nullptr ? 0 : pool_->extents(); }
   std::size_t free_extents() const override { return pool_ == nullptr ? 0 : pool_->free_extents(); }
   std::size_t extents_for(HoldingId id) const override { return pool_->extents_for(spec(id).bytes); }
-  // The frames may be used on the stream on which units come in, and on others after that.
+  // The frames may be used on the stream that copies units in, and on others after that.
   bool place(HoldingId id) override {
     if (!pool_->place(places_[id].home, spec(id).bytes, spec(id).purpose, gpu_.in())) return false;
     gpu_.end(gpu_.in(), memory(id), DeviceWork::Use::kWrite);
@@ -110,8 +110,7 @@ class GpuHomes final : public Homes {
     return all;
   }
 
-  // It is always there: what the client has queued between the two calls comes after what it needs, and
-  // before what would disturb it.
+  // A GPU's holding is always accessible; begin() and end() order the client's work.
   void view(HoldingId id, bool writable) override {
     if (writable) ++places_[id].writers;
     gpu_.begin(gpu_.client(), memory(id), use_of(writable));
@@ -123,7 +122,7 @@ class GpuHomes final : public Homes {
   void share_what_is_written(HoldingId id) override {
     if (places_[id].writers > 0) gpu_.end(gpu_.client(), memory(id), DeviceWork::Use::kWrite);
   }
-  // Its memory stays where it is for good.
+  // Its memory stays at one address for good.
   Backing& as_backing(HoldingId id) override {
     std::unique_ptr<Backing>& backing = places_[id].as_backing;
     if (!backing) backing = std::make_unique<GpuMemory>(gpu_, data(id));
@@ -139,11 +138,11 @@ class GpuHomes final : public Homes {
 
  private:
   struct Place {
-    DeviceRegion region;          // its memory, where it is resident
-    std::byte* packed = nullptr;  // or, where it is also packed, a part of packed_
-    DeviceHome home;              // its address, where it is not
+    DeviceRegion region;          // memory of a resident holding
+    std::byte* packed = nullptr;  // of a packed one instead: a part of packed_
+    DeviceHome home;              // its address range, where it is not resident
     int writers = 0;
-    std::unique_ptr<Backing> as_backing;  // null until it is asked for
+    std::unique_ptr<Backing> as_backing;  // null until requested
   };
   struct Order {
     Schedule accesses, held;
@@ -167,11 +166,11 @@ class GpuHomes final : public Homes {
   allocator::Ledger& ledger_;
   DeviceWork& gpu_;
   std::unique_ptr<DeviceFramePool> pool_;  // outlives the homes
-  std::vector<DeviceRegion> packed_;       // memory of holdings that are packed, by purpose
+  std::vector<DeviceRegion> packed_;       // memory of packed holdings, by purpose
   std::vector<Place> places_;              // by holding
   std::map<DeviceAddress, HoldingId> by_address_;
-  Order last_, assigned_for_;  // the last schedule, and the one for which frames were assigned
-  int assignments_ = 0;        // how often they were
+  Order last_, assigned_for_;  // the last schedule, and the last one with assigned frames
+  int assignments_ = 0;        // how many schedules got frames
 };
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace sluice::engine {
 void Registration::Unregister::operator()(std::byte* memory) const {
   try {
     device->unregister_host(memory);
-  } catch (const Error& error) {  // the device has had a fault, which was reported where it was found
+  } catch (const Error& error) {  // a fault of the device, which was reported where it was found
     log().debug("{}", error.what());
   }
 }
@@ -21,8 +21,8 @@ Registration::Registration(Device& device, std::byte* memory, std::size_t bytes)
   registered_.reset(memory);
 }
 
-// The driver's copies need no checksums. Updates fetch and store their chunks as callers whose threads would
-// compute these.
+// Copies by the driver need no checksums. fetch_unchecked() and store() with threads are what updates call,
+// so their copies take the streams of chunks.
 class HostRecords::Record final : public Backing {
  public:
   Record(HostRecords& owner, const Place& place) : owner_(owner), place_(place) {}

@@ -10,7 +10,7 @@
 
 namespace sluice::engine {
 
-// Registers host memory, if there is any, with a GPU while this lives.
+// Registers (pins) host memory with a GPU, if there is any, while this object lives.
 class Registration {
  public:
   Registration() = default;
@@ -39,14 +39,14 @@ class RegisteredRegion {
   Registration registered_;  // ends before the memory
 };
 
-// What a GPU computes with, while it is in the host's memory. A transfer is a copy that is queued, and has
-// ended for the caller as soon as it is: who uses the bytes waits on a stream (DeviceWork). All memory of one
-// purpose is taken and registered at once. Thread rule: as DeviceWork.
+// Host memory for what a GPU computes with, while it is not in GPU memory. A transfer is a queued copy, and
+// completes for the caller as soon as it is queued: later users of the bytes wait on a stream (DeviceWork).
+// All memory of one purpose is taken and registered at once. Thread rule: as DeviceWork.
 class HostRecords {
  public:
   HostRecords(allocator::Ledger& ledger, DeviceWork& work) : ledger_(ledger), work_(work) {}
   std::unique_ptr<Backing> make(const BackingSpec& spec);
-  void allocate();  // takes the memory of all that was made
+  void allocate();  // takes the memory of all records made so far
 
  private:
   class Record;

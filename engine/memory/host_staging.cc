@@ -18,7 +18,7 @@ HostStaging::HostStaging(StateStore& states, DeviceWork& gpu)
       scratch_(state_bytes(states.format())),
       values_(scratch_ + scratch_bytes(states.format())) {}
 
-// Values have at most the size of the scratch memory, which is in f32.
+// Values have at most the size of the scratch memory, which is f32.
 std::size_t HostStaging::bytes(const StateFormat& format) {
   return state_bytes(format) + 2 * scratch_bytes(format);
 }
@@ -31,9 +31,9 @@ void HostStaging::start(allocator::Ledger& ledger, std::byte* slot) {
   gpu_.add({memory_.data() + values_, size - values_}, size - values_);
 }
 
-// The GPU may still be copying what is there, perhaps another unit's.
+// The GPU may still be copying the buffer's former contents, perhaps of another unit.
 void HostStaging::wait_for_state(UnitId unit, std::size_t chunk) const {
-  const bool is_cpus = states_.by_cpu(unit) && states_.resident(unit);  // then the GPU never uses it
+  const bool is_cpus = states_.by_cpu(unit) && states_.resident(unit);  // the GPU never uses such state
   if (const std::size_t bytes = states_.format().chunk_bytes(unit, chunk); bytes > 0 && !is_cpus)
     gpu_.wait({state(unit, chunk), bytes}, DeviceWork::Use::kWrite);
 }

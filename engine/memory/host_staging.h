@@ -6,18 +6,18 @@
 
 namespace sluice::engine {
 
-// Where the CPU fills in, or sees, a chunk of a unit whose values and state a GPU has: the state itself where
-// that is in the host's memory, else registered memory of the host. State on disk passes through a slot on
-// the GPU. Thread rule: one thread.
+// Lets the CPU fill in or read a chunk of a unit whose values and state a GPU has: it gives the state itself
+// where that is in host memory, else a buffer of registered host memory. State on disk passes through a slot
+// on the GPU. Thread rule: one thread.
 class HostStaging {
  public:
   HostStaging(StateStore& states, DeviceWork& gpu);
   static std::size_t bytes(const StateFormat& format);
-  // Takes the memory. slot: room for the state of a chunk on the GPU, which others do not use while this
-  // class does; null where all state is there.
+  // Takes the memory. slot: GPU memory for the state of a chunk, which nobody else uses while this class
+  // does; null where no state is on disk.
   void start(allocator::Ledger& ledger, std::byte* slot);
 
-  // Room for a chunk's state; or that state itself, where it is in the host's memory.
+  // The buffer for a chunk's state; or the state itself, where it is in host memory.
   std::byte* state(UnitId unit, std::size_t chunk) const {
     return is_here(unit) ? states_.cpu_data(unit) + states_.format().chunk_offset(unit, chunk)
                          : memory_.data();
@@ -27,12 +27,12 @@ class HostStaging {
 
   void begin(UnitId unit, std::size_t chunk);  // waits until the caller may fill in state() and values()
   void begin_values();                         // the same for values() alone
-  // Waits until there is room for a chunk's state that the GPU does not get.
+  // Waits until the state buffer is free, for state that the GPU does not get.
   std::byte* room();
-  // Queue copies of what the caller has filled in: the state of a chunk, and n elements of values.
+  // Queue copies of what the caller has filled in: the state of a chunk, or n elements of values.
   void store_state(UnitId unit, std::size_t chunk);
   void store_values(Array to, std::size_t n);
-  // Bring these, and wait until the caller may read them, and write the state.
+  // Bring a chunk's state, or n values, and wait until the caller may read them (and write the state).
   std::byte* bring_state(UnitId unit, std::size_t chunk);
   ConstArray bring_values(ConstArray from, std::size_t n);
 
@@ -45,7 +45,7 @@ class HostStaging {
 
   StateStore& states_;
   DeviceWork& gpu_;
-  const std::size_t scratch_, values_;  // where they begin
+  const std::size_t scratch_, values_;  // their offsets in memory_
   RegisteredRegion memory_;
   std::byte* slot_ = nullptr;
 };

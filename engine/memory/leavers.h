@@ -9,8 +9,8 @@
 
 namespace sluice::engine {
 
-// Holdings that may leave their frames, the one whose next use is furthest away first: those whose contents
-// must be written before, and the others. Thread rule: one thread.
+// The candidates for eviction, sorted so that the one whose next use is furthest away comes first. Dirty
+// holdings, which must be written first, and clean ones are in separate sets. Thread rule: one thread.
 class Leavers {
  public:
   struct Leaver {
@@ -25,7 +25,7 @@ class Leavers {
   using Set = std::set<Leaver>;
 
   void add(HoldingId /*holding*/) { of_.emplace_back(); }  // in the order 0, 1, 2, ...
-  // nothing: the holding may not leave.
+  // nullopt: the holding may not be evicted.
   void set(HoldingId holding, const std::optional<Leaver>& now) {
     std::optional<Leaver>& before = of_[holding];
     if (now == before) return;

@@ -8,34 +8,35 @@ namespace sluice::engine {
 
 using HoldingId = std::uint32_t;
 
-// Knows when each holding is needed next, in a cycle of accesses that repeats. Times count accesses and never
-// go back. So the order of two next uses stays the same while time passes, and an access changes only the
-// next uses of the holdings that it names. Thread rule: one thread.
+// Knows when each holding is used next, in a cycle of accesses that repeats. Time counts accesses and never
+// goes back. So two next uses keep their order while time passes, and an access changes only the next uses of
+// the holdings that it names. Thread rule: one thread.
 class NextUses {
  public:
   using Time = std::uint64_t;
   static constexpr Time kNever = std::numeric_limits<Time>::max();
 
   void add(HoldingId holding);  // in the order 0, 1, 2, ...
-  // After its last use in a cycle `holding` is next needed when `next` is first needed. REQUIRES: `next`
-  // itself follows no other holding.
+  // After its last use in a cycle, `holding` counts as used next when `next` has its first use in the next
+  // cycle. REQUIRES: `next` itself follows no other holding.
   void follow(HoldingId holding, HoldingId next);
-  // A parked holding is needed whenever the one that it follows is, and not when the schedule names it.
+  // A parked holding counts as used whenever the holding that it follows is, and not when the schedule names
+  // it.
   void set_parked(HoldingId holding, bool parked) { of_[holding].parked = parked; }
   void set_schedule(std::vector<std::vector<HoldingId>> accesses);
 
   const std::vector<std::vector<HoldingId>>& schedule() const { return schedule_; }
   std::size_t position() const { return position_; }
-  // Calls changed(holding) for each holding whose time may have changed. A position before the present one
-  // lies in the next cycle.
+  // Calls changed(holding) for each holding whose time may have changed. A position below the present one is
+  // in the next cycle.
   template <class Changed>
   void set_position(std::size_t position, const Changed& changed);
 
-  Time time(HoldingId holding) const;  // the time of its next use; the access at the position counts
-  // How many accesses there are until its next use; kNever where nothing needs it.
+  Time time(HoldingId holding) const;  // of its next use; the access at the position counts
+  // The number of accesses until its next use; kNever where it has none.
   Time distance(HoldingId holding) const;
   // Calls body(holding) for each holding that the next accesses name, from the one at the position on, and
-  // for those that follow it. It may be called several times for one holding.
+  // for those that follow it. A holding may occur several times.
   template <class Body>
   void for_each_within(std::size_t accesses, const Body& body) const;
 

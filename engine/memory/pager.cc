@@ -8,7 +8,7 @@
 namespace sluice::engine {
 namespace {
 
-// Writes look further ahead than fetches by so many accesses.
+// Write-backs look this many accesses further ahead than fetches.
 constexpr std::size_t kWrittenAhead = 2;
 
 }  // namespace
@@ -16,10 +16,10 @@ constexpr std::size_t kWrittenAhead = 2;
 struct Pager::Holding {
   enum class Io : std::uint8_t { kNone, kReading, kWriting };
   HoldingId id = 0;
-  std::unique_ptr<Backing> backing;  // may also be there where it is resident, from an earlier plan
+  std::unique_ptr<Backing> backing;  // an earlier plan's may remain while it is resident
   std::size_t contents = 0;          // in bytes; 0: it has none
-  bool present = false;              // it has its memory, which has the contents once no fetch is under way
-  bool backed = false;               // the backing has the present contents
+  bool present = false;              // has memory, with the contents unless a fetch is in flight
+  bool backed = false;               // clean: the backing has the present contents
   bool parked = false;               // an update may read the backing at any time
   int pins = 0;
   Io io = Io::kNone;
@@ -82,9 +82,9 @@ void Pager::set_position(std::size_t position) {
   uses_.set_position(position, [this](HoldingId id) { list(*holdings_[id]); });
 }
 
-// ---- who leaves ----
+// ---- eviction ----
 
-// Called wherever it changes whether the holding may leave, or when it is needed next.
+// Called wherever the holding's next use, or whether it may be evicted, changes.
 void Pager::list(Holding& holding) {
   const bool may_leave = !resident(holding.id) && holding.present && holding.pins == 0 &&
                          holding.io == Holding::Io::kNone &&
@@ -112,7 +112,7 @@ Pager::Way Pager::clear_way(const Holding& wanted, bool forced) {
   for (const HoldingId id : in_the_way) {
     Holding& victim = *holdings_[id];
     if (victim.io == Holding::Io::kNone && victim.is_unwritten()) begin_transfer(victim, true);
-    // A write to host memory has ended for the caller as soon as it has begun.
+    // A write to host memory completes for the caller as soon as it is queued.
     if (victim.io == Holding::Io::kWriting && victim.transfers.finished()) settle(victim);
     if (victim.io == Holding::Io::kNone)
       evict(victim);
@@ -122,8 +122,8 @@ Pager::Way Pager::clear_way(const Holding& wanted, bool forced) {
   return way;
 }
 
-// Where its frames are held, waits until an update gives some back. Returns whether one has: otherwise a
-// client holds them.
+// Where the wanted frames are pinned, waits until an update releases some. Returns false where no update
+// does: a client then holds them.
 bool Pager::update_gives_way(const Holding& wanted) {
   if (!on_stall_) return false;
   const auto is_held = [&](HoldingId id) { return holdings_[id]->pins > 0; };
@@ -172,7 +172,8 @@ void Pager::write_behind(std::size_t accesses) {
   write_out(extents, ahead, false);
 }
 
-// Begins to write what must leave for these, and is not used within the `nearest` next accesses.
+// Begins to write back dirty holdings that must leave for `wanted` and are not used within the `nearest` next
+// accesses.
 void Pager::write_in_the_way(const std::set<HoldingId>& wanted, NextUses::Time nearest) {
   for (const HoldingId id : wanted)
     for (const HoldingId other : homes_->in_the_way(id)) {
@@ -182,8 +183,8 @@ void Pager::write_in_the_way(const std::set<HoldingId>& wanted, NextUses::Time n
     }
 }
 
-// Begins to write until so many extents are free, or will be without another write. Unless it is forced, it
-// writes nothing that the `nearest` next accesses use.
+// Begins write-backs until `extents` are free or will be without another one. Unless forced, it writes
+// nothing that the `nearest` next accesses use.
 void Pager::write_out(std::size_t extents, NextUses::Time nearest, bool forced) {
   std::size_t available = homes_->free_extents();
   if (available < extents) available += leaving_extents(extents - available, nearest);
@@ -195,8 +196,8 @@ void Pager::write_out(std::size_t extents, NextUses::Time nearest, bool forced) 
   }
 }
 
-// Returns how many extents can leave without another write and are not used within the `nearest` next
-// accesses; counts no further than `wanted`.
+// Counts the extents that can be evicted without another write-back and are not used within the `nearest`
+// next accesses, up to about `wanted`.
 std::size_t Pager::leaving_extents(std::size_t wanted, NextUses::Time nearest) const {
   std::size_t extents = 0;
   for (const HoldingId id : moving_) {
@@ -250,7 +251,7 @@ void Pager::settle(Holding& holding) {
     const std::uint64_t begun = holding.transfers_begun;
     waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, homes_->spec(holding.id).name,
                   [&] { holding.transfers.wait(meanwhile_); });
-    // What was done meanwhile may have settled it, and begun another transfer.
+    // The handler may have settled this transfer and begun another one.
     if (holding.io == Holding::Io::kNone || holding.transfers_begun != begun) return;
   }
   holding.transfers.wait();  // throws its error
@@ -272,7 +273,7 @@ void Pager::wait_all() {
   while (!moving_.empty()) settle(*holdings_[*moving_.begin()]);
 }
 
-// Waits for writes first: when they end, their frames can be taken.
+// Waits for write-backs first: their frames can be taken when they end.
 void Pager::wait_for_one() {
   for (const auto kind : {Holding::Io::kWriting, Holding::Io::kReading})
     for (const HoldingId id : moving_)
@@ -319,7 +320,7 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
 bool Pager::try_acquire(HoldingId id, Use use) {
   Holding& holding = *holdings_[id];
   poll();
-  if (!holding.present && begin_fetch(holding, false)) poll();  // it may have ended at once
+  if (!holding.present && begin_fetch(holding, false)) poll();  // it may complete at once
   if (!ready(holding, use)) return false;
   ++holding.pins;
   list(holding);
@@ -333,7 +334,7 @@ void Pager::release(HoldingId id) {
   list(holding);
 }
 
-// Pages do not move during a transfer; when it has ended, this is called again.
+// Pages cannot move during a transfer; settle() calls this again when it has ended.
 void Pager::arrange(Holding& holding) {
   if (holding.present && holding.io == Holding::Io::kNone) homes_->arrange(holding.id);
 }
@@ -355,7 +356,7 @@ void Pager::hide(HoldingId id) {
   if (holding.io != Holding::Io::kNone && homes_->is_shown(id)) settle(holding);
 }
 
-// ---- whose contents count ----
+// ---- clean, dirty and out-of-date contents ----
 
 void Pager::written(HoldingId id, std::size_t bytes) {
   Holding& holding = *holdings_[id];
@@ -374,7 +375,7 @@ void Pager::set_parked(Holding& holding, bool parked) {
 
 void Pager::park(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (holding.io == Holding::Io::kReading) settle(holding);  // it may be fetched already for the next cycle
+  if (holding.io == Holding::Io::kReading) settle(holding);  // a prefetch for the next cycle may be in flight
   set_parked(holding, true);
 }
 
@@ -426,7 +427,7 @@ Backing& Pager::backing(HoldingId id) const {
   return *holdings_[id]->backing;
 }
 
-// ---- another plan, and the end ----
+// ---- change of plan, shutdown ----
 
 void Pager::set_tier(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
@@ -439,7 +440,7 @@ void Pager::set_tier(HoldingId id, allocator::Tier tier) {
       acquire(id, Use::kModify);
       release(id);
     }
-    holding.backed = false;  // it changes in memory from now on, or has never been written
+    holding.backed = false;  // its memory changes from now on, or was never written back
   } else {
     if (becomes_resident)
       discard(id);

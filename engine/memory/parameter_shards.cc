@@ -33,7 +33,7 @@ std::string text_of(const std::exception_ptr& error) {
 
 }  // namespace
 
-// The parameters of a unit, of which each rank has a shard.
+// Gathers the parameters of a unit from the shards of all ranks.
 class ParameterShards::AllShards final : public Backing {
  public:
   AllShards(ParameterShards& shards, UnitId unit) : shards_(shards), unit_(unit) {}
@@ -88,7 +88,7 @@ void ParameterShards::define(UnitId unit, Backings& backings) {
   stored_.define(unit, "shard of the parameters of " + layout_.units()[unit].name, bytes(unit), backings);
 }
 
-// The most that another plan may keep in memory.
+// The most bytes that a later plan may keep in memory.
 std::size_t ParameterShards::room_of_all() const {
   std::size_t room = 0;
   for (UnitId unit = 0; unit < partitioned_.size(); ++unit)
@@ -104,7 +104,7 @@ void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
     memory_.start_among_gpus(ledger, gpu->device(), allocator::Purpose::kParameter);
   else
     memory_.start(ledger, gpu->device(), allocator::Purpose::kParameter, on_one_host() && !passed_);
-  // Who updates shards waits for copies of what was there before.
+  // So that an update of a shard waits for copies of its previous version.
   for (UnitId unit = 0; unit < units() && gpu != nullptr; ++unit)
     if (has(unit) && bytes(unit) > 0) gpu->add({data(unit), bytes(unit)}, bytes(unit));
   if (passed_) passed_->start(ledger, *gpu);
@@ -119,7 +119,7 @@ void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
   });
 }
 
-// Ranks whose plans put them elsewhere would wait for what is never sent.
+// Compares the ranks' plans first: ranks with different places would wait for messages that are never sent.
 void ParameterShards::share() {
   const std::string name = "the shards of parameters";
   const std::array places = {"in the memory of its GPU", "passed by its GPU from host memory",
@@ -156,8 +156,8 @@ std::unique_ptr<Backing> ParameterShards::make_backing(UnitId unit) {
   return std::make_unique<AllShards>(*this, unit);
 }
 
-// Of others in pieces, since they may have their shards on disk, and several ranks relay them. They come
-// first, since they may have to be waited for.
+// Cut into pieces, since owners may have shards on disk and several ranks relay them. This rank's own come
+// last, since those of others may take long.
 std::vector<ParameterShards::Piece> ParameterShards::pieces_of(UnitId unit, std::size_t most) const {
   std::vector<Piece> pieces;
   for (int step = 1; step <= ranks_.size(); ++step) {
@@ -184,7 +184,7 @@ void ParameterShards::take(UnitId unit, const std::byte* values) {
   const std::byte* const own_values = values + own(unit).begin * element_bytes(unit);
   if (on_gpus()) return gpu_->copy_within(data(unit), {own_values, bytes(unit)});
   if (on_disk(unit)) return stored_.write(unit, own_values);
-  std::copy_n(own_values, bytes(unit), data(unit));  // which is null where it is empty
+  std::copy_n(own_values, bytes(unit), data(unit));  // null where the shard is empty
 }
 
 void ParameterShards::read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done) {
@@ -193,7 +193,7 @@ void ParameterShards::read(UnitId unit, std::size_t offset, std::span<std::byte>
   done(nullptr);
 }
 
-// Of another rank's shard.
+// Reads another rank's shard.
 void ParameterShards::fetch(const comm::Read& piece, std::span<std::byte> into, Done done) {
   const int source = relayed_.source(piece.owner, piece.offset / StoredShards::kPiece);
   if (source != ranks_.rank())
@@ -204,8 +204,8 @@ void ParameterShards::fetch(const comm::Read& piece, std::span<std::byte> into, 
 
 void ParameterShards::expect(UnitId unit) { ++expected_[unit]; }
 
-// Takes the questions that can be answered now out of those that wait, and counts them as under way.
-// REQUIRES: mutex_ is held.
+// Removes from waiting_ the questions that can be answered now, and counts them as under way. REQUIRES:
+// mutex_ is held.
 std::vector<ParameterShards::Question> ParameterShards::take_answerable() {
   std::vector<Question> now;
   if (paused_) return now;
@@ -242,8 +242,7 @@ void ParameterShards::publish(UnitId unit, std::uint64_t version) {
   for (const Question& question : now) answer_now(question);
 }
 
-// Whether it is of a whole piece that this rank has, lends or relays, or only asks whether there is that
-// version.
+// Whether the read is of a whole piece that this rank has, lends or relays, or only waits for a version.
 bool ParameterShards::is_possible(const comm::Read& read) const {
   const auto unit = static_cast<UnitId>(read.key % units());
   if (read.key >= units())
@@ -286,8 +285,8 @@ void ParameterShards::answer_now(const Question& question) {
     reads->ended.notify_all();
   };
   const auto sent = [ended](const std::exception_ptr&) { ended(); };
-  if (wanted == 0) return question.answer({}, nullptr, sent);  // it was asked whether there is the version
-  // A rank that waits for what this one cannot read learns which rank that is, before it learns the rest.
+  if (wanted == 0) return question.answer({}, nullptr, sent);  // it waited for the version only
+  // A reader learns first which rank could not read its shard, then the error.
   const comm::Answer later = [this, ended, answer = question.answer](std::span<const std::byte> bytes,
                                                                      const std::exception_ptr& error,
                                                                      const Done& used) {
@@ -319,7 +318,7 @@ void ParameterShards::borrow(UnitId unit, std::uint64_t version, const Piece& pi
                              std::as_writable_bytes(std::span(loan.get(), 1)), borrowed);
 }
 
-// ---- another plan ----
+// ---- change of plan ----
 
 bool ParameterShards::define_backing(UnitId unit, const UnitPlan& placed, Backings& backings) {
   if (!placed.shard_on_disk || stored_.has(unit)) return false;

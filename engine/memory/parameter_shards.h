@@ -20,97 +20,99 @@
 namespace sluice::engine {
 
 // This rank's shards of the parameters that are partitioned over the ranks, in memory or, where the plan says
-// so, on disk. A whole unit is put together from the shards of all ranks wherever one needs it; to the pager
-// that is a fetch. Each change of a unit makes a new *version* of it, which the ranks count alike: a rank
-// that asks for a version waits until the owner of the shard has it. What ranks of other hosts have comes
-// through those that relay it (RelayedShards). A shard is changed after all ranks have added to the unit's
-// gradient, so nobody reads the version before any more. Thread rule: one thread; it answers the other ranks
-// on the communicator's, and beside GPUs on one of its own.
+// so, on disk. A whole unit is all-gathered from the shards of all ranks wherever it is needed; to the pager
+// that is a fetch. Each change of a unit makes a new *version*, which all ranks count alike: a read of a
+// version waits until the shard's owner has published it. Shards on other hosts arrive through the ranks that
+// relay them (RelayedShards). A shard changes only after all ranks have added to the unit's gradient, so no
+// rank still reads the previous version. Thread rule: one thread; reads of other ranks are answered on the
+// communicator's thread, and beside GPUs on one of this class.
 class ParameterShards {
  public:
   // Both arguments outlive it.
   ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks);
-  // Waits until what the other ranks read now has been sent. Later reads wait for the next engine of the
-  // ranks, which begins when all have destroyed theirs.
+  // Waits until answers that are being sent have left. Later reads wait for the ranks' next engine, which
+  // begins when all have destroyed this one.
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
   ParameterShards& operator=(const ParameterShards&) = delete;
-  void define(Backings& backings);  // the records of shards on disk; before start()
-  // Takes the memory, and answers the other ranks from then on. gpu: null where the CPU computes; else it
-  // outlives this, and share() is called next.
+  void define(Backings& backings);  // the disk records of shards; before start()
+  // Takes the memory, and answers reads of other ranks from then on. gpu: null where the CPU computes; else
+  // it outlives this, and share() must follow.
   void start(allocator::Ledger& ledger, DeviceWork* gpu = nullptr);
-  bool on_one_host() const { return ranks_.communicator().hosts().all_on_one(); }  // whether all ranks are
-  // Collective: lets the GPUs of all ranks of one host copy from the shards of all (RankMemory, PeerMemory).
+  bool on_one_host() const { return ranks_.communicator().hosts().all_on_one(); }  // all ranks
+  // Collective: lets the GPUs of all ranks of one host copy from all shards (RankMemory, PeerMemory).
   void share();
   bool is_shared() const { return memory_.is_shared(); }
-  // Whether all shards are in the memory of GPUs, from where only GPUs copy them.
+  // Whether all shards are in GPU memory, which only GPUs read.
   bool on_gpus() const { return place_ == ShardPlace::kGpu; }
-  // Whether this rank's GPU brings its shards for the GPUs of all ranks.
+  // Whether this rank's GPU copies its shards out of host memory for the GPUs of all ranks (PassedShards).
   bool are_passed() const { return passed_.has_value(); }
 
   std::size_t units() const { return partitioned_.size(); }   // all of the model
-  bool has(UnitId unit) const { return partitioned_[unit]; }  // whether the unit is partitioned
+  bool has(UnitId unit) const { return partitioned_[unit]; }  // whether it is partitioned
   // REQUIRES, for all below: has(unit).
   bool on_disk(UnitId unit) const { return on_disk_[unit]; }
   std::byte* data(UnitId unit) const { return memory_.data(unit); }  // REQUIRES: it is not on disk
-  // For who updates a shard on disk, from the call of expect() to that of publish().
+  // For updating a shard on disk, between expect() and publish().
   Backing& backing(UnitId unit) const { return stored_.backing(unit); }
   std::size_t backing_bytes(UnitId unit) const { return StoredShards::backing_bytes(bytes(unit)); }
-  // Copies bytes of the own shard, wherever it is; `offset` is a multiple of StoredShards::kPiece.
+  // Copies bytes of this rank's shard, wherever it is; `offset` is a multiple of StoredShards::kPiece.
   void read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
-  // Copies the shard from a whole unit, which is where the shard is: in host memory, or a GPU's, where the
-  // copy is queued. May wait for the disk.
+  // Copies this rank's shard out of a whole unit, which must be where the shard is: in host memory, or in GPU
+  // memory, where the copy is queued. May wait for the disk.
   void take(UnitId unit, const std::byte* values);
-  void expect(UnitId unit);  // a change of the unit will follow
-  // The change is made, or queued where shards are on GPUs: the shard is the version that is expected, which
-  // others are told of when it is there.
+  void expect(UnitId unit);  // announces a change of the unit
+  // Publishes the announced version of this rank's shard, whose change is made, or queued where shards are in
+  // GPU memory; other ranks may read it once it is complete.
   void publish(UnitId unit);
-  // The same of a shard in host memory, of which this version is there. Thread rule: any thread.
+  // Publishes that version of a shard in host memory, where it is complete. Thread rule: any thread.
   void publish(UnitId unit, std::uint64_t version);
   bool was_published(UnitId unit) const { return expected_[unit] > 0; }
   std::unique_ptr<Backing> make_backing(UnitId unit);
 
-  // The pieces, of so many bytes at most, in which a whole unit is put together: bytes of a rank's shard, and
-  // where they are in the unit. Those of this rank come last.
+  // The pieces, of at most `most` bytes, in which a whole unit is gathered: a range of the owner's shard, and
+  // its offset in the unit. This rank's own pieces come last.
   struct Piece {
     int owner;
     std::size_t offset, bytes, in_unit;
   };
   std::vector<Piece> pieces_of(UnitId unit, std::size_t most = StoredShards::kPiece) const;
-  std::uint64_t expected(UnitId unit) const { return expected_[unit]; }  // the version, for the next one
-  // Brings a piece of that version. Thread rule: any thread.
+  std::uint64_t expected(UnitId unit) const { return expected_[unit]; }  // the version to fetch next
+  // Reads a piece of that version. Thread rule: any thread.
   void read(UnitId unit, std::uint64_t version, const Piece& piece, std::span<std::byte> into, Done done);
-  // Ends when that rank has the version. Thread rule: any thread.
+  // Calls `done` when the owner has published the version. Thread rule: any thread.
   void await(UnitId unit, std::uint64_t version, int owner, Done done);
-  // A piece of a shard where its owner has it, whatever its version. REQUIRES: is_shared().
+  // A piece in its owner's memory, whatever its version. REQUIRES: is_shared().
   std::span<const std::byte> place_of(UnitId unit, const Piece& piece) const {
     const std::size_t shard = places_[static_cast<std::size_t>(piece.owner)].offset(unit);
     return {memory_.of(piece.owner, shard + piece.offset), piece.bytes};
   }
 
-  // Lends the place of a piece of that version on the owner's GPU, as this one's sees it, until `used` is
-  // called. The pieces are those of at most PassedShards::kMostBytes. REQUIRES: are_passed(). Thread rule:
-  // any thread; `use` is called on the communicator's, or on one of this class.
+  // Lends a place in the owner's GPU memory that has a piece of that version, as an address of this rank's
+  // GPU, until `used` is called. The pieces are those of at most PassedShards::kMostBytes. REQUIRES:
+  // are_passed(). Thread rule: any thread; `use` is called on the communicator's thread, or on one of this
+  // class.
   void borrow(UnitId unit, std::uint64_t version, const Piece& piece, Pieces::Use use);
 
-  // Another plan. What will be on disk gets a record first (see StateStore). Between pause() and resume() the
-  // other ranks wait, and shards are moved through a piece of the caller's memory: leave_memory() writes
-  // those that leave, enter_memory() reads those that enter. REQUIRES: this rank fetches nothing.
+  // A change of plan. A shard that goes to disk gets a record first (see StateStore). Between pause() and
+  // resume() reads of other ranks wait, and shards move through a piece of the caller's memory:
+  // leave_memory() writes shards to disk, enter_memory() reads shards into memory. REQUIRES: this rank
+  // fetches nothing.
   bool define_backing(UnitId unit, const UnitPlan& placed, Backings& backings);
   void forget_backing(UnitId unit) { stored_.undefine(unit); }
   void pause();
-  // Others may wait for longer than --patience, so each piece that has moved is reported as work.
+  // Each moved piece is reported as work, since other ranks may wait for longer than --patience.
   void leave_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece);
   void enter_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece);
   void resume();
 
  private:
   class AllShards;
-  // Outlives the shards, since the communicator may call when they are gone.
+  // Outlives the shards, since the communicator may call after they are destroyed.
   struct Reads {
-    std::mutex serving;  // is held while a read is answered
+    std::mutex serving;  // held while a read is answered
     ParameterShards* shards = nullptr;
-    std::atomic<bool> ends = false;  // what is refused from now on is the reader's alone
+    std::atomic<bool> ends = false;  // errors from now on concern only the reader
     std::mutex counting;
     std::condition_variable ended;
     int under_way = 0;  // answers that are still being sent
@@ -126,8 +128,8 @@ class ParameterShards {
   }
   std::size_t bytes(UnitId unit) const { return bytes(unit, ranks_.rank()); }
   void fetch(const comm::Read& piece, std::span<std::byte> into, Done done);
-  // The keys of what is read of a rank besides its shards, which have the numbers of their units: of the
-  // places that it lends, and of an empty read, by which a place is given back.
+  // The keys of reads that are not of shards, whose keys are unit numbers: a read of a place that is lent,
+  // and an empty read, which returns a place.
   std::uint64_t key_of_place(UnitId unit) const { return units() + unit; }
   std::uint64_t key_of_return() const { return 2 * units(); }
   bool is_possible(const comm::Read& read) const;
@@ -139,12 +141,12 @@ class ParameterShards {
 
   const Layout& layout_;
   Ranks& ranks_;
-  // By unit. The second changes only while the reads of other ranks are paused.
+  // By unit. on_disk_ changes only while reads of other ranks are paused.
   std::vector<bool> partitioned_, on_disk_;
   const ShardPlace place_;
   DeviceWork* gpu_ = nullptr;
   ShardMemory memory_;
-  std::vector<ShardMemory> places_;  // by rank: where in its memory each shard is; these take none
+  std::vector<ShardMemory> places_;  // by rank: the layout of its shards; these take no memory
   StoredShards stored_;
   std::vector<std::uint64_t> expected_;  // by unit
   const std::shared_ptr<Reads> reads_ = std::make_shared<Reads>();
@@ -152,12 +154,12 @@ class ParameterShards {
   // mutex_ guards what follows.
   std::mutex mutex_;
   std::vector<std::uint64_t> published_;  // by unit
-  std::vector<Question> waiting_;         // for versions that are still to come, or for resume()
+  std::vector<Question> waiting_;         // reads of versions that are not published yet, or until resume()
   bool paused_ = false;
 
   RelayedShards relayed_;
   std::optional<PassedShards> passed_;
-  std::optional<SerialQueue> published_by_gpu_;  // what waits for a GPU, and then publishes
+  std::optional<SerialQueue> published_by_gpu_;  // waits for the GPU, then publishes
 };
 
 }  // namespace sluice::engine

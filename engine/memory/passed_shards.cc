@@ -11,7 +11,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kUnitsPassed = 3;  // at a time
+constexpr std::size_t kUnitsPassed = 3;  // in flight at a time
 
 }  // namespace
 
@@ -83,7 +83,7 @@ void PassedShards::lend_to_other(UnitId unit, std::uint64_t version, std::size_t
        });
 }
 
-// Returns false where nothing is given back any more.
+// Returns false where loans are no longer returned.
 bool PassedShards::note(Loan& loan, const Done& used) {
   const std::lock_guard lock(mutex_);
   if (ends_) return false;

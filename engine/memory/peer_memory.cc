@@ -13,7 +13,7 @@ PeerMemory::PeerMemory(allocator::Ledger& ledger, Device& device, allocator::Pur
                        std::size_t bytes)
     : device_(&device), memory_(ledger, device, purpose, bytes, true) {}
 
-// Every rank takes part in all exchanges, whatever has failed.
+// Every rank takes part in all exchanges, even after an error.
 std::string PeerMemory::share(comm::Communicator& communicator, const std::string& name) {
   Descriptor own;
   std::string problem;

@@ -31,7 +31,8 @@ void Pieces::start(std::byte* memory, std::size_t bytes) {
 
 void Pieces::resize(allocator::Ledger& ledger, std::size_t count) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return under_way_ == 0; });  // who asked may know of the end before this does
+  changed_.wait(lock,
+                [this] { return under_way_ == 0; });  // a reader may hear of the end before this object does
   pieces_.clear();
   memory_ = {};
   pieces_.resize(count);
@@ -60,7 +61,7 @@ void Pieces::read(const Key& key, std::size_t bytes, Use use) {
   give(*there, request);  // NOLINT(bugprone-use-after-move): it was not moved
 }
 
-// Those that every rank has taken go first, then those that were brought first.
+// Chooses pieces that every rank has taken first, then the one that was filled first.
 Pieces::Piece* Pieces::free_piece() {
   Piece* best = nullptr;
   const auto rank_of = [&](const Piece& p) {

@@ -21,20 +21,20 @@
 
 namespace sluice::engine {
 
-// A few *pieces* of memory into which parts of shards are brought, and from where ranks take them, each when
-// it wants. Those that want the same part at about the same time share what brings it: it stays until its
-// place is needed. Nobody keeps it for a rank that is late, for which it is brought again.
+// A few *pieces* of memory (buffers), into which parts of shards are brought and from which ranks take them.
+// Requests for the same part at about the same time share one transfer: the part stays until its piece is
+// needed. It is not kept for a late rank; a late request brings it again.
 //
-// A request waits for a free piece and for nothing else that waits itself. A piece is busy while it is
-// filled, and while its bytes are copied or sent into memory that the reader holds already; threads of the
-// disk and of the transport do that, which never wait for an engine. So each becomes free by itself, whatever
-// the engines of this rank and of the others wait for, and however few pieces there are.
+// No deadlock: a request waits only for a free piece. A piece is busy while it is filled, and while its bytes
+// are copied or sent into memory that the reader already holds; threads of the disk and the transport do
+// that, which never wait for an engine. So each piece becomes free whatever the engines of the ranks wait
+// for, and however few pieces there are.
 //
 // Thread rule: start() comes first; then any thread.
 class Pieces {
  public:
   static constexpr std::size_t kMostBytes = offload::RecordStore::kBlock;  // of a piece
-  // Which part of a shard; it is the index-th of those of kMostBytes.
+  // Identifies a part of a shard: the index-th of kMostBytes.
   struct Key {
     int owner = 0;  // the rank whose shard it is
     UnitId unit = 0;
@@ -42,31 +42,31 @@ class Pieces {
     std::size_t index = 0;
     auto operator<=>(const Key&) const = default;
   };
-  // Takes the bytes, or an error in their place, and calls `used` once it uses them no more.
+  // Receives the bytes, or an error instead, and calls `used` once it no longer uses them.
   using Use = comm::Answer;
   static Use copy_to(std::span<std::byte> into, Done done);
-  // Brings what the piece is to have; may throw instead of calling `done`. REQUIRES: it always ends.
+  // Brings a part into a piece; may throw instead of calling `done`. REQUIRES: it always completes.
   using Bring = std::function<void(const Key& key, std::byte* into, Done done)>;
 
-  // count: how many there are; readers: how many ranks want each part.
+  // count: the number of pieces; readers: how many ranks read each part.
   Pieces(std::size_t count, int readers, Bring bring)
       : readers_(readers), bring_(std::move(bring)), pieces_(count) {}
-  ~Pieces();  // waits for everything that is under way
+  ~Pieces();  // waits until everything in flight has completed
   Pieces(const Pieces&) = delete;
   Pieces& operator=(const Pieces&) = delete;
 
   bool none() const { return pieces_.empty(); }
   // Takes the memory; no piece has more than `bytes`.
   void start(allocator::Ledger& ledger, std::size_t bytes = kMostBytes);
-  // The pieces lie in memory of the caller's, one after another, which need not be the host's.
+  // The pieces are consecutive in memory of the caller's, which may be GPU memory.
   void start(std::byte* memory, std::size_t bytes);
-  // Another number of pieces of kMostBytes: the old memory is given back before the new is taken. REQUIRES:
-  // all that was asked for has come to who asked.
+  // Changes the number of pieces, of kMostBytes; gives the old memory back before taking the new. REQUIRES:
+  // all requests were answered.
   void resize(allocator::Ledger& ledger, std::size_t count);
-  void read(const Key& key, std::size_t bytes, Use use);  // the first bytes of a part
-  void forget(UnitId unit);                               // what was brought of it is out of date
+  void read(const Key& key, std::size_t bytes, Use use);  // the first `bytes` bytes of a part
+  void forget(UnitId unit);                               // drops parts that are out of date
 
-  // A piece for other purposes; waits until one is free. It goes back when this is destroyed.
+  // Lends a piece for other purposes, until it is destroyed; the constructor waits until one is free.
   class Loan;
 
  private:
@@ -76,11 +76,11 @@ class Pieces {
   };
   struct Piece {
     std::byte* data = nullptr;
-    std::optional<Key> key;   // what it has, or gets; nothing: nothing that may be read
-    bool busy = false;        // it is being filled or lent
-    int uses = 0;             // that have not ended
-    int given = 0;            // how often its contents were given to a reader
-    std::uint64_t since = 0;  // a number that grows with each part that is brought
+    std::optional<Key> key;   // what it has, or is brought; nullopt: nothing readable
+    bool busy = false;        // being filled or lent
+    int uses = 0;             // in progress
+    int given = 0;            // how often its contents were given to readers
+    std::uint64_t since = 0;  // the serial number of the transfer that filled it
   };
 
   Piece* free_piece();
@@ -93,15 +93,15 @@ class Pieces {
   const Bring bring_;
   allocator::Region memory_;
 
-  // mutex_ guards what follows. Who has made a piece busy, or uses it, may touch its bytes.
+  // mutex_ guards what follows. Whoever has made a piece busy, or uses it, may touch its bytes.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Piece> pieces_;
-  std::map<Key, std::vector<Request>> requests_;  // that wait for their part
-  std::deque<Key> unread_;                        // those of them that nobody brings yet, in order
+  std::map<Key, std::vector<Request>> requests_;  // waiting for their part
+  std::deque<Key> unread_;                        // requested parts that are not being brought yet, in order
   std::uint64_t brought_ = 0;
-  std::size_t under_way_ = 0;  // requests, and parts that are brought, that have not ended
-  bool advancing_ = false;     // a thread has parts brought, and looks again before it stops
+  std::size_t under_way_ = 0;  // requests, and transfers into pieces, that have not ended
+  bool advancing_ = false;     // a thread is in advance(), and will look again before it leaves
 };
 
 class Pieces::Loan {

@@ -24,8 +24,8 @@ void require(bool good, const char* what) {
   if (!good) fail(ErrorCode::kIo, "{}: {}", what, errno_text(errno));
 }
 
-// How the others find the memory: the process that has its file open, under which number, and which file it
-// is.
+// How other ranks find the memory: the process that has its file open, the descriptor's number, and the
+// file's identity.
 Json place_of(int file, std::size_t bytes) {
   struct stat status {};
   require(::fstat(file, &status) == 0, "fstat");
@@ -36,12 +36,12 @@ Json place_of(int file, std::size_t bytes) {
           {"file", status.st_ino}};
 }
 
-// Puts memory that others may map under the bytes.
+// Replaces the bytes' memory by memory that other processes may map.
 void make_shared(int file, std::span<std::byte> own) {
   require(file >= 0, "memfd_create");
   require(::ftruncate(file, static_cast<off_t>(own.size())) == 0, "ftruncate");
   require(::fcntl(file, F_ADD_SEALS, kSealed) == 0, "fcntl");
-  ::madvise(own.data(), own.size(), MADV_DONTNEED);  // so that nothing is taken twice
+  ::madvise(own.data(), own.size(), MADV_DONTNEED);  // frees the old pages first
   if (const int error = ::posix_fallocate(file, 0, static_cast<off_t>(own.size()))) {
     errno = error;
     require(false, "posix_fallocate");
@@ -49,10 +49,10 @@ void make_shared(int file, std::span<std::byte> own) {
   const auto flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
   require(::mmap(own.data(), own.size(), PROT_READ | PROT_WRITE, flags, file, 0) == own.data(), "mmap");
   ::madvise(own.data(), own.size(), MADV_DONTDUMP);
-  ::madvise(own.data(), own.size(), MADV_DONTFORK);  // so that no child keeps it
+  ::madvise(own.data(), own.size(), MADV_DONTFORK);  // no child keeps it
 }
 
-// Throws where the file that was opened is not the memory of which another rank has told the place.
+// Throws where the opened file is not the memory that the other rank described.
 void require_told(int file, const Json& told) {
   struct stat status {};
   require(::fstat(file, &status) == 0, "fstat");
@@ -81,7 +81,7 @@ RankMemory::RankMemory(allocator::Ledger& ledger, Device& device, allocator::Pur
   memory_ = RegisteredRegion(std::move(memory), device);
 }
 
-// GPUs' drivers register memory only where it may be written.
+// A driver registers only writable memory.
 RankMemory::OfRank RankMemory::open(const Json& place, bool with_gpu) const {
   const auto bytes = place.at("bytes").get<std::size_t>();
   if (bytes == 0) return {};
@@ -96,7 +96,7 @@ RankMemory::OfRank RankMemory::open(const Json& place, bool with_gpu) const {
   return other;
 }
 
-// Every rank takes part in both exchanges, whatever has failed.
+// Every rank takes part in both exchanges, even after an error.
 void RankMemory::share(Ranks& ranks, const std::string& name, bool with_gpus) {
   if (!ranks.communicator().hosts().all_on_one()) return;
   Json place;
@@ -106,8 +106,8 @@ void RankMemory::share(Ranks& ranks, const std::string& name, bool with_gpus) {
   try {
     for (int rank = 0; rank < ranks.size() && problem_.empty(); ++rank) {
       const Json there = parse_json(places[static_cast<std::size_t>(rank)], name);
-      if (there.is_null()) break;          // that rank tells why
-      ranks.communicator().report_work();  // a large memory takes long to register
+      if (there.is_null()) break;          // that rank reports why
+      ranks.communicator().report_work();  // registering much memory takes long
       all.push_back(rank == ranks.rank() ? OfRank{data()} : open(there, with_gpus));
     }
   } catch (const Error& error) {

@@ -80,7 +80,7 @@ void RelayedShards::read(const comm::Read& read, Pieces::Use use) {
   give(waiting);  // NOLINT(bugprone-use-after-move): it was not moved
 }
 
-// The owner answers once it has the version.
+// The owner answers once it has published the version.
 void RelayedShards::ask(const Version& version) {
   ranks_.communicator().read(version.owner, version.unit, version.version, 0, {},
                              [calls = calls_, version](const std::exception_ptr& error) {

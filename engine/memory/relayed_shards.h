@@ -15,19 +15,19 @@
 
 namespace sluice::engine {
 
-// What the ranks of this host read of the shards that ranks of other hosts have. Each piece of these comes to
-// the host once, to the rank that relays it, which keeps it (Pieces) and gives it to the others. A rank reads
-// when it wants and whatever it wants, and a relay fetches what is asked for and nothing else, on threads
-// that wait for no engine; so one rank alone may read, and none waits for what another one's engine does.
+// Reads of shards on other hosts. Each piece of such a shard is sent to this host once, to the rank that
+// relays it, which buffers it (Pieces) and gives it to the other ranks. A relay fetches only what is
+// requested, on threads that wait for no engine; so a rank may read at any time and alone, and never waits
+// for another rank's engine.
 //
-// A relay takes a piece of memory for a version only once the owner has that version, for which it asks
-// first: otherwise reads of versions that are still to come could hold all pieces, and reads for which the
-// owners of these wait would get none.
+// A relay first asks the owner for the version, and takes a buffer only once the owner has published it.
+// Otherwise reads of future versions could occupy all buffers, while reads that the owners need before they
+// can publish these get none.
 //
 // Thread rule: start() comes first; then any thread.
 class RelayedShards {
  public:
-  // What a rank takes for it: pieces of so many bytes, of which a unit needs so many at most.
+  // The buffers of this rank for one unit: how many, and of how many bytes at most.
   struct Need {
     std::size_t pieces = 0, bytes = 0;
   };
@@ -37,15 +37,15 @@ class RelayedShards {
 
   // pieces: 0 where this rank relays nothing.
   RelayedShards(const Layout& layout, Ranks& ranks, std::size_t pieces, std::size_t piece_bytes);
-  // Who waits for a version gets an error. Waits until what was given has been sent.
+  // Reads that wait for a version get an error. Waits until answers that were given have been sent.
   ~RelayedShards();
   RelayedShards(const RelayedShards&) = delete;
   RelayedShards& operator=(const RelayedShards&) = delete;
   void start(allocator::Ledger& ledger) { pieces_.start(ledger, piece_bytes_); }
 
-  // The rank that this one asks for a piece of another one's shard: its owner, or the one that relays it.
+  // The rank to ask for a piece of a shard: its owner, or the rank that relays it.
   int source(int owner, std::size_t piece) const;
-  // Gives a piece that this rank relays. REQUIRES: the read is of one.
+  // Answers a read of a piece. REQUIRES: this rank relays it.
   void read(const comm::Read& read, Pieces::Use use);
 
  private:
@@ -59,7 +59,7 @@ class RelayedShards {
     comm::Read read;
     Pieces::Use use;
   };
-  // Outlives this, since the communicator may call when this is gone.
+  // Outlives this object, since the communicator may call after its end.
   struct Calls {
     std::mutex mutex;
     std::condition_variable ended;
@@ -78,7 +78,8 @@ class RelayedShards {
 
   // mutex_ guards what follows.
   std::mutex mutex_;
-  std::map<std::pair<int, UnitId>, std::uint64_t> published_;  // the newest version that an owner has told
+  std::map<std::pair<int, UnitId>, std::uint64_t>
+      published_;  // the newest version that an owner has confirmed
   std::map<Version, std::vector<Waiting>> waiting_;
 
   Pieces pieces_;

@@ -28,7 +28,7 @@ StateStore::StateStore(const Layout& layout, StateFormat format, const std::vect
 }
 
 void StateStore::start(allocator::Ledger& ledger) {
-  // The most bytes that another plan may keep in memory.
+  // The most bytes that a later plan may keep in memory.
   std::size_t most = 0;
   for (UnitId unit = 0; unit < units_.size(); ++unit) most += format_.bytes(unit);
   memory_ = ComputeRegion(ledger, gpu_, allocator::Purpose::kOptimizerState, resident_bytes_, most);
@@ -61,7 +61,7 @@ void StateStore::transfer_all(UnitId unit, bool write) {
   transfer.wait();
 }
 
-// What stays moves together, in the order in which it lies.
+// Compacts what stays, in the order of its offsets.
 void StateStore::leave_memory(const std::vector<allocator::Tier>& tiers, const std::function<void()>& moved) {
   std::vector<UnitId> staying;
   for (UnitId unit = 0; unit < units_.size(); ++unit) {

@@ -13,8 +13,8 @@
 
 namespace sluice::engine {
 
-// This rank's shards of parameters that are on disk. They are read a piece at a time (Pieces), and this rank
-// and all others take them from there.
+// This rank's shards of parameters on disk. They are read in pieces (Pieces), from which this rank and all
+// others take them.
 //
 // Thread rule: define() and start() come first; then any thread.
 class StoredShards {
@@ -23,7 +23,7 @@ class StoredShards {
   static constexpr std::size_t kFewestPieces = 4;
   static std::size_t backing_bytes(std::size_t shard_bytes) { return round_up(shard_bytes, kDiskBlock); }
 
-  // pieces: how many there are in memory; readers: how many ranks read each piece, this one among them.
+  // pieces: how many are in memory; readers: how many ranks read each piece, this one included.
   StoredShards(std::size_t units, std::size_t pieces, int readers);
   StoredShards(const StoredShards&) = delete;
   StoredShards& operator=(const StoredShards&) = delete;
@@ -31,26 +31,26 @@ class StoredShards {
   // REQUIRES: bytes > 0; before Backings::allocate().
   void define(UnitId unit, const std::string& name, std::size_t bytes, Backings& backings);
   void start(allocator::Ledger& ledger) { pieces_.start(ledger); }  // takes the memory
-  // Another number of pieces: the old memory is given back before the new is taken. REQUIRES: nobody reads.
+  // Changes the number of pieces; gives the old memory back before taking the new. REQUIRES: nobody reads.
   void set_pieces(allocator::Ledger& ledger, std::size_t pieces) { pieces_.resize(ledger, pieces); }
-  void undefine(UnitId unit) { shards_[unit] = {}; }  // a shard that could not be allocated
+  void undefine(UnitId unit) { shards_[unit] = {}; }  // for a record that could not be allocated
 
   bool has(UnitId unit) const { return shards_[unit].backing != nullptr; }
   // REQUIRES, for all below: has(unit).
-  // Bytes of one piece: `offset` is a multiple of kPiece.
+  // Reads bytes of one piece: `offset` is a multiple of kPiece.
   void read(UnitId unit, std::size_t offset, std::size_t bytes, Pieces::Use use);
-  // Copies bytes of the shard, of one piece or of several; does not wait.
+  // Copies bytes of the shard, from one piece or several; does not wait.
   void copy(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
   void write(UnitId unit, const std::byte* values);  // the whole shard; waits
-  // Writes or reads the whole shard through a piece of the caller's memory, and waits. `moved` comes after
-  // each piece. REQUIRES: nobody reads it meanwhile.
+  // Writes or reads the whole shard through a piece of the caller's memory, and waits. `moved` is called
+  // after each piece. REQUIRES: nobody reads the shard meanwhile.
   void write_through(UnitId unit, const std::byte* values, std::byte* piece,
                      const std::function<void()>& moved);
   void read_through(UnitId unit, std::byte* values, std::byte* piece,
                     const std::function<void()>& moved) const;
-  // For who updates the shard where it is. REQUIRES: nobody reads it meanwhile, and forget() follows.
+  // For updating the shard in place. REQUIRES: nobody reads it meanwhile, and forget() follows.
   Backing& backing(UnitId unit) const { return *shards_[unit].backing; }
-  void forget(UnitId unit) { pieces_.forget(unit); }  // what was read of it is out of date
+  void forget(UnitId unit) { pieces_.forget(unit); }  // drops pieces that are out of date
 
  private:
   struct Shard {

@@ -8,8 +8,8 @@
 
 namespace sluice::engine {
 
-// Measures how long the engine's caller waited for reads, for writes and for other ranks, and shows each wait
-// in the trace. Thread rule: one thread at a time.
+// Measures how long the engine's caller waits for reads, for writes and for other ranks, and records each
+// wait in the trace. Thread rule: one thread at a time.
 class Waits {
  public:
   enum class For { kReads, kWrites, kRanks };
@@ -30,10 +30,10 @@ class Waits {
   double rank_seconds() const { return seconds_[2]; }
 
  private:
-  // Shorter waits are counted, and left out of the trace.
+  // Shorter waits are counted but not traced.
   static constexpr std::chrono::microseconds kShortest{20};
   Trace* trace_;
-  std::array<double, 3> seconds_ = {};  // by what was waited for
+  std::array<double, 3> seconds_ = {};  // by For
 };
 
 }  // namespace sluice::engine

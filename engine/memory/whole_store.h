@@ -10,9 +10,9 @@
 
 namespace sluice::engine {
 
-// The arrays that an optimizer keeps for a parameter as a whole (optim::WholeArray). They are always in
-// memory. A frozen parameter has none. A parameter that spans units has them once; they are loaded and saved
-// with the unit of its first span. Thread rule: one thread at a time.
+// The arrays that an optimizer keeps per whole parameter (optim::WholeArray), always in memory. A frozen
+// parameter has none. A parameter that spans units has them once; they are loaded and saved with the unit of
+// its first span. Thread rule: one thread at a time.
 class WholeStore {
  public:
   WholeStore(const Layout& layout, const optim::Optimizer& optimizer);
@@ -21,10 +21,10 @@ class WholeStore {
   void drop() { memory_ = {}; }           // gives the memory back for good
   std::size_t resident_bytes() const { return memory_.size(); }
 
-  // The same for all spans of a parameter. REQUIRES: start() was called.
+  // The same address for all spans of a parameter. REQUIRES: start() was called.
   float* data(ParameterId parameter) const;
   std::span<float> values(ParameterId parameter) const;  // of all its arrays
-  // `array` is an index into Optimizer::whole_names(). Without a source the values become zero; without a
+  // `array` is an index into Optimizer::whole_names(). Without a source all values become zero; without a
   // sink nothing happens.
   void load(UnitId unit, const std::function<void(ParameterId, std::size_t array, std::span<float>)>& source);
   void save(UnitId unit,
