@@ -13,9 +13,10 @@ namespace sluice::engine {
 // memory of their shards: the GPU copies each shard from its owner's memory once the owner has published the
 // version, or from the owner's GPU, which brings it there (PassedShards). Otherwise shards are sent, and pass
 // through registered memory in pieces: one piece is copied while the next ones arrive. A fetch completes for
-// its caller when its last copy is queued. So this rank must call await() before it lets others change a unit
-// for which it has no gradient: otherwise the queued copy could read the next version. Thread rule: start()
-// and share() come before any fetch; then as Backing. REQUIRES: no fetch is in flight when it is destroyed.
+// its caller when its last copy is queued. So this rank calls await() before it lets others change a unit: if
+// it computes no gradient of the unit, nothing else keeps its queued copy from reading the next version.
+// Thread rule: start() and share() come before any fetch; then as Backing. REQUIRES: no fetch is in flight
+// when it is destroyed.
 class DeviceShards {
  public:
   // Both arguments outlive it.

@@ -97,7 +97,7 @@ class Assignment {
   std::vector<std::size_t> distances_;          // by holding, from the one being assigned
   std::vector<HoldingId> seen_;                 // holdings whose distance is set
   std::vector<std::size_t> shares_,
-      near_;  // by frame: its number of holdings; the distance of its nearest one
+      near_;  // by frame: how many holdings share it; its nearest one's distance
   std::vector<std::vector<std::size_t>> assigned_;
 };
 

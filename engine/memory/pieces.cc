@@ -31,8 +31,7 @@ void Pieces::start(std::byte* memory, std::size_t bytes) {
 
 void Pieces::resize(allocator::Ledger& ledger, std::size_t count) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock,
-                [this] { return under_way_ == 0; });  // a reader may hear of the end before this object does
+  changed_.wait(lock, [this] { return under_way_ == 0; });  // a reader may learn of the end before this
   pieces_.clear();
   memory_ = {};
   pieces_.resize(count);
@@ -72,7 +71,7 @@ Pieces::Piece* Pieces::free_piece() {
   return best;
 }
 
-// Has brought what waits, as far as there is memory. Calls that come from within it return at once.
+// Brings requested parts as long as pieces are free. A nested call returns at once.
 void Pieces::advance() {
   for (bool first = true;; first = false) {
     Piece* piece = nullptr;
@@ -130,7 +129,7 @@ void Pieces::give(Piece& piece, const Request& request) {
   });
 }
 
-// Comes last, because the destructor waits for it.
+// Comes last in every path, because the destructor waits for it.
 void Pieces::end_one() {
   const std::lock_guard lock(mutex_);
   --under_way_;

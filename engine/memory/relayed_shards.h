@@ -78,8 +78,7 @@ class RelayedShards {
 
   // mutex_ guards what follows.
   std::mutex mutex_;
-  std::map<std::pair<int, UnitId>, std::uint64_t>
-      published_;  // the newest version that an owner has confirmed
+  std::map<std::pair<int, UnitId>, std::uint64_t> published_;  // the newest that its owner has confirmed
   std::map<Version, std::vector<Waiting>> waiting_;
 
   Pieces pieces_;

@@ -67,7 +67,7 @@ class ShardMemory {
 
   // Gives back the memory of these units' shards, and compacts the others in their order.
   void leave(const std::vector<UnitId>& units);
-  // Takes memory for this unit's shard, whose contents are unspecified.
+  // Takes memory for this unit's shard, with unspecified contents.
   void enter(UnitId unit, std::size_t bytes);
 
  private:

@@ -115,7 +115,7 @@ void AnyOrderEngine::use_stream(CUstream_st* stream) {
   core().guarded([&](Core& c) {
     if (!c.gpu)
       refuse(ErrorCode::kState, "a stream is given to an engine that computes on the CPU; leave it out");
-    // A stream that is captured must not wait for one that is not, nor this for that.
+    // A stream that is captured must not wait for one that is not, nor the other way round.
     for (CUstream_st* const either : {stream, c.gpu->client()})
       require_no_capture("another stream is named", {}, either);
     c.gpu->set_client(stream);
@@ -131,7 +131,7 @@ void AnyOrderEngine::begin_step(const StepSettings& settings) {
              "gradients are to be kept over the step, and this plan applies and drops them in backward");
     if (!c.plan.clip) c.check_settings(settings);
     c.begin_step(settings);
-    if (!c.plan.clip) c.gradients.drop_all();  // otherwise gradients may have been kept
+    if (!c.plan.clip) c.gradients.drop_all();  // with clipping, gradients may have been kept
     std::fill(updated_.begin(), updated_.end(), false);
     refused_.clear();
     if (sums_) sums_->begin_step();
@@ -145,7 +145,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     if (!in_step()) refuse(ErrorCode::kState, "step() is called without begin_step()");
     require_none_held("step() is called");
     require_no_capture("step() is called", {});
-    // Shards are changed after all ranks have come here, and nobody may be reading them then.
+    // Shards change once all ranks are here, so this rank must have no reads of them in flight.
     if (c.parameter_shards && c.plan.clip) c.settle();
     for (UnitId unit = 0; c.plan.clip && unit < layout().units().size(); ++unit) c.await_copies(unit);
     if (shared_) shared_->step(settings);
@@ -157,7 +157,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     c.pager.set_position(0);
     if (c.plan.clip) return update_all(accesses, settings);
     c.in_step = false;
-    // Where ranks update parts, another rank may need those of this one while it makes no calls.
+    // Where state is partitioned, another rank may need updates of this one while its client makes no calls.
     if (has_parts())
       c.queue.settle_for_others();
     else
@@ -217,7 +217,7 @@ void AnyOrderEngine::acquire(UnitId unit, Hold hold) {
 void AnyOrderEngine::take(const Held& wanted) {
   Core& c = core();
   const UnitId unit = wanted.unit;
-  if (c.sections) c.report_work();  // others wait for what this one computes
+  if (c.sections) c.report_work();  // other sections wait for what this one computes
   check_acquire(unit, wanted.hold);
   require_no_capture("acquired", unit);
   const auto access_of = [](const Held& held) {
@@ -242,7 +242,7 @@ void AnyOrderEngine::take(const Held& wanted) {
   c.pager.prefetch(c.plan.prefetch);
   c.queue.advance();
   if (wanted.hold != Hold::kEdit) return;
-  // No transfer writes it to disk while it is edited.
+  // The pager must not write the unit back while it is edited.
   c.pager.acquire(c.parameters[unit], Pager::Use::kModify);
   c.pager.view(c.parameters[unit], true);
 }
@@ -281,7 +281,7 @@ void AnyOrderEngine::let_go(HeldIterator at) {
   }
   if (with_gradient(hold)) release_gradient(unit);
   if (with_gradient(hold) && shared_ && !is_held_for_gradients(unit)) shared_->released(unit);
-  // Last, since it refuses a gradient that is not finite.
+  // Last, since it throws for a gradient that is not finite.
   if (c.gradients.uses(unit) == 0) return;
   if (sums_)
     sums_->let_go(unit);
@@ -291,11 +291,11 @@ void AnyOrderEngine::let_go(HeldIterator at) {
 
 void AnyOrderEngine::take_edited(UnitId unit) {
   Core& c = core();
-  c.pager.conceal(c.parameters[unit], true);  // nobody writes them any more
+  c.pager.conceal(c.parameters[unit], true);  // ends the client's write access
   c.values.take_masters(unit);
 }
 
-// Every rank has the whole unit until its edit ends, and takes its own shard of it when all have ended
+// Every rank has the whole unit until its edit ends, and takes its own shard of it when all ranks have ended
 // theirs.
 void AnyOrderEngine::share_edited(UnitId unit) {
   Core& c = core();
@@ -324,7 +324,7 @@ void AnyOrderEngine::release_gradient(UnitId unit) {
   if (last && any) changed_[unit] = false;
 }
 
-// ---- touches ----
+// ---- page faults ----
 
 void AnyOrderEngine::serve_touches(allocator::TouchServer& server) const {
   core().pager.serve_touches(server);
@@ -361,7 +361,7 @@ void AnyOrderEngine::release_touched() {
   });
 }
 
-// ---- the end, and another plan ----
+// ---- shutdown, change of plan ----
 
 void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
   Core& c = core();
@@ -373,7 +373,7 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
     left_ = true;
     c.failure = "its parameters have left it";
     engine::leave(c, with_values, take);
-    // The others put units together from the shards of this rank.
+    // Other ranks still gather units from this rank's shards.
     if (with_values && c.parameter_shards) c.ranks->exchange("the end of the engines", {}, {});
   };
   if (!with_values) return go();

@@ -5,8 +5,8 @@
 #include "engine/steps/shared_gradients.h"
 #include "engine/steps/sums_in_backward.h"
 
-// The gradients of an AnyOrderEngine, and how their updates become due. The calls of a step, and holding
-// units, are in any_order_engine.cc.
+// The gradients of an AnyOrderEngine, and how their updates become due. Steps and holds are in
+// any_order_engine.cc.
 namespace sluice::engine {
 
 void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
@@ -64,7 +64,7 @@ void AnyOrderEngine::require_gradient(ParameterId parameter) const {
     refuse(ErrorCode::kState, "'{}' has no gradient in this step", layout().spec(parameter).name);
 }
 
-// Until it is applied, a gradient is this rank's own, and not the mean.
+// Until it is applied, a gradient is this rank's own, not the mean.
 void AnyOrderEngine::refuse_own_gradient(const char* what) const {
   if (sums_ && !core().plan.clip)
     refuse(ErrorCode::kState,
@@ -178,7 +178,7 @@ void AnyOrderEngine::update_at_once(UnitRange units) {
   }
 }
 
-// The unit's values are out of date from now on; a write that began before would keep them at their address.
+// The unit's values are out of date from now on, and must leave their address even during a write-back.
 void AnyOrderEngine::await_update(UnitId unit, bool from_record) {
   if (from_record) core().pager.park(core().gradients.holding(unit, 0));
   core().pager.hide(core().parameters[unit]);
@@ -195,8 +195,8 @@ void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
          layout().spec(bad).name);
 }
 
-// A unit whose gradients a GPU has checked was updated, there or by the CPU, unless one is not finite: then
-// no update of its parameters counts.
+// A GPU, or the CPU beside it, skips the update of a unit with a gradient that is not finite; the update of
+// none of the unit's parameters then counts.
 void AnyOrderEngine::learn_of_refused() {
   Core& c = core();
   if (!c.checks_on_gpu()) return;
@@ -251,7 +251,7 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
   c.clip(result);
   for (const UnitRange& units : units_to_update(accesses)) {
     for (UnitId unit = units.first; unit < units.end; ++unit) {
-      // Completes an update of the step before, if nobody has acquired the unit since.
+      // Completes an update of the previous step, if nobody has acquired the unit since.
       c.queue.ensure_updated(unit);
       await_update(unit, !has_parts());
     }
@@ -259,8 +259,8 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
   }
   if (!settings.keep_gradients) c.gradients.drop_all();
   if (!settings.keep_gradients && shared_) shared_->dropped_all();
-  // Where nothing is on disk, nothing has to be waited for, and the threads are then free for the caller.
-  // Where ranks update parts, another rank may need those of this one while it makes no calls.
+  // Without a disk the updates wait for nothing, and afterwards the threads are free for the caller. Where
+  // state is partitioned, another rank may need updates of this one while its client makes no calls.
   if (has_parts())
     c.queue.settle_for_others();
   else if (!c.gpu && !c.plan.uses_disk())
@@ -272,8 +272,9 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
   return result;
 }
 
-// Returns the units to update: first in the order of the step's accesses, which the next step will have, too;
-// then those with kept gradients that were not accessed. Where ranks update parts, all have the same order.
+// Returns the units to update: first in the order of the step's accesses, which the next step is expected to
+// have, too; then those with kept gradients that were not accessed. Where state is partitioned, in the order
+// of declaration, the same on all ranks.
 std::vector<UnitRange> AnyOrderEngine::units_to_update(const std::vector<Access>& accesses) const {
   std::vector<UnitRange> units;
   std::vector<bool> seen(layout().units().size());

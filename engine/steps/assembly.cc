@@ -10,7 +10,7 @@ namespace {
 using allocator::Purpose;
 using allocator::Tier;
 
-// The memory that the record store needs if every part has a record, as after several plans.
+// The memory of the record store's metadata if every part has a record, as after several plans.
 std::uint64_t metadata_of_all(const Planned& planned, const optim::Optimizer& optimizer) {
   if (planned.disk.empty()) return 0;
   const std::vector<UnitPlan> on_disk(planned.profile.units.size(),

@@ -15,24 +15,24 @@
 
 namespace sluice::engine {
 
-// A plan, and what it was made from.
+// A plan and its inputs.
 struct Planned {
   Profile profile;
   Budget budget;
   PlanRequest request;
   MachineRates rates;
   Plan plan;
-  std::vector<offload::DiskFolder> disk;  // the folders whose space budget.disk counts
+  std::vector<offload::DiskFolder> disk;  // folders that share budget.disk
   // The part of budget.base for the buffers with which checkpoints are read and written. A buffer is charged
   // when it is taken.
   std::uint64_t checkpoint_buffers = 0;
 };
 
-// What an engine needs to exist: the ledger with its budgets and with what the process holds already, the
-// trace, and the records on disk.
+// The environment of an engine: the ledger, with its budgets and what the process already holds, the trace,
+// and the records on disk.
 class Ground {
  public:
-  // What the caller has already; all of it outlives the Ground.
+  // What the caller provides; all of it outlives the Ground.
   struct Means {
     Threads& threads;
     offload::IoService& io;
@@ -64,29 +64,29 @@ class Ground {
 
  private:
   Means means_;
-  // The members are destroyed in the opposite order.
+  // The order matters: members are destroyed in reverse.
   allocator::Ledger ledger_;
   allocator::Charge base_, hidden_, device_base_;
   std::optional<Trace> trace_;
   std::unique_ptr<offload::RecordStore> disk_;
 };
 
-// An engine together with its Ground. The command line, the C ABI and native training all make their engines
-// so. Thread rule: the engine's.
+// An engine with its Ground. The command line, the C ABI and native training all make their engines in this
+// way. Thread rule: the engine's.
 template <class Kind>
 class Assembly : public Ground {
  public:
-  // Takes all memory and disk space of the plan. Throws what RecordStore and the engine throw, and then holds
-  // nothing.
+  // Takes all memory and disk space of the plan. Throws the errors of RecordStore and of the engine, and then
+  // holds nothing.
   Assembly(const Planned& planned, const Means& means, const Options& options)
       : Ground(planned, means, options),
         engine_(planned.profile, planned.plan, means.optimizer, resources()) {}
 
   Kind& engine() { return engine_; }
 
-  // Makes a new plan, with the same chunks, for a process that holds `base` (see Budget::base), and applies
-  // it with the engine's replan(), whose errors are thrown. `planned` is what the assembly was made from; it
-  // is changed to the new plan, and stays as it is after an error. REQUIRES: Options::may_replan.
+  // Makes a new plan, with the same chunks, for a process that holds `base` bytes (see Budget::base), and
+  // applies it with the engine's replan(), whose errors it throws. `planned` is what the assembly was made
+  // from; it becomes the new plan, and stays as it is after an error. REQUIRES: Options::may_replan.
   void replan(Planned& planned, std::uint64_t base) {
     Ground::replan(planned, base, [this](const Plan& plan) { engine_.replan(plan); });
   }

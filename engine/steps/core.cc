@@ -65,9 +65,9 @@ void Core::tell_ranks(const std::string& error) {
   if (comm::Communicator* const others = resources.others()) others->fail(error);
 }
 
-// The others are told of an error before anything waits for them.
+// Other ranks learn of an error before anything waits for them.
 void Core::serve_ranks() {
-  // A section that waits is waited for by others, which have posted receives long before.
+  // Other sections, which wait for this one, have posted their receives long before.
   if (sections) report_work();
   try {
     queue.serve_ranks();
@@ -139,7 +139,8 @@ void Core::refuse_not_finite(const Measured& measured) const {
          measured.result.gradient_norm, settings.gradient_factor);
 }
 
-// A joint update acquires what it needs pass by pass; an update that follows its gradient, all of it here.
+// A joint update acquires its memory pass by pass; an update that follows its gradient acquires all of it
+// here.
 void Core::enqueue(UnitRange units, bool with_parameters) {
   const bool keeps = !plan.clip && units.size() == 1;
   if (keeps) queue.start_shared();
@@ -154,7 +155,7 @@ void Core::enqueue(UnitRange units, bool with_parameters) {
   std::vector<UpdateQueue::Due> all;
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     all.push_back(due_of(unit));
-    // Nobody waits in backward to learn whether a gradient is finite: who updates the unit looks.
+    // Backward does not wait to learn whether a gradient is finite: the device that updates the unit checks.
     if (checks_on_gpu()) all.back().refused = gradients.check_on_gpu(unit, states.by_cpu(unit));
     entrust(unit);
     if (keeps) keep_until_applied(unit, with_parameters, all.back());
@@ -162,7 +163,7 @@ void Core::enqueue(UnitRange units, bool with_parameters) {
   queue.add(units, std::move(all));
 }
 
-// What the CPU updates, and a GPU computes with, leaves the GPU's frames for host memory or the disk.
+// Moves what the CPU updates, and a GPU computes with, from the GPU's frames to host memory or the disk.
 void Core::entrust(UnitId unit) {
   if (!states.by_cpu(unit)) return;
   if (!partitions_parameters(unit) && !queue.needs_frames(unit, parameters[unit]))
@@ -186,7 +187,7 @@ UpdateQueue::Due Core::due_of(UnitId unit) {
   return due;
 }
 
-// Holds the gradient and the parameters that an update needs, so that later gradients do not evict them.
+// Pins the gradient and the parameters that an update needs, so that later gradients do not evict them.
 void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due) {
   due.holds_gradient = !entrusts_gradient(unit);
   if (due.holds_gradient) pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);

@@ -76,7 +76,7 @@ std::optional<int> Partition::owner(std::size_t element) const {
 
 namespace {
 
-// More would overflow after some further steps, and are none that anybody made.
+// A larger number could overflow after further steps, and no run has made so many.
 void check_steps(std::uint64_t steps) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 53;
   if (steps > kMost)
@@ -114,7 +114,7 @@ ConstArray Engine::parameter(ParameterId parameter) const {
 void Engine::progress() {
   core_->guarded([&](Core& c) {
     check_queuing("progress() is called");
-    // Other sections have posted receives of what this one is computing.
+    // Other sections have posted receives for what this one computes.
     if (c.sections) c.report_work();
     c.queue.advance();
   });

@@ -8,17 +8,17 @@
 
 namespace sluice::engine {
 
-// Records the accesses of a step whose order the client chooses, and finds each one in the step before.
+// Records the accesses of a step whose order the client chooses, and finds each one in the previous step.
 class Recorder {
  public:
-  // Forgets what was recorded of a step that did not end.
+  // Drops the record of a step that did not end.
   void begin_step() {
     recorded_.clear();
     recorded_held_.clear();
     next_ = 0;
   }
-  // Records the access if `record` says so, and what is held from earlier ones. Returns its position in the
-  // order of the step before, or, where it is not in there, the position that is expected next.
+  // Records the access if `record` says so, with what is held from earlier ones. Returns its position in the
+  // previous step's order, or, where it is not there, the position that is expected next.
   std::size_t follow(const Access& access, bool record, std::vector<Access> held = {}) {
     if (record && recorded_.size() < kMost) {
       recorded_.push_back(access);
@@ -37,7 +37,7 @@ class Recorder {
     }
     return next_ < expected_.size() ? next_ : 0;
   }
-  // Ends the step: its order is what the next step is expected to have.
+  // Ends the step; the next one is expected to have its order.
   const std::vector<Access>& end_step() {
     expected_ = std::exchange(recorded_, {});
     held_ = std::exchange(recorded_held_, {});
@@ -49,11 +49,11 @@ class Recorder {
     }
     return expected_;
   }
-  // By access of the step that has ended: what was held from earlier ones; none after the last.
+  // By access of the last step that ended: what was held from earlier ones; may be shorter than the step.
   const std::vector<std::vector<Access>>& held() const { return held_; }
 
  private:
-  // A step with a long evaluation in it must not take unlimited memory.
+  // Bounds the memory for a step that contains a long evaluation.
   static constexpr std::size_t kMost = std::size_t{1} << 20;
   std::vector<Access> expected_, recorded_;
   std::vector<std::vector<Access>> held_, recorded_held_;

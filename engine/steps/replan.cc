@@ -5,7 +5,7 @@
 
 namespace sluice::engine {
 
-// ---- the end ----
+// ---- shutdown ----
 
 void leave(Stores& s, bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
   UnitId unit = 0;
@@ -24,7 +24,7 @@ void leave(Stores& s, bool with_values, const std::function<void(UnitId, allocat
   }
 }
 
-// ---- another plan ----
+// ---- change of plan ----
 
 namespace {
 
@@ -72,8 +72,8 @@ std::size_t staging_bytes(const Stores& s, const Plan& of) {
 
 }  // namespace
 
-// Everything that leaves memory leaves it before anything enters. Shards of parameters go through a slot.
-// Other ranks wait meanwhile for what they read of this one, and know by reports that it works.
+// Everything that leaves memory does so before anything enters. Shards of parameters pass through a slot.
+// Other ranks' reads of this one wait meanwhile; reports of work tell them that it makes progress.
 void replan(Stores& s, const Plan& next) {
   s.settle();
   take_disk(s, next);

@@ -4,7 +4,7 @@
 #include "allocator/memory.h"
 #include "engine/steps/stores.h"
 
-// Private to this room. What may be called when, the caller has checked.
+// Private to this room. The caller has checked the preconditions.
 namespace sluice::engine {
 
 // See AnyOrderEngine::leave() and AnyOrderEngine::replan().

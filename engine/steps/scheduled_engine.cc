@@ -79,7 +79,7 @@ void ScheduledEngine::require_next(const Access& asked) const {
 void ScheduledEngine::acquire(const Access& asked) {
   core().guarded([&](Core& c) {
     require_next(asked);
-    // The plan has frames for what is summed during one more access.
+    // The plan has frames for gradients that are summed during one more access.
     finish_sums(!sums_of_ranks_.empty() && sums_of_ranks_.front().position < position_ ? 0 : kAny);
     const Access& access = accesses_[position_];
     c.pager.set_position(position_);
@@ -119,8 +119,8 @@ void ScheduledEngine::release(const Access& access) {
   core().guarded([&](Core& c) {
     const Held released = take_held(access);
     if (released.access.parameters) c.pager.release(c.parameters[released.access.unit]);
-    // Nothing of this step needs the parameters any more, so that nobody reads a shard while it is updated,
-    // or brings in for the next step what will have changed by then.
+    // Nothing of this step needs the parameters any more. Outdating them keeps this rank from reading a shard
+    // while it is updated, and from prefetching for the next step what will have changed by then.
     if (released.access.parameters && released.ends_reading &&
         c.partitions_parameters(released.access.unit) && c.gradients.uses(released.access.unit) > 0)
       c.pager.outdate(c.parameters[released.access.unit]);
@@ -155,7 +155,7 @@ GradientTarget ScheduledEngine::gradient_of_rows(ParameterId parameter, int use,
   return {written.data, true};
 }
 
-// Whether what is in other rows of a gradient than those that were touched is never read.
+// Whether rows of a gradient that were not touched are never read.
 bool ScheduledEngine::keeps_rows_alone(ParameterId parameter, int use) const {
   return touched_.by_rows(parameter, use) && !sums_.pairwise();
 }
@@ -187,7 +187,7 @@ GradientTarget ScheduledEngine::target(ParameterId parameter, int use, std::size
   });
 }
 
-// Puts the gradient that was written last to the sums of those before.
+// Adds the gradient that was written last to the sums of earlier micro-batches.
 void ScheduledEngine::add_waiting(ParameterId parameter, int use, std::size_t waiting_from) {
   Core& c = core();
   Written& written = written_[parameter][static_cast<std::size_t>(use)];
@@ -228,12 +228,12 @@ void ScheduledEngine::enqueue(UnitRange units) {
   Core& c = core();
   for (UnitId unit = units.first; unit < units.end; ++unit)
     std::erase(unforeseen_, unit);  // its next update is not of this step
-  // While ranks added up the gradient, the parameters may have left. An update that waits for them must not
-  // have others behind it whose gradients hold all frames.
+  // During the sum over ranks the parameters may have been evicted. An update that waits for them must not
+  // precede others whose gradients hold all frames.
   c.enqueue(units, c.ranks.has_value());
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     c.gradients.hand_over(unit);
-    // The masters hold the values, so that the parameters on disk need not be read only to be overwritten.
+    // The masters hold the values, so that parameters on disk need not be read only to be overwritten.
     if (c.states.has_master(unit) && c.plan.clip && !c.pager.resident(c.parameters[unit]) &&
         !c.partitions_parameters(unit))
       c.pager.forget(c.parameters[unit]);
@@ -300,7 +300,7 @@ void ScheduledEngine::release_from_reading(UnitId unit) {
   core().guarded([&](Core& c) { c.pager.release(c.parameters[unit]); });
 }
 
-// Units are read ahead in the order of the schedule, as many as fit, or the first one in part.
+// Units are prefetched in the order of the schedule, as many as fit, or the first one in part.
 void ScheduledEngine::set_lendable(std::span<std::byte> memory) {
   core().guarded([&](Core& c) {
     c.settle();

@@ -22,10 +22,10 @@ struct GradientTarget {
   bool accumulate = false;  // the op adds to what is there; otherwise it overwrites all of it
 };
 
-// An engine whose client follows the schedule of the profile, and writes gradients where it is told to. A
-// step is begin_step(); then, for each group of micro-batches, the accesses of the schedule, each acquire()
-// ... release(), or those of a whole step at once; then step(). The update of a unit follows its final
-// gradient at once, or, with clipping, is due at the unit's next acquire; see "One step" in
+// An engine whose client follows the schedule of the profile, and writes gradients where the engine tells it
+// to. A step is begin_step(); then acquire() ... release() for each access of the schedule, repeated for each
+// group of micro-batches unless it is that of a whole step; then step(). The update of a unit follows its
+// final gradient at once, or, with clipping, is due at the unit's next acquire; see "One step" in
 // docs/architecture.md. Values are loaded and saved between steps.
 class ScheduledEngine final : public Engine {
  public:
@@ -39,29 +39,31 @@ class ScheduledEngine final : public Engine {
   // micro_batch is an index within the step, which ascends for each use. REQUIRES: the unit is acquired with
   // that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
-  // The same for the last use of a parameter that is by_tokens, where the client writes these rows alone if
-  // the target accumulates, and zeros in all others if not.
+  // The same for the last use of a parameter that is by_tokens. Where the target accumulates, the client
+  // writes only these rows; otherwise it also writes zeros in all others.
   GradientTarget gradient_of_rows(ParameterId parameter, int use, std::size_t micro_batch,
                                   std::span<const std::int32_t> rows);
   // Ends the step, after the last group. Throws Error(kNotFinite) that names a parameter whose gradient is
-  // not finite: where updates wait for step(), no parameter was changed and the engine goes on. Where they do
-  // not wait, release() of that gradient throws, and the engine has failed.
+  // not finite: no parameter was changed, and the engine goes on. Where updates do not wait for step(),
+  // release() of that gradient throws instead, and the engine has failed.
   StepResult step();
-  // Also makes gradients final that the ranks have added up: another rank's update may wait for this one's.
+  // Also makes gradients final whose sums over ranks have completed: another rank's update may wait for this
+  // one's.
   void serve_ranks() override;
 
-  // For evaluation: the parameters of one unit, outside of a step and in any order.
+  // For evaluation: reads the parameters of one unit, outside of a step and in any order.
   void acquire_for_reading(UnitId unit);
   void release_from_reading(UnitId unit);
 
-  // A client lends memory that it does not need from the end of backward into the next forward pass. States
-  // on disk that the next step needs first are read ahead into it, and written from there. set_lendable() is
-  // called outside of a step, with all of that memory, which stays valid until end_lending() returns.
+  // A client lends memory that it does not need from the end of backward into the next forward pass. The
+  // engine prefetches state on disk that the next step needs first into it, and writes it back from there.
+  // set_lendable() is called outside of a step, with all of that memory, which stays valid until
+  // end_lending() returns.
   void set_lendable(std::span<std::byte> memory);
   // Lends the bytes from this offset on, in the backward pass of the last group.
   void lend(std::size_t from);
   void take_back(std::size_t until);  // waits until the bytes before this offset are the client's again
-  // Takes everything back, also where the engine has failed.
+  // Takes everything back, even after the engine has failed.
   void end_lending() noexcept;
 
  private:
@@ -71,14 +73,14 @@ class ScheduledEngine final : public Engine {
   void require_next(const Access& asked) const;
   struct Held {
     Access access;
-    std::size_t waiting_from;   // where its gradients that wait to be added are; see Gradients::sum()
+    std::size_t waiting_from;   // the offset of its gradients that wait to be added; see Gradients::sum()
     bool ends_use = false;      // no later access writes that use of the gradient
     bool ends_reading = false;  // no later access of the step needs the unit's parameters
   };
   Held take_held(const Access& access);
   void add_waiting(ParameterId parameter, int use, std::size_t waiting_from);
   void store_gradient(const Held& held);
-  // Where ranks add up what each of them has of a gradient, this goes on beside the next accesses.
+  // The sum of a gradient over the ranks, which overlaps with the next accesses.
   struct Sum {
     Held held;
     std::size_t position;  // of the next access, when the sum began
@@ -92,7 +94,7 @@ class ScheduledEngine final : public Engine {
   void begin_use(Sum& sum, const std::vector<std::string>& rows);
   void end_writing(UnitId unit, int use, std::size_t waiting_from);
   void fill_sums(ParameterId parameter, int use, std::size_t waiting_from);
-  // How many sums of a gradient this rank gives.
+  // The number of partial sums that this rank contributes to a gradient.
   std::size_t own_sums() const;
   void swap_uses();
   void add_uses(UnitId unit);
@@ -105,7 +107,7 @@ class ScheduledEngine final : public Engine {
   std::optional<ParameterId> round_gradient(UnitId unit);
   bool have_final_gradients(UnitRange units) const;
   void enqueue(UnitRange units);
-  void forget_step();  // whose gradients are not applied
+  void forget_step();  // drops its gradients
 
   std::vector<Access> accesses_;  // of a whole step
   std::size_t position_ = 0;      // the index of the next access
@@ -116,16 +118,16 @@ class ScheduledEngine final : public Engine {
   const GivenElements given_;
   struct Written {
     std::optional<std::size_t> last;  // micro-batch
-    bool waits = false;               // to be added
+    bool waits = false;               // to be added to the sum
   };
   std::vector<std::vector<Written>> written_;  // by parameter and use
-  std::list<Sum> sums_of_ranks_;               // of whole gradients, in the order in which they began
-  std::list<Sum> early_sums_;                  // of uses that are final before others of their gradients
+  std::list<Sum> sums_of_ranks_;               // of whole gradients, in the order begun
+  std::list<Sum> early_sums_;                  // of uses that are final before other uses of their gradients
   std::vector<bool> ends_use_, ends_reading_;  // by access of a step
   TouchedRows touched_;
   std::vector<bool> finished_;        // by unit: whether its gradient is final
-  std::vector<UnitId> needed_first_;  // units whose state is read ahead, the last one needed first
-  std::vector<UnitId> unforeseen_;    // those of them that are still to be foreseen in this step
+  std::vector<UnitId> needed_first_;  // units whose state is prefetched, in reverse order of need
+  std::vector<UnitId> unforeseen_;    // those that are still to be foreseen in this step
 };
 
 }  // namespace sluice::engine

@@ -6,10 +6,10 @@
 #include "engine/steps/scheduled_engine.h"
 #include "kernels/elementwise.h"
 
-// How gradients become final: what this rank has of them is summed with what the others have.
+// How gradients become final: this rank's sums are added to those of the other ranks.
 namespace sluice::engine {
 
-// Adds what this rank has of the unit's gradient, which then waits for the other ranks, where there are any.
+// Completes this rank's part of the unit's gradient, and begins its sum over the ranks, where there are any.
 void ScheduledEngine::begin_sum(const Held& held) {
   Core& c = core();
   const UnitId unit = held.access.unit;
@@ -24,14 +24,15 @@ void ScheduledEngine::begin_sum(const Held& held) {
   sum.held = held;
   sum.position = position_;
   while (static_cast<int>(sum.packings.size()) < c.gradients.uses(unit)) begin_use(sum, rows);
-  // Where a rank gives several sums, all but the first may be where the next access puts its own.
+  // Of several sums that a rank contributes, all but the first may be in memory that the next access
+  // overwrites.
   if (own_sums() > 1) return finish_sums(std::nullopt);
   finish_sums(c.plan.sums_beside ? 1 : 0);
 }
 
-// A use that is final while others of the gradient are still to come, as that of a tied head, is summed
-// beside them where its memory stays what it is. Plans of other ranks may differ in this. So what all ranks
-// do in the same order, as telling each other of rows, is done when the whole gradient is final.
+// A use that is final before other uses of the gradient, as that of a tied head, is summed early where its
+// memory is resident. Plans of other ranks may differ in this. So exchanges that all ranks make in the same
+// order, as those of touched rows, wait until the whole gradient is final.
 void ScheduledEngine::begin_early_sum(const Held& held) {
   Core& c = core();
   const auto [unit, parameters, use, final, joined, chunk] = held.access;
@@ -44,8 +45,8 @@ void ScheduledEngine::begin_early_sum(const Held& held) {
   if (static_cast<int>(sum->packings.size()) == use) begin_use(*sum, {});
 }
 
-// Begins the sum over ranks of the next use. rows: what all ranks have told of those that they have touched,
-// where it is summed by rows.
+// Begins the sum over ranks of the next use. rows: the touched rows that each rank has reported, where it is
+// summed by rows.
 void ScheduledEngine::begin_use(Sum& sum, const std::vector<std::string>& rows) {
   Core& c = core();
   const UnitId unit = sum.held.access.unit;
@@ -67,7 +68,7 @@ void ScheduledEngine::begin_use(Sum& sum, const std::vector<std::string>& rows) 
                         sum.group.add());
 }
 
-// Makes what this rank gives of that use complete.
+// Completes what this rank contributes to that use.
 void ScheduledEngine::end_writing(UnitId unit, int use, std::size_t waiting_from) {
   for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
     if (layout().spec(p).uses <= use) continue;
@@ -79,8 +80,8 @@ void ScheduledEngine::end_writing(UnitId unit, int use, std::size_t waiting_from
   }
 }
 
-// Ranks tell each other in which rows of the unit's last use they have something. Another rank may meanwhile
-// wait for an update of this one, which waits for a sum that has ended. So what has ended becomes final.
+// The ranks exchange which rows of the unit's last use have values. Another rank may meanwhile wait for an
+// update of this one, which waits for a sum that has completed; so completed sums become final here.
 std::vector<std::string> ScheduledEngine::rows_of_ranks(UnitId unit) {
   Core& c = core();
   if (!c.ranks || !touched_.any_by_rows(unit, c.gradients.uses(unit) - 1)) return {};
@@ -95,7 +96,7 @@ std::vector<std::string> ScheduledEngine::rows_of_ranks(UnitId unit) {
   return of_ranks;
 }
 
-// Moves what any rank has of that use together.
+// Packs the rows of that use that any rank has touched.
 Packing ScheduledEngine::pack(UnitId unit, int use, const std::vector<Array>& arrays,
                               const std::vector<std::string>& rows) {
   const std::string any = TouchedRows::of_any(rows);
@@ -110,7 +111,7 @@ std::size_t ScheduledEngine::own_sums() const {
   return order_.arrays[static_cast<std::size_t>(core().plan.ranks.rank)];
 }
 
-// The gradient is 0 where nothing was written.
+// Fills with zeros where nothing was written.
 void ScheduledEngine::fill_sums(ParameterId parameter, int use, std::size_t waiting_from) {
   const Layout::Location& location = layout().location(parameter);
   const std::size_t offset = core().gradients.offset(parameter, use);
@@ -120,7 +121,7 @@ void ScheduledEngine::fill_sums(ParameterId parameter, int use, std::size_t wait
   }
 }
 
-// Gives the other section that has the unit what was written here, and takes what was written there.
+// Swaps uses with the other section that has the unit: sends the one written here, and receives its own.
 void ScheduledEngine::swap_uses() {
   Core& c = core();
   const UnitId unit = twin_->unit;
@@ -134,7 +135,7 @@ void ScheduledEngine::swap_uses() {
   c.wait_for_ranks("the gradient of " + c.name_of(unit) + " in another section", group);
 }
 
-// Adds the further uses to the first one, where this rank updates the elements.
+// Adds the further uses to the first one, for the elements that this rank updates.
 void ScheduledEngine::add_uses(UnitId unit) {
   Core& c = core();
   const ElementRange own = c.own(unit);
@@ -157,8 +158,8 @@ std::size_t ScheduledEngine::sums_in_frames() const {
   }));
 }
 
-// Makes gradients final in the order in which their sums began, as far as the ranks have added them up. Waits
-// until no more than so many others are under frames; nothing: until all are final.
+// Makes gradients final in the order in which their sums began, as far as these have completed. Waits until
+// at most `may_go_on` of the others are in frames; nullopt: until all are final.
 void ScheduledEngine::finish_sums(std::optional<std::size_t> may_go_on) {
   Core& c = core();
   while (!sums_of_ranks_.empty()) {
@@ -199,7 +200,7 @@ void ScheduledEngine::finish_gradient(const Sum& sum) {
   if (c.gradient_shards.has(unit)) {
     const std::size_t bytes = c.own(unit).size() * size_of(c.gradients.final_type(unit));
     std::copy_n(c.pager.data(gradient), bytes,
-                c.gradient_shards.data(unit));  // which is null where it is empty
+                c.gradient_shards.data(unit));  // null where the shard is empty
     c.pager.release(gradient);
     c.pager.discard(gradient);
   } else {
@@ -211,7 +212,7 @@ void ScheduledEngine::finish_gradient(const Sum& sum) {
   if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
 }
 
-// Moves the sums of packed uses back to where they belong, where this rank updates the elements.
+// Unpacks the sums of packed uses, for the elements that this rank updates.
 void ScheduledEngine::unpack(const Sum& sum) {
   const UnitId unit = sum.held.access.unit;
   const ElementRange own = core().own(unit);
@@ -221,8 +222,8 @@ void ScheduledEngine::unpack(const Sum& sum) {
                       in_use(layout(), unit, use, own.end));
 }
 
-// Rounds the gradient in place. It then begins with the first element that this rank updates. Returns a
-// parameter whose gradient is not finite.
+// Rounds the gradient to its final type, in place. It then begins with the first element that this rank
+// updates. Returns a parameter whose gradient is not finite, if any.
 std::optional<ParameterId> ScheduledEngine::round_gradient(UnitId unit) {
   Core& c = core();
   Threads& threads = c.resources.threads;

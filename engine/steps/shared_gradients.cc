@@ -90,8 +90,8 @@ void SharedGradients::begin_in_order() {
   }
 }
 
-// A sum takes the whole unit, as in an exchange in which nobody has a shared gradient of it. A buffer that is
-// under frames is not held beside others, for which the plan has no frames.
+// A sum takes the whole unit, as in an exchange in which nobody has a shared gradient of it. A buffer in
+// frames is not held beside others, for which the plan has no frames.
 bool SharedGradients::may_begin(UnitId unit) const {
   const bool in_record = sums_.is_in_record(unit) && !core_.pager.held(core_.gradients.holding(unit, 0));
   if (is_under_way(unit) || !(core_.plan.units[unit].resident(Part::kGradient) || in_record)) return false;
@@ -110,14 +110,14 @@ void SharedGradients::begin_sum(UnitId unit) {
   begin_sum(unit, all);
 }
 
-// All units, as they are summed where some rank has begun with those that have a turn.
+// All units in the order of their sums: those that have a turn come first.
 std::vector<UnitId> SharedGradients::in_order() const {
   std::vector<UnitId> units = order_;
   std::ranges::stable_partition(units, [this](UnitId unit) { return expected_[unit]; });
   return units;
 }
 
-// Units to which rank 0 has not come keep their places among those to which it has.
+// Units that rank 0 has not reached keep their places among those that it has.
 void SharedGradients::learn_order(const std::vector<Report>& all) {
   const auto came = [&](UnitId unit) {
     return std::ranges::any_of(all, [&](const Report& rank) { return rank.came[unit] > 0; });
@@ -155,7 +155,7 @@ std::size_t SharedGradients::sums_of(UnitId unit) const {
   return sums;
 }
 
-// Where no gradient is left, the micro-batches of a step begin anew.
+// When no gradient is left, the micro-batches of the step begin anew.
 void SharedGradients::dropped(ParameterId parameter) {
   const std::size_t before = there_;
   set(parameter, {});
@@ -176,8 +176,7 @@ void SharedGradients::dropped_all() {
   begin_micro_batches();
 }
 
-// For a rank that has added nothing to a parameter that others have added to. A shared gradient is whole
-// then.
+// Contributes nothing to a parameter to which only other ranks have added. A shared gradient is whole then.
 void SharedGradients::bring_nothing(ParameterId parameter) {
   if (!known_[parameter].is_shared())
     core_.gradients.fill_with_zeros(core_.resources.threads, parameter);
@@ -218,7 +217,7 @@ void SharedGradients::abandon() {
 bool SharedGradients::exchange(Request request, const std::string& settings, ParameterId wanted) {
   if (abandoned_ && request != Request::kAbandon)
     refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
-  turn_ = order_.size();  // a unit may get more now, so that none begins early before the next step
+  turn_ = order_.size();  // units may get more gradients now, so no sum begins early before the next step
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
   std::vector<std::uint32_t> begun(edits_.size());
   for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
@@ -280,7 +279,7 @@ void SharedGradients::gather_wanted(const std::vector<Report>& all) {
 }
 
 void SharedGradients::gather_whole(ParameterId parameter) {
-  if (known_[parameter].shared == Sum::kWhole) return;  // two ranks want it
+  if (known_[parameter].shared == Sum::kWhole) return;  // two ranks have requested it
   const UnitId unit = core_.layout.location(parameter).unit;
   core_.queue.ensure_updated(unit);  // a pending update owns the gradient
   const HoldingId holding = core_.gradients.holding(unit, 0);
@@ -325,7 +324,7 @@ std::optional<UnitId> SharedGradients::under_way() const {
   return under_way_.empty() ? std::nullopt : std::optional(under_way_.front().unit);
 }
 
-// One sum for the whole unit, unless it has a shared gradient that nobody has added to.
+// Sums the whole unit at once, unless it has a shared gradient to which nobody has added.
 void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& parameters) {
   core_.queue.ensure_updated(unit);
   const auto lacks = [this](ParameterId p) { return known_[p].added == 0; };
@@ -349,7 +348,7 @@ void SharedGradients::finish_sums(const std::vector<bool>& added) {
   }
 }
 
-// Ends the sums that any rank has begun, which all have to join. Nothing is made of them.
+// Completes the sums that any rank has begun, which all have to join, and ignores their results.
 void SharedGradients::drain(const std::vector<Report>& all) {
   for (const UnitId unit : begun_in(all)) {
     if (is_under_way(unit)) continue;
@@ -361,7 +360,7 @@ void SharedGradients::drain(const std::vector<Report>& all) {
   end_sums();
 }
 
-// The units whose sums any rank has begun, in the order in which all do.
+// The units whose sums any rank has begun, in the common order.
 std::vector<UnitId> SharedGradients::begun_in(const std::vector<Report>& all) const {
   std::vector<UnitId> units;
   for (const UnitId unit : in_order())
@@ -370,7 +369,7 @@ std::vector<UnitId> SharedGradients::begun_in(const std::vector<Report>& all) co
   return units;
 }
 
-// Drops what sums that were begun have left of gradients, alike on all ranks, so that they may go on.
+// Drops, alike on all ranks, gradients whose sums were begun, so that the ranks may go on.
 void SharedGradients::drop_begun(const std::vector<Report>& all) {
   drain(all);
   for (const UnitId unit : begun_in(all))
@@ -380,7 +379,7 @@ void SharedGradients::drop_begun(const std::vector<Report>& all) {
     }
 }
 
-// Waits for the sums that are under way.
+// Waits for the sums in flight.
 void SharedGradients::end_sums() {
   for (; !under_way_.empty(); under_way_.pop_front()) {
     core_.wait_for_ranks("the gradient of " + core_.name_of(under_way_.front().unit),

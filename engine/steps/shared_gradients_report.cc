@@ -4,8 +4,8 @@
 
 #include "engine/steps/shared_gradients.h"
 
-// What ranks report to each other when they use gradients, and how it is compared. What is done then is in
-// shared_gradients.cc.
+// The reports that ranks exchange when they use gradients, and how they are compared. shared_gradients.cc has
+// what follows from them.
 namespace sluice::engine {
 namespace {
 
@@ -77,7 +77,7 @@ void SharedGradients::compare(const std::vector<Report>& all) const {
     compare_counts(all);
 }
 
-// Gradients that nobody has added to since they were used are used again, in whatever micro-batch.
+// Gradients to which nobody has added since their last use may be used again, in any micro-batch.
 void SharedGradients::compare_micro_batches(const std::vector<Report>& all) const {
   const auto has = [](const Report& rank) {
     return std::ranges::any_of(rank.known, [](const Known& known) { return known.added > 0; });
@@ -99,7 +99,7 @@ void SharedGradients::compare_shared(const Report& first, const Report& other, s
       refuse(ErrorCode::kState,
              "the summed gradient of '{}' was dropped on rank {}, and is there on rank {}; drop it on all",
              name, a.is_shared() ? rank : 0, a.is_shared() ? 0 : rank);
-    // By their bits: what is not a number is alike, too.
+    // Compares bits, so that equal NaNs count as alike.
     if (a.is_shared() && std::bit_cast<std::uint64_t>(a.factor) != std::bit_cast<std::uint64_t>(b.factor))
       refuse(
           ErrorCode::kState,
@@ -109,8 +109,8 @@ void SharedGradients::compare_shared(const Report& first, const Report& other, s
   }
 }
 
-// Ranks may differ in what a parameter got (an expert to which no token was sent), and not in how many
-// micro-batches there were, of which the parameter that got most tells.
+// Ranks may differ in what a parameter got (an expert to which no token was sent), but not in the number of
+// micro-batches, which the parameter with the most gradients tells.
 void SharedGradients::compare_counts(const std::vector<Report>& all) const {
   const auto most = [](const Report& rank) {
     return std::ranges::max_element(rank.known, {}, &Known::added) - rank.known.begin();

@@ -23,7 +23,7 @@ std::string text_of(const StepSettings& settings) {
 
 void require_alike(const Layout& layout, const std::vector<StepOfRank>& ranks) {
   const StepOfRank& first = ranks.front();
-  const StepOfRank* steps = nullptr;  // the first one with settings
+  const StepOfRank* steps = nullptr;  // the first one that reports settings
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const StepOfRank& other = ranks[rank];
     if (other.step != first.step)

@@ -9,16 +9,16 @@
 // Private to this room.
 namespace sluice::engine {
 
-// What a rank reports of a step that all ranks must take alike.
+// What a rank reports of a step, in which all ranks must agree.
 struct StepOfRank {
   std::uint64_t step = 0;            // its number
   std::vector<std::uint32_t> edits;  // by unit: how often its values were edited; empty: not reported
-  std::string settings;              // with which it steps, by text_of(); empty: not reported
+  std::string settings;              // with which it steps, as text_of(); empty: not reported
 };
 
 std::string text_of(const StepSettings& settings);
 
-// Throws a Refusal that names two ranks which differ in what both have reported.
+// Throws a Refusal that names two ranks whose reports differ.
 void require_alike(const Layout& layout, const std::vector<StepOfRank>& ranks);
 
 }  // namespace sluice::engine

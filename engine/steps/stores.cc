@@ -82,7 +82,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
              parameter_shards ? &*parameter_shards : nullptr, &gradient_shards, &gradient_records,
              profile.any_order && ranks && ranks->any_partitioned(), work(),
              device_gathers ? &*device_gathers : nullptr, rank_threads ? &*rank_threads : nullptr}) {
-  // The client may touch parameters at any time, unless they are on a GPU.
+  // The client may access parameters at any time, unless they are on a GPU.
   const bool exposed = profile.any_order && !gpu;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(pager.define(
@@ -123,7 +123,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
 
-// Other ranks may wait for updates that go on.
+// Other ranks may wait for updates in progress.
 Stores::~Stores() {
   queue.end_what_goes_on_alone();
   if (gpu) gpu->finish();

@@ -14,14 +14,14 @@ namespace sluice::engine {
 namespace {
 
 constexpr const char* kExchange = "the gradients of a step";
-// In the first step ranks agree on the order of units by what they have read, and in the second by what
+// Ranks agree on the order of units in the first step by what they have read, and in the second by what
 // became ready.
 constexpr int kAgreements = 2;
 
 bool contains(const auto& values, const auto& value) { return std::ranges::count(values, value) > 0; }
 
-// All of the units of `order`, in one order that agrees with each of `orders`. Of those that may come next,
-// the one comes that is first in `order`; where `orders` contradict each other, too.
+// Merges `orders` into one order of all units. Of the units that may come next, the first one in `order`
+// does; also where `orders` contradict each other.
 std::vector<UnitId> merged_order(const std::vector<UnitId>& order,
                                  const std::vector<std::vector<UnitId>>& orders) {
   std::vector<std::size_t> places(order.size());
@@ -75,7 +75,8 @@ void SumsInBackward::begin_step() {
   has_exchanged_ = ended_ = all_ended_ = false;
   next_ = 0;
   let_go_.clear();
-  for (ParameterId p = 0; p < summed_.size(); ++p) summed_[p] = core_.gradients.has(p);  // kept over a step
+  for (ParameterId p = 0; p < summed_.size(); ++p)
+    summed_[p] = core_.gradients.has(p);  // kept from an earlier step
   if (agreed_ == 0) proposed_.clear();
 }
 
@@ -139,7 +140,7 @@ bool SumsInBackward::is_summed(UnitId unit) const {
   return false;
 }
 
-// The next one that comes.
+// The unit's next turn.
 std::uint64_t SumsInBackward::turn_of(UnitId unit) const {
   const std::uint64_t units = place_.size(), turn = next_ / units * units + place_[unit];
   return turn < next_ ? turn + units : turn;
@@ -160,7 +161,7 @@ bool SumsInBackward::takes_part() const {
          (is_next(turn_of(units.front())) && is_complete(units.front()));
 }
 
-// Whether no unit has its turn before that of which gradients are expected.
+// Whether no unit with expected gradients has its turn before this one.
 bool SumsInBackward::is_next(std::uint64_t turn) const {
   for (std::uint64_t before = next_; before < turn; ++before) {
     const UnitId unit = order_[before % order_.size()];
@@ -188,7 +189,7 @@ void SumsInBackward::end() {
   learn_expected();
 }
 
-// The parameters that have had a gradient on any rank, in any step so far.
+// Expects the parameters that have had a gradient on any rank, in any step so far.
 void SumsInBackward::learn_expected() {
   if (!std::exchange(has_learned_, true)) std::fill(expected_.begin(), expected_.end(), false);
   for (ParameterId p = 0; p < expected_.size(); ++p) expected_[p] = expected_[p] || summed_[p];
@@ -286,13 +287,13 @@ void SumsInBackward::agree(const std::vector<Report>& all) {
   proposed_ = agreed_ == 1 ? waiting() : std::vector<UnitId>();
 }
 
-// Begins the same sum on all ranks, since all have been told the same. Where a rank has not come to it, and
-// may have a gradient of it yet, none begins.
+// Begins the same sum on all ranks, since all have the same reports. If a rank has not reached the unit, and
+// may still get a gradient of it, no sum begins.
 void SumsInBackward::begin_next(const std::vector<Report>& all) {
   const std::uint64_t turn = std::ranges::min(all, {}, &Report::turn).turn;
   const auto has_come = [&](const Report& rank) { return rank.turn == turn || rank.has_zeros; };
   if (turn == kNever || !std::ranges::all_of(all, has_come)) return;
-  std::vector<ParameterId> parameters;  // of which any rank has a gradient
+  std::vector<ParameterId> parameters;  // with a gradient on any rank
   for (const Report& rank : all)
     if (rank.turn == turn)
       parameters.insert(parameters.end(), rank.parameters.begin(), rank.parameters.end());
@@ -313,7 +314,7 @@ void SumsInBackward::begin(UnitId unit, const std::vector<ParameterId>& paramete
           c.layout.spec(p).name, c.name_of(unit), waiting().size(),
           core_.plan.clip ? "ask for stage 1, or for none" : "update at the end of the step");
   c.queue.ensure_updated(unit);
-  // Nobody reads a shard while it is updated: this rank reads none from now on, or from the step's end.
+  // No shard may be read while it is updated: this rank reads none from now on, or from the step's end.
   if (c.partitions_parameters(unit) && !c.plan.clip) {
     c.pager.outdate(c.parameters[unit]);
     c.await_copies(unit);
@@ -339,7 +340,7 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
   const UnitId unit = sum_->unit;
   const std::vector<ParameterId> parameters = std::move(sum_->parameters);
   sum_.reset();
-  // Updates at the step's end look at all gradients first.
+  // Updates at the step's end check all gradients first.
   if (const auto bad = c.plan.clip ? std::nullopt : c.gradients.not_finite(unit))
     fail(ErrorCode::kNotFinite,
          "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came before "
@@ -356,7 +357,7 @@ void SumsInBackward::take_mean(const std::vector<Report>& all) {
 }
 
 void SumsInBackward::agree(const StepSettings& settings) {
-  Json factors = Json::array();  // by their bits: what is not a number is alike, too
+  Json factors = Json::array();  // as bits, so that equal NaNs are alike
   for (ParameterId p = 0; p < core_.layout.parameters(); ++p)
     factors.push_back(core_.gradients.has(p) ? Json(std::bit_cast<std::uint64_t>(core_.gradients.factor(p)))
                                              : Json());
@@ -395,7 +396,7 @@ void SumsInBackward::compare(const Json& factors, const Json& of_first, int rank
   }
 }
 
-// One rank steps, and another one computes a micro-batch, of which it has dropped what the others have.
+// One rank steps, while another computes a micro-batch again, whose gradients it alone has dropped.
 void SumsInBackward::fail_apart(int rank) const {
   fail(ErrorCode::kState,
        "rank {} and this one are apart: one of them steps, and the other one sums gradients of another "

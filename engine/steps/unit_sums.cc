@@ -41,7 +41,7 @@ void UnitSums::let_go(UnitId unit, bool summed) {
   const HoldingId first = core_.gradients.holding(unit, 0);
   if (in_record_[unit]) {
     in_record_[unit] = false;
-    if (summed) core_.pager.outdate(first);  // sums may take more of the record than what came
+    if (summed) core_.pager.outdate(first);  // sums may take more of the record than the gradients took
     return core_.pager.unpark(first);
   }
   if (summed) core_.pager.written(first, core_.gradients.bytes(unit, 0));
@@ -51,7 +51,7 @@ void UnitSums::let_go(UnitId unit, bool summed) {
   }
 }
 
-// Lets go of frames that hold() took, unless somebody else holds them, too.
+// Releases the frames that hold() took, unless somebody else holds them, too.
 bool UnitSums::may_leave_frames(UnitId unit) {
   const HoldingId gradient = core_.gradients.holding(unit, 0);
   core_.pager.written(gradient, core_.gradients.bytes(unit, 0));
@@ -90,7 +90,7 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
   call.in_host = in_record_[unit];
   call.given = core_.gradients.final_type(unit);
   call.data = call.in_host ? core_.pager.backing(gradient).for_cpu().data : core_.pager.data(gradient);
-  // What other ranks add of what is in the record, or all.
+  // What other ranks read; all elements, where these are narrower than their sums.
   if (call.in_host && call.given == call.type)
     call.out = {{0, own.begin}, {own.end, core_.layout.unit_elements(unit)}};
   else
@@ -135,7 +135,7 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
   core_.device_sums->add(std::move(call), std::move(done));
 }
 
-// Adds what all ranks have from that element on, as ranks do that send each other their arrays.
+// Adds the elements of all ranks from `first` on, in the order of ranks that send each other their arrays.
 void UnitSums::make_mean(std::span<const ConstArray> of_ranks, std::size_t first, std::size_t n, Array mean) {
   core_.rank_threads->parallel_for(n, kInCaches, [&](std::size_t begin, std::size_t end) {
     std::vector<ConstArray> arrays;

@@ -11,19 +11,19 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kGrain = std::size_t{32} << 10;  // elements for which another thread is worth it
+constexpr std::size_t kGrain = std::size_t{32} << 10;  // elements that are worth another thread
 
-// Room for a chunk of f32 values.
+// Memory for a chunk of f32 values.
 float* scratch_of(const ValueStreams& s) {
   return s.host != nullptr ? s.host->scratch() : s.pipeline.scratch();
 }
 
-// Where the CPU can read n elements of a unit's values.
+// Returns n elements of a unit's values where the CPU can read them.
 ConstArray readable(const ValueStreams& s, ConstArray values, std::size_t n) {
   return s.host != nullptr ? s.host->bring_values(values, n) : values;
 }
 
-// Keeps the slices of parameters that have the array, and turns in_chunk into the position in the array.
+// Keeps the slices of parameters that have the array, and makes in_chunk the position in the array.
 std::vector<Slice> slices_of(const ValueStreams& s, std::vector<Slice> slices, UnitId unit, std::size_t chunk,
                              std::size_t array) {
   const StateFormat& format = s.states.format();
@@ -83,13 +83,13 @@ void clear(Threads& threads, std::byte* state, std::size_t bytes) {
   });
 }
 
-// is_zero: all of the state is.
+// is_zero: all of the state is zero already.
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, std::byte* state,
                 bool is_zero, const UnitSource& source) {
   const StateFormat& format = s.states.format();
   const std::size_t n = format.shards().chunk(unit, chunk).size(), masters = format.masters();
   const std::vector<Slice> present = s.states.format().shards().slices(unit, chunk);
-  // Where no source gives state, it is zero, which is zero bytes in all types.
+  // Without a source the state becomes zero, which is zero bytes in all types.
   if (!source.state && !is_zero) clear(s.resources.threads, state, format.chunk_bytes(unit, chunk));
   if (source.values)
     fill_values(s, present, n, values, format.has_master(unit) ? reinterpret_cast<float*>(state) : nullptr,
@@ -98,7 +98,7 @@ void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array val
     fill_array(s, present, unit, chunk, a, state, source);
 }
 
-// Fills in values of which other ranks have the state. Returns what the source threw.
+// Fills in values whose state other ranks have. Returns the exception of the source.
 std::exception_ptr fill_others(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
   const Shards& shards = s.states.format().shards();
   const ElementRange own = shards.here(unit);
@@ -118,7 +118,7 @@ std::exception_ptr fill_others(const ValueStreams& s, UnitId unit, Array values,
   return nullptr;
 }
 
-// Returns the chunk's values in f32: where they lie, or widened.
+// Returns the chunk's values in f32: in place, or widened.
 const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
                          std::byte* state) {
   if (s.states.has_master(unit)) return reinterpret_cast<const float*>(state);
@@ -238,8 +238,8 @@ std::vector<std::size_t> all_chunks(const ValueStreams& s, UnitId unit) {
   return chunks;
 }
 
-// Calls body(chunk, state, slot) for these chunks of the unit, which are here, in order; with `parameters`
-// that the slot then has, too. Returns what body threw.
+// Calls body(chunk, state, slot) for these chunks of this rank, in order; with parameters.read the slot also
+// has the chunk's parameters. Returns the exception of body.
 template <class Body>
 std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vector<std::size_t>& chunks,
                               const OwnParameters& parameters, const Body& body) {

@@ -52,14 +52,14 @@ std::exception_ptr Values::load(UnitId unit, const UnitSource& source) {
   else
     c_.pager.release(c_.parameters[unit]);
   has_[unit] = failed == nullptr;
-  if (!source.state)  // state of zeros belongs to a parameter that was never updated
+  if (!source.state)  // zero state means that the parameter was never updated
     std::fill(c_.applied.begin() + c_.layout.first_parameter(unit),
               c_.applied.begin() + c_.layout.end_parameter(unit), 0);
   return failed;
 }
 
-// Makes this rank's part of the unit, which is held whole, the shard that all read, once nobody reads the one
-// before. Without values everything stays as it was.
+// Publishes this rank's shard of a gathered unit once no rank reads the previous version. If loading failed,
+// the old shard stays.
 void Values::take_shard(UnitId unit, bool loaded) {
   const HoldingId values = c_.parameters[unit];
   const bool was_published = c_.parameter_shards->was_published(unit);
@@ -77,10 +77,10 @@ void Values::take_shard(UnitId unit, bool loaded) {
 
 std::exception_ptr Values::save(UnitId unit, const UnitSink& sink) {
   require(unit);
-  c_.report_work();  // others wait for the rank that writes
+  c_.report_work();  // other ranks wait for the one that writes
   c_.settle();
   if (sink.values && c_.partitions_state(unit)) return save_parameters_alone(unit, sink);
-  const bool sends = c_.partitions_state(unit) && c_.ranks->rank() > 0;  // what it has of the state alone
+  const bool sends = c_.partitions_state(unit) && c_.ranks->rank() > 0;  // only its part of the state
   std::byte* const values = sends ? nullptr : c_.pager.acquire(c_.parameters[unit], Pager::Use::kRead);
   if (!sends && unit + 1 < c_.parameters.size()) c_.pager.prefetch_one(c_.parameters[unit + 1]);
   std::exception_ptr failed = save_values(streams(unit), unit, {values, c_.layout.dtype(unit)}, sink);
@@ -128,8 +128,8 @@ std::exception_ptr Values::save_parameters_alone(UnitId unit, const UnitSink& si
   return failed;
 }
 
-// Brings to rank 0 the arrays of whole parameters from the rank that has the first element: one that is cut
-// nowhere is updated there alone.
+// Sends the arrays of whole parameters to rank 0 from the rank that has the first element: a parameter that
+// is not cut is updated there alone.
 void Values::gather_wholes(UnitId unit) {
   for (ParameterId p = c_.layout.first_parameter(unit); p < c_.layout.end_parameter(unit); ++p) {
     if (c_.layout.spec(p).continues()) continue;
@@ -141,14 +141,14 @@ void Values::gather_wholes(UnitId unit) {
   }
 }
 
-// Nobody reads the shards that are about to change, when all have come here.
+// When all ranks are here, none reads the shards that are about to change.
 void Values::wait_for_edit(UnitId unit) {
   c_.await_copies(unit);
   c_.waits.during(Waits::For::kRanks, "the edit of " + c_.name_of(unit),
                   [&] { c_.ranks->wait_for_edit(unit, [this] { c_.serve_ranks(); }); });
 }
 
-// Masters are streamed through the staging slots.
+// Masters pass through the staging slots, so that the pipeline must be idle.
 void Values::take_masters(UnitId unit) {
   if (!c_.states.has_master(unit)) return;
   c_.settle();

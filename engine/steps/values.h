@@ -14,16 +14,17 @@ struct ValueStreams;
 // Loads and saves the values of units, and their masters and state. Thread rule: one thread.
 class Values {
  public:
-  explicit Values(Core& core);  // which outlives it
+  explicit Values(Core& core);  // the core outlives it
 
   void require(UnitId unit) const;  // throws a Refusal where the unit has no values
-  // These return what the caller's function threw, which leaves the engine whole; other errors are thrown.
+  // These calls return the exception of the caller's function, which leaves the engine whole; they throw
+  // others.
   std::exception_ptr load(UnitId unit, const UnitSource& source);
   std::exception_ptr save(UnitId unit, const UnitSink& sink);
   std::exception_ptr save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);
-  // Brings the masters of a unit, which is held, up to date with its parameters, which a client has edited.
+  // Updates the masters of a held unit from its parameters, which a client has edited.
   void take_masters(UnitId unit);
-  void wait_for_edit(UnitId unit);  // until every rank changes the unit's values
+  void wait_for_edit(UnitId unit);  // collective: until every rank changes the unit's values
 
  private:
   ValueStreams streams(UnitId unit);
@@ -33,7 +34,7 @@ class Values {
 
   Core& c_;
   std::vector<bool> has_;                      // by unit
-  std::vector<StateFormat> formats_of_ranks_;  // made when rank 0 saves first
+  std::vector<StateFormat> formats_of_ranks_;  // by rank; made when first needed
 };
 
 }  // namespace sluice::engine
