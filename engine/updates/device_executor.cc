@@ -32,11 +32,11 @@ class DeviceExecutor final : public UpdateExecutor {
     done(error);
   }
   Threads& threads() override { return threads_; }
-  double seconds() const override { return 0; }  // of the caller
+  double seconds() const override { return 0; }  // the caller's threads spend none
 
  private:
   using Memory = DeviceWork::Memory;
-  // Works that follow one another, which are queued together.
+  // Consecutive works, which are queued together.
   struct Taken {
     std::vector<optim::DeviceUpdate::Part> parts;
     Memory gradient, parameters, state;

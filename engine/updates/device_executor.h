@@ -6,9 +6,9 @@
 
 namespace sluice::engine {
 
-// The executor for a GPU, on whose memory all parts of a work are: it queues the work on the stream for
-// updates, together with those before it that go on with it, and calls `done` as soon as it has. Throws what
-// optim::DeviceUpdate() throws. Everything that is handed in outlives it.
+// The executor for a GPU, whose memory has all parts of a work. It queues the work on the update stream,
+// together with the works before it that deferred to it (ChunkWork::goes_on), and calls `done` before begin()
+// returns. Throws the errors of optim::DeviceUpdate(). All arguments outlive it.
 std::unique_ptr<UpdateExecutor> make_device_executor(const Layout& layout, const optim::Optimizer& optimizer,
                                                      const StateFormat& format, DeviceWork& gpu,
                                                      Threads& threads);

@@ -8,7 +8,7 @@ namespace sluice::engine {
 // ranks compute the same updates in the same order.
 class SumsOfRanks final : public PartsOfOthers {
  public:
-  explicit SumsOfRanks(Ranks& ranks) : ranks_(ranks) {}  // outlives it
+  explicit SumsOfRanks(Ranks& ranks) : ranks_(ranks) {}  // the ranks outlive it
   void add(UnitId unit, const optim::PartSums& sums) override;
 
  private:

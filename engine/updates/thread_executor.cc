@@ -43,7 +43,7 @@ class ThreadExecutor final : public UpdateExecutor {
     hurried_ = unit;
   }
   Threads& threads() override { return executors_.front()->threads(); }
-  // Of the threads on average, so that it compares with the seconds of a step.
+  // The mean over the threads, so that it compares with the seconds of a step.
   double seconds() const override {
     const std::lock_guard lock(mutex_);
     double sum = 0;
@@ -56,7 +56,7 @@ class ThreadExecutor final : public UpdateExecutor {
     ChunkWork work;
     Done done;
   };
-  // REQUIRES: the lock, and that there is one. With an optimizer's rounds the order counts.
+  // REQUIRES: the lock, and a work. With an optimizer's rounds the order must not change.
   Begun take_next() {
     auto next = works_.begin();
     if (hurried_ && executors_.size() > 1)
@@ -90,7 +90,7 @@ class ThreadExecutor final : public UpdateExecutor {
   std::optional<UnitId> hurried_;
   std::vector<double> seconds_;  // by thread
   bool ends_ = false;
-  std::vector<std::thread> threads_;  // comes last, since they use the rest
+  std::vector<std::thread> threads_;  // last, since the threads use the rest
 };
 
 }  // namespace

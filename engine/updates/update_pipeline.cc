@@ -32,7 +32,7 @@ UpdatePipeline::~UpdatePipeline() {
   if (gpu_.work != nullptr) gpu_.work->finish();
 }
 
-// Parameters come last, of any type that the model has.
+// Parameters come last, with room for the model's widest type.
 std::size_t UpdatePipeline::slot_bytes(const StateFormat& format, const Layout& layout,
                                        bool streams_parameters) {
   constexpr std::size_t kBlock = offload::RecordStore::kBlock;
@@ -70,7 +70,7 @@ void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
   for (std::size_t i = 0; i < slots; ++i) {
     slots_[i].data = staging_.data() + i * bytes;
     if (gpu_.work == nullptr) continue;
-    // State may come in from the disk while a gradient comes in from host memory.
+    // State may arrive from the disk while a gradient arrives from host memory.
     const std::size_t state = state_part_bytes(states_.format());
     if (state > 0) gpu_.work->add({slots_[i].data, state}, state);
     gpu_.work->add({slots_[i].data + state, bytes - state}, bytes - state);
@@ -118,7 +118,7 @@ void UpdatePipeline::add(const Update& update, std::function<void()> on_applied)
   }
   if (running->streamed)
     ensure(has_slots(update.unit), "an update must be streamed, and the plan has no staging memory");
-  std::vector<Reading> rest;  // what chunks whose state was read ahead still need
+  std::vector<Reading> rest;  // what chunks with prefetched state still need
   {
     const std::lock_guard lock(mutex_);
     running->update = update;
@@ -220,8 +220,8 @@ std::optional<std::size_t> UpdatePipeline::workable_slot(bool of_cpu) const {
   return next_slot([&](const Slot& slot) { return slot.of_cpu == of_cpu && workable(slot); });
 }
 
-// The CPU goes on with what arrives while nobody calls, so this runs on the threads of transfers and works,
-// too.
+// The CPU takes chunks as they arrive, while nobody calls, so this also runs on the threads of transfers and
+// works.
 bool UpdatePipeline::give_to_cpu() {
   const std::lock_guard in_order(giving_);
   bool gave = false;
@@ -232,7 +232,7 @@ bool UpdatePipeline::give_to_cpu() {
   return gave;
 }
 
-// Gives the executor what needs no slot: chunks in memory, and rounds of a bucket that has no elements here,
+// Gives the executor work that needs no slot: chunks in memory, and rounds of a bucket without elements here,
 // since the ranks that have its elements wait for this one to take part.
 bool UpdatePipeline::give_without_slots(Running& running) {
   bool gave = false;
@@ -272,7 +272,7 @@ void UpdatePipeline::go_on(Running& running) {
 
 void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot, bool writes,
                                std::exception_ptr error) {
-  // Where an update was left out, a slot may lack what only that writes.
+  // The slot of a skipped update may lack what only the update writes.
   const bool goes_on =
       !error && writes && !(states_.by_cpu(running.update.unit) && running.update.is_refused());
   {
@@ -287,7 +287,7 @@ void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot
   end_work(running);
 }
 
-// The update may be gone as soon as it has no more works.
+// The update may be destroyed as soon as it has no more works.
 void UpdatePipeline::end_work(Running& running) {
   std::function<void()> on_changed;
   {
@@ -324,8 +324,7 @@ void UpdatePipeline::write(std::size_t index) {
   }
 }
 
-// Until the CPU may read what the GPU has found of the gradient, and the chunk's gradient, and may write its
-// parameters.
+// Waits until the CPU may read the GPU's check and the chunk's gradient, and may write its parameters.
 void UpdatePipeline::wait_for_gpu(const ChunkWork& work) const {
   if (work.update.refused != nullptr)
     gpu_.work->wait(DeviceGradients::memory_of(work.update.refused), DeviceWork::Use::kRead);
@@ -349,7 +348,7 @@ bool UpdatePipeline::may_run(const Running& running) const {
   return first != updates_.end() && first->get() == &running;
 }
 
-// Without rounds chunks may be updated in any order; statistics are added in ascending order.
+// Without rounds chunks may be updated in any order; with them, statistics are added in ascending order.
 bool UpdatePipeline::workable(const Slot& slot) const {
   return slot.stage == Stage::kReady && slot.update->decided &&
          (rounds_ == 0 || (slot.chunk == slot.update->next_work && may_run(*slot.update)));
@@ -360,7 +359,7 @@ bool UpdatePipeline::needs_parameters(UnitId unit, const std::optional<Pass>& pa
          (optimizer_.reads_values(pass->round) && !states_.has_master(unit));
 }
 
-// Nobody may read streamed parameters before they are where they are read.
+// Streamed parameters may be read only when their backing has them.
 bool UpdatePipeline::is_written(const Running& running) const {
   return running.applied() && (running.update.parameters_backing == nullptr || running.writes == 0);
 }

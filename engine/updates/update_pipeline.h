@@ -23,8 +23,8 @@
 
 namespace sluice::engine {
 
-// Where a GPU computes: slots are in its memory, and what the CPU updates (StateStore::by_cpu()) is computed
-// by an executor of its own, with slots in host memory. cpu: null where there is no such thing.
+// For a GPU: slots are in its memory, and the units that the CPU updates (StateStore::by_cpu()) have an
+// executor of their own, with slots in host memory. cpu: null where there are none.
 struct UpdatesByGpu {
   DeviceWork* work = nullptr;
   UpdateExecutor* cpu = nullptr;
@@ -33,11 +33,11 @@ struct UpdatesByGpu {
 // Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
 // and k - 1 is written. The I/O threads begin each transfer when the one before it ends; pump() gives chunks
 // that have arrived to the executor. A client may lend memory that it does not need for a while; the state of
-// units that will be updated soon is then read ahead into it, before the update itself is known. Where the
+// units that will be updated soon is then prefetched into it, before the update itself is known. Where the
 // optimizer has rounds, an update takes one bucket of parameters after another: it reads the bucket's chunks
-// once for each round, in ascending order, and once more to apply it. Such updates follow one another,
-// because the memory for rounds exists once. Each pass of a joint update is an update here; passes come in
-// the order of passes_of(), with no other update between them. Thread rule: one thread calls the public
+// once for each round, in ascending order, and once more to apply it. Such updates run one after another,
+// because there is memory for the rounds of one. Each pass of a joint update is an update here; passes come
+// in the order of passes_of(), with no other update between them. Thread rule: one thread calls the public
 // functions.
 class UpdatePipeline {
  public:
@@ -50,7 +50,8 @@ class UpdatePipeline {
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
   static std::size_t slot_bytes(const StateFormat& format, const Layout& layout, bool streams_parameters);
-  // Of the CPU's slots beside a GPU. streams_state: the state of some units that it updates is on disk.
+  // The bytes of a slot for the CPU beside a GPU. streams_state: some units that it updates have state on
+  // disk.
   static std::size_t cpu_slot_bytes(const StateFormat& format, const Layout& layout, bool streams_state);
   // Whether the unit's update, or this pass of it, reads or writes parameters.
   bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
@@ -58,52 +59,51 @@ class UpdatePipeline {
   // Whether the CPU updates the unit, where a GPU computes with it.
   bool by_cpu(UnitId unit) const { return states_.by_cpu(unit); }
 
-  // Takes or gives back staging memory, so that there are `slots` slots. REQUIRES: it is idle, and nothing is
+  // Takes or gives back staging memory to have `slots` slots. REQUIRES: the pipeline is idle, and nothing is
   // lent.
   void set_slots(allocator::Ledger& ledger, std::size_t slots);
-  // Takes host memory for those slots, once, after set_slots().
+  // Takes host memory for the CPU's slots, once, after set_slots().
   void set_cpu_slots(allocator::Ledger& ledger, std::size_t slots);
-  // Whether slots also have room for parameters, since some updates stream those that they change. Comes
-  // before set_slots().
+  // Whether slots also have room for parameters, which some updates stream. Call before set_slots().
   void set_streams_parameters(bool streams) { streams_parameters_ = streams; }
 
   // pump() calls on_applied once, when the update no longer needs parameters and gradient, and has written
-  // the parameters that it streams. REQUIRES: no update of that unit is under way.
+  // the parameters that it streams. REQUIRES: no update of that unit is in progress.
   void add(const Update& update, std::function<void()> on_applied);
-  // Chunks of this unit, if any, come before those of others, where the optimizer has no rounds.
+  // Chunks of this unit, if any, come before those of others, unless the optimizer has rounds.
   void hurry(std::optional<UnitId> unit);
   bool under_way(UnitId unit) const;  // including its last transfers
-  bool idle() const;                  // no update is under way
+  bool idle() const;                  // no update is in progress
   bool on_gpu() const { return gpu_.work != nullptr; }
-  // Updates under way that still need parameters and gradient, but for those of the CPU beside a GPU.
+  // How many updates still need parameters and gradient, without those of the CPU beside a GPU.
   std::size_t unapplied() const;
 
   // Sets the memory that the client will lend. with_gradients: some updates in it also stream their gradient.
-  // The memory stays valid until no transfer uses it. REQUIRES: it is idle.
+  // The memory stays valid until no transfer uses it. REQUIRES: the pipeline is idle.
   void set_lendable(std::span<std::byte> memory, bool with_gradients);
   std::size_t lendable_slots() const { return slots_.size() - own_slots_; }
   void lend(std::size_t from);  // lends the bytes from this offset on
-  void stop_lending();  // no transfer into it begins any more; chunks in it stay until they are written
+  void stop_lending();  // begins no transfer into it any more; chunks in it stay until they are written
   bool uses_before(std::size_t until) const;  // whether any lent byte before this offset is in use
   void wait_for_lent() noexcept;              // until no transfer uses lent memory
-  // Begins to read the unit's state into lent memory. The update itself comes with add(), and uses what was
-  // read. Nothing happens where the optimizer has rounds, or the state is in memory. REQUIRES: no update of
-  // the unit is under way.
+  // Begins to prefetch the unit's state into lent memory. The update itself comes with add(), and uses what
+  // was read. Does nothing where the optimizer has rounds, or the state is in memory. REQUIRES: no update of
+  // the unit is in progress.
   void foresee(UnitId unit);
   void forget_foreseen();  // drops foreseen updates that were not added; waits for their reads
 
-  // Gives the executor every chunk that has arrived. Returns false where it could do nothing. Throws the
+  // Gives the executor every chunk that has arrived. Returns false if there was nothing to do. Throws the
   // first error of a transfer or of the executor.
   bool pump();
-  bool reading() const;  // whether any read is under way
-  // Waits until pump() can do something, no transfer is under way, or no lent byte before lent_until is in
+  bool reading() const;  // whether a read is in flight
+  // Waits until pump() has something to do, nothing is in flight, or no lent byte before lent_until is in
   // use.
   void wait(std::size_t lent_until = 0);
 
-  // The staging memory where the model is computed, which others may use while the pipeline is idle.
+  // The staging memory of the device that computes, which others may use while the pipeline is idle.
   std::size_t slots() const { return own_slots_ - cpu_slots_; }
   std::byte* slot(std::size_t index) const { return slots_[index].data; }
-  // Room for a chunk of f32, beside the state's part of the slots. REQUIRES: slots() > 0.
+  // Room for a chunk of f32, behind the state's part of a slot. REQUIRES: slots() > 0.
   float* scratch() const { return reinterpret_cast<float*>(gradient_part(slots_.front())); }
   // Room for a chunk of parameters in that slot. REQUIRES: parameters are streamed.
   std::byte* parameters(std::size_t index) const { return parameters_part(slots_[index]); }
@@ -115,19 +115,19 @@ class UpdatePipeline {
   struct Slot {
     std::byte* data = nullptr;
     std::size_t position = kOwn;  // its offset in the lent memory; kOwn: the slot is not lent
-    bool of_cpu = false;          // it is in host memory, and a GPU computes
+    bool of_cpu = false;          // in host memory, while a GPU computes
     Stage stage = Stage::kFree;
     Running* update = nullptr;
     std::size_t chunk = 0;
-    int reads = 0, writes = 0;  // under way
-    std::uint64_t turn = 0;     // where a GPU computes: how many chunks slots had got when it got its last
+    int reads = 0, writes = 0;  // in flight
+    std::uint64_t turn = 0;     // on a GPU: the serial number of its last chunk
     bool is_foreseen() const;
   };
-  // Which parts of a chunk are read into a slot, or written from it.
+  // The parts of a chunk that are read into a slot, or written from it.
   struct Streamed {
     bool state = false, gradient = false, parameters = false;
   };
-  // A part that is streamed, all of what this rank has of it.
+  // A streamed part: all of what this rank has of it.
   struct Source {
     Backing* backing;
     std::size_t bytes;
@@ -157,9 +157,9 @@ class UpdatePipeline {
   Running* foreseen(UnitId unit) const;
   void on_read(std::size_t slot_index, std::exception_ptr error);
   void on_written(std::size_t slot_index, std::exception_ptr error);
-  // Of the slots that are wanted, the one that got its chunk first, where a GPU computes: as soon as work is
-  // queued there, a slot is ready or free for the caller, so that the first one would get every chunk, and
-  // each would come in only after the one before went out. On the CPU it is the first, which is seldom lent.
+  // Returns the wanted slot that got its chunk first, on a GPU: work that is queued there makes its slot free
+  // for the caller at once, so that the first slot would get every chunk, and each would come in only after
+  // the one before went out. On the CPU returns the first wanted slot, which is seldom lent.
   template <class IsWanted>
   std::optional<std::size_t> next_slot(const IsWanted& is_wanted) const {
     std::optional<std::size_t> next;
@@ -209,7 +209,7 @@ class UpdatePipeline {
               cpu_slots_ = 0;  // the first slots are the pipeline's own, the last of them the CPU's
   bool cpu_slots_have_state_ = false;
 
-  std::mutex giving_;  // is held while works are given to the CPU's executor beside a GPU, which are in order
+  std::mutex giving_;  // held while the CPU's executor beside a GPU gets works, which are in order
   // mutex_ guards what follows, which the I/O threads use, too.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -219,7 +219,7 @@ class UpdatePipeline {
   std::deque<std::unique_ptr<Running>> updates_;
   std::optional<UnitId> hurried_;
   std::exception_ptr error_;
-  int under_way_ = 0;  // transfers and works that have not ended
+  int under_way_ = 0;  // transfers and works
 };
 
 }  // namespace sluice::engine

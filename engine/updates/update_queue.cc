@@ -58,8 +58,8 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   if (pins.parameters && !bring_in(values, use)) return false;
   Backing* const record = gradient_record(unit);
   const bool in_part = has_gradient_shard(unit) || record != nullptr;
-  // A GPU's update streams this rank's part of a record in host memory. A record on disk is read in blocks,
-  // so that all of it is brought in.
+  // A GPU's update streams this rank's shard from a record in host memory. A record on disk is read in
+  // blocks, so that all of it is brought in.
   const bool streams_part = !by_cpu && pipeline_.on_gpu() && !pager_.resident(gradient) &&
                             pager_.stored(gradient) && pager_.backing(gradient).for_cpu().data != nullptr;
   pins.gradient = parts_.whole_gradients && !in_part && !streams_part && needs_frames(unit, gradient);
@@ -115,9 +115,8 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   return true;
 }
 
-// The CPU beside a GPU computes with records in host memory where they are, and with what passes through its
-// slots. Of a record on disk it does so where it updates all of the unit, since a shard does not begin with a
-// block.
+// Beside a GPU the CPU updates records in host memory in place, and streams others through its slots. It
+// streams a record on disk only where it updates the whole unit, since a shard does not begin at a block.
 bool UpdateQueue::needs_frames(UnitId unit, HoldingId holding) const {
   if (!pipeline_.by_cpu(unit) || pager_.resident(holding)) return true;
   return is_cut(unit) && (!pager_.stored(holding) || pager_.backing(holding).for_cpu().data == nullptr);
@@ -159,8 +158,7 @@ void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
   complete(unit, pins.parameters);
 }
 
-// held: the parameters, which have changed where they are held; else in their record, or in this rank's
-// shard.
+// held: the parameters have changed in memory that is held; else in their record, or in this rank's shard.
 void UpdateQueue::complete(UnitId unit, bool held) {
   if (held) {
     pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
@@ -187,7 +185,7 @@ void UpdateQueue::begin_gather(UnitId unit, bool held) {
   }
 }
 
-// What the CPU has updated in host memory is gathered there.
+// Parameters that the CPU has updated in host memory are gathered there.
 void UpdateQueue::gather_beside_gpu(Gather& gather) {
   const UnitId unit = gather.unit;
   const ElementRange own = parts_.ranks->own(unit);
@@ -255,8 +253,8 @@ void UpdateQueue::finish(UnitId unit) {
   phases_[unit] = Phase::kCurrent;
 }
 
-// What the CPU updates while a GPU computes needs none of the GPU's frames, so that as many updates as there
-// are may be under way, and none waits for what the GPU updates, unless they follow one another.
+// Updates by the CPU beside a GPU need none of the GPU's frames. So any number may be in progress, and none
+// waits for the GPU's updates, unless the order is fixed.
 void UpdateQueue::start_waiting() {
   const auto is_cpus = [&](const Task& task) {
     return pipeline_.by_cpu(task.unit) && !task.pass && !ordered_;
@@ -268,7 +266,7 @@ void UpdateQueue::start_waiting() {
     task = is_cpus(*task) && start(*task, false) ? waiting_.erase(task) : std::next(task);
 }
 
-// Goes on while an update has started, or has made place for another one.
+// Repeats while an update has started, or has made room for another one.
 void UpdateQueue::start_all() {
   std::size_t waited = 0, running = 0;
   do {
@@ -279,7 +277,7 @@ void UpdateQueue::start_all() {
   } while (!waiting_.empty() && (waiting_.size() < waited || pipeline_.unapplied() < running));
 }
 
-// Where all parts are in memory, each pass has arithmetic as soon as it is started.
+// A pass whose parts are all in memory has work as soon as it is started.
 void UpdateQueue::advance() {
   do start_waiting();
   while (go_on() && !waiting_.empty() && waiting_.front().pass);
@@ -300,14 +298,14 @@ void UpdateQueue::ensure_updated(UnitId unit) {
   pipeline_.hurry(unit);
   while (!current(unit)) {
     if (phases_[unit] == Phase::kWaiting) start_for(unit);
-    // Another rank may wait for a unit that is further ahead, or the GPU have nothing to do.
+    // Another rank may wait for a unit that is further ahead, or the GPU may have nothing to do.
     if (parts_.ranks != nullptr || pipeline_.on_gpu()) start_waiting();
     if (!go_on()) wait();
   }
   pipeline_.hurry({});
 }
 
-// Starts the unit's update before its turn, unless a joint update is in the way.
+// Starts the unit's update before its turn, unless the order is fixed or a joint update is in the way.
 void UpdateQueue::start_for(UnitId unit) {
   const auto own =
       std::find_if(waiting_.begin(), waiting_.end(), [&](const Task& task) { return task.unit == unit; });
@@ -336,7 +334,7 @@ void UpdateQueue::wait(std::size_t lent_until) {
 
 bool UpdateQueue::finish_some() {
   start_waiting();
-  // The first update may wait for memory that another one, further behind, holds.
+  // The first update may wait for memory that a later one holds.
   if (!ordered_ && pipeline_.idle() && (waiting_.empty() || !waiting_.front().goes_on()))
     std::erase_if(waiting_, [&](const Task& task) {
       return !task.pass && pipeline_.unapplied() < kRunning && start(task, false);
@@ -378,11 +376,11 @@ void UpdateQueue::end_what_goes_on_alone() noexcept {
     for (UnitId unit = 0; unit < phases_.size(); ++unit)
       while (is_alone(unit))
         if (!go_on()) wait();
-  } catch (const std::exception&) {  // the engine ends, and whoever waits for it learns that
+  } catch (const std::exception&) {  // whoever waits for the engine learns of the error
   }
 }
 
-// A foreseen update is among those that wait by now, or it will not come.
+// A foreseen update is in the queue by now, or it will not come.
 void UpdateQueue::take_back(std::size_t until) {
   pipeline_.stop_lending();
   while (pipeline_.uses_before(until)) {

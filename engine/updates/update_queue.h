@@ -18,13 +18,13 @@
 namespace sluice::engine {
 
 // The updates that are due. Each starts when its turn comes, or when somebody needs the unit, and then brings
-// together parameters, gradient and state. A joint update is a series of passes, each over one of its units
-// (see buckets.h). From its first pass to its last no other update starts, and updates that became due
-// earlier start before it. Where each rank updates a part of the unit, an update ends with what the others
-// have updated. Thread rule: one thread.
+// in parameters, gradient and state. A joint update is a series of passes, each over one of its units (see
+// buckets.h). From its first pass to its last no other update starts, and updates that became due earlier
+// start before it. Where only state is partitioned, an update ends with an all-gather of the updated
+// parameters. Thread rule: one thread.
 class UpdateQueue {
  public:
-  // What the update of a unit applies, with the settings from when it became due.
+  // What to apply to a unit, with the settings from when its update became due.
   struct Due {
     std::vector<optim::Hyperparameters> groups;
     std::vector<ParameterUpdate> parameters;
@@ -32,19 +32,19 @@ class UpdateQueue {
     bool holds_gradient = false, holds_parameters = false;  // until the update is applied
   };
 
-  // Where each rank updates a part of some units; null where there is no such thing.
+  // For units whose state is partitioned; null where there are none.
   struct Parts {
     Ranks* ranks = nullptr;
     ParameterShards* parameters = nullptr;
     const ShardMemory* gradients = nullptr;
     const std::vector<std::unique_ptr<Backing>>* gradient_records = nullptr;  // by unit, with nulls
-    // Final gradients are those of whole units, and not of this rank's part. They are brought in for an
-    // update, since the part does not begin with a block of the record.
+    // Final gradients are those of whole units, and not this rank's shard. They are brought in for an update,
+    // since a shard does not begin at a block of the record.
     bool whole_gradients = false;
-    // Where a GPU computes: through which what the others have updated comes to it.
+    // On a GPU: how parameters that other ranks have updated arrive.
     DeviceWork* gpu = nullptr;
     DeviceRanks* on_gpu = nullptr;
-    Threads* threads = nullptr;  // for what they have, then
+    Threads* threads = nullptr;  // for copies in host memory
   };
   // `parameters` has each unit's holding. All arguments outlive the queue.
   UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager, Gradients& gradients,
@@ -59,25 +59,24 @@ class UpdateQueue {
   // Whether the unit's update needs its parameters, or its gradient, on the device that computes.
   bool needs_frames(UnitId unit, HoldingId holding) const;
 
-  void advance();  // goes on with what has arrived, and never waits
-  // Where a GPU computes: starts all that can be started without a wait.
+  void advance();  // does what it can without waiting
+  // On a GPU: starts all updates that can start without a wait.
   void start_all();
-  // For a caller that waits for other ranks, which may wait for updates of this one. It may wait for the
-  // disk.
+  // For a caller that waits for other ranks, which may wait for updates of this one. May wait for the disk.
   void serve_ranks();
-  // advance() for a pager that waits for a transfer; does nothing where an update of this queue made it wait.
+  // advance() for a pager that waits for a transfer; does nothing if an update of this queue made it wait.
   void advance_while_waiting();
   void ensure_updated(UnitId unit);  // waits until the unit is current
-  // Starts every joint update that is due, and waits as need be. An update that holds memory must not be
-  // added behind a joint one, which might then not get the memory that it needs.
+  // Starts every joint update that is due, and waits as needed. An update that holds memory must not be added
+  // behind a joint one, which might then lack memory.
   void start_shared();
-  bool finish_some();  // waits until an update gives up memory; false where none is under way
+  bool finish_some();  // waits until an update releases memory; false where none is in progress
   void settle();       // waits until every update is complete
-  // Waits until no other rank has to wait for a call of this one: what is not complete goes on alone.
+  // Waits until no other rank needs a call of this one: the updates that remain complete on other threads.
   void settle_for_others();
-  // Waits for what goes on alone, unless there is an error.
+  // Waits for updates that complete without calls, unless there is an error.
   void end_what_goes_on_alone() noexcept;
-  // Waits until no transfer uses lent memory before this offset; nothing more goes into any of it.
+  // Waits until no transfer uses lent memory before this offset; no further chunk goes into any of it.
   void take_back(std::size_t until);
 
  private:
@@ -89,11 +88,11 @@ class UpdateQueue {
     bool operator==(const Task&) const = default;
     bool goes_on() const { return pass && !(pass->round == 0 && pass->first); }
   };
-  // What the pager holds for a task that was started.
+  // What a started task has pinned in the pager.
   struct Pins {
     bool parameters = false, gradient = false;
   };
-  // What is gathered from the other ranks, into parameters that are held meanwhile, or lie in host memory.
+  // An all-gather of what other ranks have updated, into parameters that are held, or lie in host memory.
   struct Gather {
     UnitId unit = 0;
     bool held = false;
@@ -104,15 +103,15 @@ class UpdateQueue {
   void start_for(UnitId unit);
   void start_waiting();
   void on_applied(const Task& task, const Pins& pins);
-  // Whether the unit's update, once it was started, ends while nobody calls. Its parameters are then this
-  // rank's shard, which others learn of on the thread that ends it.
+  // Whether the unit's update, once started, completes without further calls. It changes only this rank's
+  // shard, which the thread that completes it publishes.
   bool goes_on_alone(UnitId unit) const {
     return partitions_parameters(unit) && pipeline_.by_cpu(unit) && optimizer_.rounds() == 0;
   }
   bool is_alone(UnitId unit) const { return phases_[unit] == Phase::kRunning && goes_on_alone(unit); }
   template <class Condition>
   void settle_until(const Condition& is_settled);
-  bool go_on();  // does what can be done without waiting; false: there is nothing
+  bool go_on();  // does what it can without waiting; false: nothing
   bool idle() const { return pipeline_.idle() && gathers_.empty(); }
   void begin_gather(UnitId unit, bool held);
   void gather_beside_gpu(Gather& gather);
@@ -121,14 +120,13 @@ class UpdateQueue {
   bool partitions_parameters(UnitId unit) const {
     return parts_.parameters != nullptr && parts_.parameters->has(unit);
   }
-  // Whether this rank updates a shard of the unit; and whether its update then ends with what the others
-  // have.
+  // Whether this rank updates a shard of the unit; whether its update then ends with an all-gather.
   bool is_cut(UnitId unit) const { return parts_.ranks != nullptr && parts_.ranks->partitioned(unit); }
   bool is_gathered(UnitId unit) const { return is_cut(unit) && !partitions_parameters(unit); }
   bool has_gradient_shard(UnitId unit) const {
     return parts_.gradients != nullptr && parts_.gradients->has(unit);
   }
-  // The part of it that waits in host memory beside a GPU; null: there is none.
+  // This rank's shard of the gradient in host memory, beside a GPU; null: there is none.
   Backing* gradient_record(UnitId unit) const {
     return parts_.gradient_records == nullptr ? nullptr : (*parts_.gradient_records)[unit].get();
   }
@@ -143,18 +141,18 @@ class UpdateQueue {
   Waits& waits_;
   const std::vector<HoldingId>& parameters_;
   const Parts parts_;
-  // All ranks must start updates in the same order, because an optimizer's rounds wait for the other ranks,
-  // or what comes to a GPU does.
+  // All ranks must start updates in the same order, because the rounds of an optimizer, or gathers on GPUs,
+  // wait for the other ranks.
   const bool ordered_;
   std::vector<Phase> phases_;
   std::vector<Due> due_;
   std::deque<Task> waiting_;
   std::list<Gather> gathers_;
-  // Where a GPU computes: units in the order in which all ranks gather them, and those of them that are
-  // updated here, with Gather::held.
+  // On a GPU: units in the order in which all ranks gather them, and those that are updated here already,
+  // with Gather::held.
   std::deque<UnitId> to_gather_;
   std::map<UnitId, bool> may_gather_;
-  // Waits for memory; until it has it, neither it nor any pass is started again.
+  // Waits for memory; until it has that, neither it nor any pass is started again.
   std::optional<Task> starting_;
   bool going_on_ = false;
 };

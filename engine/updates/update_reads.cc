@@ -93,8 +93,8 @@ void UpdatePipeline::issue_reads() {
   while (const std::optional<Reading> next = next_reading()) read(*next);
 }
 
-// Decided updates come first. Foreseen ones never take the pool's own slots, and have few reads under way, so
-// that the pager's reads do not wait behind many.
+// Decided updates come first. Foreseen ones never take the pipeline's own slots, and have few reads in
+// flight, so that the pager's reads do not queue behind many.
 std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
   const std::lock_guard lock(mutex_);
   if (error_) return std::nullopt;
@@ -156,7 +156,7 @@ std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& rea
   const StateFormat& format = states_.format();
   const Slot& slot = slots_[reading.slot];
   const ElementRange here = format.shards().here(reading.unit);
-  // What is read of a part of a whole backing is not on disk.
+  // A part of a whole backing is not on disk, so that it need not be whole blocks.
   const bool in_blocks = !reading.whole || here.size() == layout_.unit_elements(reading.unit);
   std::vector<Fetch> fetches;
   const auto stream = [&](const Source& source, std::byte* part) {
@@ -189,7 +189,7 @@ void UpdatePipeline::read(const Reading& reading) {
   }
 }
 
-// Checks the checksums of what was read, on the threads that will compute with it.
+// Verifies the checksums of what was read, on the threads that will compute with it.
 void UpdatePipeline::check_read(UnitId unit, const std::vector<Fetch>& fetches) const {
   for (const Fetch& fetch : fetches)
     fetch.backing.check(fetch.offset, fetch.bytes, executor_of(unit).threads());
@@ -237,8 +237,8 @@ bool UpdatePipeline::reads_values(const Running& running) const {
   return optimizer_.reads_values(running.round) && !states_.has_master(running.update.unit);
 }
 
-// With masters all of a chunk is overwritten, unless some of its parameters are left as they are, or belong
-// to another bucket.
+// With masters the application overwrites all of a chunk, unless some of its parameters are not updated, or
+// belong to another bucket.
 bool UpdatePipeline::reads_parameters(const Running& running) const {
   if (running.update.parameters_backing == nullptr) return false;
   if (!running.applies()) return reads_values(running);
@@ -247,7 +247,7 @@ bool UpdatePipeline::reads_parameters(const Running& running) const {
          !std::ranges::all_of(running.update.parameter_updates, is_updated);
 }
 
-// Padding that was not read would else be what the slot had before.
+// Padding that was not read would otherwise keep the slot's former bytes.
 void UpdatePipeline::clear_padding(const Slot& slot) const {
   const Update& update = slot.update->update;
   const std::size_t size = size_of(update.parameters.type);
@@ -262,7 +262,7 @@ void UpdatePipeline::clear_padding(const Slot& slot) const {
 }
 
 // An update that reads its chunks again for each round keeps the slots until it is applied. A pass of a joint
-// update reads them once, so that the next pass may already read.
+// update reads them once, so that the next pass may read ahead.
 bool UpdatePipeline::has_turn_to_read(const Running& running) const {
   if (rounds_ == 0 || may_run(running)) return true;
   for (const auto& before : updates_) {
@@ -272,9 +272,8 @@ bool UpdatePipeline::has_turn_to_read(const Running& running) const {
   return false;
 }
 
-// The chunk in which a bucket begins may still be written by the bucket before. And the CPU's executor beside
-// a GPU checks what was read of a chunk when the chunk's turn comes, up to when nothing else may use its
-// record.
+// The previous bucket may still write the chunk in which this one begins. And the CPU's executor beside a GPU
+// verifies a chunk only when its work runs; until then nothing else may use the chunk's record.
 bool UpdatePipeline::may_read(const Running& running) const {
   if (running.given() || running.next_read == running.bucket().end_chunk) return false;
   const auto is_unchecked = [&](const Slot& slot) {

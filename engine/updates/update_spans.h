@@ -7,13 +7,13 @@
 
 namespace sluice::engine {
 
-// What executors give to the optimizer. Both arguments outlive it. Thread rule: it never changes.
+// Describes works to the optimizer. Both arguments outlive it. Thread rule: it never changes.
 class UpdateSpans {
  public:
   UpdateSpans(const Layout& layout, const StateFormat& format) : layout_(layout), format_(format) {}
   bool is_updated(const Update& update, ParameterId parameter) const;
   optim::Hyperparameters hyperparameters_of(const Update& update, ParameterId parameter) const;
-  // Where the parts of a slice are: what the chunk's work has of its parameter.
+  // The memory of a slice: what the chunk's work has of its parameter.
   optim::Span span_of(const ChunkWork& work, const Slice& slice) const;
 
  private:
