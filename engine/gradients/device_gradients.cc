@@ -86,8 +86,9 @@ void DeviceGradients::scale(ParameterId parameter, Array sum, float factor) {
              [&] { sum_.copy(stream, layout_.location(parameter).elements, sum, factor, sum); });
 }
 
-// From the last elements on, each launch writes where nothing lies that it, or a later one, has yet to read:
-// the upper half of what is left. The last few are one thread's, which reads all of them first.
+// Launches go from the last elements to the first. Each writes to the upper half of what is left, where
+// nothing lies that it or a later launch has yet to read. One thread converts the last few, and reads all of
+// them first.
 void DeviceGradients::widen(Array narrow, std::size_t n) {
   const DeviceWork::Memory memory{static_cast<std::byte*>(narrow.data), n * sizeof(float)};
   const Array wide{narrow.data, Dtype::kF32};
@@ -110,8 +111,7 @@ const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<boo
   const DeviceWork::Memory blocks = blocks_of(first, end);
   gpu_.queue(stream, {&blocks, 1}, {&written, 1}, [&] {
     gpu_.device().fill(stream, reinterpret_cast<DeviceAddress>(found), std::byte{0}, sizeof *number);
-    // The sums of parameters that follow each other are one array: mostly one launch looks at all of a
-    // unit's.
+    // The sums of consecutive parameters are one array: mostly one launch checks all of a unit's.
     for (ParameterId from = first, to = first; from < end; from = ++to) {
       while (to < end && has(to)) ++to;
       const DeviceWork::Memory sums = blocks_of(from, to);
@@ -125,7 +125,8 @@ const std::uint32_t* DeviceGradients::check(UnitId unit, const std::function<boo
   return reinterpret_cast<const std::uint32_t*>(on_host);
 }
 
-// It is queued with the copy, so that it waits for the gradients, and not for what the client does since.
+// The addition is queued with the copy, so that it waits for the gradients but not for the client's later
+// work.
 void DeviceGradients::fetch_squares() {
   if (places_.sum_bytes() == 0) return;
   std::byte* const at = shared_on_gpu();

@@ -138,7 +138,7 @@ void Gradients::drop_unit(UnitId unit) {
 
 void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
 
-// Zeros stand for what others add up in f32, and so does what they lie among.
+// Other ranks' gradients, for which the zeros stand in, are summed in f32, and so is the rest of the unit.
 void Gradients::fill_with_zeros(Threads& threads, ParameterId parameter) {
   if (on_gpu_) {
     widen(layout_.location(parameter).unit);
@@ -262,7 +262,7 @@ GradientSquares Gradients::all_squares() const {
     const ParameterId first = p;
     kernels::PartialSum squares = known(p).squares.sum;
     const double factor = known_[p].factor;
-    // Adds what the parameter has in the next units, where these have a gradient, too.
+    // Adds the squares of the parameter's spans in the next units, where these have a gradient, too.
     for (++p; p < known_.size() && layout_.spec(p).continues() && known_[p].factor == factor &&
               known_[p].squares.sum.first() == squares.end();
          ++p)

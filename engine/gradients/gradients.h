@@ -23,11 +23,11 @@
 namespace sluice::engine {
 
 // The gradients of all units. Each unit has a flat f32 buffer for the first use of its parameters, and one
-// for each further use, with those parameters that have such a use. A buffer is a holding of the pager, so
-// that it may be on disk between groups of micro-batches. The engine decides what is added to a gradient, and
-// when it is final. This class knows which gradients exist, and two things about each that need no element of
-// it: the sum of its squares, and a factor (unscaling, clipping) that is applied where the gradient is used.
-// Thread rule: one thread.
+// for each further use, with the parameters that have such a use. A buffer is a holding of the pager, so that
+// it may be on disk between groups of micro-batches. The engine decides what is added to a gradient, and when
+// it is final. This class knows which gradients exist, and two things about each that do not need its
+// elements: the sum of its squares, and a factor (unscaling, clipping) that is applied where the gradient is
+// used. Thread rule: one thread.
 class Gradients {
  public:
   // ranks: null for an engine that trains alone. gpu: null where the CPU computes; else arrays that are added
@@ -42,7 +42,7 @@ class Gradients {
   }
   int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
   HoldingId holding(UnitId unit, int use) const { return holdings(unit, use).front(); }
-  // Where gradients are added pairwise, a use may have several buffers, one for each sum that is kept.
+  // Where gradients are added pairwise, a use may have several buffers, one per partial sum.
   const std::vector<HoldingId>& holdings(UnitId unit, int use) const {
     return units_[unit][static_cast<std::size_t>(use)].holdings;
   }
@@ -51,30 +51,29 @@ class Gradients {
            (on_gpu_ ? size_of(types_[unit]) : sizeof(float));
   }
   float* data(ParameterId parameter, int use) const;  // REQUIRES: its buffer is held
-  // The buffer of the sum that has so many below it. Those that have no holding are in the memory for
-  // gradients that wait, from this element on.
+  // The buffer of the partial sum that has `below` others below it. One without a holding is in the memory
+  // for gradients that wait, from element waiting_from on.
   float* sum(UnitId unit, int use, std::size_t below, std::size_t waiting_from) const;
-  // Where a parameter's gradient begins in a buffer of that use.
+  // The offset of a parameter's gradient in a buffer of that use.
   std::size_t offset(ParameterId parameter, int use) const;
-  // The type of the unit's final gradient. On a GPU the gradient is in the type in which it came while it is
-  // the only one of each parameter, unless it is then sent to other ranks, and its bytes lie close together;
-  // sums are f32.
+  // The type of the unit's final gradient. Sums are f32. On a GPU a gradient keeps its own type, densely
+  // packed, while it is the only one of each parameter, unless it is then sent to other ranks.
   Dtype final_type(UnitId unit) const { return types_[unit]; }
 
   // REQUIRES, up to widen(): the unit's buffer is held.
-  // Sums squares, too, and the parameter has a gradient from then on.
+  // Also sums squares; the parameter has a gradient from then on.
   void add(Threads& threads, ParameterId parameter, ConstArray gradient);
   void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
-  // Fills the parameter's elements with zeros, or multiplies them; what is known of them is not changed.
+  // Fill the parameter's elements with zeros, or scale them; its known squares and factor do not change.
   void fill_with_zeros(Threads& threads, ParameterId parameter);
   void scale(Threads& threads, ParameterId parameter, double factor);
-  void widen(UnitId unit);  // on a GPU: makes the type in which the unit's gradients came f32
-  // States that sums, which are f32, take their place.
+  void widen(UnitId unit);  // on a GPU: converts the unit's gradients to f32
+  // States that f32 sums replace the gradients.
   void becomes_wide(UnitId unit) { types_[unit] = Dtype::kF32; }
 
-  // None of these needs the buffer.
+  // The calls below need no buffer.
   bool has(ParameterId parameter) const { return known_[parameter].there; }
-  // States that the parameter has a gradient, with these squares, as far as they are known.
+  // States that the parameter has a gradient, with these squares, if they are known.
   void begin(ParameterId parameter, const kernels::SquareSum& squares = {}) {
     known_[parameter] = {true, squares, 1, false};
   }
@@ -82,29 +81,30 @@ class Gradients {
   void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
   double factor(ParameterId parameter) const { return known_[parameter].factor; }
   double norm(ParameterId parameter) const;
-  // What the norm over all parameters is made of: for each one that is not a copy, its squares, with its
-  // factor. They are added in a tree over its grid, whatever units it spans.
+  // The terms of the norm over all parameters: the squares of each one that is not a copy, with its factor.
+  // They are added in a tree over its grid, whatever units it spans.
   GradientSquares all_squares() const;
-  // What this rank knows of the squares of these parameters, as bytes for the other ranks; and what all ranks
-  // know, put together, in their order.
+  // This rank's squares of these parameters, as bytes for the other ranks; and the squares that all ranks
+  // have, combined in their order.
   std::string squares(std::span<const ParameterId> parameters) const;
   void take_squares(std::span<const ParameterId> parameters, const std::vector<std::string>& of_ranks);
   std::optional<ParameterId> not_finite(UnitId unit) const;
   std::optional<ParameterId> not_finite() const;
-  // Of a unit whose update follows at once, where a GPU computes: has the GPU find out whether the gradients
-  // are finite, and returns where it says so (see DeviceGradients::check()). Factors, which are here, are not
-  // looked at: not_finite_factor() does that.
+  // For a unit whose update follows at once, on a GPU: queues a check whether its gradients are finite, and
+  // returns where the result will be (see DeviceGradients::check()). It does not check factors:
+  // not_finite_factor() does.
   const std::uint32_t* check_on_gpu(UnitId unit, bool for_cpu);
   std::optional<ParameterId> not_finite_factor(UnitId unit) const;
   bool any_squares_on_gpu() const { return std::ranges::any_of(known_, &Known::squares_on_gpu); }
-  // A parameter of those that were handed over. Waits where squares are still on the GPU.
+  // A parameter that was handed over with a gradient that is not finite. Waits if squares are still on the
+  // GPU.
   std::optional<ParameterId> not_finite_of_step() const;
   void drop(ParameterId parameter) {
     if (has(parameter)) known_[parameter] = {};
   }
   void drop_unit(UnitId unit);
   void drop_all();
-  // The unit's gradients belong to an update from now on: has() is false, and norm() still counts them.
+  // The unit's gradients belong to an update from now on: has() is false, but the norm still counts them.
   void hand_over(UnitId unit);
 
  private:
@@ -117,12 +117,12 @@ class Gradients {
     bool there = false;
     kernels::SquareSum squares;  // of the elements, without the factor
     double factor = 1;
-    bool squares_on_gpu = false;  // they are still to be fetched from there
+    bool squares_on_gpu = false;  // still to be fetched
   };
-  // Waits where squares are still on the GPU.
+  // Waits if squares are still on the GPU.
   const Known& known(ParameterId parameter) const;
   void add_on_gpu(ParameterId parameter, ConstArray gradient);
-  Array on_gpu(ParameterId parameter) const;  // where its gradient is there
+  Array on_gpu(ParameterId parameter) const;  // the gradient, which is on the GPU
 
   const Layout& layout_;
   const Ranks* const ranks_;
@@ -136,8 +136,8 @@ class Gradients {
   std::unique_ptr<DeviceGradients> on_gpu_;  // null: the CPU computes
 };
 
-// The squares of those elements of a parameter that lie within these of its unit, of which `values` has the
-// first. Of none, their number is 0, and it is known where they would begin.
+// The squares of a parameter's elements among `elements` of its unit; `values` begins with the first of
+// these. If there are none, the sum is empty, at the place where it would begin.
 kernels::SquareSum squares_within(const Layout& layout, Threads& threads, ParameterId parameter,
                                   ConstArray values, ElementRange elements);
 

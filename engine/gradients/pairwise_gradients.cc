@@ -31,8 +31,8 @@ void PairwiseGradients::put(Threads& threads, ParameterId parameter, std::size_t
   present |= bit(height);
 }
 
-// The next micro-batch; null: it has no gradient. One that becomes part of the sum below it at once needs no
-// buffer of its own.
+// Adds the next micro-batch; null: it has no gradient. A gradient that is merged into the sum below it at
+// once needs no buffer of its own.
 void PairwiseGradients::push(Threads& threads, ParameterId parameter, const ConstArray* gradient) {
   Stack& stack = stacks_[parameter];
   std::size_t merges = sums_.merges(stack.pushed), top = sums_.height(stack.pushed);

@@ -9,29 +9,29 @@
 
 namespace sluice::engine {
 
-// How a client without a schedule adds gradients whose sum does not depend on how many ranks there are. A
-// parameter gets at most one gradient of each micro-batch, which the client counts; these pile up as on the
-// stack of MicroBatchSums, in the buffers of `Gradients`. A micro-batch without a gradient of a parameter (an
+// Adds the gradients of a client without a schedule such that the sum does not depend on how many ranks there
+// are. A parameter gets at most one gradient per micro-batch, which the client counts; these form the stack
+// of MicroBatchSums, in the buffers of `Gradients`. A micro-batch without a gradient of a parameter (an
 // expert to which no token was sent) counts as -0, which changes no sum, so that nothing is added for it.
-// Sums become one when a gradient is added, and when complete() is called, since its unit is held then.
-// Thread rule: one thread.
+// Sums are merged when a gradient is added and in complete(), since the unit is held then. Thread rule: one
+// thread.
 class PairwiseGradients {
  public:
   // All arguments but `sums` outlive it.
   PairwiseGradients(const Layout& layout, MicroBatchSums sums, Gradients& gradients);
 
-  std::size_t count() const { return sums_.count(); }  // this rank's micro-batches of a step
-  std::size_t ended() const { return ended_; }         // how many of them have ended
-  // Whether the micro-batch that has not ended has a gradient of the parameter.
+  std::size_t count() const { return sums_.count(); }  // this rank's micro-batches per step
+  std::size_t ended() const { return ended_; }         // micro-batches that have ended
+  // Whether the current micro-batch has a gradient of the parameter.
   bool added(ParameterId parameter) const { return stacks_[parameter].pushed > ended_; }
 
   // REQUIRES: the unit's buffers are held, not all micro-batches have ended, and not added(parameter).
   void add(Threads& threads, ParameterId parameter, ConstArray gradient);
   void end_micro_batch() { ++ended_; }  // REQUIRES: not all have ended
-  // Makes the parameter's sums those that this rank gives to the sum over ranks, whatever it has added.
+  // Completes the parameter's sums that this rank contributes to the sum over ranks, whatever it has added.
   // REQUIRES: the unit's buffers are held, and all micro-batches have ended.
   void complete(Threads& threads, ParameterId parameter);
-  std::size_t sums_of(UnitId unit) const;  // how many of the unit's buffers have something, from the first
+  std::size_t sums_of(UnitId unit) const;  // how many of the unit's buffers are in use, from the first
 
   void drop(ParameterId parameter) { stacks_[parameter] = {}; }
   void begin_step();  // REQUIRES: every parameter's gradients were summed or dropped

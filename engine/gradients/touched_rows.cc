@@ -62,7 +62,7 @@ std::string TouchedRows::of_any(std::vector<std::string> of_ranks) {
   return std::move(any);
 }
 
-// Where what is told of the parameter's rows begins in what is told of its unit.
+// The offset of the parameter's rows in its unit's report.
 std::size_t TouchedRows::first_told(ParameterId parameter) const {
   std::size_t told = 0;
   for (ParameterId p = layout_.first_parameter(layout_.location(parameter).unit); p < parameter; ++p)

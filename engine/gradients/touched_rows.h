@@ -12,9 +12,8 @@
 
 namespace sluice::engine {
 
-// In which rows of the embeddings' gradients a step has values: of tables whose gradient ranks sum by rows
-// (rows_of_tokens()). In all other rows it is 0 on every rank, and these are not sent. Thread rule: one
-// thread.
+// The rows of the embeddings' gradients that have values in a step, for tables whose gradient ranks sum by
+// rows (rows_of_tokens()). All other rows are 0 on every rank, and are not sent. Thread rule: one thread.
 class TouchedRows {
  public:
   // The layout outlives it.
@@ -25,15 +24,15 @@ class TouchedRows {
   }
   bool any_by_rows(UnitId unit, int use) const;
   void begin_step();
-  // Returns those that are touched for the first time. REQUIRES: by_rows(parameter, its last use), and all
-  // rows are the parameter's.
+  // Returns the rows that are touched for the first time. REQUIRES: by_rows(parameter, its last use), and the
+  // parameter has all of these rows.
   std::vector<std::int32_t> touch(ParameterId parameter, std::span<const std::int32_t> rows);
-  // What this rank tells the others of the unit's rows; and what is told of those that any has touched.
+  // This rank's report of the unit's touched rows; and the union of the reports of all ranks.
   std::string own(UnitId unit) const;
   static std::string of_any(std::vector<std::string> of_ranks);
-  // What of the gradient's buffer for that use has values on any rank.
+  // The parts of the gradient's buffer for that use that have values on any rank.
   Packing packing(UnitId unit, int use, const std::string& of_any) const;
-  // Sets the rows of a gradient to 0 that others have touched alone. REQUIRES: as touch().
+  // Clears those rows of a gradient that only other ranks have touched. REQUIRES: as touch().
   void clear_others(ParameterId parameter, const std::string& of_any, float* gradient) const;
 
  private:
