@@ -25,7 +25,7 @@ bool agree_on_order(comm::Communicator& communicator, const Plan& plan, const Pr
                     PlanRequest& request, const std::function<void()>& meanwhile) {
   const std::string name = "the order of the plan";
   const auto choices = [&](UnitId unit) -> const auto& { return profile.unit_profiles[unit].choices; };
-  UnitId widest = 0;  // that has the most ways
+  UnitId widest = 0;  // with the most choices
   for (UnitId unit = 0; unit < plan.units.size(); ++unit)
     if (choices(unit).size() > choices(widest).size()) widest = unit;
   const std::size_t own = plan.units[widest].choice;
@@ -76,7 +76,7 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
       stages[unit] = chosen == Stages::kHighest ? std::max(stages[unit], theirs[unit])
                                                 : std::min(stages[unit], theirs[unit]);
     chunk_elements = std::min(chunk_elements, json_field<std::size_t>(other, "chunk_elements", name));
-    // A rank at another stage may find no room for them on its GPU.
+    // A rank at another stage may have no room for shards on its GPU.
     shards = std::max(shards, static_cast<ShardPlace>(json_field<int>(other, "shards", name)));
     all_meet &= json_field<bool>(other, "gpus_meet", name);
     asks |= json_field<bool>(other, "asks", name);

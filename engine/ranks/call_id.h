@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <string_view>
 
-// The ids of all calls of a run's ranks (see comm::Communicator) are chosen here, so that no two calls that
-// may be under way at the same time have one by chance.
+// The ids of all calls of a run's ranks (see comm::Communicator) are chosen here, so that no two calls in
+// flight have the same id.
 namespace sluice::engine {
 
 // What a call is for. Calls of different kinds have different ids.
@@ -20,15 +20,15 @@ enum class CallKind : std::uint8_t {
   kWholeGradient,
   kGradientIsThere,
   kUnitIsThere,
-  kNamed,     // what is between the calls for units: settings, measurements, files
-  kOfCaller,  // what a program asks of its ranks through the C ABI
+  kNamed,     // between the calls for units: settings, measurements, files
+  kOfCaller,  // a program's own calls, through the C ABI
 };
 
-// The call that has this number among those of the kind. REQUIRES: index < 2^56.
+// The id of the index-th call of the kind. REQUIRES: index < 2^56.
 constexpr std::uint64_t call_id(CallKind kind, std::uint64_t index) {
   return std::uint64_t{static_cast<std::uint8_t>(kind)} << 56 | index;
 }
-// The call that has this name among those of the kind.
+// The id of the call of the kind with this name.
 std::uint64_t call_id(CallKind kind, std::string_view name);
 inline std::uint64_t call_id(std::string_view name) { return call_id(CallKind::kNamed, name); }
 

@@ -41,16 +41,16 @@ std::shared_ptr<const comm::Given> Packing::packed(const comm::Given& given) con
   return std::make_shared<const comm::Given>(std::move(by_rank));
 }
 
-// Pieces move down, so that the first one moves first.
+// Pieces move to the front, so that the first one moves first.
 void Packing::pack(float* array) const {
   for (const Moved& piece : moved_)
     if (piece.from != piece.to) move(array + piece.to, array + piece.from, piece.size);
 }
 
-// They move up again, the last one first. What lies behind the place of a piece is that of pieces that have
-// moved.
+// Pieces move back, the last one first. Behind the packed place of a piece are only places of pieces that
+// have moved.
 void Packing::unpack(float* array, std::size_t begin, std::size_t end) const {
-  std::size_t unset = end;  // all from here on is as it should be
+  std::size_t unset = end;  // everything from here on is in place
   for (auto piece = moved_.rbegin(); piece != moved_.rend() && unset > begin; ++piece) {
     const std::size_t from = std::clamp(piece->from, begin, unset),
                       to = std::clamp(piece->from + piece->size, from, unset);

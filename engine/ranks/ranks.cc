@@ -35,7 +35,7 @@ std::vector<std::size_t> Ranks::borders(UnitId unit) const {
   return borders;
 }
 
-// Where the ranks' shards of the unit begin within these elements of it.
+// The borders of the ranks' shards within these elements of the unit.
 std::vector<std::size_t> Ranks::borders_in(UnitId unit, ElementRange elements) const {
   std::vector<std::size_t> all = borders(unit);
   for (std::size_t& border : all) border = std::clamp(border, elements.begin, elements.end) - elements.begin;

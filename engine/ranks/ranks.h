@@ -16,11 +16,10 @@
 
 namespace sluice::engine {
 
-// The ranks that train one model together, as the engine of one of them sees them: who has which shard, and
-// what is sent for a unit. An engine that trains alone has none. Where a unit's optimizer state is
-// partitioned, each rank sums and updates its own shard of the unit; otherwise each has and does all of it.
-// Calls that name a unit are collective: every rank makes them, in any order of units. Thread rule: any
-// thread; `done` is called on the communicator's.
+// The ranks that train one model together, as the engine of one of them sees them: their shards, and the
+// messages for a unit. An engine that trains alone has none. Where a unit's optimizer state is partitioned,
+// each rank sums and updates its own shard of the unit; otherwise all of it. Calls that name a unit are
+// collective, in any order of units. Thread rule: any thread; `done` is called on the communicator's.
 class Ranks {
  public:
   // partitioned: by unit, whether its state is. The other arguments outlive it.
@@ -31,8 +30,9 @@ class Ranks {
   int size() const { return communicator_.size(); }
   bool partitioned(UnitId unit) const { return partitioned_[unit]; }
   bool any_partitioned() const { return any_partitioned_; }
-  // Whether ranks that compute on GPUs may read what others have of the unit where it is (DeviceRanks): in
-  // the host's memory, and of any unit; or in their GPUs' memory, as they have agreed.
+  // Whether ranks that compute on GPUs may read others' data of the unit in place (DeviceRanks): in host
+  // memory, or in GPU memory, as they have agreed. Without a unit: whether they may in host memory, for any
+  // unit.
   bool reads_others(UnitId unit) const {
     return (partitioned(unit) && reads_others()) || (!summed_by_gpus_.empty() && summed_by_gpus_[unit]);
   }
@@ -44,35 +44,35 @@ class Ranks {
   // The elements of a unit that this rank sums and updates.
   ElementRange own(UnitId unit) const;
 
-  // Adds up one use of the unit's gradients over all ranks, in f32. This rank gives as many arrays as `order`
-  // says. Afterwards its own elements of the first one are sums; the rest is unspecified where its state
-  // is partitioned. packing: that of all arrays, on all ranks; null: they are whole. given: what each rank
-  // gives of an array as it is then; null: all.
+  // Sums one use of the unit's gradients over all ranks, in f32: a reduce-scatter where its state is
+  // partitioned, else an all-reduce. This rank contributes as many arrays as `order` says. Afterwards its own
+  // elements of the first one are sums; the rest is unspecified if state is partitioned. packing: that of all
+  // arrays, on all ranks; null: none. given: what each rank contributes of an array, as packed; null: all.
   void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
                     const Packing* packing, std::shared_ptr<const comm::Given> given, Done done);
-  // The same for some elements of a unit's gradient, of which the arrays have nothing else.
+  // The same for some elements of a unit's gradient, which are all that the arrays have.
   void sum_gradient_in(UnitId unit, ElementRange elements, std::span<const Array> sums,
                        const comm::SumOrder& order, Done done);
-  // Ends when all ranks have begun it, for a piece of a unit: of its gradient, or of its parameters, which
-  // this rank gives in that type. Returns where the types of all ranks are then. It is an error where ranks
-  // give the piece different numbers.
+  // A barrier for a piece of a unit's gradient, or of its parameters, at which this rank states the type in
+  // which it gives them. Calls `done` when all ranks have begun it, or with an error if they give the piece
+  // different numbers. Returns where the types of all ranks are then.
   using Types = std::vector<Dtype>;
   std::shared_ptr<const Types> meet(UnitId unit, bool gradient, std::size_t piece, Dtype type, Done done);
-  // Brings to each rank what the others have summed of these elements of a unit's gradient, of which `sum`
-  // has nothing else. REQUIRES: its state is partitioned.
+  // All-gathers these elements of a unit's summed gradient; `sum` has nothing else. REQUIRES: the unit's
+  // state is partitioned.
   void gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done);
   // Waits until every rank has ended its edit of the unit.
   void wait_for_edit(UnitId unit, const std::function<void()>& meanwhile);
-  // Brings to each rank what the others have updated of these elements of the unit, of which `values` has
-  // nothing else. REQUIRES: its state is partitioned.
+  // All-gathers these elements of an updated unit; `values` has nothing else. REQUIRES: the unit's state is
+  // partitioned.
   void gather_in(UnitId unit, ElementRange elements, Array values, Done done);
-  // The state of a chunk on its way from the rank that has it to rank 0. Both wait.
+  // Send the state of a chunk from the rank that has it to rank 0. Both calls wait.
   void send_state(UnitId unit, std::size_t chunk, std::span<const std::byte> state);
   void receive_state(int rank, UnitId unit, std::size_t chunk, std::span<std::byte> state);
-  // The same for what an optimizer keeps for a parameter as a whole.
+  // The same for an optimizer's arrays of a whole parameter.
   void send_whole(ParameterId parameter, std::span<const std::byte> values);
   void receive_whole(int rank, ParameterId parameter, std::span<std::byte> values);
-  // Adds up what an optimizer's round has summed. All ranks call it for the same parameters in the same
+  // All-reduces the sums of an optimizer's round. All ranks call it for the same parameters in the same
   // order.
   void sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group);
   // As Communicator::exchange().

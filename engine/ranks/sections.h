@@ -11,11 +11,11 @@
 
 namespace sluice::engine {
 
-// What the norm of all gradients is made of.
+// The terms of the norm of all gradients.
 struct GradientSquares {
   struct Term {
     std::size_t index;  // of the parameter in the model: Layout::logical_index()
-    double squares;     // the sum of those of its gradient
+    double squares;     // of its gradient, summed
   };
   struct Parameter {
     std::size_t index;
@@ -27,16 +27,16 @@ struct GradientSquares {
   double norm() const;  // adds the terms in their order
 };
 
-// The sections of a pipeline that have the units of one model, as the engine of one of them sees them. Calls
+// The sections of a pipeline that share the units of one model, as the engine of one of them sees them. Calls
 // are collective over the sections. Thread rule: one thread.
 class Sections {
  public:
   explicit Sections(comm::Communicator& sections) : sections_(sections) {}
 
-  // What all sections have. meanwhile: as Communicator::exchange().
+  // Gathers the squares of all sections. meanwhile: as Communicator::exchange().
   GradientSquares gather(const GradientSquares& own, const std::function<void()>& meanwhile);
-  // Of a unit that the first and the last section have, which each write one use of its gradient: gives the
-  // other one the own use, and takes its use from it. Arrays of one size at both ends.
+  // For a unit that the first and the last section have, each of which writes one use of its gradient: sends
+  // the own use to the other section, and receives the other one. The arrays have one size at both ends.
   void swap_uses(std::span<const float> own, std::span<float> others, TransferGroup& group);
   comm::Communicator& communicator() const { return sections_; }
 
