@@ -22,18 +22,18 @@ struct ParameterSpec {
   std::string name;  // logical name, as in a checkpoint
   std::vector<std::size_t> shape;
   std::uint32_t group = 0;  // the parameter group whose settings a step applies
-  int uses = 1;             // how often one micro-batch uses it: 2 where embedding and head are tied
+  int uses = 1;             // uses per micro-batch: 2 where embedding and head are tied
   // A large parameter may span several consecutive units. Each of these units then has one span of it and
   // nothing else. All spans but the last have a multiple of kSpanGrain elements. Where span_elements is 0 the
   // unit has the whole parameter.
   std::size_t span_first = 0, span_elements = 0;
   bool by_elements = false;  // Muon leaves it to AdamW, as it should embeddings and heads
-  // Whether a micro-batch's gradient of the last use has values in no more rows than the micro-batch has
-  // tokens, and is 0 elsewhere, as that of an embedding.
+  // Whether a micro-batch's gradient of the last use is 0 but in at most as many rows as the micro-batch has
+  // tokens, as an embedding's is.
   bool by_tokens = false;
   std::size_t elements() const;  // of the span, or of the whole parameter
   std::size_t whole_elements() const;
-  bool continues() const { return span_first > 0; }  // the unit before has the span before
+  bool continues() const { return span_first > 0; }  // the previous unit has the previous span
 };
 
 // The parameters that are fetched and released together.
@@ -42,8 +42,8 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
   bool trainable = true;      // a frozen unit has no gradient, no master and no optimizer state
   Dtype dtype = Dtype::kF32;  // of all its parameters
-  // The index in the model of its first parameter, where the layout is of some units of a model. Nothing: it
-  // follows the unit before. See Layout::logical_index().
+  // The index in the model of its first parameter, where the layout has only some of the model's units.
+  // nullopt: it follows the unit before. See Layout::logical_index().
   std::optional<std::size_t> index = {};
 };
 
@@ -51,12 +51,12 @@ struct UnitSpec {
 // whole disk blocks of every type.
 inline constexpr std::size_t kParameterAlignment = 1024, kUnitAlignment = 4096;
 inline constexpr std::size_t kSpanGrain = std::size_t{1} << 20;  // elements; whole huge pages of every type
-// Chunks of a streamed update have a multiple of so many elements, so that the gradient of a chunk is a whole
+// Chunks of a streamed update are multiples of this many elements, so that the gradient of a chunk is a whole
 // number of its record's blocks.
 inline constexpr std::size_t kChunkGrain = std::size_t{512} << 10;
 
-// Where each parameter lies in its unit: flat, aligned, in registration order. Thread rule: it never changes,
-// and any thread may read it.
+// The position of each parameter in its unit: flat, aligned, in registration order. Thread rule: it never
+// changes, and any thread may read it.
 class Layout {
  public:
   struct Location {
@@ -78,10 +78,10 @@ class Layout {
   const ParameterSpec& spec(ParameterId parameter) const;
   // The units that the parameter of this unit spans, or this unit alone where it has whole parameters.
   UnitRange siblings(UnitId unit) const { return siblings_[unit]; }
-  // The first span of the parameter, under which what is kept once for all spans is found.
+  // The first span of the parameter, which has what is kept once for all spans.
   ParameterId first_span(ParameterId parameter) const;
-  // The index of the parameter in the model, where a parameter that spans units counts once. It is what
-  // random numbers are keyed by, so that a part of a model has those of the whole.
+  // The parameter's index in the model, where a parameter that spans units counts once. Random numbers are
+  // keyed by it, so that a part of a model has those of the whole.
   std::size_t logical_index(ParameterId parameter) const { return logical_[parameter]; }
   ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }
   ParameterId end_parameter(UnitId unit) const { return first_parameter_[unit + 1]; }
@@ -98,7 +98,7 @@ class Layout {
 // The elements of a unit's gradient buffer for one use, with padding. Use 0 has all parameters; use k has
 // those that are used more than k times.
 std::size_t use_elements(const Layout& layout, UnitId unit, int use);
-// Where in that buffer the unit's elements from this one on begin.
+// The position in that buffer at which the unit's elements from this one on begin.
 std::size_t in_use(const Layout& layout, UnitId unit, int use, std::size_t element);
 
 }  // namespace sluice::engine

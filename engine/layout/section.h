@@ -6,18 +6,18 @@
 
 namespace sluice::engine {
 
-// Which units of a model one engine has, where the model is cut into sections, and what numbers they have
-// there: they follow each other in the model's order. Immutable; any thread.
+// The units of a model that one engine has, where the model is cut into sections, and their numbers there, in
+// the model's order. Immutable; any thread.
 class Section {
  public:
-  // cut: consecutive units, in the model's order, of the first section, the second one, and so on, and where
-  // sections have several, of the first one again. has_copy: the engine's first unit is a copy of the model's
-  // first one, beside those of its section. The model's layout outlives it.
+  // cut: ranges of consecutive units, in the model's order: the first section's, the second one's and so on,
+  // and, where sections have several, the first one's again. has_copy: the engine's first unit is a copy of
+  // the model's first one, in addition to its section's units. The model's layout outlives it.
   Section(const Layout& model, std::vector<UnitRange> cut, int sections, int section, bool has_copy);
 
-  int owner(UnitId of_model) const;                  // the section that has the unit, and no copy of it
-  std::optional<UnitId> own(UnitId of_model) const;  // nothing: the unit is another section's
-  ParameterId of_model(ParameterId own) const;       // of a copy, too
+  int owner(UnitId of_model) const;                  // the section that has the unit, other than as a copy
+  std::optional<UnitId> own(UnitId of_model) const;  // nullopt: it is another section's
+  ParameterId of_model(ParameterId own) const;       // also of a copy
 
  private:
   std::size_t range_of(UnitId of_model) const;

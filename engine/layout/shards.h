@@ -16,7 +16,7 @@ struct ElementRange {
   bool operator==(const ElementRange&) const = default;
 };
 
-// The elements of both. Where there are none, the range is empty and lies within `b`.
+// The common elements. If there are none, the range is empty and within `b`.
 inline ElementRange intersection(ElementRange a, ElementRange b) {
   const std::size_t begin = std::clamp(a.begin, b.begin, b.end);
   return {begin, std::clamp(a.end, begin, b.end)};
@@ -32,18 +32,18 @@ inline ElementRange elements_of(const Layout& layout, ParameterId parameter) {
 struct Slice {
   ParameterId parameter = 0;
   std::size_t first = 0;     // the first element, counted in the parameter or in its span in this unit
-  std::size_t in_chunk = 0;  // where that element is in the chunk
+  std::size_t in_chunk = 0;  // its position in the chunk
   std::size_t count = 0;
 };
 
-// Cuts units into shards, one for each rank; shards into chunks, which are streamed one by one; and chunks
-// into slices, one for each parameter that has elements in the chunk. No other code cuts units. A shard ends
-// where the optimizer lets a parameter be cut (optim::Rounds::last_cut()), so the shards of a unit may differ
-// in size, and may be empty. Thread rule: it never changes, and any thread may read it. `layout` outlives it.
+// Cuts units into shards, one per rank; shards into chunks, which are streamed one by one; and chunks into
+// slices, one for each parameter with elements in the chunk. No other code cuts units. A shard ends where the
+// optimizer lets a parameter be cut (optim::Rounds::last_cut()), so the shards of a unit may differ in size,
+// and may be empty. Thread rule: it never changes, and any thread may read it. `layout` outlives it.
 class Shards {
  public:
-  // Of the `world` ranks, those from `first` to `end` - 1 have their shards here. Units that are not `cut`,
-  // by unit, are here as a whole, in one shard. Empty: all are cut.
+  // Of the `world` ranks, those from `first` to `end` - 1 have their shards here. cut: by unit; one that is
+  // not cut is here as a whole, in one shard. Empty: all are cut.
   struct Ranks {
     int world = 1, first = 0, end = 1;
     std::vector<bool> cut = {};
@@ -64,19 +64,19 @@ class Shards {
   std::size_t chunk_elements() const { return chunk_elements_; }
   std::size_t chunks(UnitId unit) const;
   ElementRange chunk(UnitId unit, std::size_t chunk) const;  // the elements of the unit
-  // The numbers of the chunks that have some of these elements of the unit; may be empty.
+  // The numbers of the chunks that contain some of these elements of the unit; may be empty.
   ElementRange chunks_with(UnitId unit, ElementRange elements) const;
 
   // The slices of a chunk, in the order of the parameters.
   std::vector<Slice> slices(UnitId unit, std::size_t chunk) const;
   // The slices of any elements of the unit; in_chunk counts from the first of them.
   std::vector<Slice> slices(UnitId unit, ElementRange elements) const;
-  // The slice that one parameter has; its count is 0 where there is none.
+  // The slice of one parameter; its count is 0 where there is none.
   Slice slice(ParameterId parameter, std::size_t chunk) const;
   Slice slice(ParameterId parameter, ElementRange elements) const;
 
  private:
-  // The index-th shard of the unit that is here, and how many chunks the ones before it have.
+  // The index-th shard of the unit that is here.
   ElementRange held(UnitId unit, std::size_t index) const {
     const std::size_t* const border = &borders_[unit * (held_ + 1) + index];
     return {border[0], border[1]};
@@ -87,8 +87,7 @@ class Shards {
   std::size_t chunk_elements_;
   int first_;         // the first rank whose shards are here
   std::size_t held_;  // how many shards of each unit are here
-  // By unit: where its shards begin, and where the last one that is here ends; and how many chunks there are
-  // before each.
+  // By unit: where its shards begin, and where the last one here ends; and the number of chunks before each.
   std::vector<std::size_t> borders_, chunks_before_;
 };
 

@@ -3,8 +3,8 @@
 
 namespace sluice::engine {
 
-// The tier that an engine computes on where the CPU computes. What lives on the tier that is computed on is
-// always present; which one that is, a plan says (UnitPlan::compute).
+// The tier that is computed on where the CPU computes. What is on that tier is always present; a plan says
+// which tier it is (UnitPlan::compute).
 inline constexpr allocator::Tier kCpuTier = allocator::Tier::kHost;
 
 }  // namespace sluice::engine
