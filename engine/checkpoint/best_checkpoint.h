@@ -16,12 +16,12 @@ struct BestCheckpoint {
   double validation_loss = 0;
 };
 
-// What a checkpoint records of its validation. `judge` says by what it was judged (data and number of
-// batches); losses of different judges are never compared. A loss that is not finite is recorded as none.
+// What a checkpoint records of its validation. `judge` identifies the data and the number of batches; losses
+// of different judges are never compared. A loss that is not finite is recorded as none.
 Json validation_record(double loss, const Json& judge);
 
 // Returns the checkpoint with the least validation loss (the oldest of equal ones) among those with the judge
-// of the newest one that has a loss; nothing where none has a loss.
+// of the newest one that has a loss; nullopt where none has a loss.
 std::optional<BestCheckpoint> best_checkpoint(const CheckpointList& list);
 // The validation loss in a checkpoint's record, whatever its judge.
 std::optional<double> validation_loss_of(const Json& run_record);

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kPart = kMiB;  // what is held of a file that is copied into a checkpoint
+constexpr std::size_t kPart = kMiB;  // bytes held at a time of a file that is copied into a checkpoint
 
 using Parts = std::function<std::string()>;  // one after another; an empty part is the end
 
@@ -87,7 +87,7 @@ void check_room(const std::string& folder, std::uint64_t bytes) {
 
 std::uint64_t OwnFile::bytes() const {
   std::uint64_t bytes = 0;
-  std::error_code ignored;  // by who reads it
+  std::error_code ignored;  // the reader of the file reports it
   if (!copied_from.empty() && fs::is_regular_file(copied_from, ignored))
     bytes = fs::file_size(copied_from, ignored);
   for (const auto& piece : pieces) bytes += piece.size();
@@ -106,7 +106,7 @@ CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& le
 
 CheckpointWriter::~CheckpointWriter() {
   if (committed_) return;
-  files_.clear();  // waits for writes that are under way
+  files_.clear();  // waits for writes in flight
   std::error_code ignored;
   // A folder that cannot be removed is a leftover, which the next run removes.
   fs::remove_all(partial_, ignored);
@@ -148,7 +148,7 @@ void CheckpointWriter::add_shared_file(const std::string& name, std::uint64_t by
   files_.push_back({name, nullptr, {}, true});
 }
 
-// The last block was written as whole disk blocks.
+// Cuts the padding: the last block was written as whole disk blocks.
 void CheckpointWriter::finish_shared_file(const std::string& name, FileSum sum) {
   const std::string path = path_in(partial_, name);
   const Descriptor file = open_file(path, O_WRONLY);
@@ -178,7 +178,7 @@ std::string CheckpointWriter::commit(const Json& run) {
   exchange_or_rename(partial_, folder);
   committed_ = true;
   sync_folder(options_.out);
-  // Holds the checkpoint of the same step that was replaced.
+  // The folder has the replaced checkpoint of the same step now.
   if (fs::exists(partial_)) remove_folder(partial_);
   lock_ = {};
   return folder;

@@ -25,8 +25,7 @@ std::string scales_file(std::string_view state);
 bool is_scales_file(std::string_view name);
 
 // Keeps two runs from using one folder, as long as it lives. It is a flock, which ends with the process, and
-// leaves nothing behind: its file is removed with it, and so are folders that it made and that are still
-// empty.
+// leaves nothing behind: its file is removed with it, and so are folders that it made, if still empty.
 class RunLock {
  public:
   // Makes the folder where it does not exist. Throws Error(kInvalidArgument) that names the other process,
@@ -40,12 +39,12 @@ class RunLock {
   bool try_lock();
 
   std::string out_, path_;
-  std::vector<std::string> made_;  // the folders that it made, the innermost first
+  std::vector<std::string> made_;  // the folders that it made, innermost first
   Descriptor file_;
 };
 
-// A file that is not the engine's own: its bytes, in pieces that follow each other; or a copy of another
-// file, which is in no manifest, so that users may change it.
+// A file of the caller's: its bytes, in consecutive pieces; or a copy of another file, which is in no
+// manifest, so that users may change it.
 struct OwnFile {
   std::string name;
   std::vector<std::span<const std::byte>> pieces;
@@ -97,14 +96,14 @@ class CheckpointWriter {
   SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
   // Throws Error(kIo | kNotFound), also for a file that cannot be read.
   void add_file(const OwnFile& file);
-  // The folder that the files are in until commit().
+  // The folder of the files until commit().
   const std::string& partial() const { return partial_; }
   // Makes a file of so many bytes that others write, and allocates it on the disk. Before commit(),
-  // finish_shared_file() is given its sum, once all is written and was made durable by those who wrote it.
+  // finish_shared_file() is given its sum, once the writers have written it all and made it durable.
   void add_shared_file(const std::string& name, std::uint64_t bytes);
   void finish_shared_file(const std::string& name, FileSum sum);
-  // Finishes the files, writes the manifest, and puts the checkpoint in its place, durably; one of the same
-  // step is replaced. Returns the checkpoint's folder. It must not be called again, whether it throws or not.
+  // Finishes the files, writes the manifest, and renames the checkpoint to its place, durably; replaces one
+  // of the same step. Returns the checkpoint's folder. Must not be called again, even after an exception.
   std::string commit(const Json& run);
 
  private:
@@ -140,7 +139,7 @@ class CheckpointReader {
 
   // Every byte is verified before it is handed out. Throws Error(kNotFound | kCorrupt | kIo).
   std::unique_ptr<SafetensorsReader> open_tensors(std::string_view name) const;
-  // Reads a file whole. Returns its path; nothing where there is no such file.
+  // Verifies a whole file. Returns its path; nullopt where there is no such file.
   std::optional<std::string> verified(std::string_view name) const;
   // Reads and verifies every byte. Throws Error(kCorrupt) that names the first damaged file and offset.
   void verify() const;
@@ -168,9 +167,9 @@ struct CheckpointList {
     std::string reason;
   };
   std::vector<Whole> whole;    // by step
-  std::vector<Broken> broken;  // folders that have a checkpoint's name and are none
+  std::vector<Broken> broken;  // folders that are named like a checkpoint and are not valid ones
 };
-// Looks at manifests and lengths, not at contents. A folder that does not exist has no checkpoint.
+// Checks manifests and lengths, not contents. A folder that does not exist has no checkpoint.
 CheckpointList list_checkpoints(const std::string& out);
 
 // Removes what killed runs left half written or half deleted, and nothing that a live run uses. Returns the

@@ -25,9 +25,9 @@ struct FileSum {
 // Computes the FileSum of a file. Blocks come in any order, and the bytes of each block one after another.
 class FileSummer {
  public:
-  void add(std::span<const std::byte> bytes);  // adds bytes at the position, and moves it behind them
+  void add(std::span<const std::byte> bytes);  // adds bytes at the position, and advances it
   std::uint64_t position() const { return position_; }
-  // Whether a block begins with that byte and has a sum.
+  // Whether the block that begins at this byte has a sum.
   bool has_block(std::uint64_t first_byte) const;
   // Moves the position to the first byte of another block. REQUIRES: the position is at the first byte of a
   // block, or at the end of the file, and the other block has no sum yet.

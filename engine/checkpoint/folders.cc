@@ -50,7 +50,7 @@ std::vector<std::string> folders_in(const std::string& out) {
   return names;
 }
 
-// Why a folder with a checkpoint's name is none; empty where it is one, whose manifest is stored.
+// Why a folder with a checkpoint's name is not one; empty where it is, with its manifest stored.
 std::string defect(const std::string& folder, std::uint64_t step, Manifest& manifest) {
   try {
     const std::string path = path_in(folder, kManifestFile);
@@ -128,7 +128,7 @@ void exchange_or_rename(const std::string& from, const std::string& to) {
     fail_system("replace", to);
 }
 
-// Returns false where another run that has just ended took the folder or the file away meanwhile.
+// Returns false where another run that has just ended has removed the folder or the file meanwhile.
 bool RunLock::try_lock() {
   std::error_code error;
   fs::create_directories(out_, error);
@@ -158,7 +158,8 @@ RunLock::RunLock(const std::string& out) : out_(out), path_(path_in(out, ".lock"
     fail_system("write", path_);
 }
 
-// The file is removed while it is locked: whoever opened it before finds that the path no longer names it.
+// The file is removed while it is locked: a process that opened it before finds that the path no longer names
+// it.
 RunLock::~RunLock() {
   ::unlink(path_.c_str());
   for (const std::string& folder : made_)

@@ -20,7 +20,7 @@ Descriptor make_locked_folder(const std::string& path);
 bool remove_unheld(const std::string& path);
 // Removes a folder and what is in it. Throws Error(kIo).
 void remove_folder(const std::string& path);
-// Renames `from` to `to` in one step, also where `to` exists; `from` then holds what was there.
+// Renames `from` to `to` atomically; if `to` exists, exchanges them.
 void exchange_or_rename(const std::string& from, const std::string& to);
 
 }  // namespace sluice::engine

@@ -67,7 +67,7 @@ void PartWriter::begin_split(std::uint64_t block) {
   }
 }
 
-// The block is written between two others, since it becomes whole after those that follow it have begun.
+// The block is written out of order, since it becomes whole after the following blocks have begun.
 void PartWriter::end_split() {
   if (!split_) return;
   ensure(split_->missing == 0, "block {} is written without {} of its bytes", split_->block, split_->missing);
@@ -82,7 +82,7 @@ void PartWriter::send(const FilePart& part, std::uint64_t offset, std::span<cons
   const std::uint64_t block = offset / kStreamBlock;
   const std::uint64_t begin = std::max(part.begin, block * kStreamBlock);
   const std::uint64_t end = std::min(part.end, (block + 1) * kStreamBlock);
-  if (offset == begin) sending_.wait();  // for what the buffer still holds
+  if (offset == begin) sending_.wait();  // of the buffer's former contents
   std::memcpy(sent_data_ + (offset - begin), bytes.data(), bytes.size());
   if (offset + bytes.size() == end)
     mail_.send(parts_.writer(block), {sent_data_, end - begin}, sending_.add());

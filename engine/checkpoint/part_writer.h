@@ -21,29 +21,28 @@ struct BlockSum {
   std::uint64_t block = 0, sum = 0;  // its index in the file, and its XXH3
 };
 
-// Writes what one rank writes of a file that several ranks write at once: its blocks as FileParts has them.
-// Every rank goes through the file's bytes that it has from the first to the last. Of a block that is split,
-// the writer keeps the beginning, and the others send it what they have. A rank waits for another one only
-// until that has passed an earlier byte of the file. So all come to the end, also of several files that they
-// go through side by side, as long as the parts have the same order in all of them. Thread rule: one thread
-// at a time. After an error only destruction is allowed, which waits for the messages under way.
+// Writes one rank's blocks (FileParts) of a file that several ranks write at once. Every rank hands over its
+// bytes of the file in ascending order. The writer of a split block assembles it, from its own bytes and
+// those that the other ranks send. A rank waits for another one only until that has passed an earlier byte of
+// the file. So all ranks finish, also with several files side by side, as long as the parts have the same
+// order in all of them. Thread rule: one thread at a time. After an error only destruction is allowed, which
+// waits for the messages in flight.
 class PartWriter {
  public:
-  // Messages to and from another rank that belong to this file, which arrive in the order in which they were
-  // sent.
+  // Messages of this file to and from another rank, which arrive in the order in which they were sent.
   struct Mail {
     std::function<void(int to, std::span<const std::byte>, Done)> send;
     std::function<void(int from, std::span<std::byte>, Done)> receive;
   };
-  // Opens the file, which is there and has its length, and takes its buffers (kCheckpoint): buffer_bytes() of
-  // a file whose blocks are written through `write_bytes`. `io` and `ledger` outlive this. Throws
+  // Opens the file, which exists with its length, and takes its buffers (kCheckpoint): `write_bytes` if this
+  // rank writes a block, and kSplitBytes if any block is split. `io` and `ledger` outlive this. Throws
   // Error(kBudget | kIo | kNotFound | kInvalidArgument).
   PartWriter(offload::IoService& io, allocator::Ledger& ledger, const std::string& path, FileParts parts,
              int rank, Mail mail, std::size_t write_bytes);
   ~PartWriter();
   PartWriter(const PartWriter&) = delete;
   PartWriter& operator=(const PartWriter&) = delete;
-  // What a file whose blocks are split takes beyond `write_bytes`.
+  // The bytes that a file with split blocks takes beyond `write_bytes`.
   static constexpr std::size_t kSplitBytes = 2 * kStreamBlock;
 
   // Whether write() would do anything with these bytes.
@@ -57,9 +56,9 @@ class PartWriter {
   void sync();  // makes what was written durable. REQUIRES: finish() was called
 
  private:
-  // A block that is put together from several ranks' parts.
+  // A block that is assembled from several ranks' parts.
   struct Split {
-    std::uint64_t block, position, missing;  // missing: own bytes that are still to come, from position on
+    std::uint64_t block, position, missing;  // missing: own bytes still to come, from position on
     TransferGroup arriving;
   };
   void add_to_split(std::uint64_t block, std::uint64_t offset, std::span<const std::byte> bytes);
@@ -76,7 +75,7 @@ class PartWriter {
   allocator::Region buffer_;
   std::byte *split_data_ = nullptr, *sent_data_ = nullptr;
   std::optional<WriteBehind> behind_;
-  std::uint64_t position_ = 0;  // where the last written block ends, or the one that is being written goes on
+  std::uint64_t position_ = 0;  // the end of the last written block, or of the current block's bytes so far
   Checksum sum_;                // of the block at the position, up to it
   std::vector<BlockSum> sums_;
   std::optional<Split> split_;

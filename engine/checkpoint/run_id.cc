@@ -22,7 +22,7 @@ std::optional<std::string> read_run_id(const std::string& out) {
 }
 
 void write_run_id(const std::string& out, const std::string& id) {
-  // A run that was killed while it wrote may have left one.
+  // A run that was killed while it wrote may have left a temporary file.
   for (const auto& entry : std::filesystem::directory_iterator(out))
     if (entry.path().filename().string().starts_with(".run.tmp-")) std::filesystem::remove(entry.path());
   write_text_file(path_in(out, ".run"), Json{{"version", kRunVersion}, {"run", id}}.dump() + "\n");

@@ -34,7 +34,7 @@ struct StoredTensor {
 
   std::uint64_t bytes() const { return end - begin; }
   std::uint64_t elements() const;
-  std::optional<Dtype> dtype() const;  // nothing where Sluice does not compute with the type
+  std::optional<Dtype> dtype() const;  // nullopt where Sluice does not compute with the type
 };
 
 class SafetensorsHeader {

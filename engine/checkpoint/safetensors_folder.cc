@@ -17,7 +17,7 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-// Names of files, by the names of their tensors.
+// The names of files, by the names of their tensors.
 std::map<std::string, std::string> read_weight_map(const std::string& index) {
   try {
     return json_field<std::map<std::string, std::string>>(read_json_file(index), "weight_map", index);

@@ -133,8 +133,8 @@ class Handler : public nlohmann::json_sax<Json> {
   std::string source_;
   Level level_ = Level::kOutside;
   bool has_metadata_ = false;
-  std::string name_;   // the name of the present tensor, or kMetadata
-  std::string field_;  // the present field of it
+  std::string name_;   // the current tensor's, or kMetadata
+  std::string field_;  // the current one of the tensor
 };
 
 // Returns false where the product does not fit in 64 bits.

@@ -30,7 +30,7 @@ std::vector<std::byte> read_tail(const Descriptor& file, std::uint64_t size, con
   return tail;
 }
 
-// Checks alignment before anything is under way; a File would refuse it later.
+// Checks alignment before any transfer; a File would refuse it only later.
 void check_buffer(std::span<std::byte> buffer, std::size_t least, std::string_view use) {
   if (buffer.size() < least)
     fail(ErrorCode::kInvalidArgument, "a buffer of {} was given for {}, and at least {} are needed",
@@ -62,7 +62,7 @@ void BlockFile::start(std::uint64_t block, std::span<std::byte> into, Done done)
   const std::size_t bytes = block_size(block);
   const std::size_t direct = bytes / kDiskBlock * kDiskBlock;
   if (direct < bytes) std::memcpy(into.data() + direct, tail_.data(), tail_.size());
-  // Runs on the File's thread, so that it goes on while earlier blocks are used.
+  // Runs on the File's thread, while earlier blocks are used.
   auto arrived = [this, block, bytes = into.first(bytes), done = std::move(done)](std::exception_ptr error) {
     done(error ? error : damage(block, bytes));
   };
@@ -98,7 +98,7 @@ ReadAhead::Slot* ReadAhead::find(const BlockFile& file, std::uint64_t block) {
   return nullptr;
 }
 
-// Whether the slot has a block that will still be needed if its file is read on to its end.
+// Whether the slot's block is still needed if its file is read on to its end.
 bool ReadAhead::wanted(const Slot& slot) const {
   if (slot.file == nullptr) return false;
   const auto position = positions_.find(slot.file);
@@ -142,7 +142,7 @@ std::span<const std::byte> ReadAhead::block(BlockFile& file, std::uint64_t block
   return bytes;
 }
 
-// All threads copy: fresh memory is cleared by the system then, which takes longer than the copying.
+// All threads copy: the system clears fresh memory at the first access, which takes longer than the copying.
 void ReadAhead::copy(std::span<const std::byte> from, std::span<std::byte> to) {
   const auto copy_range = [&](std::size_t begin, std::size_t end) {
     std::memcpy(to.data() + begin, from.data() + begin, end - begin);

@@ -13,17 +13,17 @@
 
 namespace sluice::engine {
 
-// With a buffer of this size, two transfers of 4 MiB are under way while a third block is used.
+// A buffer of this size has two transfers of 4 MiB in flight while a third block is used.
 inline constexpr std::size_t kStreamBuffer = 3 * kStreamBlock;
 
-// The size of a write; as many are under way as the buffer holds.
+// The size of a write; as many are in flight as the buffer holds.
 inline constexpr std::size_t kWriteBlock = kMiB;
 
 // A file of any length that is read in blocks of kStreamBlock. The bytes after its last whole disk block,
 // which O_DIRECT cannot read, are kept in memory.
 class BlockFile {
  public:
-  // With `expected`, every block is compared as it arrives. Throws Error(kNotFound | kIo), and
+  // With `expected`, every block is verified as it arrives. Throws Error(kNotFound | kIo), and
   // Error(kCorrupt) where the length is not the expected one.
   BlockFile(offload::IoService& io, const std::string& path, std::optional<FileSum> expected);
 
@@ -46,9 +46,9 @@ class BlockFile {
   std::unique_ptr<offload::File> file_;
 };
 
-// Reads byte ranges of any number of BlockFiles through one fixed buffer. The next blocks are read ahead:
-// those of the range, and, where a file is read from range to range, those behind it. Files that are read in
-// turn share the buffer, which is fast with room for two blocks of each. Thread rule: one thread at a time.
+// Reads byte ranges of any number of BlockFiles through one fixed buffer, with readahead: the next blocks of
+// the range, and, where a file is read from range to range, those behind it. Files that are read in turn
+// share the buffer, which is fast with room for two blocks of each. Thread rule: one thread at a time.
 class ReadAhead {
  public:
   // `buffer` outlives this, and so does `threads`, which help with copying where it is not null. Throws
@@ -85,14 +85,14 @@ class ReadAhead {
 };
 
 // Writes a file through one fixed buffer, in blocks of kWriteBlock (of a smaller buffer, a third of it), with
-// earlier blocks under way. Thread rule: one thread at a time. After an error it must not be used again.
+// earlier blocks in flight. Thread rule: one thread at a time. After an error it must not be used again.
 class WriteBehind {
  public:
   // `buffer` and `file` outlive this. Throws Error(kInvalidArgument) where the buffer holds fewer than three
   // disk blocks or is not aligned to kDiskBlock.
   WriteBehind(offload::File& file, std::span<std::byte> buffer);
   void add(std::span<const std::byte> bytes);  // behind what was added before
-  // The bytes that are added next lie from this offset on. What was added before is padded with zeros to a
+  // Sets the file offset of the bytes that are added next. What was added before is padded with zeros to a
   // whole disk block. REQUIRES: the offset is a multiple of kDiskBlock.
   void go_to(std::uint64_t offset);
   // Writes the rest, with the same padding, and waits for everything.
