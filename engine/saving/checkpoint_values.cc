@@ -261,7 +261,7 @@ std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
   return bytes;
 }
 
-// Files are read in turn, which needs room for two blocks of each.
+// Files are read in turn, so that each needs room for two blocks.
 std::uint64_t CheckpointTensors::buffer_bytes(int ranks) const {
   const std::uint64_t reading = std::max(kStreamBuffer, 2 * kStreamBlock * files_.size());
   return ranks == 1 ? reading : std::max(reading, SharedFiles::buffer_bytes(files_.size()));
@@ -277,7 +277,7 @@ std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allo
     return exchange(*communicator, "the checkpoint that was written", folder,
                     [&] { engine.serve_ranks(); })[0];
   } catch (const Error& error) {
-    // It is whole. What has failed is said by the next call of all ranks, which cannot succeed either.
+    // The checkpoint is whole. The next call of all ranks, which cannot succeed either, reports the error.
     if (communicator->rank() == 0) return folder;
     fail(error.code(), "{}; whether rank 0 had written the checkpoint of step {} by then, it says itself",
          error.what(), options.step);
@@ -347,7 +347,7 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
     communicator.report_work();  // reserving the space of a file may take long
     writer->add_shared_file(file.name, file.header.file_bytes());
   }
-  exchange(communicator, "the files of the checkpoint", {});  // are there
+  exchange(communicator, "the files of the checkpoint", {});  // exist
   shared.open(io, ledger, folder, buffer_bytes);
   put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
              std::span<const std::byte> bytes) { shared.put(file, tensor, first, bytes); };
@@ -363,7 +363,7 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
   return writer->commit(run);
 }
 
-// Takes part in write_all() of rank 0.
+// This rank's part in write_all() of rank 0.
 void CheckpointTensors::send(Engine& engine) {
   for (const UnitId unit : units_)
     if (!engine.partition(unit).shards.empty()) engine.save(unit, {});

@@ -20,7 +20,7 @@ namespace sluice::engine {
 // unit has parameters alone. Thread rule: one thread at a time.
 class CheckpointValues {
  public:
-  // The first constructor opens the parameters alone; the second also opens the f32 masters, where there are
+  // The first constructor opens only the parameters; the second also opens the f32 masters, where there are
   // any, and the optimizer's arrays of whatever type. Throws Error(kInvalidArgument) where the files do not
   // fit the layout: they belong to another model, or to an optimizer with other arrays.
   CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout);
@@ -52,18 +52,19 @@ class CheckpointTensors {
  public:
   CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer);
   std::vector<std::uint64_t> file_bytes() const;
-  // What all of them are written or read through by one of so many ranks.
+  // The bytes of the buffers through which one of so many ranks writes or reads all files.
   std::uint64_t buffer_bytes(int ranks = 1) const;
-  // Saves the engine's values and state as a checkpoint, with the files that are given besides, and returns
-  // its folder. All files share options.buffer_bytes; options.bytes is found here. Throws what
-  // CheckpointWriter and Engine::save() do, and leaves nothing then. REQUIRES: the engine has this layout;
-  // or, with a section, that of its units, and the ranks are the sections in their order.
+  // Saves the engine's values and state as a checkpoint, with the caller's own files, and returns its folder.
+  // All files share options.buffer_bytes; options.bytes is computed here. Throws the errors of
+  // CheckpointWriter and Engine::save(), and then leaves nothing. REQUIRES: the engine has this layout; or,
+  // with a section, that of its units, and the ranks are the sections in their order.
   //
-  // With a communicator it is collective. Where every rank sees rank 0's options.out under its own, each
-  // writes a part of the files; otherwise the others send theirs to rank 0. Rank 0 alone commits; the others
-  // need no `run` and no `own`, wait for that, and return rank 0's folder. An error of one ends the work
-  // of all. Only while rank 0 commits can it end otherwise on the others than on rank 0; their error says so.
-  // Sections only write where all ranks see the folder; else Error(kInvalidArgument) is thrown.
+  // With a communicator it is collective. If every rank finds rank 0's options.out under its own path, each
+  // writes a part of the files; otherwise the others send theirs to rank 0. Only rank 0 commits; the others
+  // need no `run` and no `own`, wait for the commit, and return rank 0's folder. An error of one rank ends
+  // the work of all. Only during the commit can the outcome on the others differ from rank 0's; their error
+  // says so. Sections can only write if all ranks see the folder; otherwise Error(kInvalidArgument) is
+  // thrown.
   std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                    const CheckpointWriter::Options& options, const Json& run,
                    std::span<const OwnFile> own = {}, comm::Communicator* communicator = nullptr,
@@ -72,12 +73,12 @@ class CheckpointTensors {
  private:
   using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
                                  std::span<const std::byte> bytes)>;
-  // save() of this rank, without what rank 0 tells the others. Returns "" on them.
+  // save() of this rank, before rank 0 sends the others its folder. Returns "" on the others.
   std::string write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                         CheckpointWriter::Options options, const Json& run, std::span<const OwnFile> own,
                         comm::Communicator* communicator, const SectionOfFiles* section);
   std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
-  // writer: on rank 0 alone, and null on others.
+  // writer: null on ranks other than 0.
   std::string write_together(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                              const std::string& folder, std::size_t buffer_bytes, const Json& run,
                              CheckpointWriter* writer, SharedFiles& shared, comm::Communicator& communicator,
@@ -95,7 +96,7 @@ class CheckpointTensors {
   std::vector<TensorFile> files_;
   std::vector<std::size_t> state_;   // by array: the index of the file of its values
   std::vector<std::size_t> wholes_;  // by whole array: the index of its file
-  Put put_;                          // where the sink's bytes go
+  Put put_;                          // the destination of the sink's bytes
 };
 
 }  // namespace sluice::engine

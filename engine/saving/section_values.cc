@@ -11,7 +11,7 @@
 namespace sluice::engine {
 namespace {
 
-// Calls the same function with the model's number of the parameter.
+// Calls the same function with the parameter's number in the model.
 template <class... Arguments>
 void translate(std::function<void(ParameterId, Arguments...)>& function, const Section& section) {
   if (!function) return;
@@ -20,7 +20,7 @@ void translate(std::function<void(ParameterId, Arguments...)>& function, const S
   };
 }
 
-// What a rank has of the units of its section.
+// The report of how the units of a rank's section are partitioned.
 Json told_of(const Layout& model, const Section& section, const Plan& plan) {
   const std::vector<bool> partitioned = plan.partitions_state();
   Json units = Json::array();
@@ -43,7 +43,7 @@ std::vector<Partition> partitions_of(const Layout& model, const optim::Optimizer
   for (Partition& partition : partitions) partition.ranks.resize(static_cast<std::size_t>(plan.ranks.size));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const Json told = Json::parse(all[rank]);
-    const auto number = told.at("number").get<int>();  // among those that have its section
+    const auto number = told.at("number").get<int>();  // among the ranks of its section
     for (const Json& of_unit : told.at("units")) {
       const auto unit = of_unit.at("unit").get<UnitId>();
       Partition& partition = partitions[unit];

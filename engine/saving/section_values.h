@@ -9,14 +9,14 @@
 
 namespace sluice::engine {
 
-// Of an engine that has a section of a model: which one, and who has what of the model's units.
+// The section of a model that an engine has, and how the model's units are partitioned.
 struct SectionOfFiles {
   const Section& section;
   std::vector<Partition> partitions;  // by unit of the model, with the ranks
 };
 
-// Who has what of the model's units: each rank tells of its section's, by its plan. `ranks` are all, with any
-// number of them for each section. Collective.
+// How the model's units are partitioned: each rank reports its section's, by its plan. `ranks` are all, with
+// any number of them for each section. Collective.
 std::vector<Partition> partitions_of(const Layout& model, const optim::Optimizer& optimizer,
                                      const Section& section, const Plan& plan, comm::Communicator& ranks);
 

@@ -33,7 +33,7 @@ std::string to_bytes(const std::vector<BlockSum>& sums) {
   return {reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(BlockSum)};
 }
 
-// Enters the sums of a rank's blocks.
+// Enters the sums of a rank's blocks, by block.
 void take_sums(const std::string& bytes, const std::string& file, int rank,
                std::vector<std::optional<std::uint64_t>>& blocks) {
   std::vector<BlockSum> sums(bytes.size() / sizeof(BlockSum));
@@ -185,7 +185,7 @@ std::vector<FileSum> SharedFiles::finish() {
   std::vector<std::vector<BlockSum>> own;
   for (const auto& writer : writers_) own.push_back(writer->finish());
   for (const auto& writer : writers_) {
-    communicator_.report_work();  // others may be done
+    communicator_.report_work();  // other ranks may have finished
     writer->sync();
   }
   std::vector<FileSum> sums;

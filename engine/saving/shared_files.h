@@ -16,7 +16,7 @@
 
 namespace sluice::engine {
 
-// A file of a checkpoint, and what it has of the parameters whose names its tensors have.
+// A file of a checkpoint, and what it stores of the parameters that its tensors name.
 struct TensorFile {
   enum class Of : std::uint8_t { kParameters, kState, kScales, kWholes };
   std::string name;
@@ -24,35 +24,35 @@ struct TensorFile {
   Of of = Of::kParameters;
 };
 
-// A folder of rank 0, as this rank finds it.
+// A folder of rank 0, under this rank's path.
 struct SharedFolder {
   std::string path;
-  std::string why_not;  // why it is not shared, on all ranks alike: which rank cannot write there; or empty
+  std::string why_not;  // which rank cannot write there, and why, the same on all ranks; empty: it is shared
 };
-// Finds the folder `partial`, which rank 0 has made in its `out`, in the `out` of this rank. Collective.
-// Throws Error(kIo) where rank 0 cannot write.
+// Finds the folder `partial`, which rank 0 has made in its `out`, in this rank's `out`. Collective. Throws
+// Error(kIo) where rank 0 cannot write.
 SharedFolder find_shared_folder(comm::Communicator& communicator, const std::string& out,
                                 const std::string& partial);
 
-// The tensor files of a checkpoint that all ranks write at once, each its own blocks. Every rank makes one,
-// with the same files, and hands over what it has, unit after unit in the same order. Thread rule: put() from
-// one thread at a time for each file; otherwise one thread. After an error the communicator is told, and only
-// destruction is allowed.
+// The tensor files of a checkpoint that all ranks write at once, each its own blocks. Every rank makes this
+// object with the same files, and hands over its parts, unit after unit in the same order. Thread rule: put()
+// from one thread at a time for each file; otherwise one thread. After an error the communicator is told, and
+// only destruction is allowed.
 class SharedFiles {
  public:
-  // Who has what of a unit.
+  // How a unit is partitioned.
   using PartitionOf = std::function<Partition(UnitId)>;
   // All arguments outlive this. layout: the model's. `order` is the order of the units in the files.
   SharedFiles(PartitionOf partition, const Layout& layout, const std::vector<TensorFile>& files,
               const std::vector<UnitId>& order, comm::Communicator& communicator);
 
-  // The buffers that a rank needs for so many files at least.
+  // The least bytes of buffers that a rank needs for so many files.
   static std::uint64_t buffer_bytes(std::size_t files);
-  // Opens the files, which are in that folder and have their lengths. They share `buffer_bytes`. Throws as
+  // Opens the files, which exist in that folder with their lengths. They share `buffer_bytes`. Throws as
   // PartWriter.
   void open(offload::IoService& io, allocator::Ledger& ledger, const std::string& folder,
             std::size_t buffer_bytes);
-  // What of the unit this rank writes or sends.
+  // The elements of the unit that this rank writes or sends.
   WantedElements wanted(UnitId unit) const;
   // Takes bytes of a tensor of the file with that index.
   void put(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
@@ -65,7 +65,7 @@ class SharedFiles {
   struct Bytes {
     std::uint64_t begin = 0, end = 0;
   };
-  // Where the file has these elements of the unit; empty where it has none.
+  // The file's bytes for these elements of the unit; empty where it has none.
   Bytes bytes_of(const TensorFile& file, UnitId unit, ElementRange range) const;
   FileParts parts_of(const TensorFile& file) const;
   void add_wholes(const TensorFile& file, UnitId unit, std::vector<FilePart>& parts) const;
