@@ -17,7 +17,7 @@ constexpr std::size_t kLine = 64;
 constexpr std::size_t kSquare = 768;
 constexpr double kMostFlops = 4.5e9;  // operations of one product
 
-// Memory outside any budget, of which one array after another is taken.
+// Memory outside of any budget, from which arrays are taken one after another.
 class Scratch {
  public:
   explicit Scratch(std::size_t bytes) : memory_(unlimited_, allocator::Purpose::kWorkspace, bytes) {}
@@ -78,8 +78,8 @@ kernels::AttentionShape part_of(const kernels::AttentionShape& given, Dtype dtyp
   return part;
 }
 
-// Cores that slept reach their speed in a twentieth of a second of work. Where pieces of work take the same
-// time, four in a row, they have it already.
+// Sleeping cores reach their speed after a twentieth of a second of work. Four pieces of work in a row that
+// take the same time show that they have it already.
 void wake(Threads& threads) {
   constexpr std::size_t kPiece = 300'000;  // rounds, of some milliseconds
   constexpr double kLongest = 0.05, kSame = 1.08;
@@ -95,7 +95,7 @@ void wake(Threads& threads) {
   }
 }
 
-constexpr std::size_t kCached = 2 * kChunkGrain;  // elements of which caches hold an update
+constexpr std::size_t kCached = 2 * kChunkGrain;  // elements whose update fits in the caches
 
 double seconds_an_element(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype,
                           std::size_t elements, const std::function<void()>& beside = {}) {

@@ -24,18 +24,18 @@ using allocator::Purpose;
 
 constexpr std::uint64_t kMostEachWay = 64 * kMiB, kMostUpdated = 256 * kMiB, kLeast = 4 * kMiB;
 constexpr std::size_t kPiece = 32 * kMiB;  // about a unit
-// Updates are measured with more and more elements, until they take long enough: those of a chunk, and then
+// Updates are measured with ever more elements, until they take long enough: first those of a chunk, then
 // several chunks, which are more than a GPU's caches hold.
 constexpr std::size_t kFewestElements = 16 << 10, kGrowth = 8;
 constexpr double kLongEnough = 1e-3;  // seconds
 // How many times as long the CPU's loops take at most while copies go on both ways.
 constexpr double kAtMostSlower = 2;
 
-// Waits for what is queued, also where an error ends the measurement: its memory goes next.
+// Waits for queued work, also where an error ends the measurement: its memory is freed next.
 void finish(Device& device, const Device::Stream& stream) {
   try {
     device.synchronize(stream.get());
-  } catch (const Error& error) {  // the device has had a fault, which the call that found it has reported
+  } catch (const Error& error) {  // a fault of the device, which the call that found it has reported
     log().debug("{}", error.what());
   }
 }
@@ -62,7 +62,7 @@ class Copies {
              device_.synchronize(out_.get());
            });
   }
-  // Begins copies both ways that take about so long at the rate at which both ways move bytes.
+  // Begins copies in both directions that take about `seconds` at the rate `both` of the two together.
   void begin(double seconds, double both) const {
     for (double queued = 0; queued < seconds; queued += 2 * static_cast<double>(bytes_) / both)
       queue(true, true);
@@ -113,7 +113,7 @@ class Updates {
  private:
   static constexpr std::size_t kAligned = 256;
 
-  // A chunk of the least size that the engine has, or as fits: larger ones take no longer an element.
+  // A chunk of the engine's least size, or as fits: larger ones take no longer per element.
   static UpdateSample fitting(const optim::Optimizer& optimizer, Dtype dtype, std::size_t bytes,
                               double memory_bandwidth) {
     const UpdateSample any(optimizer, dtype, Dtype::kF32, kFewestElements);
@@ -165,13 +165,13 @@ std::size_t room(std::uint64_t bytes, std::uint64_t most) {
   return std::min(bytes, most) / kHugePage * kHugePage;
 }
 
-// A loop over less would be one over the caches, which are several times as fast as memory.
+// A loop over less would measure the caches, which are several times as fast as memory.
 std::uint64_t beyond_caches() {
   constexpr std::uint64_t kMost = 2048 * kMiB;
   return std::clamp<std::uint64_t>(4 * largest_cache(), kMostMeasuringBytes, kMost);
 }
 
-// The CPU updates beside copies, which take memory's bandwidth, too: what is left of it counts.
+// Copies use memory's bandwidth, too; updates by the CPU beside them have what is left of it.
 double measure_updates_beside(const Copies& copies, double both, const GpuWork& work) {
   const std::size_t bytes =
       std::clamp<std::uint64_t>(work.host_bytes / 8, kMostMeasuringBytes, beyond_caches());

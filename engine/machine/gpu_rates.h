@@ -9,8 +9,8 @@
 
 namespace sluice::engine {
 
-// What is measured, and the memory for it, which no ledger but one of its own counts: at most 256 MiB of the
-// GPU's, and 128 MiB and four times the host's largest cache, and no more than so many bytes of each.
+// What is measured, and the memory for it, which only a ledger of its own counts: at most 256 MiB of the
+// GPU's, and 128 MiB and four times the host's largest cache, and at most device_bytes and host_bytes.
 struct GpuWork {
   Device& device;
   Threads& threads;
@@ -20,13 +20,13 @@ struct GpuWork {
   std::uint64_t device_bytes = 0, host_bytes = 0;
 };
 
-// Measures, in about half a second, by what a plan for a GPU is made: the link, by copies of registered
-// memory as the engine makes them; updates of what is in the GPU's memory, chunk by chunk, each queued as the
-// engine queues it (a parameter that ends within a chunk costs a launch more there); and those of the CPU, by
-// its products, and by its loops while copies go on both ways. An optimizer that only the CPU can apply keeps
-// the GPU's rate as it was. Returns false, with nothing changed, where there are less than 4 MiB of the GPU's
-// memory or 128 MiB of the host's for it. Throws Error(kNotFound) where the GPU's kernels are missing, and
-// Error(kBudget) or Error(kIo) as the device.
+// Measures, in about half a second, the rates by which a plan for a GPU is made: the link, by copies of
+// registered memory as the engine makes them; updates in GPU memory, chunk by chunk, each queued as the
+// engine queues it (a parameter that ends within a chunk costs one more launch there); and updates by the
+// CPU, by its products, and by its loops while copies go on in both directions. With an optimizer that only
+// the CPU can apply, the GPU's rate stays as it was. Returns false, with nothing changed, where there are
+// less than 4 MiB of GPU memory or 128 MiB of host memory for it. Throws Error(kNotFound) where the GPU's
+// kernels are missing, and Error(kBudget) or Error(kIo) as the device.
 bool measure_gpu(const GpuWork& work, MachineRates& rates);
 
 }  // namespace sluice::engine

@@ -16,9 +16,9 @@ namespace sluice::engine {
 namespace {
 
 constexpr int kRounds = 3;
-constexpr double kLongGather = 0.03;  // seconds of a gather whose beginning and end count little
-constexpr std::size_t kLeastReceived = 256 * kKiB, kMost = 16 * kMiB;  // that a rank receives
-// What a rank takes while it receives kLeastReceived, since memory comes in whole huge pages.
+constexpr double kLongGather = 0.03;  // seconds of a gather so long that its beginning and end count little
+constexpr std::size_t kLeastReceived = 256 * kKiB, kMost = 16 * kMiB;  // bytes that a rank receives
+// The memory of a rank that receives kLeastReceived, since memory comes in whole huge pages.
 constexpr std::uint64_t kLeastMemory = kHugePage;
 
 class Measurement {
@@ -26,7 +26,7 @@ class Measurement {
   Measurement(comm::Communicator& communicator, const std::function<void()>& meanwhile)
       : communicator_(communicator), meanwhile_(meanwhile) {}
 
-  // The seconds of the quickest of some gathers in which each rank gives so many bytes.
+  // The seconds of the quickest of some gathers with `each` bytes per rank.
   double seconds(std::size_t each) {
     const auto ranks = static_cast<std::size_t>(communicator_.size());
     std::vector<std::size_t> borders(ranks + 1);
@@ -37,7 +37,7 @@ class Measurement {
     return slowest(best);
   }
 
-  // The least memory that a rank has for this. Only so do all ranks gather the same.
+  // The least memory that any rank has for this, so that all ranks gather the same.
   std::uint64_t least(std::uint64_t own) {
     for (const std::string& text :
          communicator_.exchange(call_id(kMemory), kMemory, fmt::format("{}", own), meanwhile_))
@@ -45,7 +45,7 @@ class Measurement {
     return std::max(own, kLeastMemory);
   }
 
-  // The ranks may share a process, whose memory they look at next.
+  // Ranks that share a process look at its memory next.
   void end() {
     bytes_.reset();
     slowest(0);
@@ -83,14 +83,14 @@ class Measurement {
 Link measure_link(comm::Communicator& communicator, std::uint64_t memory,
                   const std::function<void()>& meanwhile) {
   Measurement measurement(communicator, meanwhile);
-  // What is gathered comes to a host once. All ranks count the same: what comes to the smallest host.
+  // Gathered bytes reach a host once. All ranks count the same: the bytes that reach the smallest host.
   const comm::Hosts& hosts = communicator.hosts();
   std::size_t others = static_cast<std::size_t>(communicator.size()) - 1;
   for (int rank = 0, least = hosts.ranks(); rank < hosts.ranks() && !hosts.all_on_one(); ++rank) {
     least = std::min(least, static_cast<int>(hosts.with(rank).size()));
     others = static_cast<std::size_t>(hosts.ranks() - least);
   }
-  // A rank also holds what it gives itself, and what others of its host give.
+  // A rank also holds its own bytes, and those of other ranks on its host.
   const auto taken = [&](std::size_t received) {
     return round_up(static_cast<std::size_t>(communicator.size()) * divide_up(received, others), kHugePage);
   };

@@ -13,13 +13,13 @@ namespace sluice::engine {
 struct Machine {
   struct Memory {
     std::uint64_t total = 0, usable = 0;  // usable: by one process, where --memory is not stated
-    std::uint64_t process = 0;            // what a process holds before a run takes anything; 0: not known
+    std::uint64_t process = 0;            // what a process holds before a run takes anything; 0: unknown
   };
   struct Attention {
     Dtype type = Dtype::kF32;
     double flops = 0;
   };
-  // Updates of parameters of `type`, with state and master as the flags of these names say.
+  // The rate of updates of parameters of `type`, with state and master as the flags of these names say.
   struct Update {
     std::string optimizer;
     Dtype type = Dtype::kF32, state = Dtype::kF32;
@@ -49,7 +49,7 @@ Machine measure_machine();
 
 // The document, without `findings`.
 Json to_json(const Machine& machine);
-// Throws Error(kInvalidArgument), which names file, key and value, for what the format does not allow, and
+// Throws Error(kInvalidArgument) that names file, key and value for a violation of the format, and
 // Error(kNotFound) for a file that does not exist.
 Machine read_machine(const std::string& path);
 

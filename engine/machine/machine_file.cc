@@ -17,7 +17,7 @@ constexpr double kMostRate = 1e18;  // the most of anything a second
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60, kMostCores = 4096;
 constexpr std::size_t kMostSize = std::size_t{1} << 31;  // the largest size of a product
 
-// An object of the document. Each of its keys is asked for once; end() refuses keys that were not asked for.
+// An object of the document. Each of its keys is read once; end() refuses keys that were not read.
 class Fields {
  public:
   Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
@@ -51,14 +51,14 @@ class Fields {
              value);
     return number;
   }
-  // Reads a number of bytes, or a text as --memory takes it.
+  // Reads a number of bytes, or a text such as --memory takes.
   std::uint64_t size(const std::string& key) {
     const Json& value = at(key);
     if (value.is_string()) {
       try {
         const std::uint64_t bytes = parse_size(value.get<std::string>());
         if (bytes <= kMostBytes) return bytes;
-      } catch (const Error&) {  // told below
+      } catch (const Error&) {  // reported below
       }
     } else if (value.is_number_unsigned() && value <= kMostBytes) {
       return value;

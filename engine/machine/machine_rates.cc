@@ -45,7 +45,7 @@ offload::DiskRates measure_disk_limit(const std::string& folder, std::uint64_t b
   const allocator::Region memory(unlimited, allocator::Purpose::kStaging, shape.bytes());
   offload::fill_for_measuring(memory.bytes());
   offload::BareFile file(folder, bytes);
-  file.measure(shape, memory.bytes());  // the first writes into reserved space are slower, and do not count
+  file.measure(shape, memory.bytes());  // does not count: writing into reserved space is slower
   return file.measure(shape, memory.bytes());
 }
 
@@ -61,12 +61,12 @@ void stripe(std::span<const offload::DiskRates> folders, MachineRates& rates) {
   rates.disk_together = slowest.together * count;
 }
 
-// For each byte that is received. A rank gives about as much: one byte is copied into shared memory, and
-// another one out of it. Over TCP the kernel's copies and packets take several times as long, as measured
-// with Open MPI (docs/benchmarks.md).
+// Bytes that memory moves per received byte. A rank gives about as much: one byte is copied into shared
+// memory, and another one out of it. Over TCP the kernel's copies and packets take several times as long, as
+// measured with Open MPI (docs/benchmarks.md).
 double bytes_moved(bool on_one_host) { return on_one_host ? 4 : 14; }
 
-// Bytes a second that one thread copies, and more where a core's part of the memory's bandwidth is more.
+// Bytes a second that one thread copies; more where a core's share of the memory's bandwidth is more.
 constexpr double kMemoryOfThread = 10e9;
 
 }  // namespace

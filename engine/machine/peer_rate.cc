@@ -24,7 +24,7 @@ constexpr const char* kTrial = "a trial of what GPUs read of each other";
 constexpr std::size_t kMostRead = 64 * kMiB;
 constexpr int kTrials = 3;
 
-// What a rank has in its memory: systems are known on which GPUs read something else, without an error.
+// The contents of a rank's memory in the trial: on some systems GPUs read something else, without an error.
 std::byte pattern_of(int rank) { return static_cast<std::byte>(0x5A + rank); }
 
 class Trial {
@@ -41,7 +41,7 @@ class Trial {
   }
 
   std::string share() { return given_.share(communicator_, kTrial); }
-  // Each reads of one rank at a time, and of another one than the others do.
+  // Each rank reads from one other rank at a time, and no two ranks from the same one.
   double bytes_a_second() {
     double least = std::numeric_limits<double>::infinity();
     for (int distance = 1; distance < communicator_.size(); ++distance) {
@@ -90,7 +90,7 @@ std::string problem_of(const std::function<void()>& action) {
   return {};
 }
 
-// Collective: the least of what the ranks have found, or the problem of the first one that has any.
+// Collective: the least of the rates of all ranks, or the problem of the first one that has any.
 BetweenGpus together(comm::Communicator& communicator, double own, const std::string& problem) {
   BetweenGpus all{own};
   const std::vector<std::string> told =

@@ -8,14 +8,14 @@
 
 namespace sluice::engine {
 
-// What a run computes and does I/O with. It is made before anything large is allocated.
+// What a run computes and does I/O with; made before anything large is allocated.
 struct Tools {
   Tools(int thread_count, const offload::IoOptions& how);
   Threads threads;
   std::unique_ptr<kernels::MatrixLibrary> library;
   offload::IoOptions disk_options;  // the options of io
   std::unique_ptr<offload::IoService> io;
-  // The memory that the process holds once all of them are in use, with the reserve.
+  // The memory that the process holds once all of these are in use, with the reserve.
   std::uint64_t base() const;
 };
 

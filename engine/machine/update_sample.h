@@ -11,9 +11,9 @@ class UpdateSample {
   UpdateSample(const optim::Optimizer& optimizer, Dtype dtype, Dtype gradients, std::size_t elements);
   std::size_t elements() const { return layout_.unit_elements(0); }
   std::size_t bytes() const { return gradient_offset() + elements() * size_of(gradients_); }
-  double bytes_an_element() const { return format_.update_bytes(0, 0); }  // that are moved
-  std::size_t state_bytes() const { return format_.bytes(0); }            // which come first in `memory`
-  // The update of what lies in `memory`, of which it touches nothing itself: it may be a GPU's.
+  double bytes_an_element() const { return format_.update_bytes(0, 0); }  // moved by its update
+  std::size_t state_bytes() const { return format_.bytes(0); }            // at the beginning of `memory`
+  // Describes the update of what is in `memory`, which it does not access: it may be GPU memory.
   optim::Span span(std::byte* memory) const;
   Array parameter(std::byte* memory) const { return {memory + parameter_offset(), dtype_}; }
   Array gradient(std::byte* memory) const { return {memory + gradient_offset(), gradients_}; }
