@@ -96,8 +96,7 @@ class Assignment {
   std::vector<std::vector<std::size_t>> uses_;  // by holding: positions in the schedule
   std::vector<std::size_t> distances_;          // by holding, from the one being assigned
   std::vector<HoldingId> seen_;                 // holdings whose distance is set
-  std::vector<std::size_t> shares_,
-      near_;  // by frame: how many holdings share it; its nearest one's distance
+  std::vector<std::size_t> shares_, near_;      // by frame: number of holdings; distance of the nearest
   std::vector<std::vector<std::size_t>> assigned_;
 };
 

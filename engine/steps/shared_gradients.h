@@ -96,9 +96,8 @@ class SharedGradients {
     std::uint64_t micro_batches = 0;   // that have ended
     std::vector<Known> known;          // by parameter
     std::vector<std::uint32_t> begun;  // by unit: whether its sum is in flight
-    std::vector<std::uint32_t>
-        came;         // by unit: its number among those that this rank reached, from 1; 0: none
-    StepOfRank step;  // with settings, where the request is to step
+    std::vector<std::uint32_t> came;   // by unit: its number in the order of end_gradients(); 0: none
+    StepOfRank step;                   // with settings, where the request is to step
   };
   void begin_micro_batches();
   bool any_added() const;

@@ -75,8 +75,7 @@ void SumsInBackward::begin_step() {
   has_exchanged_ = ended_ = all_ended_ = false;
   next_ = 0;
   let_go_.clear();
-  for (ParameterId p = 0; p < summed_.size(); ++p)
-    summed_[p] = core_.gradients.has(p);  // kept from an earlier step
+  for (ParameterId p = 0; p < summed_.size(); ++p) summed_[p] = core_.gradients.has(p);  // kept ones
   if (agreed_ == 0) proposed_.clear();
 }
 
