@@ -29,7 +29,7 @@ class StateFormat {
   const Shards& shards() const { return shards_; }
   // In bytes; 0 for a frozen unit. All chunks of a unit but its last take the same number, whole blocks.
   std::size_t chunk_bytes(UnitId unit, std::size_t chunk) const;
-  // Of the chunks from `first` to `end` - 1.
+  // The bytes of the chunks from `first` to `end` - 1.
   std::size_t chunk_bytes(UnitId unit, std::size_t first, std::size_t end) const {
     return std::min(chunk_offset(unit, end), bytes(unit)) - chunk_offset(unit, first);
   }

@@ -13,7 +13,7 @@ namespace sluice::engine {
 namespace {
 
 constexpr int kMachineVersion = 2;
-constexpr double kMostRate = 1e18;  // the most of anything a second
+constexpr double kMostRate = 1e18;  // the largest rate of anything, per second
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60, kMostCores = 4096;
 constexpr std::size_t kMostSize = std::size_t{1} << 31;  // the largest size of a product
 

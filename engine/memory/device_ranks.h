@@ -78,9 +78,9 @@ class DeviceRanks {
     std::size_t pieces, elements;
   };
   static Pace pace(const Layout& layout, bool on_gpus);
-  static std::size_t bytes(const Layout& layout, Of of, Meeting meeting);         // of host memory
-  static std::size_t device_bytes(const Layout& layout, Of of, Meeting meeting);  // of the GPU's
-  void start(allocator::Ledger& ledger, Ranks& ranks);                            // which outlive it
+  static std::size_t bytes(const Layout& layout, Of of, Meeting meeting);         // host memory that it takes
+  static std::size_t device_bytes(const Layout& layout, Of of, Meeting meeting);  // GPU memory, likewise
+  void start(allocator::Ledger& ledger, Ranks& ranks);                            // both outlive it
   // Collective; before the first call. name: of what is exchanged, for messages. in_host: by unit, whether
   // this rank has it in host memory at the exchange. Throws where GPUs cannot read each other's memory.
   // Returns, by unit, whether it is exchanged on the GPUs.

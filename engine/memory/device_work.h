@@ -23,7 +23,6 @@ namespace sluice::engine {
 // need not wait. A stream waits only once for a point (Place) of another stream and all before it. Thread
 // rule: one thread, and others that copy in and out and wait, as DeviceDisk does; two of them must not use
 // one piece at a time, unless both read it, or on one stream.
-// use one piece at a time, unless both read it, or on one stream.
 class DeviceWork {
  public:
   using Memory = std::span<const std::byte>;  // GPU memory, or registered host memory

@@ -113,7 +113,7 @@ class Homes {
 
   // A change of plan. REQUIRES: holdings that are not exposed are not present.
   virtual void set_tier(HoldingId holding, allocator::Tier tier) = 0;
-  virtual void take_more(std::size_t extents) = 0;  // until there are so many
+  virtual void take_more(std::size_t extents) = 0;  // until there are `extents`
   virtual void give_back(std::size_t extents) = 0;  // gives back free ones until only so many are left
 
   // Shutdown, where the CPU computes; see Pager.

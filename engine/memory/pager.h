@@ -71,10 +71,10 @@ class Pager {
   // holding that it follows is used.
   void park(HoldingId holding);
   void unpark(HoldingId holding);
-  // Makes an exposed holding accessible at its address, for reading, or also for writing, until as many calls
-  // of conceal(). Waits for transfers. On a GPU it is always accessible: work that the client queues between
-  // the two calls runs after the transfers that it needs, and before those that would disturb it. REQUIRES:
-  // the holding is held.
+  // Makes an exposed holding accessible at its address, for reading, or also for writing, until conceal() was
+  // called as often. Waits for transfers. On a GPU it is always accessible: work that the client queues
+  // between the two calls runs after the transfers that it needs, and before those that would disturb it.
+  // REQUIRES: the holding is held.
   void view(HoldingId holding, bool writable);
   void conceal(HoldingId holding, bool writable);
   // Ends the access to a holding whose contents are out of date, even where a transfer still keeps it at its

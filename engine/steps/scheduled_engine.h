@@ -44,8 +44,9 @@ class ScheduledEngine final : public Engine {
   GradientTarget gradient_of_rows(ParameterId parameter, int use, std::size_t micro_batch,
                                   std::span<const std::int32_t> rows);
   // Ends the step, after the last group. Throws Error(kNotFinite) that names a parameter whose gradient is
-  // not finite: no parameter was changed, and the engine goes on. Where updates do not wait for step(),
-  // release() of that gradient throws instead, and the engine has failed.
+  // not finite: no parameter was changed, and the engine goes on. Where updates do not wait for step(), the
+  // call in which that gradient becomes final throws (without other ranks it is release()), and the engine
+  // has failed.
   StepResult step();
   // Also makes gradients final whose sums over ranks have completed: another rank's update may wait for this
   // one's.

@@ -34,7 +34,7 @@ void Values::require(UnitId unit) const {
 
 std::exception_ptr Values::load(UnitId unit, const UnitSource& source) {
   c_.share_memory();
-  c_.report_work();  // other ranks may load faster
+  c_.report_work();  // ranks that load faster wait for this one
   if (!source.values) require(unit);
   c_.settle();
   has_[unit] = false;
