@@ -43,7 +43,8 @@ class Backing {
   virtual ForCpu for_cpu() { return {}; }
 };
 
-// A backing that verifies its own contents during a fetch, since the caller cannot see them.
+// A backing whose bytes the caller does not see, since they are in GPU memory; what needs verifying is
+// verified during the transfer.
 class CheckedBacking : public Backing {
  public:
   using Backing::store;

@@ -96,7 +96,7 @@ class Homes {
   virtual std::vector<HoldingId> in_the_way(HoldingId /*holding*/) const { return {}; }
 
   // What a client may access. Calls of view() and conceal() come in pairs. arrange() then moves pages where
-  // needed. REQUIRES for arrange(): the holding is present, and no transfer of it is in flight.
+  // needed. REQUIRES, for arrange(): the holding is present, and no transfer of it is in flight.
   virtual void view(HoldingId holding, bool writable) = 0;
   virtual void conceal(HoldingId holding, bool writable) = 0;
   // Whether a view of the holding has to wait until its pages can move.

@@ -28,7 +28,7 @@ class PeerMemory {
   // The message for a user whose plan was made for GPUs that read each other's memory.
   static std::string refusal(const std::string& problem);
   bool is_shared() const { return !of_ranks_.empty(); }
-  // The begin of a rank's memory, as an address of this rank's GPU. REQUIRES, for all below: is_shared().
+  // The start of a rank's memory, as an address of this rank's GPU. REQUIRES, for all below: is_shared().
   const std::byte* of(int rank) const { return memory_of(rank).data(); }
   std::span<const std::byte> memory_of(int rank) const { return of_ranks_[static_cast<std::size_t>(rank)]; }
   // A rank's memory at the same offset as this pointer into data().

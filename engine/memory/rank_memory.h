@@ -29,7 +29,7 @@ class RankMemory {
   // messages.
   void share(Ranks& ranks, const std::string& name, bool with_gpus);
   bool is_shared() const { return !of_ranks_.empty(); }
-  // The begin of a rank's memory. REQUIRES: is_shared().
+  // The start of a rank's memory. REQUIRES: is_shared().
   const std::byte* of(int rank) const { return of_ranks_[static_cast<std::size_t>(rank)].data; }
   // A rank's memory at the same offset as this pointer into data(). REQUIRES: is_shared().
   const std::byte* of(int rank, const std::byte* own) const { return of(rank) + (own - data()); }

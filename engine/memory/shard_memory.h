@@ -34,14 +34,14 @@ class ShardMemory {
   void start(allocator::Ledger& ledger, allocator::Purpose purpose, std::size_t capacity = 0) {
     memory_ = {ledger, purpose, bytes_, capacity};
   }
-  // Takes GPU memory instead, in which the GPU updates the shards. REQUIRES then: no leave() or enter().
+  // Takes GPU memory instead, in which the GPU updates the shards. REQUIRES: no leave() or enter() follows.
   void start(allocator::Ledger& ledger, DeviceWork& gpu, allocator::Purpose purpose) {
     on_gpu_ = {ledger, gpu.device(), purpose, bytes_};
     for (UnitId unit = 0; unit < rooms_.size(); ++unit)
       if (has(unit) && rooms_[unit] > 0) gpu.add({data(unit), rooms_[unit]}, rooms_[unit]);
   }
   // Takes registered host memory instead, from which GPUs copy: this rank's, and after share() those of the
-  // other ranks (RankMemory). REQUIRES then: no leave() or enter().
+  // other ranks (RankMemory). REQUIRES: no leave() or enter() follows.
   void start(allocator::Ledger& ledger, Device& gpu, allocator::Purpose purpose, bool may_share) {
     beside_gpu_ = {ledger, gpu, purpose, bytes_, may_share};
   }

@@ -61,7 +61,7 @@ class Ranks {
   // All-gathers these elements of a unit's summed gradient; `sum` has nothing else. REQUIRES: the unit's
   // state is partitioned.
   void gather_gradient_in(UnitId unit, ElementRange elements, Array sum, Done done);
-  // Waits until every rank has ended its edit of the unit.
+  // A barrier: waits until every rank has ended its edit of the unit.
   void wait_for_edit(UnitId unit, const std::function<void()>& meanwhile);
   // All-gathers these elements of an updated unit; `values` has nothing else. REQUIRES: the unit's state is
   // partitioned.

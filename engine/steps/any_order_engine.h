@@ -34,7 +34,7 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // updated. Where the plan does not clip, a unit's gradients are final when nobody holds the unit any more,
 // and are applied at once with the settings of begin_step(). Each parameter then gets at most one gradient
 // per step, and release() throws Error(kNotFinite), leaving the unit as it was. A GPU reports such a gradient
-// later: step() throws, when other units were updated (but a factor that is not finite is known at once).
+// later: step() throws, after other units were updated (but a factor that is not finite is known at once).
 // Where the optimizer has rounds for a parameter that spans units, these units are updated jointly, when all
 // their gradients are final; step() refuses where only some of them have gradients. Parameters are accessible
 // at their address only while their unit is held, and writable only while it is held for editing; any other
@@ -206,7 +206,7 @@ class AnyOrderEngine final : public Engine {
     const std::byte* begin;
     UnitId unit;
   };
-  std::vector<Addressed> by_address_;  // by begin of the units' address ranges, ascending
+  std::vector<Addressed> by_address_;  // by start of the units' address ranges, ascending
   bool left_ = false;
 };
 

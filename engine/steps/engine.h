@@ -25,7 +25,7 @@ namespace sluice::engine {
 // The source of a unit's values. Elements are counted within the unit's span of a parameter.
 struct UnitSource {
   // Fills `out` with values of a parameter, from element `first` on: those of its master, where it has one.
-  // Null: the values stay as they are. REQUIRES then: the unit has no masters.
+  // Null (REQUIRES: the unit has no masters): the values stay as they are.
   std::function<void(ParameterId, std::size_t first, std::span<float> out)> values;
   // Does the same for an array of the state (see Optimizer::state()). Null: it becomes zero.
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<float> out)> state;

@@ -15,8 +15,8 @@ namespace sluice::engine {
 
 class HostStaging;
 
-// What streaming the values and state of one unit, chunk by chunk, through the staging slots of an idle
-// pipeline needs.
+// The resources for streaming the values and state of one unit, chunk by chunk, through the staging slots of
+// an idle pipeline.
 struct ValueStreams {
   const Layout& layout;
   StateStore& states;
