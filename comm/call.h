@@ -15,28 +15,32 @@ enum class CallKind : std::uint8_t {
   kAllGather,
   kAllReduce,
   kBroadcast,
-  kExchange,  // a thread of each rank waits for it
+  kExchange,  // blocks a thread of each rank
   kMessage,
 };
 
-// What a message belongs to. Both ends must agree on all of it.
+// Identifies the call that a message belongs to. Sender and receiver must give equal values in every field.
 struct Call {
-  std::uint8_t kind = 0;     // as CallKind
-  std::uint8_t type = 0;     // of its elements
-  std::uint64_t count = 0;   // of all elements of the call
-  std::uint64_t detail = 0;  // what else must agree: a root, or checksums of borders and order
+  std::uint8_t kind = 0;    // a CallKind
+  std::uint8_t type = 0;    // the type of the elements
+  std::uint64_t count = 0;  // the number of elements in the whole call
+  // Anything else both ends must agree on: a root, or a checksum of boundaries and order of addition.
+  std::uint64_t detail = 0;
   bool operator==(const Call&) const = default;
 };
 
-// Returns a call in words, for messages: "the sum of 'h.3' (f32, 100 elements)".
+// Returns a call in words for error messages: "the sum of 'h.3' (f32, 100 elements)".
 using Describe = std::function<std::string(std::uint64_t tag, const Call& call)>;
 
-// What one rank reads of another one's memory. The keys are for those who read and serve.
+// A one-sided read of another rank's memory. Reader and server agree on what `key` and `version` mean; the
+// transport only carries them.
 struct Read {
-  int reader = 0, owner = 0;  // the owner is another rank than the one that is asked, where that one relays
+  // `owner` is the rank whose bytes are wanted. It differs from the rank that is asked where that rank
+  // relays.
+  int reader = 0, owner = 0;
   std::uint64_t key = 0, version = 0, offset = 0, bytes = 0;
 };
-// Takes the bytes, or an error in their place. `sent` is called when the bytes are used no more.
+// Receives the bytes or an error in their place. The transport calls `sent` when it no longer uses the bytes.
 using Answer = std::function<void(std::span<const std::byte> bytes, std::exception_ptr error, Done sent)>;
 using Server = std::function<void(const Read& read, Answer answer)>;
 

@@ -22,89 +22,93 @@
 
 namespace sluice::comm {
 
-// Returns the tag of message number `index` of a stage of the call with this id that is the `use`th. Tags are
-// hashes of 64 bits, so that those of different calls differ.
+// Returns the tag of message number `index` in a stage of the use-th call with this id. A tag is a 64-bit
+// hash, so that tags of different calls differ.
 std::uint64_t tag_of(std::uint64_t id, std::uint64_t use, std::uint8_t stage, std::uint64_t index);
-// Returns a call in words.
 std::string in_words(const std::string& name, const Call& call);
 
-// What a collective call was given. Ranks are numbers in its group.
+// The arguments of a collective call. Ranks are numbered within its group.
 struct Task {
   CallKind kind;
   std::uint64_t id = 0, use = 0;
   std::string name{};
   Element element{};
-  std::vector<std::byte*> arrays{};    // what this rank gives; of a sum as many as `order` says
-  std::vector<std::size_t> borders{};  // of the parts, by rank; of a broadcast: 0 and the number of bytes
+  std::vector<std::byte*> arrays{};  // this rank's inputs; a sum has as many as `order` says
+  // By rank, where each part begins. A broadcast has 0 and its number of bytes.
+  std::vector<std::size_t> borders{};
   int root = 0;
-  SumOrder order{};                      // of a sum
-  std::shared_ptr<const Given> given{};  // of a sum; null: all of it
+  SumOrder order{};                      // only for a sum
+  std::shared_ptr<const Given> given{};  // only for a sum; null: each rank gives all elements
   Done done{};
 };
 
 inline constexpr std::size_t kBlockBytes = std::size_t{256} << 10;
 
-enum class SlotUse : std::uint8_t { kOwn, kHost };  // a block of the own part, or one that the rank relays
+// kOwn: the slot holds a block of this rank's own part. kHost: it holds a block that this rank relays.
+enum class SlotUse : std::uint8_t { kOwn, kHost };
 
-// Memory for what the other ranks have of one block of a sum.
+// Staging memory for the other ranks' contributions to one block of a sum.
 struct Slot {
-  std::byte* memory;  // kBlockBytes for each other rank, which all of its arrays share
+  std::byte* memory;  // kBlockBytes for each other rank, shared by its arrays
   SlotUse use;
-  int owner = 0;            // whose part the block is of
-  std::uint64_t block = 0;  // of that part
-  std::size_t awaited = 0;  // the messages that have not ended
+  int owner = 0;            // the rank whose part contains the block
+  std::uint64_t block = 0;  // index within that part
+  std::size_t awaited = 0;  // messages in flight for this slot
 };
 
 class Collective;
-// A message of a collective call has ended.
+// Reports that a message of a collective call has ended.
 struct Event {
-  // kBlockAsked: the rank that has the part wants a block of what this one relays. kPartCame: of a gather.
+  // kBlockAsked: the owner of a part asks this rank, its relay, for a block. kPartCame: a part of an
+  // all-gather or broadcast has arrived.
   enum Kind { kBegun, kBlockSent, kBlockCame, kBlockAsked, kSumSent, kPartCame, kOther } kind = kOther;
   Collective* collective = nullptr;
-  int owner = 0;            // whose part it is of
-  std::uint64_t block = 0;  // that was asked for
+  int owner = 0;            // the rank whose part the message carries
+  std::uint64_t block = 0;  // the block that was asked for
   Slot* slot = nullptr;
   std::exception_ptr error{};
 };
 
-// One call under way. It begins with empty messages between each two ranks, which compare the calls. A part
-// of a sum is computed block by block, each with a slot; all else lands where it belongs.
+// One collective call in flight. It begins with an empty message between every two ranks, which compares
+// their calls. A rank computes its part of a sum block by block, each in a slot; messages of all other calls
+// are received directly into the caller's array.
 //
-// Sums wait for slots, but never for each other. A slot is given to a call only when all ranks of its group
-// have begun that call, so groups may share slots. What they send needs no slot: they send each block of the
-// other parts from its place, as soon as it is asked for. So each slot that was given is filled and is free
-// again, whatever else its rank waits for, and whatever order the ranks began their calls in. A rank with all
-// slots in use thus always gets one back.
+// Slots cannot deadlock. A call gets a slot only when all ranks of its group have begun that call. Sending
+// needs no slot: a rank sends each block of another rank's part from the caller's array as soon as it is
+// asked. So each slot fills and becomes free again, whatever else the rank waits for and in whatever order
+// ranks began their calls. Groups may therefore share slots.
 //
-// Of several hosts, a rank may relay blocks (SumRoute): it adds what the ranks of its host have of them. It
-// does so when the rank that has the part asks, which has a slot for the sums then. Slots for this are apart
-// from those for the own part, so that each is free again once the others of the host have sent. A
-// relay gets whole blocks: what a rank does not give of them, as -0.
+// Over several hosts a rank may be a relay (SumRoute): it adds the contributions of the ranks of its host to
+// a block when the block's owner asks, which has a slot for the sums by then. Relayed blocks have slots of
+// their own, so that each becomes free once the other ranks of the host have sent. A relay receives whole
+// blocks; elements that a rank does not give are -0 there.
 //
-// Thread rule: the communicator's thread, but task() and knows() are for any.
+// Thread rule: the communicator's thread; task() and knows() may be called from any thread.
 class Collective {
  public:
-  using Report = std::function<void(Event event)>;  // of any thread
+  using Report = std::function<void(Event event)>;  // called on any thread
   Collective(Transport& transport, std::shared_ptr<const Group> group, Report report, Task task);
 
   const Task& task() const { return task_; }
-  bool knows(std::uint64_t tag) const;  // whether it may have a message of this tag
+  bool knows(std::uint64_t tag) const;  // whether a message with this tag may belong to this call
 
   void begin(Adder& adder);
-  // One of its messages has ended. Returns whether the event's slot is free again.
+  // Handles the end of one of the call's messages. Returns whether the event's slot is free again.
   bool end(Event event, Adder& adder);
   bool wants_slot(SlotUse use) const;
-  void use_slot(Slot& slot);             // for the next block that takes one
-  void abort(std::exception_ptr error);  // begins no message any more
+  void use_slot(Slot& slot);             // takes the slot for the next block that needs one
+  void abort(std::exception_ptr error);  // begins no further messages
   bool has_ended() const;
-  std::exception_ptr take_error() { return std::move(error_); }  // once it has ended
+  std::exception_ptr take_error() { return std::move(error_); }  // REQUIRES: has_ended()
 
  private:
   std::span<std::byte> part(int rank, std::size_t array = 0) const;
   std::span<std::byte> block(int rank, std::uint64_t index, std::size_t array = 0) const;
   std::uint64_t blocks(int rank) const;
-  std::span<std::byte> whole(int rank) const;  // what is gathered or broadcast from there
-  // The number of the message with a block of an array, or of a sum, of the part of `owner`.
+  // The bytes that this rank contributes to a gather or broadcast.
+  std::span<std::byte> whole(int rank) const;
+  // The index in tag_of() of the message that carries a block of an array, or of a relay's sum, for the part
+  // of `owner`.
   std::uint64_t message(int owner, std::uint64_t block, std::size_t array) const;
   Run elements(int owner, std::uint64_t block) const;
   std::vector<Run> runs_of(int from, std::uint64_t block) const;
@@ -128,7 +132,7 @@ class Collective {
   void send_sums(Slot& slot, Adder& adder);
   void add_up(const Slot& slot, Adder& adder);
 
-  int source(int owner) const;  // the rank from which this one gets what is gathered from `owner`
+  int source(int owner) const;  // the rank that forwards the part of `owner` to this one
   void send_own_part();
   void pass_on(int owner);
   void receive_parts();
@@ -142,14 +146,15 @@ class Collective {
   const Hosts& hosts_;
   const int rank_, ranks_;
   const bool gathers_by_host_;
-  const std::optional<SumRoute> route_;  // of a sum
+  const std::optional<SumRoute> route_;  // only for a sum
   const std::size_t block_bytes_;
-  std::size_t under_way_ = 0;                 // messages
-  int begun_ = 0;                             // others of the group that have begun
-  std::uint64_t next_block_ = 0, added_ = 0;  // blocks of the own part
-  std::vector<std::uint64_t> sent_;  // by owner: messages with blocks that were sent, or asks awaited
-  std::deque<std::pair<int, std::uint64_t>> asked_;  // owners and blocks that are to be relayed
-  std::uint64_t to_relay_ = 0;                       // blocks
+  std::size_t under_way_ = 0;  // messages in flight
+  int begun_ = 0;              // other ranks of the group that have begun this call
+  // The next block to request and the number of finished ones, of the own part.
+  std::uint64_t next_block_ = 0, added_ = 0;
+  std::vector<std::uint64_t> sent_;  // by owner: block messages sent; for a relayed part, requests awaited
+  std::deque<std::pair<int, std::uint64_t>> asked_;  // (owner, block) pairs that this rank is to relay
+  std::uint64_t to_relay_ = 0;                       // blocks still to be relayed
   std::exception_ptr error_;
 };
 

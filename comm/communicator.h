@@ -22,97 +22,101 @@ namespace sluice::comm {
 
 struct Task;
 
-// Where each rank's part of an array begins: rank r has the elements borders[r] ... borders[r + 1] - 1. It
-// has size() + 1 entries, which do not descend. Parts may be empty.
+// The boundaries of the ranks' parts of an array: rank r has the elements borders[r] ... borders[r + 1] - 1.
+// There are size() + 1 entries, which never descend. Parts may be empty.
 using Borders = std::span<const std::size_t>;
 
-// What the ranks of a run, or a group of them, do together. A call that all ranks take part in is
-// *collective*: every rank calls it with the same `id` and the same arguments, in any order among calls of
-// other ids, and as often as it likes with the same id, in the same order on all ranks. Calls that differ end
-// the work of all ranks with an error that names them. No call but exchange() and barrier() waits. `done` is
-// called once on the communicator's thread, must be short, and may make further calls that do not wait. It
-// gets null, or the first failure of the run (see Transport); the arrays stay valid and unused until then.
-// Names are for messages. Ids are remembered, so a run has a limited number of them. Arguments that are wrong
-// in themselves throw Error(kInvalidArgument), and nothing is begun. Thread rule: any thread.
+// Collective operations among the ranks of a run, or of a group of them.
 //
-// Sums of f32, bf16 and f16 are computed in f32, and rounded once: pairwise over the ranks
-// (order_of_ranks()), or in the SumOrder that is given. Those of integers are exact, and those of f64 are
-// ((rank 0 + rank 1) + rank 2) + ... So all ranks have the same bits, whatever the links are.
+// Each rank makes a *collective* call with the same `id` and the same arguments. Calls with different ids may
+// come in any order; calls with the same id must come in the same order on all ranks. Ranks whose calls
+// differ end the work of all ranks with an error that names both calls. Ids are remembered, so a run should
+// use a limited number of them. Names are for error messages only.
 //
-// Ranks of a host that are neighbours add what they give (of f32) before they send it to another host, as far
-// as the order has sums of them: one, where they are 2, 4, 8, ... from a multiple of that on. What is
-// gathered or broadcast comes to a host once, and goes on within it. (What is exchanged or read goes to each
-// rank.)
+// Calls are asynchronous, except exchange() and barrier(). `done` is called once on the communicator's
+// thread, with null or the first failure of the run (see Transport). It must be short, and may make further
+// asynchronous calls. Until then the arrays stay valid and the caller does not touch them. A wrong argument
+// throws Error(kInvalidArgument) before anything is sent. Thread rule: any thread.
+//
+// Sums of f32, bf16 and f16 are computed in f32 and rounded once: pairwise over the ranks (order_of_ranks()),
+// or in the given SumOrder. Sums of integers are exact. Sums of f64 are ((rank 0 + rank 1) + rank 2) + ... So
+// all ranks get the same bits over any links.
+//
+// Traffic between hosts: the ranks of a host, where they have consecutive numbers, add their f32
+// contributions before sending them to another host, as far as the order of addition allows. (One sum is sent
+// where they are 2, 4, 8, ... ranks beginning at a multiple of that number.) A gathered or broadcast part
+// reaches each host once and is forwarded within it; exchange() and reads send to each rank.
 class Communicator {
  public:
-  // The bytes of buffers that a communicator of so many ranks takes.
+  // Returns the bytes of buffers that a communicator among this many ranks allocates.
   static std::size_t buffer_bytes(int ranks);
-  // Takes its buffers (staging). `ledger` outlives it. One thread of its own computes the sums. hosts: by
-  // rank, a number that ranks of one host have alike, the same on all ranks; none: all are on one. Throws
-  // Error(kBudget) where there is no memory for the buffers.
+  // Allocates its buffers and charges them to `ledger` as staging; the ledger outlives the communicator. A
+  // thread of its own computes the sums. hosts[r] is a number that identifies the host of rank r, the same on
+  // all ranks; an empty vector means that all ranks are on one host. Throws Error(kBudget) where the buffers
+  // do not fit.
   Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger,
                const std::vector<int>& hosts = {});
-  // The last one of a rank ends what is under way with an error.
+  // Destroying the last communicator of a rank ends its calls in flight with an error.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // These ranks as a communicator of their own, over the same links, threads and buffers. Their numbers in it
-  // are their places in `members`. Nothing is sent: each of them makes it alike, and one that is made again
-  // is the same. A call of it is collective in it alone, and has nothing to do with a call of other ranks
-  // that has the same id. Each rank serves reads for one communicator. failure(), fail(), report_work() and
-  // counters() are those of all ranks, which errors of the run name by their numbers among all. Throws
-  // Error(kInvalidArgument) where a member is no rank, or is named twice, or this rank is none of them.
+  // Returns a communicator among these ranks only, over the same links, threads and buffers. A rank's number
+  // in it is its place in `members`. Making it sends nothing: each member makes the same one, and making it
+  // again gives the same group. Its calls are collective among its members, and independent of calls of other
+  // groups with the same id. Only one communicator of a rank may serve reads. failure(), fail(),
+  // report_work() and counters() concern the whole run, and errors number ranks within the whole run. Throws
+  // Error(kInvalidArgument) where a member is no rank or is named twice, or this rank is not among them.
   std::unique_ptr<Communicator> group(const std::vector<int>& members) const;
 
   int rank() const;
   int size() const;
   const Hosts& hosts() const;
 
-  // Collective. Afterwards the rank's own part of `values` (f32, bf16 or f16) is the sum over all ranks; the
-  // rest is as it was.
+  // Collective. Leaves in this rank's own part of `values` (f32, bf16 or f16) the sum over all ranks. The
+  // rest of `values` stays as it was.
   void reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
-  // The same, where a rank gives several arrays, as `order` says. The sum is in the first one afterwards.
-  // given: what it gives of each of them, and what the others give, the same on all ranks; null: all. What is
-  // no part of its own is unspecified then.
+  // The same for several arrays per rank, as `order` says; the sum is left in the first one. `given` says
+  // which elements each rank contributes, the same on all ranks; null: all. With `given`, elements outside
+  // the rank's own part are unspecified afterwards.
   void reduce_scatter(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
                       Borders borders, const SumOrder& order, Done done,
                       std::shared_ptr<const Given> given = nullptr);
-  // Collective. Afterwards each rank's part of `values` (of any type) is what that rank had there.
+  // Collective. Fills each rank's part of `values` (of any type) with that rank's contents.
   void all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
-  // Collective. Afterwards the `count` values are the sums over all ranks.
+  // Collective. Replaces the `count` values by their sums over all ranks.
   void all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<const Array> arrays, std::size_t count,
                   const SumOrder& order, Done done, std::shared_ptr<const Given> given = nullptr);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<double> values, Done done);  // in f64
-  // Collective. Afterwards `bytes` is what rank `root` had.
+  // Collective. Replaces `bytes` by those of rank `root`.
   void broadcast(std::uint64_t id, const std::string& name, std::span<std::byte> bytes, int root, Done done);
 
-  // Collective; waits, so it is no call for `done` functions. Returns what each rank has given, by rank: up
-  // to kMostExchanged bytes each. Throws the first failure of the run.
+  // Collective and blocking, so not to be called from a `done` function. Returns the strings that the ranks
+  // have given, by rank, of at most kMostExchanged bytes each. Throws the first failure of the run.
   static constexpr std::size_t kMostExchanged = std::size_t{64} << 20;
-  // `meanwhile` is called from time to time.
+  // Calls `meanwhile` from time to time while it waits.
   std::vector<std::string> exchange(std::uint64_t id, const std::string& name, const std::string& own,
                                     const std::function<void()>& meanwhile = {});
   void barrier(std::uint64_t id, const std::string& name) { exchange(id, name, {}); }
 
-  // Not collective: messages between two ranks, and reads that a rank serves, as in Transport. Messages from
-  // one rank to another that have the same id arrive in the order of the calls.
+  // Point to point, as in Transport: messages between two ranks, and reads that a rank serves. Messages
+  // between the same two ranks with the same id arrive in the order of the calls.
   void send(int to, std::uint64_t id, const std::string& name, std::span<const std::byte> from, Done done);
   void receive(int from, std::uint64_t id, const std::string& name, std::span<std::byte> into, Done done);
   void serve(Server server);
   void read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
             std::span<std::byte> into, Done done);
-  // Asks `relay` for bytes of `owner`. What a rank answers for others is its server's matter.
+  // Asks the rank `relay` for bytes of the rank `owner`. The relay's server decides how to answer.
   void read_through(int relay, int owner, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
                     std::span<std::byte> into, Done done);
 
   void report_work();                                                    // as Transport::report_work()
   void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);  // as Transport::fail()
   std::string failure() const;
-  std::optional<int> failed_rank() const;  // by its number among all
-  // What is exchanged counts among all other bytes, once an exchange has ended.
+  std::optional<int> failed_rank() const;  // its number in the whole run
+  // Messages of an exchange count as `besides` once the exchange has ended.
   Transport::Counters counters() const;
 
  private:

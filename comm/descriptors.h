@@ -7,15 +7,15 @@
 
 namespace sluice::comm {
 
-// What the ranks of one host have opened, for each of them.
+// Descriptors of files that the ranks of one host have opened, duplicated for each of them.
 struct Descriptors {
-  std::vector<Descriptor> of_ranks;  // by rank; none of this one's own
-  std::string problem;               // why there are none: the same on all ranks; empty: there are
+  std::vector<Descriptor> of_ranks;  // by rank; this rank's own entry is empty
+  std::string problem;               // why there are no descriptors, the same on all ranks; empty: there are
 };
-// Collective: gives each rank's descriptor to all others, which get one of their own of the same file. They
-// pass through sockets without a name in any file system, which the system keeps to this machine's network
-// namespace. own: null where this rank has none, as `problem` says; then no rank gets any. REQUIRES: all
-// ranks are on one host. Throws as Communicator::exchange().
+// Collective: duplicates each rank's descriptor into all other ranks. Descriptors pass through abstract Unix
+// sockets, which have no name in a file system and are visible only in this network namespace. own: null
+// where this rank has none, for the reason in `problem`; then no rank gets any. REQUIRES: all ranks are on
+// one host. Throws as Communicator::exchange().
 Descriptors exchange_descriptors(Communicator& communicator, std::uint64_t id, const std::string& name,
                                  const Descriptor* own, const std::string& problem);
 

@@ -13,21 +13,22 @@ struct Run {
   std::size_t size() const { return end - begin; }
   bool operator==(const Run&) const = default;
 };
-// So many runs of `size` elements, which begin `stride` apart.
+// `count` runs of `size` elements each, which begin `stride` elements apart.
 struct Runs {
   std::size_t first = 0, size = 0, stride = 0, count = 1;
 };
 
-// Which elements of its arrays each rank gives to a sum. What it does not give counts as -0, which changes no
-// sum, and is neither read nor sent. What nobody gives stays as it is. Immutable; any thread.
+// The elements of its arrays that each rank contributes to a sum. An element that a rank does not give counts
+// as -0, which changes no sum, and is neither read nor sent. An element that no rank gives keeps its value.
+// Immutable; any thread.
 class Given {
  public:
-  using OfRank = std::vector<Runs>;  // which do not overlap
+  using OfRank = std::vector<Runs>;  // they do not overlap
   explicit Given(std::vector<OfRank> by_rank) : by_rank_(std::move(by_rank)) {}
 
   const std::vector<OfRank>& by_rank() const { return by_rank_; }
-  // What the rank gives of these elements: ascending runs with gaps between them, counted from the first of
-  // the elements; and how much that is.
+  // Returns the elements that the rank gives among these: ascending runs with gaps between them, counted from
+  // the first of `elements`. count() returns how many there are.
   std::vector<Run> within(int rank, Run elements) const;
   std::size_t count(int rank, Run elements) const;
 
@@ -35,17 +36,17 @@ class Given {
   std::vector<OfRank> by_rank_;
 };
 
-// Moves these runs of an array, whose elements have so many bytes, together to its front.
+// Compacts the array: moves these runs of elements of `element_bytes` each to its front.
 void move_together(std::span<const Run> runs, std::size_t element_bytes, std::byte* array);
 
-// These runs of an array: in their places, or one after the other.
+// Runs of an array, whose data are in their places or packed one after the other.
 struct RunsOfArray {
   const std::byte* data;
   std::vector<Run> runs;
   bool in_place;
 };
-// Cuts what any of the arrays has into runs of which each has all or nothing, and calls take() with each of
-// them, and with where each array has it; null: it does not.
+// Cuts the union of all arrays' runs so that each array has each piece wholly or not at all. Calls take() for
+// each piece with the address of its data in each array; null: the array does not have it.
 using TakeRun = std::function<void(Run run, std::span<const std::byte* const> arrays)>;
 void for_each_run(std::span<const RunsOfArray> arrays, std::size_t element_bytes, const TakeRun& take);
 

@@ -16,12 +16,12 @@
 namespace sluice::comm {
 
 struct Failure {
-  int rank;  // the one that failed first
+  int rank;  // the rank that failed first
   ErrorCode code;
   std::string text;
 };
 
-// What any thread asks of the transport's thread.
+// A request of any thread to the transport's thread.
 struct Order {
   enum Kind { kSend, kReceive, kRead, kAnswer, kRefusal, kServe, kFail } kind;
   int peer = 0;
@@ -36,12 +36,13 @@ struct Order {
   std::string text{};
 };
 
-// Where orders arrive. Answers of a server may come when the transport is no more.
+// The queue of requests to the transport's thread. It outlives the transport, since a server may answer
+// later.
 class Inbox {
  public:
   explicit Inbox(Links& links) : links_(&links) {}
 
-  // Returns false, with the order unchanged, where the transport is no more.
+  // Returns false and leaves the order unchanged where the transport has been destroyed.
   bool post(Order&& order) {
     const std::lock_guard lock(mutex_);
     if (links_ == nullptr) return false;
@@ -66,7 +67,7 @@ class Inbox {
     const std::lock_guard lock(mutex_);
     links_ = nullptr;
   }
-  // Keeps the first failure, and returns it.
+  // Keeps the first failure only, and returns it.
   Failure fail(Failure failure) {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::move(failure);

@@ -9,19 +9,19 @@
 
 namespace sluice::comm {
 
-// Links of the ranks that a launcher of MPI has started. Those of one host share memory; only others exchange
-// bytes through MPI.
+// Links among the ranks that an MPI launcher has started. Ranks of one host share memory; only ranks of
+// different hosts exchange bytes through MPI.
 struct LaunchedLinks {
   std::unique_ptr<Mpi>
-      mpi;  // outlives the links; null where all ranks share memory, since MPI has ended then
+      mpi;  // outlives the links; null where all ranks share memory, since MPI has been finalized then
   HostLinks host;
   int rank = 0, ranks = 1;
-  std::uint64_t bytes = 0;  // what this rank holds for them
+  std::uint64_t bytes = 0;  // memory that this rank holds for the links
 };
 
-// Collective. Throws Error(kNotFound) where the plug-in is missing, Error(kInvalidArgument) where MPI has
-// found other ranks than the launcher has started, Error(kState) where MPI was begun before, and Error(kIo)
-// where a rank does not come within `patience`.
+// Collective. Throws Error(kNotFound) where the plug-in is missing, Error(kInvalidArgument) where MPI's ranks
+// are not those of the launcher, Error(kState) where MPI was initialized before, and Error(kIo) where a rank
+// does not join within `patience`.
 LaunchedLinks join_launched(const MpiLauncher& launcher, const Mpi::Settings& settings,
                             std::size_t ring_bytes, std::chrono::milliseconds patience);
 

@@ -6,32 +6,32 @@
 
 namespace sluice::comm {
 
-// The memory through which the ranks of one machine exchange packets: a ring from each rank to each other,
-// and a bell for each rank. It belongs to no name in any file system, so that nothing is left behind whatever
-// is killed, and only processes that were given its descriptor can open it. Its maker charges bytes() to the
+// Shared memory through which the ranks of one machine exchange packets: a ring from each rank to each other
+// one, and a bell (a futex) for each rank. It has no name in any file system, so that a killed process leaves
+// nothing behind, and only processes that get its descriptor can open it. Its maker charges bytes() to the
 // ledger. Thread rule: any thread.
 class LocalMemory {
  public:
   static constexpr int kMostRanks = 64;
   static constexpr std::size_t kLeastRing = std::size_t{4} << 10;
-  // How many bytes of memory the rings between `ranks` ranks take in all.
+  // Returns the total bytes of all rings and bells among `ranks` ranks.
   static std::size_t bytes(int ranks, std::size_t ring_bytes);
 
-  // Makes the memory: for threads of this process, or (with descriptor()) for processes that it starts.
-  // ring_bytes: of one ring, a multiple of a page. Throws Error(kInvalidArgument | kIo).
+  // Creates the memory, for threads of this process or (by descriptor()) for child processes. ring_bytes is
+  // the size of one ring, a multiple of a page. Throws Error(kInvalidArgument | kIo).
   LocalMemory(int ranks, std::size_t ring_bytes);
-  // Opens memory that another process has made. Takes the descriptor, also where it throws: Error(kIo |
-  // kCorrupt) where it is not such memory.
+  // Maps memory that another process has created. Takes ownership of the descriptor, even when it throws.
+  // Throws Error(kIo), or Error(kCorrupt) where the descriptor is not of such memory.
   explicit LocalMemory(int descriptor);
   ~LocalMemory();
   LocalMemory(const LocalMemory&) = delete;
   LocalMemory& operator=(const LocalMemory&) = delete;
 
   int ranks() const;
-  int descriptor() const;  // stays this object's; is closed on exec()
+  int descriptor() const;  // owned by this object; close-on-exec
 
-  // States that a rank has ended, or never began: its links are gone for all others. Called by the rank's
-  // own links when they are destroyed, and by the process that sees another one end.
+  // Marks a rank as gone, so that its links end for all others. The rank's own links call it when they are
+  // destroyed, and so does a process that sees another rank's process end.
   void leave(int rank, bool in_order);
 
  private:
@@ -40,10 +40,10 @@ class LocalMemory {
   std::unique_ptr<Map> map_;
 };
 
-// The links of one rank over that memory, which outlives them. Throws Error(kState) where the rank has links
-// already, or has left. A rank counts as gone when leave() was called for it, or its process has ended
-// without that. (A process counts as alive while a child lives that it forked after it made the links, and
-// that has not called exec(). Such a rank is found by its silence.)
+// Makes the links of one rank over the memory, which outlives them. Throws Error(kState) where the rank has
+// links already or has left. A rank counts as gone once leave() was called for it or its process has ended.
+// (A process counts as alive while a child lives that it forked after making the links and that has not
+// called exec(). Such a rank is detected by its silence.)
 std::unique_ptr<Links> make_local_links(LocalMemory& memory, int rank);
 
 }  // namespace sluice::comm

@@ -6,18 +6,18 @@
 
 namespace sluice::comm {
 
-// What the packets between two transports mean. Integers are as the machine has them; another machine's first
-// packet has a magic number that this one does not know.
+// The wire format between two transports. Integers have the machine's byte order; the hello packet of a
+// machine with another order has an unknown magic number.
 enum class PacketKind : std::uint8_t {
-  kHello,    // the first one of each rank: tag = kHelloMagic, bytes = kPacketVersion
-  kGrant,    // the receiver has memory for message `tag`: its `bytes`, its call
+  kHello,    // first packet of each rank: tag = kHelloMagic, bytes = kPacketVersion
+  kGrant,    // the receiver has memory for message `tag` of `bytes` bytes; also names the call
   kData,     // bytes of message `tag`, from offset `bytes` on
-  kRead,     // the reader's read number `tag`: its `bytes`; rank = whose; words = key, version, offset
+  kRead,     // read request number `tag` of `bytes` bytes; rank = owner; words = key, version, offset
   kAnswer,   // bytes that answer read `tag`, from offset `bytes` on
-  kRefusal,  // an error in place of an answer to read `tag`: its code and text
-  kFailure,  // the first failure of all: the rank that failed, code and text
-  kAlive,    // a sign of life: tag = how often the rank has reported work
-  kGoodbye,  // the last one of a rank that leaves in order
+  kRefusal,  // an error in reply to read `tag`: its code and text
+  kFailure,  // the first failure of the run: the failed rank, code and text
+  kAlive,    // heartbeat: tag = how often the rank has reported work
+  kGoodbye,  // last packet of a rank that leaves in order
 };
 
 inline constexpr std::uint64_t kHelloMagic = 0x6f6c6c656863756c;  // "luchello"
@@ -27,7 +27,7 @@ struct Head {
   PacketKind kind = PacketKind::kAlive;
   std::uint8_t call_kind = 0;
   std::uint8_t call_type = 0;
-  std::uint8_t code = 0;  // of an error
+  std::uint8_t code = 0;  // of an error (ErrorCode)
   std::int32_t rank = 0;
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
@@ -37,7 +37,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 48);
 
-// The shortest packets over which a transport works.
+// The smallest packet size, in bytes, with which a transport works.
 inline constexpr std::size_t kLeastPacket = 2 * sizeof(Head);
 
 }  // namespace sluice::comm

@@ -18,18 +18,18 @@
 
 namespace sluice::comm {
 
-// How many packets go one way before the other way, and the next rank, have their turn.
+// The most packets in one direction before the other direction, or the next rank, has its turn.
 inline constexpr int kPacketsAtOnce = 16;
 
-// The transport's own time, which stands still while its process does not run.
+// The transport's clock, which stands still while this process does not run.
 using Time = std::chrono::nanoseconds;
 
-// Bytes that were moved, as Transport::Counters. One thread writes them.
+// Byte counters, see Transport::Counters. Only the transport's thread writes them.
 struct Traffic {
   std::atomic<std::uint64_t> sent{0}, received{0}, sent_besides{0}, received_besides{0}, from_hosts{0};
 };
 
-// What all peers of a transport share.
+// State that all peers of a transport share.
 struct Wire {
   Links& links;
   Traffic& traffic;
@@ -37,7 +37,7 @@ struct Wire {
   Time now{0};
 };
 
-// Bytes for the other rank: a message, or the answer to its read of that number.
+// Bytes to the other rank: a message, or the answer to its read number `tag`.
 struct Outgoing {
   std::uint64_t tag;
   Call call;
@@ -47,7 +47,7 @@ struct Outgoing {
   std::size_t moved = 0;
   Time since{0};
 };
-// Bytes from the other rank.
+// Bytes expected from the other rank.
 struct Incoming {
   std::uint64_t tag;
   Call call;
@@ -57,42 +57,44 @@ struct Incoming {
   Time since{0};
 };
 
-// A transport's end of its connection with one other rank: what waits, what is under way, and what is still
-// to be said. Thread rule: the transport's thread, which also calls each `done`.
+// A transport's connection with one other rank: messages that wait, messages in flight, and control packets
+// to send. Thread rule: the transport's thread, which also calls each `done`.
 class Peer {
  public:
   Peer(Wire& wire, int rank, bool is_here);  // is_here: on this rank's host
 
   void send(Outgoing message);
   void receive(Incoming message);
-  void read(Head request, Incoming answer);  // the request's tag is set here
+  void read(Head request, Incoming answer);  // sets the request's tag
   void say(Head head, std::string text = {});
 
-  // Sends what there is room for, up to a number of packets: first what is to be said, then one message after
-  // the other. Returns whether it sent any.
+  // Sends packets while there is room, up to a limit: first control packets, then messages one after another.
+  // Returns whether it sent any.
   bool push();
-  // Handles a grant, data, an answer or a refusal, and returns false for other kinds. Throws Error(kState)
-  // where the two ends of a message differ, Error(kCorrupt) where the packet cannot be.
+  // Handles a grant, data, an answer or a refusal; returns false for other kinds. Throws Error(kState) where
+  // the two ends of a message differ, and Error(kCorrupt) where the packet is invalid.
   bool take(const Head& head, std::span<const std::byte> body);
 
   bool anything_to_say() const { return !control_.empty(); }
   bool anything_under_way() const { return !under_way_.empty() || waiting_since().has_value(); }
-  // Since when the longest-waiting message or read waits for the other rank, and what it waits for, as in
-  // "has not come to the sum of 'h.3'".
+  // Returns since when the longest-waiting message or read waits for the other rank, and what it waits for,
+  // as in "has not come to the sum of 'h.3'".
   std::optional<Time> waiting_since() const;
   std::string what_is_missing() const;
-  // Since when this rank and the other one wait for each other in different exchanges, and this rank's one.
+  // Returns since when this rank and the other one have waited for each other in different exchanges, and the
+  // name of this rank's exchange.
   std::optional<Time> apart_since() const;
   std::string own_exchange() const;
-  // Forgets all messages and reads, and returns what is to be called for it.
+  // Forgets all messages and reads, and returns their callbacks for the caller to call.
   std::vector<Done> abandon();
 
-  // What the transport knows of the other rank.
-  bool begun = false;    // it has said hello
+  // The transport's knowledge of the other rank.
+  bool begun = false;    // its hello has arrived
   bool left = false;     // in order; it can receive nothing any more
-  bool garbled = false;  // what it sends makes no sense, and is not looked at any more
+  bool garbled = false;  // it sent an invalid packet, so its packets are ignored
   Time heard{0}, spoken{0};
-  std::uint64_t work = 0, told = 0;  // reports of work that came from it, and that it was told of
+  // Its reports of work that arrived here; this rank's reports that it was told of.
+  std::uint64_t work = 0, told = 0;
 
  private:
   struct Control {
@@ -106,7 +108,8 @@ class Peer {
   };
   using Incomings = std::unordered_map<std::uint64_t, Incoming>;
 
-  Time since(const Incoming& message) const;  // when anything was last heard of it
+  // When the message last made progress, or another one from this rank did.
+  Time since(const Incoming& message) const;
   void line_up(Outgoing message);
   void begin(Outgoing message, const Grant& grant);
   void granted(const Head& head);
@@ -118,14 +121,14 @@ class Peer {
   Wire& wire_;
   const int rank_;
   const bool is_here_;
-  const std::size_t most_data_;  // in a packet
+  const std::size_t most_data_;  // payload bytes in a packet
   std::uint64_t next_read_ = 1;
   std::deque<Control> control_;
   std::unordered_map<std::uint64_t, Outgoing> ungranted_;
-  std::unordered_map<std::uint64_t, Grant> grants_;  // of messages that were not begun here
-  std::list<Outgoing> under_way_;                    // the first one has the next packet
+  std::unordered_map<std::uint64_t, Grant> grants_;  // for messages that have not been sent here yet
+  std::list<Outgoing> under_way_;                    // the front message gets the next packet
   Incomings messages_, reads_;
-  Time brought_{0};  // when bytes of messages or answers last came
+  Time brought_{0};  // when payload bytes last arrived
 };
 
 }  // namespace sluice::comm

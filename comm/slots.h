@@ -8,18 +8,18 @@
 
 namespace sluice::comm {
 
-// The slots of a communicator, and which calls wait for one, in turn. Those for the rank's own parts and
-// those for what it adds for other hosts are apart: see Collective. Thread rule: the communicator's thread.
+// The slots of a communicator, and the queues of calls that wait for one. Slots for the rank's own parts and
+// slots for relayed blocks are separate pools: see Collective. Thread rule: the communicator's thread.
 class Slots {
  public:
   static std::size_t bytes(int ranks);
-  Slots(std::byte* memory, const Hosts& hosts, int rank);  // of all ranks
+  Slots(std::byte* memory, const Hosts& hosts, int rank);  // hosts of all ranks in the run
 
-  // To be called when the call may want slots, or may have ceased to.
+  // Enqueues or dequeues the call. To be called whenever the call may have begun or ceased to want slots.
   void note(Collective& call);
   void give_back(Slot& slot) { pool(slot.use).free.push_back(&slot); }
   void hand_out();
-  void stop();  // hands out none any more
+  void stop();  // hands out no more slots
 
  private:
   struct Pool {

@@ -9,28 +9,31 @@
 
 namespace sluice::comm {
 
-// What one rank has to do with a sum over the ranks of several hosts. Where a host's ranks are neighbours,
-// what they give for a part of a rank of another host goes to their relay for it (Hosts), which adds what of
-// the written order lies within them, and sends these sums. All else goes to the rank that has the part.
+// This rank's role in a sum over the ranks of several hosts. Where the ranks of a host have consecutive
+// numbers, their contributions to the part of a rank on another host go to the relay of their host for that
+// rank (Hosts). The relay adds as much as the order of addition allows and sends these partial sums. All
+// other contributions go directly to the owner of the part.
 class SumRoute {
  public:
-  // Adds on hosts only where `adds`.
+  // Hosts add before sending only where `adds` is true.
   SumRoute(const SumOrder& order, const Hosts& hosts, bool adds, int rank);
 
   struct Input {
     int from;
-    std::size_t number;  // of that rank's arrays, or of a relay's sums
+    std::size_t number;  // index among that rank's arrays, or among a relay's partial sums
   };
-  // What the rank's own part is the sum of.
+  // The summands of this rank's own part, in the order of addition.
   std::span<const Input> own_inputs() const { return own_inputs_; }
   std::span<const std::size_t> own_merges() const { return own_merges_; }
-  std::span<const int> relays() const { return relays_; }  // ranks that relay some of it
+  std::span<const int> relays() const { return relays_; }  // the ranks that relay contributions to it
   bool relays_to_own(int from) const { return std::ranges::count(relays_, from) > 0; }
 
-  // Where this rank's arrays of the part of `owner` go; to itself, where it relays them.
+  // Returns the rank to which this one sends its arrays for the part of `owner`; itself where it is the
+  // relay.
   int to(int owner) const { return to_[static_cast<std::size_t>(owner)]; }
   bool relays_for(int owner) const { return owner != rank_ && to(owner) == rank_; }
-  // What it then adds: node i is of the inputs nodes()[i].first ... last - 1.
+  // The summands of the blocks that this rank relays: partial sum i consists of the inputs nodes()[i].first
+  // ... last - 1.
   std::span<const Input> host_inputs() const { return host_inputs_; }
   std::span<const std::size_t> host_merges() const { return host_merges_; }
   std::span<const SumNode> nodes() const { return nodes_; }

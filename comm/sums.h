@@ -10,58 +10,60 @@
 
 namespace sluice::comm {
 
-// The types of elements that ranks add and gather: those of Dtype, and two of 8 bytes.
+// The element types that ranks add and gather: all of Dtype, and two of 8 bytes.
 enum class Element : std::uint8_t { kI64 = 64, kF64 = 65 };
 constexpr Element element_of(Dtype type) { return static_cast<Element>(type); }
 std::size_t size_of(Element element);
 std::string_view name_of(Element element);  // "f32", "i64"
 
-// The written order of a sum over ranks. Their arrays are pushed onto a stack, rank after rank; after some of
-// them the two topmost are added, the lower one plus the upper one, until one is left at the end.
+// The fixed order in which a sum over ranks is added ("written order", docs/architecture.md section 9), as a
+// postfix program: the arrays are pushed onto a stack, rank after rank; after each one the two topmost
+// entries, lower plus upper, are replaced by their sum as often as `merges` says. One entry is left at the
+// end.
 struct SumOrder {
-  std::vector<std::size_t> arrays;  // how many each rank gives
-  std::vector<std::size_t> merges;  // after each array, rank after rank: how often the two topmost are added
+  std::vector<std::size_t> arrays;  // by rank: how many arrays it contributes
+  std::vector<std::size_t> merges;  // by array, over all ranks: the number of additions after it is pushed
 
-  std::size_t most_arrays() const;  // of one rank
+  std::size_t most_arrays() const;  // of any one rank
   bool operator==(const SumOrder&) const = default;
 };
 
-// Of one array of each rank: pairwise, as below, with the ranks as numbers.
+// The pairwise order of one array per rank, with ranks as leaves.
 SumOrder order_of_ranks(int ranks);
-// The pairwise order (core/pairwise.h) of the numbers of which rank r has borders[r] ... borders[r + 1] - 1.
-// Each rank gives the largest sums of that order that lie within its numbers, in ascending order. REQUIRES:
-// every rank has a number.
+// The pairwise order (core/pairwise.h) of leaves, of which rank r has borders[r] ... borders[r + 1] - 1. Each
+// rank contributes the largest subtrees that lie within its leaves, in ascending order. REQUIRES: every rank
+// has a leaf.
 SumOrder pairwise_order(std::span<const std::size_t> borders);
 
-// A sum of the written order over the arrays first ... last - 1.
+// A subtree of the order of addition: the sum of the arrays first ... last - 1.
 struct SumNode {
   std::size_t first, last;
-  std::size_t merges;  // after it, how often the two topmost sums become one
+  std::size_t merges;  // the number of additions after the subtree
 };
-// The largest sums of the order that lie within the arrays first ... last - 1 of all ranks, in ascending
-// order.
+// Returns the largest subtrees of the order that lie within the arrays first ... last - 1 of all ranks, in
+// ascending order.
 std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std::size_t last);
 
-// Adds arrays of all ranks in the written order.
+// Adds arrays of all ranks in the order that SumOrder describes.
 class Adder {
  public:
-  // Adds arrays of n elements each, of which merges[i] says how often sums become one after array i: in f32
-  // for f32, bf16 and f16, rounded once; in f64 for f64; and exactly for i64, which wraps around. `into` may
-  // be one of the arrays. The elements of 8 bytes are added one array after another. Of others an array may
-  // be null: it counts as -0; but not all of them.
+  // Adds arrays of n elements each; merges[i] is the number of additions after array i. f32, bf16 and f16 are
+  // added in f32 and rounded once; f64 is added in f64; i64 is exact and wraps around. `into` may be one of
+  // the arrays. Elements of 8 bytes are added one array after another, without `merges`. For the other types
+  // an array may be null, which counts as -0, but not all of them.
   void add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
            Element element, std::byte* into);
-  // The same of f32, bf16 and f16, where each array has its own of these types.
+  // The same for f32, bf16 and f16, where each array may have a type of its own.
   void add(std::span<const ConstArray> arrays, std::span<const std::size_t> merges, std::size_t n,
            Array into);
 
  private:
   void add_block(std::span<const ConstArray> arrays, std::span<const std::size_t> merges, std::size_t begin,
                  std::size_t n, std::size_t additions, Array into);
-  static constexpr std::size_t kBlock = 4096;  // elements, so that the sums so far stay in the caches
+  static constexpr std::size_t kBlock = 4096;  // elements, so that partial sums stay in the caches
 
   Threads threads_{1};
-  std::vector<std::vector<float>> sums_;  // by height on the stack
+  std::vector<std::vector<float>> sums_;  // partial sums, by depth of the stack
   std::vector<ConstArray> typed_, stack_;
 };
 

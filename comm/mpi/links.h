@@ -13,21 +13,21 @@
 
 namespace sluice::comm {
 
-// Throws Error(kIo) where a call of MPI has failed.
+// Throws Error(kIo) where `code` is an error of MPI.
 void check_mpi(int code, const char* call);
 std::string mpi_text(int code);
 
-// Links of one rank over a communicator of MPI.
+// Links of one rank over an MPI communicator.
 //
-// A packet is a message with one byte more, which says of what kind it is. As many receives are posted ahead,
-// for each rank, as packets of that rank may be under way. A send is synchronous: it ends when its receive
-// has begun, and so no packet waits in memory of MPI's own, which nobody has charged.
+// A packet is an MPI message with one more byte, which tells its Kind. For each rank, as many receives are
+// posted in advance as it may have packets in flight. Sends are synchronous (MPI_Issend): a send ends only
+// when its receive has begun, so no packet waits in a buffer of MPI that nobody has charged.
 //
-// MPI tells nothing by itself, so a rank that waits asks it, as often as Pace says.
+// MPI makes no callbacks, so a rank that waits polls it, at the intervals that Pace gives.
 class MpiLinks final : public Links {
  public:
-  // `missed` is set where MPI has found that a rank is gone, and does not say which. `trouble` gets the
-  // reason where not all have left in order. Both outlive the links. Takes `world`.
+  // Takes ownership of `world`. Sets `missed` where MPI reports that some rank is gone without saying which,
+  // and `trouble` to the reason where not all ranks have left in order. Both outlive the links.
   MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::atomic<bool>& missed, std::string& trouble);
   ~MpiLinks() override;
 
@@ -43,13 +43,13 @@ class MpiLinks final : public Links {
  private:
   enum class Kind : unsigned char { kPacket, kQuestion, kAnswer, kFarewell };
   struct Peer {
-    std::vector<MPI_Request> posted;  // in turn; that of the oldest one is in heads_
+    std::vector<MPI_Request> posted;  // a circular queue; heads_ has the oldest request
     int oldest = 0;
-    std::optional<std::size_t> arrived;  // the bytes of the oldest one
-    int sends = 0;                       // under way to this rank
-    bool left = false;                   // it has said farewell
-    bool told = false;                   // this rank has said farewell to it
-    std::optional<std::string> lost;     // why nothing can be sent to it
+    std::optional<std::size_t> arrived;  // the size of the oldest one's packet, in bytes
+    int sends = 0;                       // in flight to this rank
+    bool left = false;                   // its farewell has arrived
+    bool told = false;                   // this rank has sent it a farewell
+    std::optional<std::string> lost;     // why it can no longer be reached
     Clock::time_point heard, lost_at;
   };
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
@@ -76,7 +76,7 @@ class MpiLinks final : public Links {
   std::size_t buffer_bytes_ = 0, packet_bytes_ = 0;
   std::vector<std::byte> memory_;
   std::vector<Peer> peers_;
-  std::vector<MPI_Request> heads_;    // by rank: the oldest receive
+  std::vector<MPI_Request> heads_;    // by rank: the oldest posted receive
   std::vector<MPI_Request> sends_;    // by buffer
   std::vector<int> receivers_;        // by buffer
   std::vector<int> indices_;          // for poll()
@@ -85,7 +85,7 @@ class MpiLinks final : public Links {
   Clock::time_point asked_;
   std::optional<Clock::time_point> missing_since_;
   bool leaves_ = false;
-  bool has_room_ = false;  // a buffer has become free, of which wait() has not told yet
+  bool has_room_ = false;  // a send buffer is free, and wait() has not reported it yet
 
   std::mutex mutex_;
   std::condition_variable woken_;

@@ -4,12 +4,12 @@
 
 namespace sluice::comm {
 
-// How long a thread that polls a link may sleep before it looks again.
+// How long a thread that polls a link may sleep between two polls.
 //
-// After a packet has moved, the next one is mostly near: the thread stays awake for 50 us, and then sleeps an
-// eighth of the time since, 20 us to 1 ms. While large packets stream, each comes when the link has let its
-// bytes pass, and several more are under way. To look for each of them would take time from threads that
-// compute, and bring nothing earlier, so the thread then sleeps for as long as four of them take.
+// After a packet has moved, the next one usually follows soon: the thread keeps polling for 50 us, and then
+// sleeps for an eighth of the time since, 20 us to 1 ms. In a stream of large packets the link's bandwidth
+// decides when each one arrives, and several more are in flight. Polling for every one would take time from
+// compute threads and bring nothing earlier, so the thread then sleeps for the time that four of them take.
 class Pace {
  public:
   using Clock = std::chrono::steady_clock;
@@ -23,14 +23,14 @@ class Pace {
     if (now > large_ + kPause) {
       begun_ = now;
       count_ = 0;
-    } else if (++count_ == kMostCount) {  // so that the pace follows the link
+    } else if (++count_ == kMostCount) {  // forget old intervals, so that the pace follows the link
       begun_ += (now - begun_) / 2;
       count_ /= 2;
     }
     large_ = now;
   }
 
-  // Zero: stay awake.
+  // Returns zero where the thread should not sleep.
   Clock::duration sleep(Clock::time_point now) const {
     const Clock::duration stream = std::min<Clock::duration>(4 * between_large(now), kMostSleep);
     if (stream > kAwake) return stream;
@@ -41,7 +41,7 @@ class Pace {
  private:
   static constexpr std::chrono::microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
   static constexpr std::chrono::milliseconds kPause{
-      4};  // without a large packet for so long, nothing streams
+      4};  // a stream ends when no large packet comes for this long
   static constexpr int kLeastCount = 8, kMostCount = 64;
 
   Clock::duration between_large(Clock::time_point now) const {
@@ -49,8 +49,8 @@ class Pace {
     return (large_ - begun_) / count_;
   }
 
-  Clock::time_point moved_, large_;  // the last packet, and the last large one
-  Clock::time_point begun_;          // `count_` large packets have come since then
+  Clock::time_point moved_, large_;  // when the last packet, and the last large one, moved
+  Clock::time_point begun_;          // when the first of `count_` large packets moved
   int count_ = 0;
 };
 

@@ -4,8 +4,8 @@
 
 #include "comm/mpi_links.h"
 
-// MPI's plug-in exports one function of this name and type, with C linkage. As with the matrix library, both
-// sides must be built from the same headers: `abi` counts the changes of these.
+// The MPI plug-in exports one function of this name and type, with C linkage. Both sides must be built from
+// the same headers; `abi` is raised with each change of them.
 namespace sluice::comm {
 
 inline constexpr std::uint32_t kMpiPluginAbi = 1;
@@ -18,11 +18,12 @@ struct MpiPlugin {
 };
 using MpiPluginFunction = const MpiPlugin* (*)();
 
-// How many packets of a rank may be under way to another one: so many receives are posted ahead.
+// The most packets that a rank may have in flight to another one, and the number of receives posted in
+// advance.
 inline constexpr int kMpiAhead = 16;
-// The bytes of a packet with its last byte, which says what kind it is.
+// Returns the bytes of a packet buffer, including the byte that tells the packet's kind.
 std::size_t mpi_buffer_bytes(int ranks);
-// How many buffers for sending a rank has, for all others together.
+// Returns the number of send buffers that a rank has for all other ranks together.
 int mpi_send_buffers(int ranks);
 
 }  // namespace sluice::comm
