@@ -6,18 +6,19 @@
 
 #include "allocator/range_registry.h"
 
-// The system's memory calls as the allocator needs them. Private to this room.
+// Wrappers of the memory system calls (mmap, mremap, madvise) for this room alone.
 namespace sluice::allocator {
 
-// A range of addresses without memory, aligned to a huge page and registered under a name while it is held.
+// A reserved address range without memory, aligned to a huge page and registered under a name while it is
+// held.
 class Reservation {
  public:
   Reservation() = default;
-  // `used` is how many of the bytes the owner asked for; an access beyond them is reported. Throws
-  // Error(kBudget) where the system has no addresses left. REQUIRES: bytes is a positive multiple of
+  // `used` is the number of bytes that the owner asked for; an access beyond them is reported. Throws
+  // Error(kBudget) where the process has no addresses left. REQUIRES: bytes is a positive multiple of
   // kHugePage
   Reservation(std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);
-  // Makes ranges that follow each other. Each is as large as its `used`, and the last is larger by `reserve`.
+  // Makes adjoining ranges. Each is as large as its `used`, and the last is larger by `reserve`.
   struct Part {
     std::size_t used;
     std::string_view name;
@@ -26,9 +27,10 @@ class Reservation {
                                             RangeKind kind);
 
   std::byte* data() const { return range_.get(); }
-  // Gives up ownership: range and registration stay until give_back_range().
+  // Gives up ownership: the range stays reserved and registered until give_back_range().
   std::byte* release() { return range_.release(); }
-  void unregister();  // lets the memory count as ordinary; the range is still given back at the end
+  // Removes the range from the registry, as ordinary memory; it is still unmapped at the end.
+  void unregister();
 
  private:
   Reservation(std::byte* data, std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);
@@ -46,14 +48,14 @@ inline constexpr std::size_t kLargestRange = std::size_t{1} << 46;
 
 void give_back_range(std::byte* data, std::size_t bytes);
 
-// Puts zeroed memory under a reserved range: populated, on huge pages where the system gives them, not
-// inherited by a child, and not dumped. Throws Error(kBudget) where the system lacks the memory; its text
-// says that the memory was for `what` ("a staging buffer").
+// Maps zeroed memory at a reserved range: populated, on huge pages where the system has them, not inherited
+// by a forked child, and not in core dumps. Throws Error(kBudget) where the system lacks the memory; its text
+// names `what` the memory was for ("a staging buffer").
 void take_memory(std::byte* data, std::size_t bytes, std::string_view what);
 
-// Puts ordinary memory, which a child inherits and a dump contains, under a range. Throws as take_memory().
+// Maps ordinary memory, which a forked child inherits and a core dump contains. Throws as take_memory().
 void take_ordinary_memory(std::byte* data, std::size_t bytes, std::string_view what);
-// Gives the memory under a range back to the system. The range stays mapped and reads as zeros.
+// Returns the memory of a range to the system. The range stays mapped and reads as zeros.
 void drop_memory(std::byte* data, std::size_t bytes);
 
 // Turns a range into reserved addresses without memory; its contents are lost.
@@ -61,10 +63,10 @@ void make_absent(std::byte* data, std::size_t bytes);
 
 using Mremap = void* (*)(void* old_address, std::size_t old_size, std::size_t new_size, int flags, ...);
 
-// Moves pages from one range to another that is reserved or empty; `from` stays mapped, and empty. Moves
-// one extent at a time where the system moves no range that consists of several mappings (Linux before 6.17).
-// Throws Error(kBudget) where the process has no mappings left and Error(kIo) otherwise; then nothing has
-// moved. REQUIRES: bytes is a multiple of extent; every extent lies within one mapping.
+// Moves pages to a range that is reserved or empty; `from` stays mapped, without pages. Moves one extent at a
+// time where mremap() cannot move a range of several mappings (Linux before 6.17). Throws, with nothing
+// moved, Error(kBudget) where the process has no mappings left and Error(kIo) otherwise. REQUIRES: bytes is a
+// multiple of extent; every extent lies within one mapping.
 void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t extent, Mremap mremap_call);
 void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t extent);
 

@@ -8,16 +8,16 @@
 #include "allocator/ledger.h"
 #include "core/device.h"
 
-// Memory of a GPU, and the addresses under which the GPU sees it: the counterpart of memory.h. All of it is
-// on the tier kDevice of a ledger. Sizes are multiples of a piece that the GPU states (2 MiB mostly).
+// Memory of a GPU and the GPU addresses at which it is mapped: the counterpart of memory.h. All of it is
+// charged to the tier kDevice. Sizes are multiples of DeviceInfo::extent_bytes (2 MiB mostly).
 //
-// Since the GPU works while the caller goes on, memory is used by what is queued on streams. Who takes memory
-// away names the streams that have used it; who gets it next waits for them on its own stream, not on the
-// caller. Thread rule: one thread at a time for all that belongs to one device.
+// A GPU works asynchronously, so memory is in use until the work queued on streams is done. The caller that
+// takes memory away passes events after that work; the next user's stream waits for them, and the caller does
+// not. Thread rule: one thread at a time for all objects of one device.
 namespace sluice::allocator {
 
-// A buffer at a fixed address. Its contents are unspecified. Throws Error(kBudget) where the ledger or the
-// device refuses the memory. REQUIRES: when it ends, all work that uses it is done.
+// A GPU buffer at a fixed address, with unspecified contents. Throws Error(kBudget) where the ledger or the
+// device refuses the memory. REQUIRES: all work that uses it is done before it is destroyed.
 class DeviceRegion {
  public:
   DeviceRegion() = default;
@@ -25,7 +25,8 @@ class DeviceRegion {
   DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes, bool shared = false);
   DeviceAddress address() const;  // 0 where it is empty
   std::size_t size() const;
-  // What another process uses it by. Throws Error(kIo) where it is empty or not shared.
+  // Returns a descriptor by which another process opens it. Throws Error(kIo) where it is empty or not
+  // shared.
   Descriptor exported() const;
 
  private:
@@ -36,13 +37,14 @@ class DeviceRegion {
   std::unique_ptr<State, End> state_;
 };
 
-// A shared region of another process, or of this one, at addresses of this device. It is in the ledger of its
-// owner alone, and stays where that one ends. REQUIRES: when it ends, all work that uses it here is done.
+// A shared region of another process, or of this one, mapped at addresses of this device. Only its owner's
+// ledger has it. It stays valid after the owner has ended. REQUIRES: all work that uses it here is done
+// before it is destroyed.
 class OthersDeviceRegion {
  public:
   OthersDeviceRegion() = default;
-  // exported: of a region of so many bytes, which the caller may then close. Throws Error(kIo) where the two
-  // GPUs do not reach each other. The device outlives it.
+  // exported: a descriptor of a region of `bytes` bytes, which the caller may close afterwards. Throws
+  // Error(kIo) where the two GPUs have no peer access. The device outlives this object.
   OthersDeviceRegion(Device& device, const Descriptor& exported, std::size_t bytes);
   DeviceAddress address() const;  // 0 where it is empty
 
@@ -56,8 +58,8 @@ class OthersDeviceRegion {
 
 class DeviceFramePool;
 
-// An address range of the device: reserved once, the same for its whole life, with or without memory under
-// it. Its end takes its memory away.
+// A reserved address range of the device, the same for its whole life, with or without memory mapped at it.
+// Destroying it returns its extents to the pool.
 class DeviceHome {
  public:
   DeviceHome();
@@ -67,8 +69,8 @@ class DeviceHome {
   DeviceHome& operator=(DeviceHome&& other) noexcept;
 
   DeviceAddress address() const;
-  std::size_t size() const;    // of the range
-  std::size_t placed() const;  // bytes from the start that have memory under them
+  std::size_t size() const;    // of the range, in bytes
+  std::size_t placed() const;  // bytes from the start that have memory
 
  private:
   friend class DeviceFramePool;
@@ -76,15 +78,17 @@ class DeviceHome {
   std::unique_ptr<State> state_;
 };
 
-// Budgeted memory in extents of one size that are placed under homes and taken away again. Calls that map may
-// hold up the whole GPU, and one that unmaps must wait for all work on those addresses. So an extent stays
-// mapped under a home that it was taken from, while other homes use it under their own addresses: what a home
-// shows without memory of its own is then unspecified. A home gets those extents that it was assigned, else
-// those that are mapped there, where they are free, and else others, which it has missed least often so far.
+// Budgeted GPU memory in extents of one size, which are placed at homes and taken away again.
+//
+// Mapping may stall the whole GPU, and unmapping must wait for all work on those addresses. So an extent that
+// was taken from a home stays mapped there while other homes use it at their own addresses; the contents of a
+// home without memory are then unspecified. A home gets the extents assigned to it, or without any those
+// mapped there, where they are free. In place of others it gets free ones, first those that it has wanted in
+// vain least often.
 class DeviceFramePool {
  public:
-  // Takes the memory, charged to the ledger as kParameter, as free frames are. extent_bytes is rounded up to
-  // what the device maps. The device and the ledger outlive the pool, and the pool outlives its homes.
+  // Allocates the memory and charges it as kParameter, like all free frames. extent_bytes is rounded up to
+  // the device's granularity. The device and the ledger outlive the pool, and the pool outlives its homes.
   DeviceFramePool(Ledger& ledger, Device& device, std::size_t extent_bytes, std::size_t extents);
   ~DeviceFramePool();
   DeviceFramePool(const DeviceFramePool&) = delete;
@@ -92,31 +96,31 @@ class DeviceFramePool {
 
   std::size_t extents() const;
   std::size_t free_extents() const;
-  std::size_t extents_for(std::size_t bytes) const;  // the number of extents that so many bytes take
+  std::size_t extents_for(std::size_t bytes) const;  // the number of extents that hold this many bytes
 
-  // Puts memory under the first `bytes` of the home, rounded up to extents. Its contents are unspecified.
-  // What is queued on `user` from now on may use it; other streams may where an event of that stream lets
-  // them. Returns false, with nothing changed, where too few extents are free. The caller waits only
-  // where an extent must be mapped: the driver may wait for the GPU then, and this waits for work with an
-  // address that another extent was mapped to. REQUIRES: no memory is under the home, and `user` does not end
-  // before it is taken away.
+  // Places extents at the first `bytes` of the home, rounded up to extents, with unspecified contents. Work
+  // queued on `user` from now on may use them; other streams must first wait for an event of `user`. Returns
+  // false, with nothing changed, where too few extents are free. The caller blocks only where an extent must
+  // be mapped: it waits for work at addresses at which another extent was mapped, and the driver may wait for
+  // the GPU. REQUIRES: the home has no memory, and `user` is not destroyed before the memory is taken away.
   bool place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user);
-  // Takes all memory away. Who gets it next waits for `last`: events after all work that uses it, and after
-  // the place at which it was placed, since the stream waits there for those who had it before.
+  // Takes all memory of the home away. The next user's stream waits for `last`: events after all work that
+  // used the memory. They must also be after the stream's position at place(), since the stream waits there
+  // for earlier users.
   void take_away(DeviceHome& home, std::vector<Device::SharedEvent> last);
 
-  // Assigns extents to a home: it gets these from now on, where they are free when it is placed. Those that
-  // are mapped there already stay at their places. Where it must be placed with others, these are assigned to
-  // it instead. REQUIRES: the numbers are below extents(), none is there twice, and so many are placed under
-  // it.
+  // Assigns extents to a home: place() uses them from now on where they are free. Those that are mapped there
+  // already keep their places. Where other extents must be placed, these are assigned instead. REQUIRES: the
+  // numbers are distinct and below extents(), and as many are placed at it each time.
   void assign(DeviceHome& home, std::vector<std::size_t> numbers);
-  // The addresses of the homes that have extents which were assigned to this one, or, where none were, are
-  // mapped under it; each once.
+  // Returns the addresses of homes that now hold extents assigned to this one, or, where none are assigned,
+  // mapped at it; each once.
   std::vector<DeviceAddress> in_the_way(const DeviceHome& home) const;
 
-  std::uint64_t maps() const;  // how many extents were mapped so far
-  // Is called before extents are unmapped, once for a home that gets others or ends, and waits for whatever
-  // else must not go on meanwhile: kernels, of which nobody can tell from outside which addresses they use.
+  std::uint64_t maps() const;  // the number of extents mapped so far
+  // Sets a function that is called before extents are unmapped, once for each home that gets other extents or
+  // is destroyed. It waits for work that may still use the addresses: kernels of clients, whose memory
+  // accesses are not known here.
   void before_unmapping(std::function<void()> wait);
 
  private:

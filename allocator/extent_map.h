@@ -7,7 +7,7 @@
 // Private to this room.
 namespace sluice::allocator {
 
-// Knows which extents of a pool are free. Thread rule: its owner guards it.
+// Tracks which extents of a pool are free. Thread rule: its owner guards it.
 class ExtentMap {
  public:
   explicit ExtentMap(std::size_t extents) : used_(extents), free_(extents) {}
@@ -15,8 +15,8 @@ class ExtentMap {
   std::size_t size() const { return used_.size(); }
   std::size_t free() const { return free_; }
 
-  // Takes `count` extents in as few runs as possible, and from the shortest free runs that allow it, so that
-  // the longer ones stay whole. REQUIRES: count <= free()
+  // Takes `count` extents in as few runs as possible, from the shortest free runs that allow it (best fit),
+  // so that longer runs stay whole. REQUIRES: count <= free()
   std::vector<ExtentRun> take(std::size_t count);
   void give_back(ExtentRun run);
 

@@ -6,9 +6,9 @@
 
 namespace sluice::allocator {
 
-// Keeps what was held when, in memory of a fixed size. Time is cut into equal parts; when they become too
-// many, neighbours are joined in pairs. Of each part two states are kept: the one in which most was held, and
-// the last. So no peak is lost, however long the run is. Thread rule: one thread at a time.
+// Records the bytes held over time in a fixed amount of memory. Time is cut into equal intervals; when there
+// are too many, neighbours are merged in pairs. Each interval keeps its largest and its last state, so no
+// peak is lost, however long the run is. Thread rule: one thread at a time.
 template <std::size_t kLines>
 class Timeline {
  public:
@@ -19,17 +19,17 @@ class Timeline {
     Held most, last;
   };
 
-  // Keeps at most `parts`. REQUIRES: parts is at least 2.
+  // Keeps at most `parts` intervals. REQUIRES: parts is at least 2.
   Timeline(std::size_t parts, Clock::time_point begin) : limit_(parts), begin_(begin) {
     parts_.reserve(parts);
   }
 
-  // Says what is held from `now` on. REQUIRES: calls come in the order of time.
+  // Records the bytes held from `now` on. REQUIRES: calls come in chronological order.
   void note(Clock::time_point now, const Held& held) {
     const auto index = [&] { return static_cast<std::uint64_t>((now - begin_) / width_); };
     while (index() >= limit_) join();
     if (parts_.empty() || parts_.back().index != index()) {
-      // What is held when the part begins counts for its peak, too.
+      // The state at the beginning of an interval counts for its peak, too.
       const Held before = parts_.empty() ? Held{} : parts_.back().last;
       parts_.push_back({index(), before, before});
     }
@@ -38,7 +38,7 @@ class Timeline {
     if (sum(held) >= sum(part.most)) part.most = held;
   }
 
-  // Returns the parts in which something changed, in order.
+  // Returns the intervals in which something changed, in order.
   std::vector<Part> parts() const {
     std::vector<Part> result;
     for (const Kept& part : parts_) {

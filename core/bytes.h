@@ -19,11 +19,12 @@ constexpr std::size_t divide_up(std::size_t value, std::size_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-// Reads "512MiB", "4GiB", "1.5GB", "100000" (bytes); KiB, MiB, GiB, TiB are powers of 1024, KB, MB, GB, TB of
-// 1000. A B may be left out ("4Gi", "1.5G"). Throws Error(kInvalidArgument) that shows the accepted forms.
+// Parses "512MiB", "4GiB", "1.5GB" or "100000" (bytes). KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB
+// are powers of 1000. The B may be left out ("4Gi", "1.5G"). Throws Error(kInvalidArgument) that shows the
+// accepted forms.
 std::uint64_t parse_size(std::string_view text);
 
-// Returns a size as people read it, with at most three significant decimals: "1.25 GiB", "512 MiB", "17 B".
+// Formats a size for people, with at most three significant decimals: "1.25 GiB", "512 MiB", "17 B".
 std::string format_size(std::uint64_t bytes);
 
 }  // namespace sluice

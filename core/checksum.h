@@ -6,10 +6,10 @@
 
 namespace sluice {
 
-// The 64-bit XXH3 sum.
+// Returns the 64-bit XXH3 hash.
 std::uint64_t checksum(std::span<const std::byte> bytes);
 
-// Computes checksum() of bytes that are handed over bit by bit.
+// Computes checksum() incrementally.
 class Checksum {
  public:
   Checksum();

@@ -6,8 +6,9 @@
 
 namespace sluice {
 
-// The folders of this process's control group for a controller ("memory", "cpu"), from the group itself up to
-// the root of what is mounted here. A system with both versions may have the controller in both hierarchies.
+// Returns the directories of this process's control group (cgroup) for a controller ("memory", "cpu"), from
+// the group itself up to the root of the mounted hierarchy. A system with both cgroup versions may have the
+// controller in both hierarchies.
 struct ControlGroup {
   int version = 0;  // 1 or 2
   std::vector<std::string> folders;

@@ -8,7 +8,7 @@
 
 namespace sluice {
 
-// A GPU has a fault where an address is no multiple of the size of what is there.
+// A GPU faults at an address that is not a multiple of the element's size.
 inline void check_alignment(const void* address, std::size_t element_bytes, std::string_view type) {
   ensure(reinterpret_cast<std::uintptr_t>(address) % element_bytes == 0,
          "an array of {} for a GPU begins at an address that is no multiple of {}", type, element_bytes);
@@ -17,7 +17,8 @@ inline void check_alignment(const ConstArray& array) {
   check_alignment(array.data, size_of(array.type), name_of(array.type));
 }
 
-// The blocks of threads of a launch on a GPU for so many elements, of which each block has elements_of_block.
+// Returns the grid size, in thread blocks, of a launch over `elements`, of which each block handles
+// elements_of_block.
 inline unsigned launch_blocks(std::size_t elements, std::size_t elements_of_block) {
   const std::size_t blocks = divide_up(elements, elements_of_block);
   ensure(blocks <= INT32_MAX, "a launch for {} elements, {} in each block, is more than a GPU takes at once",

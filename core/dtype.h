@@ -16,9 +16,9 @@ constexpr bool is_float(Dtype type) {
   return type == Dtype::kF32 || type == Dtype::kBf16 || type == Dtype::kF16;
 }
 
-// What is constexpr here and in random.h also runs on GPUs.
+// The constexpr functions here and in random.h also run on GPUs.
 
-// bfloat16: the upper half of an f32. Rounds to nearest, ties to even; NaN stays NaN.
+// bfloat16, the upper half of an f32. Conversion rounds to nearest, ties to even; NaN stays NaN.
 struct Bf16 {
   std::uint16_t bits;
 };
@@ -33,8 +33,8 @@ constexpr Bf16 to_bf16(float value) {
   return Bf16{static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// IEEE 754 binary16: 5 bits of exponent, 10 of fraction. Rounds to nearest, ties to even, also below 2^-14.
-// Values from 65520 on become infinite; NaN stays NaN, and becomes quiet.
+// IEEE 754 binary16: 5 bits of exponent, 10 of fraction. Conversion rounds to nearest, ties to even, also to
+// subnormal values (below 2^-14). Values from 65520 on become infinite; NaN stays NaN, and becomes quiet.
 struct F16 {
   std::uint16_t bits;
 };
@@ -42,7 +42,7 @@ struct F16 {
 constexpr float to_f32(F16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu, shifted = magnitude << 13;
-  if (magnitude < 0x0400u)  // a multiple of 2^-24
+  if (magnitude < 0x0400u)  // subnormal: a multiple of 2^-24
     return std::bit_cast<float>(sign |
                                 std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f));
   if (magnitude < 0x7c00u) return std::bit_cast<float>(sign | (shifted + (112u << 23)));

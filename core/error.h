@@ -10,23 +10,23 @@
 namespace sluice {
 
 enum class ErrorCode {
-  kInvalidArgument,  // what the caller asked for is not valid; nothing was changed
+  kInvalidArgument,  // the request is not valid; nothing was changed
   kNotFound,         // a named file, preset or tensor does not exist
-  kBudget,           // the request does not fit in the memory or the disk space that was stated
-  kIo,               // the system refused or failed an operation
-  kCorrupt,          // bytes that were read are not what was written, or are not of the expected format
+  kBudget,           // the request does not fit in the stated memory or disk space
+  kIo,               // the operating system refused or failed an operation
+  kCorrupt,          // bytes that were read differ from those written, or have an unexpected format
   kNotFinite,  // a loss or a gradient is infinite or not a number: training diverged, or the data is at fault
   kState,      // the call is not allowed now: the caller misuses the object, or the engine has failed
-  kInternal,   // a defect in Sluice
+  kInternal,   // a bug in Sluice
 };
 
-// The one exception type of the project. The text says what was asked, what was found, and what to do.
+// The project's one exception type. Its text says what was requested, what was found, and what to do.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& text, std::uint64_t lacks = 0)
       : std::runtime_error(text), code_(code), lacks_(lacks) {}
   ErrorCode code() const { return code_; }
-  // With kBudget: how many bytes are short, where that is known. 0: it is not.
+  // With kBudget: how many bytes are missing; 0 where that is unknown.
   std::uint64_t lacks() const { return lacks_; }
 
  private:
@@ -34,7 +34,7 @@ class Error : public std::runtime_error {
   std::uint64_t lacks_;
 };
 
-// "invalid_argument", "not_found", ...: for programs that read errors.
+// Returns a stable identifier for programs that read errors: "invalid_argument", "not_found", ...
 std::string_view name_of(ErrorCode code);
 
 // The command line's exit status for an error: 2 for invalid input, 3 where the budget is too small, else 1.
@@ -45,7 +45,7 @@ template <class... Arguments>
   throw Error(code, fmt::format(text, std::forward<Arguments>(arguments)...));
 }
 
-// Throws Error(kInternal) where a condition is false that only a defect in Sluice itself can break.
+// Throws Error(kInternal) where a condition is false that only a bug in Sluice can break.
 template <class... Arguments>
 void ensure(bool condition, fmt::format_string<Arguments...> text, Arguments&&... arguments) {
   if (!condition) throw Error(ErrorCode::kInternal, fmt::format(text, std::forward<Arguments>(arguments)...));

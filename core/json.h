@@ -5,20 +5,20 @@
 #include <string_view>
 #include <vector>
 
-// The template's functions are compiled in json.cc alone, once for all files.
+// Instantiated only in json.cc, to save compile time.
 extern template class nlohmann::basic_json<>;
 
 namespace sluice {
 
 using Json = nlohmann::json;
 
-// Parses text. Throws Error(kInvalidArgument) that names the source ("config.json") with line and column, and
-// where the nesting is deeper than 100, since copying such a value takes stack for every level, or a key
-// stands twice in an object, since one value would be lost.
+// Parses JSON. Throws Error(kInvalidArgument), with the name of the source ("config.json"), line and column,
+// for invalid text, for nesting deeper than 100 (copying a value takes stack for each level), and for a key
+// that occurs twice in an object (one value would be lost).
 Json parse_json(std::string_view text, std::string_view source);
 Json read_json_file(const std::string& path);
 
-// Returns the known word that is nearest to the given one by edit distance, or "" where none is near.
+// Returns the known word nearest to the given one by edit distance, or "" where none is near.
 std::string nearest_word(std::string_view word, const std::vector<std::string>& known);
 
 // Returns a field of an object. Throws Error(kInvalidArgument) that names source and key where the field is

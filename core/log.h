@@ -7,8 +7,8 @@ namespace sluice {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Writes messages for people to the standard error stream, as "sluice: warning: text". Libraries log warnings
-// and errors only where the caller must know; a call's result is never a log line. Thread rule: any thread.
+// Writes messages for people to standard error, as "sluice: warning: text". Libraries log warnings and errors
+// only where the caller must know; a call's result is never a log line. Thread rule: any thread.
 class Log {
  public:
   template <class... Arguments>
@@ -29,16 +29,16 @@ class Log {
   }
 
  private:
-  // It is no template, which would compile the logging library's formatting into every file that logs.
+  // Not a template, which would compile the logging library's formatting into every file that logs.
   void write(LogLevel level, fmt::string_view text, fmt::format_args arguments);
 };
 Log& log();
 
-// Sets the lowest level that is written: "debug", "info" (at first), "warn", "error" or "off". Throws
-// Error(kInvalidArgument) otherwise.
+// Sets the lowest level that is written: "debug", "info" (the default), "warn", "error" or "off". Throws
+// Error(kInvalidArgument) for other words.
 void set_log_level(std::string_view level);
-// Lets this process's messages name it as one of several: "sluice: rank 2: warning: text". Thread rule:
-// before any message is written.
+// Adds the rank to this process's messages: "sluice: rank 2: warning: text". Thread rule: before any message
+// is written.
 void set_log_rank(int rank);
 
 }  // namespace sluice

@@ -4,13 +4,13 @@
 
 namespace sluice {
 
-// The text as it may be shown on a terminal: names come out of files, and a terminal obeys the control
-// characters in them. They become \n, \x1b and the like (and a backslash stays as it is); so do bytes that
-// are not UTF-8. Lines::kKeep: the ends of lines stay, in a text that has several.
+// Makes untrusted text (names from files) safe to show on a terminal, which obeys control characters. They
+// become \n, \x1b and the like, and so do bytes that are not UTF-8; a backslash stays as it is. Lines::kKeep
+// leaves line ends as they are.
 enum class Lines { kEscape, kKeep };
 std::string printable(std::string_view text, Lines lines = Lines::kEscape);
 
-// Writes to the standard error stream, if that can be written to. Never throws.
+// Writes to standard error and ignores failures. Never throws.
 void tell_on_stderr(std::string_view text) noexcept;
 
 }  // namespace sluice

@@ -4,8 +4,9 @@
 
 namespace sluice {
 
-// Rounds of Philox. 7 are the fewest that pass all tests of BigCrush (table 2 of the paper below); 10 keep
-// the margin that its authors advise. Stochastic rounding needs no margin, and spends most time on rounds.
+// Rounds of Philox. 7 are the fewest that pass all tests of BigCrush (table 2 of the paper below); 10 have
+// the safety margin that its authors advise. Stochastic rounding spends most of its time on rounds and needs
+// no margin.
 inline constexpr int kPhiloxRounds = 10, kRoundingPhiloxRounds = 7;
 
 // Philox4x32: a counter-based generator. The same counter and key give the same bits anywhere, in any order.
@@ -24,12 +25,12 @@ constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> count
   return counter;
 }
 
-// A stream of random words named by a 64-bit key and a 64-bit stream id; word i of the stream is the same
-// whenever and wherever it is asked for.
+// A stream of random words, identified by a 64-bit key and a 64-bit stream id. Word i depends on these and i
+// alone.
 class CounterRandom {
  public:
   CounterRandom(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
-  // The four words with indices 4 * block .. 4 * block + 3.
+  // Returns the words 4 * block ... 4 * block + 3.
   template <int kRounds = kPhiloxRounds>
   std::array<std::uint32_t, 4> block(std::uint64_t block) const {
     return philox<kRounds>({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
@@ -41,7 +42,7 @@ class CounterRandom {
   std::uint64_t seed_, stream_;
 };
 
-// Returns a number uniform in [0, 1), made from the upper 24 bits of the word.
+// Returns a number uniform in [0, 1) made from the upper 24 bits of the word.
 inline float to_unit_interval(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1.0p-24f; }
 
 }  // namespace sluice

@@ -9,16 +9,16 @@
 
 namespace sluice {
 
-// A thread that does jobs one after another, in the order in which they were added. Thread rule: add() from
-// any thread, a job's included.
+// A worker thread that runs jobs one after another, in the order in which they were added. Thread rule: any
+// thread may call add(), also from a job.
 class SerialQueue {
  public:
-  // Is given what to call when it has ended, with its error where it throws. A job that goes on elsewhere
-  // moves that away.
+  // A job gets the Done to call when it has ended. The queue calls it when the job returns or throws; a job
+  // that continues asynchronously moves it away and calls it later.
   using Job = std::function<void(Done& done)>;
 
   SerialQueue();
-  ~SerialQueue();  // does the jobs that were added
+  ~SerialQueue();  // runs the jobs that were added
   SerialQueue(const SerialQueue&) = delete;
   SerialQueue& operator=(const SerialQueue&) = delete;
   void add(Job job, Done done = nullptr);
@@ -31,7 +31,7 @@ class SerialQueue {
   void work();
   static void run(Added& next);
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the following members
   std::condition_variable changed_;
   std::deque<Added> jobs_;
   bool ends_ = false;

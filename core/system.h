@@ -5,28 +5,29 @@
 #include <string>
 #include <vector>
 
-// What this machine, and the container around this process, offer. Functions that read files take the folder
-// under which /proc and /sys lie. None of them throws where a file is missing or malformed: the value that
-// the file would give then counts as unknown.
+// Properties of this machine and of the container around this process. Functions that read files take the
+// folder that contains /proc and /sys. None of them throws where a file is missing or malformed: its value
+// then counts as unknown.
 namespace sluice {
 
-struct MemoryState {                 // SIZE_MAX where a value is unknown
-  std::size_t total = SIZE_MAX;      // of the machine, or of the smallest control group around this process
-  std::size_t available = SIZE_MAX;  // what this process can still take within every such limit
-  std::optional<std::size_t> group_limit;  // the smallest limit of a control group, where there is one
+struct MemoryState {  // SIZE_MAX where a value is unknown
+  // Of the machine, or of the tightest control group (cgroup) around this process.
+  std::size_t total = SIZE_MAX;
+  std::size_t available = SIZE_MAX;  // the bytes that this process can still allocate within all such limits
+  std::optional<std::size_t> group_limit;  // the tightest cgroup limit, where there is one
 };
 MemoryState memory_state(const std::string& root = "/");
 
-// The cores that this process may use, by its affinity and its CPU quota (rounded up). It is at least 1.
+// Returns the cores that this process may use, by its affinity and its CPU quota (rounded up); at least 1.
 int usable_cpus(const std::string& root = "/");
-// The CPU quota alone, in cores (1.5 is possible), or nothing where there is none.
+// Returns the CPU quota alone, in cores (1.5 is possible), or nothing where there is none.
 std::optional<double> cpu_quota(const std::string& root = "/");
 
 std::string cpu_model(const std::string& root = "/");  // "unknown" where /proc/cpuinfo does not name it
-// The vector features of the CPU that this project knows, by Linux's names: "avx2", "avx512_bf16", ...
+// Returns the CPU's vector features that this project uses, by Linux's names: "avx2", "avx512_bf16", ...
 std::vector<std::string> simd_features(const std::string& root = "/");
 
-// The bytes of the largest cache that the first core uses; 0 where it is unknown.
+// Returns the size in bytes of the largest cache of the first core; 0 where it is unknown.
 std::size_t largest_cache(const std::string& root = "/");
 
 // Returns "always", "madvise" or "never", or "" where the system has no transparent huge pages.
@@ -35,7 +36,7 @@ std::optional<std::size_t> mapping_limit(const std::string& root = "/");  // vm.
 std::string kernel_version(const std::string& root = "/");                // "6.1.0-18-amd64"
 std::string host_name(const std::string& root = "/");                     // "" where it is unknown
 
-bool user_faults_allowed();                        // tries userfaultfd for faults in user mode
+bool user_faults_allowed();                        // tries userfaultfd for page faults in user mode
 std::optional<std::size_t> locked_memory_limit();  // RLIMIT_MEMLOCK, or nothing where it is unlimited
 
 }  // namespace sluice

@@ -16,10 +16,10 @@ std::string read_text_file(const std::string& path, std::size_t limit = std::siz
 // over path, and the folder is synced. Throws Error(kNotFound) where the folder does not exist, else
 // Error(kIo).
 void write_text_file(const std::string& path, const std::string& text);
-// Writes text that next() hands over one part after another; an empty part is the end.
+// Writes text that next() returns in parts; an empty part ends it.
 void write_text_file(const std::string& path, const std::function<std::string()>& next);
 
-// The path of what has this name in the folder.
+// Joins a folder and a name to a path.
 std::string path_in(const std::string& folder, std::string_view name);
 
 // Makes renames and removals in a folder durable. Throws Error(kIo).

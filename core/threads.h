@@ -13,7 +13,7 @@ namespace sluice {
 class Threads {
  public:
   // A function that calls work(data) on up to `threads` threads at once, its caller's among them, and returns
-  // when all calls have ended, such as libgomp's GOMP_parallel(). Threads passes 0 for `flags`.
+  // when all calls have ended; for example libgomp's GOMP_parallel(). Threads passes 0 for `flags`.
   using Team = void (*)(void (*work)(void* data), void* data, unsigned threads, unsigned flags);
 
   // Without a team it makes an arena of its own. Throws Error(kInvalidArgument) where count is below 1.

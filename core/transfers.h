@@ -7,15 +7,16 @@
 
 namespace sluice {
 
-// Called once, on any thread, when a transfer has ended; error is null where every byte was moved. From then
-// on the buffer may be used again. It must be short and must not throw.
+// A completion callback: called once, on any thread, when a transfer has ended. error is null where every
+// byte was moved. The buffer may be used again from then on. The callback must be short and must not throw.
 using Done = std::function<void(std::exception_ptr error)>;
 
-// Returns a Done that calls `done` when it was called so often, with the first error. REQUIRES: calls > 0.
+// Returns a Done that calls `done` after it was itself called `calls` times, with the first error. REQUIRES:
+// calls > 0.
 Done after(std::size_t calls, Done done);
 
-// Transfers that a caller waits for together. wait() throws the first error after all have ended. Thread
-// rule: add() and wait() from one thread; the Done functions from any.
+// A set of transfers that a caller waits for together. wait() returns when all have ended, and throws the
+// first error. Thread rule: add() and wait() from one thread; the Done functions from any.
 class TransferGroup {
  public:
   TransferGroup();
@@ -24,9 +25,9 @@ class TransferGroup {
   TransferGroup& operator=(TransferGroup&&) = delete;
   Done add();  // makes the Done for one more transfer
   bool finished() const;
-  bool wait_for(std::chrono::microseconds time) const;  // returns finished() by then at the latest
+  bool wait_for(std::chrono::microseconds time) const;  // waits at most this long; returns finished()
   void wait();
-  void wait(const std::function<void()>& meanwhile);  // which, if not null, is called from time to time
+  void wait(const std::function<void()>& meanwhile);  // calls `meanwhile`, if not null, from time to time
 
  private:
   struct State;

@@ -9,20 +9,20 @@ namespace sluice::offload {
 
 struct OpenedFile {
   Descriptor descriptor;
-  std::string name;    // for messages
-  std::string folder;  // the folder that it is in
+  std::string name;    // for error messages
+  std::string folder;  // the folder that contains it
 };
 
-// Opens a file past the page cache, as IoService::open() describes.
+// Opens a file with O_DIRECT, as IoService::open() describes.
 OpenedFile open_direct(const std::string& path, OpenMode mode);
-// Makes a named file in the folder and removes its name at once, where the system lacks O_TMPFILE.
+// Creates a named file in the folder and unlinks it at once, for systems without O_TMPFILE.
 OpenedFile open_and_unlink(const std::string& folder);
 
-// Makes a file of an I/O service. `sink` runs its transfers and outlives it.
+// Makes a File. `sink` runs its transfers and outlives it.
 std::unique_ptr<File> make_disk_file(OpenedFile opened, std::size_t block_bytes, TransferSink& sink);
 
-// Owns a service, but leaks it where the system still works on transfers that its watch has given up: the
-// service's threads go on waiting for them, and nobody waits for the threads.
+// Owns a service, but leaks it where the kernel still works on transfers that the service's watch has given
+// up: joining its threads, which wait for those, might take for ever.
 template <class Service>
 class Leavable final : public IoService {
  public:

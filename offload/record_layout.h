@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <vector>
 
-// Knows where the blocks of a record are on disk: see docs/formats/swap.md.
+// The layout of records on disk: see docs/formats/swap.md.
 namespace sluice::offload {
 
 // The extents of one record, one in each file.
@@ -21,12 +21,12 @@ struct RecordExtents {
   BlockExtent block(std::size_t index) const;
 };
 
-// Gives records their extents, one record after another.
+// Assigns extents to records, one record after another.
 class RecordLayout {
  public:
   explicit RecordLayout(std::size_t files) : taken_(files, 0) {}
   RecordExtents add(std::uint64_t bytes, std::size_t block_bytes);
-  const std::vector<std::uint64_t>& taken() const { return taken_; }  // bytes in each file
+  const std::vector<std::uint64_t>& taken() const { return taken_; }  // bytes used in each file
 
  private:
   std::vector<std::uint64_t> taken_;

@@ -10,15 +10,15 @@
 #include "offload/records.h"
 #include "offload/transfer.h"
 
-// The inside of RecordStore. Private to this room.
+// The implementation of RecordStore. Private to this room.
 namespace sluice::offload {
 
-// What was last written to a block. Only the transfer that has set `busy` may touch the rest.
+// The state of a block. Only the transfer that has set `busy` may access the other members.
 struct BlockRecord {
   std::uint64_t checksum = 0;
-  std::uint64_t previous_checksum = 0;  // of the generation before: it tells a stale block from a damaged one
-  std::uint32_t generation = 0;         // 0 means never written
-  bool unchecked = false;               // it was read, and its checksum has not been compared yet
+  std::uint64_t previous_checksum = 0;  // of the generation before, to tell a stale block from a damaged one
+  std::uint32_t generation = 0;         // counts the writes of the block; 0: never written
+  bool unchecked = false;               // it was read, and its checksum is yet to be compared
   std::atomic<bool> busy = false;
 };
 
@@ -47,17 +47,18 @@ struct StoreState {
   allocator::Ledger& ledger;
   Trace* const trace;
   RecordLayout layout, allocated_layout;
-  std::deque<StoredRecord> records;      // a deque, because transfers refer to its elements
-  std::vector<allocator::Charge> space;  // one for each record that has its disk space
+  std::deque<StoredRecord> records;      // a deque, so that references of transfers stay valid
+  std::vector<allocator::Charge> space;  // one for each record whose disk space is allocated
   std::atomic<std::uint64_t> bytes_read{0}, bytes_written{0};
-  std::vector<StoreFile> files;  // last, since their destructors wait for transfers, which use the rest
+  // Last, since their destructors wait for transfers, which use the other members.
+  std::vector<StoreFile> files;
 };
 
 struct RecordStore::State : StoreState {
   using StoreState::StoreState;
 };
 
-// Throws the Error(kCorrupt) where the bytes are not what was last written to the block. REQUIRES: the caller
+// Throws Error(kCorrupt) where the bytes differ from those last written to the block. REQUIRES: the caller
 // has claimed the block.
 void verify(const StoreState& state, const StoredRecord& record, std::size_t index,
             std::span<const std::byte> bytes);
@@ -65,16 +66,16 @@ void verify(const StoreState& state, const StoredRecord& record, std::size_t ind
 void claim(StoredRecord& record, std::size_t first, std::size_t end);
 void release(StoredRecord& record, std::size_t first, std::size_t end);
 
-enum class Checks : std::uint8_t { kHere, kByCaller };  // who compares the checksums of a read
+enum class Checks : std::uint8_t { kHere, kByCaller };  // where the checksums of a read are compared
 
-// One call of RecordStore::read() or write(): some blocks of one record. Thread rule: as Transfer.
+// One call of RecordStore::read() or write(), over some blocks of one record. Thread rule: as Transfer.
 class RecordTransfer : public std::enable_shared_from_this<RecordTransfer> {
  public:
   // Claims the blocks. Throws Error(kState) where one of them is in another transfer.
   RecordTransfer(StoreState& state, StoredRecord& record, Direction direction, std::uint64_t offset,
                  std::span<std::byte> data, Checks checks, Done done);
-  // Starts the transfer, whose Done is then called once. Checksums of a write are computed on `threads`, or
-  // on the calling thread alone where that is null.
+  // Starts the transfer, whose Done is then called once. Checksums of a write are computed on `threads`;
+  // null: on the calling thread.
   void start(Threads* threads);
 
  private:

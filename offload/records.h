@@ -12,48 +12,50 @@
 
 namespace sluice::offload {
 
-// Says whether the folder is on tmpfs or ramfs, whose files are memory that no budget counts.
+// Returns whether the folder is on tmpfs or ramfs, whose files are memory in no budget.
 bool lies_in_memory(const std::string& folder);
-// Throws Error(kInvalidArgument) for a folder that is on no disk: in memory, or in a file system of the
-// kernel's such as /proc.
+// Throws Error(kInvalidArgument) for a folder that is on no disk: in memory, or in a virtual file system such
+// as /proc.
 void check_disk_folder(const std::string& folder);
-// Returns how many bytes a user without privileges may still take on the folder's disk. Throws Error(kIo).
+// Returns the free bytes for unprivileged users on the folder's disk. Throws Error(kIo).
 std::uint64_t free_disk_bytes(const std::string& folder);
 
-// A folder that lends disk space to a run. See docs/formats/swap.md.
+// A folder in which a run may allocate disk space. See docs/formats/swap.md.
 struct DiskFolder {
   std::string path;
-  std::uint64_t limit;  // bytes that may be taken there
+  std::uint64_t limit;  // the most bytes allocated there
 };
 
 using RecordId = std::uint32_t;
 
 // The disk tier: records of fixed size in preallocated, unnamed files, one in each folder. A record's blocks
-// are striped over the files (block i is in file (first + i) mod files). For each block the store keeps in
-// memory the checksum (XXH3) and the generation of what was last written. A read compares them; bytes that
-// differ are an Error(kCorrupt) that names file, offset, record, expected and found, and says "stale" where
-// they are what an earlier generation wrote. A transfer covers whole blocks, or ends at the record's end. A
-// block that was never written cannot be read (Error(kState)). Transfers of one block must not overlap in
-// time: the caller waits in between. Thread rule: define() and allocate() from one thread while there is no
-// transfer; the rest from any thread.
+// are striped over the files: block i is in file (first + i) mod files. For each block the store keeps in
+// memory the checksum (XXH3) and the generation of the last write. A read compares them; differing bytes are
+// an Error(kCorrupt) that names file, offset, record, expected and found, and says "stale" where an earlier
+// generation wrote them. A transfer covers whole blocks, or ends at the record's end. Reading a block that
+// was never written is Error(kState). Transfers of one block must not overlap in time: the caller waits in
+// between. Thread rule: define() and allocate() from one thread while no transfer is in flight; the rest from
+// any thread.
 class RecordStore {
  public:
-  static constexpr std::size_t kBlock = std::size_t{1} << 20;  // the block size where define() gets no other
+  static constexpr std::size_t kBlock = std::size_t{1} << 20;  // the default block size of define()
 
-  // Throws errors that name the folder where one is missing, not writable or without O_DIRECT.
+  // Throws, with the folder's name, where a folder is missing, not writable or without O_DIRECT.
   RecordStore(IoService& io, std::vector<DiskFolder> folders, allocator::Ledger& ledger,
               Trace* trace = nullptr);
   // Uses files that the caller has opened, for tests and measurements.
   RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Ledger& ledger, Trace* trace = nullptr);
   ~RecordStore();
 
-  // Adds a record of `bytes`, cut into blocks of block_bytes: multiples of kDiskBlock. Messages use the name.
+  // Adds a record of `bytes`, cut into blocks of block_bytes, which are multiples of kDiskBlock. Error
+  // messages use the name.
   RecordId define(std::string name, std::uint64_t bytes, allocator::Purpose purpose,
                   std::size_t block_bytes = kBlock);
-  // The bytes of memory that define() charges to the ledger as kBase, mostly for the blocks' checksums.
+  // Returns the bytes of memory that define() charges to the ledger as kBase, mostly for the blocks'
+  // checksums.
   static std::size_t metadata_bytes(std::uint64_t bytes, std::size_t block_bytes = kBlock);
-  // Takes disk space for all records that have none yet. Throws Error(kBudget) that says what is missing
-  // where a limit or a disk is too small; those records are then gone.
+  // Allocates disk space for all records that have none yet. Throws Error(kBudget), with what is missing,
+  // where a limit or a disk is too small; those records are then removed.
   void allocate();
 
   // Move bytes between memory and a record, and call `done` as a File does. Checksums of reads are compared
@@ -62,10 +64,10 @@ class RecordStore {
   void read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
   void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done);
 
-  // These are for a caller whose threads would only wait meanwhile: checksums are computed on its threads,
-  // several blocks at a time, which leaves the File's thread to the transfers. What read_unchecked() has read
-  // must not be used before check() has compared it, which throws the Error(kCorrupt). Writing its blocks
-  // before that is Error(kState).
+  // Variants for a caller whose threads would otherwise wait: they compute checksums on its threads, several
+  // blocks at a time, and leave the File's thread to the transfers. Bytes from read_unchecked() must not be
+  // used before check() has compared them, which throws the Error(kCorrupt). Writing these blocks before that
+  // is Error(kState).
   void read_unchecked(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
   void check(RecordId record, std::uint64_t offset, std::span<const std::byte> found, Threads& threads);
   void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Threads& threads,

@@ -13,14 +13,14 @@
 
 #include "offload/file.h"
 
-// What all files share: checking a call, cutting it into blocks, continuing and ending it.
+// Code that all files share: checking a call, cutting it into blocks, continuing and ending it.
 namespace sluice::offload {
 
 class Transfer;
 
 enum class Direction : std::uint8_t { kRead, kWrite };
 
-// Throws Error(kInvalidArgument) where O_DIRECT does not allow the transfer.
+// Throws Error(kInvalidArgument) for a transfer that O_DIRECT does not allow.
 void check_aligned(const std::string& file, Direction direction, std::uint64_t offset, const void* data,
                    std::size_t bytes);
 
@@ -31,7 +31,7 @@ std::exception_ptr transfer_error(const std::string& file, Direction direction, 
 
 std::exception_ptr transfer_stuck(const Transfer& transfer, std::chrono::milliseconds patience);
 
-// Counts a file's open transfers, so that its destructor can wait for them. Thread rule: any thread.
+// Counts a file's transfers in flight, so that its destructor can wait for them. Thread rule: any thread.
 class OpenTransfers {
  public:
   void begin();
@@ -44,24 +44,24 @@ class OpenTransfers {
   std::size_t count_ = 0;
 };
 
-// What a call of read() or write() moves, and where.
+// The bytes that a call of read() or write() moves.
 struct Extent {
   int descriptor;
   Direction direction;
   std::uint64_t offset;
-  std::byte* data;  // is only read from where the direction is kWrite
+  std::byte* data;  // not written where the direction is kWrite
   std::size_t bytes;
 };
 
 class Watch;
 
-// One call of File::read() or File::write() that has not ended. Thread rule: any thread; but finish() is
-// called once, by the thread that end_block() told to.
+// One call of File::read() or File::write() in flight. Thread rule: any thread; but finish() is called once,
+// by the thread whose end_block() returned true.
 class Transfer {
  public:
-  // `descriptor` keeps the extent's file descriptor open. It is held until the system works on no block any
-  // more, even after the File is gone, so that no other file gets its number meanwhile. REQUIRES: `open`
-  // outlives finish() or abandon(), and `watch` outlives the transfer.
+  // `descriptor` keeps the extent's file descriptor open until the kernel works on no block any more, even
+  // after the File was destroyed, so that no other file gets its number meanwhile. REQUIRES: `open` outlives
+  // finish() or abandon(), and `watch` outlives the transfer.
   Transfer(const Extent& extent, std::shared_ptr<const void> descriptor, std::size_t block_bytes,
            std::string file, OpenTransfers& open, Watch& watch, Done done);
 
@@ -72,10 +72,10 @@ class Transfer {
   const OpenTransfers& open() const { return open_; }  // may dangle after abandon()
   bool failed() const;
 
-  // Says that one block has ended. Returns true where it was the last: then the caller calls finish().
+  // Reports that one block has ended. Returns true for the last one: then the caller calls finish().
   bool end_block(std::exception_ptr error);
   void finish() noexcept;
-  // Ends the transfer at once, though the system still works on it. The buffer may be used again.
+  // Ends the transfer at once, although the kernel still works on it. The buffer may be used again.
   void abandon(std::exception_ptr error) noexcept;
 
  private:
@@ -95,7 +95,7 @@ class Transfer {
   bool ended_ = false;
 };
 
-// A part of a transfer that takes one system call, or several where the system moves less than was asked.
+// A part of a transfer that takes one system call, or several where the kernel moves less than requested.
 struct Block {
   std::shared_ptr<Transfer> transfer;
   std::uint64_t offset = 0;
@@ -104,19 +104,20 @@ struct Block {
   std::size_t moved = 0;
   unsigned idle_attempts = 0;  // consecutive system calls that moved nothing
 
-  // False where there is nothing to move, or another block of the transfer has failed already.
+  // Returns false where there is nothing to move, or another block of the transfer has failed already.
   bool needs_io() const { return bytes > 0 && !transfer->failed(); }
 
   enum class Outcome { kEnded, kAgain };
-  // Takes in what the system call returned: a number of bytes, or a negative errno. kAgain asks for the rest.
+  // Handles the result of a system call: a number of bytes, or a negative errno. kAgain asks for another call
+  // for the rest.
   Outcome advance(std::int64_t result, std::exception_ptr* error);
 
  private:
   Outcome try_again(std::exception_ptr* error, int error_number);
 };
 
-// Holds the blocks of each direction in the order of the calls. Reads and writes take turns where both wait,
-// so that a needed read does not wait behind all that is being written. Thread rule: its owner guards it.
+// Queues blocks, for each direction in the order of the calls. Reads and writes alternate where both wait, so
+// that an urgent read does not wait behind all writes. Thread rule: its owner guards it.
 class BlockQueue {
  public:
   void push(std::shared_ptr<Transfer> transfer);
@@ -126,7 +127,7 @@ class BlockQueue {
  private:
   struct Lane {
     std::deque<std::shared_ptr<Transfer>> transfers;
-    std::size_t next_block = 0;  // of the first transfer in the lane
+    std::size_t next_block = 0;  // index of the next block in the first transfer
   };
   std::array<Lane, 2> lanes_;  // by direction
   std::size_t last_ = 1;       // the lane from which the last block was taken

@@ -13,9 +13,10 @@
 
 namespace sluice::offload {
 
-// Ends the transfers of a file whose device does not answer any more: where none has moved a block for as
-// long as `patience`, all get an Error(kIo), and later results are ignored. Pages that a device still writes
-// to stay allocated to it until then (O_DIRECT), even if they are unmapped here. Thread rule: any thread.
+// A watchdog for devices that stop responding: where no transfer of a file has moved a block for `patience`,
+// all of them end with an Error(kIo), and later results are ignored. Pages that a device may still write to
+// by O_DIRECT stay allocated by the kernel until it has ended, even if they are unmapped here. Thread rule:
+// any thread.
 class Watch {
  public:
   explicit Watch(std::chrono::milliseconds patience);
@@ -26,7 +27,8 @@ class Watch {
   void begun(const std::shared_ptr<Transfer>& transfer);
   void moved(const Transfer& transfer);
   void ended(const Transfer& transfer);
-  // Says whether the system still works on transfers that were given up. Waiting for these may take for ever.
+  // Returns whether the kernel still works on transfers that were given up. Waiting for them may take for
+  // ever.
   bool waits_for_system() const;
   std::chrono::milliseconds patience() const { return patience_; }
 
@@ -48,9 +50,10 @@ class Watch {
   std::thread thread_;
 };
 
-// Returns what the system call in `call` returns (fdatasync or fallocate, which may hang as their device
-// does). Throws Error(kIo) that begins with `what` where there is no answer for as long as `patience`. The
-// call runs on a thread of its own, which is then left behind; so `call` must own everything that it uses.
+// Makes the system call in `call` (fdatasync or fallocate, which hang where their device does) and returns
+// its result. Throws Error(kIo), with a text that begins with `what`, where it takes longer than `patience`.
+// The call runs on a thread of its own, which is then left behind; so `call` must own everything that it
+// uses.
 int call_with_patience(std::chrono::milliseconds patience, const std::string& what,
                        std::function<int()> call);
 

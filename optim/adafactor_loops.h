@@ -9,13 +9,12 @@
 // The loops of adafactor.cc, each over some elements of a parameter on one thread. Private to this room.
 namespace sluice::optim {
 
-// The elements of a shorter row are added one by one, since vectors would be mostly empty.
+// Rows shorter than this are added element by element, since vectors would be mostly empty.
 inline constexpr std::size_t kShortRow = 32;
-// Loops may read so many floats beyond the factor of the last column.
+// Loops may read this many floats beyond the factor of the last column.
 inline constexpr std::size_t kFactorPadding = 16;
 
-// A parameter as matrices that lie one after another; the last two dimensions are a matrix's. A vector is one
-// row.
+// A parameter seen as a stack of matrices of its last two dimensions. A vector is one row.
 struct Matrices {
   explicit Matrices(std::span<const std::size_t> shape);
   std::size_t elements, columns, rows, count;
@@ -28,26 +27,26 @@ struct Matrices {
   std::size_t matrix_of(std::size_t row) const { return row / rows; }
 };
 
-// How the sums of columns are cut. One thread sums the rows of a tile in ascending order: some rows of one
+// How the sums of columns are split. One thread sums the rows of a tile in ascending order: some rows of one
 // matrix, or several whole matrices. A matrix has at most kMostStrips strips; the tiles of a strip are added
-// in ascending order, and the strips pairwise. All of this follows from the parameter's shape alone.
+// in ascending order, and the strips pairwise. The split depends on the parameter's shape alone.
 struct Tiles {
   explicit Tiles(const Matrices& matrices);
   static constexpr std::size_t kMostStrips = 64;
-  bool whole;            // a tile has whole matrices, each of which is one strip
+  bool whole;            // a tile consists of whole matrices, each of which is one strip
   std::size_t rows;      // rows of a tile; the last tile of a matrix, or of the parameter, may have fewer
   std::size_t of_each;   // tiles of a matrix; 1 where a tile has whole matrices
   std::size_t count;     // tiles of the parameter
   std::size_t of_strip;  // tiles of a strip
   std::size_t strips;    // strips of a matrix
-  std::size_t at_once;   // tiles whose sums are kept until they are added to their strips
+  std::size_t at_once;   // tiles whose sums are held before they are added to their strips
 
   std::size_t first_row(const Matrices& m, std::size_t tile) const;
   std::size_t end_row(const Matrices& m, std::size_t tile) const;
   std::size_t tile_of(const Matrices& m, std::size_t row) const;
-  // The strip of the tile's first matrix, counted over all matrices.
+  // Returns the index, over all matrices, of the strip of the tile's first matrix.
   std::size_t first_strip(const Matrices& m, std::size_t tile) const;
-  // See Rounds::last_cut(): a part has whole strips, and so whole rows.
+  // See Rounds::last_cut(): a part consists of whole strips, and so of whole rows.
   std::size_t last_cut(const Matrices& m, std::size_t element) const;
 };
 
@@ -55,36 +54,37 @@ struct Tiles {
 struct SumPart {
   const Matrices* matrices;
   std::size_t begin, end;
-  ConstArray gradient;  // from element `begin` on
+  ConstArray gradient;  // its data begin at element `begin`
   GradientRule rule;
-  double* rows;        // the sums of the parameter's rows
-  double* columns;     // the sums of the columns of the tile's first matrix; those of its next ones follow
+  double* rows;        // sums of the parameter's rows
+  double* columns;     // column sums of the tile's first matrix, followed by those of its next matrices
   std::size_t matrix;  // the tile's first matrix
 };
-// Adds the squares of the gradient, to which the rule was applied, in f64 to the sums of their rows and
-// columns. To a row's sum, what each block of the grid has of the row is added (in 16 lanes, as in
-// kernels/reduce.h); a short row, and a column, is added element by element in ascending order.
+// Applies the rule to the gradient, and adds its squares in f64 to the sums of their rows and columns. A
+// row's sum adds the row's share of each block of the grid (in 16 lanes, as in kernels/reduce.h); short rows
+// and columns are added element by element in ascending order.
 void add_squares(const SumPart& part);
 
-// The sum of squares of at most kernels::kGridBlock values, in 16 lanes.
+// Returns the sum of squares of at most kernels::kGridBlock values, in 16 lanes.
 double square_sum(std::size_t n, ConstArray values);
 
-// What makes an update of a gradient.
+// The inputs that turn a gradient into an update.
 struct Normalizer {
   const Matrices* matrices;
-  ConstArray gradient;  // the span's
-  std::size_t first;    // element of the parameter that the span begins with
+  ConstArray gradient;  // of the span
+  std::size_t first;    // index in the parameter of the span's first element
   GradientRule rule;
-  // For matrices: 1 / sqrt(row / mean of rows), and 1 / sqrt(column), with kFactorPadding readable floats
-  // more.
+  // For matrices: 1 / sqrt(row / mean of rows), and 1 / sqrt(column), followed by kFactorPadding readable
+  // floats.
   const float* rows = nullptr;
   const float* columns = nullptr;
-  // For a vector.
-  float* second = nullptr;    // its average of squares, from its first element on
+  // For a vector:
+  float* second = nullptr;    // its running average of squares, from its first element on
   float decay = 0, rate = 1;  // of that average; rate is 1 - decay
   float epsilon = 0;
 };
-// The sum of squares of the update of `count` elements of one block, from element `at` of the span on.
+// Returns the sum of squares of the update of `count` elements of one block, from element `at` of the span
+// on.
 double update_square_sum(const Normalizer& normalizer, std::size_t at, std::size_t count);
 
 struct AdafactorFactors {
@@ -92,7 +92,8 @@ struct AdafactorFactors {
   float keep;           // 1 - rate * weight_decay
   float blend, rest;    // beta1, 1 - beta1
 };
-// Applies the update to a range that begins with a block. A vector's average of squares is updated as well.
+// Applies the update to a range that begins at a block of the grid. Also updates a vector's average of
+// squares.
 void apply_update(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
                   const SpanRange& range);
 

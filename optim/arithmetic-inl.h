@@ -1,7 +1,7 @@
-// The arithmetic of one element, written once for vectors of the CPU and for threads of a GPU, so that both
-// give the same bits. It is included within a namespace, once for each target, after SLUICE_ARITHMETIC is
-// defined as what functions begin with there, and SLUICE_UNROLL_LINES as what unrolls a loop. Ops has the
-// operations on its type V, each rounded once.
+// The arithmetic of one element, written once for CPU vectors and GPU threads, so that both give the same
+// bits. It is included within a namespace, once for each target, after SLUICE_ARITHMETIC is defined as the
+// prefix of functions, and SLUICE_UNROLL_LINES as the pragma that unrolls a loop. Ops has the operations on
+// its type V, each rounded once.
 
 template <class Ops, class V = typename Ops::V>
 SLUICE_ARITHMETIC V clipped(const GradientRule& rule, V value) {  // a NaN stays NaN
@@ -14,8 +14,8 @@ SLUICE_ARITHMETIC V ruled(const GradientRule& rule, V gradient) {
   return rule.clips() ? clipped<Ops>(rule, value) : value;
 }
 
-// Of an element: its gradient, its value, and what the optimizer's two arrays of state have of it.
-// The decay goes into the parameter (AdamW), or into the gradient (Adam).
+// `e` has an element's gradient, its value, and its entries in the optimizer's two state arrays. The decay
+// goes into the parameter (AdamW), or into the gradient (Adam).
 template <class Ops, class Elements>
 SLUICE_ARITHMETIC void update_adam(const AdamFactors& f, Elements& e) {
   auto gradient = e.gradient;
@@ -50,8 +50,8 @@ SLUICE_ARITHMETIC void update_sgd(const SgdFactors& f, Elements& e) {
   e.value = Ops::mul_add(direction, Ops::set(-f.learning_rate), e.value);
 }
 
-// The whole number that stands for a value in a block with state in 8 bits (code_table.h), not yet rounded to
-// one. The lines are CodeTable's inverse ones, of which the slopes are divided by the scale's magnitude.
+// Returns the number (code_table.h) that encodes a value in a block of 8-bit state, before rounding. The
+// lines are CodeTable's inverse ones, with slopes divided by the scale's magnitude.
 template <CodeMap kMap, class Ops, class V = typename Ops::V>
 SLUICE_ARITHMETIC V code_number(V value, const float* slopes, const float* offsets, float zero_of_scale) {
   const V x = kMap == CodeMap::kSigned ? Ops::abs(value) : value;

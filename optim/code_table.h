@@ -6,34 +6,34 @@
 
 #include "optim/eight_bit.h"
 
-// The numbers of docs/optimizers.md, "State in 8 bits", in a form for vectors. Private to this room.
+// The code tables of docs/optimizers.md, "State in 8 bits", in a form for vectors. Private to this room.
 namespace sluice::optim {
 
-// A code has a whole *number*. For kSigned it is the code itself, from -128 to 127; for kUnsigned it is the
-// code plus 1. The magnitudes of the numbers from 2^k to 2^(k+1) lie on a straight line, one for each of
+// Each code has an integer *number*. For kSigned it is the code itself, from -128 to 127; for kUnsigned it is
+// the code plus 1. The magnitudes for the numbers from 2^k to 2^(k+1) lie on a straight line, one for each of
 // kLines values of k.
 struct CodeTable {
   static constexpr std::size_t kLines = 7;
   static constexpr std::size_t kLookup = 16;  // the lanes of the widest vector
 
-  std::array<float, 256> values = {};  // what each code stands for
+  std::array<float, 256> values = {};  // the value of each code
 
-  // |value| = number * slope + offset, with the slope and offset at (the exponent of the number as f32)
-  // modulo 8. Numbers without a line (128, and for kUnsigned 1 and 256) get one of their own. A kSigned
-  // number of 0 is a case apart.
+  // |value| = number * slope + offset, with the slope and offset at index (exponent of the number as f32)
+  // modulo 8. Numbers outside the lines (128, and for kUnsigned 1 and 256) have entries of their own. The
+  // kSigned number 0 is handled separately.
   alignas(64) std::array<float, kLookup> slopes = {}, offsets = {};
 
-  // The least of these lines at |x|, rounded to nearest, is the number (for kUnsigned, the code).
+  // The minimum of these lines at |x|, rounded to nearest, is the number (for kUnsigned, the code).
   std::array<float, kLines> inverse_slopes = {}, inverse_offsets = {};
 };
 const CodeTable& code_table(CodeMap map);
 
-// The least scale of a block that is not all zero, so that no code stands for a subnormal number.
+// The smallest scale of a block that is not all zero, so that no code decodes to a subnormal number.
 inline constexpr float kLeastScale = 0x1p-100f;
 
-// The scale of a block whose largest magnitude is `most` and whose greatest value is `greatest`: the value of
-// that magnitude, with its sign (positive where both signs occur) and at least kLeastScale in magnitude. It
-// is not finite where any value of the block is not.
+// Returns the scale of a block whose largest magnitude is `most` and whose greatest value is `greatest`: the
+// value of that magnitude, with its sign (positive where both signs occur) and at least kLeastScale in
+// magnitude. It is not finite where any value of the block is not.
 constexpr float scale_of_block(float most, float greatest) {
   if (most == 0) return 0;
   if (most < kLeastScale) return kLeastScale;

@@ -6,8 +6,8 @@
 
 namespace sluice::optim {
 
-// Updates what is in a GPU's memory, on the GPU, with the bits of Optimizer::apply(); only NaN has other bits
-// on a GPU, and stays NaN. Thread rule: one thread at a time.
+// Updates parameters in GPU memory on the GPU, with the same bits as Optimizer::apply(), except that a NaN
+// may have other bits. Thread rule: one thread at a time.
 class DeviceUpdate {
  public:
   struct Part {
@@ -15,15 +15,14 @@ class DeviceUpdate {
     Span span;
   };
 
-  // Throws Error(kInvalidArgument) for an optimizer that looks at parameters as a whole (Adafactor, Muon),
-  // whose updates are the CPU's, and Error(kNotFound), Error(kBudget) or Error(kIo) where its kernels are
-  // missing or cannot be loaded. The device and the optimizer outlive the object.
+  // Throws Error(kInvalidArgument) for an optimizer with rounds (Adafactor, Muon), whose updates run on the
+  // CPU, and Error(kNotFound), Error(kBudget) or Error(kIo) where its kernels are missing or cannot be
+  // loaded. The device and the optimizer outlive the object.
   DeviceUpdate(Device& device, const Optimizer& optimizer);
-  // Queues the update of some spans, all of whose pointers are addresses of the GPU's, and multiples of the
-  // size of what is there. Up to kMostTogether of them are one launch. Where `refused` is not null, it is an
-  // address of the GPU's, too, and nothing is changed unless 0 is there when the update's turn comes. Throws
-  // as Optimizer::apply(), and Error(kIo) where the kernel cannot be queued. REQUIRES: all spans have the
-  // same types, and all or none have masters.
+  // Queues the update of some spans. All their pointers are GPU addresses, aligned to their elements. Up to
+  // kMostTogether spans share one launch. If `refused` is not null, it is a GPU address, and the update
+  // changes nothing unless a 0 is there when it runs. Throws as Optimizer::apply(), and Error(kIo) where the
+  // kernel cannot be queued. REQUIRES: all spans have the same types, and all or none have masters.
   void apply(CUstream_st* stream, std::span<const Part> parts, const std::uint32_t* refused = nullptr);
   static const std::size_t kMostTogether;
 

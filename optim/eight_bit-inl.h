@@ -82,7 +82,7 @@ class Decoder {
   float scale_;
 };
 
-// Finds the value of the largest magnitude in a block.
+// Finds the value with the largest magnitude in a block.
 class Largest {
  public:
   HWY_INLINE Largest() : greatest_(simd::set(0)), magnitude_(hn::Zero(I32())) {}
@@ -100,7 +100,7 @@ class Largest {
   hn::Vec<I32> magnitude_;
 };
 
-// Encodes the n <= kScaleBlock values of one block, from which the scale was taken.
+// Encodes the n <= kScaleBlock values of one block, for which `scale` was computed.
 template <CodeMap kMap>
 HWY_INLINE void encode_block(std::size_t n, const float* values, float scale, std::uint8_t* codes) {
   if (scale == 0 || !std::isfinite(scale)) {
@@ -118,7 +118,8 @@ HWY_INLINE void encode_block(std::size_t n, const float* values, float scale, st
   const float zero = std::copysign(0.0f, scale);
   simd::for_each_vector(n, [&](auto at) SLUICE_BODY {
     const auto number = code_number<kMap, VectorOps<F32>>(simd::load(values, at), slopes, offsets, zero);
-    // f32 values from 2^23 on are whole numbers, so the sum is rounded to one; its lowest bits are the code.
+    // Adding 1.5 * 2^23 rounds to an integer, since f32 values from 2^23 on are integers; its lowest bits are
+    // the code.
     const auto whole = hn::Add(number, simd::set(0x1.8p23f));
     store_bytes(hn::TruncateTo(U8(), hn::BitCast(U32(), whole)), codes, at);
   });

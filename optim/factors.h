@@ -2,11 +2,11 @@
 #include <cstdint>
 #include <limits>
 
-// The constants of a step, which arithmetic-inl.h uses. Those of an optimizer are computed in f64 and rounded
-// once. Private to this room.
+// The constants of a step, for arithmetic-inl.h. Those of an optimizer are computed in f64 and rounded once.
+// Private to this room.
 namespace sluice::optim {
 
-// How a gradient's elements are scaled and clipped before anything else.
+// Scaling and clipping of a gradient's elements, applied before anything else.
 struct GradientRule {
   float factor = 1;
   float bound = std::numeric_limits<float>::infinity();
@@ -21,7 +21,7 @@ struct AdamFactors {
   float step_size;                  // lr / (1 - beta1^t)
   float root_scale;                 // 1 / sqrt(1 - beta2^t)
   float epsilon;
-  bool decoupled;  // AdamW
+  bool decoupled;  // AdamW's decoupled weight decay
 };
 
 struct LionFactors {
@@ -38,10 +38,10 @@ struct SgdFactors {
   bool nesterov;
 };
 
-// The random words by which bf16 values without a master are rounded: those of CounterRandom(seed, stream),
-// of kRoundingPhiloxRounds. An element uses half of a word; element 0 uses the lower half of word 0.
+// The random words for stochastic rounding of bf16 values without a master: CounterRandom(seed, stream) with
+// kRoundingPhiloxRounds. An element uses half of a word; element 0 uses the lower half of word 0.
 struct RoundingWords {
-  std::uint64_t seed = 0, stream = 0, first_index = 0;  // the index is that of the range's first element
+  std::uint64_t seed = 0, stream = 0, first_index = 0;  // first_index is that of the range's first element
 };
 
 }  // namespace sluice::optim

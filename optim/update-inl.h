@@ -1,5 +1,5 @@
-// One loop for all optimizers: it loads all arrays as vectors of f32, whatever their types, and stores what
-// an optimizer makes of them. Compiled once for each target: include it after hwy/foreach_target.h.
+// The loop of all elementwise updates: it loads arrays of any type as vectors of f32, and stores the
+// optimizer's results. Compiled once for each target: include it after hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_UPDATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_UPDATE_INL_H_
 #undef SLUICE_OPTIM_UPDATE_INL_H_
@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
-// One vector of a parameter's elements. `first` and `second` are of the optimizer's arrays of state.
+// One vector of a parameter's elements. `first` and `second` are entries of the optimizer's state arrays.
 struct Elements {
   simd::F32Vector gradient, value, first, second;
 };
@@ -22,13 +22,13 @@ struct Elements {
 namespace update {
 using simd::F32, simd::F32Vector;
 
-// Vectors are updated in groups: the type of an array is tested once for a group, and while one vector waits
-// for a division or a root, there is work on the others.
+// Vectors are updated in groups: the type of an array is tested once for a group, and the latency of one
+// vector's division or square root is hidden by the others.
 inline constexpr std::size_t kGroupVectors = 4, kGroup = kGroupVectors * simd::kLanes;
 using simd::Vectors;
 
-// How many elements the random words of one vector of Philox blocks serve.
-inline constexpr std::size_t kElementsOfWords = 8;  // the elements that one block of Philox (128 bits) serves
+// The number of elements that one vector of Philox blocks has random words for.
+inline constexpr std::size_t kElementsOfWords = 8;  // elements per Philox block (128 bits)
 inline constexpr std::size_t kRun = kElementsOfWords * hn::MaxLanes(simd::U64());
 static_assert(kScaleBlock % kRun == 0 && kRun % kGroup == 0);
 
@@ -40,11 +40,12 @@ struct Scratch {
   const simd::PhiloxKeys keys;
 };
 
-// The first array of state holds averages, the second one averages of squares.
+// The first state array holds averages, the second one averages of squares.
 template <std::size_t kArray>
 inline constexpr CodeMap kMapOf = kArray == 0 ? CodeMap::kSigned : CodeMap::kUnsigned;
 
-// The following classes load and store one array of a block: kCount whole vectors, or a shorter one.
+// Each of the following classes loads and stores one array of a block: kCount whole vectors, or a shorter
+// one.
 class NoState {
  public:
   HWY_INLINE NoState(const SpanRange&, std::size_t, Scratch&) {}
@@ -79,7 +80,7 @@ class PlainState {
   Array values_;
 };
 
-// State in codes. The new values are kept until the block's scale is known.
+// State in codes. New values are buffered until the block's scale is known.
 template <std::size_t kArray>
 class CodedState {
  public:
@@ -147,7 +148,8 @@ class Master {
   bool past_caches_;
 };
 
-// A parameter in bf16 alone: 16 random bits are added to the lower 16, which are then cut off. NaN stays NaN.
+// A parameter in bf16 without a master, rounded stochastically: 16 random bits are added to the lower 16,
+// which are then cut off. NaN stays NaN.
 class Rounded {
  public:
   HWY_INLINE Rounded(const SpanRange& range, std::size_t begin, Scratch& scratch)
@@ -260,7 +262,7 @@ HWY_INLINE void update_block(const SpanRange& range, const GradientRule& rule, s
     block.ask(i);
     block.template update<kGroupVectors>(rule, simd::Whole{i}, body);
   }
-  for (; i < n; i += simd::kLanes)  // the rest of a range, vector by vector, as if each were short
+  for (; i < n; i += simd::kLanes)  // the tail, vector by vector, as if each were short
     block.template update<1>(rule, simd::Part{i, std::min(simd::kLanes, n - i)}, body);
   block.first.finish(n);
   block.second.finish(n);
@@ -286,9 +288,9 @@ HWY_INLINE void update_values(const SpanRange& range, const GradientRule& rule, 
 
 }  // namespace update
 
-// Calls body(at, elements) for all vectors of a range; it replaces the value and the state by the new ones.
-// `at` counts from the range's first element. REQUIRES: with state in codes, and for parameters without a
-// master, the range begins a block.
+// Calls body(at, elements) for all vectors of a range; it replaces the value and the state. `at` counts from
+// the range's first element. REQUIRES: with state in codes, and for parameters without a master, the range
+// begins at a multiple of kScaleBlock.
 template <std::size_t kArrays, class Body>
 HWY_INLINE void update_elements(const SpanRange& range, const GradientRule& rule, const Body& body) {
   using namespace update;

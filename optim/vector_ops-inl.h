@@ -1,5 +1,5 @@
-// The operations of arithmetic-inl.h on the CPU's vectors, and that arithmetic. Compiled once for each
-// target: include it after hwy/foreach_target.h.
+// The operations of arithmetic-inl.h on CPU vectors, and its functions compiled with them. Compiled once for
+// each target: include it after hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_VECTOR_OPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_VECTOR_OPS_INL_H_
 #undef SLUICE_OPTIM_VECTOR_OPS_INL_H_
@@ -29,7 +29,8 @@ struct VectorOps {
   static HWY_INLINE V min(V a, V b) { return hn::Min(a, b); }
   static HWY_INLINE V max(V a, V b) { return hn::Max(a, b); }
   static HWY_INLINE V abs(V a) { return hn::Abs(a); }
-  // The value with its sign turned where that of the zero is negative, and a magnitude with a value's sign.
+  // turn() flips the value's sign where the zero is negative; with_sign() gives the magnitude the sign of
+  // `value`.
   static HWY_INLINE V turn(V value, float zero) { return hn::Xor(value, set(zero)); }
   static HWY_INLINE V with_sign(V magnitude, V value) {
     return hn::Or(magnitude, hn::And(value, set(-0.0f)));

@@ -6,7 +6,7 @@
 
 namespace sluice::cuda {
 
-// A device of the driver's. Each call is one of the driver's, or two, in the device's primary context.
+// A GPU through CUDA's driver API. Each function is one or two driver calls in the device's primary context.
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index);
@@ -61,7 +61,7 @@ class CudaDevice final : public Device {
   CUcontext context_ = nullptr;
   DeviceInfo info_;
   std::mutex mutex_;
-  CUmodule kernels_ = nullptr;  // guarded by mutex_; loaded when the first kernel is asked for
+  CUmodule kernels_ = nullptr;  // guarded by mutex_; loaded at the first call of kernel()
 };
 
 }  // namespace sluice::cuda

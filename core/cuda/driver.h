@@ -5,8 +5,8 @@
 
 #include "core/error.h"
 
-// The functions of CUDA's driver that Sluice calls, found in its library when a device is opened, so that no
-// build needs the driver, or a library that stands in for it.
+// The functions of CUDA's driver API that Sluice calls. They are looked up in libcuda when a device is
+// opened, so that no build needs the driver or a stub library.
 #define SLUICE_CUDA_FUNCTIONS(X)       \
   X(cuInit)                            \
   X(cuDriverGetVersion)                \
@@ -63,7 +63,7 @@
 
 namespace sluice::cuda {
 
-// The least version whose functions these are, which came with the driver 580.
+// The oldest CUDA version that has all these functions; driver 580 brought it.
 inline constexpr int kCudaVersion = 13000;
 
 struct Driver {
@@ -71,13 +71,13 @@ struct Driver {
   SLUICE_CUDA_FUNCTIONS(SLUICE_CUDA_MEMBER)
 #undef SLUICE_CUDA_MEMBER
   std::string path;  // of the library
-  // Who has failed, by errors: the GPU that a device is, where it is known.
+  // The subject of error messages: the name of the device's GPU where it is known.
   std::string speaker = "the GPU's driver";
 
-  // The driver's words for a result, as in "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+  // Returns the driver's text for a result, as in "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string words(CUresult result) const;
 
-  // Throws where a call has failed: Error(kBudget) where the device has too little memory, else Error(kIo).
+  // Throws where a call has failed: Error(kBudget) where the device lacks memory, else Error(kIo).
   template <class... Arguments>
   void check(CUresult result, fmt::format_string<Arguments...> call, Arguments&&... arguments) const {
     if (result == CUDA_SUCCESS) return;
@@ -88,8 +88,9 @@ struct Driver {
   [[noreturn]] void refuse(CUresult result, const std::string& call) const;
 };
 
-// Loads the driver ($SLUICE_CUDA_DRIVER, else libcuda.so.1) and begins it. Throws Error(kNotFound) where it
-// is not there or too old, with the remedy, and Error(kIo) where it does not begin. It is never closed.
+// Loads the driver ($SLUICE_CUDA_DRIVER, else libcuda.so.1) and initializes it. Throws Error(kNotFound), with
+// the remedy, where it is missing or too old, and Error(kIo) where initializing fails. The library is never
+// unloaded.
 Driver load_driver();
 
 }  // namespace sluice::cuda

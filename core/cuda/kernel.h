@@ -1,10 +1,10 @@
 #pragma once
 
-// What kernels need of CUDA's language. nvcc compiles them for GPUs, and the tests' fake driver compiles them
-// for the CPU, with functions of these names of its own (tests/cuda/fake/fibers.h).
+// The CUDA language features that kernels use. nvcc compiles kernels for GPUs. The tests' fake driver
+// compiles the same sources for the CPU with its own functions of these names (tests/cuda/fake/fibers.h).
 //
-// SLUICE_KERNEL(name, Arguments) { ... } is a kernel of up to 256 threads a block, which gets its arguments
-// as `arguments`, a structure that the host filled.
+// SLUICE_KERNEL(name, Arguments) { ... } defines a kernel for at most 256 threads a block. It reads its
+// arguments from `arguments`, a structure that the host filled.
 #ifdef __CUDACC__
 #include <cstdint>
 #define SLUICE_KERNEL(name, Arguments) \

@@ -7,22 +7,22 @@
 
 namespace sluice {
 
-// Consecutive elements that a thread of a GPU reads or writes in accesses of up to 16 bytes, the largest that
-// all GPUs have for which the kernels are made.
+// kCount consecutive elements that a GPU thread loads or stores in accesses of up to 16 bytes, the widest
+// that all GPUs support for which the kernels are compiled.
 template <class T, int kCount>
 inline constexpr std::size_t kPackedBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
 template <class T, int kCount>
 struct alignas(kPackedBytes<T, kCount>) Packed {
   T values[kCount];
 };
-// Whether the elements from this one on may be accessed so.
+// Whether the array may be accessed as Packed from this element on.
 template <int kCount, class T>
 __device__ __forceinline__ bool is_packed(const T* first) {
   return reinterpret_cast<std::uintptr_t>(first) % kPackedBytes<T, kCount> == 0;
 }
 
-// Two floats with 16 bits each, the first of them in the lower half. Only of NaN the bits are others than
-// those of to_bf16() and to_f16().
+// Rounds two floats to 16 bits each and packs them, the first one in the lower half. The bits are those of
+// to_bf16() and to_f16(), except for NaN.
 __device__ __forceinline__ std::uint32_t two_bf16(float low, float high) {
 #ifdef __CUDACC__
   std::uint32_t both;

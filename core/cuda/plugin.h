@@ -3,8 +3,8 @@
 
 #include "core/device.h"
 
-// CUDA's plug-in exports one function of this name and type, with C linkage. As with the matrix library, both
-// sides must be built from the same headers: `abi` counts the changes of these.
+// The CUDA plug-in exports one function of this name and type, with C linkage. Both sides must be built from
+// the same headers; `abi` is raised with each change of them.
 namespace sluice::cuda {
 
 inline constexpr std::uint32_t kPluginAbi = 4;
