@@ -9,19 +9,20 @@
 #include "kernels/attention.h"
 #include "kernels/simd.h"
 
-// Private to the attention kernels. It is included before <hwy/highway.h>, as simd.h.
+// Private to the attention kernels. Include it before <hwy/highway.h>, like simd.h.
 
 namespace sluice::kernels {
 
-// Tiles are of fixed size, so that the order of every sum follows from the shape. The lanes of a vector hold
-// different queries, in panels of 16; so maxima and sums over keys are the same at any vector width.
+// Tiles have a fixed size, so that the order of every sum follows from the shape. Lanes of a vector hold
+// different queries, in panels of 16, so that maxima and sums over keys have the same bits at any vector
+// width.
 inline constexpr std::size_t kTile = kQueryGrain;
 inline constexpr std::size_t kPanel = 16;
 inline constexpr std::size_t kScoreStride =
     kTile + kPanel;  // row stride of a tile of scores, [keys][queries]
 
 // The row stride of a packed tile: whole panels, and an odd number of cache lines, so that neighbouring rows
-// fall into different sets of the cache.
+// map to different cache sets.
 inline std::size_t packed_stride(std::size_t head_width) {
   return (divide_up(head_width, kPanel) | 1) * kPanel;
 }
@@ -35,13 +36,14 @@ struct Tile {
         first_key(key),
         keys(std::min(kTile, length - key)) {}
   bool diagonal() const { return first_key == first_query; }
-  // On the diagonal a query sees only the keys up to itself. This bounds the keys that panel `p` sees.
+  // The number of keys that panel `p` attends to: on the diagonal the causal mask hides the keys after a
+  // query.
   std::size_t keys_of_panel(std::size_t p) const {
     return diagonal() ? std::min(keys, (p + 1) * kPanel) : keys;
   }
 };
 
-// Cuts one block of memory into f32 buffers that begin at multiples of 64 bytes.
+// Splits one block of memory into f32 buffers aligned to 64 bytes.
 class Carver {
  public:
   explicit Carver(void* memory) : memory_(static_cast<float*>(memory)) {}
@@ -57,7 +59,7 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-// Gives each running task a part of the workspace to itself. The result does not depend on which.
+// Gives each running task a part of the workspace of its own. Results do not depend on which one.
 class Slots {
  public:
   explicit Slots(std::size_t count) : busy_(count) {}
@@ -86,7 +88,7 @@ void for_tasks(Threads& threads, std::size_t count, std::size_t slot_bytes, void
 // Throws Error(kInvalidArgument) for an impossible shape and for arrays that are not of a float type.
 void check_attention(const AttentionShape& shape, std::initializer_list<ConstArray> arrays);
 
-// The rows of q of each sequence, and where that of a query is.
+// The number of rows of q per sequence, and the row of a query.
 inline std::size_t query_rows(const AttentionShape& s) { return s.queries == 0 ? s.length : s.queries; }
 inline std::size_t row_of(const AttentionShape& s, std::size_t b, std::size_t query) {
   return b * query_rows(s) + query - s.first_query;

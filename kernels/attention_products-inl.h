@@ -1,6 +1,6 @@
-// Multiplies small packed f32 matrices. Every element of C is a sum over k in order, one fused multiply-add
-// after another, so its bits do not depend on the width of vectors. Compiled once for each target: include it
-// after hwy/foreach_target.h.
+// Products of small packed f32 matrices. Every element of C is a sum over k in ascending order, by fused
+// multiply-adds, so that its bits do not depend on the vector width. Compiled once for each target: include
+// it after hwy/foreach_target.h.
 #if defined(SLUICE_ATTENTION_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_ATTENTION_PRODUCTS_INL_H_
 #undef SLUICE_ATTENTION_PRODUCTS_INL_H_
@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// How many rows of C are held in registers at once. AVX-512 has 32 registers, AVX2 has 16.
+// The rows of C that are held in registers at once. AVX-512 has 32 registers, AVX2 has 16.
 inline constexpr std::size_t kBlockRows = kLanes == 16 ? 16 : 6;
 
 // How A is stored: [rows][depth], or [depth][rows].

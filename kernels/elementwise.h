@@ -5,8 +5,8 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 
-// Functions of single elements. Arrays are f32, bf16 or f16 (those of one call may differ unless stated), of
-// n elements; arithmetic is f32. Two arrays of a call are the same one (in place) or do not overlap.
+// Elementwise functions. Arrays have n elements of f32, bf16 or f16 (types in one call may differ unless
+// stated); arithmetic is f32. Two arrays of a call are the same one (in place) or do not overlap.
 namespace sluice::kernels {
 
 void convert(Threads& threads, std::size_t n, ConstArray from, Array to);
@@ -17,7 +17,7 @@ void fill(Threads& threads, std::size_t n, float value, Array to);
 void add(Threads& threads, std::size_t n, ConstArray a, ConstArray b, Array sum);
 void scale(Threads& threads, std::size_t n, float factor, Array x);
 
-// Converts f32 to a type of 2 bytes, packed into the first half of its memory. For f32 it does nothing.
+// Converts f32 to a 2-byte type in place, packed into the first half of the memory. Does nothing for f32.
 void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type);
 
 // Fills with Normal(mean, deviation), by Box-Muller over Philox words. The value of element i depends on
@@ -33,9 +33,9 @@ void swiglu_forward(Threads& threads, std::size_t n, ConstArray gate, ConstArray
 void swiglu_backward(Threads& threads, std::size_t n, ConstArray gate, ConstArray up, ConstArray dy,
                      Array dgate, Array dup);
 
-// y = residual + dropout(x); residual.data may be null, for none. Dropout is by counter: element i is kept
-// where word (first_index + i) of the stream (seed, stream) is below 1 - p, and is then multiplied by 1 / (1
-// - p). No words are made where p is 0.
+// y = residual + dropout(x); residual.data may be null. Dropout is counter-based: element i is kept where
+// word (first_index + i) of the stream (seed, stream) is below 1 - p, and is then multiplied by 1 / (1 - p).
+// No random words are computed where p is 0.
 void dropout_add(Threads& threads, std::size_t n, ConstArray x, ConstArray residual, float p,
                  std::uint64_t seed, std::uint64_t stream, std::uint64_t first_index, Array y);
 // dx = dy / (1 - p) where dropout_add() kept the element, else 0.

@@ -5,11 +5,11 @@
 
 #include "core/threads.h"
 
-// Measures what the machine can do, by loops that only move bytes, or only multiply and add. The speed of the
-// other loops is compared with theirs.
+// Measures the machine's limits, by loops that only move bytes, or only multiply and add. Benchmarks compare
+// the speed of other loops with these.
 namespace sluice::kernels {
 
-// An array that a loop goes through once. kUpdate reads each byte and writes it back unchanged; kWrite
+// An array that a loop streams through once. kUpdate reads each byte and writes it back unchanged; kWrite
 // overwrites the array with zeros.
 struct MemoryStream {
   enum class Touch { kRead, kWrite, kUpdate };
@@ -19,24 +19,25 @@ struct MemoryStream {
   std::size_t moved() const { return touch == Touch::kUpdate ? 2 * bytes : bytes; }
 };
 
-// kPlain writes through the caches. kPastCaches writes around them, so that lines that are only written are
-// not read first.
+// kPlain stores through the caches. kPastCaches uses non-temporal stores, so that lines that are only written
+// are not read first.
 enum class Stores { kPlain, kPastCaches };
 
-// How many bytes of one stream are moved before the next stream's turn. kPages: 4 KiB, which is mostly better
-// for memory. kLines: 256 bytes of the stream with the widest elements, and as many elements of the others,
-// as a loop must do that needs a value of each stream at once.
+// The bytes of one stream that are moved before the next stream's turn. kPages: 4 KiB, which mostly suits
+// memory better. kLines: 256 bytes of the stream with the widest elements, and as many elements of the
+// others, like a loop that needs an element of each stream at once.
 enum class Turns { kPages, kLines };
 
-// Goes through all streams once, side by side: each is cut into kStreamBlocks blocks, and a thread takes the
-// block of one number in every stream. Returns the exclusive or of the 32-bit words of the kRead streams, so
-// that no load is left out. REQUIRES: data is aligned to 64 bytes; bytes are multiples of 64 * kStreamBlocks.
+// Streams through all arrays once, side by side: each is cut into kStreamBlocks blocks, and a thread takes
+// the blocks of one number in all of them. Returns the exclusive or of the 32-bit words of the kRead streams,
+// so that no load is optimized away. REQUIRES: data is aligned to 64 bytes; bytes are multiples of 64 *
+// kStreamBlocks.
 inline constexpr std::size_t kStreamBlocks = 1024;
 std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams, Stores stores,
                          Turns turns = Turns::kPages);
 
-// Runs `rounds` rounds of fused multiply-adds of f32 in registers on every thread (a round takes about a
-// nanosecond). Returns how many floating-point operations that were, counting two for each lane.
+// Runs `rounds` rounds of f32 fused multiply-adds in registers on every thread (a round takes about a
+// nanosecond). Returns the number of floating-point operations, two for each lane.
 double multiply_add(Threads& threads, std::size_t rounds);
 
 }  // namespace sluice::kernels

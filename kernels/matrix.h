@@ -22,14 +22,14 @@ struct Product {
   std::size_t lda = 0, ldb = 0, ldc = 0;
   const void* bias = nullptr;  // [n], of A's type, added to every row, or null. Not with accumulate
 };
-// Returns the product with every row stride stated.
+// Returns the product with dense row strides filled in.
 inline Product dense(Product p) {
   if (p.lda == 0) p.lda = p.transpose_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.transpose_b ? p.k : p.n;
   if (p.ldc == 0) p.ldc = p.n;
   return p;
 }
-// The sizes, strides and types of a product, by which a library keeps what it has made for one.
+// Sizes, strides and types of a product: a key for caches.
 using ProductKey = std::array<std::size_t, 10>;
 inline ProductKey key_of(const Product& p) {
   return {p.m,
@@ -44,17 +44,17 @@ inline ProductKey key_of(const Product& p) {
           static_cast<std::size_t>(p.c.type)};
 }
 
-// Products in f32, by whatever library a process has for them, on the library's own threads. The same call
-// repeats its bits on the same kind of machine with the same number of threads. Thread rule: one call at a
-// time, and never together with a loop on Threads.
+// Products in f32 by a library, on the library's own threads. Repeated calls give the same bits on the same
+// kind of machine with the same number of threads. Thread rule: one call at a time, and never together with a
+// loop on Threads.
 class F32Products {
  public:
   virtual ~F32Products() = default;
   // Computes C = op(A) * op(B). REQUIRES: all operands are f32, and there is no bias.
   virtual void multiply_f32(const Product& product) = 0;
-  // A bound for the bytes that the library takes for itself for this product: code made at run time, packed
-  // panels of the operands. It uses them again for the next product, so a series of products takes the
-  // largest bound among them. bench/kernels/matrix_bench.cc --hidden measures them.
+  // Returns an upper bound for the bytes that the library allocates internally for this product: generated
+  // code, packed panels of the operands. It reuses them, so a series of products needs the largest bound
+  // among them. bench/kernels/matrix_bench.cc --hidden measures them.
   virtual std::size_t hidden_bytes(const Product& product) const = 0;
 };
 
@@ -63,28 +63,29 @@ class F32Products {
 using Sgemm = void (*)(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
                        const int* k, const float* alpha, const float* a, const int* lda, const float* b,
                        const int* ldb, const float* beta, float* c, const int* ldc);
-// Products by a BLAS that the caller's process has already. hidden_bytes() is 0, because the caller accounts
-// for that BLAS. multiply_f32() throws Error(kInvalidArgument) for sizes that 32-bit integers cannot hold.
+// Products by a BLAS that the caller's process has loaded. hidden_bytes() is 0, because the caller accounts
+// for that BLAS. multiply_f32() throws Error(kInvalidArgument) for sizes beyond 32-bit integers.
 std::unique_ptr<F32Products> make_blas_products(Sgemm sgemm);
 
 // Products of all types by a vendor's library. Some are computed by a *primitive*: code that the library
-// makes and keeps for one product, by its shape, types and strides.
+// generates and caches for a product's shape, types and strides.
 class MatrixLibrary : public F32Products {
  public:
-  // Says whether a primitive computes the product; otherwise multiply_f32() does. It is a rule of the
-  // product, the CPU's instruction set and the threads, never of a measurement, since the bits depend on it.
+  // Whether a primitive computes the product; otherwise multiply_f32() does. The bits depend on it, so it
+  // follows from the product, the CPU's instruction set and the number of threads, never from a measurement.
   // REQUIRES: the operands' type has has_products_of().
   virtual bool has_primitive(const Product& product) const = 0;
-  // Returns the bytes of workspace that the product's primitive needs, with accumulate or a bias or without.
+  // Returns the bytes of workspace that suffice for the product's primitive with or without accumulate or a
+  // bias.
   virtual std::size_t primitive_workspace(const Product& product) const = 0;
   // Computes the product, with a bias where one is given. REQUIRES: lda, ldb and ldc are not 0; workspace has
   // primitive_workspace() bytes.
   virtual void multiply_by_primitive(const Product& product, void* workspace) = 0;
-  // A bound for the code that the library keeps for each product of this type that has a primitive. What it
-  // takes once for all primitives is in hidden_bytes() of any product.
+  // Returns an upper bound for the code that the library caches for each product of this type with a
+  // primitive. What it allocates once for all primitives is in hidden_bytes() of any product.
   virtual std::size_t primitive_bytes(Dtype type) const = 0;
-  virtual bool has_bf16() const = 0;     // whether this CPU has instructions for bf16
-  virtual std::string name() const = 0;  // "oneDNN 2.6.3 for avx512_core": all that the bits depend on
+  virtual bool has_bf16() const = 0;     // whether this CPU has bf16 instructions
+  virtual std::string name() const = 0;  // everything that bits depend on: "oneDNN 2.6.3 for avx512_core"
   virtual int threads() const = 0;
 };
 
@@ -92,27 +93,28 @@ class MatrixLibrary : public F32Products {
 // path), and makes its OpenMP threads wait passively. Throws Error(kNotFound) that says what to install.
 std::unique_ptr<MatrixLibrary> load_matrix_library(int threads);
 
-// Says whether the library multiplies operands of this type without widening. It never does for f16, whose
-// products it does not accumulate in f32 on every CPU.
+// Whether the library multiplies operands of this type without widening them. False for f16, whose products
+// it does not accumulate in f32 on every CPU.
 inline bool has_products_of(Dtype type, const MatrixLibrary& library) {
   return type == Dtype::kF32 || (type == Dtype::kBf16 && library.has_bf16());
 }
 
-// The workspace of multiply() in bytes, which a plan counts; of a, b and c only the types matter. Operands
-// that the library cannot multiply are widened to f32 there. B is widened slice by slice along its n, with at
-// most kWidenedSlice elements in a slice; so the slices follow from the shape alone.
+// Returns the bytes of workspace for multiply(), which a plan counts; of a, b and c only the types matter.
+// Operands that the library cannot multiply are widened to f32 there. B is widened in slices along n, with at
+// most kWidenedSlice elements each; so the slices follow from the shape alone.
 inline constexpr std::size_t kWidenedSlice = std::size_t{4} << 20;
 std::size_t product_workspace(const Product& product, const MatrixLibrary& library);
 
-// Collects what a set of products needs: each is asked about before any of them runs.
+// Collects the memory needs of a set of products, before any of them runs.
 class ProductSurvey {
  public:
-  // hidden_bytes is what the library takes in any case for other products of f32.
+  // hidden_bytes: internal bytes that the library needs for f32 products outside of the set.
   explicit ProductSurvey(const MatrixLibrary& library, std::size_t hidden_bytes = 0)
       : library_(library), hidden_bytes_(hidden_bytes) {}
-  std::size_t workspace(const Product& product);  // product_workspace(); also adds the product to the survey
+  std::size_t workspace(const Product& product);  // product_workspace(); also adds the product
   int threads() const { return library_.threads(); }
-  std::size_t hidden_bytes() const { return hidden_bytes_ + primitive_bytes_; }  // of all products so far
+  // Maximum over the products so far, with primitives.
+  std::size_t hidden_bytes() const { return hidden_bytes_ + primitive_bytes_; }
   const std::vector<Product>& products() const { return products_; }  // all so far, with repetitions
   const MatrixLibrary& library() const { return library_; }
 

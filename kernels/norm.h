@@ -4,8 +4,8 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 
-// Normalises rows. x, y, dx and dy are [rows, width], of f32, bf16 or f16; gamma and beta are [width], of x's
-// type; statistics are f32, and backward needs them; dgamma and dbeta are f32, and are added to where
+// Normalization of rows. x, y, dx and dy are [rows, width], of f32, bf16 or f16; gamma and beta are [width],
+// of x's type; statistics are f32, an input of backward; dgamma and dbeta are f32, and are added to with
 // accumulate, else overwritten. Sums are those of reduce.h: along a row in 16 lanes, over rows as
 // column_sum().
 namespace sluice::kernels {

@@ -19,7 +19,7 @@
 #include "core/dtype.h"
 #include "kernels/simd.h"
 
-// For a lambda that is too large for the compiler to inline on its own.
+// For a lambda that is too large for the compiler to inline by itself.
 #undef SLUICE_BODY
 #define SLUICE_BODY HWY_ATTR __attribute__((always_inline))
 
@@ -33,7 +33,7 @@ inline constexpr std::size_t kLanes = hn::MaxLanes(F32());
 
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 
-// Which elements a step of a loop works on: a whole vector from `begin` on, or the shorter rest at the end.
+// The elements of one step of a loop: a whole vector from `begin` on, or the shorter tail.
 struct Whole {
   std::size_t begin;
 };
@@ -71,7 +71,7 @@ HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> bits) {
   return hn::TruncateTo(hn::Rebind<std::uint16_t, D32>(), hn::ShiftRight<16>(bits));
 }
 #if HWY_TARGET != HWY_SCALAR
-// Does the same for two vectors at once, which takes less than twice the time of one.
+// The same for two vectors at once, which takes less than twice the time of one.
 template <class D32>
 HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> low, hn::Vec<D32> high) {
   const hn::Repartition<std::uint16_t, D32> d16;
@@ -79,7 +79,8 @@ HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> low, hn::Vec<D32> hig
 }
 #endif
 
-// Adds half a step of bf16 where the bf16 value below is odd, and a little less where it is even.
+// Adds half a unit of bf16's last place where the truncated value is odd, and a little less where it is even,
+// so that truncation then rounds to nearest even.
 template <class D32>
 HWY_INLINE hn::Vec<D32> raised_to_bf16(D32 d32, hn::Vec<D32> bits) {
   const auto raised = hn::Add(bits, hn::Set(d32, 0x7fff));
@@ -109,8 +110,8 @@ HWY_INLINE void narrow(D d, hn::Vec<D> value, Bf16* values) {
   hn::StoreU(bf16_bits(d, value), d16, reinterpret_cast<std::uint16_t*>(values));
 }
 
-// Convert as to_f32() and to_f16() in core/dtype.h. Highway's own emulation, without instructions for f16,
-// rounds otherwise.
+// Convert as to_f32() and to_f16() in core/dtype.h. Highway's own emulation on targets without f16
+// instructions rounds differently.
 template <class D>
 HWY_INLINE hn::Vec<D> widen(D d, const F16* values) {
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
@@ -142,7 +143,7 @@ HWY_INLINE void narrow(D d, hn::Vec<D> value, F16* values) {
   hn::StoreU(f16_bits(d, value), hn::Rebind<std::uint16_t, D>(), reinterpret_cast<std::uint16_t*>(values));
 }
 
-// The type is tested for every vector: that costs a predicted branch, but saves a copy of each loop for each
+// The type is tested for every vector: a predicted branch costs less than a copy of each loop for every
 // combination of types.
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, ConstArray array, Whole at) {
@@ -160,7 +161,7 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Array array, Whole at) {
     narrow(d, value, array.f16() + at.begin);
 }
 
-// Stores around the caches what is not read soon, so that a line that is only written is not read first.
+// Non-temporal store, for data that is not read soon, so that a line that is only written is not read first.
 // REQUIRES: stores_past_caches(array); the loop calls hwy::FlushStream() after its last store.
 HWY_INLINE void store_past_caches(F32Vector value, Array array, Whole at) {
   const hn::Rebind<std::uint16_t, F32> d16;
@@ -172,21 +173,22 @@ HWY_INLINE void store_past_caches(F32Vector value, Array array, Whole at) {
   else
     hn::Stream(f16_bits(F32(), value), d16, narrow);
 }
-// Says whether whole vectors from the array's beginning on are aligned for such stores.
+// Whether whole vectors from the array's beginning on are aligned for such stores.
 HWY_INLINE bool stores_past_caches(Array array) {
   return reinterpret_cast<std::uintptr_t>(array.data) % kLine == 0;
 }
 
 HWY_INLINE std::size_t bytes_of(Dtype type) { return type == Dtype::kF32 ? sizeof(float) : sizeof(Bf16); }
 
-// Prefetches what lies kAhead bytes ahead: memory takes longer to answer than the processor looks ahead.
+// Prefetches the line that is kAhead bytes ahead, since the latency of memory exceeds the reach of
+// out-of-order execution.
 inline constexpr std::size_t kAhead = 2048;  // bytes
 HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
   hwy::Prefetch(static_cast<const std::byte*>(array.data) + at * bytes_of(array.type) + kAhead);
 }
 
-// Prefetches further ahead, into the second-level cache. A loop whose time is that of reading one array needs
-// it, because the first-level cache can wait for a few lines only.
+// Prefetches further ahead, into the second-level cache. A loop limited by reading one array needs it,
+// because the first-level cache has only a few lines in flight.
 inline constexpr std::size_t kFarAhead = 8192;  // bytes
 HWY_INLINE void ask_far_ahead(ConstArray array, std::size_t at) {
   constexpr int kToRead = 0, kSecondLevel = 2;
@@ -294,7 +296,7 @@ HWY_INLINE Vectors<kCount> load_vectors(ConstArray array, Part at) {
   return {load(array, at)};
 }
 
-// Returns true only where no vector has a NaN. Infinities may make it false, too.
+// Returns true only if no vector has a NaN. Infinities may make it false, too.
 template <std::size_t kCount>
 HWY_INLINE bool are_numbers(const Vectors<kCount>& vectors) {
   return hn::AllFalse(F32(), hn::IsNaN(vectors.sum()));
@@ -371,7 +373,7 @@ HWY_INLINE void for_each_vector(std::size_t n, const Body& body) {
   if (i < n) body(Part{i, n - i});
 }
 
-// Adds 16 values pairwise. Overwrites them.
+// Adds 16 values pairwise, in place.
 template <class T>
 HWY_INLINE T add_lanes(T* lanes) {
   for (std::size_t width = 8; width > 0; width /= 2)
@@ -379,8 +381,8 @@ HWY_INLINE T add_lanes(T* lanes) {
   return lanes[0];
 }
 
-// Sums one block of the written order (docs/architecture.md, section 9). step(at, sum) adds the elements at
-// `at` to sum, by lanes.
+// Sums one block in the written order (docs/architecture.md, section 9). step(at, sum) adds the elements at
+// `at` to sum, lane by lane.
 template <class T, class Step>
 HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
   const hn::CappedTag<T, 16> d;
@@ -407,7 +409,7 @@ HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
   return add_lanes(lanes);
 }
 
-// Sums over a row, [0, n), in the written order.
+// Sums a row, [0, n), in the written order.
 template <class T, class Step>
 HWY_INLINE T sum_in_lanes(std::size_t n, const Step& step) {
   constexpr std::size_t kSumBlock = 4096;

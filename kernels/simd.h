@@ -7,10 +7,10 @@
 #include "core/error.h"
 #include "core/threads.h"
 
-// Private to the kernels and the optimizers, and included before <hwy/highway.h>. Arithmetic is written for
-// targets with fused multiply-add and a vector length known at compile time: AVX2, AVX-512 (AVX3), NEON, and
-// scalar code with std::fma. The other targets are disabled by their bits in hwy/detect_targets.h: those
-// above AVX3 (which add nothing here), SSE2 to SSE4 (10..14), SVE (15..27; such CPUs run NEON) and RVV (37).
+// Private to the kernels and the optimizers. Include it before <hwy/highway.h>. Loops need targets with fused
+// multiply-add and a vector length known at compile time: AVX2, AVX-512 (AVX3), NEON, and scalar code with
+// std::fma. The other targets are disabled by their bits in hwy/detect_targets.h: those above AVX3 (which add
+// nothing here), SSE2 to SSE4 (10..14), SVE (15..27; such CPUs run NEON) and RVV (37).
 #define HWY_DISABLED_TARGETS \
   ((HWY_AVX3 - 1LL) | 0x7C00LL | ((1LL << 28) - (1LL << 15)) | (1LL << 37))  // NOLINT: used by Highway
 
@@ -26,8 +26,8 @@ inline void require_float(std::initializer_list<ConstArray> arrays) {
            name_of(array.type));
 }
 
-// Adds values pairwise as they come, neighbours first; an odd last one is carried. It is a binary counter of
-// partial sums.
+// Pairwise summation of values as they come: neighbours are added first, and an odd last one is carried. The
+// partial sums are a binary counter.
 template <class T>
 class PairwiseSum {
  public:
@@ -55,7 +55,7 @@ T pairwise_sum(std::span<const T> values) {
   return sum.total();
 }
 
-// The number of rows that column_sum() adds in order, in one block.
+// The number of rows that column_sum() adds in order as one block.
 inline constexpr std::size_t kRowBlock = 64;
 // Sets out[j] to (or adds, where accumulate) the pairwise sum of partials[block * stride + j] over the
 // blocks. Overwrites partials. Defined in reduce.cc.

@@ -59,7 +59,7 @@ HWY_INLINE ScaledExp scaled_exp(F32Vector x) {
 HWY_INLINE F32Vector exp(F32Vector x) {
   const hn::Rebind<std::int32_t, F32> i32;
   const ScaledExp e = scaled_exp(clamp(x, -106.0f, 90.0f));
-  // 2^k is applied in two factors, since it may be out of range itself where the result is not.
+  // 2^k is applied as two factors, since it may overflow or underflow where the result does not.
   const auto exponent = hn::Sub(e.shifted, hn::Set(i32, kShift));
   const auto half = hn::ShiftRight<1>(exponent);
   return hn::Mul(hn::Mul(e.mantissa, two_to(half)), two_to(hn::Sub(exponent, half)));
@@ -106,7 +106,8 @@ struct SineCosine {
   V sine, cosine;
 };
 
-// The sine and cosine of r plus q quarter turns, from those of r. Only the two lowest bits of q count.
+// Returns the sine and cosine of r plus q quarter turns, from those of r. Only the two lowest bits of q
+// count.
 template <class V, class Q>
 HWY_INLINE SineCosine<V> in_quarter(V sine, V cosine, Q q) {
   const hn::DFromV<V> d;
@@ -121,7 +122,7 @@ HWY_INLINE SineCosine<V> in_quarter(V sine, V cosine, Q q) {
   return {hn::Xor(s, hn::BitCast(d, sine_sign)), hn::Xor(c, hn::BitCast(d, cosine_sign))};
 }
 
-// The sine and cosine of 2 pi * turn, for 0 <= turn < 1.
+// Returns the sine and cosine of 2 pi * turn, for 0 <= turn < 1.
 HWY_INLINE SineCosine<F32Vector> sine_cosine_of_turn(F32Vector turn) {
   const hn::Rebind<std::int32_t, F32> i32;
   const auto quarters = hn::Mul(turn, set(4.0f));
@@ -136,8 +137,8 @@ HWY_INLINE SineCosine<F32Vector> sine_cosine_of_turn(F32Vector turn) {
   return in_quarter(sine, cosine, hn::BitCast(i32, shifted));
 }
 
-// The sine and cosine of an angle below 2^31, in f64. The error is a few 1e-16, and 1e-32 of the angle from
-// the reduction.
+// Returns the sine and cosine of an angle below 2^31, in f64. The error is a few 1e-16, plus 1e-32 of the
+// angle from the range reduction.
 template <class V>
 HWY_INLINE SineCosine<V> sine_cosine_of_angle(V angle) {
   const hn::DFromV<V> d;

@@ -21,7 +21,7 @@ struct WordStream {
   std::uint64_t seed, stream, first_index;
 };
 
-// The keys of each round. They are kept in memory, because a load spreads one over a vector at no cost.
+// The keys of each round, in memory, because a load broadcasts a value to a vector at no cost.
 struct PhiloxKeys {
   HWY_INLINE explicit PhiloxKeys(std::uint64_t seed) {
     auto low = static_cast<std::uint32_t>(seed), high = static_cast<std::uint32_t>(seed >> 32);
@@ -56,7 +56,7 @@ HWY_INLINE U64Vector upper_half(U64Vector x) {
 #endif
 }
 
-// Which block each lane computes: in this order a block's halves are put together within 128 bits.
+// The block that each lane computes, in an order in which a block's halves are interleaved within 128 bits.
 #if HWY_TARGET == HWY_SCALAR
 HWY_ALIGN inline constexpr std::uint64_t kBlockOfLane[] = {0};
 #elif HWY_TARGET == HWY_AVX3
@@ -128,7 +128,7 @@ HWY_INLINE void fill_words(std::uint64_t stream, const PhiloxKeys& keys, std::ui
 }
 
 // Calls body(words, begin, count) for chunks of [0, n); words[i] belongs to element begin + i. A chunk ends
-// where the index in the stream is a multiple of kWordChunk. A whole vector may be loaded from any word on.
+// where the index in the stream is a multiple of kWordChunk. It is safe to load a whole vector at any word.
 template <class Body>
 HWY_INLINE void for_each_word_chunk(const WordStream& s, std::size_t n, const Body& body) {
   HWY_ALIGN std::uint32_t words[kWordChunk + kLanes] = {};

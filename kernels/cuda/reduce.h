@@ -3,10 +3,10 @@
 
 #include "kernels/grid.h"
 
-// What host and GPU agree on for sums of squares. Private to this room.
+// The interface between host and GPU for sums of squares. Private to this room.
 namespace sluice::kernels {
 
-// Pointers are addresses of the GPU's.
+// Pointers are GPU addresses.
 struct GpuNodeSums {
   std::uint64_t count = 0, leaf_count = 0;
   const SumNode* nodes = nullptr;
@@ -15,9 +15,10 @@ struct GpuNodeSums {
 };
 
 inline constexpr unsigned kNodeThreads = 128, kWarpThreads = 32;
-inline constexpr std::uint64_t kMostLeaves = kWarpThreads * kWarpThreads;  // of a node, which a warp sums
+// Leaves of a node, which one warp sums.
+inline constexpr std::uint64_t kMostLeaves = kWarpThreads * kWarpThreads;
 
-// Writes to `found` where one of `count` sums is not finite.
+// Writes 1 to `found` where one of `count` sums is not finite.
 struct GpuFiniteCheck {
   std::uint64_t count = 0;
   const double* sums = nullptr;

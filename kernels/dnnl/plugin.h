@@ -4,8 +4,8 @@
 #include "kernels/matrix.h"
 
 // A matrix library's plug-in exports one function of this name and type, with C linkage. The interface behind
-// it is C++, so both sides must be built from the same headers: `abi` counts the changes of these, and is
-// compared before anything else is called.
+// it is C++, so both sides must be built from the same headers: `abi` is raised with each change of them, and
+// is compared before anything else is called.
 namespace sluice::kernels {
 
 inline constexpr std::uint32_t kMatrixPluginAbi = 4;

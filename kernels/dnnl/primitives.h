@@ -8,23 +8,23 @@
 
 namespace sluice::kernels {
 
-// Products of f32 or bf16 operands by oneDNN's matmul primitives. A primitive is made for the first product
-// of its shape, types and addend, and kept. A run has as many as it has different products; where there are
-// kMost, which no run reaches, all are dropped and made anew. The functions throw dnnl::error where oneDNN
-// refuses a product. Thread rule: one call at a time.
+// Products of f32 or bf16 operands by oneDNN's matmul primitives. A primitive is made at the first product of
+// its shape, types and addend, and cached. A run needs one for each different product; at kMost, which no run
+// reaches, the cache is cleared. The functions throw dnnl::error where oneDNN refuses a product. Thread rule:
+// one call at a time.
 class Primitives {
  public:
-  // The primitives are made for so many of OpenMP's threads.
+  // Primitives are made for this many OpenMP threads.
   explicit Primitives(int threads);
 
-  // Returns the bytes of scratchpad that the product needs, whether it accumulates, has a bias or neither,
+  // Returns the bytes of scratchpad that suffice for the product with accumulation, a bias or neither,
   // because a plan asks before that is known. Makes no primitive.
   std::size_t workspace(const Product& product) const;
   // REQUIRES: lda, ldb and ldc are not 0; workspace has workspace(product) bytes.
   void multiply(const Product& product, void* workspace);
 
  private:
-  // All that decides which primitive computes a product.
+  // Everything that selects the primitive of a product.
   using Key = std::tuple<ProductKey, bool, bool>;  // accumulates, has a bias
   static constexpr std::size_t kMost = 256;
   struct Primitive {
