@@ -21,7 +21,7 @@
 #include "offload/file.h"
 #include "optim/optimizer.h"
 
-// The structs behind the opaque pointers. Private to this room.
+// The structs behind the ABI's opaque pointers. Private to this room.
 struct sluice_model {
   std::vector<sluice::engine::UnitSpec> units;
   std::vector<bool> frozen;  // by parameter
@@ -29,63 +29,65 @@ struct sluice_model {
 
 namespace sluice::c {
 
-// A plan, and everything that its engine needs.
+// A plan, with the objects that its engine needs.
 struct Planned : engine::Planned {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<kernels::F32Products> products;  // null where the optimizer has no matrix products
   std::unique_ptr<offload::IoService> io;
-  std::uint64_t reserved = 0;  // is counted in the budget's base
+  std::uint64_t reserved = 0;  // counted in the budget's base
   std::uint32_t groups = 1;
   int threads = 1;
   sluice_team team = nullptr;
   std::size_t trace_events = 0;
   bool serve_touches = false;
-  sluice_ranks* ranks = nullptr;  // that make their engines together; null: the engine trains alone
-  // As Resources has them.
+  // The ranks that create their engines together; null: the engine trains alone.
+  sluice_ranks* ranks = nullptr;
+  // As in engine::Resources.
   comm::Communicator* data = nullptr;
   comm::Communicator* sections = nullptr;
-  // Where the ranks are sections of a model: the layout of all of it, and what this one has.
+  // Where each rank has a section of a model: the layout of the whole model, and this rank's section.
   std::unique_ptr<engine::Layout> model;
   std::unique_ptr<engine::Section> section;
-  std::unique_ptr<Device> gpu;  // null: the CPU computes, or it is only planned
-  std::uint64_t context = 0;    // sluice_device_facts.base, which is counted in budget.device_base
+  std::unique_ptr<Device> gpu;  // null: the CPU computes, or there is only a plan
+  std::uint64_t context = 0;    // sluice_device_facts.base, counted in budget.device_base
 
   std::string to_text() const;  // JSON
   const std::vector<engine::UnitSpec>& model_units() const {
     return section == nullptr ? profile.units : model->units();
   }
 };
-// All ranks that make their engines together, whatever each has of the model; null: there are none.
+// Returns all ranks that create their engines together, whichever section each has; null: there are none.
 inline sluice_ranks* ranks_of(const sluice_engine_options& options) {
   return options.sections == nullptr ? options.ranks : &options.sections->all;
 }
-enum class For : std::uint8_t { kPlan, kEngine };  // an engine's plan opens the GPU, and measures it
-// What ranks have found out together before they plan.
+enum class For : std::uint8_t { kPlan, kEngine };  // the plan of an engine opens and measures the GPU
+// Facts that ranks have exchanged before they plan.
 struct KnownByRanks {
-  std::optional<engine::Link> link = {};  // between them; nothing: it is not known
-  std::unique_ptr<Device> gpu = {};       // this rank's; null: it was not opened
-  double between_gpus = 0;                // bytes a second; 0: GPUs do not read each other's memory
+  std::optional<engine::Link> link = {};  // the connection between them; nothing: unknown
+  std::unique_ptr<Device> gpu = {};       // this rank's GPU; null: not opened
+  double between_gpus = 0;                // bytes a second; 0: GPUs do not access each other's memory
 };
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
                   KnownByRanks known = {});
-// Makes an engine. Where there are ranks, it is collective, and all of them get one or none does.
+// Makes an engine. With ranks it is collective, and all of them get an engine or none does.
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options);
 
-// Throws for what is said of a GPU, and cannot be.
+// Throws for invalid GPU options.
 void check_device(const sluice_engine_options& options);
-// What is to update where a GPU computes: nothing where the plan chooses. Throws where that cannot be.
+// Returns the tier of updates that the options request for a GPU; nothing: the plan chooses. Throws for an
+// impossible request.
 std::optional<allocator::Tier> updates_of(const sluice_engine_options& options);
-// Where a GPU computes: opens it. Throws what open_device() throws, and Error(kBudget) for a GPU that is too
+// Opens the GPU that computes, if any. Throws as open_device(), and Error(kBudget) for a GPU that is too
 // small.
 std::unique_ptr<Device> open_fitting(const sluice_engine_options& options);
-// Collective: how fast the GPUs of all ranks read each other's memory, if they do and options.links lets
-// them.
+// Collective: finds how fast all ranks' GPUs read each other's memory, if they can and options.links allows
+// it.
 engine::BetweenGpus know_links(const sluice_engine_options& options, comm::Communicator& communicator,
                                Device& gpu);
-// Throws Error(kIo) where options.links asks for that, and they do not.
+// Throws Error(kIo) where options.links requires such access and the GPUs lack it.
 void check_links(const sluice_engine_options& options, const engine::BetweenGpus& found);
-// Where a GPU computes: opens it for an engine, unless ranks have, and finds by what the plan is made. Throws
-// as open_fitting(), and Error(kInvalidArgument) for facts that cannot be.
+// Opens the GPU that computes, if any, for an engine (unless the ranks have opened it), and sets the facts
+// for the plan. Throws as open_fitting(), and Error(kInvalidArgument) for impossible facts.
 void know_device(const sluice_engine_options& options, For purpose, KnownByRanks known, Planned& made);
 
 }  // namespace sluice::c
@@ -98,7 +100,7 @@ struct sluice_home {
 struct sluice_engine {
   explicit sluice_engine(sluice::c::Planned made);
 
-  const pid_t process = ::getpid();  // that made it, and has its threads
+  const pid_t process = ::getpid();  // the process that made it, which has its threads
   sluice::c::Planned planned;
   sluice::c::RanksOfEngine ranks;
   sluice::Device* const device = planned.gpu.get();  // null: the CPU computes
@@ -108,24 +110,25 @@ struct sluice_engine {
   sluice::Trace* const trace = assembly.trace();
   sluice::engine::AnyOrderEngine* const engine = &assembly.engine();
 
-  std::mutex mutex;  // makes calls take turns
-  // The thread whose call it is, or on which the call calls a function of its caller.
+  std::mutex mutex;  // serializes calls
+  // The thread inside a call, or on which the call runs a function of its caller.
   std::atomic<pid_t> caller{0};
-  // Comes last, because its thread uses the other members.
+  // Last, because its thread uses the other members.
   std::optional<sluice::allocator::TouchServer> touches;
 
-  // Brings in the unit of a touch. Returns why that is not possible, or nothing.
+  // Serves a page fault: brings in the unit of the address. Returns why it cannot, or "".
   std::string bring_in(const sluice::allocator::TouchServer::Touch& touch);
   std::string bring_in_now(const sluice::allocator::TouchServer::Touch& touch);
 };
 
 namespace sluice::c {
 
-// The engine that has called a function of its caller on this thread; null: none has.
+// The engine that is running a function of its caller on this thread, or null.
 inline thread_local const sluice_engine* in_function_of = nullptr;
 
-// Calls a function of the caller, which may stop the call. It may also throw: those for arrays are in this
-// library. The thread may be one of the engine's. REQUIRES: no other call_back() of the engine runs.
+// Runs a function of the caller, which may stop the call by a result that is not 0, or throw (only this
+// library's own functions for arrays do). The thread may be one of the engine's. REQUIRES: no other
+// call_back() of the engine runs.
 template <class Function, class... Arguments>
 void call_back(sluice_engine& engine, Function function, Arguments... arguments) {
   struct Inside {
@@ -158,7 +161,7 @@ inline std::mutex& mutex_of(sluice_engine& engine) {
   return engine.mutex;
 }
 
-// The turn of the calling thread on an engine.
+// Holds the engine's mutex for the calling thread.
 class Turn {
  public:
   explicit Turn(sluice_engine& engine) : engine_(engine), lock_(mutex_of(engine)) {
@@ -173,7 +176,7 @@ class Turn {
   std::lock_guard<std::mutex> lock_;
 };
 
-// Runs `question` on the engine when the caller's turn has come. It changes nothing.
+// Runs `question`, which changes nothing, while it holds the engine's mutex.
 template <class Question>
 sluice_status ask(const sluice_engine* handle, Question&& question) noexcept {
   return guarded([&] {
@@ -183,8 +186,8 @@ sluice_status ask(const sluice_engine* handle, Question&& question) noexcept {
   });
 }
 
-// Runs `action` on the engine when the caller's turn has come. Units that touches brought in are released
-// first, since they may have been written; if they are still in use, they are touched again.
+// Runs `action` while it holds the engine's mutex. First releases the units that page faults have brought in,
+// since they may have been written; if they are still in use, they fault again.
 template <class Action>
 sluice_status with_engine(sluice_engine* handle, Action&& action) noexcept {
   return guarded([&] {
@@ -202,7 +205,7 @@ inline Dtype dtype_of(sluice_dtype dtype) {
   fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
 }
 
-// `what` names the array in messages. Throws Error(kInvalidArgument) for an array that is not valid.
+// `what` names the array in error messages. Throws Error(kInvalidArgument) for an invalid array.
 Json settings_of(const sluice_setting* settings, std::size_t count, const char* what);
 
 inline Dtype state_type_of(sluice_state_type type) {

@@ -16,10 +16,11 @@
 #include "comm/links.h"
 #include "comm/local_links.h"
 
-// The struct behind sluice_ranks, and how it is made. Private to this room.
+// The struct behind sluice_ranks and its construction. Private to this room.
 namespace sluice::c {
 
-// Until when a function of the caller that moves packets should return, on the one thread that calls them.
+// The time by which a packet function of the caller should return, on the one thread that calls these
+// functions.
 class FunctionClock {
  public:
   using Clock = comm::Links::Clock;
@@ -27,7 +28,7 @@ class FunctionClock {
   void begin(Clock::time_point due) { due_ = due.time_since_epoch().count(); }
   void end() { due_ = kNone; }
   Clock::duration limit() const { return limit_; }
-  // Whether a function is late by more than the limit, after which other ranks take this one for dead.
+  // Whether a function is late by more than the limit, after which other ranks consider this one dead.
   bool is_late() const {
     const Clock::rep due = due_;
     return due != kNone && Clock::now() > Clock::time_point(Clock::duration(due)) + limit_;
@@ -42,27 +43,27 @@ class FunctionClock {
 }  // namespace sluice::c
 
 struct sluice_ranks {
-  // link_bytes: what the process holds for the links, which are over `memory` where it is not null.
+  // link_bytes: memory that the process holds for the links. `memory`, if not null, is what they work over.
   sluice_ranks(std::unique_ptr<sluice::comm::Links> links, const sluice::comm::Deadlines& deadlines,
                std::uint64_t link_bytes, std::unique_ptr<sluice::comm::LocalMemory> memory = nullptr);
-  // Over functions of the caller, which has said on which host each rank is.
+  // Over functions of the caller, which has stated the host of each rank.
   sluice_ranks(sluice::comm::HostLinks links, const sluice::comm::Deadlines& deadlines,
                std::uint64_t link_bytes);
   sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines);
-  // Those of the other's ranks that have these numbers there, over its links. It outlives the group.
+  // A group of ranks of `of`, by their numbers there, over its links. `of` outlives the group.
   sluice_ranks(sluice_ranks& of, const std::vector<int>& members);
 
-  std::uint64_t bytes() const;  // what the process holds for it in all
+  std::uint64_t bytes() const;  // all memory that the process holds for it
 
-  const pid_t process = ::getpid();  // that made it, and has its threads
+  const pid_t process = ::getpid();  // the process that made it, which has its threads
 
-  sluice_ranks& all;  // the ranks that have joined, of which this is a group; or itself
+  sluice_ranks& all;  // all ranks that have joined, of which this is a group; or itself
   std::shared_ptr<const sluice::c::FunctionClock>
-      functions;  // of the caller, over which the links are; or null
+      functions;  // clock of the caller's functions, if the links use such; or null
   const std::uint64_t link_bytes;
-  const int ranks_here;  // how many are on this host, as far as that is known; else 1
+  const int ranks_here;  // number of ranks on this host where it is known; else 1
   const std::unique_ptr<sluice::comm::LocalMemory> memory;
-  const std::unique_ptr<sluice::comm::Mpi> mpi;  // whose links they are, where it is not null
+  const std::unique_ptr<sluice::comm::Mpi> mpi;  // the owner of the links if they are MPI's, else null
   sluice::allocator::Ledger ledger;
   const std::unique_ptr<sluice::comm::Communicator> made;
   sluice::comm::Communicator& communicator = *made;
@@ -71,20 +72,20 @@ struct sluice_ranks {
 
 namespace sluice::c {
 
-inline constexpr std::size_t kRing = std::size_t{1} << 20;  // from a rank to another one of its host
+inline constexpr std::size_t kRing = std::size_t{1} << 20;  // bytes of the ring between two ranks of a host
 
 comm::Deadlines deadlines_of(const sluice_ranks_options* options);  // null: all defaults
-// What a process holds for a rank of so many, which share memory where they can.
+// Returns the memory that a process holds for one of `ranks` ranks, which share memory where they can.
 std::uint64_t bytes_of_ranks(int ranks);
 
-// Frees a handle where it was made. In a process that was forked its threads are missing, and locks may be
-// held for ever.
+// Frees a handle, but only in the process that made it: a forked child lacks its threads, and its locks may
+// be held for ever.
 template <class Handle>
 void destroy(Handle* handle) {
   if (handle != nullptr && handle->process == ::getpid()) delete handle;
 }
 
-// Takes the ranks, with all their groups, for one engine, as long as it lives.
+// Reserves the ranks, with all their groups, for one engine while this lives.
 class RanksOfEngine {
  public:
   explicit RanksOfEngine(sluice_ranks* ranks);  // null: there are none

@@ -8,10 +8,10 @@
 #include "core/error.h"
 #include "kernels/targets.h"
 
-// How errors cross the C ABI. Private to this room.
+// Translation of errors at the C ABI. Private to this room.
 namespace sluice::c {
 
-// Thrown where a function of the caller asked to stop.
+// Thrown when a function of the caller asks to stop.
 struct CallbackStopped {
   int value;
 };
@@ -20,7 +20,7 @@ inline void stop_unless_zero(int result) {
   if (result != 0) throw CallbackStopped{result};
 }
 
-// Returns the status of the exception that is being handled, and keeps its text for sluice_last_error().
+// Returns the status of the current exception, and stores its text for sluice_last_error().
 sluice_status status_of_current_exception() noexcept;
 
 template <class Action>
@@ -40,7 +40,7 @@ T& required(T* pointer, const char* name) {
   return *pointer;
 }
 
-// Returns a copy of a versioned struct: the members that the caller knows, and zeros.
+// Returns a copy of a versioned struct: the members that the caller's version has, and zeros for the rest.
 template <class T>
 T known_part(const T* given, const char* name) {
   const std::size_t size = required(given, name).size;
@@ -51,11 +51,11 @@ T known_part(const T* given, const char* name) {
   return known;
 }
 
-// A versioned struct that is filled in, as far as the caller knows its members.
+// A versioned struct to be filled in, as far as the caller's version has its members.
 template <class T>
 class Result {
  public:
-  // Checks the struct, before anything is done. `given` may be NULL.
+  // Checks the struct before any work is done. `given` may be NULL.
   Result(T* given, const char* name) : to_(given) {
     if (given != nullptr) known_part(given, name);
   }

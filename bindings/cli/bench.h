@@ -8,7 +8,7 @@
 #include "bindings/cli/bench_report.h"
 #include "bindings/cli/commands.h"
 
-// The benches of `sluice bench`. Each measures in one run what the machine allows and what Sluice reaches.
+// The benchmarks of `sluice bench`. Each measures the machine's limits and Sluice's speed in one run.
 namespace sluice::cli {
 
 struct BenchOptions {
@@ -17,13 +17,13 @@ struct BenchOptions {
   int threads = 0;  // 0 means the cores that this process may use
   std::string folder;
   std::uint64_t size = 0;   // 0 means the bench's own size
-  std::uint64_t block = 0;  // 0 means the best that was measured
-  int depth = 0;            // 0 means the best that was measured
+  std::uint64_t block = 0;  // 0 means the best one measured
+  int depth = 0;            // 0 means the best one measured
   int device = 0;           // of `bench link`: which GPU
   std::uint64_t elements = std::uint64_t{32} << 20;
   std::string optimizer = "adamw";
   std::optional<std::string> dtype, state, master;
-  TrainOptions step;  // of `bench step`
+  TrainOptions step;  // for `bench step`
 };
 
 BenchReport bench_disk(const BenchOptions& options, BenchProgress& progress);

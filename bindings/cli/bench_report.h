@@ -6,7 +6,7 @@
 
 #include "core/json.h"
 
-// What the benches print, as docs/formats/bench.md describes it.
+// The reports of benchmarks, in the form of docs/formats/bench.md.
 namespace sluice::cli {
 
 enum class BenchUnit { kBytesPerSecond, kSeconds };
@@ -26,12 +26,13 @@ struct BenchReport {
   std::vector<BenchRow> rows;
   std::vector<std::string> notes;
 };
-double median(std::vector<double> values);  // REQUIRES: there are some
-double ratio_of(const BenchRow& row);       // the share of the limit that was reached
+double median(std::vector<double> values);  // REQUIRES: values is not empty
+double ratio_of(const BenchRow& row);       // reached / limit, as a share
 Json to_json(const BenchReport& report);
 std::string to_text(const BenchReport& report);
 
-// A line on the standard error stream that is rewritten, where that is a terminal. The destructor erases it.
+// A progress line on standard error that is rewritten in place, if that is a terminal. The destructor erases
+// it.
 class BenchProgress {
  public:
   BenchProgress();
@@ -44,19 +45,19 @@ class BenchProgress {
   bool shown_ = false, terminal_;
 };
 
-// A measurement. Each round returns what it found, always the same count of numbers.
+// A measurement. Each round returns its results, always the same number of them.
 struct BenchWork {
   std::string name;
   std::function<std::vector<double>()> round;
 };
-// Runs all works in turn until `seconds` are over, but each at least three times, after a first time that
-// does not count. Returns the medians by work and number.
+// Runs all works in turn until `seconds` are over, at least three times each, after a warm-up round. Returns
+// the medians by work and result.
 std::vector<std::vector<double>> medians_in_turn(const std::vector<BenchWork>& works, double seconds,
                                                  BenchProgress& progress);
 
 // Throws Error(kBudget), with the remedy, where less memory is free.
 void require_free_memory(std::uint64_t bytes, const std::string& remedy);
-// Throws Error(kInvalidArgument) for a time that is too short or too long to measure in.
+// Throws Error(kInvalidArgument) for a time that is too short or too long for measuring.
 void check_seconds(double seconds);
 
 }  // namespace sluice::cli

@@ -16,24 +16,24 @@ struct TrainOptions {
   std::vector<std::string> disk;  // FOLDER[:SIZE], as given
   std::string dtype = "f32", state = "f32", master = "f32", config, progress = "auto";
   std::array<std::optional<std::string>, engine::kParts> places;
-  std::string machine;  // for `plan`: the file of another machine, or "" for this one
+  std::string machine;  // for `plan`: the file that describes another machine, or "" for this one
   bool json = false;
   std::optional<int> ranks;         // nothing: those that a launcher has started, or one
   std::optional<std::string> mesh;  // axes of the ranks: "pipeline=4"; or "auto"
   bool chooses_mesh() const { return mesh == "auto"; }
   std::string pipeline = "1f1b";               // the order of a pipeline's passes
-  std::optional<int> hosts;                    // that share the ranks of a plan; nothing: one
+  std::optional<int> hosts;                    // number of hosts that a plan's ranks are on; nothing: one
   std::uint64_t silence = 30, patience = 600;  // seconds
-  std::uint64_t caller = 0;  // the id of the process that started the run and waits for it, or 0
+  std::uint64_t caller = 0;  // id of the process that started the run and waits for it, or 0
 };
 void bind_train(CLI::App& app, TrainOptions& options);
-void bind_plan(CLI::App& app, TrainOptions& options);        // the arguments of `train`
-void bind_step_bench(CLI::App& app, TrainOptions& options);  // those of them that shape a step
-// Turns options that are words (types, folders, choices) into settings.
+void bind_plan(CLI::App& app, TrainOptions& options);        // the same arguments as `train`
+void bind_step_bench(CLI::App& app, TrainOptions& options);  // the subset of arguments that shape a step
+// Converts options that are words (types, folders, choices) to settings.
 void read_choices(const TrainOptions& options, models::TrainSettings& settings);
-// Returns the settings of the flags, and for others those of --config. REQUIRES: `app` has been parsed.
+// Returns the settings of the flags, completed from --config. REQUIRES: `app` has been parsed.
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options);
-// REQUIRES: there are StopSignals, which were made before any other thread.
+// REQUIRES: a StopSignals exists, which was made before any other thread.
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);
 void run_plan(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);
 
@@ -59,7 +59,8 @@ struct DoctorOptions {
 void bind_doctor(CLI::App& app, DoctorOptions& options);
 void run_doctor(const DoctorOptions& options, std::FILE* out);
 
-// Runs the program. Returns 0, or 2 for invalid input, 3 for too small a budget, 1 for any other error.
+// Runs the program. Returns the exit status: 0, or 2 for invalid input, 3 for too small a budget, 1 for any
+// other error.
 int run(int argc, const char* const* argv);
 
 }  // namespace sluice::cli

@@ -8,13 +8,13 @@
 
 namespace sluice::cli {
 
-// One thing that this machine has or lacks.
+// A property of this machine, present or missing.
 struct Finding {
   std::string name;
   std::string text;    // what was found
-  std::string remedy;  // what to do where something is missing, else ""
+  std::string remedy;  // what to do where something is missing, or ""
   Json value;
-  bool refused = false;  // the finding is a named folder that cannot be used
+  bool refused = false;  // it is about a named folder that cannot be used
 };
 
 struct Examination {
@@ -22,11 +22,11 @@ struct Examination {
   std::optional<engine::Machine> machine;  // nothing where arithmetic cannot be measured
 };
 
-// Of the driver, of each card and of the kernels for it. What cannot be used is a finding; it does not throw.
+// Examines the driver, each GPU and the kernels for it. An unusable one is a finding, not an exception.
 std::vector<Finding> gpu_findings();
 
-// Examines this machine, measures its arithmetic (for two seconds) and the folders of `disk`. It does not
-// throw where something is missing: that is a finding.
+// Examines this machine, and measures its arithmetic (for two seconds) and the folders of `disk`. Something
+// missing is a finding, not an exception.
 Examination examine(const std::vector<std::string>& disk);
 
 }  // namespace sluice::cli

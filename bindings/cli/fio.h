@@ -8,7 +8,7 @@
 
 namespace sluice::cli {
 
-// One stream of fio, by io_uring past the page cache, from buffers on huge pages where there are some.
+// A job of fio: one stream by io_uring past the page cache, with buffers on huge pages where there are some.
 struct FioJob {
   bool writes = false;
   offload::StreamShape shape;
@@ -16,13 +16,13 @@ struct FioJob {
 };
 std::string to_text(const FioJob& job);  // "16 x 512.0 KiB, registered buffers"
 
-// Returns the bytes a second of jobs that run one after another, each over an existing file of `bytes`, or
-// for two seconds. Returns nothing where fio is missing or fails; `why` then says which. fio ends with this
-// process.
+// Runs jobs one after another, each over an existing file of `bytes`, or for two seconds. Returns their bytes
+// a second, or nothing where fio is missing or fails; `why` then gets the reason. fio is killed when this
+// process ends.
 std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint64_t bytes,
                                              std::span<const FioJob> jobs, std::string* why);
 
-// The quickest job of each direction, of all block sizes, depths and buffers that are tried.
+// The fastest job of each direction, over all tried block sizes, depths and buffers.
 struct FioBest {
   FioJob write, read;
 };

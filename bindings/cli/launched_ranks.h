@@ -8,7 +8,7 @@
 
 namespace sluice::cli {
 
-// The ranks of a run that a launcher of MPI has started (mpirun, srun).
+// The ranks of a run that an MPI launcher (mpirun, srun) has started.
 class LaunchedRanks final : public Ranks {
  public:
   // Collective. Throws as comm::join_launched().
@@ -22,7 +22,8 @@ class LaunchedRanks final : public Ranks {
   std::uint64_t bytes_in_use() const override;
   int ranks_here() const override { return links_.host.ranks_here; }
   double share_of_cpus() const override { return links_.host.share_of_cpus; }
-  // What a rank of so many on several hosts holds, with so many on its own, which share memory.
+  // Returns the memory that one of `ranks` ranks holds where they are on several hosts, with ranks_here of
+  // them on its own.
   static std::uint64_t bytes(int ranks, int ranks_here);
 
  private:

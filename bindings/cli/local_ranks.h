@@ -14,26 +14,27 @@
 namespace sluice::cli {
 
 // The ranks of a run on this machine, one process each (`--ranks`). The process that the user has started is
-// rank 0. It starts the others, which are the same program with the same words, and share memory with it.
-// Thread rule: one thread.
+// rank 0. It starts the others with the same program and arguments, and shares memory with them. Thread rule:
+// one thread.
 class LocalRanks final : public Ranks {
  public:
-  // On rank 0: starts the other ranks. On another one: joins them. Throws Error(kInvalidArgument | kIo).
-  // REQUIRES: ranks > 1.
+  // Rank 0 starts the other ranks; another rank joins them. Throws Error(kInvalidArgument | kIo). REQUIRES:
+  // ranks > 1.
   LocalRanks(int ranks, const comm::Deadlines& deadlines);
-  // On rank 0: waits until the others have ended, which they do when the run has ended or failed.
+  // Rank 0 waits for the other processes, which end when the run has ended or failed.
   ~LocalRanks() override;
   LocalRanks(const LocalRanks&) = delete;
   LocalRanks& operator=(const LocalRanks&) = delete;
 
   comm::Communicator& communicator() override { return *communicator_; }
   std::uint64_t bytes() const override { return bytes(memory_->ranks()); }
-  std::uint64_t bytes_in_use() const override { return 0; }  // rings are as bytes come
+  // A ring's memory is first used by the bytes that pass through it.
+  std::uint64_t bytes_in_use() const override { return 0; }
   int ranks_here() const override { return memory_->ranks(); }
   double share_of_cpus() const override { return 1.0 / memory_->ranks(); }
-  static std::uint64_t bytes(int ranks);  // what a rank of so many holds
+  static std::uint64_t bytes(int ranks);  // memory that one of `ranks` ranks holds
 
-  // The rank of this process, which is 0 where no other rank has started it.
+  // Returns the rank of this process; 0 where no other rank has started it.
   static int own_rank();
 
  private:
@@ -44,7 +45,7 @@ class LocalRanks final : public Ranks {
   std::unique_ptr<comm::LocalMemory> memory_;
   allocator::Ledger ledger_;
   std::optional<comm::Communicator> communicator_;
-  std::jthread watch_;  // sees ranks end, also before they have joined
+  std::jthread watch_;  // detects the end of ranks, also before they have joined
 };
 
 }  // namespace sluice::cli

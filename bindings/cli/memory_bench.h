@@ -6,27 +6,26 @@
 #include "bindings/cli/bench.h"
 #include "kernels/limits.h"
 
-// Measures loops over memory, each in turn with what limits it.
+// Benchmarks of loops over memory, each measured in turn with the limits of the machine for it.
 namespace sluice::cli {
 
-using MemoryPass = std::vector<kernels::MemoryStream>;  // the streams that one loop goes through side by side
+using MemoryPass = std::vector<kernels::MemoryStream>;  // streams that one loop goes through side by side
 std::size_t bytes_moved(const std::vector<MemoryPass>& passes);
 
-// Runs one round: as many calls as take so many seconds. Returns bytes per second, where one call moves
-// `bytes`.
+// Runs one round: calls for about `seconds`. Returns bytes per second, where one call moves `bytes`.
 double rate_of(std::size_t bytes, double seconds, const std::function<void()>& call);
 
 struct MemoryWork {
   std::string name;
-  std::vector<MemoryPass> passes;  // the bytes that a call must move, one pass after another
-  std::function<void()> call;      // does the work
-  // Returns bytes per second of the same work in the caches, in a round of so many seconds; may be empty.
+  std::vector<MemoryPass> passes;  // the memory traffic that a call cannot avoid, pass by pass
+  std::function<void()> call;      // runs the loop that is measured
+  // Returns bytes per second of the same work on data in the caches, in a round of `seconds`; may be empty.
   std::function<double(double seconds)> arithmetic;
-  std::function<void()> products;  // does a call's matrix products alone; empty where it has none
+  std::function<void()> products;  // runs only a call's matrix products; empty where it has none
 };
 
-// Measures works together. A work's limit is the slower of memory's (loops that only move the same bytes,
-// with the best stores and turns, and then the products, if it has any) and the arithmetic's.
+// Measures works together. A work's limit is the slower of two: that of memory (loops that only move the same
+// bytes, with the best stores and turns, followed by the matrix products, if any) and that of arithmetic.
 class MemoryBench {
  public:
   MemoryBench(Threads& threads, BenchReport& report) : threads_(threads), report_(report) {}
@@ -45,7 +44,8 @@ class MemoryBench {
   double round_ = 0;  // seconds
 };
 
-// Arrays of a multiple of this many elements are whole numbers of stream blocks, whether f32 or narrower.
+// An array with a multiple of this many elements consists of whole stream blocks, in f32 and in narrower
+// types.
 inline constexpr std::size_t kElementGrain = 64 * kernels::kStreamBlocks;
 int thread_count(const BenchOptions& options);
 

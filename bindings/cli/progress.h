@@ -8,16 +8,16 @@
 namespace sluice::cli {
 
 enum class ProgressStyle { kBar, kLines, kNone };
-// "auto" is a bar where `out` is a terminal, and else lines. The other names are "bar", "lines" and "none".
+// "auto" is a bar where `out` is a terminal, else lines. The other names are "bar", "lines" and "none".
 ProgressStyle progress_style(const std::string& name, std::FILE* out);
 
-// Writes one step as a line of at most `width` columns, or of any length where width is 0. The most important
-// parts come first, and those that do not fit are left out.
+// Formats one step as a line of at most `width` columns; 0: of any length. The most important parts come
+// first, and parts that do not fit are left out.
 std::string progress_text(const models::StepReport& report, double seconds_left, std::size_t width);
-// Writes "1h02m", "3m07s" or "12s".
+// Formats a duration as "1h02m", "3m07s" or "12s".
 std::string format_duration(double seconds);
 
-// Shows the progress of a run, about once a second at most: as one line that is rewritten, or as lines.
+// Shows the progress of a run, at most about once a second: as one line that is rewritten, or as lines.
 class Progress {
  public:
   Progress(std::FILE* out, ProgressStyle style) : out_(out), style_(style) {}
@@ -27,7 +27,7 @@ class Progress {
 
   void step(const models::StepReport& report);
   void message(const std::string& text);  // prints a line of its own, above the bar
-  void finish();                          // leaves the bar as it is, and begins a new line
+  void finish();                          // keeps the bar's last state, and begins a new line
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -6,14 +6,14 @@
 
 namespace sluice::cli {
 
-// While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop. Before begin_steps() they end the
-// process within a second, with status 0: planning and loading have changed nothing that would have to be
-// saved. After it they ask for a stop at the end of the step. A Ctrl-C after any of them ends the process at
-// once, with status 130. It is made before the threads that compute.
+// While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C request a stop. Before begin_steps() they end the
+// process within a second, with status 0, since planning and loading have nothing to save. After it they
+// request a stop at the end of the step. A Ctrl-C after any of them ends the process at once, with status
+// 130. REQUIRES: it is made before the compute threads.
 //
-// A thread of its own waits for these signals, and all threads that begin later block them, so that no
-// handler runs: it would run on the stack of a thread that computes, and generated code of oneDNN uses the
-// stack pointer for other things, so that the system would overwrite other memory below it.
+// A thread of its own waits for the signals, and all later threads block them, so that no handler runs. A
+// handler would run on the stack of a compute thread, where generated code of oneDNN uses the stack pointer
+// for other purposes, so that the kernel would overwrite other memory below it.
 class StopSignals {
  public:
   StopSignals();
@@ -21,7 +21,7 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // From now on whoever computes looks at requested().
+  // From now on the computing code polls requested().
   static void begin_steps();
   static bool requested();
   static bool requested_by(int signal);

@@ -12,48 +12,49 @@
 
 namespace sluice::models {
 
-// The parameter groups of every model. Matrices and tables decay, biases and norms do not.
+// The parameter groups of every model. Weight decay applies to matrices and tables, not to biases and norms.
 inline constexpr std::uint32_t kDecayed = 0, kNotDecayed = 1, kTables = 2;
 
-// The model and the micro-batch that a family's graphs are made for.
+// The inputs from which a family makes its graphs: a model and a micro-batch.
 struct Shape {
   ModelConfig config;
   Dtype dtype = Dtype::kF32;
   std::size_t batch = 0, length = 0;
-  TensorCut cut = {};         // of each layer, over ranks
-  SequenceCut sequence = {};  // of each sequence, over ranks
+  TensorCut cut = {};         // how ranks share each layer
+  SequenceCut sequence = {};  // how ranks share each sequence
   std::vector<RowPart> row_parts() const { return models::row_parts(sequence, batch, length); }
-  std::size_t rows() const { return batch * length / sequence.ranks; }  // that are on this rank
+  // Rows (tokens) that this rank computes.
+  std::size_t rows() const { return batch * length / sequence.ranks; }
 };
 
-// A model's graphs. Blocks that compute alike share one, in which names lack the block's prefix.
+// A model's graphs. Equal blocks share one graph, in which names lack the block's prefix.
 struct Architecture {
   Graph embedding, head;
-  std::vector<Graph> blocks;          // the different ones, each once
-  std::vector<std::size_t> block_of;  // by the block's number: the index of its graph
-  std::string block_prefix;           // with {} for the block's number
+  std::vector<Graph> blocks;          // the distinct graphs
+  std::vector<std::size_t> block_of;  // by block: the index of its graph
+  std::string block_prefix;           // {} stands for the block's number
 };
-// Makes the architecture of a model whose blocks are all alike.
+// Makes the architecture of a model whose blocks are all equal.
 Architecture uniform(Graph embedding, Graph block, Graph head, std::string block_prefix, std::size_t layers);
 
-// Makes a graph in the terms of transformers: values are rows of tokens, and uses declare parameters.
+// Makes a graph from a transformer's parts: values have one row for each token, and each use of a parameter
+// declares it.
 class Builder {
  public:
   explicit Builder(const Shape& shape) : shape_(shape) {}
 
   ValueId input();
-  // How a family has its weights: [out, in], or [in, out] as in GPT-2, and whether they have biases.
+  // How a family stores its weights: [out, in], or [in, out] as in GPT-2, and whether they have biases.
   struct Weights {
     bool transposed = false, bias = false;
   };
-  // Queries, keys and values of each row side by side, by one weight for all three or one for each (names
-  // without
-  // ".weight"). frequencies: of rotary positions; empty: there are none.
+  // Projects to queries, keys and values, side by side in each row, by one weight for all three or one for
+  // each (names without ".weight"). frequencies: of rotary positions; empty: none.
   ValueId to_heads(const std::string& op, ValueId x, const std::vector<std::string>& names, Weights weights,
                    const std::vector<double>& frequencies = {});
-  // Hidden columns, one array after the other where there are several weights.
+  // Projects to the hidden columns of the feed-forward part, one array after the other for several weights.
   ValueId to_hidden(const std::string& op, ValueId x, const std::vector<std::string>& names, Weights weights);
-  // From what attention gives, and from hidden columns, to the width of the residual stream.
+  // Projects attention's output, or the hidden columns, to the width of the residual stream.
   ValueId from_heads(const std::string& op, ValueId x, const std::string& name, Weights weights);
   ValueId from_hidden(const std::string& op, ValueId x, const std::string& name, Weights weights);
   ValueId norm(const std::string& op, ValueId x, const std::string& parameter, bool has_beta);
@@ -77,7 +78,7 @@ class Builder {
                    std::vector<Range> inputs);
   std::size_t own_hidden() const { return total(shape_.cut.parts(shape_.config.hidden_width)); }
   std::vector<HeadPiece> own_heads() const;
-  enum class Table { kPlain, kOfTokens, kForeign };  // kOfTokens: its last use looks tokens up
+  enum class Table { kPlain, kOfTokens, kForeign };  // kOfTokens: its last use is the lookup of tokens
   // Declares a parameter with a row for each token or position.
   std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1,
                     Table kind = Table::kPlain);

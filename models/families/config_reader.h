@@ -5,14 +5,15 @@
 
 namespace sluice::models {
 
-// Reads a config.json of a Hugging Face folder, or an object in it, which outlives the reader. What it asks
-// for and Sluice does not do, and what is no value of its key, is Error(kInvalidArgument) that names the key.
+// Reads a config.json of a Hugging Face folder, or an object in it, which outlives the reader. Throws
+// Error(kInvalidArgument), with the key, for an invalid value and for a request that Sluice does not support.
 class ConfigReader {
  public:
   ConfigReader(const Json& config, const std::string& source);
 
   bool has(const std::string& key) const;  // null counts as absent
-  // Each returns the value of a key, which must be there, or whose absence means `otherwise`.
+  // Each function returns the value of a key. Without `otherwise` the key is required; else it is the
+  // default.
   std::size_t size(const std::string& key) const;  // at least 1
   std::size_t size(const std::string& key, std::size_t otherwise) const;
   double number(const std::string& key) const;  // finite
@@ -24,13 +25,13 @@ class ConfigReader {
   bool flag(const std::string& key, bool otherwise) const;
   std::string text(const std::string& key, const std::string& otherwise) const;
 
-  // These refuse any other value than the one that Sluice computes with.
+  // These functions refuse any value but the one that Sluice supports.
   void only(const std::string& key, bool value) const;
   void only_full_attention() const;
   void absent(const std::string& key) const;
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
-  ConfigReader inner(const std::string& key) const;  // the object at that key
+  ConfigReader inner(const std::string& key) const;  // a reader for the object at that key
 
  private:
   void require(const std::string& key) const;
@@ -39,7 +40,7 @@ class ConfigReader {
   std::string source_;
 };
 
-// The shortest decimals that are the same float again, so that 1e-5 is written as people write it.
+// Returns the shortest decimal that converts to the same float, so that 1e-5 is written as people write it.
 double shortest(float value);
 
 }  // namespace sluice::models

@@ -5,7 +5,7 @@
 
 namespace sluice::models {
 
-// All families.
+// Returns all model families.
 std::span<const Family* const> families();
 
 }  // namespace sluice::models

@@ -17,32 +17,33 @@ struct Preset {
   ModelConfig config;
 };
 
-// The values that a parameter begins with: normally distributed, or all the mean where the deviation is 0.
+// The initial values of a parameter: normally distributed, or all equal to the mean where the deviation is 0.
 struct FirstValues {
   float mean = 0, deviation = 0;
 };
 
-// What models of one model_type have for their own, which the rest of the room gets from here. A family is a
-// constant of its own file, and a line in families.cc.
+// The properties of models of one model_type, which the rest of the room gets from here. A family is a
+// constant in its own file, and a line in families.cc.
 struct Family {
   std::string_view model_type;    // in a config.json
-  std::string_view architecture;  // there, too: the class that transformers has for it
+  std::string_view architecture;  // in a config.json, too: transformers' class for it
   std::vector<Preset> (*presets)();
 
-  // Reads what a config.json states and not all families have. Throws what config_from_hugging_face() does.
+  // Reads the keys of a config.json that not all families have. Throws as config_from_hugging_face().
   ModelConfig (*read)(const ConfigReader& reader);
-  Json (*write)(const ModelConfig& config);  // what read() reads
-  void (*check)(const ModelConfig& config);  // throws for what this family lacks
+  Json (*write)(const ModelConfig& config);  // writes the keys that read() reads
+  void (*check)(const ModelConfig& config);  // throws for a configuration that this family does not support
   Architecture (*build)(const Shape& shape);
   FirstValues (*first_values)(const ModelConfig& config, const engine::ParameterSpec& parameter);
 
-  std::string_view prefix;  // of the names of parameters, which files may leave out
-  std::string_view table;   // the embedding, and the weight of a tied head
-  std::string_view head;    // the weight of a head that is not tied; files may have a tied one, too
-  std::span<const std::string_view> buffers;  // how the names of tensors end that are no parameters
+  std::string_view prefix;  // of parameter names; files may omit it
+  std::string_view table;   // the embedding's table, also the weight of a tied head
+  std::string_view head;    // the weight of an untied head; files may also contain a tied one
+  std::span<const std::string_view> buffers;  // name endings of tensors that are no parameters
 };
 
-// Norms are one, biases zero, the rest is normal with the deviation initializer_range.
+// The default initialization: norms are one, biases zero, all else is normal with the deviation
+// initializer_range.
 FirstValues usual_first_values(const ModelConfig& config, const engine::ParameterSpec& parameter);
 
 }  // namespace sluice::models

@@ -3,8 +3,7 @@
 
 namespace sluice::models {
 
-// GPT-2 (Radford et al. 2019): learned positions, LayerNorm before each part, GELU, a tied head; weights are
-// [in, out].
+// GPT-2 (Radford et al. 2019): learned positions, pre-LayerNorm, GELU, a tied head; weights are [in, out].
 extern const Family kGpt2;
 
 }  // namespace sluice::models

@@ -4,7 +4,7 @@
 namespace sluice::models {
 
 // Llama 1 to 3 (Touvron et al. 2023), and Qwen2 with biases in its attention: rotary positions, RMSNorm,
-// SwiGLU, grouped queries; weights are [out, in].
+// SwiGLU, grouped-query attention; weights are [out, in].
 extern const Family kLlama, kQwen2;
 
 }  // namespace sluice::models

@@ -13,10 +13,9 @@ namespace sluice::models {
 // family's prefix. Thread rule: one thread at a time.
 class HuggingFaceWeights {
  public:
-  // Reads the headers. Throws Error(kInvalidArgument) that names each tensor that is missing, that the model
-  // does not have, or that has another shape or an unusable type, and Error(kNotFound | kIo | kCorrupt) for
-  // the files. A tied head that is in the files must equal the embedding. The family's
-  // buffers are ignored.
+  // Reads the headers. Throws Error(kInvalidArgument), with all names, for tensors that are missing, unknown
+  // to the model, or of another shape or an unusable type, and Error(kNotFound | kIo | kCorrupt) for the
+  // files. A tied head in the files must equal the embedding. The family's buffers are ignored.
   HuggingFaceWeights(offload::IoService& io, const std::string& folder, const ModelConfig& config,
                      const engine::Layout& layout, engine::ReadAhead& ahead);
 
@@ -28,10 +27,11 @@ class HuggingFaceWeights {
 
   engine::SafetensorsFolder folder_;
   std::vector<std::string> names_;      // by ParameterId
-  std::vector<std::string> left_over_;  // tensors of the files that no parameter took
+  std::vector<std::string> left_over_;  // tensors in the files that are no parameter
 };
 
-// Throws what HuggingFaceWeights would, before a run takes memory or writes; its own buffer is given back.
+// Throws as the constructor of HuggingFaceWeights would, before a run allocates memory or writes; frees its
+// own buffer.
 void check_hugging_face_folder(offload::IoService& io, const std::string& folder, const ModelConfig& config,
                                const engine::Layout& layout);
 

@@ -7,39 +7,39 @@
 
 #include "comm/given.h"
 
-// How a micro-batch is computed by several ranks together: pieces of its layers along the mesh's axis
-// "tensor" (Megatron-LM, Shoeybi et al. 2019), and parts of its sequences along "sequence"; decisions 64
-// and 65.
+// Several ranks compute a micro-batch together: pieces of its layers along the mesh's axis "tensor"
+// (Megatron-LM, Shoeybi et al. 2019), and parts of its sequences along "sequence"; decisions 64 and 65.
 namespace sluice::models {
 
-// Elements of a dimension that follow each other.
+// Consecutive indices of a dimension.
 struct Range {
   std::size_t first = 0, size = 0;
   std::size_t end() const { return first + size; }
   bool operator==(const Range&) const = default;
 };
 
-// One of so many parts of a dimension, whose sizes differ by at most one.
+// Returns part `index` of a dimension; sizes of parts differ by at most one.
 constexpr Range part_of(std::size_t size, std::size_t parts, std::size_t index) {
   const std::size_t first = size * index / parts;
   return {first, size * (index + 1) / parts - first};
 }
 
-// Heads, hidden columns and the vocabulary are cut into pieces, of which each rank of the axis computes as
-// many, that follow each other. What the pieces contribute to a sum is added pairwise over the pieces.
+// Tensor parallelism: heads, hidden columns and the vocabulary are cut into pieces. Each rank of the axis
+// computes the same number of consecutive pieces. The pieces' contributions to a sum are added pairwise.
 struct TensorCut {
-  std::size_t pieces = 1;  // of a layer: a multiple of the ranks; one rank alone may have several, too
+  std::size_t pieces = 1;  // pieces of a layer, a multiple of the ranks; a single rank may have several, too
   std::size_t ranks = 1, rank = 0;
 
   bool is_cut() const { return pieces > 1; }
   std::size_t own_pieces() const { return pieces / ranks; }
   std::size_t first_piece() const { return rank * own_pieces(); }
-  // Of what all ranks compute alike, one gives the gradient; the others write nothing that counts.
+  // Where all ranks compute the same gradient, only rank 0 contributes it; the others write nothing that
+  // counts.
   bool gives() const { return rank == 0; }
   std::optional<std::vector<comm::Runs>> written_alike() const {
     return gives() ? std::nullopt : std::optional<std::vector<comm::Runs>>(std::in_place);
   }
-  // The parts of a dimension that are this rank's, by own piece.
+  // Returns this rank's parts of a dimension, one for each of its pieces.
   std::vector<Range> parts(std::size_t size) const {
     std::vector<Range> own;
     for (std::size_t piece = first_piece(); piece < first_piece() + own_pieces(); ++piece)
@@ -49,21 +49,22 @@ struct TensorCut {
   bool operator==(const TensorCut&) const = default;
 };
 
-// How the length of each sequence is cut over the ranks of the mesh's axis "sequence" (context parallelism).
-// A rank has two parts of a sequence, as far from the middle on either side, so that causal attention is as
-// much work on each.
+// Context parallelism: the length of each sequence is cut over the ranks of the mesh's axis "sequence". A
+// rank has two parts of a sequence, at equal distances from its middle, so that causal attention takes equal
+// work on all ranks.
 struct SequenceCut {
   std::size_t ranks = 1, rank = 0;
   bool operator==(const SequenceCut&) const = default;
 };
 
-// Rows of a micro-batch that follow each other on this rank and in the micro-batch: `rows` from `row` on,
-// here; there from `whole_row` on, in sequences of `period` rows of which the first one here is at
-// `position`.
+// Rows of a micro-batch that are consecutive on this rank and in the micro-batch. On this rank they are
+// `rows` rows from `row` on. In the micro-batch they begin at `whole_row`, in sequences of `period` rows; the
+// first one has position `position`.
 struct RowPart {
   std::size_t row = 0, rows = 0, period = 0, position = 0, whole_row = 0;
 };
-// Those of this rank. REQUIRES: the length is a multiple of twice the ranks, where there are several.
+// Returns this rank's row parts. REQUIRES: the length is a multiple of twice the ranks, where there are
+// several.
 std::vector<RowPart> row_parts(const SequenceCut& cut, std::size_t batch, std::size_t length);
 inline std::size_t row_count(const std::vector<RowPart>& parts) {
   std::size_t rows = 0;
@@ -71,13 +72,15 @@ inline std::size_t row_count(const std::vector<RowPart>& parts) {
   return rows;
 }
 
-// The heads of a piece, by their numbers in the layer.
+// The heads of a piece, by their index in the layer.
 struct HeadPiece {
   Range heads, kv_heads;
-  std::size_t packed() const { return heads.size + 2 * kv_heads.size; }  // heads of queries, keys and values
+  // Heads of queries, keys and values together.
+  std::size_t packed() const { return heads.size + 2 * kv_heads.size; }
 };
-// Those of this rank. Where there are fewer key/value heads than pieces, pieces that share one each compute
-// it. REQUIRES: there are as many heads as pieces, and fewer key/value heads divide the pieces.
+// Returns this rank's heads, by piece. Where there are fewer key/value heads than pieces, several pieces
+// compute the same one. REQUIRES: there are at least as many heads as pieces; if key/value heads are fewer
+// than pieces, their number divides that of the pieces.
 std::vector<HeadPiece> head_pieces(const TensorCut& cut, std::size_t heads, std::size_t kv_heads);
 
 // The sum of the sizes.

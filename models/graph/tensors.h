@@ -6,25 +6,26 @@
 
 #include "models/graph/program.h"
 
-// The arrays of one program while it is made: when each is read and written, and which may share a location.
+// Plans the memory of one program: tracks when each array is read and written, and which arrays may share a
+// location.
 namespace sluice::models {
 
 using TensorId = std::size_t;
 
 class Tensors {
  public:
-  static constexpr std::ptrdiff_t kBefore = -1;  // holds content at the start
+  static constexpr std::ptrdiff_t kBefore = -1;                                         // live at the start
   static constexpr std::ptrdiff_t kAfter = std::numeric_limits<std::ptrdiff_t>::max();  // read after the end
 
   TensorId add(std::size_t bytes, std::optional<Location> fixed = std::nullopt);
   void read(TensorId tensor, std::ptrdiff_t step);
   void write(TensorId tensor, std::ptrdiff_t step);
-  // `to` becomes a copy of `from`, which costs nothing where both get one location.
+  // `to` becomes a copy of `from`, at no cost where both get one location.
   void copy(TensorId from, TensorId to, std::ptrdiff_t step);
-  // What the step writes to `to` may lie where `from` lay, which the step reads.
+  // The step may write `to` in the place of `from`, which it reads.
   void allow_in_place(TensorId from, TensorId to, std::ptrdiff_t step);
 
-  // Gives tensors one location wherever no content is lost by it, then lays out the rest in the workspace.
+  // Lets tensors share a location wherever no live content is lost, then lays out the rest in the workspace.
   void assign(Program& program);
   Location location(TensorId tensor) const { return locations_[group_[tensor]]; }
 
@@ -33,7 +34,7 @@ class Tensors {
     std::size_t bytes = 0;
     std::optional<Location> fixed;
     std::ptrdiff_t first = kAfter, last = kBefore;
-    std::vector<std::ptrdiff_t> changes;  // steps that write something new
+    std::vector<std::ptrdiff_t> changes;  // steps that write new contents
   };
   struct Sharing {
     TensorId from, to;
@@ -51,8 +52,8 @@ class Tensors {
 
   std::vector<Tensor> tensors_;
   std::vector<Sharing> sharings_;
-  std::vector<std::size_t> group_;   // of each tensor: the id of its first member
-  std::vector<Location> locations_;  // of each group
+  std::vector<std::size_t> group_;   // by tensor: the id of its group's first member
+  std::vector<Location> locations_;  // by group
 };
 
 }  // namespace sluice::models

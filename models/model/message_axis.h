@@ -11,10 +11,11 @@
 
 namespace sluice::models {
 
-// The ranks along an axis of the mesh, as a communicator has them. Thread rule: one thread.
+// AxisRanks over a communicator. Thread rule: one thread.
 class MessageAxis : public AxisRanks {
  public:
-  // ranks: outlive this. trace: gets waits; or null. meanwhile: is called from time to time during them.
+  // `ranks` outlives this. `trace`, if not null, gets waits. `meanwhile`, if not null, is called from time to
+  // time during them.
   explicit MessageAxis(comm::Communicator& ranks, Trace* trace = nullptr,
                        std::function<void()> meanwhile = {});
   void all_reduce(const std::string& name, std::span<float> values,

@@ -11,11 +11,11 @@
 
 namespace sluice::models {
 
-// Neighbours that are other ranks.
+// Neighbours that are other ranks, over a communicator.
 class MessageNeighbours : public Neighbours {
  public:
-  // sections: the ranks of the pipeline, in its order; outlives this. trace: gets messages and waits; or
-  // null. meanwhile: is called from time to time while a message is awaited.
+  // `sections` has the ranks of the pipeline, in its order, and outlives this. `trace`, if not null, gets
+  // messages and waits. `meanwhile`, if not null, is called from time to time during waits.
   explicit MessageNeighbours(comm::Communicator& sections, Trace* trace = nullptr,
                              std::function<void()> meanwhile = {});
   void begin(const engine::Action& message, std::span<std::byte> bytes) override;

@@ -8,10 +8,10 @@
 
 namespace sluice::models {
 
-// A pass of all micro-batches of a group through one unit, and what is held meanwhile.
+// A pass of all micro-batches of a group through one unit, and the units that it accesses.
 struct Pass {
-  // kAdd: of a copied embedding, whose gradient is complete at the end of a step, when the first section gets
-  // no more from this one. kWeights: where backward is split.
+  // kAdd: completes the gradient of a copied embedding at the end of a step, when this section sends nothing
+  // more to the first one. kWeights: only where backward is split.
   enum class Kind : std::uint8_t { kForward, kHead, kBackward, kWeights, kAdd };
   Kind kind = Kind::kForward;
   engine::UnitId unit = 0;
@@ -20,44 +20,45 @@ struct Pass {
 };
 
 struct Model::Impl {
-  // section: the units of its chunks; without them the units are all of the model.
+  // section: the units of its chunks; empty: all units of the model.
   Impl(const Shape& model_shape, const std::string& recompute_names,
        const std::vector<engine::UnitRange>& section = {});
 
   Shape shape;
   std::string recompute;
   Architecture architecture;
-  // The same of layers that are not cut: which choices of recomputation there are does not depend on the
+  // The same architecture with layers that are not cut: the choices of recomputation must not depend on the
   // rank.
   Architecture whole;
-  std::vector<engine::UnitSpec> units;                          // embedding, blocks, head; or some of them
-  std::vector<std::vector<engine::ParameterId>> parameter_ids;  // by unit and the slots of its graph
+  std::vector<engine::UnitSpec> units;  // embedding, blocks, head; or a section's part of them
+  std::vector<std::vector<engine::ParameterId>> parameter_ids;  // by unit and slot of its graph
 
   const Graph& graph(engine::UnitId unit) const { return *graphs_[unit]; }
-  // The index of the unit's first op among those of all units of the model, in their order.
+  // Returns the index of the unit's first op among those of all units of the model, in their order.
   std::uint64_t first_op(engine::UnitId unit) const { return first_ops_[unit]; }
   engine::UnitId last() const { return static_cast<engine::UnitId>(units.size() - 1); }
-  bool has_embedding() const { return has_embedding_; }  // and looks up in it; false: it has at most a copy
-  bool has_head() const { return has_head_; }            // as its last unit
-  // The first unit that is computed: all but a copied embedding are.
+  // With the lookup of tokens; false: it has at most a copy of the table.
+  bool has_embedding() const { return has_embedding_; }
+  bool has_head() const { return has_head_; }  // as its last unit
+  // The first unit with computation; only a copied embedding has none.
   engine::UnitId first() const { return !has_embedding_ && has_copy() ? 1 : 0; }
-  // What is computed of the units, in chunks that other sections' chunks stand between; one for the whole.
+  // The units with computation, by chunk of the section; one chunk for a whole model.
   const std::vector<engine::UnitRange>& chunks() const { return chunks_; }
   std::size_t chunk_of(engine::UnitId unit) const;
 
-  // The unit's choices, in the order of its ActivationChoices.
+  // Returns the unit's choices, in the order of its ActivationChoices.
   std::vector<Choice> choices(engine::UnitId unit) const;
-  // What ranks write of gradients: Profile::written.
+  // The elements of gradients that each rank writes: Profile::written.
   std::vector<std::vector<engine::WrittenElements>> written() const;
-  // The passes of one group in the vertical order; the profile's schedule is their accesses. splits_backward:
-  // those that can have the gradients of weights in passes of their own, behind all others.
+  // Returns the passes of one group, unit by unit; the profile's schedule is their accesses. splits_backward:
+  // gradients of weights that can have passes of their own have them, behind all other passes.
   std::vector<Pass> passes(bool splits_backward) const;
 
  private:
   void add_unit(const std::string& name, const std::string& prefix, const Graph& graph, bool is_here);
   bool has_copy() const { return has_head_ && !has_embedding_ && shape.config.tied_head; }
   engine::ParameterId id_of(const std::string& name) const;  // of a parameter of the units so far
-  // The graph of another architecture that stands where this one stands.
+  // Returns the graph of another architecture at the place of this one.
   const Graph& same_in(const Architecture& other, const Graph& graph) const;
   void check_recompute() const;
   void check_borders() const;

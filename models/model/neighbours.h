@@ -6,19 +6,19 @@
 
 namespace sluice::models {
 
-// How a section of a pipeline gets inputs and gradients from the sections beside it, and gives them its own.
-// Messages of a kind and chunk come in the order of items. Thread rule: one thread.
+// A pipeline section's messages with its neighbour sections: activations and gradients. Messages of one kind
+// and chunk come in the order of items. Thread rule: one thread.
 class Neighbours {
  public:
   virtual ~Neighbours() = default;
-  // Begins a receive into these bytes, or a send from them. They stay valid, and are not touched, until
-  // await() has returned for the same action.
+  // Begins to receive into these bytes, or to send them. They stay valid and untouched until await() has
+  // returned for the same action.
   virtual void begin(const engine::Action& message, std::span<std::byte> bytes) = 0;
-  // Waits for what was begun. Throws what kept it from coming.
+  // Waits for the message that was begun. Throws the error that prevented it.
   virtual void await(const engine::Action& message) = 0;
 };
 
-// Which section of a pipeline is run. Without sections beside it, it is the whole model.
+// The section of a pipeline that is run; by default the whole model.
 struct Place {
   engine::Pipeline pipeline;
   int section = 0;

@@ -18,7 +18,7 @@ struct AttentionSizes {
   std::size_t heads() const;  // of queries, of all these pieces
 };
 
-// The heads of a piece, and where the piece begins in the arrays.
+// The heads of a piece, and the offsets of the piece in the arrays.
 struct AttentionPiece {
   HeadPiece of;
   std::size_t head_width = 0, packed = 0, output = 0, log_sums = 0;
@@ -28,20 +28,20 @@ struct AttentionPiece {
 };
 std::vector<AttentionPiece> placed_pieces(const AttentionSizes& sizes);
 
-// The log-sums that attention keeps, which are its second output.
+// Declares the log-sums that attention keeps for backward, its second output.
 Value attention_log_sums(std::string name, const AttentionSizes& sizes);
 
-// Causal self-attention over packed rows of queries, keys and values. Each piece has its rows in an array of
-// its own, of which one follows the other, and so have the outputs.
+// Causal self-attention over packed rows of queries, keys and values. Each piece has rows in an array of its
+// own, one array after the other, and likewise outputs.
 std::unique_ptr<Op> make_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                                    const AttentionSizes& sizes);
-// The same where sequences are cut: the ranks gather keys and values before their queries see them, and add
-// up the gradients of these (Llama 3, Dubey et al. 2024, section 3.3.2).
+// The same where ranks share sequences: they all-gather keys and values before attention, and sum the
+// gradients of these over ranks (Llama 3, Dubey et al. 2024, section 3.3.2).
 std::unique_ptr<Op> make_sequence_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                                             const AttentionSizes& sizes);
 OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                       const AttentionSizes& sizes);
-// Without a context: for sizes of workspaces.
+// For sizes of workspaces, without a context.
 kernels::AttentionShape attention_shape(const AttentionSizes& sizes, const AttentionPiece& piece);
 kernels::AttentionShape attention_shape(const OpContext& context, const AttentionSizes& sizes,
                                         const AttentionPiece& piece);

@@ -14,7 +14,7 @@ struct EmbeddingShape {
   Dtype type = Dtype::kF32;
   ParameterUse table;
   std::optional<ParameterUse> positions;
-  TensorCut cut = {};  // all ranks of which compute alike
+  TensorCut cut = {};  // all ranks compute the same
 };
 
 // y[r] = table[token r] (+ positions[r % length]).

@@ -15,16 +15,16 @@ struct LinearWeight {
   std::size_t width = 0;            // columns
 };
 
-// Some columns of a weight, and where their product goes in the output.
+// Columns of a weight, and the place of their product in the output.
 struct LinearPart {
   std::size_t weight = 0;  // an index into LinearShape::weights
   Range columns;
-  std::size_t offset = 0;  // elements from the start of the output to the product's first row
+  std::size_t offset = 0;  // elements from the start of the output to the product's first element
   std::size_t stride = 0;  // elements from row to row
-  std::size_t piece = 0;   // of the rank's own
+  std::size_t piece = 0;   // index among the rank's pieces
 };
 
-// Columns of an output that rotary positions turn.
+// Columns of an output that are rotated by RoPE.
 struct Turned {
   Rotary rotary;
   std::size_t offset = 0;  // elements from the start of the output
@@ -38,26 +38,26 @@ struct LinearShape {
   std::vector<LinearWeight> weights = {};
   std::vector<LinearPart> parts = {};  // by piece
   std::vector<Turned> turned = {};
-  std::vector<RowPart> row_parts = {};  // of turned rows
+  std::vector<RowPart> row_parts = {};  // of rotated rows
 };
 
-// y = x W + b, for one weight or several that share their input (query, key and value; gate and up). Where
-// the columns are cut, the output has those of this rank's pieces, each piece in an array of its own, and the
+// y = x W + b, for one weight or several with a common input (query, key and value; gate and up). Where
+// columns are cut, the output has those of this rank's pieces, each piece in an array of its own, and the
 // gradient of x is the sum over all pieces.
 std::unique_ptr<Op> make_linear(std::string name, ValueId x, ValueId y, const LinearShape& shape);
 
 struct RowLinearShape {
-  std::size_t rows = 0, in = 0, out = 0;  // in: of the whole weight
+  std::size_t rows = 0, in = 0, out = 0;  // `in` is that of the whole weight
   bool transposed = false;
   Dtype type = Dtype::kF32;
   TensorCut cut = {};
-  std::vector<Range> inputs = {};  // by own piece: the rows of W that it is multiplied by
+  std::vector<Range> inputs = {};  // by own piece: its rows of W
   std::size_t weight = 0;          // slot
   std::optional<std::size_t> bias = {};
 };
 
-// y = x W + b, where x has this rank's pieces of the columns, each in an array of its own: the sum over all
-// pieces.
+// y = x W + b, where x has this rank's pieces of the columns, each in an array of its own. y is the sum over
+// all pieces.
 std::unique_ptr<Op> make_row_linear(std::string name, ValueId x, ValueId y, const RowLinearShape& shape);
 
 }  // namespace sluice::models

@@ -11,19 +11,19 @@ struct LossShape {
   TensorCut cut = {};   // of the vocabulary
 };
 
-// The rows whose logits exist at a time, a tile, follow from shapes alone. Every tile reads the head's weight
-// and adds to its gradient, so that it has enough rows for its products to outweigh that, while its logits
-// take at most half of what the gradient takes (or fit kLogitsBytes, where that is more).
+// Logits are computed in tiles of rows, whose size follows from shapes alone. Every tile reads the head's
+// weight and accumulates into its gradient. So a tile has enough rows for its products to outweigh that
+// traffic, while its logits take at most half of the gradient's memory (or kLogitsBytes, if that is more).
 inline constexpr std::size_t kLogitRows = 512;
 inline constexpr std::size_t kLogitsBytes = std::size_t{32} << 20;
 std::size_t logit_rows(const LossShape& shape);
 
-// Logits, cross-entropy and their gradients, tile by tile: logits of the whole micro-batch never exist.
-// Backward computes the loss as well, so that training needs no forward pass of it; forward computes the loss
-// alone (or, where the execution asks for them, the logits of one row).
+// Logits, cross-entropy and their gradients, tile by tile: the logits of a whole micro-batch never exist at
+// once. Backward computes the loss as well, so that training needs no forward pass of it. Forward computes
+// the loss alone, or the logits of one row where the execution asks for them.
 std::unique_ptr<Op> make_loss(std::string name, ValueId x, const LossShape& shape);
-// The same where the vocabulary is cut: each rank has the logits of its pieces, and all learn of each row
-// what the loss needs (Megatron-LM's vocabulary-parallel cross-entropy).
+// The same where the vocabulary is cut: each rank computes the logits of its pieces, and all ranks exchange
+// each row's statistics (Megatron-LM's vocabulary-parallel cross-entropy).
 std::unique_ptr<Op> make_cut_loss(std::string name, ValueId x, const LossShape& shape);
 
 }  // namespace sluice::models

@@ -12,10 +12,10 @@ struct NormShape {
   Dtype type = Dtype::kF32;
   std::size_t gamma = 0;            // slot
   std::optional<std::size_t> beta;  // slot; with it LayerNorm, without it RMSNorm
-  TensorCut cut = {};               // all ranks of which compute alike
+  TensorCut cut = {};               // all ranks compute the same
 };
 
-// The statistics that a norm keeps, which are its second output.
+// Declares the statistics that a norm keeps for backward, its second output.
 Value norm_statistics(std::string name, const NormShape& shape);
 std::unique_ptr<Op> make_norm(std::string name, ValueId x, ValueId y, ValueId statistics,
                               const NormShape& shape);

@@ -9,14 +9,15 @@
 
 namespace sluice::models {
 
-// Adds what the pieces of a cut dimension contribute to an array of f32, pairwise over all pieces.
+// Adds the contributions of the pieces of a cut dimension to an f32 array, pairwise over all pieces.
 class PieceSums {
  public:
   PieceSums(const TensorCut& cut, std::size_t elements);
 
   std::size_t bytes() const;  // of its buffers
-  // Computes each own piece's part into an array, adds them, and those of the other ranks. Returns the sum,
-  // which is in the buffers. name: what the other ranks are asked for. beside: called while they send theirs.
+  // Calls compute for each of this rank's pieces, and adds the results, and those of other ranks. Returns the
+  // sum, which is in `buffers`. `name` is for errors; `beside` is called while the other ranks' messages are
+  // in flight.
   using Compute = std::function<void(std::size_t piece, Array into)>;
   Array add(const OpContext& context, void* buffers, const std::string& name, const Compute& compute,
             const std::function<void()>& beside = {}) const;
@@ -25,7 +26,7 @@ class PieceSums {
   std::size_t buffer_elements() const;
 
   TensorCut cut_;
-  std::size_t elements_, most_ = 1;  // buffers
+  std::size_t elements_, most_ = 1;  // the number of buffers
 };
 
 }  // namespace sluice::models

@@ -9,14 +9,14 @@
 
 namespace sluice::models {
 
-// Rotary embedding of the queries and keys in packed rows: heads of queries, then heads of keys, then what is
-// not turned.
+// Rotary embedding of the queries and keys in packed rows: heads of queries, then heads of keys, then columns
+// that are not rotated.
 struct Rotary {
   std::size_t heads = 0, head_width = 0, stride = 0;  // heads: of queries and keys together
   std::vector<double> frequencies;
 };
 
-// first_position: that of each sequence's first token.
+// first_position: the position of each sequence's first token.
 void turn(Threads& threads, const Rotary& rotary, std::span<const RowPart> rows, std::size_t first_position,
           bool inverse, Array packed);
 

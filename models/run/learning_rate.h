@@ -4,19 +4,19 @@
 
 namespace sluice::models {
 
-// The learning rate of each step. It rises in a line over the first `warmup` steps and reaches its peak with
-// the last of them; from the step after (at the peak) to step `steps` it stays ("constant"), or falls to
-// final_share of the peak along a cosine or a line.
+// The learning rate by step. It rises linearly over the first `warmup` steps and reaches its peak with the
+// last of them. From then to step `steps` it stays constant, or falls to final_share of the peak, linearly or
+// along a cosine.
 struct LearningRate {
   double peak = 0;
   std::uint64_t warmup = 0, steps = 1;
   double final_share = 0;
   enum class Shape : std::uint8_t { kConstant, kCosine, kLinear } shape = Shape::kConstant;
 
-  double at(std::uint64_t step) const;  // step: from 1 on
+  double at(std::uint64_t step) const;  // step counts from 1
 };
 
-// "constant", "cosine", "linear"; Error(kInvalidArgument) otherwise.
+// Parses "constant", "cosine" or "linear". Throws Error(kInvalidArgument) otherwise.
 LearningRate::Shape schedule_shape(const std::string& name);
 
 }  // namespace sluice::models

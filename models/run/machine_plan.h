@@ -4,11 +4,11 @@
 
 namespace sluice::models {
 
-// Returns what plan_training() would return on another machine, which a file describes. Memory, threads and
-// disks that the settings leave open are the rank's share of the described ones, and so are rates. Folders of
-// settings.disk are names of its disks, of which any size may be asked. Data and outputs are not looked at.
-// PlanResult::not_known has what the description lacks. Throws what plan_training() does, and
-// Error(kInvalidArgument) for an unknown disk.
+// Plans as plan_training() would on another machine, which a file describes. Memory, threads, disks and rates
+// that the settings leave open are the rank's share of the described ones. The folders of settings.disk name
+// described disks, and any size of them may be requested. Data and outputs are ignored. PlanResult::not_known
+// lists what the description lacks. Throws as plan_training(), and Error(kInvalidArgument) for an unknown
+// disk.
 PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine& machine);
 
 }  // namespace sluice::models

@@ -11,39 +11,39 @@
 #include "models/run/trainer.h"
 #include "optim/optimizer.h"
 
-// `--mesh auto`: a run gets the simplest of the meshes whose plans have about the shortest step (decision
-// 66).
+// `--mesh auto`: chooses the simplest of the meshes whose plans have nearly the shortest step (decision 66).
 namespace sluice::models {
 
-// The meshes of so many ranks, the simplest first: those with fewer ranks along "tensor", then "sequence",
-// then "pipeline". On several hosts pipelines also come before data, as their ranks are then neighbours
-// otherwise.
+// Returns the meshes of `ranks` ranks, the simplest first: those with fewer ranks along "tensor", then
+// "sequence", then "pipeline". With several hosts there is also each mesh with the axis "pipeline" before
+// "data", where the neighbouring ranks, which may share a host, are those along "data".
 std::vector<comm::Mesh> meshes_of(int ranks, bool on_several_hosts);
 
-// What the plan of a run that has not begun follows from, beside its mesh. All of it outlives the plan.
+// The inputs of a plan, beside its mesh, before a run has begun. All of them outlive the plan.
 struct PlanBasis {
   const ModelConfig& config;
   const optim::Optimizer& optimizer;
   const kernels::MatrixLibrary& library;
   const PlanResult& known;  // rates, budget, recipe, and sizes of files
-  int cores;                // that the machine has
-  // Whether the budget counts what else is there. Else the tokens of a step are added, of which ranks of one
-  // mesh have more than those of another.
+  int cores;                // of the machine
+  // Whether the budget's base already counts the tokens of a step. If not they are added, since their number
+  // on a rank depends on the mesh.
   bool counts_tokens = true;
-  std::function<void()> report_work = {};  // if not null, is called before each plan, for which ranks wait
+  // Called before each plan if not null, since other ranks wait for it.
+  std::function<void()> report_work = {};
 };
 
-// Plans on settings.mesh. Nothing is left open in the settings. Returns nothing where no step is found that
-// is shorter than `longest`, or can be. Throws what plan_training() does.
+// Plans on settings.mesh. REQUIRES: the settings leave nothing open. Returns nothing where no step can be
+// found that is shorter than `longest`. Throws as plan_training().
 std::optional<PlanResult> plan_on_mesh(const PlanBasis& basis, const TrainSettings& settings,
                                        double longest = std::numeric_limits<double>::infinity());
 
-// Returns the mesh of settings.ranks.size ranks whose step is the shortest of those that fit; of steps within
-// a tenth of it, that of the simplest mesh. Throws Error(kBudget) where none fits, with the one that
-// lacks least, and Error(kInvalidArgument) where none is possible.
+// Returns, for settings.ranks.size ranks, the mesh with the shortest step among those that fit; of meshes
+// within a tenth of it, the simplest. Throws Error(kBudget) where none fits, with the mesh that lacks least,
+// and Error(kInvalidArgument) where none is possible.
 MeshChoice choose_mesh(const PlanBasis& basis, const TrainSettings& settings);
 
-// For people, and for programs.
+// Describe the choice for people, and for programs.
 std::string to_text(const MeshChoice& choice);
 Json to_json(const MeshChoice& choice);
 

@@ -15,18 +15,18 @@
 
 namespace sluice::models {
 
-// Sets the plan of this rank's section, within plan.budget, at plan.rates, and what is known of the others.
-// All ranks take rank 0's cut, and items of the size with which the step of all of them is predicted to be
-// shortest. A run that is only planned has all sections' plans made here, and gets that of the first. Returns
-// the section's model. Throws what make_plan() does, on all ranks alike, with the section that it is of.
-// Collective. longest: where a run is only planned, null is returned where no step is found that is shorter,
-// or can be.
+// Makes the plan of this rank's section, within plan.budget, with plan.rates, and records the other sections'
+// plans as far as known. All ranks use rank 0's cut, and the size of items with the shortest predicted step.
+// For a run that is only planned, all sections' plans are made here, and the result has the first one's.
+// Returns the section's model. Throws as make_plan(), on all ranks alike, with the section's number.
+// Collective. longest: for a run that is only planned, returns null where no step can be found that is
+// shorter.
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& settings, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                                     RunRanks& ranks,
                                     double longest = std::numeric_limits<double>::infinity());
 
-// For people, and for programs.
+// Describe the pipeline for people, and for programs.
 std::string to_text(const PipelinePlan& pipeline, const engine::Profile& profile);
 Json to_json(const PipelinePlan& pipeline);
 

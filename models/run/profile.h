@@ -14,17 +14,17 @@
 
 namespace sluice::models {
 
-// How the file of a report begins.
+// The first bytes of a report's file.
 inline constexpr std::string_view kProfileBeginning = "<!DOCTYPE html>\n<!-- sluice profile -->";
 
-// What is kept of a run for its report, in memory of a fixed size however long the run is.
+// Limits on what a run records for its report, so that memory does not grow with the run's length.
 inline constexpr std::size_t kProfileEvents = 20'000;  // of the trace
 inline constexpr std::size_t kProfileParts = 1024;     // of the ledger's timeline
-// The bytes of all that is kept, and of the report's text while it is written.
+// The bytes of all that is recorded, and of the report's text while it is written.
 inline constexpr std::uint64_t kProfileBytes = std::uint64_t{8} << 20;
 
-// The steps of a run: a row for each while there are few, later means of as many steps as it takes.
-// Thread rule: one thread at a time.
+// A time series of a run's steps: one row for each step at first; once there are too many, a row is the mean
+// of several steps. Thread rule: one thread at a time.
 class StepSeries {
  public:
   using Clock = std::chrono::steady_clock;
@@ -40,7 +40,7 @@ class StepSeries {
     std::uint64_t first, last, count;
     Clock::time_point begin, end;
     double loss, seconds, read_wait, write_wait, optimizer, disk_read, disk_written;  // sums
-    std::uint64_t resident, peak;                                                     // the greatest
+    std::uint64_t resident, peak;                                                     // maxima
     std::uint64_t skipped;
     std::optional<double> loss_scale;  // of the last step
   };
@@ -56,7 +56,7 @@ class StepSeries {
   std::deque<Window> windows_;
 };
 
-// What a ledger and a trace hold, as the JSON columns of docs/formats/profile.md.
+// Return the contents of a ledger and a trace as the JSON columns of docs/formats/profile.md.
 Json memory_columns(const allocator::Ledger& ledger, std::chrono::steady_clock::time_point origin);
 Json ledger_peaks(const allocator::Ledger& ledger);
 struct EventColumns {

@@ -3,22 +3,22 @@
 #include <string>
 #include <string_view>
 
-// Files that each rank of a run writes for itself.
+// Files that each rank of a run writes separately.
 namespace sluice::models {
 
-// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl"; none beside a pipe or a
-// device.
+// Returns a rank's file name beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl"; empty beside a pipe
+// or a device.
 std::string path_of_rank(const std::string& first, int rank);
-// The same. Makes the folder, which another host than rank 0's need not have, as far as it can.
+// The same. Also tries to create the folder, which another host than rank 0's may lack.
 std::string place_of_rank(const std::string& first, int rank);
 
-// Whether there is no such file, an empty one, or an earlier run's of its kind, which has this beginning.
+// Whether the file is absent, empty, or one of its kind from an earlier run, which has this beginning.
 bool may_be_replaced(const std::string& path, std::string_view beginning);
 
-// The files beside rank 0's of ranks that take no part now (`ranks` and higher), by rank.
+// Returns the files beside rank 0's of ranks that do not take part now (numbers `ranks` and higher), by rank.
 std::map<int, std::string> files_of_absent_ranks(const std::string& first, int ranks);
-// Removes those that may be replaced: an earlier run of more ranks left them, and they would be taken for a
-// part of this one.
+// Removes those that may be replaced: an earlier run with more ranks left them, and they would be mistaken
+// for a part of this one.
 void remove_files_of_absent_ranks(const std::string& first, int ranks, std::string_view beginning);
 
 }  // namespace sluice::models

@@ -12,30 +12,30 @@
 
 namespace sluice::models {
 
-// How a file of a trace begins.
+// The first bytes of a trace file.
 inline constexpr std::string_view kTraceBeginning = "{\"otherData\":{\"dropped_events\"";
 
-// Brings what the ranks of a run have traced into one file of rank 0, where each rank is a process, with
-// times of rank 0's clock. The ranks' clocks are compared when this is made, and again before the file is
-// written; what they are off by between is taken to change evenly. The file says in "otherData" which clock
-// it is, and of each rank what it was ahead by, and how uncertain that is. No other rank needs a file, unless
-// the run fails. Calls are collective, and wait. Thread rule: one thread at a time.
+// Merges the traces of all ranks into one file of rank 0, where each rank is a process, with times of rank
+// 0's clock. The ranks' clocks are compared at construction and again before the file is written; drift
+// between the two is taken to be linear. "otherData" has the clock's name, and each rank's offset and its
+// uncertainty. No other rank needs a file, unless the run fails. Calls are collective, and wait. Thread rule:
+// one thread at a time.
 class RankTraces {
  public:
-  // Does nothing where `path` is empty, which it is on all ranks or on none. Otherwise removes what ranks
-  // wrote after the failure of an earlier run, those that take no part now included. communicator: null for a
-  // run that trains alone; otherwise outlives this. place: where on the mesh this rank is, for the name of
-  // its process; or nothing. `clock` is that of the traces. Throws the first failure of the run.
+  // Does nothing where `path` is empty, which it is on all ranks or on none. Otherwise removes the files that
+  // ranks wrote after the failure of an earlier run, also those of ranks that do not take part now.
+  // communicator: null for a run of one rank; otherwise outlives this. place: this rank's place on the mesh,
+  // for the name of its process; may be empty. clock: the traces' clock. Throws the first failure of the run.
   RankTraces(comm::Communicator* communicator, std::string path, std::string place = "",
              std::function<std::int64_t()> clock = engine::steady_nanoseconds);
 
-  // Writes the file, or nothing. Text travels a small part at a time. Rank 0 throws Error(kIo) where the file
-  // cannot be written, and every rank the first failure of the run. REQUIRES: the trace is there if there is
-  // a path.
+  // Writes the file, if there is a path. Text is sent in small parts. Rank 0 throws Error(kIo) where the file
+  // cannot be written, and every rank the first failure of the run. REQUIRES: the trace is not null if there
+  // is a path.
   void save(const Trace* trace);
-  // Writes a file of this rank alone, after a failure, when ranks tell each other nothing more: rank 0 at the
-  // path, and others at path_of_rank(). Times are of rank 0's clock, as it was compared at the start, and
-  // begin alike in the files of all ranks. Not collective. Throws Error(kIo).
+  // Writes a file of this rank alone, after a failure, when ranks no longer communicate: rank 0 at the path,
+  // others at path_of_rank(). Times are of rank 0's clock, as compared at the start, with the same origin in
+  // all ranks' files. Not collective. Throws Error(kIo).
   void save_alone(const Trace* trace) const;
 
  private:
@@ -51,7 +51,7 @@ class RankTraces {
   comm::Communicator* communicator_;
   std::string path_, place_;
   std::function<std::int64_t()> clock_;
-  std::vector<engine::ClockReading> first_, last_;  // by rank; at the end as at the start, until then
+  std::vector<engine::ClockReading> first_, last_;  // by rank; until the end, last_ equals first_
 };
 
 }  // namespace sluice::models

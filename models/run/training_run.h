@@ -22,26 +22,25 @@
 
 namespace sluice::models {
 
-// The state of one run, from the moment its memory is taken.
-// Thread rule: one thread at a time.
+// One run, from the allocation of its memory on. Thread rule: one thread at a time.
 class TrainingRun {
  public:
-  // Takes all memory and disk space. All arguments outlive this.
+  // Allocates all memory and disk space. All arguments outlive this.
   TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& events);
   ~TrainingRun();
   TrainingRun(const TrainingRun&) = delete;
   TrainingRun& operator=(const TrainingRun&) = delete;
 
-  // Loads the values to begin with: first values or those of a Hugging Face folder, or those of a checkpoint.
-  // A run of one rank returns early where a stop is asked for; train() then does nothing.
+  // Load the initial values (random, or those of a Hugging Face folder), or those of a checkpoint. A run of
+  // one rank returns early where a stop is requested; train() then does nothing.
   void load_initial();
   void resume(const std::string& checkpoint);
 
   TrainResult train();
 
  private:
-  // The buffer that values are read through. A large one is faster, so it is the activations' memory where
-  // that is large, else `charged` bytes of its own.
+  // The buffer for reading values. Larger is faster, so it uses the activations' memory where that is large,
+  // else `charged` bytes of its own.
   struct LoadingMemory {
     allocator::Region own;
     std::span<std::byte> bytes;
@@ -67,7 +66,7 @@ class TrainingRun {
   void describe(StepReport& report);
   CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
   std::optional<double> evaluate_if_due();  // nothing where the run is to stop
-  Json judge() const;                       // what checkpoints are validated by
+  Json judge() const;                       // how checkpoints are validated
   void run_steps();
   void save();
   std::string last_checkpoint() const;
@@ -83,29 +82,30 @@ class TrainingRun {
   LossScale loss_scale_;
   Trace::Clock::time_point origin_ = Trace::Clock::now();
   StepSeries series_;
-  RankTraces traces_;  // before anything is traced
+  RankTraces traces_;  // constructed before anything is traced
   engine::Assembly<engine::ScheduledEngine> assembly_;
   engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
-  std::unique_ptr<MessageNeighbours> neighbours_;  // ends before the memory of its messages does
+  std::unique_ptr<MessageNeighbours> neighbours_;  // destroyed before the memory of its messages
   std::unique_ptr<MessageAxis> tensor_, sequence_;
-  engine::Waits waits_{assembly_.trace()};  // of the run, beside its engine's and those for messages
-  double waits_within_waits_ = 0;           // seconds that the engine has waited meanwhile
-  comm::Transport::Counters traffic_;       // with other ranks, until the last step
+  // Waits of the run itself, without its engine's and those for messages.
+  engine::Waits waits_{assembly_.trace()};
+  double waits_within_waits_ = 0;      // seconds of the engine's waits within them
+  comm::Transport::Counters traffic_;  // with other ranks, up to the last step
   std::optional<MetricsFile> metrics_;
   std::string run_id_;
   std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;
   bool in_step_ = false;
   std::string checkpoint_;  // the last one
   bool stop_ = false;       // whether this rank is asked to stop
-  bool stops_ = false;      // whether the ranks have agreed to stop
+  bool stops_ = false;      // the ranks have agreed to stop
   offload::RecordStore::Counters disk_counters_;
   engine::Engine::Counters engine_counters_;
   std::optional<double> last_loss_;
-  Json validation_ = nullptr;  // what a checkpoint of this step records of it
+  Json validation_ = nullptr;  // its record for a checkpoint of this step
 };
 
-// What a checkpoint records of a run.
+// A run's position, as a checkpoint records it.
 struct RunPosition {
   std::string run_id;
   std::uint64_t step = 0, skipped = 0, next_sample = 0;
@@ -113,20 +113,20 @@ struct RunPosition {
   Json validation = nullptr;  // validation_record(); null: not measured after this step
 };
 Json run_record(const Setup& setup, const RunPosition& position);
-// Reads the record in a checkpoint's manifest. Throws Error(kInvalidArgument) where its version is not this
-// program's, and what Manifest::parse() does.
+// Reads the run's record in a checkpoint's manifest. Throws as Manifest::parse(), and Error(kInvalidArgument)
+// for a record of another version.
 Json read_run_record(const std::string& checkpoint);
-// What a checkpoint records of what its model has learned from. Of another folder nothing is known.
+// The data on which a checkpoint's model was trained, as recorded; unknown for other folders.
 struct LearnedFrom {
   bool bytes = false;                   // its tokens were bytes
   std::optional<std::uint64_t> length;  // tokens of the longest sample
 };
-// Throws what Manifest::parse() does.
+// Throws as Manifest::parse().
 LearnedFrom learned_from(const std::string& folder);
-// What differs between two records, by name: "seed was 3 and is 4".
+// Returns the differences of two records, by name: "seed was 3 and is 4".
 std::vector<std::string> differences(const Json& recorded, const Json& now);
-// Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
-// of what may change the bits: another CPU, another number of threads, another hyperparameter.
+// Throws Error(kInvalidArgument), with all names, where settings differ that must not differ in a resumed
+// run. Warns of differences that may change the bits: another CPU, number of threads or hyperparameter.
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);
 
 }  // namespace sluice::models

@@ -19,41 +19,43 @@
 namespace sluice::models {
 
 inline constexpr std::size_t kTraceEvents = 100'000;
-std::size_t trace_events(const TrainSettings& settings);  // how many are kept for --trace and --profile
+std::size_t trace_events(const TrainSettings& settings);  // the number kept for --trace and --profile
 
-// Throws Error(kInvalidArgument) that names the setting where settings are invalid or contradict each other.
+// Throws Error(kInvalidArgument), with the setting's name, for invalid or contradictory settings.
 void check_settings(const TrainSettings& settings);
-// The part of it that depends on the mesh, and follows once that is chosen.
+// Makes the checks that depend on the mesh, once that is chosen.
 void check_mesh(const TrainSettings& settings);
 
-// How losses are scaled. Throws Error(kInvalidArgument) where settings are invalid or contradict each other.
+// Returns the loss scale. Throws Error(kInvalidArgument) for invalid or contradictory settings.
 LossScale loss_scale_of(const TrainSettings& settings);
 
-// How many checkpoints there can be at once: the newest and the best are kept while another one is written.
+// Returns the most checkpoints that exist at once: the newest and the best are kept while another one is
+// written.
 std::uint64_t most_checkpoints(const TrainSettings& settings);
 
-// Throws Error(kInvalidArgument) for --metrics, --trace and --profile that could not be written at the end of
-// the run, or would replace something else or an input of it. Leaves no file behind.
+// Throws Error(kInvalidArgument) where --metrics, --trace or --profile could not be written at the end of the
+// run, or would replace another file or an input. Leaves no file behind.
 void check_outputs(const TrainSettings& settings);
 
 std::size_t default_length(const ModelConfig& config);
 
-// Settles into how many pieces a reproducible run cuts layers: up to 4, as many as there are key/value heads,
-// and at any number of ranks the same.
+// Sets the number of pieces that a reproducible run cuts layers into: as many as there are key/value heads,
+// up to 4, for any number of ranks.
 void settle_grain(TrainSettings& settings, const ModelConfig& config);
 
-// Settle what the settings leave open: this rank's share of the memory that one process of the machine may
-// use, and of the machine's cores.
+// Return this rank's share of the memory that one process of the machine may use, and of the machine's cores,
+// for settings that leave them open.
 std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& settings);
 int share_of_cores(int cores, const TrainSettings& settings);
-// Counts in the rates what bytes from other ranks take of this one's cores, of which its machine has so many.
+// Adds to the rates the CPU time that receiving bytes from other ranks takes, on a machine with `cores`
+// cores.
 void count_transport(const TrainSettings& settings, int cores, engine::MachineRates& rates);
 
-// Everything that is known of a run before its memory is taken.
+// Everything that is known of a run before it allocates memory.
 struct Setup {
-  TrainSettings settings;  // nothing is left open but what plan.recipe says
+  TrainSettings settings;  // complete, except for what plan.recipe has
   ModelConfig config;
-  bool first_values = true;          // else the weights of a folder
+  bool first_values = true;          // false: weights of a folder
   std::uint64_t learned_length = 0;  // see LearnedFrom
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<engine::Tools> tools;
@@ -61,7 +63,8 @@ struct Setup {
   std::unique_ptr<engine::Layout> layout;  // of the model
   std::unique_ptr<TrainingData> data;
   PlanResult plan;
-  // Where the model is cut into sections, the one that this rank has. Null: it has the whole model.
+  // The section of the model that this rank has, where the model is cut into sections. Null: it has the whole
+  // model.
   std::unique_ptr<Model> section_model;
   std::unique_ptr<engine::Section> section;
   std::unique_ptr<engine::SectionOfFiles> files;
@@ -69,17 +72,16 @@ struct Setup {
 };
 Setup prepare(const TrainSettings& settings);
 
-// What checkpoints have besides of the folder that the model is from, as it is now: the files of its
-// tokenizer and for generation, as transformers names them. A preset has none.
+// Returns the files that checkpoints copy from the model's folder, as they are now: those of the tokenizer
+// and for generation, by transformers' names. A preset has none.
 std::vector<engine::OwnFile> copied_files(const std::string& model);
 
-// The steps of prepare(). This one sets the recipe.
+// The steps of prepare(). choose_recipe() sets the recipe.
 void choose_recipe(PlanResult& plan, const TrainSettings& settings, const Model& model);
-// Sets the sizes of checkpoints and of what is written about the run.
+// Sets the sizes of checkpoints and of the files that report on the run.
 void add_file_sizes(PlanResult& plan, const TrainSettings& settings, const Model& model,
                     const optim::Optimizer& optimizer);
-// Sets what the plan is asked for, and the plan itself, within plan.budget, at plan.rates. cores: how many
-// the machine has.
+// Makes the plan's request, and the plan itself, within plan.budget, with plan.rates. cores: of the machine.
 void fit(PlanResult& plan, const TrainSettings& settings, const optim::Optimizer& optimizer, int cores);
 void set_request(PlanResult& plan, const TrainSettings& settings);
 

@@ -13,13 +13,13 @@ namespace sluice::models {
 struct GenerateSettings {
   std::string checkpoint;  // a checkpoint, an output folder (its newest one), or a Hugging Face folder
   bool best = false;       // of an output folder the best checkpoint by validation
-  std::string prompt;      // text; token ids where the model's tokens are not bytes
-  std::optional<std::string> prompt_tokens;  // token ids, whatever the model's tokens are; then no prompt
+  std::string prompt;      // text; token ids for a model whose tokens are not bytes
+  std::optional<std::string> prompt_tokens;  // token ids for any model, instead of a prompt
   std::uint64_t tokens = 200;
-  // The most tokens that the next one follows from; by default as many as the model has learned from at once,
-  // or its context, up to 1024, where that is not known.
+  // The most preceding tokens that the next one depends on; by default as many as the longest sample in
+  // training, or, where that is unknown, the model's context up to 1024.
   std::optional<std::uint64_t> window;
-  double temperature = 0.8;  // 0: the likeliest token
+  double temperature = 0.8;  // 0: always the likeliest token
   std::uint64_t top_k = 0;   // 0: all
   double top_p = 1;
   std::uint64_t seed = 1;
@@ -33,7 +33,7 @@ struct GenerateEvents {
   std::function<void(std::int32_t token)> token;
 };
 
-// Samples settings.tokens tokens after the prompt, within the memory that is stated. Throws Error.
+// Samples settings.tokens tokens after the prompt, within the stated memory. Throws Error.
 void generate(const GenerateSettings& settings, const GenerateEvents& events);
 
 struct Sampling {
@@ -41,7 +41,8 @@ struct Sampling {
   std::uint64_t top_k = 0;
   double top_p = 1;
 };
-// Returns the token into whose part of the distribution `uniform` (in [0, 1)) falls, ties in their order.
+// Returns the token whose part of the cumulative distribution contains `uniform` (in [0, 1)), with ties in
+// their order.
 std::int32_t sample_token(std::span<const float> logits, const Sampling& sampling, double uniform);
 
 }  // namespace sluice::models
