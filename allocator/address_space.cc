@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/system.h"
 
-// These are values of the kernel's interface, for C libraries that are older than it.
+// Values of the kernel's interface, for older C libraries.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 constexpr std::size_t kSmallPage = 4096;
-// To populate so much takes far longer than a thread takes to begin.
+// Populating this much takes far longer than starting a thread.
 constexpr std::size_t kWorthAThread = std::size_t{128} << 20;
 
 void unmap(std::byte* data, std::size_t bytes) {
@@ -73,10 +73,10 @@ void populate_by_this_thread(std::byte* data, std::size_t bytes, std::string_vie
   }
 }
 
-// The kernel clears pages in the thread that asks for them, so several threads have it done sooner.
+// The kernel clears pages in the calling thread, so several threads populate faster.
 void populate(std::byte* data, std::size_t bytes, std::string_view what) {
-  // Where a container's limit is passed, the kernel ends the process instead of returning an error. So what
-  // is available is compared first.
+  // Beyond a container's limit the kernel kills the process instead of returning an error. So the available
+  // memory is checked first.
   if (const std::size_t available = available_memory_bytes(); bytes > available)
     fail_for_memory(bytes, what, fmt::format("{} are available", format_size(available)));
   const std::size_t threads =
@@ -85,7 +85,7 @@ void populate(std::byte* data, std::size_t bytes, std::string_view what) {
   std::vector<std::future<void>> others;
   for (std::size_t begin = each; begin < bytes; begin += each)
     others.push_back(
-        std::async(std::launch::async | std::launch::deferred,  // deferred: no thread is to be had
+        std::async(std::launch::async | std::launch::deferred,  // deferred: no thread can be started
                    populate_by_this_thread, data + begin, std::min(each, bytes - begin), what));
   populate_by_this_thread(data, std::min(each, bytes), what);
   for (std::future<void>& other : others) other.get();
@@ -110,7 +110,7 @@ bool move_range(std::byte* from, std::byte* to, std::size_t bytes, Mremap mremap
        format_size(bytes), errno_text(error));
 }
 
-// Kernels that refuse to move a range of several mappings have unmapped the target before they fail.
+// A kernel that refuses to move a range of several mappings has already unmapped the target.
 void reserve_target_again(std::byte* to, std::size_t bytes) {
   void* mapped = ::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
   ensure(mapped == to, "the addresses at {} were lost to another mapping: {}", static_cast<void*>(to),
@@ -162,7 +162,8 @@ void give_back_range(std::byte* data, std::size_t bytes) {
 
 void take_memory(std::byte* data, std::size_t bytes, std::string_view what) {
   map_memory(data, bytes, what);
-  // MADV_DONTFORK would leave a hole in a child, which others can fill before the child's fork handler runs.
+  // MADV_DONTFORK would leave a hole in a child, which other mappings could fill before the child's fork
+  // handler runs.
   advise(data, bytes, MADV_WIPEONFORK, true);
   advise(data, bytes, MADV_DONTDUMP, true);
   populate(data, bytes, what);
@@ -194,7 +195,7 @@ void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t e
              "pages that were moved cannot be moved back: {}", errno_text(errno));
     make_absent(to, done);
   }
-  // Some failures leave the target unmapped. Where it is still mapped, this call fails and changes nothing.
+  // Some failures leave the target unmapped. If it is still mapped, this call fails and changes nothing.
   (void)::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
   fail_to_move(bytes, error);
 }

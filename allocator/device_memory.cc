@@ -18,7 +18,8 @@ namespace {
 
 constexpr std::size_t kNone = SIZE_MAX;
 
-// Ends something. Where that fails, the device has had a fault, which the call that found it has reported.
+// Runs a cleanup and ignores errors: they mean that the device has had a fault, which an earlier call has
+// reported.
 template <class End>
 void quietly(End end) {
   try {
@@ -57,8 +58,8 @@ class Addresses {
   Addresses& operator=(const Addresses&) = delete;
   DeviceAddress get() const { return address_; }
   std::size_t bytes() const { return bytes_; }
-  // Does what unmaps memory there, at the end. Where that fails the addresses are never given back, since
-  // something is mapped there. is_told: whether the user was warned of such a failure already.
+  // Runs an unmapping at the end of life. If it fails, the addresses are never freed, since something is
+  // still mapped there. is_told: whether the user was warned of such a failure already.
   template <class Unmap>
   void unmap(bool& is_told, Unmap unmap) {
     try {
@@ -83,7 +84,7 @@ class Addresses {
   bool is_left_ = false;
 };
 
-// An extent at addresses of its own.
+// An extent mapped at addresses of its own.
 struct Mapped {
   Device& device;
   Extent extent;
@@ -101,7 +102,7 @@ struct Mapped {
   Mapped& operator=(const Mapped&) = delete;
 };
 
-// The places that streams have reached. Who gets the memory next waits for them.
+// Events of streams that have used some memory. Its next user waits for them.
 using Uses = std::shared_ptr<const std::vector<Device::SharedEvent>>;
 
 void wait_for(Device& device, CUstream_st* stream, const Uses& uses) {
@@ -153,15 +154,15 @@ struct DeviceHome::State {
   std::size_t size;
   DeviceFramePool::State& pool;
   Addresses addresses;
-  // By place in the home: the extent that is mapped there, or kNone; and how often each extent was mapped
-  // there and in use by another home when the place needed memory.
+  // By place in the home: the extent that is mapped there, or kNone; and how often each extent was wanted
+  // there while another home used it.
   std::vector<std::size_t> mapped;
-  std::vector<std::size_t> assigned;  // the extent that it is to have by place; empty where none are assigned
+  std::vector<std::size_t> assigned;  // by place: the assigned extent; empty without assignments
   std::vector<std::map<std::size_t, unsigned>> missed;
   std::size_t placed = 0;  // in extents
   Purpose purpose = Purpose::kParameter;
-  CUstream_st* user = nullptr;  // the stream that waits for earlier uses of the memory, while there is some
-  Uses last;                    // of what was queued with these addresses before the memory was taken away
+  CUstream_st* user = nullptr;  // the stream that has waited for earlier users of the memory; null: no memory
+  Uses last;                    // of work queued with these addresses before the memory was taken away
 
   State(DeviceFramePool::State& frames, std::string text, std::size_t bytes);
   ~State();
@@ -177,16 +178,16 @@ struct DeviceFramePool::State {
   Charge charge;
   struct Frame {
     Extent extent;
-    const DeviceHome::State* user;  // null: it is free
-    std::uint64_t freed;            // a count, so that the one that is free for longest is found
-    std::size_t mappings;           // at how many places it is mapped
+    const DeviceHome::State* user;  // null: the extent is free
+    std::uint64_t freed;            // a counter, by which the extent that was freed first is found
+    std::size_t mappings;           // the number of places at which it is mapped
     Uses last;
   };
   std::vector<Frame> frames;
   std::size_t free = 0;
   std::uint64_t taken_away = 0, maps = 0;
   std::function<void()> before_unmapping;
-  bool is_told_of_unmapping = false;  // after a fault of the GPU none can be, of any home
+  bool is_told_of_unmapping = false;  // after a fault of the GPU no home can be unmapped
 
   State(Ledger& account, Device& gpu, std::size_t bytes, std::size_t extents)
       : ledger(account),
@@ -275,10 +276,10 @@ void DeviceFramePool::before_unmapping(std::function<void()> wait) {
   state_->before_unmapping = std::move(wait);
 }
 
-// The frames for the first places of a home: those that it was assigned, or, without any, that are mapped
-// there. A place whose frame another home has gets another one, where it stays: the one that is mapped there
-// beside those assigned, then the one that it has missed least often, then the one that fewest places share,
-// then the one that is free for longest, of which the stream has least to wait for.
+// Chooses frames for the first places of a home. A place gets its assigned frame, or without assignments the
+// one mapped there. If another home has that, it gets a free one, and keeps it: first the one that is mapped
+// there although another is assigned, then the one wanted in vain least often, then the one mapped at the
+// fewest places, then the one that was freed first, for which the stream has least to wait.
 std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home, std::size_t count) {
   std::vector<std::size_t> chosen(count, kNone), others;
   std::vector<char> is_taken(frames.size());
@@ -309,7 +310,7 @@ std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home,
   return chosen;
 }
 
-// Puts the frames under the first places of the home.
+// Maps the frames at the first places of the home.
 void DeviceFramePool::State::map(DeviceHome::State& home, const std::vector<std::size_t>& chosen) {
   std::vector<std::size_t> places;
   std::vector<Device::Mapping> mappings;
@@ -330,7 +331,8 @@ void DeviceFramePool::State::map(DeviceHome::State& home, const std::vector<std:
   maps += places.size();
 }
 
-// Waits for all that uses what is mapped for the home. Returns whether anything is.
+// Waits for all work that uses the home's addresses. Returns false, without a wait, if nothing is mapped
+// there.
 bool DeviceFramePool::State::wait_until_unused(const DeviceHome::State& home) {
   if (std::ranges::all_of(home.mapped, [](std::size_t frame) { return frame == kNone; })) return false;
   synchronize(device, home.last);
@@ -370,7 +372,7 @@ bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose
   return true;
 }
 
-// The place that has been reached by the stream which was the first to use the memory.
+// Records an event on the stream that placed the memory.
 Uses DeviceFramePool::State::record(const DeviceHome::State& home) {
   std::vector<Device::SharedEvent> events;
   events.emplace_back(device.make_event(false));

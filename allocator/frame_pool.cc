@@ -32,7 +32,7 @@ Reservation reserve_frames(std::size_t bytes) {
 
 }  // namespace
 
-// A free extent lies at its own address in `parking` and always comes back to it, so that neighbours become
+// A free extent is parked at its own address in `parking` and always returns there, so that neighbours become
 // one mapping again.
 struct FramePool::State {
   Ledger& ledger;
@@ -40,7 +40,7 @@ struct FramePool::State {
   Charge charge;
   Reservation parking;
   ExtentMap map;
-  std::vector<ExtentRun> without_memory;  // taken in the map, so that they are not placed
+  std::vector<ExtentRun> without_memory;  // marked as used in the map, so that they are not placed
   std::size_t given_back = 0;             // the number of extents without memory
   pid_t owner = ::getpid();
 
@@ -99,7 +99,8 @@ void FramePool::State::place_runs(Home::State& home, const std::vector<ExtentRun
   }
 }
 
-// Takes away extents from the end until `keep` bytes are left. REQUIRES: keep is a multiple of extent_bytes.
+// Takes away extents from the home's end until `keep` bytes are left. REQUIRES: keep is a multiple of
+// extent_bytes.
 void FramePool::State::take_back(Home::State& home, std::size_t keep) {
   while (home.placed > keep) {
     ExtentRun& last = home.runs.back();
@@ -170,7 +171,7 @@ void FramePool::move(Home& from, Home& to) {
          "cannot move the frames of '{}': the target has no range, or another pool has them", from.name());
   Home::State &source = *from.state_, &target = *to.state_;
   state_->require_placeable(target, source.placed);
-  protect(from, Access::kNone);  // else addresses that pages have just left would read as zeros
+  protect(from, Access::kNone);  // otherwise addresses that pages have just left would read as zeros
   std::size_t at = 0;
   for (const ExtentRun run : source.runs) {
     const std::size_t bytes = state_->bytes_of(run);

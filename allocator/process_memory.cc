@@ -28,7 +28,7 @@ std::size_t status_bytes(const char* field) {
   return kib * kKiB;
 }
 
-// Of VmRSS, where the system tells it faster.
+// Returns VmRSS, from a file that is faster to read.
 std::size_t present_bytes() {
   const std::string statm = read_text_file("/proc/self/statm");
   unsigned long long all = 0, present = 0;
@@ -43,8 +43,8 @@ struct Mapping {
   std::size_t huge = 0;
 };
 
-// How many bytes of the mapping's huge pages lie in the range. Where it overlaps a part of the mapping, the
-// huge pages are taken to be spread evenly.
+// Returns how many bytes of the mapping's huge pages lie in the range. Where the range covers a part of the
+// mapping, huge pages are assumed to be spread evenly.
 double huge_within(const Mapping& mapping, std::uintptr_t begin, std::uintptr_t end) {
   if (mapping.end <= begin || mapping.begin >= end) return 0;
   const auto overlap = static_cast<double>(std::min(end, mapping.end) - std::max(begin, mapping.begin));
@@ -53,11 +53,11 @@ double huge_within(const Mapping& mapping, std::uintptr_t begin, std::uintptr_t 
 
 std::size_t less(std::size_t all, std::size_t others) { return all - std::min(all, others); }
 
-// What others have taken, and this process has mapped.
+// The memory of other ranks that this process has mapped.
 struct Others {
   std::mutex mutex;
   std::size_t now = 0, most = 0;
-  std::size_t peak = 0;  // of what is this process's own, when some of it was mapped
+  std::size_t peak = 0;  // of this process's own memory, when others' memory was mapped
   std::size_t resident() const { return less(present_bytes(), now); }
   std::size_t find_peak() const { return std::max({peak, resident(), less(status_bytes("VmHWM:"), most)}); }
 };

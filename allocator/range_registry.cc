@@ -19,8 +19,8 @@ struct Block {
 };
 constinit Block first_block;
 
-// Calls visit(range, begin). Other threads may give up the range meanwhile: what was read from it counts only
-// where its begin is still the same afterwards.
+// Calls visit(range, begin). Other threads may remove the range meanwhile: what was read from it is valid
+// only if its begin is still the same afterwards.
 template <class Visit>
 void for_each_range(Visit&& visit) {
   for (Block* block = &first_block; block != nullptr; block = block->next.load(std::memory_order_acquire))
@@ -29,8 +29,8 @@ void for_each_range(Visit&& visit) {
         visit(range, begin);
 }
 
-// A child inherits the addresses but not the pages (MADV_WIPEONFORK), so only mappings of the allocator are
-// replaced here.
+// A child inherits the addresses but not the pages (MADV_WIPEONFORK), so only the allocator's own mappings
+// are replaced here.
 void map_ranges_absent_in_child() {
   for_each_range([](RegisteredRange& range, std::uintptr_t begin) {
     (void)::mmap(reinterpret_cast<void*>(begin), range.end.load() - begin, PROT_NONE,

@@ -16,13 +16,13 @@
 namespace sluice::allocator {
 namespace {
 
-// The handler that was there before this one. It gets all faults that are not in the allocator's ranges.
+// The previously installed handler, which gets all faults outside of the allocator's ranges.
 std::atomic<const struct sigaction*> handler_before{nullptr};
-// The thread whose fault was passed on last. Another handler that reports a fault and raises the signal again
-// may have been put over this one; the two would call each other without end.
+// The thread whose fault was passed on last. Another handler may have been installed over this one that
+// reports a fault and raises the signal again; the two would call each other for ever.
 std::atomic<pid_t> passed_on_by{0};
 
-// A message that is made and written without functions that are forbidden in a signal handler.
+// Formats and writes a message with async-signal-safe functions only.
 class Message {
  public:
   void add(const char* text) {
@@ -44,7 +44,7 @@ class Message {
   std::size_t size_ = 0;
 };
 
-// `reason` says why the touch server could not bring the memory in; nullptr where there is no server.
+// `reason` says why the touch server could not bring the memory in; null without a server.
 void describe(const RegisteredRange& range, std::uintptr_t address, const char* reason, Message& message) {
   message.add("sluice: the memory of '");
   message.add(range.name);
@@ -76,7 +76,7 @@ void pass_on(int number, siginfo_t* info, void* context) {
     if (!wants_info && before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
       return before.sa_handler(number);
   }
-  ::signal(number, SIG_DFL);  // on return the fault happens again, and ends the process
+  ::signal(number, SIG_DFL);  // on return the instruction faults again, and ends the process
   if (raised) ::raise(number);
 }
 
@@ -88,7 +88,7 @@ bool is_write([[maybe_unused]] const void* context) {
 #endif
 }
 
-// Says whether the range's service brought the memory in. Where it refused, *reason is set.
+// Returns whether the range's service brought the memory in. If it refused, *reason is set.
 bool is_served(const RegisteredRange& range, std::uintptr_t address, bool write, const char** reason) {
   TouchService* service = range.service.load();
   if (service == nullptr || range.owner.load() != ::getpid() ||
@@ -127,7 +127,8 @@ void install_touch_reporter() {
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   ::sigemptyset(&action.sa_mask);
-  handler_before = new struct sigaction(now);  // never freed: a signal handler may be reading the one before
+  // Never freed: a signal handler may be reading the previous one.
+  handler_before = new struct sigaction(now);
   if (::sigaction(SIGSEGV, &action, nullptr) != 0)
     fail(ErrorCode::kIo, "cannot report touches of absent parameters: {}", errno_text(errno));
 }

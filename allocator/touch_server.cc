@@ -22,15 +22,15 @@ namespace {
 
 enum Stage : std::uint32_t { kFree, kFilling, kAsked, kServed, kRefused };
 
-// The request of one thread that waits.
+// The request of one faulting thread.
 struct Request {
   std::atomic<std::uint32_t> stage{kFree};
   TouchServer::Touch touch = {};
-  char reason[400] = {};  // why it was refused; a refused request is not used again, since the process ends
+  char reason[400] = {};  // why it was refused; such a request is never reused, since the process ends
 };
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
-// A bare system call, because a signal handler may not call the library's functions for waiting.
+// A direct system call, because the C library's waiting functions are not async-signal-safe.
 void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value) {
   (void)::syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }

@@ -10,9 +10,10 @@
 namespace sluice::comm {
 namespace {
 
-enum Stage : std::uint8_t { kBegin, kReduce, kGather, kMessages, kAsk };  // kMessages: the communicator's
+// kMessages: used by the communicator.
+enum Stage : std::uint8_t { kBegin, kReduce, kGather, kMessages, kAsk };
 
-// How many blocks for one rank are offered at a time.
+// The most blocks that are offered to one rank at a time.
 constexpr std::uint64_t kBlocksOffered = 16;
 
 std::uint64_t mix(std::uint64_t x) {  // splitmix64
@@ -26,8 +27,8 @@ std::uint64_t half_checksum(const std::vector<std::size_t>& numbers) {
   return checksum(std::as_bytes(std::span(numbers))) & 0xffffffff;
 }
 
-// The borders are in the lower half of the detail, and the order of sums in the upper one, which is zero
-// where nothing but the usual order is meant.
+// The lower half of `detail` has a checksum of the borders, the upper half one of the order of sums, or zero
+// for the default order.
 Call call_of(const Task& task, const Group& group) {
   std::uint64_t detail = half_checksum(task.borders);
   const SumOrder& order = task.order;
@@ -85,7 +86,7 @@ Collective::Collective(Transport& transport, std::shared_ptr<const Group> group,
       rank_(group_->rank()),
       ranks_(group_->size()),
       gathers_by_host_(!hosts_.all_on_one() && task_.kind != CallKind::kExchange),
-      // Shorter types are rounded once, when all is added.
+      // Hosts add only f32, since shorter types must be rounded once, after the whole sum.
       route_(is_sum() ? std::optional<SumRoute>(std::in_place, task_.order, hosts_,
                                                 task_.element == element_of(Dtype::kF32), rank_)
                       : std::nullopt),
@@ -161,8 +162,8 @@ void Collective::begin(Adder& adder) {
   if (is_sum() && ranks_ == 1) add_what_is_here(adder);
 }
 
-// A rank that waits for a third one is not late. So messages that it can begin only when all have begun are
-// not waited for earlier.
+// Messages that depend on all ranks' having begun are not posted earlier: otherwise a rank that waits for a
+// third one would seem late itself.
 void Collective::all_have_begun(Adder& adder) {
   if (!is_sum()) {
     if (gathers_by_host_) gather();
@@ -171,13 +172,13 @@ void Collective::all_have_begun(Adder& adder) {
   for (int owner = 0; owner < ranks_; ++owner)
     for (std::uint64_t i = 0; owner != rank_ && i < kBlocksOffered; ++i)
       route_->relays_for(owner) ? await_next_ask(owner) : send_next_block(owner);
-  // What a rank gets of another one's part here, it gets after that rank has all that this one had there. So
-  // what is to be sent from that place has left it.
+  // A part that arrives here overwrites this rank's summand of it. That is safe: the owner sends its part
+  // only after it has received all of this rank's summands.
   if (task_.kind == CallKind::kAllReduce) receive_parts();
   add_what_is_here(adder);
 }
 
-// Blocks of the own part of which others have nothing take no slot.
+// Blocks of the own part to which other ranks contribute nothing take no slot.
 void Collective::add_what_is_here(Adder& adder) {
   for (std::uint64_t index = 0; index < blocks(rank_); ++index)
     if (is_here(index))
@@ -209,7 +210,7 @@ void Collective::send_own_part() {
   }
 }
 
-// What has come from another host goes to the others of this one.
+// Forwards a part that has come from another host to the other ranks of this one.
 void Collective::pass_on(int owner) {
   if (!gathers_by_host_ || source(owner) != owner || hosts_.on_one(owner, rank_)) return;
   for (const int other : hosts_.with(rank_))
@@ -242,7 +243,7 @@ Run Collective::elements(int owner, std::uint64_t index) const {
   return {begin, begin + block(owner, index).size() / size};
 }
 
-// What a rank, or a relay, has of a block of the own part.
+// The runs of a block of the own part that a rank or a relay contributes.
 std::vector<Run> Collective::runs_of(int from, std::uint64_t index) const {
   const Run all = elements(rank_, index);
   if (task_.given == nullptr || route_->relays_to_own(from)) return {{0, all.size()}};
@@ -260,7 +261,7 @@ bool Collective::is_here(std::uint64_t index) const {
   });
 }
 
-// What this rank sends of a block.
+// The bytes that this rank sends for a block.
 std::span<std::byte> Collective::given_block(int owner, std::uint64_t index, std::size_t array) const {
   const std::span<std::byte> all = block(owner, index, array);
   if (task_.given == nullptr) return all;
@@ -273,7 +274,7 @@ std::span<std::byte> Collective::given_block(int owner, std::uint64_t index, std
   return all.first(task_.given->count(rank_, run) * size_of(task_.element));
 }
 
-// REQUIRES: the elements are f32, as all that is relayed.
+// REQUIRES: the elements are f32, as in everything that is relayed.
 void Collective::set_not_given(int owner, std::uint64_t index, std::size_t array) const {
   auto* const values = reinterpret_cast<float*>(block(owner, index, array).data());
   const Run all = elements(owner, index);
@@ -303,8 +304,8 @@ std::span<const SumRoute::Input> Collective::inputs_of(const Slot& slot) const {
   return slot.use == SlotUse::kOwn ? route_->own_inputs() : route_->host_inputs();
 }
 
-// Where the slot's block is, of each of its inputs: the rank's own ones in their place, the others in the
-// slot.
+// Returns the address of each input of the slot's block: this rank's own arrays in place, the other ranks' in
+// the slot.
 std::vector<std::byte*> Collective::arrays_of(const Slot& slot) const {
   std::vector<std::byte*> arrays;
   std::byte* memory = slot.memory;
@@ -370,7 +371,7 @@ bool Collective::end(Event event, Adder& adder) {
   return slot_has_ended;
 }
 
-// All inputs of its block have come. Returns whether the slot is free again.
+// Handles a slot into which all inputs have come. Returns whether the slot is free again.
 bool Collective::slot_is_full(Slot& slot, Adder& adder) {
   if (slot.use == SlotUse::kHost) {
     send_sums(slot, adder);
@@ -380,8 +381,8 @@ bool Collective::slot_is_full(Slot& slot, Adder& adder) {
   return true;
 }
 
-// A sum takes the place of its first array in the slot, or one behind all of them: this rank's own arrays
-// stay as they are. There is room, since the slot has some for the ranks of other hosts, too.
+// A partial sum overwrites its first array if that is in the slot; this rank's own arrays must stay, so then
+// it goes behind all arrays. There is room, since a slot also has space for the ranks of other hosts.
 void Collective::send_sums(Slot& slot, Adder& adder) {
   const auto inputs = route_->host_inputs();
   for (std::size_t array = 0; task_.given != nullptr && array < task_.arrays.size(); ++array)
@@ -406,7 +407,7 @@ void Collective::send_sums(Slot& slot, Adder& adder) {
   }
 }
 
-// A block of the own part, of which all has come.
+// Adds a block of the own part, of which all inputs have come.
 void Collective::add_up(const Slot& slot, Adder& adder) {
   const std::size_t size = size_of(task_.element);
   const std::vector<std::byte*> arrays = arrays_of(slot);

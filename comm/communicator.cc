@@ -20,7 +20,7 @@
 namespace sluice::comm {
 namespace {
 
-constexpr std::uint8_t kMessageStage = 3;  // follows those of collective calls
+constexpr std::uint8_t kMessageStage = 3;  // after the stages of collective calls
 
 std::vector<std::size_t> equal_borders(std::size_t count, int ranks) {
   std::vector<std::size_t> borders{0};
@@ -57,8 +57,8 @@ std::byte* bytes_of(std::span<Value> values) {
 }  // namespace
 
 struct Communicator::State {
-  // What the communicator's thread is told: a new collective call, the end of a message of one, or that of
-  // another transfer.
+  // An event for the communicator's thread: a new collective call, the end of one of its messages, or the end
+  // of another transfer.
   struct News {
     std::unique_ptr<Collective> begun{};
     Event event{};
@@ -86,15 +86,15 @@ struct Communicator::State {
 
   std::mutex mutex;
   std::condition_variable has_news;
-  std::vector<News> news;                                 // under the mutex
-  std::unordered_map<std::uint64_t, std::uint64_t> uses;  // of ids of collective calls; under the mutex
+  std::vector<News> news;                                 // guarded by the mutex
+  std::unordered_map<std::uint64_t, std::uint64_t> uses;  // by id of a collective call; guarded by the mutex
   std::map<std::array<std::uint64_t, 2>, std::uint64_t>
-      message_uses;                                         // of ids and directions; under the mutex
-  std::unordered_map<std::uint64_t, std::string> messages;  // names by tag; under the mutex
-  // The collective calls under way. The communicator's thread changes it under the mutex.
+      message_uses;                                         // by id and direction; guarded by the mutex
+  std::unordered_map<std::uint64_t, std::string> messages;  // names by tag; guarded by the mutex
+  // The collective calls in flight. Only the communicator's thread changes it, under the mutex.
   std::unordered_map<const Collective*, std::unique_ptr<Collective>> calls;
 
-  // The communicator's thread.
+  // Only for the communicator's thread.
   allocator::Region buffers;
   const int rank;
   Slots slots;
@@ -142,7 +142,7 @@ std::exception_ptr Communicator::State::error_of_end() const {
       Error(ErrorCode::kState, fmt::format("rank {} has ended its part in this", rank)));
 }
 
-// A `done` of the communicator's end may begin what can no longer be.
+// A `done` that runs while the communicator is being destroyed may make a call; it is refused.
 bool Communicator::State::refuses(Done& done) {
   if (transport != nullptr) return false;
   tell({.event = {.error = error_of_end()}, .done = std::move(done)});
@@ -228,7 +228,7 @@ void Communicator::State::end_if_done(Collective& call) {
   if (ended->task().done) ended->task().done(ended->take_error());
 }
 
-// Ends the transport, which ends all messages, and hears of their ends.
+// Ends the transport, and so all messages, and handles their ends.
 void Communicator::State::stop() {
   for (const auto& [call, owned] : calls) owned->abort(error_of_end());
   slots.stop();
@@ -380,7 +380,7 @@ void Communicator::broadcast(std::uint64_t id, const std::string& name, std::spa
          .done = std::move(done)});
 }
 
-// The ranks tell each other how long their strings are, and then gather them.
+// The ranks exchange the lengths of their strings, and then gather the strings.
 std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::string& name,
                                                 const std::string& own,
                                                 const std::function<void()>& meanwhile) {

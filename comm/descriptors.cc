@@ -19,13 +19,15 @@
 namespace sluice::comm {
 namespace {
 
-constexpr std::chrono::seconds kLongest(30);  // until all have come: each rank has sent its own before
+// For the descriptors to come; each rank sends its own before it waits.
+constexpr std::chrono::seconds kLongest(30);
 
 [[noreturn]] void fail_descriptors(const char* what) {
   fail(ErrorCode::kIo, "{}: {}", what, errno_text(errno));
 }
 
-// Anybody may send something to a socket: what another rank sends begins with what that one has told.
+// Any process may send to a socket, so a message begins with the secret that its sender has told by the
+// communicator.
 struct Message {
   std::uint64_t secret = 0;
   int rank = 0;
@@ -36,7 +38,7 @@ class Socket {
   Socket() : socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    // Without a name it gets one that no other socket has.
+    // Binding without a name gives the socket a unique abstract one.
     if (socket_.get() < 0 ||
         ::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address.sun_family) != 0)
       fail_descriptors("socket");
@@ -51,7 +53,7 @@ class Socket {
     return {reinterpret_cast<const char*>(&address), length};
   }
 
-  // False: the other one has no room for it now.
+  // Returns false where the receiver has no room now.
   bool send(const std::string& to, const Message& message, int descriptor) const {
     Parts parts(message);
     msghdr header = parts.header();
@@ -66,11 +68,11 @@ class Socket {
     if (errno != EAGAIN && errno != EINTR) fail_descriptors("sendmsg");
     return false;
   }
-  // Nothing: none has come for a second. What is no message has the rank -1.
+  // Returns nothing after a second without a message. An invalid message has the rank -1.
   std::optional<std::pair<Message, Descriptor>> receive() const {
     Parts parts({});
     msghdr header = parts.header();
-    header.msg_controllen = CMSG_LEN(sizeof(int));  // no room for a second one
+    header.msg_controllen = CMSG_LEN(sizeof(int));  // no room for a second descriptor
     const ssize_t bytes = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC);
     if (bytes < 0 && errno != EAGAIN && errno != EINTR) fail_descriptors("recvmsg");
     if (bytes < 0) return std::nullopt;
@@ -105,7 +107,7 @@ class Socket {
   Descriptor socket_;
 };
 
-// What a rank tells the others by the communicator, which nobody else hears.
+// What a rank tells the others by the communicator, which no other process can read.
 std::string text_of(std::uint64_t secret, const std::string& socket) {
   return std::string(reinterpret_cast<const char*>(&secret), sizeof secret) + socket;
 }
@@ -115,7 +117,8 @@ std::uint64_t secret_in(const std::string& text) {
   return secret;
 }
 
-// Sends its own to all others, and receives theirs. Whoever has no room for one more has some to receive.
+// Sends its own descriptor to all others, and receives theirs. A rank that cannot send for lack of room
+// receives meanwhile.
 std::vector<Descriptor> pass(const Socket& socket, const std::vector<std::string>& told, int rank, int own) {
   const std::size_t ranks = told.size();
   std::vector<Descriptor> all(ranks);
@@ -155,7 +158,7 @@ std::string problem_of_passing(const Action& action) {
 
 }  // namespace
 
-// Every rank takes part in both exchanges, whatever has failed.
+// Every rank takes part in both exchanges, even after an error, so that none waits for ever.
 Descriptors exchange_descriptors(Communicator& communicator, std::uint64_t id, const std::string& name,
                                  const Descriptor* own, const std::string& problem) {
   std::optional<Socket> socket;

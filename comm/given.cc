@@ -7,7 +7,7 @@
 namespace sluice::comm {
 namespace {
 
-// How many elements of the runs come before this one.
+// Returns the number of elements of the runs before this one.
 std::size_t count_before(const Runs& runs, std::size_t element) {
   if (element <= runs.first || runs.count == 0) return 0;
   if (runs.count == 1) return std::min(runs.size, element - runs.first);
@@ -59,7 +59,7 @@ void move_together(std::span<const Run> runs, std::size_t element_bytes, std::by
 
 void for_each_run(std::span<const RunsOfArray> arrays, std::size_t element_bytes, const TakeRun& take) {
   struct Place {
-    std::size_t run = 0, before = 0;  // the next run, and the elements of those before it
+    std::size_t run = 0, before = 0;  // the next run, and the number of elements in earlier runs
   };
   std::vector<Place> places(arrays.size());
   std::vector<const std::byte*> have(arrays.size());

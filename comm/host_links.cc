@@ -29,23 +29,23 @@ using std::chrono::milliseconds;
 
 constexpr std::uint64_t kHostMagic = 0x74736f68636c75;  // "luchost"
 
-// By core; Linux has no more of them.
+// By core; Linux supports no more.
 using Cpus = std::bitset<8192>;
 
-// What a rank tells all others: where it is.
+// A rank's location, which it sends to all others.
 struct Card {
   std::uint64_t magic = kHostMagic;
-  std::uint64_t host = 0;  // the checksum of its name
+  std::uint64_t host = 0;  // checksum of the host's name
   std::int64_t process = 0;
   Cpus cpus;
 };
 static_assert(sizeof(Card) <= kLeastGreeting);
-// What the first rank of a host tells the others there.
+// Sent by the first rank of a host to the other ranks there.
 struct Offer {
   std::uint64_t magic = kHostMagic;
-  std::int64_t descriptor = -1;  // of the memory, in its process; -1: there is none
+  std::int64_t descriptor = -1;  // of the memory, valid in the sender's process; -1: there is none
 };
-// What each of them answers, and what the first one makes of all answers.
+// The reply of each of them, and the first rank's summary of all replies.
 struct HostsAnswer {
   std::uint64_t magic = kHostMagic;
   std::uint64_t shares = 0;
@@ -76,7 +76,7 @@ double share_of(const Cpus& own, const std::vector<Cpus>& all) {
   return share / static_cast<double>(own.count());
 }
 
-// Small values that ranks tell each other before there is a transport.
+// Exchanges small values between ranks before there is a transport.
 class Talk {
  public:
   Talk(Links& links, milliseconds patience)
@@ -95,7 +95,7 @@ class Talk {
              from, packet.size(), sizeof value);
       std::memcpy(&value, packet.data(), sizeof value);
     };
-    for (;;) {  // what a rank has sent can still be received after it has gone
+    for (;;) {  // packets of a rank can still be received after it has gone
       const auto gone = links_.gone(from);
       if (links_.receive(from, take)) break;
       wait_for(from, gone);
@@ -118,7 +118,7 @@ class Talk {
   const Links::Clock::time_point until_;
 };
 
-// Links through shared memory to the ranks of this host, and others to the rest.
+// Links that use shared memory to the ranks of this host, and other links to the rest.
 class Composite final : public Links {
  public:
   // between: null where all ranks are here. here: the ranks of this host, ascending.
@@ -150,10 +150,10 @@ class Composite final : public Links {
     if (received) moved_ = Clock::now();
     return received;
   }
-  // The other links must be asked, and cannot wake a rank that sleeps for those of its host. So it sleeps for
-  // a fourth of the time since a packet has come or gone between hosts, up to a millisecond. A rank that is
-  // idle for longer would ask for nothing, and some links are the caller's, to whom each question costs more:
-  // it sleeps for a hundredth of that time, up to 10 milliseconds.
+  // The other links must be polled, and cannot wake a rank that sleeps for those of its host. So the rank
+  // sleeps for a fourth of the time since the last packet between hosts, up to a millisecond. After a longer
+  // idle time polling is a waste, and some links are the caller's, where each poll costs more: then it sleeps
+  // for a hundredth of that time, up to 10 milliseconds.
   void wait(Clock::time_point until) override {
     constexpr microseconds kAwake{50}, kShortSleep{1000}, kMostSleep{10000};
     if (between_ == nullptr) return local_->wait(until);
@@ -179,17 +179,17 @@ class Composite final : public Links {
   const std::unique_ptr<LocalMemory> memory_;
   const std::unique_ptr<Links> local_;
   const int rank_;
-  std::vector<int> places_;  // by rank: its place in the memory; -1: it is on another host
+  std::vector<int> places_;  // by rank: its index in the memory; -1: on another host
   Clock::time_point moved_ = Clock::now();
 };
 
-// Memory that the ranks of this host share, with this rank's links over it; or none, and why.
+// The memory that this host's ranks share, with this rank's links over it; or the reason why there is none.
 struct Shared {
   std::unique_ptr<LocalMemory> memory;
   std::unique_ptr<Links> links;
   std::string why;
 
-  // A rank has its links before the others know that it shares: so they will see it end.
+  // A rank has its links before the others know that it shares the memory, so that they will notice its end.
   template <class Make>
   bool open(int place, Make&& make) {
     try {

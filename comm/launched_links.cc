@@ -31,7 +31,7 @@ LaunchedLinks join_launched(const MpiLauncher& launcher, const Mpi::Settings& se
   made.host = make_host_links(made.mpi->make_links(settings), ring_bytes, patience);
   if (!made.host.note.empty()) log().warn("{}; they exchange bytes through MPI", made.host.note);
   made.bytes = made.host.memory + (made.host.all_here ? 0 : mpi_links_bytes(made.ranks));
-  // Nothing more will be asked of MPI: it needs no memory then, and cannot wait for ranks at the end.
+  // MPI is not needed any more: finalizing it now frees its memory, and later could wait for ranks.
   if (made.host.all_here) made.mpi.reset();
   log().debug("this is rank {} of {}, one of {} on this host", made.rank, made.ranks, made.host.ranks_here);
   return made;

@@ -26,7 +26,7 @@ constexpr std::uint64_t kLinksMagic = 0x736b6e696c63756c;  // "luclinks"
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kPage = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// How often the system is asked whether another rank's process lives.
+// The interval at which a rank checks whether another rank's process lives.
 constexpr std::chrono::milliseconds kLockLook{250};
 
 struct Header {
@@ -36,7 +36,7 @@ struct Header {
   std::uint64_t ring_bytes;
 };
 
-// The rings of a rank's bell are counted, so that its owner finds what rang before it slept.
+// Rings of a bell are counted, so that its owner notices a ring from before it slept.
 enum Presence : std::uint32_t { kNotBegun, kPresent, kLeft, kEnded };
 struct Bell {
   alignas(64) std::atomic<std::uint32_t> rings;
@@ -53,8 +53,8 @@ long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
   return ::syscall(SYS_futex, &word, operation, value, until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
-// The owner sets `sleeps` before it looks at `rings` for the last time, and others look at `sleeps` after
-// they have rung. So no ring is missed, and no system call is made while the owner is awake.
+// The owner sets `sleeps` before its last look at `rings`, and others read `sleeps` after ringing. So no ring
+// is missed, and ringing makes no system call while the owner is awake.
 void ring_bell(Bell& bell) {
   bell.rings.fetch_add(1);
   if (bell.sleeps.load() != 0) futex(bell.rings, FUTEX_WAKE_BITSET, INT_MAX, nullptr);
@@ -72,11 +72,11 @@ void check_system(bool good, const char* call) {
   if (!good) throw Error(ErrorCode::kIo, text_of(call));
 }
 
-// Returns what the memory says of itself, checked.
+// Reads and checks the memory's header.
 Header read_header(int descriptor) {
   struct stat status {};
   check_system(::fstat(descriptor, &status) == 0, "fstat");
-  // Memory that another process can shrink would end this one by SIGBUS.
+  // Without this seal another process could shrink the memory, and an access would end this one by SIGBUS.
   const int seals = ::fcntl(descriptor, F_GET_SEALS);
   Header header{};
   const bool whole = ::pread(descriptor, &header, sizeof(header), 0) == sizeof(header);
@@ -98,7 +98,7 @@ Header read_header(int descriptor) {
 
 struct LocalMemory::Map {
   Descriptor descriptor;
-  Header header{};  // a copy that nobody else can change
+  Header header{};  // a private copy, which no other process can change
   std::byte* base = nullptr;
 
   explicit Map(int number) : descriptor(number) {}
@@ -138,7 +138,7 @@ LocalMemory::LocalMemory(int ranks, std::size_t ring_bytes) {
   map_ = std::make_unique<Map>(made);
   const Header header{kLinksMagic, kVersion, static_cast<std::uint32_t>(ranks), ring_bytes};
   const auto size = static_cast<off_t>(bytes(ranks, ring_bytes));
-  // All of it is taken now: a lack of memory would end a process that writes to it later by SIGBUS.
+  // All pages are allocated now: a lack of memory later would end the process that writes by SIGBUS.
   check_system(::fallocate(made, 0, 0, size) == 0, "fallocate");
   check_system(::pwrite(made, &header, sizeof(header), 0) == sizeof(header), "pwrite");
   check_system(::fcntl(made, F_ADD_SEALS, kSeals) == 0, "F_ADD_SEALS");
@@ -159,8 +159,9 @@ void LocalMemory::leave(int rank, bool in_order) {
   for (int other = 0; other < ranks(); ++other) ring_bell(map_->bell(other));
 }
 
-// A rank's process lives as long as the lock that it has on a byte of the memory. A lock belongs to an open
-// file, so each links opens the memory once more: threads of one process have locks of their own.
+// A rank's process is alive while it holds the rank's lock, on a byte of the memory's file. Such a lock
+// belongs to an open file description, so each links object opens the file again: threads of one process have
+// locks of their own.
 class LocalLinks final : public Links {
  public:
   LocalLinks(LocalMemory& memory, int rank)
@@ -173,7 +174,7 @@ class LocalLinks final : public Links {
     check_system(lock_.get() >= 0, "open");
     begin();
     for (int other = 0; other < map_.ranks(); ++other) {
-      // A rank has no ring to itself; another one stands in its place and is not used.
+      // A rank has no ring to itself; its entry is another ring, which stays unused.
       const int with = other != rank ? other : (rank == 0 ? 1 : 0);
       if (map_.ranks() == 1) break;
       out_.push_back(map_.ring(rank, with));
@@ -224,7 +225,7 @@ class LocalLinks final : public Links {
     Clock::time_point& look = looks_[static_cast<std::size_t>(rank)];
     if (Clock::now() < look + kLockLook) return std::nullopt;
     look = Clock::now();
-    // A rank that leaves in order says so before it gives up its lock.
+    // A rank that leaves in order marks this before it gives up its lock.
     if (is_locked(rank) || map_.bell(rank).presence.load() != kPresent) return std::nullopt;
     return Gone{false, "its process has ended"};
   }
@@ -260,8 +261,8 @@ class LocalLinks final : public Links {
   Bell& bell_;
   const Descriptor lock_;
   std::vector<Ring> out_, in_;            // by the other rank
-  std::vector<Clock::time_point> looks_;  // when each rank's lock was last looked at
-  std::uint32_t heard_ = 0;               // the rings that the last wait has seen
+  std::vector<Clock::time_point> looks_;  // by rank: when its lock was last checked
+  std::uint32_t heard_ = 0;               // the rings counted at the end of the last wait
 };
 
 std::unique_ptr<Links> make_local_links(LocalMemory& memory, int rank) {

@@ -17,9 +17,8 @@ namespace sluice::comm {
 namespace {
 
 constexpr std::size_t kMostMpiPacket = 60 * kKiB, kLeastMpiPacket = 8 * kKiB;
-constexpr std::size_t kReceiveBytes =
-    8 * kMiB;                      // of all receives that are posted, as far as packets may shrink
-constexpr std::size_t kLine = 64;  // of the cache, which separates buffers
+constexpr std::size_t kReceiveBytes = 8 * kMiB;  // for all posted receives, as long as packets may shrink
+constexpr std::size_t kLine = 64;                // a cache line, by which buffers are separated
 
 std::optional<int> number_in(const char* variable) {
   const char* const text = std::getenv(variable);

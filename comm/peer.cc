@@ -10,7 +10,8 @@
 namespace sluice::comm {
 namespace {
 
-// A packet is in the caches when its reader copies it, and what is short does not wait long.
+// Small enough that a packet is still in the caches when its reader copies it, and that short messages do not
+// wait long behind it.
 constexpr std::size_t kMostData = 64 * kKiB;
 
 void count(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
@@ -79,9 +80,9 @@ void Peer::granted(const Head& head) {
     fail(ErrorCode::kCorrupt, "it asks twice for the message with the tag {:x}", head.tag);
 }
 
-// Messages of one packet go before longer ones, which follow each other in the order in which they began:
-// what was begun first is needed first, and if they took turns, all of them would arrive when the last one
-// does.
+// Messages of one packet go before longer ones. Longer ones are sent one after another, in the order in which
+// they began: the earliest is needed first, and if they took turns, all of them would arrive only when the
+// last one does.
 void Peer::line_up(Outgoing message) {
   const auto is_short = [this](const Outgoing& other) { return other.from.size() <= most_data_; };
   const auto place =
@@ -182,7 +183,7 @@ bool Peer::push_data() {
   return true;
 }
 
-// What is asked for may stand in line behind other messages, which arrive meanwhile.
+// The other rank may be sending earlier messages, which counts as progress.
 Time Peer::since(const Incoming& message) const { return std::max(message.since, brought_); }
 
 std::optional<Time> Peer::waiting_since() const {

@@ -8,11 +8,11 @@
 namespace sluice::comm {
 namespace {
 
-// Each packet follows a mark, and begins a unit after the last one, so that copies are aligned. A mark
-// without length fills the rest of the ring, where a packet would not fit in one piece.
+// Each packet follows a mark, and begins a unit after it, so that copies are aligned. A mark with length 0
+// fills the end of the ring where a packet would not be contiguous.
 constexpr std::size_t kUnit = 64;
 struct Mark {
-  std::uint64_t position;  // where the mark is, so that remains of other bytes are noticed
+  std::uint64_t position;  // the mark's own position, so that stale bytes are detected
   std::uint64_t length;
 };
 constexpr std::uint64_t kFiller = ~std::uint64_t{0};
@@ -49,8 +49,8 @@ bool Ring::write(std::span<const std::byte> head, std::span<const std::byte> bod
   const std::size_t at = position_ % capacity_, rest = capacity_ - at;
   const std::size_t filler = record > rest ? rest : 0;
   if (!has_room(filler + record)) {
-    // The reader looks at this flag after it has made room, and the writer at the room after it has set the
-    // flag. So one of them sees what the other has done.
+    // The reader checks this flag after it has freed room, and the writer checks for room after it has set
+    // the flag. So at least one of them sees the other's write.
     counters_.writer_waits.store(1);
     if (!has_room(filler + record)) return false;
   }

@@ -5,7 +5,7 @@
 namespace sluice::comm {
 namespace {
 
-// How many blocks of sums are under way at a time.
+// The most blocks of sums in flight at a time.
 constexpr std::size_t kSlots = 8;
 constexpr SlotUse kUses[] = {SlotUse::kOwn, SlotUse::kHost};
 
@@ -17,7 +17,8 @@ std::size_t Slots::bytes(int ranks) { return kSlots * slot_bytes(ranks); }
 
 Slots::Slots(std::byte* memory, const Hosts& hosts, int rank) {
   if (hosts.ranks() == 1) return;
-  // Ranks of a host that are no neighbours among all may be in a group, whose sums they add for the host.
+  // Ranks of a host without consecutive numbers in the run may have them in a group, whose sums they then
+  // relay.
   const bool adds_for_host = !hosts.all_on_one() && hosts.with(rank).size() > 1;
   for (std::size_t i = 0; i < kSlots; ++i) {
     const bool is_own = !adds_for_host || i % 2 == 0;

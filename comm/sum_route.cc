@@ -3,7 +3,7 @@
 namespace sluice::comm {
 
 SumRoute::SumRoute(const SumOrder& order, const Hosts& hosts, bool adds, int rank) : rank_(rank) {
-  std::vector<std::size_t> begins{0};  // of each rank's arrays among all
+  std::vector<std::size_t> begins{0};  // index of each rank's first array among all arrays
   for (const std::size_t arrays : order.arrays) begins.push_back(begins.back() + arrays);
   const auto begin_of = [&](int r) { return begins[static_cast<std::size_t>(r)]; };
   const auto are_added = [&](int r) { return adds && hosts.adds(r); };

@@ -11,7 +11,7 @@
 namespace sluice::comm {
 namespace {
 
-// The bytes of what a rank has sent may begin anywhere.
+// Arrays of other ranks may be unaligned.
 template <class Value>
 Value load(const std::byte* from, std::size_t i) {
   Value value;
@@ -19,7 +19,7 @@ Value load(const std::byte* from, std::size_t i) {
   return value;
 }
 
-// Sum is a type in which the addition is defined for all values.
+// Sum is a type whose addition is defined for all values.
 template <class Value, class Sum>
 void add_plainly(std::span<const std::byte* const> arrays, std::size_t n, std::byte* into) {
   for (std::size_t i = 0; i < n; ++i) {
@@ -122,7 +122,7 @@ void Adder::add_block(std::span<const ConstArray> arrays, std::span<const std::s
       ConstArray& lower = stack_.back();
       const std::size_t height = stack_.size();
       while (sums_.size() <= height) sums_.emplace_back(kBlock);
-      if (lower.data == nullptr) {  // the upper one moves down, with its memory
+      if (lower.data == nullptr) {  // the upper one moves down, with its buffer
         lower = upper;
         std::swap(sums_[height - 1], sums_[height]);
         continue;

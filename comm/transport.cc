@@ -17,9 +17,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What a rank that leaves waits for at most, where another one has no room for its last packets.
+// How long a leaving rank waits at most for another one that has no room for its last packets.
 constexpr std::chrono::seconds kFarewell{1};
-constexpr std::chrono::seconds kLeastStart{20};  // a busy machine takes a while until a process begins
+constexpr std::chrono::seconds kLeastStart{20};  // a busy machine takes a while to start a process
 constexpr milliseconds kMostBetweenLooks{200};
 
 std::exception_ptr error_of(ErrorCode code, const std::string& text) {
@@ -90,21 +90,21 @@ struct Transport::State {
   const Describe describe;
   const std::shared_ptr<Inbox> inbox;
   Traffic traffic;
-  std::atomic<std::uint64_t> work{0};  // how often this rank has reported some
+  std::atomic<std::uint64_t> work{0};  // how often this rank has reported work
 
-  // The transport's thread.
+  // Only for the transport's thread.
   Wire wire;
-  Time last_work{0};                         // when another rank's report came
-  std::vector<std::unique_ptr<Peer>> peers;  // by rank; none for this one
+  Time last_work{0};                         // when the last report of another rank came
+  std::vector<std::unique_ptr<Peer>> peers;  // by rank; null for this one
   std::vector<std::function<void(std::span<const std::byte>)>> takers;
   std::vector<Order> orders;
   Server server;
-  std::vector<std::pair<Read, std::uint64_t>> unserved;  // reads that came before the server
+  std::vector<std::pair<Read, std::uint64_t>> unserved;  // reads that came before there was a server
   bool failed = false;
   milliseconds between_looks;
   Links::Clock::time_point last_look;
 
-  std::thread thread;  // is the last to begin
+  std::thread thread;  // started last
 };
 
 Transport::State::State(std::unique_ptr<Links> the_links, const Deadlines& the_deadlines,
@@ -135,7 +135,7 @@ Transport::State::~State() {
   thread.join();
 }
 
-// Calls a step that concerns another rank. What it throws is that rank's failure.
+// Runs a step that concerns another rank. An exception counts as that rank's failure.
 template <class Step>
 auto Transport::State::guarded(int rank, Step&& step) {
   using Result = decltype(step());
@@ -165,10 +165,10 @@ void Transport::State::run() {
   end_all([this] { return error_of_end(); });
   say_farewell();
   inbox->close();
-  take_orders();  // what came meanwhile
+  take_orders();  // those that came in between
 }
 
-// Moves what can be moved now, in both directions. Returns whether anything moved.
+// Moves packets in both directions. Returns whether any moved.
 bool Transport::State::pass() {
   if (Links::Clock::now() >= last_look + between_looks) look();
   bool moved = false;
@@ -291,7 +291,7 @@ void Transport::State::see_who_is_gone(int rank) {
   if (failed || peer.left) return;
   const std::optional<Links::Gone> gone = links->gone(rank);
   if (!gone) return;
-  while (pull(rank)) {  // all that it sent
+  while (pull(rank)) {  // all that it has sent
   }
   if (failed || peer.left) return;
   if (!gone->in_order) return fail(rank, ErrorCode::kIo, fmt::format("rank {} is gone: {}", rank, gone->how));
@@ -305,10 +305,11 @@ void Transport::State::check_left(int rank) {
   fail(rank, ErrorCode::kIo, fmt::format("rank {} has left, and {}", rank, peer.what_is_missing()));
 }
 
-// Lets time pass, gives signs of life, and finds who is late.
+// Advances the clock, sends heartbeats, and finds ranks that are late.
 void Transport::State::look() {
   const auto now = Links::Clock::now();
-  // While this process does not run, others may be at work, and it could not hear them.
+  // The clock advances by little for time in which this process did not run: others may have sent heartbeats
+  // that it could not receive.
   wire.now += std::min<Time>(now - last_look, 2 * between_looks);
   last_look = now;
   if (failed) return;
@@ -354,7 +355,8 @@ void Transport::State::find_late() {
                      std::chrono::duration<double>(deadlines.patience).count()));
 }
 
-// Ends everything, and tells all others. They tell each other, too: this rank may end before it has told all.
+// Ends all transfers, and tells all ranks. They tell each other, too, since this rank may end before it has
+// told all.
 void Transport::State::fail(int rank, ErrorCode code, std::string text) {
   if (failed) return;
   const Failure first = inbox->fail({rank, code, std::move(text)});
@@ -373,13 +375,13 @@ void Transport::State::end_all(const std::function<std::exception_ptr()>& error)
     if (peer != nullptr)
       for (Done& done : peer->abandon()) all.push_back(std::move(done));
   unserved.clear();
-  // Each has an error of its own, since whoever gets it may look at it on a thread of its own.
+  // Each callback gets an exception of its own, since exceptions may be inspected on several threads.
   for (const Done& done : all) call_with(done, error());
 }
 
-// Says goodbye, and waits until all that was to be said has been sent, while others may wait for room here.
+// Says goodbye, and waits until all packets have been sent, as long as other ranks may wait for room here.
 void Transport::State::say_farewell() {
-  failed = true;  // whatever comes now is too late
+  failed = true;  // later requests are refused
   for (const auto& peer : peers)
     if (peer != nullptr) peer->say({.kind = PacketKind::kGoodbye});
   const auto until = Links::Clock::now() + kFarewell;

@@ -36,7 +36,8 @@ constexpr std::int64_t kValidSeconds = 7 * 24 * 3600;
 constexpr std::int64_t kValidSecondsDisturbed = 3600;
 constexpr double kSteady = 0.75;
 constexpr unsigned kMostUnderWay = 1024;
-constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;  // a shorter measurement is not kept
+// Results of shorter measurements are not cached.
+constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;
 
 std::int64_t seconds_now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -186,9 +187,9 @@ std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowle
 
 namespace {
 
-// Lets one process at a time measure: ranks that start together would each find a part of the disk's rate. It
-// waits for a minute at most, and does nothing where there is no folder to keep measurements in, or one whose
-// file system has no locks.
+// Lets one process measure at a time: ranks that start together would each see only a part of the disk's
+// rate. Waits for at most a minute. Does nothing without a cache folder, or where its file system has no
+// locks.
 class Turn {
  public:
   Turn() {

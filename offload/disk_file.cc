@@ -59,7 +59,7 @@ void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data,
   sink_.submit(transfer);
 }
 
-// Runs the call with a descriptor of its own, since it may go on after it was given up. Returns an errno;
+// Runs the call with a duplicated descriptor, since it may continue after it was given up. Returns an errno;
 // `what` begins the error's text.
 int DiskFile::call_system(const std::string& what, std::function<int(int descriptor)> call) const {
   const int number = ::fcntl(opened_->descriptor.get(), F_DUPFD_CLOEXEC, 0);

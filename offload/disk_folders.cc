@@ -31,11 +31,11 @@ std::filesystem::path existing_parent(const std::string& path) {
   return at;
 }
 
-// Of one file system, on which several folders may lie.
+// Space on one file system, which may have several folders.
 struct Promised {
-  std::uint64_t stated = 0;    // to folders with a limit
+  std::uint64_t stated = 0;    // for folders with a stated limit
   std::uint64_t reserved = 0;  // for checkpoints
-  std::uint64_t whole = 0;     // folders that divide the rest
+  std::uint64_t whole = 0;     // the number of folders that share the rest
 };
 
 void promise(const DiskFolder& folder, Promised& promised) {
@@ -57,7 +57,7 @@ void promise(const DiskFolder& folder, Promised& promised) {
   promised.stated += folder.limit;
 }
 
-constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
+constexpr std::uint64_t kLeastDisk = kMiB;  // for a folder: one block of records
 
 }  // namespace
 

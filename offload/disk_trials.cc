@@ -18,7 +18,7 @@ constexpr std::uint64_t kFirstInFlight = 8 * kMiB;
 constexpr std::size_t kBlocks[] = {256 * kKiB, 512 * kKiB, kMiB};
 constexpr unsigned kMostThreads = 32;
 constexpr std::size_t kRounds = 5;
-constexpr std::chrono::milliseconds kTimeOfStage{800};  // after it no further round begins
+constexpr std::chrono::milliseconds kTimeOfStage{800};  // no round begins later than this
 constexpr double kPassSeconds = 0.03;
 
 IoOptions options_for(IoWay way, std::size_t block, std::uint64_t bytes) {
@@ -32,20 +32,20 @@ IoOptions options_for(IoWay way, std::size_t block, std::uint64_t bytes) {
 
 double seconds_for_a_byte(const DiskRates& rates) { return 1 / rates.write + 1 / rates.read; }
 
-// A file, and the trials that are run on it.
+// A file, and the trials that run on it.
 class Trials {
  public:
   Trials(const std::string& folder, std::uint64_t bytes)
       : file_(folder, bytes), memory_(unlimited_, allocator::Purpose::kStaging, kMostInFlight) {
     fill_for_measuring(memory_.bytes());
     const auto service = make_thread_service({});
-    // The first writes into reserved space are slower.
+    // The first writes into preallocated space are slower.
     const DiskRates rates = measure_file(*file_.open_in(*service), bytes, {512 * kKiB, 16}, memory_.bytes());
     const auto quick = static_cast<std::uint64_t>(kPassSeconds * std::min(rates.read, rates.write));
     sample_ = std::min(bytes, std::max(2 * kMostInFlight, quick / kMiB * kMiB));
   }
 
-  // Runs each round over all trials in turn, so that a disturbance affects more than one of them.
+  // Runs each round over all trials in turn, so that a disturbance does not affect one trial alone.
   void run(std::vector<IoOptions> all) {
     std::vector<Trial> stage;
     for (IoOptions& io : all) stage.push_back({io, service_for(io), {}, {}});
@@ -66,7 +66,7 @@ class Trials {
   static std::unique_ptr<IoService> service_for(const IoOptions& io) {
     return io.way == IoWay::kUring ? make_uring_service(io) : make_thread_service(io);
   }
-  // All trials use all of the memory: with less, more of it would be in caches than in a run.
+  // All trials use all of the memory: with less, it would be in the CPU's caches more than in a run.
   static StreamShape shape_of(const IoOptions& io) {
     return {io.block_bytes, kMostInFlight / io.block_bytes};
   }
@@ -86,7 +86,7 @@ class Trials {
     }
     return result;
   }
-  BareFile file_;  // shared, so that no trial has a better part of the disk
+  BareFile file_;  // shared, so that no trial gets a faster region of the disk
   allocator::Ledger unlimited_;
   allocator::Region memory_;
   std::uint64_t sample_ = 0;

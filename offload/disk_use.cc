@@ -19,17 +19,17 @@ namespace sluice::offload {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kTimings = 3;  // how often a checksum is timed
-// Seconds: for which the cores' work is timed alone; of reading until the disk gives what it can keep up; and
-// of each direction after that.
+constexpr int kTimings = 3;  // how many times a checksum is timed
+// In seconds: timing the cores' work alone; reading until the disk's rate is sustained; measuring each
+// direction.
 constexpr double kAlone = 0.06, kToSteady = 4, kEachWay = 0.4;
-constexpr std::uint64_t kTwoWays = std::uint64_t{64} << 20;  // a smaller file gets one pass each way
+constexpr std::uint64_t kTwoWays = std::uint64_t{64} << 20;  // a smaller file gets one pass in each direction
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Keeps all cores at work while it lives.
+// Keeps all cores busy while it lives.
 class Work {
  public:
   Work() : threads_(usable_cpus()), runner_([this] { run(); }) {}
@@ -41,7 +41,7 @@ class Work {
   Work& operator=(const Work&) = delete;
 
   int cores() const { return threads_.count(); }
-  std::uint64_t done() const { return done_; }  // how many calls of equal work have ended
+  std::uint64_t done() const { return done_; }  // the number of finished calls, which do equal work
 
  private:
   void run() {
@@ -57,7 +57,7 @@ class Work {
   std::thread runner_;  // last, since it uses the members above
 };
 
-// The rate of the last half of as many passes as fit into `seconds`, and the bytes that all of them moved.
+// The rate over the second half of as many passes as fit into `seconds`, and the bytes of all passes.
 struct Passes {
   double rate = 0;
   double bytes = 0;
@@ -73,7 +73,7 @@ Passes passes_for(double seconds, std::uint64_t bytes, const Pass& pass) {
   return {count * static_cast<double>(bytes) / half, static_cast<double>(took.size() * bytes)};
 }
 
-// Returns the seconds that the checksum of one byte takes, in memory that `read` has just filled.
+// Returns the checksum's seconds for each byte, in memory that `read` has just filled.
 template <class Read>
 double checksum_seconds(std::span<const std::byte> bytes, const Read& read) {
   double least = 1;
@@ -96,9 +96,9 @@ DiskUse use_disk(const std::string& folder, std::uint64_t bytes, const IoOptions
   BareFile bare(folder, bytes);
   const auto service = make_io_service(io);
   const auto file = bare.open_in(*service);
-  // All of the memory is used in turn, with as many blocks under way as it holds.
+  // All of the memory is used in turn, with as many blocks in flight as fit into it.
   const StreamShape shape{io.block_bytes, kMostInFlight / io.block_bytes};
-  measure_file(*file, bytes, shape, memory.bytes());  // the first writes into reserved space are slower
+  measure_file(*file, bytes, shape, memory.bytes());  // the first writes into preallocated space are slower
 
   DiskUse use;
   {

@@ -42,12 +42,12 @@ void check_shape(std::uint64_t bytes, const StreamShape& shape, std::span<std::b
 using Part = std::span<std::byte>;
 using OnPart = std::function<void(std::uint64_t offset, Part part)>;
 
-// Knows which parts of a buffer are in no transfer.
+// Tracks which parts of a buffer are in no transfer.
 class FreeParts {
  public:
   explicit FreeParts(std::size_t count) : free_(count) { std::iota(free_.begin(), free_.end(), 0); }
 
-  // Waits until a part is free and takes it. Returns nothing once a transfer has failed.
+  // Waits for a free part and takes it. Returns nothing once a transfer has failed.
   std::optional<std::size_t> take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return failed_ || !free_.empty(); });
@@ -64,7 +64,7 @@ class FreeParts {
         free_.push_back(part);
         changed_.notify_one();
       }
-      then(std::move(error));  // last, since this object may be gone after it
+      then(std::move(error));  // last, since this object may be destroyed by then
     };
   }
 
@@ -75,17 +75,17 @@ class FreeParts {
   bool failed_ = false;
 };
 
-// Keeps `depth` transfers under way. The part of the memory that is free first is used next, as updates do
-// with their slots. `ended` is called for each transfer that has ended.
+// Keeps `depth` transfers in flight. The part of the memory that became free first is used next, like the
+// slots of updates. `ended` is called for each transfer that has ended.
 template <class Start>
 double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory, const Start& start,
               const OnPart& ended = {}) {
   check_shape(bytes, shape, memory);
   const Clock::time_point begin = Clock::now();
   FreeParts parts(shape.depth);
-  std::vector<std::optional<std::uint64_t>> offsets(shape.depth);  // of the transfers under way
+  std::vector<std::optional<std::uint64_t>> offsets(shape.depth);  // of the transfers in flight
   std::size_t under_way = 0;
-  TransferGroup all;  // its destructor waits, so that `parts` outlives the transfers
+  TransferGroup all;  // destroyed first: waits for the transfers, which use `parts`
   const auto memory_of = [&](std::size_t part, std::uint64_t offset) {
     return memory.subspan(part * shape.block, std::min<std::uint64_t>(shape.block, bytes - offset));
   };
@@ -177,7 +177,7 @@ class NoTransfers final : public TransferSink {
   Watch watch_{IoOptions{}.patience};
 };
 
-// One pass over a file with an io_uring alone.
+// One pass over a file by a bare io_uring.
 class BarePass {
  public:
   explicit BarePass(const OpenedFile& file) : file_(file) {
@@ -208,15 +208,15 @@ void BarePass::begin(Direction direction, std::uint64_t offset, std::span<std::b
   io_uring_sqe_set_data64(entry, part.size());
 }
 
-// Returns what was wrong with the transfer, or "" where all was moved. A short transfer is an error here,
-// too: disks transfer whole blocks.
+// Waits for a transfer. Returns its error, or "". A short transfer is an error here, too: disks transfer
+// whole blocks.
 std::string BarePass::end_one() {
   io_uring_cqe* completion = nullptr;
   int result = 0;
   do result = io_uring_submit_and_wait(&ring_, 1);
   while (result == -EINTR);
   if (result >= 0) result = io_uring_wait_cqe(&ring_, &completion);
-  // The kernel still has the buffers, and nothing says for how long, so there is no way to go on.
+  // The kernel may still use the buffers, for an unknown time, so there is no way to go on.
   ensure(result >= 0, "{}: the ring has failed: {}", file_.name, errno_text(-result));
   const auto expected = static_cast<std::int64_t>(io_uring_cqe_get_data64(completion));
   const std::int64_t found = completion->res;

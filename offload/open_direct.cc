@@ -59,7 +59,8 @@ std::string folder_of(const std::string& path) {
   }
 }
 
-// Some file systems accept O_DIRECT and refuse the first transfer, so one is tried before a run begins.
+// Some file systems accept O_DIRECT and refuse the first transfer, so one transfer is tried before a run
+// begins.
 void probe_direct(const OpenedFile& file, bool is_new) {
   alignas(kDiskBlock) static constexpr std::array<std::byte, kDiskBlock> zeros{};
   alignas(kDiskBlock) std::array<std::byte, kDiskBlock> read_back;
@@ -99,7 +100,7 @@ OpenedFile open_existing(const std::string& path, OpenMode mode) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) fail_to_open(path, folder_of(path), errno);
   if (!S_ISREG(status.st_mode)) check_file(path);
-  // It may have become a pipe since, which would be waited for.
+  // O_NONBLOCK: the path may have become a pipe since, whose open would block.
   const int access = mode == OpenMode::kRead ? O_RDONLY : O_RDWR;
   const int number = open_retrying(path, access | O_NONBLOCK | kDirect, 0);
   if (number < 0) fail_to_open(path, folder_of(path), errno);
@@ -111,7 +112,7 @@ OpenedFile open_new(const std::string& path) {
   const int number = open_retrying(path, O_CREAT | O_EXCL | O_RDWR | kDirect, 0666);
   if (number >= 0) return {Descriptor(number), path, folder_of(path)};
   const int error_number = errno;
-  // Linux makes the file before it refuses O_DIRECT.
+  // Linux creates the file before it refuses O_DIRECT.
   if (error_number == EINVAL) ::unlink(path.c_str());
   fail_to_open(path, folder_of(path), error_number);
 }

@@ -22,7 +22,8 @@ RecordExtents RecordLayout::add(std::uint64_t bytes, std::size_t block_bytes) {
     const RecordExtents::BlockExtent block = result.block(i);
     taken_[block.file] += block.bytes;
   }
-  next_file_ = (next_file_ + result.blocks()) % taken_.size();  // so that small records spread, too
+  // So that small records are spread over the files, too.
+  next_file_ = (next_file_ + result.blocks()) % taken_.size();
   return result;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 long file_system_of(const std::string& folder) {
   struct statfs status {};
-  if (::statfs(folder.c_str(), &status) != 0) return 0;  // opening a file there will report what is wrong
+  if (::statfs(folder.c_str(), &status) != 0) return 0;  // opening a file there will report the error
   return status.f_type;
 }
 
@@ -26,7 +26,7 @@ bool lies_in_memory(const std::string& folder) {
 }
 
 void check_disk_folder(const std::string& folder) {
-  if (lies_in_memory(folder))  // since Linux lets O_DIRECT files be opened there
+  if (lies_in_memory(folder))  // Linux allows files with O_DIRECT there
     fail(ErrorCode::kInvalidArgument,
          "the folder '{}' lies in memory (tmpfs or ramfs): name a folder on a disk", folder);
   const long type = file_system_of(folder);
@@ -38,7 +38,7 @@ void check_disk_folder(const std::string& folder) {
 
 namespace {
 
-constexpr std::size_t kNameBytes = 128;  // what metadata_bytes() counts for a record's name
+constexpr std::size_t kNameBytes = 128;  // the length of a record's name that metadata_bytes() assumes
 
 std::vector<StoreFile> open_folders(IoService& io, const std::vector<DiskFolder>& folders) {
   if (folders.empty())

@@ -20,7 +20,7 @@ std::string diagnosis(const BlockRecord& block, std::uint64_t found, std::span<c
   return "the bytes were changed on the disk or on their way";
 }
 
-// Adds the record's name to an error of the file, which knows nothing of records.
+// Adds the record's name to an error of the file, which does not know records.
 std::exception_ptr with_name(const std::exception_ptr& error, const std::string& name) {
   try {
     std::rethrow_exception(error);
@@ -99,7 +99,7 @@ std::span<std::byte> RecordTransfer::data_of(std::size_t index) const {
                        record_.extents.block(index).bytes);
 }
 
-// Each block is a transfer of its own, so that its checksum is computed while the others are under way.
+// Each block is a transfer of its own, so that its checksum is computed while others are in flight.
 void RecordTransfer::start_block(std::size_t index) {
   const RecordExtents::BlockExtent extent = record_.extents.block(index);
   const std::span<std::byte> data = data_of(index);

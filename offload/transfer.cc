@@ -13,7 +13,7 @@
 namespace sluice::offload {
 namespace {
 
-// More consecutive attempts that move nothing are an error, so that a transfer cannot hang.
+// More attempts in a row without progress are an error, so that a transfer cannot hang.
 constexpr unsigned kIdleAttempts = 200;
 
 const char* verb(Direction direction) { return direction == Direction::kRead ? "read" : "write"; }
@@ -76,7 +76,7 @@ void OpenTransfers::begin() {
 
 void OpenTransfers::end() {
   const std::lock_guard lock(mutex_);
-  if (--count_ == 0) none_.notify_all();  // under the lock, since this object may be gone after it
+  if (--count_ == 0) none_.notify_all();  // under the lock, since this object may be destroyed right after
 }
 
 void OpenTransfers::wait() {
@@ -110,7 +110,7 @@ bool Transfer::end_block(std::exception_ptr error) {
   return --open_blocks_ == 0;
 }
 
-// Returns the error to end with to the first caller, and nothing to any other.
+// Returns the transfer's error to the first caller, and nothing to later ones.
 std::optional<std::exception_ptr> Transfer::claim_end(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(ended_, true)) return std::nullopt;
@@ -130,7 +130,7 @@ void Transfer::abandon(std::exception_ptr error) noexcept {
 
 void Transfer::end(std::exception_ptr error) noexcept {
   {
-    // What the Done holds is destroyed before the file's destructor may go on.
+    // The Done's captures are destroyed before the file's destructor may continue.
     const Done done = std::move(done_);
     done(std::move(error));
   }
@@ -157,7 +157,7 @@ Block::Outcome Block::advance(std::int64_t result, std::exception_ptr* error) {
   }
   const auto count = static_cast<std::size_t>(result);
   if (moved + count >= bytes) return Outcome::kEnded;
-  // A read that stops inside a disk block has met the end of the file.
+  // A read that stops inside a disk block has reached the end of the file.
   if (reading && (count == 0 || count % kDiskBlock != 0)) {
     *error = read_past_end(transfer->file(), offset, bytes, moved + count);
     return Outcome::kEnded;

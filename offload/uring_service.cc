@@ -17,8 +17,7 @@
 namespace sluice::offload {
 namespace {
 
-constexpr std::uint64_t kWake =
-    UINT64_MAX;  // user data of the eventfd's read; that of a block is its slot's index
+constexpr std::uint64_t kWake = UINT64_MAX;  // user data of the eventfd's read; a block's is its slot's index
 constexpr unsigned kSubmitAttempts = 1000;
 
 std::string why_no_ring(int error_number) {
@@ -70,8 +69,8 @@ int make_eventfd() {
   return number;
 }
 
-// A service whose one thread owns the ring. The thread sleeps in the kernel until a block has ended or a call
-// has come, which wakes it by the eventfd.
+// A service whose single thread owns the ring. The thread sleeps in the kernel until a block has ended or a
+// call has come, which wakes it by the eventfd.
 class UringService final : public IoService, public TransferSink {
  public:
   explicit UringService(const IoOptions& options);
@@ -87,7 +86,7 @@ class UringService final : public IoService, public TransferSink {
   void submit(std::shared_ptr<Transfer> transfer) override;
   void signal() const;
 
-  // These run on the service's thread.
+  // Called on the service's thread.
   void work();
   void watch_eventfd();
   void fill();
@@ -104,9 +103,9 @@ class UringService final : public IoService, public TransferSink {
   Descriptor eventfd_;
   std::uint64_t eventfd_count_ = 0;  // the kernel writes the eventfd's count here
   bool watching_ = false;
-  std::vector<Block> slots_;  // the blocks that the kernel has
+  std::vector<Block> slots_;  // the blocks that the kernel is working on
   std::vector<std::size_t> free_slots_;
-  std::deque<std::shared_ptr<Transfer>> ended_;  // transfers whose Done is to be called
+  std::deque<std::shared_ptr<Transfer>> ended_;  // transfers whose Done is yet to be called
 
   std::mutex mutex_;
   BlockQueue queue_;       // guarded by mutex_
@@ -118,7 +117,7 @@ class UringService final : public IoService, public TransferSink {
 UringService::UringService(const IoOptions& options)
     : block_bytes_((check_options(options), options.block_bytes)),
       watch_(options.patience),
-      ring_(options.queue_depth + 1),  // one entry is for the eventfd
+      ring_(options.queue_depth + 1),  // one more entry, for the eventfd
       eventfd_(make_eventfd()),
       slots_(options.queue_depth) {
   if (!ring_has_operations(ring_))
@@ -158,7 +157,7 @@ void UringService::work() {
     reap();
     fill();
     if (!ended_.empty()) {
-      // New blocks are handed over first, so that they run while a Done verifies a checksum.
+      // New blocks are submitted first, so that they run while a Done verifies a checksum.
       enter(false);
       const std::shared_ptr<Transfer> transfer = std::move(ended_.front());
       ended_.pop_front();
@@ -166,7 +165,7 @@ void UringService::work() {
     } else if (watching_) {
       enter(true);
     } else {
-      return;  // the service ends; its files, and so all transfers, are gone
+      return;  // the service ends; its files, and so all transfers, have ended
     }
   }
 }
@@ -197,8 +196,8 @@ void UringService::fill() {
     free_slots_.pop_back();
     slots_[slot] = std::move(*block);
     prepare(slot);
-    // Blocks are handed over one by one. From several at once Linux makes the largest requests that the
-    // device takes, and a few large ones keep it less busy than blocks of the chosen size.
+    // Blocks are submitted one by one. From several at once Linux makes the largest requests that the device
+    // takes, and a few large ones keep it less busy than blocks of the chosen size.
     enter(false);
   }
 }
@@ -206,7 +205,7 @@ void UringService::fill() {
 void UringService::prepare(std::size_t slot) {
   const Block& block = slots_[slot];
   const Extent& extent = block.transfer->extent();
-  // There is always an entry: the ring has one for every slot and one for the eventfd.
+  // There always is a free entry: the ring has one for every slot and one for the eventfd.
   io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
   const auto operation = extent.direction == Direction::kRead ? IORING_OP_READ : IORING_OP_WRITE;
   io_uring_prep_rw(operation, entry, extent.descriptor, block.data + block.moved,
@@ -217,12 +216,13 @@ void UringService::prepare(std::size_t slot) {
 void UringService::enter(bool wait) {
   for (unsigned attempt = 0; attempt < kSubmitAttempts; ++attempt) {
     const int result = wait ? io_uring_submit_and_wait(ring_.get(), 1) : io_uring_submit(ring_.get());
-    if (result >= 0 || result == -EINTR || result == -EBUSY) return;  // EBUSY asks to take completions first
+    // EBUSY: completions must be reaped first.
+    if (result >= 0 || result == -EINTR || result == -EBUSY) return;
     if (result != -EAGAIN) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // The kernel may still write to buffers that callers hold, and the callers cannot be told which, so there
-  // is no safe way to go on.
+  // The kernel may still write to buffers of callers, who cannot be told which ones, so there is no safe way
+  // to go on.
   log().error("the io_uring of this process has stopped working, so the process ends; see the kernel's log");
   std::abort();
 }

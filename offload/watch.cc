@@ -8,8 +8,8 @@
 namespace sluice::offload {
 namespace {
 
-// Patience is counted in looks of the watching thread, not by the clock. So a process that was stopped has
-// time to see what has ended meanwhile.
+// Patience is counted in wake-ups of the watching thread, not by the clock. So a process that was stopped
+// first has time to see the transfers that have ended meanwhile.
 constexpr int kLooks = 8;
 
 struct WatchedCall {

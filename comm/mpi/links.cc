@@ -17,11 +17,11 @@ using std::chrono::milliseconds;
 
 constexpr int kTag = 1;
 constexpr milliseconds kBetweenQuestions{50}, kSearch{3000};
-// A rank that lives answers while it still has something to do, such as to give memory back. On a machine
-// with much else to do it may wait for a processor for seconds.
+// A live rank answers while it still works, for example frees memory. On a busy machine it may wait for a
+// processor for seconds.
 constexpr milliseconds kSilentLeaving{10000}, kMostLeaving{30000};
-// A send fails at once where a rank has ended, and what this rank sent before, such as why it ends, is still
-// to be read.
+// A send to a rank that has ended fails at once, while that rank's earlier packets, such as the reason of its
+// end, may still be unread.
 constexpr milliseconds kLastWords{100};
 
 }  // namespace
@@ -74,7 +74,7 @@ std::byte* MpiLinks::send_buffer(int index) {
   return memory_.data() + static_cast<std::size_t>((size_ - 1) * kMpiAhead + index) * buffer_bytes_;
 }
 
-// Posts the receive into the oldest buffer, which then is the newest one.
+// Posts a receive into the oldest buffer, which becomes the newest one.
 void MpiLinks::post(int from) {
   Peer& p = peer(from);
   check_mpi(MPI_Irecv(buffer(from, p.oldest), static_cast<int>(packet_bytes_ + 1), MPI_BYTE, from, kTag,
@@ -92,7 +92,8 @@ void MpiLinks::lose(int rank, const std::string& why) {
 void MpiLinks::end_of_send(int index, int code) {
   const int to = receivers_[static_cast<std::size_t>(index)];
   --peer(to).sends;
-  if (code == MPI_SUCCESS) peer(to).heard = Clock::now();  // it has begun to receive it
+  // A synchronous send ends when its receive has begun.
+  if (code == MPI_SUCCESS) peer(to).heard = Clock::now();
   if (code != MPI_SUCCESS) lose(to, fmt::format("what was sent to it has not arrived ({})", mpi_text(code)));
 }
 
@@ -110,7 +111,8 @@ bool MpiLinks::poll_sends() {
 
 void MpiLinks::see_head(int from, const MPI_Status& status, int code) {
   if (code != MPI_SUCCESS) {
-    heads_[static_cast<std::size_t>(from)] = MPI_REQUEST_NULL;  // no later one may be taken before it
+    // No later packet may be taken before this one.
+    heads_[static_cast<std::size_t>(from)] = MPI_REQUEST_NULL;
     return lose(from, fmt::format("nothing can be received from it ({})", mpi_text(code)));
   }
   int bytes = 0;
@@ -120,7 +122,7 @@ void MpiLinks::see_head(int from, const MPI_Status& status, int code) {
   peer(from).heard = Clock::now();
 }
 
-// Lets MPI go on. Returns whether a packet has come, or a buffer has become free.
+// Lets MPI make progress. Returns whether a packet has come or a send buffer has become free.
 bool MpiLinks::poll() {
   const bool sent = poll_sends();
   int ended = 0;
@@ -187,7 +189,7 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
       if (ended != 0 || code != MPI_SUCCESS) see_head(from, status, code);
     }
     if (!p.arrived) return false;
-    // The buffer is posted again also where take() throws.
+    // The buffer is posted again even if take() throws.
     struct Turn {
       MpiLinks& links;
       int from;
@@ -211,7 +213,8 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
         take({packet, bytes});
         return true;
       case Kind::kQuestion:
-        say(from, Kind::kAnswer, {}, {});  // where there is no room, other packets are on their way
+        // Without room, packets are in flight to that rank anyway, which show that this one lives.
+        say(from, Kind::kAnswer, {}, {});
         break;
       case Kind::kAnswer:
         break;
@@ -224,25 +227,27 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
   }
 }
 
-// While a rank is missed, asks all whether they live: see gone(). To those that have left, and so ask no
-// more, it says by itself that this rank lives.
+// While a rank is missing, asks all ranks whether they live: see gone(). Ranks that have left do not ask;
+// they are told without a question that this rank lives.
 void MpiLinks::ask() {
   const auto now = Clock::now();
-  if (missing_since_ && !leaves_ && now > *missing_since_ + kSearch) {  // who is lost is known now
+  // The search is over: silent ranks are lost.
+  if (missing_since_ && !leaves_ && now > *missing_since_ + kSearch) {
     missed_ = false;
     missing_since_.reset();
   }
   if (!missing_since_ && (missed_ || leaves_ || settings_.asked_to_end())) missing_since_ = now;
   if (now < asked_ + kBetweenQuestions) return;
   asked_ = now;
-  has_room_ |= poll_sends();  // where other links are waited for, nothing else does
+  has_room_ |= poll_sends();  // while other links are waited for, nothing else polls the sends
   for (int to = 0; to < size_; ++to)
     if (to != rank_ && peer(to).sends == 0 && (missing_since_ || peer(to).left))
       say(to, peer(to).left ? Kind::kAnswer : Kind::kQuestion, {}, {});
 }
 
 void MpiLinks::wait(Clock::time_point until) {
-  if (missing_since_) until = std::min(until, Clock::now() + kBetweenQuestions);  // gone() changes with time
+  // The result of gone() changes with time.
+  if (missing_since_) until = std::min(until, Clock::now() + kBetweenQuestions);
   for (;;) {
     ask();
     const bool has_moved = poll(), has_room = std::exchange(has_room_, false), moved = has_moved || has_room;
@@ -287,8 +292,8 @@ std::optional<Links::Gone> MpiLinks::gone(int rank) {
   return Gone{false, *p.lost};
 }
 
-// Says farewell to all, and waits until all have said it and nothing is under way. Returns whether that is
-// so.
+// Sends a farewell to all ranks, and waits until all farewells have come and no packet is in flight. Returns
+// whether that happened.
 bool MpiLinks::leave(Clock::time_point until) {
   leaves_ = true;
   for (;;) {
@@ -297,12 +302,12 @@ bool MpiLinks::leave(Clock::time_point until) {
       if (other == rank_) continue;
       while (receive(other, [](std::span<const std::byte>) {})) {
       }
-      (void)gone(other);  // finds who is silent
+      (void)gone(other);  // marks silent ranks as lost
       if (peer(other).lost) {
         whole &= peer(other).left;
         continue;
       }
-      if (say(other, Kind::kFarewell, {}, {})) peer(other).told = true;  // it is the last packet to that rank
+      if (say(other, Kind::kFarewell, {}, {})) peer(other).told = true;  // the last packet to that rank
       ends &= peer(other).left && peer(other).told && peer(other).sends == 0;
     }
     if (ends) return whole;
@@ -311,7 +316,7 @@ bool MpiLinks::leave(Clock::time_point until) {
   }
 }
 
-// Takes back what was posted and will not come.
+// Cancels posted receives that no packet will come for.
 void MpiLinks::withdraw_receives() {
   for (Peer& p : peers_)
     for (MPI_Request& request : p.posted)
@@ -341,7 +346,7 @@ MpiLinks::~MpiLinks() {
     trouble_ = error.what();
   }
   if (trouble_.empty()) trouble_ = "what was sent has not arrived";
-  // MPI may still write there.
+  // MPI may still write into the buffers.
   new std::vector<std::byte>(std::move(memory_));  // NOLINT: it is never freed
 }
 

@@ -17,8 +17,8 @@
 namespace sluice::comm {
 namespace {
 
-// Gives signals the handlers that they had. Open MPI sets its own for those of defects, which print a stack
-// and would stand in the way of the engine's, which serve touches of absent units.
+// Restores signal handlers. Open MPI installs handlers for faults, which print a stack and would replace the
+// engine's, which serves page faults on absent units.
 class SignalHandlers {
  public:
   SignalHandlers() {
@@ -38,22 +38,23 @@ class SignalHandlers {
   std::vector<std::pair<int, struct sigaction>> before_;
 };
 
-// What Open MPI must not do in this process; who sets a variable knows better.
+// Disables what Open MPI must not do in this process; variables that a user has set are kept.
 void set_defaults() {
-  // It would rewrite munmap and mremap, which the engine lives by, to see memory go that it has registered.
+  // Open MPI would patch munmap and mremap, which the engine depends on, to notice that registered memory
+  // goes.
   ::setenv("OMPI_MCA_memory", "^patcher", 0);
   ::setenv("UCX_MEM_EVENTS", "no", 0);
-  // Reading another process's memory is forbidden in most containers, and Open MPI says so each time.
+  // Most containers forbid reading another process's memory, and Open MPI would warn each time.
   ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
 }
 
-// Open MPI 4 has seen a connection end that it did not end itself.
+// Whether Open MPI 4 has noticed that a connection ended unexpectedly.
 std::atomic<bool> has_missed_a_rank{false};
 
 using Help = int (*)(const char* file, const char* topic, int header, ...);
 char* (*help_text)(const char* file, const char* topic, bool header, va_list arguments) = nullptr;
 
-// Open MPI passes a bool, whose byte alone counts. va_start() takes no parameter of so small a type.
+// Open MPI passes a bool, of which only the low byte counts. va_start() needs a parameter of a wider type.
 int tell(const char* file, const char* topic, int header, ...) {
   const std::string about = topic == nullptr ? "" : topic;
   va_list arguments;
@@ -71,10 +72,10 @@ int tell(const char* file, const char* topic, int header, ...) {
   return 0;
 }
 
-// Open MPI 4 hands what it has to say to mpirun, and waits for an answer, which does not come once mpirun
-// ends the job: whoever sent something to a rank that had died waited until it was killed itself. So such
-// texts are written here. They also are the only news of a rank that has died. The function is a variable of
-// Open MPI's, for its own use; other versions, whose library has another name, are left alone.
+// Open MPI 4 sends its messages to mpirun and waits for a reply, which does not come once mpirun is ending
+// the job: a rank that had sent to a dead rank waited until it was killed itself. So these messages are
+// written here instead. They also are the only notice of a rank's death. The function is an internal variable
+// of Open MPI; other versions, whose library has another name, are left alone.
 void take_over_messages() {
   void* const library = dlopen("libopen-pal.so.40", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return;
@@ -95,8 +96,8 @@ class Job final : public Mpi {
       fail(ErrorCode::kState, "MPI was begun in this process before, and can begin only once");
     set_defaults();
     const SignalHandlers kept;
-    // The thread that makes links is not the one that uses them, but they never call at the same time.
-    // MPI_THREAD_MULTIPLE would lock at each call for nothing.
+    // One thread makes the links and another one uses them, but never at the same time. MPI_THREAD_MULTIPLE
+    // would lock in each call for nothing.
     int provided = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -127,7 +128,7 @@ class Job final : public Mpi {
 
  private:
   int rank_ = 0, size_ = 0;
-  std::string trouble_;  // why MPI cannot end
+  std::string trouble_;  // why MPI cannot be finalized
 };
 
 }  // namespace
