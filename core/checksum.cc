@@ -1,7 +1,7 @@
 #include "core/checksum.h"
 
 #ifdef __x86_64__
-#include <xxh_x86dispatch.h>  // computes the same sums with the widest vectors of this CPU
+#include <xxh_x86dispatch.h>  // computes XXH3 with the widest vectors of this CPU
 #else
 #include <xxhash.h>
 #endif

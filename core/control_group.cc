@@ -12,16 +12,16 @@ namespace {
 
 struct Mount {
   int version = 0;
-  std::string group;   // the group of the hierarchy that is mounted
-  std::string folder;  // the folder where it is mounted
+  std::string group;   // the hierarchy's group that is mounted
+  std::string folder;  // where it is mounted
 };
 
 bool has_word(const std::string& list, std::string_view word) {
   return ("," + list + ",").find(fmt::format(",{},", word)) != std::string::npos;
 }
 
-// In "31 23 0:28 / /sys/fs/cgroup rw shared:1 - cgroup2 cgroup2 rw" the group and the folder are the fourth
-// and fifth word; the file system's type and options follow the dash.
+// Parses a line such as "31 23 0:28 / /sys/fs/cgroup rw shared:1 - cgroup2 cgroup2 rw": group and folder are
+// the fourth and fifth word; the file system's type and options follow the dash.
 std::optional<Mount> parse_mount(const std::string& line, std::string_view controller) {
   const std::size_t dash = line.find(" - ");
   if (dash == std::string::npos) return std::nullopt;
@@ -35,7 +35,7 @@ std::optional<Mount> parse_mount(const std::string& line, std::string_view contr
   return mount.version == 0 ? std::nullopt : std::optional(mount);
 }
 
-// The process's path in the hierarchy. Lines look like "4:memory:/path", and "0::/path" in version 2.
+// Returns the process's path in the hierarchy. Lines look like "4:memory:/path", and "0::/path" in version 2.
 std::optional<std::string> group_path(const std::string& root, int version, std::string_view controller) {
   std::ifstream file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -49,7 +49,8 @@ std::optional<std::string> group_path(const std::string& root, int version, std:
   return std::nullopt;
 }
 
-// The part of the path below the mounted group. A group outside of it is seen as the mounted one.
+// Returns the part of the path below the mounted group. A process's group outside of that appears as the
+// mounted one.
 std::string path_below(const Mount& mount, const std::string& path) {
   const std::string prefix = mount.group == "/" ? "" : mount.group;
   const bool inside = path.compare(0, prefix.size(), prefix) == 0 && path.find("/..") == std::string::npos &&

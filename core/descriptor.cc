@@ -52,7 +52,7 @@ bool Descriptor::close() {
 }
 
 Descriptor open_file(const std::string& path, int flags) {
-  // A blocking open of a named pipe without a writer would not return. Files do not know the flag.
+  // A blocking open of a named pipe without a writer would never return. For files O_NONBLOCK has no effect.
   Descriptor file(::open(path.c_str(), flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0644));
   const bool follow = (flags & O_NOFOLLOW) == 0;
   if (file.get() < 0 && errno == ELOOP && !follow)

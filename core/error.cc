@@ -10,7 +10,7 @@ struct CodeRow {
   std::string_view name;
   int exit_status;
 };
-// They are in the order of ErrorCode.
+// In the order of ErrorCode.
 constexpr std::array kCodeRows = {
     CodeRow{"invalid_argument", 2}, CodeRow{"not_found", 2},  CodeRow{"budget", 3}, CodeRow{"io", 1},
     CodeRow{"corrupt", 2},          CodeRow{"not_finite", 2}, CodeRow{"state", 1},  CodeRow{"internal", 1}};

@@ -28,7 +28,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 Json parse_json(std::string_view text, std::string_view source) {
   constexpr int kDeepest = 100;
-  std::vector<std::set<std::string>> keys;  // of each object that has begun and not ended
+  std::vector<std::set<std::string>> keys;  // of each open object
   const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
     if (depth > kDeepest)
       fail(ErrorCode::kInvalidArgument, "{} is nested deeper than {} levels", source, kDeepest);
@@ -42,7 +42,7 @@ Json parse_json(std::string_view text, std::string_view source) {
   try {
     return Json::parse(text, check);
   } catch (const nlohmann::json::exception& error) {
-    const std::string_view reason(error.what());  // it ends in the text itself, which may be anything
+    const std::string_view reason(error.what());  // it ends with the input itself, which may be anything
     fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source,
          reason.substr(0, reason.find("; last read")));
   }

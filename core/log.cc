@@ -17,7 +17,7 @@ struct Level {
   std::string_view name;
   spdlog::level::level_enum of_library;
 };
-// They are in the order of LogLevel.
+// In the order of LogLevel.
 constexpr std::array<Level, 5> kLevels = {{{"debug", spdlog::level::debug},
                                            {"info", spdlog::level::info},
                                            {"warn", spdlog::level::warn},

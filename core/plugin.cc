@@ -23,7 +23,7 @@ std::vector<std::string> paths_of(const std::string& file) {
     paths.push_back((folder / file).string());
     paths.push_back((folder / ".." / "lib" / file).string());
   }
-  paths.push_back(file);  // is found where the system's loader looks
+  paths.push_back(file);  // searched for on the loader's path
   return paths;
 }
 

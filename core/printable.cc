@@ -10,7 +10,7 @@ namespace {
 
 unsigned byte_at(std::string_view text, std::size_t at) { return static_cast<unsigned char>(text[at]); }
 
-// The bytes of the character at the beginning of the text; 0 where they are not UTF-8.
+// Returns the length of the first character in bytes; 0 where it is not valid UTF-8.
 std::size_t length_of_character(std::string_view text) {
   const unsigned first = byte_at(text, 0);
   if (first < 0x80) return 1;
@@ -21,7 +21,7 @@ std::size_t length_of_character(std::string_view text) {
   return length;
 }
 
-// U+0080 to U+009F are control characters, too, which begin with 0xC2.
+// U+0080 to U+009F, whose UTF-8 begins with 0xC2, are control characters, too.
 bool is_control(std::string_view character) {
   const unsigned first = byte_at(character, 0);
   return first < 0x20 || first == 0x7F || (first == 0xC2 && byte_at(character, 1) < 0xA0);

@@ -41,7 +41,7 @@ std::optional<std::size_t> number_after(const std::string& text, const std::stri
   return std::nullopt;
 }
 
-// The text after the colon of the first line that begins with the key.
+// Returns the text after the colon of the first line that begins with the key.
 std::string cpuinfo_value(const std::string& root, std::string_view key) {
   std::istringstream lines(file_text(root + "/proc/cpuinfo").value_or(""));
   for (std::string line; std::getline(lines, line);) {
@@ -59,7 +59,7 @@ struct GroupMemory {
   std::size_t available = 0;
 };
 
-// Cached file pages count as used in the kernel's figure, but are given up when the group needs memory.
+// The kernel counts cached file pages as used, but reclaims them when the group needs memory.
 GroupMemory group_memory(std::size_t limit, std::size_t used, const std::string& stat,
                          const std::string& prefix) {
   const std::size_t cached = number_after(stat, prefix + "inactive_file").value_or(0) +
@@ -81,13 +81,13 @@ std::optional<GroupMemory> group_memory_at(int version, const std::string& folde
   return group_memory(limit, file_number(folder + "/memory.current").value_or(0), stat, "");
 }
 
-// The number of cores that a folder's quota allows, or nothing where it has none.
+// Returns the number of cores that a folder's quota allows, or nothing without a quota.
 std::optional<double> quota_at(int version, const std::string& folder) {
   double quota = 0, period = 0;
   if (version == 2) {
     const std::string text = file_text(folder + "/cpu.max").value_or("");
     if (std::sscanf(text.c_str(), "%lf %lf", &quota, &period) != 2) return std::nullopt;
-  } else {  // "no limit" is written as -1, which file_number() does not read
+  } else {  // "no limit" is -1, which file_number() does not read
     quota = static_cast<double>(file_number(folder + "/cpu.cfs_quota_us").value_or(0));
     period = static_cast<double>(file_number(folder + "/cpu.cfs_period_us").value_or(0));
   }

@@ -28,7 +28,7 @@
 namespace sluice {
 
 #ifdef SLUICE_PLAIN_THREADS
-// ThreadSanitizer cannot follow a oneTBB that was not built with it, so builds for it use plain threads.
+// ThreadSanitizer cannot follow a oneTBB that was built without it, so its builds use plain threads.
 struct Threads::Arena {
   int count;
   explicit Arena(int the_count) : count(the_count) {}
@@ -53,8 +53,8 @@ struct Threads::Arena {
 };
 #else
 struct Threads::Arena {
-  // Lets oneTBB make more workers than the machine has cores. The smallest limit in the process rules, so one
-  // exists only where it is needed.
+  // Allows oneTBB more workers than cores. The smallest limit in the process applies, so one is made only
+  // where it is needed.
   std::optional<tbb::global_control> limit;
   tbb::task_arena arena;
   explicit Arena(int count) : arena(count) {
@@ -74,9 +74,9 @@ struct Threads::Arena {
 };
 #endif
 
-// For its own lifetime the calling thread keeps subnormal numbers and rounds to nearest, as IEEE 754 has it.
-// A caller, or the library whose team this is, may have set some threads otherwise; which thread computes
-// which range is chance, and must not change the bits.
+// Makes the calling thread keep subnormal numbers and round to nearest (IEEE 754) while it lives. A caller,
+// or the library whose team this is, may have set some threads otherwise, and results must not depend on
+// which thread computes which range.
 class PlainArithmetic {
  public:
 #if defined(__SSE2__)
@@ -112,7 +112,7 @@ struct Threads::Loop {
   RangeBody body;
   std::atomic<std::size_t> next{0};
   std::atomic<bool> failed{false};
-  std::exception_ptr error = nullptr;  // the first that a range threw
+  std::exception_ptr error = nullptr;  // the first one thrown
 
   void call(std::size_t i) const {
     const PlainArithmetic arithmetic;

@@ -22,14 +22,14 @@ constexpr std::array<const char*, Trace::kLanes> kNames = {
 
 std::size_t index_of(const Trace::Event& event) { return static_cast<std::size_t>(event.lane); }
 
-// Times are written in whole nanoseconds, so that a reader's sum of begin and length is exactly the end.
+// Times are written as whole nanoseconds, so that begin plus length is exactly the end.
 std::string microseconds(Trace::Clock::duration d) {
   const auto whole = std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
   return fmt::format("{:.3f}", static_cast<double>(whole) / 1e3);
 }
 
-// Assigns the events of one lane to rows. Events are kept in the order of their ends, and are assigned from
-// the latest to the first, so that there are no more rows than events that overlap at once.
+// Assigns the events of one lane to rows. Events are stored by their ends, and are assigned from the latest
+// to the earliest, so that there are only as many rows as events overlap at once.
 class Rows {
  public:
   // Returns the first row in which no event begins before `end`.
@@ -43,7 +43,7 @@ class Rows {
   std::size_t count() const { return std::max<std::size_t>(1, begins_.size()); }
 
  private:
-  std::vector<Time> begins_;  // of each row's event that was assigned last
+  std::vector<Time> begins_;  // by row: the begin of the event assigned last
 };
 
 std::string process_name(const TraceProcess& process) {
@@ -94,7 +94,7 @@ TraceText::TraceText(const Trace& trace, TraceProcess process)
     const Trace::Event& event = trace.kept(i);
     rows_[i] = static_cast<std::uint32_t>(lanes[index_of(event)].take(event.begin, event.end));
   }
-  // A process that trains alone has none of these.
+  // A process without other ranks lacks these lanes.
   const auto left_out = [&](std::size_t lane) {
     const bool of_ranks = lane == static_cast<std::size_t>(Trace::Lane::kRankWait) ||
                           lane == static_cast<std::size_t>(Trace::Lane::kMessage);

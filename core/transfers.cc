@@ -45,8 +45,8 @@ struct TransferGroup::State {
 
 namespace {
 
-// One transfer's membership in the group. Where the transfer is refused, its Done is destroyed without a
-// call; then the group must neither wait for ever nor look successful.
+// One transfer's membership in the group. If a transfer is refused, its Done is destroyed without a call; the
+// group must then neither wait for ever nor report success.
 template <class State>
 class Ticket {
  public:
@@ -95,8 +95,8 @@ bool TransferGroup::wait_for(std::chrono::microseconds time) const {
   return state_->none_open.wait_for(lock, time, [&] { return state_->open == 0; });
 }
 
-// Each call wakes this thread, which takes the processor from those that are waited for. So the longer calls
-// have found nothing to do, the fewer there are.
+// Each call of `meanwhile` wakes this thread, which takes processor time from the threads it waits for. So
+// the calls become rarer the longer they have found nothing to do.
 void TransferGroup::wait(const std::function<void()>& meanwhile) {
   using std::chrono::microseconds;
   using Clock = std::chrono::steady_clock;

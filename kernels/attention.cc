@@ -31,7 +31,7 @@ struct ForwardMemory {
   ForwardMemory(const AttentionShape& s, void* memory) {
     Carver carver(memory);
     const std::size_t stride = packed_stride(s.head_width);
-    rows = carver.take(kTile * stride);     // queries, and at the end the outputs: [queries][width]
+    rows = carver.take(kTile * stride);     // [queries][width]: the queries, and at the end the outputs
     queries = carver.take(kTile * stride);  // panels of [width][16 queries]
     keys = carver.take(kTile * stride);
     values = carver.take(kTile * stride);
@@ -54,7 +54,7 @@ struct ForwardMemory {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// Hides key j from the queries before it.
+// Applies the causal mask: hides key j from the queries before it.
 HWY_INLINE void hide_later_keys(std::size_t keys, std::size_t p, float* scores) {
   for (std::size_t j = p * kPanel; j < keys; ++j)
     for (std::size_t i = 0; i < j - p * kPanel; ++i)
@@ -62,7 +62,7 @@ HWY_INLINE void hide_later_keys(std::size_t keys, std::size_t p, float* scores) 
 }
 
 // Turns scores into probabilities times e^(total - maximum), and updates each query's running maximum and
-// total. `rescale` is what the sums so far must be multiplied by.
+// total. `rescale` gets the factor for the previous sums (online softmax).
 HWY_INLINE void exponentiate(std::size_t keys, float* HWY_RESTRICT scores, float* HWY_RESTRICT maximum,
                              float* HWY_RESTRICT total, float* HWY_RESTRICT rescale) {
   const F32 d;
@@ -142,7 +142,7 @@ HWY_INLINE void finish_forward(const ForwardCall& call, std::size_t b, std::size
   std::copy_n(log_sums, queries, call.log_sum + (b * s.heads + h) * query_rows(s) + first - s.first_query);
 }
 
-// Computes one tile of queries of head h in sequence b, against all keys up to its own.
+// Computes one tile of queries of head h in sequence b, against all keys up to their own.
 void forward_task(const ForwardCall& call, std::size_t b, std::size_t h, std::size_t first, void* memory) {
   const AttentionShape& s = call.shape;
   const ForwardMemory m(s, memory);
@@ -198,7 +198,7 @@ void attention_forward(Threads& threads, const AttentionShape& shape, ConstArray
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   for_tasks(threads, shape.batch * shape.heads * tiles, ForwardMemory(shape, nullptr).bytes, workspace,
             [&](std::size_t i, void* memory) {
-              const std::size_t tile = tiles - 1 - i % tiles;  // tiles with the most keys come first
+              const std::size_t tile = tiles - 1 - i % tiles;  // tiles with the most keys first
               task(call, i / tiles / shape.heads, i / tiles % shape.heads, shape.first_query + tile * kTile,
                    memory);
             });

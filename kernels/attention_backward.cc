@@ -65,8 +65,9 @@ HWY_INLINE float dot_of_rows(const float* HWY_RESTRICT a, const float* HWY_RESTR
   return lanes[0];
 }
 
-// Works on one row of scores, that of key j. Overwrites the scores with probabilities (after dropout), and
-// the gradients of the probabilities with those of the scores. Queries before `hidden` do not see the key.
+// Handles one row of scores, that of key j. Replaces the scores by probabilities (after dropout), and the
+// gradients of the probabilities by those of the scores. The causal mask hides the key from queries before
+// `hidden`.
 template <bool kDropout>
 HWY_INLINE void differentiate_row(const float* HWY_RESTRICT log_sums, const float* HWY_RESTRICT deltas,
                                   const float* HWY_RESTRICT factors, std::size_t hidden,
@@ -90,7 +91,7 @@ HWY_INLINE void differentiate_row(const float* HWY_RESTRICT log_sums, const floa
   });
 }
 
-// Computes probabilities and dscores of 16 queries and the tile's keys, and adds their share of dq.
+// Computes probabilities and dscores of 16 queries and the tile's keys, and adds their contribution to dq.
 HWY_INLINE void backward_panel(const AttentionShape& s, const Tile& tile, std::size_t p,
                                const BackwardMemory& m) {
   const std::size_t width = s.head_width, stride = packed_stride(width), column = p * kPanel;
@@ -118,7 +119,7 @@ HWY_INLINE void add_over_queries(const Tile& tile, const float* scores, const fl
   const std::size_t stride = packed_stride(width);
   const std::size_t key_step = tile.diagonal() ? kPanel : kTile;
   for (std::size_t key = 0; key < tile.keys; key += key_step) {
-    const std::size_t first = tile.diagonal() ? key : 0;  // the first query that sees one of these keys
+    const std::size_t first = tile.diagonal() ? key : 0;  // the first query that attends to one of these keys
     const std::size_t keys = std::min(key_step, tile.keys - key);
     for (std::size_t c = 0; c < width; c += kPanel)
       multiply_panel<Stored::kByRows>(
@@ -127,7 +128,7 @@ HWY_INLINE void add_over_queries(const Tile& tile, const float* scores, const fl
   }
 }
 
-// Packs the rows of one tile of queries, and all that its tiles of keys need of them.
+// Packs the rows of one tile of queries, and the data of these queries that all tiles of keys need.
 HWY_INLINE void load_queries(const BackwardCall& call, std::size_t b, std::size_t h, const Tile& tile,
                              const BackwardMemory& m) {
   const AttentionShape& s = call.shape;
@@ -154,8 +155,9 @@ HWY_INLINE void backward_tile(const BackwardCall& call, std::size_t b, std::size
   add_over_queries(tile, m.dscores, m.q, width, m.dk + sums_at);
 }
 
-// Computes one key/value head of one sequence, with the query heads that use it: scores are made once for dq,
-// dk and dv. dk and dv are summed over heads, then tiles of queries, then queries; dq is summed over keys.
+// Computes one key/value head of one sequence, with the query heads that use it: scores are computed once for
+// dq, dk and dv. dk and dv are summed over heads, then tiles of queries, then queries; dq is summed over
+// keys.
 void backward_task(const BackwardCall& call, std::size_t b, std::size_t kv_head, void* memory) {
   const AttentionShape& s = call.shape;
   const BackwardMemory m(s, memory);

@@ -22,7 +22,7 @@ struct DecodeCall {
   Array out;
 };
 
-// The packed queries and the sums of the query heads of one key/value head, and their softmax so far.
+// The packed queries, sums and running softmax of the query heads of one key/value head.
 struct DecodeState {
   std::vector<float> queries, sums, tile, products, scores, maxima, totals;
 };
@@ -35,7 +35,7 @@ HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
 // Computes scores[j] of one packed query and a tile of packed keys. Each is 16 sums over every 16th element,
-// added in order. `products` has room for [keys][16] and, behind it, its transpose.
+// added in order. `products` has room for [keys][16] and, after it, its transpose.
 HWY_INLINE void score_keys(const float* HWY_RESTRICT query, const float* HWY_RESTRICT keys, std::size_t count,
                            std::size_t width, float* HWY_RESTRICT products, float* HWY_RESTRICT scores) {
   const std::size_t stride = packed_stride(width);
@@ -56,7 +56,7 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT query, const float* HWY_RES
   }
 }
 
-// Turns scores into probabilities. Returns what the sums so far must be multiplied by.
+// Turns scores into probabilities. Returns the factor for the previous sums.
 HWY_INLINE float soften(std::size_t count, float* scores, float* maximum, float* total) {
   const F32 d;
   const float before = *maximum;

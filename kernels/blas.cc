@@ -20,7 +20,7 @@ class BlasProducts final : public F32Products {
  public:
   explicit BlasProducts(Sgemm sgemm) : sgemm_(sgemm) {}
 
-  // To a BLAS, which stores by columns, these matrices are transposed; so it computes C' = B' A'.
+  // A BLAS stores matrices by columns and so sees these transposed: it computes C' = B' A'.
   void multiply_f32(const Product& product) override {
     const Product p = dense(product);
     const float one = 1, beta = p.accumulate ? 1.0f : 0.0f;

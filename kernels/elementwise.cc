@@ -11,8 +11,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// Reads each vector before it writes below the vector's end; so a narrower `to` may be the beginning of
-// `from`.
+// Reads each vector before it writes over it; so a narrower `to` may begin at the beginning of `from`.
 void convert_range(std::size_t n, ConstArray from, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
 }
@@ -26,7 +25,7 @@ void convert_past_caches_range(std::size_t n, ConstArray from, Array to) {
   if (i < n) store(load(from, Part{i, n - i}), to, Part{i, n - i});
   hwy::FlushStream();
 }
-// Reads each vector before it writes below the vector's end; so `to` may be the beginning of `from`.
+// Reads each vector before it writes over it; so `to` may begin at the beginning of `from`.
 void narrow_range(std::size_t n, const float* from, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
 }
@@ -41,7 +40,7 @@ void scale_range(std::size_t n, float factor, Array x) {
 }
 
 // 0.5 (1 + tanh(u)) = sigmoid(2 u). Beyond 15 the sigmoid is 0 or 1 to the last bit, so the argument is
-// limited; else infinity would be multiplied by zero.
+// clamped; otherwise infinity would be multiplied by zero.
 inline constexpr float kGeluLimit = 15.0f;
 inline constexpr float kGeluLinear = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 inline constexpr float kGeluCubic = 0.07135481282052628f;  // 0.044715 * kGeluLinear
@@ -97,7 +96,7 @@ void swiglu_backward_range(std::size_t n, ConstArray gate, ConstArray up, ConstA
   });
 }
 
-// An element is kept where its word, as a number in [0, 1) with 24 bits, is below 1 - p in f32.
+// An element is kept where its word, converted to [0, 1) with 24 bits, is below 1 - p in f32.
 void dropout_range(std::size_t n, ConstArray x, ConstArray residual, float p, std::uint64_t seed,
                    std::uint64_t stream, std::uint64_t first_index, Array y) {
   const float keep = 1.0f - p, factor = 1.0f / keep;
@@ -162,7 +161,7 @@ HWY_EXPORT(dropout_range);
 HWY_EXPORT(fill_normal_range);
 
 namespace {
-// From so many elements on, stores go around the caches, which would keep little until it is read.
+// From this many elements on, stores bypass the caches, which would evict most of them before they are read.
 constexpr std::size_t kPastCaches = std::size_t{4} << 20;
 
 template <class Body>
@@ -170,7 +169,7 @@ void for_ranges(Threads& threads, std::size_t n, const Body& body) {
   threads.parallel_for(n, kLoopGrain, [&](std::size_t begin, std::size_t end) { body(begin, end - begin); });
 }
 
-// What a loop over a range that begins at an element is handed of an argument: numbers are the same for all.
+// Shifts an argument of a loop to a range's first element; numbers stay as they are.
 ConstArray from_element(ConstArray array, std::size_t element) { return array.at(element); }
 Array from_element(Array array, std::size_t element) { return array.at(element); }
 float from_element(float number, std::size_t) { return number; }
@@ -215,8 +214,8 @@ void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, Const
   });
 }
 
-// What the second half of [0, 2 n) becomes is written where the first half was, which is packed already. So
-// the ranges of a half can be packed in parallel, and halves follow each other from small to large.
+// The second half of [0, 2 n) is packed into the memory of the first half, which is packed already. So ranges
+// within a half can be packed in parallel, while halves follow each other from small to large.
 void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type) {
   if (type == Dtype::kF32) return;
   const ConstArray wide{values, Dtype::kF32};

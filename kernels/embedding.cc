@@ -32,10 +32,11 @@ HWY_EXPORT(copy_row);
 HWY_EXPORT(add_row_to);
 
 namespace {
-constexpr std::size_t kColumns = 256;    // columns that a task adds up on its stack
-constexpr std::size_t kSortedRows = 64;  // sorted rows of a task
+constexpr std::size_t kColumns = 256;    // columns that a task sums on its stack
+constexpr std::size_t kSortedRows = 64;  // sorted rows per task
 
-// A key holds a row's token and, below it, the row. So sorted keys have the rows of a token in order.
+// A key has a row's token in its upper half, and the row below it. So sorted keys group the rows by token, in
+// order.
 using Key = std::uint64_t;
 std::uint32_t token_of(Key key) { return static_cast<std::uint32_t>(key >> 32); }
 std::size_t row_of(Key key) { return static_cast<std::uint32_t>(key); }
@@ -48,7 +49,7 @@ std::span<const Key> sort_rows(std::span<const std::int32_t> tokens, void* works
   return {keys, tokens.size()};
 }
 
-// Adds the rows of the token that begins at keys[begin] to columns of dtable. Returns where its keys end.
+// Adds the rows of the token at keys[begin] to columns of dtable. Returns the index after its last key.
 std::size_t add_token(std::span<const Key> keys, std::size_t begin, std::size_t width, std::size_t column,
                       ConstArray dy, float* dtable) {
   const std::size_t columns = std::min(kColumns, width - column);
@@ -94,7 +95,7 @@ void embedding_backward(Threads& threads, std::span<const std::int32_t> tokens, 
     const std::size_t column = task % stripes * kColumns, begin = task / stripes * kSortedRows;
     const std::size_t end = std::min(begin + kSortedRows, keys.size());
     std::size_t i = begin;
-    // A token that began in the block before is added by that block's task.
+    // A token that begins in the previous block is handled by that block's task.
     while (i < end && i > 0 && token_of(keys[i]) == token_of(keys[i - 1])) ++i;
     while (i < end) i = add_token(keys, i, width, column, dy, dtable);
   });

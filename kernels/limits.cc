@@ -7,7 +7,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "kernels/simd.h"
-// It declares hwy::FlushStream().
+// For hwy::FlushStream().
 #include <hwy/cache_control.h>
 
 #include "kernels/simd-inl.h"
@@ -16,7 +16,7 @@
 #define SLUICE_KERNELS_LIMITS_TYPES
 namespace sluice::kernels {
 
-// The first of a stream's consecutive blocks. A `turn` of its bytes comes before the next stream's.
+// The first of a stream's consecutive blocks. `turn` bytes of it are moved before the next stream's turn.
 struct StreamBlock {
   std::byte* data;
   std::size_t bytes, turn;
@@ -32,7 +32,7 @@ namespace sluice::kernels::HWY_NAMESPACE {
 using Words = hn::CappedTag<std::uint32_t, 16>;
 using WordVector = hn::Vec<Words>;
 
-// `zero` is 0, but the compiler does not know that: so it cannot drop the write of an unchanged value.
+// `zero` is 0, which the compiler does not know: so it cannot drop the write of an unchanged value.
 WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touch, bool past_caches,
                 WordVector zero) {
   const Words d;
@@ -80,7 +80,7 @@ std::uint32_t pass_block(std::span<const StreamBlock> first, std::size_t index, 
   return result;
 }
 
-// Adds kSums sums, which are enough to hide the latency of a multiply-add.
+// kSums independent sums are enough to hide the latency of a multiply-add.
 float multiply_add_rounds(std::size_t rounds, float factor) {
   const F32 d;
   const auto f = hn::Set(d, factor);
@@ -107,8 +107,8 @@ HWY_EXPORT(multiply_add_rounds);
 HWY_EXPORT(lanes);
 
 namespace {
-constexpr std::size_t kSums = 10;   // independent sums of multiply_add_rounds()
-constexpr std::size_t kShares = 8;  // shares of each thread, so that others can take those of a late one
+constexpr std::size_t kSums = 10;   // independent sums in multiply_add_rounds()
+constexpr std::size_t kShares = 8;  // per thread, so that other threads can take over from a late one
 
 std::size_t turn_of(const MemoryStream& stream, std::size_t widest, Turns turns) {
   constexpr std::size_t kPage = 4096, kLines = 256, kLine = 64;

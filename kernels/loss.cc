@@ -12,7 +12,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// Without NaN the order of comparisons is of no matter. With one, the sum of exponentials is NaN anyway.
+// Without NaN the order of comparisons does not matter. With one, the sum of exponentials is NaN anyway.
 HWY_INLINE float maximum(std::size_t n, const float* values) {
   constexpr std::size_t kVectors = 4, kStep = kVectors * kLanes;
   F32Vector largest[kVectors];
@@ -33,7 +33,7 @@ HWY_INLINE float maximum(std::size_t n, const float* values) {
   return result;
 }
 
-// Returns the sum of exp(value - shift). Where `keep` is set, the exponentials replace the values.
+// Returns the sum of exp(value - shift). With `keep` the exponentials replace the values.
 HWY_INLINE float sum_exponentials(std::size_t n, float shift, float* values, bool keep) {
   return sum_in_lanes<float>(n, [=](auto at, auto sum) HWY_ATTR {
     const auto exponential = exp(hn::Sub(load(values, at), set(shift)));
@@ -58,7 +58,7 @@ float cross_entropy_row(std::size_t classes, std::int32_t target, float* logits,
   return sum >= 1.0f ? (largest - target_logit) + hn::GetLane(log(set(sum))) : sum;
 }
 
-// Returns the largest logit and the sum of the exponentials, which replace the logits where `keep` is set.
+// Returns the largest logit and the sum of the exponentials, which replace the logits if `keep` is set.
 RowStatistics row_statistics(std::size_t classes, float* logits, bool keep) {
   const float largest = maximum(classes, logits);
   return {largest, sum_exponentials(classes, largest, logits, keep), 0};

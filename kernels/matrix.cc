@@ -20,8 +20,8 @@ constexpr std::size_t kAlignment = 64;
 // --- the plug-in
 // -------------------------------------------------------------------------------------------------
 
-// RTLD_DEEPBIND lets oneDNN find the plug-in's own memory functions first (dnnl/scratch.cc). The sanitizers
-// have such functions themselves, and refuse it.
+// With RTLD_DEEPBIND oneDNN finds the plug-in's own memory functions first (dnnl/scratch.cc). The sanitizers
+// have such functions themselves, and refuse the flag.
 #if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 constexpr int kHowToOpen = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 #else
@@ -56,7 +56,8 @@ void check(const Product& p) {
          p.lda, p.ldb, p.ldc);
 }
 
-// How many columns of B and C are widened at once. A narrow C needs an f32 slice too, of the same bound.
+// Returns how many columns of B and C are widened at once. A narrow C needs an f32 slice, too, with the same
+// bound.
 std::size_t slice_columns(const Product& p) {
   const std::size_t rows = std::max<std::size_t>({p.k, p.c.type != Dtype::kF32 ? p.m : 0, 1});
   std::size_t columns = std::max<std::size_t>(kWidenedSlice / rows, 1);
@@ -78,7 +79,7 @@ WidenedLayout widened_layout(const Product& p) {
   return layout;
 }
 
-// The f32 product of `columns` columns of B and C. Its operands have no addresses yet.
+// Returns the f32 product of `columns` columns of B and C, with operands without addresses.
 Product widened_shape(const Product& p, std::size_t columns) {
   Product slice;
   slice.m = p.m;
@@ -91,7 +92,7 @@ Product widened_shape(const Product& p, std::size_t columns) {
   return dense(slice);
 }
 
-// Visits what the library is asked for: the product itself, or its widened slices of each width.
+// Visits the products that the library computes: the product itself, or its widened slices of each width.
 template <class Visit>
 void for_each_part(const Product& p, const MatrixLibrary& library, Visit&& visit) {
   if (has_products_of(p.a.type, library)) return visit(p);
@@ -103,8 +104,8 @@ void for_each_part(const Product& p, const MatrixLibrary& library, Visit&& visit
 // --- the ways to a product
 // ---------------------------------------------------------------------------------------
 
-// Multiplies by the primitive, or by multiply_f32(). A bias is then written to every row of C first, and the
-// product added to it, which saves one write of C against adding it afterwards.
+// Multiplies by the primitive, or by multiply_f32(). In the latter case the bias is written to every row of C
+// first, and the product accumulated, which saves one pass over C.
 void multiply_part(MatrixLibrary& library, Threads& threads, Product p, void* workspace) {
   if (library.has_primitive(p)) return library.multiply_by_primitive(p, workspace);
   if (p.bias) {

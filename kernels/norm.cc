@@ -53,7 +53,7 @@ void rmsnorm_rows(std::size_t rows, std::size_t width, ConstArray x, ConstArray 
   }
 }
 
-// One row's x, normalised (`normal`), and the gradient that arrives at the normalised value (`inner`).
+// A row's normalized x (`normal`), and the gradient of the normalized value (`inner`).
 template <bool kCentred>
 struct NormRow {
   ConstArray x, gamma, dy;
@@ -132,7 +132,8 @@ namespace {
 std::size_t row_grain(std::size_t width) {
   return std::max<std::size_t>(kLoopGrain / 2 / std::max<std::size_t>(width, 1), 1);
 }
-// Of a LayerNorm there are two statistics of a row, and two sums of a block of rows. An RMSNorm has no dbeta.
+// A LayerNorm has two statistics for each row, and two sums for each block of rows. An RMSNorm has one, and
+// no dbeta.
 void norm_backward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
                    const float* statistics, ConstArray dy, Array dx, float* dgamma, float* dbeta,
                    bool accumulate, void* workspace) {
@@ -162,7 +163,7 @@ void layernorm_forward(Threads& threads, std::size_t rows, std::size_t width, Co
   });
 }
 
-// The workspace holds, for each block of rows, its sums for dgamma and for dbeta.
+// Returns the bytes of the sums for dgamma and dbeta of all blocks of rows.
 std::size_t norm_backward_workspace(std::size_t rows, std::size_t width) {
   return divide_up(rows, kRowBlock) * 2 * width * sizeof(float);
 }

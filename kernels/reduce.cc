@@ -14,7 +14,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// The sums of the grid's blocks. A square of an f32 value is exact in f64, and no sum of them overflows.
+// Sums the squares of each grid block. A square of an f32 value is exact in f64, and no sum of them
+// overflows.
 template <class Step>
 HWY_INLINE void sum_blocks(std::size_t n, double* sums, const Step& step) {
   for (std::size_t begin = 0; begin < n; begin += kGridBlock)
@@ -73,7 +74,7 @@ HWY_EXPORT(add_rows);
 HWY_EXPORT(add_in_place);
 
 namespace {
-constexpr std::size_t kBlocksAtOnce = 64;  // of one task
+constexpr std::size_t kBlocksAtOnce = 64;  // blocks per task
 constexpr std::size_t kColumnGrain = 256;
 
 void require_grid(std::size_t first) {
@@ -86,7 +87,7 @@ SquareSum square_sum_of(PartialSum sum) {
   return {std::move(sum), finite};
 }
 
-// sums_of(begin, end, sums): the sums of the blocks that make up [begin, end) of the array.
+// sums_of(begin, end, sums) computes the sums of the blocks that make up [begin, end) of the array.
 template <class SumsOf>
 SquareSum sum_on_grid(Threads& threads, std::size_t first, std::size_t n, const SumsOf& sums_of) {
   require_grid(first);

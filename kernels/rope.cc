@@ -10,9 +10,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-inline constexpr std::size_t kAngles = 128;  // so many cosines and sines are on the stack at once
+inline constexpr std::size_t kAngles = 128;  // cosines and sines on the stack at once
 
-// Angle, sine and cosine are computed in f64 and rounded once. An f32 angle is wrong at large positions.
+// Angle, sine and cosine are computed in f64 and rounded once. An f32 angle is inaccurate at large positions.
 HWY_INLINE void fill_turns(std::size_t count, const double* frequencies, double position, bool inverse,
                            float* cosines, float* sines) {
   const hn::CappedTag<double, 8> f64;
@@ -36,7 +36,7 @@ HWY_INLINE void turn(std::size_t count, const float* cosines, const float* sines
   });
 }
 
-// Turns all rows of one position: `rows` rows, row_stride elements apart.
+// Rotates all rows of one position: `rows` rows, row_stride elements apart.
 void rope_position(std::size_t rows, std::size_t row_stride, std::size_t heads, std::size_t head_width,
                    double position, const double* frequencies, bool inverse, Array x) {
   const std::size_t half = head_width / 2;

@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "kernels/simd.h"
-// kernels/simd.h, which disables targets, must come first.
+// kernels/simd.h disables targets, so it must come first.
 #include <hwy/highway.h>
 #include <hwy/targets.h>
 
@@ -21,7 +21,7 @@ struct Target {
   std::int64_t bits;
 };
 
-// The widest target is first. Highway gives wider targets lower bits.
+// The widest target first. Highway gives wider targets lower bits.
 constexpr Target kTargets[] = {
 #if HWY_ARCH_X86
     {"avx512", HWY_AVX3},
@@ -51,7 +51,7 @@ bool read_limit() {
 
 }  // namespace
 
-// Where read_limit() throws, the variable is not initialised, so the next call reads the environment again.
+// If read_limit() throws, the variable stays uninitialized, so the next call reads the environment again.
 void limit_targets() { [[maybe_unused]] static const bool limited = read_limit(); }
 
 std::string chosen_target() {

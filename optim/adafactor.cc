@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kFactorGrain = 4096;  // rows or columns of one task
 static_assert(kernels::kLoopGrain % kernels::kGridBlock == 0);
 
-// What the rounds hand on, in a parameter's scratch.
+// The data that rounds share, in a parameter's scratch.
 struct Progress {
   Progress(const Matrices& m, double* scratch)
       : tiles(m),
@@ -32,17 +32,17 @@ struct Progress {
     const std::size_t factors = m.all_rows() + m.all_columns() + kFactorPadding;
     return kScalars + m.blocks() + m.all_rows() + in_strips(m, t) + in_tiles(m, t) + divide_up(factors, 2);
   }
-  // The sums of blocks, behind which lie those of rows and strips, which the first round has, too.
+  // Returns the sums of blocks, and in the first round also the sums of rows and strips, which follow them.
   PartSums sums(int round, const Matrices& m) const {
     return {{blocks, round == 0 ? tile_sums : blocks + m.blocks()}, {}};
   }
   static constexpr std::size_t kScalars = 3;
   Tiles tiles;
-  double* scalars;        // the rate (clipped from round 1 on), what the weight decay keeps, beta2
-  double* blocks;         // the sums of squares of each block: of values in round 0, of the update in round 1
-  double* row_sums;       // the sums of squared gradients of each row
-  double* strip_sums;     // the sums of squared gradients of each strip's columns
-  double* tile_sums;      // likewise for the tiles at work; there are none where a strip is one tile
+  double* scalars;        // the learning rate (clipped from round 1 on), the weight decay's factor, beta2
+  double* blocks;         // squared sums of each block: of values in round 0, of the update in round 1
+  double* row_sums;       // squared gradients summed by row
+  double* strip_sums;     // squared gradients summed by column within each strip
+  double* tile_sums;      // the same for the tiles in progress; none where a strip is one tile
   float* row_factors;     // 1 / sqrt(row / mean of rows)
   float* column_factors;  // 1 / sqrt(column)
 
@@ -55,7 +55,7 @@ struct Progress {
   }
 };
 
-// Newton's method from above, in arithmetic that is the same everywhere, which std::pow is not.
+// Newton's method from above, with the same bits on every machine, unlike std::pow.
 double fifth_root(double x) {
   double root = x;
   while (true) {
@@ -131,7 +131,7 @@ Normalizer Adafactor::normalizer(const Matrices& m, const Progress& p, const Hyp
   return n;
 }
 
-// The rows and columns of a span's gradient, in one pass.
+// Adds a span's squared gradients to the sums of rows and columns, in one pass.
 class GradientSums {
  public:
   GradientSums(const Matrices& m, const Progress& p, const Hyperparameters& h, const Span& span)
@@ -162,13 +162,13 @@ class GradientSums {
     const std::size_t row = tiles_.first_row(m_, tile), begin = std::max(first_, row * m_.columns);
     const std::size_t end = std::min(last_, tiles_.end_row(m_, tile) * m_.columns);
     double* const columns = tiles_.of_strip > 1 ? sums_of(tile) : strip_of(tile);
-    // The span before may have had a part of the tile.
+    // An earlier span may have summed a part of the tile.
     if (tiles_.of_strip > 1 && begin == row * m_.columns) std::fill_n(columns, m_.columns, 0.0);
     add_squares(
         {&m_, begin, end, gradient_.at(begin - first_), rule_, p_.row_sums, columns, m_.matrix_of(row)});
   }
 
-  // The tiles that end in the span are added, one after another.
+  // Adds the tiles that end in the span to their strips, one after another.
   void add_to_strips(Threads& threads, std::size_t tile, std::size_t count) const {
     threads.parallel_for(m_.columns, kFactorGrain, [&](std::size_t begin, std::size_t end) {
       for (std::size_t t = tile; t < tile + count && tiles_.end_row(m_, t) * m_.columns <= last_; ++t) {
@@ -216,7 +216,7 @@ double Adafactor::rate_of(const Matrices& m, const Progress& p, const Hyperparam
   return rate * std::max(own().number("epsilon2"), std::sqrt(sum / static_cast<double>(m.elements)));
 }
 
-// Averages the sums of rows and columns into the state, and takes the factors of the update from there.
+// Updates the averages of rows and columns in the state, and computes the update's factors from them.
 class Factors {
  public:
   Factors(const Matrices& m, const Progress& p, double epsilon, float* state)
@@ -253,7 +253,7 @@ class Factors {
   }
   void average(float& into, double sum, std::size_t count) const {
     const double mean = sum / static_cast<double>(count) + epsilon_, decay = p_.scalars[2];
-    // Squares of finite gradients may pass what f32 holds, and their shares must stay numbers.
+    // Squares of finite gradients may exceed f32's range, and ratios of averages must stay finite.
     constexpr double kMost = std::numeric_limits<float>::max();
     into = static_cast<float>(std::min(decay * into + (1 - decay) * mean, kMost));
   }

@@ -15,11 +15,11 @@ namespace sluice::optim::HWY_NAMESPACE {
 
 using F64 = hn::CappedTag<double, 16>;
 using F64Vector = hn::Vec<F64>;
-using F32OfF64 = hn::Rebind<float, F64>;  // as many lanes
+using F32OfF64 = hn::Rebind<float, F64>;  // with as many lanes
 inline constexpr std::size_t kWidth = hn::MaxLanes(F64());
 static_assert(kFactorPadding >= simd::kLanes);
 
-// A block in f32, which stays in the processor's cache. Vectors may go beyond its end.
+// A block in f32, which fits into the cache. Vectors may extend beyond its end.
 struct Buffer {
   HWY_INLINE void ask_next(const float* at) const {
     hwy::Prefetch(next + static_cast<std::size_t>(at - values) * element_bytes);
@@ -29,7 +29,7 @@ struct Buffer {
   HWY_ALIGN float values[kernels::kGridBlock + kFactorPadding];
 };
 
-// to: x as f32, by the rule.
+// Loads x as f32 into `to`, and applies the rule.
 HWY_INLINE void bring(std::size_t n, ConstArray x, const GradientRule& rule, Buffer& to) {
   constexpr std::size_t kVectors = 4, kGroup = kVectors * simd::kLanes;
   to.next = static_cast<const std::byte*>(x.at(n).data);
@@ -46,7 +46,7 @@ HWY_INLINE void bring(std::size_t n, ConstArray x, const GradientRule& rule, Buf
   if (i < n) hn::Store(ruled(simd::F32(), rule, x, simd::Part{i, n - i}), simd::F32(), to.values + i);
 }
 
-// body(vector of f64, which of those of 16) for a vector of f32, of 16 elements from the j-th on.
+// Splits f32 vectors into f64 ones: calls body(f64 vector, its index among those of 16 elements).
 template <class Body>
 HWY_INLINE void each_half(simd::F32Vector value, std::size_t j, const Body& body) {
 #if HWY_TARGET == HWY_SCALAR
@@ -57,25 +57,26 @@ HWY_INLINE void each_half(simd::F32Vector value, std::size_t j, const Body& body
 #endif
 }
 
-// Values that are summed, read from memory as they are added.
+// Values to be summed, which are loaded from memory as they are added.
 struct Terms {
   ConstArray values;
   GradientRule rule;
 
   HWY_INLINE void ask_ahead(std::size_t at) const { simd::ask_far_ahead(values, at); }
-  // body(vector, j) for the 16 elements from `at` on; j: of 16, the vector's first.
+  // Calls body(vector, j) for the 16 elements from `at` on; j is the index of the vector's first element
+  // among them.
   template <class Body>
   HWY_INLINE void each_vector(std::size_t at, const Body& body) const {
     HWY_UNROLL(16)
     for (std::size_t j = 0; j < 16; j += simd::kLanes)
       body(ruled(simd::F32(), rule, values, simd::Whole{at + j}), j);
   }
-  // body(vector of f64, which of them) likewise.
+  // The same with body(f64 vector, its index).
   template <class Body>
   HWY_INLINE void each(std::size_t at, const Body& body) const {
     each_vector(at, [&](simd::F32Vector value, std::size_t j) SLUICE_BODY { each_half(value, j, body); });
   }
-  // The last ones, fewer than 16, with zeros after them.
+  // Copies the last, fewer than 16, elements, and pads them with zeros.
   HWY_INLINE Terms padded(std::size_t at, std::size_t count, float (&to)[16]) const {
     std::fill_n(to, 16, 0.0f);
     std::memcpy(to, values.at(at).data, count * simd::bytes_of(values.type));
@@ -83,7 +84,7 @@ struct Terms {
   }
 };
 
-// In 16 lanes.
+// Sums in 16 lanes.
 struct Sums {
   F64Vector lanes[16 / kWidth];
   HWY_INLINE Sums() {
@@ -117,7 +118,7 @@ HWY_INLINE double square_sum_of(std::size_t n, const Terms& terms) {
   return sums.total();
 }
 
-// Adds the squares to those of their columns; returns their sum.
+// Adds the squares to their columns' sums, and returns their total.
 HWY_INLINE double add_long_row(std::size_t n, const Terms& terms, double* columns) {
   Sums sums;
   const auto add_to = [&](double* to) SLUICE_BODY {
@@ -156,7 +157,7 @@ HWY_INLINE void add_short_row(std::size_t n, const Terms& terms, double& row, do
   row = sum;
 }
 
-// body(from, to, row, column) for what each row has of elements [begin, end).
+// Calls body(from, to, row, column) for each row's part of the elements [begin, end).
 template <class Body>
 HWY_INLINE void for_each_row(const Matrices& m, std::size_t begin, std::size_t end, const Body& body) {
   std::size_t row = begin / m.columns, column = begin % m.columns;
@@ -197,14 +198,14 @@ HWY_INLINE simd::F32Vector second_moment(const Normalizer& s, simd::F32Vector gr
   return simd::mul_add(before, simd::set(s.decay), hn::Mul(square, simd::set(s.rate)));
 }
 
-// The gradient times the factors of row and column, for elements that come in ascending order and rows of
-// whole vectors.
+// Multiplies the gradient by the factors of row and column, for elements in ascending order and rows of whole
+// vectors.
 class RowFactors {
  public:
-  // first: of the parameter's elements the one that `i` counts from.
+  // first: index in the parameter of the element with i = 0.
   HWY_INLINE RowFactors(const Normalizer& s, std::size_t first)
       : s_(s), columns_in_row_(s.matrices->columns), row_(first / columns_in_row_) {
-    begin_ = row_ * columns_in_row_ - first;  // below zero where the row begins earlier; it wraps around
+    begin_ = row_ * columns_in_row_ - first;  // negative (wraps around) where the row begins earlier
     end_ = begin_ + columns_in_row_;
     look_at_row();
   }
@@ -231,8 +232,8 @@ class RowFactors {
 };
 HWY_INLINE bool has_whole_vectors(const Matrices& m) { return m.factored && m.columns % 16 == 0; }
 
-// The gradient times the factors of row and column. Rows come in ascending order: what a vector has beyond
-// its row is written over by the next one.
+// Multiplies the gradient by the factors of row and column. Rows are written in ascending order: the part of
+// a vector beyond its row is overwritten by the next row.
 HWY_INLINE void normalize_rows(const Normalizer& s, std::size_t begin, std::size_t n, const Buffer& gradient,
                                Buffer& update) {
   const Matrices& m = *s.matrices;
@@ -256,8 +257,8 @@ HWY_INLINE void normalize_rows(const Normalizer& s, std::size_t begin, std::size
                });
 }
 
-// update: before the learning rate. Of a vector: the gradient over the root of its second moment, which is
-// written back where kKeep says so.
+// Computes the update before the learning rate. For a vector: the gradient over the root of its second
+// moment, which is stored if kKeep.
 template <bool kKeep>
 HWY_INLINE void normalize(const Normalizer& s, std::size_t at, std::size_t n, Buffer& update) {
   Buffer gradient;
@@ -291,8 +292,7 @@ double update_square_sum_range(const Normalizer& normalizer, std::size_t at, std
   return square_sum_of(count, {{update.values, Dtype::kF32}, {}});
 }
 
-// The update of each vector is its gradient times what `rows` has for it, or, where that is null, in
-// `updates`.
+// Each vector's update is its gradient times the factor from `rows`, or, if that is null, is in `updates`.
 template <bool kMomentum>
 HWY_INLINE void apply_updates(const AdafactorFactors& factors, const GradientRule& rule,
                               const SpanRange& range, RowFactors* rows, const float* updates) {
@@ -354,8 +354,10 @@ void apply_update(const Normalizer& normalizer, const AdafactorFactors& factors,
 
 namespace {
 constexpr std::size_t kTileElements = std::size_t{64} << 10;
-constexpr std::size_t kLeastRows = 32;  // of a tile: sums of columns are then little beside what is summed
-constexpr std::size_t kElementsAtOnce = std::size_t{2} << 20;  // lest threads wait for each other often
+// Rows of a tile, so that adding column sums costs little beside computing them.
+constexpr std::size_t kLeastRows = 32;
+// Enough that threads seldom wait for each other.
+constexpr std::size_t kElementsAtOnce = std::size_t{2} << 20;
 constexpr std::size_t kLeastAtOnce = 4;
 }  // namespace
 
@@ -377,7 +379,7 @@ Tiles::Tiles(const Matrices& m) : whole(m.matrix_elements() <= kTileElements) {
     at_once = count;
     return;
   }
-  // Strips begin on the grid, so that parts may begin with them.
+  // Strips begin at grid blocks, so that parts may begin at strips.
   rows = round_up(std::max(kLeastRows, kTileElements / m.columns),
                   kernels::kGridBlock / std::gcd(m.columns, kernels::kGridBlock));
   of_each = divide_up(m.rows, rows);
@@ -405,11 +407,11 @@ std::size_t Tiles::last_cut(const Matrices& m, std::size_t element) const {
   if (!m.factored) return 0;
   const std::size_t matrix = m.matrix_elements(),
                     on_grid = kernels::kGridBlock / std::gcd(matrix, kernels::kGridBlock);
-  const std::size_t first =
-      element / matrix / on_grid * on_grid * matrix;  // of a matrix that begins on the grid
+  // The last matrix at or before `element` that begins at a grid block.
+  const std::size_t first = element / matrix / on_grid * on_grid * matrix;
   const std::size_t strip = of_strip * rows * m.columns;
   if (whole) return first;
-  // The matrices after it, where they do not begin on the grid, are cut nowhere.
+  // Matrices after it that do not begin at a grid block are not cut.
   return first + std::min((element - first) / strip, strips - 1) * strip;
 }
 

@@ -13,7 +13,7 @@ constexpr std::pair<std::string_view, Maker*> kMakers[] = {
     {"adamw", make_adamw}, {"adam", make_adam},           {"lion", make_lion},
     {"sgd", make_sgd},     {"adafactor", make_adafactor}, {"muon", make_muon}};
 
-// Refuses a type of state that no array of the optimizer can have.
+// Refuses a state type that none of the optimizer's arrays can have.
 void check_storage(const Optimizer& optimizer) {
   const Dtype type = optimizer.storage().state;
   const std::vector<std::string> names = state_type_names();

@@ -5,24 +5,24 @@
 namespace sluice::optim {
 namespace {
 
-// Powers of ten up to 10^7 are exact, so that a division by one rounds once.
+// Powers of ten up to 10^7 are exact, so that a division by one rounds only once.
 double power_of_ten(std::size_t exponent) {
   double power = 1;
   for (; exponent > 0; --exponent) power *= 10;
   return power;
 }
 
-// The index of the line of the numbers from 2^k on: the exponent of an f32 is k + 127.
+// Returns the index of the line for numbers from 2^k on: the exponent of an f32 is k + 127.
 std::size_t lookup_of(std::size_t k) { return (k + 127) % 8; }
 
-// Adds the line of the numbers from 2^k on: the middles of 2^k equal parts of (0.1 / unit, 1 / unit].
+// Adds the line for numbers from 2^k on: the midpoints of 2^k equal parts of (0.1 / unit, 1 / unit].
 void add_line(std::size_t k, double unit, float number_of_code_0, CodeTable& table) {
   const auto parts = static_cast<double>(std::size_t{1} << k);
   const std::size_t line = lookup_of(k);
   table.slopes[line] = static_cast<float>(0.9 / (unit * parts));
   table.offsets[line] = static_cast<float>((0.45 / parts - 0.8) / unit);
   const std::size_t at = k % CodeTable::kLines;
-  // A little is added, so that rounding cannot leave a value of 1 below its whole number.
+  // A nudge, so that rounding cannot leave the value 1 below its number.
   constexpr double kNudge = 0x1p-12;
   table.inverse_slopes[at] = static_cast<float>(parts * unit / 0.9);
   table.inverse_offsets[at] = static_cast<float>(parts * 8 / 9 - 0.5 - number_of_code_0 + kNudge);
@@ -46,7 +46,7 @@ void repeat_lines(CodeTable& table) {
 CodeTable signed_table() {
   CodeTable table;
   for (std::size_t k = 0; k < CodeTable::kLines; ++k) add_line(k, power_of_ten(6 - k), 0, table);
-  table.slopes[lookup_of(7)] = -0x1p-7f;  // the number -128 stands for 1
+  table.slopes[lookup_of(7)] = -0x1p-7f;  // the number -128 encodes 1
   for (std::size_t number = 1; number < 128; ++number) {
     const float value = value_of(table, static_cast<float>(number));
     table.values[number] = value;
@@ -60,7 +60,7 @@ CodeTable signed_table() {
 CodeTable unsigned_table() {
   CodeTable table;
   for (std::size_t k = 1; k <= CodeTable::kLines; ++k) add_line(k, power_of_ten(7 - k), 1, table);
-  const std::size_t ends = lookup_of(0);  // the numbers 1 and 256 share this line
+  const std::size_t ends = lookup_of(0);  // shared by the numbers 1 and 256
   table.slopes[ends] = 1.0f / 255;
   table.offsets[ends] = -table.slopes[ends];
   for (std::size_t code = 0; code < 256; ++code)

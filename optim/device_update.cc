@@ -21,7 +21,7 @@ CodeLines lines_of(CodeMap map) {
   return lines;
 }
 
-// Whether four elements of each array may be accessed at once.
+// Whether groups of four elements of every array are aligned for one access.
 bool is_aligned(const Span& span) {
   constexpr std::size_t kElements = 4;
   const auto is = [](const ConstArray& array) {

@@ -23,10 +23,10 @@ struct MuonFactors {
   float momentum, rate;  // and 1 - momentum
   bool nesterov;
   float keep;           // 1 - lr * weight_decay
-  float learning_rate;  // scaled by the shape
+  float learning_rate;  // scaled for the shape
 };
 
-// The constants of an iteration: x <- a x + b (x x') x + c (x x')^2 x. Jordan et al. 2024.
+// The coefficients of an iteration: x <- a x + b (x x') x + c (x x')^2 x. Jordan et al. 2024.
 struct Quintic {
   float a = 3.4445f, b = -4.7750f, c = 2.0315f;
 };
@@ -42,7 +42,7 @@ HWY_INLINE simd::F32Vector next_momentum(const MuonFactors& f, simd::F32Vector g
   return simd::mul_add(before, simd::set(f.momentum), hn::Mul(gradient, simd::set(f.rate)));
 }
 
-// out: the direction that is to be made orthogonal.
+// out: the matrix that is to be made orthogonal.
 void muon_direction(const MuonFactors& factors, std::size_t n, ConstArray gradient, ConstArray momentum,
                     float* out) {
   simd::for_each_vector(n, [f = factors, gradient, momentum, out](auto at) HWY_ATTR {
@@ -60,7 +60,7 @@ void muon_polynomial(const Quintic& quintic, std::size_t n, const float* gram, f
   });
 }
 
-// direction: the elements of the orthogonal matrix that belong to the range.
+// direction: the range's elements of the orthogonal matrix.
 void muon_range(const MuonFactors& factors, const float* direction, const SpanRange& range) {
   update_elements<1>(range, factors.gradient, [f = factors, direction](auto at, Elements& e) SLUICE_BODY {
     using simd::mul_add, simd::set;
@@ -82,14 +82,15 @@ namespace {
 
 constexpr int kIterations = 5;
 constexpr double kLeastNorm = 1e-7;
-constexpr std::size_t kWidened = 1024;                        // elements that stay in the processor's cache
-constexpr std::size_t kSliceElements = std::size_t{4} << 20;  // of what a product writes beside the matrix
-constexpr std::size_t kAlignedFloats = 16;                    // to 64 bytes
+constexpr std::size_t kWidened = 1024;  // elements that stay in the cache
+// Elements that a product writes outside of the matrix.
+constexpr std::size_t kSliceElements = std::size_t{4} << 20;
+constexpr std::size_t kAlignedFloats = 16;  // for an alignment of 64 bytes
 static_assert(kernels::kLoopGrain % kWidened == 0);
 
 bool is_matrix(const Kind& kind) { return kind.shape.size() == 2 && !kind.by_elements; }
 
-// The sides of a matrix for combine(). The iteration is over the shorter side, since its Gram matrices are
+// The sides of a matrix in combine(). The iteration works on the shorter side, since its Gram matrices are
 // smaller.
 struct Sides {
   explicit Sides(const Kind& kind)
@@ -99,7 +100,8 @@ struct Sides {
         least(std::min(rows, columns)),
         most(std::max(rows, columns)) {}
   std::size_t square() const { return round_up(least * least, kAlignedFloats); }  // floats
-  // How much of the longer side a product writes at once: a rule of the shape alone, as the bits are.
+  // Returns how many rows or columns of the longer side a product writes at once. It follows from the shape
+  // alone, since the bits depend on it.
   std::size_t slice() const {
     const std::size_t fitting = kSliceElements / least / kAlignedFloats * kAlignedFloats;
     return std::min(most, std::max(fitting, kAlignedFloats));
@@ -139,7 +141,7 @@ MuonFactors Orthogonal::factors(const Hyperparameters& h, const Kind& kind) cons
           .learning_rate = rounded(h.learning_rate * scale)};
 }
 
-// Rounds only read the momentum, so it is computed here and again by apply(), which stores it.
+// Rounds must not change the momentum, so it is computed here and again by apply(), which stores it.
 void Orthogonal::statistics(Threads& threads, int, const Hyperparameters& h, const Span& span) const {
   check_span(*this, h, span);
   const MuonFactors constants = factors(h, span.whole.kind);
@@ -160,7 +162,7 @@ void Orthogonal::statistics(Threads& threads, int, const Hyperparameters& h, con
   });
 }
 
-// Makes the matrix in the scratch orthogonal, nearly: its singular values become some of about 0.7 to 1.2.
+// Makes the matrix in the scratch nearly orthogonal: its singular values become about 0.7 to 1.2.
 class NewtonSchulz {
  public:
   NewtonSchulz(Threads& threads, kernels::F32Products& products, const Whole& whole)
@@ -183,7 +185,7 @@ class NewtonSchulz {
   }
 
  private:
-  // Afterwards no singular value is above 1.
+  // Scales the matrix so that no singular value exceeds 1.
   void normalize() {
     const std::size_t n = sides_.rows * sides_.columns;
     const double norm =
@@ -217,7 +219,7 @@ class NewtonSchulz {
     for (std::size_t i = 0; i < k; ++i) factor_[i * k + i] += quintic.a;
   }
 
-  // Multiplies in place some rows of a tall matrix, or some columns of another.
+  // Multiplies some rows of a tall matrix, or some columns of a wide one, in place.
   void replace_slice(std::size_t first, std::size_t count) {
     const std::size_t k = sides_.least;
     float* const part = matrix_ + first * (sides_.tall ? k : 1);

@@ -11,7 +11,7 @@ namespace sluice::optim {
 
 namespace {
 
-// docs/optimizers.md says what else a new entry needs.
+// docs/optimizers.md lists the other changes that a new entry needs.
 std::vector<Setting> make_table() {
   using enum Range;
   using enum Change;
@@ -68,13 +68,13 @@ std::string text_of(const Json& value) {
   return value.is_number() ? fmt::format("{}", value.get<double>()) : value.dump();
 }
 
-// What values of a Range are. Each is looked at in f64, and as the optimizers' loops use it.
+// The values of a Range. Each value is checked in f64, and in f32 as the optimizers' loops use it.
 struct RangeRow {
   SettingType type;
   std::string_view text;
   bool (*has)(double value, float single);
 };
-// They are in the order of Range.
+// In the order of Range.
 constexpr RangeRow kRanges[] = {
     {SettingType::kNumber, "at least 0 and below 1", [](double v, float) { return v >= 0 && v < 1; }},
     {SettingType::kNumber, "finite and above 0, also when rounded to 32 bits",
@@ -164,7 +164,7 @@ Settings::Settings(std::string_view optimizer, const Json& given, Defaults defau
   for (const Setting* const setting : settings_of(optimizer)) {
     const SettingOwner& owner = *setting->owner(optimizer);
     const Json& value = defaults == Defaults::kOwn ? owner.value : owner.in_training();
-    values_.emplace(setting->name, value);  // changes nothing where a value was given
+    values_.emplace(setting->name, value);  // has no effect where a value was given
   }
 }
 

@@ -11,18 +11,17 @@
 namespace sluice::cuda {
 namespace {
 
-// CUDA's relaxed mode of the calling thread, for as long as this object lives. In another mode each call that
-// CUDA calls unsafe, such as asking whether an event is done, fails while a client captures a graph, on
-// whichever thread it does so, and ends that capture. Nothing that is done here belongs into a client's
-// graph.
+// Sets CUDA's relaxed stream-capture mode on the calling thread while it lives. In another mode, every call
+// that CUDA considers unsafe, such as querying an event, fails while a client captures a graph on any thread,
+// and ends that capture. Nothing that is done here belongs to a client's graph.
 class Relaxed {
  public:
   explicit Relaxed(const Driver& driver) noexcept
       : driver_(driver), result_(driver.cuThreadExchangeStreamCaptureMode(&mode_)) {}
   ~Relaxed() {
-    // The driver may tell an earlier call's error here, and NVIDIA does not say whether it has set the mode
-    // then. To set it once more does no harm. Where that fails, too, the thread stays in the relaxed mode, in
-    // which CUDA refuses less, and the GPU has a fault, of which each later call tells.
+    // This call may return an earlier call's error, and NVIDIA does not document whether it has set the mode
+    // then. Setting it once more does no harm. If that fails, too, the thread stays in the relaxed mode, in
+    // which CUDA refuses less, and the GPU has had a fault, which each later call reports.
     for (int left = result_ == CUDA_SUCCESS ? 2 : 0; left > 0; --left) {
       CUstreamCaptureMode mode = mode_;
       if (driver_.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS) return;
@@ -34,11 +33,12 @@ class Relaxed {
 
  private:
   const Driver& driver_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // from then on the mode before
+  // From the first exchange on, the previous mode.
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
   const CUresult result_;
 };
 
-// What an operation acts in, for as long as this object lives.
+// The driver context and capture mode for one operation, while it lives.
 class InContext {
  public:
   InContext(const Driver& driver, CUcontext context) : driver_(driver), relaxed_(driver) {
@@ -49,13 +49,13 @@ class InContext {
     driver_.check(driver_.cuCtxPushCurrent(context), "cuCtxPushCurrent");
     is_pushed_ = true;
   }
-  // For what ends something, which is tried in any case.
+  // For cleanups, which are tried in any case.
   InContext(const Driver& driver, CUcontext context, std::nothrow_t /*unused*/) noexcept
       : driver_(driver), relaxed_(driver), is_pushed_(driver.cuCtxPushCurrent(context) == CUDA_SUCCESS) {}
   ~InContext() {
     CUcontext popped = nullptr;
-    // The driver tells an earlier call's error at each later call, too, and has no reason of its own to
-    // refuse this one. Were it to, the context would stay current on this thread.
+    // The driver returns an earlier call's error at each later call, too, and has no reason of its own to
+    // refuse this one. If it did, the context would stay current on this thread.
     if (is_pushed_) (void)driver_.cuCtxPopCurrent(&popped);
   }
   InContext(const InContext&) = delete;
@@ -67,7 +67,7 @@ class InContext {
   bool is_pushed_ = false;
 };
 
-// One more context, which is the current one for as long as this object lives, with a module in it.
+// Another context, current while it lives, with a module in it.
 class OneMoreContext {
  public:
   OneMoreContext(const Driver& driver, CUdevice device, const KernelFile& kernels) : driver_(driver) {
@@ -159,7 +159,7 @@ DeviceInfo describe(const Driver& driver, CUdevice device, int index) {
 }
 
 void refuse_unfit(const Driver& driver, CUdevice device, const DeviceInfo& info) {
-  constexpr int kLeastMajor = 8;  // the kernels are built for these and later ones
+  constexpr int kLeastMajor = 8;  // kernels are built for compute capability 8.0 and later
   if (info.major < kLeastMajor)
     fail(ErrorCode::kNotFound,
          "GPU {} ({}) has compute capability {}.{}, and Sluice needs {}.0 or later (Ampere, 2020); use "
@@ -274,7 +274,7 @@ void CudaDevice::free_addresses(DeviceAddress address, std::size_t bytes) {
                 bytes);
 }
 
-// One call gives access to all of them, since each may hold up the whole GPU.
+// One call sets access to all of them, since each such call may stall the whole GPU.
 void CudaDevice::map(std::size_t bytes, std::span<const Mapping> mappings) {
   if (mappings.empty()) return;
   const InContext in(driver_, context_);
@@ -333,12 +333,12 @@ Device::Stream CudaDevice::make_stream(bool urgent) {
 Device::Event CudaDevice::make_event(bool timed) {
   const InContext in(driver_, context_);
   CUevent event = nullptr;
-  // Threads that wait for one sleep: they are as many as the cores, and others need these.
+  // Waiting threads sleep instead of spinning: there are as many as cores, and others need these.
   const unsigned flags = timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC;
   driver_.check(driver_.cuEventCreate(&event, flags), "cuEventCreate");
   return Event(event, EndEvent{this});
 }
-// What fails here is earlier work, which its event has reported, or the driver, which is at its end.
+// An error here is that of earlier work, which its event has reported, or the driver is shutting down.
 void CudaDevice::end(CUstream_st* stream) noexcept {
   const InContext in(driver_, context_, std::nothrow);
   (void)driver_.cuStreamDestroy(stream);
@@ -418,7 +418,7 @@ CUfunc_st* CudaDevice::kernel(const char* name) {
 void CudaDevice::launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks, unsigned threads,
                         const void* arguments) {
   const InContext in(driver_, context_);
-  void* one[] = {const_cast<void*>(arguments)};  // the driver copies it
+  void* one[] = {const_cast<void*>(arguments)};  // the driver copies the structure
   driver_.check(driver_.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, one, nullptr),
                 "cuLaunchKernel({} blocks of {} threads)", blocks, threads);
 }
@@ -427,7 +427,7 @@ bool CudaDevice::is_capturing(CUstream_st* stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = driver_.cuStreamIsCapturing(stream, &status);
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
-    return true;  // it is the default one, for which others wait
+    return true;  // the default stream conflicts with captures
   driver_.check(result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }

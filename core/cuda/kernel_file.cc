@@ -22,7 +22,7 @@ std::string remedy(const std::string& path) {
       "install the wheel again, or in a build make the file anew, with nvcc: `scripts/kernels.sh {}`", path);
 }
 
-// What stands before the code in a fat binary, as CUDA's tools write it.
+// The header of a fat binary, as CUDA's tools write it.
 struct FatBinaryHeader {
   std::uint32_t magic;
   std::uint16_t version, header_bytes;
@@ -30,12 +30,12 @@ struct FatBinaryHeader {
 };
 constexpr std::uint32_t kFatBinaryMagic = 0xBA55ED50;
 
-// A driver reads as many bytes as the header says, also where there are fewer.
+// The driver reads as many bytes as the header states, even if there are fewer.
 bool is_whole(std::string_view image) {
   FatBinaryHeader header{};
   if (image.size() < sizeof header) return false;
   std::memcpy(&header, image.data(), sizeof header);
-  if (header.magic != kFatBinaryMagic) return true;  // the driver judges it
+  if (header.magic != kFatBinaryMagic) return true;  // left for the driver to judge
   return header.header_bytes <= image.size() && header.code_bytes <= image.size() - header.header_bytes;
 }
 
@@ -53,7 +53,7 @@ KernelFile read_kernels() {
   const std::string_view id = kKernelsId;
   if (!std::string_view(all).starts_with(id))
     fail(ErrorCode::kNotFound, "the GPU's kernels in {} are of another build; {}", path, remedy(path));
-  // The driver needs them aligned, as the string's own memory is.
+  // The driver needs the image aligned, as the string's own memory is.
   all.erase(0, id.size());
   if (!is_whole(all))
     fail(ErrorCode::kCorrupt,

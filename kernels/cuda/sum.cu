@@ -6,7 +6,7 @@
 #include "core/cuda/kernel.h"
 #include "core/cuda/packed.h"
 
-// Gradients that are added in f32, and handed out, with the bits of kernels/reduce.cc and kernels/elementwise.cc.
+// Adding and copying gradients in f32, with the bits of kernels/reduce.cc and kernels/elementwise.cc.
 namespace sluice::kernels {
 namespace gpu {
 
@@ -51,9 +51,9 @@ __device__ __forceinline__ void store(const Own<T>& own, T* to, std::uint64_t fi
   }
 }
 
-// Adds a block of the grid, of which a thread has 4 elements in each of kPlaces places: so the threads of a warp
-// access neighbouring memory, in kTogether places before any of it is written. What the sum becomes is also
-// left in `results`, in f32, with zeros beyond the end.
+// Adds a block of the grid. A thread has 4 elements in each of kPlaces places: so the threads of a warp
+// access neighbouring memory, and read kTogether places before they write any. The new sums are also left in
+// `results`, in f32, with zeros beyond the end.
 constexpr int kPlaces = kGridBlock / (kWarp * kSumOwn);
 template <bool kWhole, bool kAccumulate, bool kKeepsType, int kTogether, class T, class Widen>
 __device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::uint64_t begin, float* results, Widen widen) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void add(const GpuAddition& a, const T* from, std::ui
       for (int element = 0; element < kSumOwn; ++element) {
         const float value = widen(values[i].values[element]);
         float& sum = sums[i].values[element];
-        if (kAccumulate) sum = sum * a.factor + value;  // a product with a factor of 1 is the number itself
+        if (kAccumulate) sum = sum * a.factor + value;  // multiplying by a factor of 1 changes nothing
         if (!kAccumulate) sum = value;
         if (!has(first + i * kStride + element)) sum = 0;
       }
@@ -125,8 +125,8 @@ __device__ __forceinline__ void add_to(Places<kTogether>& lower, const Places<kT
   }
 }
 
-// The means of a thread's elements of a block of the grid, which it has as in add(). Where two neighbours
-// have the same type, both are read before either is used.
+// Computes the mean over ranks of a thread's elements of a block of the grid, laid out as in add(). Where two
+// neighbouring ranks have the same type, both are read before either is used.
 template <bool kWhole, int kTogether>
 class Mean {
  public:
@@ -170,7 +170,7 @@ class Mean {
     }
     return wide;
   }
-  // Calls use(OfF32()) or another type's, for that of a rank.
+  // Calls use() with OfF32 or another type, for a rank's type.
   template <class Use>
   __device__ __forceinline__ void with_type(int rank, Use use) const {
     if (mean_.types[rank] == Dtype::kF32) use(OfF32());
@@ -178,7 +178,7 @@ class Mean {
     if (mean_.types[rank] == Dtype::kF16) use(OfF16());
   }
 
-  // The sums of pairs of ranks are pushed onto a stack, whose height is known when this is compiled.
+  // Pushes the sums of pairs of ranks onto a stack, whose height is known at compile time.
   template <int... kPairs>
   __device__ __forceinline__ Places<kTogether> sums_of(std::uint64_t first, std::integer_sequence<int, kPairs...>) const {
     Places<kTogether> stack[kMostHeight];
@@ -186,7 +186,7 @@ class Mean {
     return stack[0];
   }
   static constexpr int kMostHeight = std::popcount(unsigned{kMostMeanRanks / 2 - 1}) + 1;
-  // Returns whether there is a further pair.
+  // Pushes a pair's sum. Returns whether there is another pair.
   template <int kPair>
   __device__ __forceinline__ bool push(std::uint64_t first, Places<kTogether> (&stack)[kMostHeight]) const {
     constexpr int kRank = 2 * kPair, kHeight = std::popcount(unsigned{kPair}), kMerges = std::countr_one(unsigned{kPair});
@@ -219,33 +219,34 @@ __device__ __forceinline__ void mean(const GpuMean& m, std::uint64_t begin, floa
     Mean<false, 1>(m, begin).store(results);
 }
 
-// A block of threads has kAddElements, of which each warp stores a block of the grid: fill(first element, where
-// its results go) leaves them in f32 in shared memory, too. That is summed in kSumLanes lanes, each of which has
-// the squares of its elements in ascending order, and neighbours are added first.
+// A thread block handles kAddElements, of which each warp stores a block of the grid: fill(first element,
+// results) also leaves them in f32 in shared memory. Their squares are summed there in kSumLanes lanes, each
+// in ascending order, and lanes are added pairwise, neighbours first.
 template <class Fill>
 __device__ __forceinline__ void store_with_squares(std::uint64_t count, double* squares, Fill fill) {
   constexpr unsigned kBlocks = kAddThreads / kWarp;  // of the grid
-  constexpr unsigned kRow = kGridBlock + kSumLanes;  // so that two blocks' lanes lie in different banks
+  // Padded, so that two blocks' lanes are in different shared-memory banks.
+  constexpr unsigned kRow = kGridBlock + kSumLanes;
   __shared__ Own<float> shared[kBlocks * kRow / kSumOwn];
   float* const results = shared[0].values;
   const std::uint64_t first = blockIdx.x * std::uint64_t{kBlocks};
   const unsigned own = threadIdx.x / kWarp, at = threadIdx.x % kWarp * kSumOwn;
   fill((first + own) * kGridBlock + at, results + own * kRow + at);
   __syncthreads();
-  if (threadIdx.x >= kBlocks * kSumLanes) return;  // whole warps
+  if (threadIdx.x >= kBlocks * kSumLanes) return;  // ends whole warps
   const unsigned summed = threadIdx.x / kSumLanes, lane = threadIdx.x % kSumLanes;
   double sum = 0;
   for (unsigned i = lane; i < kGridBlock; i += kSumLanes) {
     const double value = results[summed * kRow + i];
     sum = __fma_rn(value, value, sum);
   }
-  // Both of two threads add the same two numbers, and all threads of a warp take part.
+  // Two partner threads both add the same two numbers. All threads of a warp take part.
   for (unsigned threads = 1; threads < kSumLanes; threads *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, threads);
   if (lane == 0 && (first + summed) * kGridBlock < count) squares[first + summed] = sum;
 }
 
-// Stores a thread's elements: what the type keeps of a value is multiplied, and what it keeps of that is
-// stored. All are read before the first is written, since one thread's may lie in the same memory.
+// Stores a thread's elements: a value is converted to the type, multiplied, and converted again. All are read
+// before the first is written, since source and destination of one thread may overlap.
 template <bool kWhole, class From, class To>
 __device__ __forceinline__ void copy(const GpuScaledCopy& c, std::uint64_t begin) {
   const auto* const from = static_cast<const typename From::Type*>(c.from);

@@ -19,7 +19,7 @@ bool has(dnnl::cpu_isa isa) {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
 
-// The widest set is first; each includes those after it.
+// The widest instruction set first; each includes those after it.
 std::string instruction_set() {
   using Isa = dnnl::cpu_isa;
   constexpr std::pair<Isa, const char*> kNames[] = {{Isa::avx512_core_amx, "avx512_core_amx"},
@@ -37,10 +37,10 @@ class OneDnn final : public MatrixLibrary {
  public:
   explicit OneDnn(int threads) : threads_(threads), primitives_(threads) {}
 
-  // Multiplies slices of B's columns, so that what the library packs of them has a bound.
+  // Multiplies slices of B's columns, so that the memory for the library's packed panels has a bound.
   void multiply_f32(const Product& product) override {
     const Product p = dense(product);
-    omp_set_num_threads(threads_);  // it is a setting of the calling thread
+    omp_set_num_threads(threads_);  // a setting of the calling thread
     const std::size_t width = slice_columns(p.n);
     for (std::size_t first = 0; first < p.n; first += width) {
       Product slice = p;
@@ -60,7 +60,7 @@ class OneDnn final : public MatrixLibrary {
     return kCode + (shared + own) * depth * sizeof(float) + threads * kBesidePanels;
   }
 
-  // kernels/README.md states this rule and what was measured.
+  // kernels/README.md gives this rule and its measurements.
   bool has_primitive(const Product& p) const override {
     if (p.a.type == Dtype::kBf16) return true;
     if (!p.transpose_b || p.transpose_a || p.m < kFewRows || !has(dnnl::cpu_isa::avx512_core)) return false;
@@ -85,8 +85,8 @@ class OneDnn final : public MatrixLibrary {
   }
 
  private:
-  // Block sizes of the library's f32 products, in elements. The threads share B's panel, and each packs A's
-  // for itself; with more than two threads they share a panel of A, too.
+  // Block sizes of the library's f32 products, in elements. The threads share B's panel, and each packs its
+  // own of A; with more than two threads they share a panel of A, too.
   static constexpr std::size_t kSlice = 8192, kPanelColumns = 10'000, kPanelRows = 384, kDepth = 256,
                                kWideDepth = 384;
   static constexpr std::size_t kBesidePanels = 64 * kKiB, kCode = 4 * kMiB;

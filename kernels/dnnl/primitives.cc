@@ -41,11 +41,11 @@ Operands operands_of(const Product& product) {
 
 Primitives::Primitives(int threads)
     : threads_(threads), engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
-  dnnl::set_primitive_cache_capacity(0);  // else the library would keep 1,024 primitives of its own
+  dnnl::set_primitive_cache_capacity(0);  // otherwise the library would cache 1,024 primitives itself
 }
 
 dnnl::matmul::primitive_desc Primitives::describe(const Product& p) const {
-  omp_set_num_threads(threads_);  // it is a setting of the calling thread, for which the primitive is made
+  omp_set_num_threads(threads_);  // a setting of the calling thread, for which the primitive is made
   const auto [a, b, c, bias] = operands_of(p);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);

@@ -1,8 +1,8 @@
-// The memory that oneDNN packs operands into. glibc's posix_memalign (before 2.38) seldom reuses the block
-// that the product before returned, since what it cut off at the block's ends may be in use: the heap grows
-// by an amount that no plan can state. So the plug-in defines these two functions itself. It is loaded with
-// RTLD_DEEPBIND: oneDNN, and what else is first loaded with it, finds them before libc's, and the rest of the
-// process does not see them.
+// The memory that oneDNN packs operands into. glibc's posix_memalign (before 2.38) seldom reuses a block that
+// was just freed, since the pieces cut off at its ends may be in use: the heap grows by an amount that no
+// plan can predict. So the plug-in defines these two functions itself. It is loaded with RTLD_DEEPBIND:
+// oneDNN, and libraries first loaded with it, find them before libc's, and the rest of the process does not
+// see them.
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -27,7 +27,8 @@ struct Block {
   bool used = false;
 };
 
-// Keeps as many blocks as were ever in use at once, each as large as the most it held. Any thread may call.
+// A pool of as many blocks as were ever in use at once, each as large as its largest use. Thread rule: any
+// thread.
 class Scratch {
  public:
   // Returns null where the system has no memory.
@@ -76,7 +77,7 @@ class Scratch {
   std::vector<Block> blocks_;
 };
 
-// It is never destroyed, since OpenMP's threads outlive all static objects.
+// Never destroyed, since OpenMP's threads outlive all static objects.
 Scratch& scratch() {
   static Scratch& made = *new Scratch;
   return made;

@@ -5,9 +5,9 @@
 #include "core/random.h"
 
 // Elementwise updates, with the bits of optim/update-inl.h: the arithmetic is the same header, and types,
-// codes and random words mean the same. A warp has the 256 elements that share a scale, and a thread two
+// codes and random words are defined alike. A warp updates the 256 elements of one scale, and a thread two
 // groups of 4 of them, half of the 256 apart: so the threads of a warp access neighbouring memory, 16 bytes
-// of f32 each, and all arrays are asked for before anything is computed.
+// of f32 each, and all arrays are loaded before anything is computed.
 namespace sluice::optim {
 namespace gpu {
 
@@ -22,7 +22,8 @@ struct Ops {
   static __device__ __forceinline__ float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
   static __device__ __forceinline__ bool greater(float a, float b) { return a > b; }
   static __device__ __forceinline__ float choose(bool is, float yes, float no) { return is ? yes : no; }
-  // In one instruction. Those of the CPU differ for NaN, and in the sign of 0, of which no code and no scale depends.
+  // Single instructions. They differ from the CPU's for NaN and in the sign of 0, on which no code and no
+  // scale depends.
   static __device__ __forceinline__ float min(float a, float b) { return fminf(a, b); }
   static __device__ __forceinline__ float max(float a, float b) { return fmaxf(a, b); }
   static __device__ __forceinline__ float abs(float a) { return from_bits(bits_of(a) & 0x7fffffffu); }
@@ -43,10 +44,10 @@ struct Ops {
 
 constexpr int kGroup = 4, kGroups = 2, kOwn = kGroup * kGroups;
 constexpr std::uint32_t kWarp = 32, kAll = 0xffffffffu;
-constexpr std::uint64_t kStride = kGroup * kWarp;  // from one group of a thread to the next
+constexpr std::uint64_t kStride = kGroup * kWarp;  // between the two groups of a thread
 static_assert(kOwn * kWarp == kScaleBlock);
 
-// What a thread has of an array. Elements beyond the end are zeros.
+// A thread's elements of an array. Elements beyond the end are zeros.
 struct Own {
   float values[kOwn];
   __device__ __forceinline__ float& operator[](int i) { return values[i]; }
@@ -55,7 +56,7 @@ struct Own {
 struct Element {
   float gradient, value, first, second;
 };
-// kWhole: all of a warp's elements are there, and every array may be accessed by groups.
+// kWhole: the warp has all 256 elements, and every array may be accessed by groups.
 template <bool kWhole>
 struct Place {
   std::uint64_t block;  // of the warp
@@ -66,7 +67,7 @@ struct Place {
   }
 };
 
-// A group as it lies in memory: a word for each byte of an element.
+// A group as stored in memory: a word for each byte of an element.
 struct Group {
   std::uint32_t words[kGroup];
 };
@@ -99,7 +100,7 @@ __device__ __forceinline__ T get(const Group& group, int i) {
   return static_cast<T>(group.words[i / kEach] >> i % kEach * 8 * sizeof(T));
 }
 
-// `bytes` are those of an element.
+// `bytes` is the size of an element.
 template <bool kWhole>
 __device__ __forceinline__ Stored load(const void* from, int bytes, const Place<kWhole>& at) {
   Stored stored{};
@@ -147,7 +148,7 @@ __device__ __forceinline__ void store(const Stored& stored, void* to, int bytes,
   }
 }
 
-// Calls body(group, i, own) for each element i of a group, `own` of the thread.
+// Calls body(group, i, own) for each element i of a group; `own` is its index in the thread.
 template <class GroupOrConst, class StoredOrConst, class Body>
 __device__ __forceinline__ void for_each(StoredOrConst& stored, Body body) {
   SLUICE_UNROLL
@@ -185,8 +186,8 @@ __device__ __forceinline__ Stored stored_as(const Own& own, Dtype type) {
   return stored;
 }
 
-// State in codes: optim/eight_bit-inl.h. The lines by which codes are decoded are in memory that the block
-// shares, since neighbours look up different ones.
+// State in codes: optim/eight_bit-inl.h. The lines for decoding are in shared memory, since neighbouring
+// threads look up different ones.
 struct DecodeLines {
   float slopes[8], offsets[8];
 };
@@ -240,12 +241,13 @@ __device__ __forceinline__ Stored encoded(const Own& own, const CodeLines& lines
   return stored;
 }
 
-// bf16 without a master: 16 random bits are added to the lower 16, which are then cut off. NaN stays NaN. Of
-// each two neighbours one makes the words of both for the first groups, and the other for the second ones.
+// bf16 without a master, rounded stochastically: 16 random bits are added to the lower 16, which are then cut
+// off. NaN stays NaN. Of two neighbouring threads one computes the words of both for the first groups, and
+// the other for the second ones.
 template <class Span, bool kWhole>
 __device__ __forceinline__ Stored rounded(const Own& own, std::uint64_t seed, const Span& span,
                                           const Place<kWhole>& at) {
-  constexpr std::uint64_t kOfWords = 8;  // the elements that one block of Philox serves
+  constexpr std::uint64_t kOfWords = 8;  // elements per Philox block
   const bool is_second = threadIdx.x % 2 != 0;
   const std::uint64_t first = span.first_index + at.begin + (is_second ? kStride : 0);
   const std::uint64_t block = first / kOfWords, stream = span.stream;
@@ -270,7 +272,7 @@ __device__ __forceinline__ Stored rounded(const Own& own, std::uint64_t seed, co
   return stored;
 }
 
-// A copy in registers. The compiler would read a kernel's arguments again for each element.
+// Copies to registers. The compiler would reload a kernel's arguments for each element.
 template <class Factors>
 __device__ __forceinline__ Factors in_registers(const Factors& given) {
   struct Words {
@@ -284,7 +286,7 @@ __device__ __forceinline__ Factors in_registers(const Factors& given) {
   return std::bit_cast<Factors>(all);
 }
 
-// Of what a warp has. `change` is the optimizer's arithmetic, and `lines` are of arrays in codes.
+// Updates a warp's elements. `change` is the optimizer's arithmetic, and `lines` are for arrays in codes.
 template <int kArrays, bool kCoded, bool kMaster, bool kWhole, class Updates, class Span, class Change>
 __device__ __forceinline__ void update_warp(const Updates& u, const Span& span, const Place<kWhole>& at,
                                             int gradient_bytes, int state_bytes, const DecodeLines* lines, Change change) {
@@ -347,20 +349,20 @@ __device__ __forceinline__ void update_warp(const Updates& u, const Span& span, 
   }
 }
 
-// The span that a block of the grid has a part of.
+// Returns the span that a block of the grid works on.
 template <class Updates>
 __device__ __forceinline__ std::uint32_t span_of(const Updates& u, std::uint32_t block) {
-  std::uint32_t first = 0;  // all spans before it end at or before the block
+  std::uint32_t first = 0;  // all earlier spans end at or before the block
   SLUICE_UNROLL
   for (std::uint32_t next = std::bit_ceil(kSpansOfLaunch) / 2; next > 0; next /= 2)
     if (first + next <= u.count - 1 && u.ends[first + next - 1] <= block) first += next;
   return first;
 }
 
-// kArrays is the number of the optimizer's arrays of state.
+// kArrays is the number of the optimizer's state arrays.
 template <int kArrays, bool kCoded, bool kMaster, class Updates, class Change>
 __device__ __forceinline__ void update(const Updates& u, Change change) {
-  if (u.refused != nullptr && *u.refused != 0) return;  // all threads
+  if (u.refused != nullptr && *u.refused != 0) return;  // for all threads
   const DecodeLines* lines = nullptr;
   if constexpr (kCoded) {
     __shared__ DecodeLines shared[2];
@@ -377,7 +379,7 @@ __device__ __forceinline__ void update(const Updates& u, Change change) {
   const std::uint64_t block = (blockIdx.x - (i == 0 ? 0 : u.ends[i - 1])) * std::uint64_t{kGpuThreads / kWarp} +
                               threadIdx.x / kWarp;
   const std::uint64_t begin = block * kScaleBlock + threadIdx.x % kWarp * kGroup;
-  if (block * kScaleBlock >= span.count) return;  // the whole warp
+  if (block * kScaleBlock >= span.count) return;  // for the whole warp
   const int gradient_bytes = u.gradient_type == Dtype::kF32 ? 4 : 2;
   const int state_bytes = kCoded ? 1 : u.state_type == Dtype::kF32 ? 4 : 2;
   const auto with = [&](auto place, int of_gradient, int of_state) {
