@@ -22,7 +22,7 @@ constexpr std::size_t kTextProbe = 4096;
 
 struct Start {
   std::uint64_t size = 0;        // of the file
-  std::vector<std::byte> bytes;  // the file's first ones
+  std::vector<std::byte> bytes;  // the beginning of the file
 };
 
 Start read_start(const std::string& path, std::size_t limit) {
@@ -74,7 +74,7 @@ TokenFile llmc_file(const std::string& path, const Start& start, const LlmcForma
   return {path, kLlmcHeader, count, format.width};
 }
 
-// Returns the sorted paths of the files below a folder. Hidden entries are left out, and counted.
+// Returns the sorted paths of the files below a folder. Hidden entries are skipped and counted.
 std::vector<std::string> list_files(const std::string& folder, std::uint64_t* hidden) {
   std::vector<std::string> paths;
   std::error_code error;

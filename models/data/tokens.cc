@@ -21,7 +21,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-constexpr std::size_t kReadBytes = 16 * 1024;  // of one system call
+constexpr std::size_t kReadBytes = 16 * 1024;  // per system call
 
 std::uint32_t token_at(const std::byte* at, unsigned width) {
   std::uint32_t token = 0;
@@ -75,7 +75,7 @@ class FileTokens : public TokenSource {
     if (open_ == index) return;
     open_ = kNone;
     descriptor_ = open_file(files_[index].path, O_RDONLY);
-    // Windows are read in random order: the system's read-ahead would only fill memory.
+    // Windows are read in random order: the kernel's read-ahead would only fill memory.
     ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_RANDOM);
     open_ = index;
   }
@@ -107,7 +107,7 @@ class FileTokens : public TokenSource {
 
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
   std::vector<TokenFile> files_;
-  std::vector<std::uint64_t> ends_;  // by file: the number of tokens up to its end
+  std::vector<std::uint64_t> ends_;  // by file: the number of tokens before its end
   std::string name_;
   std::uint64_t limit_ = kLargest;
   Descriptor descriptor_;

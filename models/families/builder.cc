@@ -22,7 +22,7 @@ ValueId Builder::value(std::string name, std::size_t row_elements) {
 }
 
 std::size_t Builder::parameter(std::string name, std::vector<std::size_t> shape) {
-  // Weight decay is for matrices, not for biases and norms.
+  // Weight decay applies to matrices, not to biases and norms.
   const std::uint32_t group = shape.size() >= 2 ? kDecayed : kNotDecayed;
   return graph_.add_parameter({std::move(name), std::move(shape), group}, false);
 }
@@ -62,7 +62,7 @@ ValueId Builder::to_heads(const std::string& op, ValueId x, const std::vector<st
   for (std::size_t i = 0; i < names.size(); ++i)
     shape.weights.push_back(
         weight(names[i], config.width, packed ? queries + 2 * keys : (i == 0 ? queries : keys), weights));
-  std::size_t begin = 0;  // of the piece in the output
+  std::size_t begin = 0;  // offset of the piece in the output
   for (const HeadPiece& piece : own_heads()) {
     const std::size_t number = shape.parts.empty() ? 0 : shape.parts.back().piece + 1;
     const std::size_t stride = piece.packed() * head;
@@ -101,7 +101,7 @@ ValueId Builder::to_hidden(const std::string& op, ValueId x, const std::vector<s
   for (const std::string& name : names)
     shape.weights.push_back(weight(name, config.width, config.hidden_width, weights));
   const std::vector<Range> parts = shape_.cut.parts(config.hidden_width);
-  std::size_t columns = 0;  // before the piece
+  std::size_t columns = 0;  // columns of earlier pieces
   for (std::size_t piece = 0; piece < parts.size(); ++piece) {
     for (std::size_t i = 0; i < names.size(); ++i)
       shape.parts.push_back(
@@ -191,8 +191,8 @@ ValueId Builder::residual(const std::string& op, std::optional<ValueId> residual
 
 ValueId Builder::embedding(const std::optional<std::string>& positions) {
   const ModelConfig& config = shape_.config;
-  // A tied table's gradient is written by the head first (use 0). Positions have their gradient when the
-  // embedding writes the table's, so they have the same use; their use 0 stays zero.
+  // A tied table's gradient is first written by the head (use 0). The positions' gradient is complete when
+  // the embedding writes the table's, so it has the same use number; its use 0 stays zero.
   const int use = config.tied_head ? 1 : 0;
   EmbeddingShape shape{config.width, shape_.row_parts(), config.vocabulary, config.context, shape_.dtype,
                        {},           std::nullopt,       shape_.cut};

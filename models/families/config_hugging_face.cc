@@ -44,11 +44,11 @@ Json config_to_hugging_face(const ModelConfig& config, Dtype dtype) {
     json["architectures"] = Json::array({config.family->architecture});
     json["tie_word_embeddings"] = config.tied_head;
     json["initializer_range"] = shortest(config.initializer_range);
-    // Text models made here have no token that begins or ends a text.
+    // Models made here have no tokens for the beginning and the end of a text.
     json["bos_token_id"] = nullptr;
     json["eos_token_id"] = nullptr;
   }
-  // Transformers 5 writes "dtype" and reads both.
+  // Transformers 5 writes "dtype" and reads both keys.
   json.erase("dtype");
   json["torch_dtype"] = dtype == Dtype::kF32 ? "float32" : dtype == Dtype::kBf16 ? "bfloat16" : "float16";
   return json;

@@ -110,7 +110,7 @@ Architecture build(const Shape& shape) {
   return uniform(embedding(shape), block(shape), head(shape), "transformer.h.{}.", shape.config.layers);
 }
 
-// Projections into the residual stream begin smaller, the more of them add to it.
+// Projections into the residual stream start with smaller values, the more of them there are.
 FirstValues first_values(const ModelConfig& config, const engine::ParameterSpec& parameter) {
   FirstValues values = usual_first_values(config, parameter);
   if (parameter.name.ends_with(".c_proj.weight"))

@@ -16,7 +16,7 @@
 namespace sluice::models {
 namespace {
 
-// Judges a file by its name, so that a broken link and an incomplete download count, too.
+// Judges a file by its name, so that a broken link or an incomplete download counts, too.
 bool may_hold_weights(const std::string& file) {
   static constexpr std::array<std::string_view, 8> kMarks = {".safetensors", ".gguf", ".h5",   ".msgpack",
                                                              ".pth",         ".ckpt", ".onnx", "model.bin"};
@@ -56,7 +56,7 @@ engine::UnitSource initial_values(const ModelConfig& config, const engine::Layou
 bool begins_with_first_values(const std::string& model) {
   if (is_preset(model)) return true;
   const std::filesystem::path folder(model);
-  std::error_code ignored;  // a file that cannot be looked at is found by its name below
+  std::error_code ignored;  // a file that cannot be inspected is still judged by its name
   for (const char* readable : {"model.safetensors", "model.safetensors.index.json"})
     if (std::filesystem::exists(folder / readable, ignored)) return false;
   const std::vector<std::string> files = weight_files(model);

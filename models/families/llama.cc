@@ -28,7 +28,7 @@ ModelConfig sized(const LlamaSizes& sizes, std::size_t vocabulary, std::size_t c
   return config;
 }
 
-// The 3.1 and 3.2 releases: one vocabulary, one context, frequencies stretched by different factors.
+// The 3.1 and 3.2 releases: one vocabulary, one context, rotary frequencies scaled by different factors.
 ModelConfig llama3(const LlamaSizes& sizes, double factor, bool tied) {
   ModelConfig config = sized(sizes, 128256, 131072);
   config.rope_theta = 500000;
@@ -154,7 +154,7 @@ void check(const ModelConfig& config) {
     fail(ErrorCode::kInvalidArgument, "the Llama family has dropout in its attention alone");
 }
 
-// Long waves are slowed down by the factor, short ones are left, and those between are blended.
+// Low frequencies are divided by the factor, high ones stay, and those in between are interpolated.
 double stretched(double frequency, const RopeScaling& scaling) {
   const double context = static_cast<double>(scaling.original_context);
   const double wavelength = 2 * std::numbers::pi / frequency;
@@ -165,7 +165,7 @@ double stretched(double frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / scaling.factor + smooth * frequency;
 }
 
-// The frequencies of transformers, with Llama 3's stretching where the configuration has it.
+// Returns transformers' rotary frequencies, with Llama 3's scaling where the configuration has it.
 std::vector<double> rotary_frequencies(const ModelConfig& config) {
   std::vector<double> frequencies(config.head_width / 2);
   for (std::size_t i = 0; i < frequencies.size(); ++i) {

@@ -22,8 +22,8 @@ void combine_gradients(const Graph& graph, const Step& step, Execution& executio
 
 }  // namespace
 
-// The stream is the step and the op's index in the model, each in bits of its own. First values are drawn
-// with the run's own seed from streams of any number, so that a constant changes the seed here.
+// The stream consists of the step and the op's index in the model, in separate bits. Initial values use the
+// run's own seed with arbitrary streams, so a constant changes the seed here.
 RandomWords OpContext::random_words() const {
   constexpr int kOpBits = 24;
   constexpr std::uint64_t kDropoutSeed = 0x9E3779B97F4A7C15;

@@ -13,7 +13,7 @@ std::vector<RowPart> row_parts(const SequenceCut& cut, std::size_t batch, std::s
 }
 
 std::vector<HeadPiece> head_pieces(const TensorCut& cut, std::size_t heads, std::size_t kv_heads) {
-  const std::size_t group = heads / kv_heads;  // heads of queries that share one of keys and values
+  const std::size_t group = heads / kv_heads;  // query heads that share a key/value head
   std::vector<HeadPiece> own;
   for (std::size_t piece = cut.first_piece(); piece < cut.first_piece() + cut.own_pieces(); ++piece) {
     if (kv_heads >= cut.pieces) {

@@ -65,9 +65,9 @@ class Compiler {
   const bool splits_backward_;
   Tensors tensors_;
   std::vector<Draft> drafts_;
-  std::vector<MaybeTensor> values_, gradients_;  // by value: those that are there at this step
-  // By value: where it is kept from forward to backward, and where backward leaves it, and its gradient, for
-  // weights.
+  std::vector<MaybeTensor> values_, gradients_;  // by value: those that exist at this step
+  // By value: its location when kept from forward to backward; and, for the weights' pass, those where
+  // backward leaves it and its gradient.
   std::vector<std::optional<Location>> kept_, left_, left_gradients_;
   std::array<std::size_t, kAreas> area_bytes_ = {};
   bool is_forward_ = false;
@@ -78,7 +78,7 @@ Location Compiler::next_in(Area area, ValueId value) {
   return {area, std::exchange(end, end + bytes(value))};
 }
 
-// Decides where everything lies that outlives a program.
+// Chooses the locations of values that outlive a program.
 void Compiler::locate(const Choice& choice) {
   std::vector<bool> for_weights(graph_.values().size());
   for (std::size_t index = 0; index < graph_.ops().size(); ++index) {
@@ -131,7 +131,7 @@ void Compiler::run_forward(std::size_t index) {
     if (fixed) tensors_.read(tensor, Tensors::kAfter);
     draft.outputs.push_back(tensor);
     if (!values_[value])
-      values_[value] = tensor;  // else it is kept, and the op runs again for another output
+      values_[value] = tensor;  // otherwise it is kept, and the op runs again only for another output
   }
   for (const InPlace& pair : spec.forward_in_place) {
     tensors_.allow_in_place(*draft.inputs[pair.input], *draft.outputs[pair.output], now());
@@ -185,7 +185,8 @@ void Compiler::add_gradient(TensorId from, ValueId to) {
   drafts_.push_back(std::move(draft));
 }
 
-// Chooses where the op writes the gradients of its inputs. Returns those whose gradients are added later.
+// Chooses where the op writes the gradients of its inputs. Returns the inputs whose gradients are accumulated
+// later.
 std::vector<std::size_t> Compiler::gradients_of_inputs(Draft& draft, const OpSpec& spec) {
   std::vector<std::size_t> to_add;
   draft.input_gradients.resize(spec.inputs.size());

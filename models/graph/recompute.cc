@@ -14,7 +14,7 @@ std::vector<bool> read_by_backward(const Graph& graph) {
   return read;
 }
 
-// Marks the ops that must run again for `value` to be there.
+// Marks the ops that must run again to provide `value`.
 void demand(const Graph& graph, const std::vector<bool>& kept, ValueId value, std::vector<bool>& again) {
   const auto producer = graph.producer(value);
   if (kept[value] || !producer || again[*producer]) return;
@@ -30,7 +30,7 @@ std::string joined_names(const Graph& graph, const std::vector<bool>& dropped) {
   return names;
 }
 
-// Returns the ladder's next choice, or nothing where dropping any op saves no byte.
+// Returns the ladder's next choice, or nothing where no further op saves a byte.
 std::optional<Choice> cheapest_drop(const Graph& graph, const Choice& current) {
   const double work = recompute_work(graph, current);
   const std::size_t bytes = kept_bytes(graph, current);

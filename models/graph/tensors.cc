@@ -40,7 +40,8 @@ bool Tensors::allowed(TensorId over, TensorId written, std::ptrdiff_t step) cons
   });
 }
 
-// Whether a write to one tensor would overwrite what is still to be read of another at the same location.
+// Whether a write to one tensor would overwrite contents of another one that are still to be read at the same
+// location.
 bool Tensors::destroys(TensorId writer, TensorId other) const {
   const Tensor& read = tensors_[other];
   return std::ranges::any_of(tensors_[writer].changes, [&](std::ptrdiff_t step) {
@@ -75,7 +76,7 @@ std::vector<TensorId> Tensors::members(std::size_t group) const {
   return found;
 }
 
-// Tensors that were given one location from outside are one group, and must not disturb each other.
+// Tensors with the same fixed location form one group, and must not overwrite each other.
 void Tensors::share_fixed_locations() {
   for (TensorId a = 0; a < tensors_.size(); ++a) {
     for (TensorId b = a + 1; b < tensors_.size(); ++b) {

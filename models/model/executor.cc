@@ -30,7 +30,7 @@ std::string pass_name(Pass::Kind kind) {
   }
 }
 
-// The action that a pass is part of; nothing: it is one of the end of a step.
+// Returns the action that a pass belongs to; nothing for a pass at the end of a step.
 std::optional<engine::Action::Kind> action_of(Pass::Kind kind) {
   switch (kind) {
     case Pass::Kind::kForward:
@@ -152,15 +152,15 @@ void Executor::run(engine::UnitId unit, const Program& program, Execution& execu
   });
 }
 
-// Takes back what the pass writes: in forward what it keeps and the next unit's input, from the last one on
-// all.
+// Takes back the lent memory that the pass writes: in forward the kept values and the next unit's input, from
+// the last unit on everything.
 void Executor::claim_activations(const Pass& pass) const {
   if (pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kWeights) return;
   const bool more = pass.kind == Pass::Kind::kForward && pass.unit < model_.last();
   resources_.source.take_activations_back(more ? layout_.units[pass.unit + 1].kept : layout_.border);
 }
 
-// Of the last item: nothing more is needed of this unit, and of all that follow it.
+// After the last item's last pass through a unit, its activations and those of all later units are unused.
 void Executor::lend_activations(const Pass& pass) const {
   const bool is_last =
       splits_backward_ ? pass.kind == Pass::Kind::kWeights : pass.kind != Pass::Kind::kForward;
@@ -312,7 +312,7 @@ double Executor::evaluate(const MicroBatch& micro_batch) {
   return run_forward(micro_batch, {}, 0, {}) / static_cast<double>(targets);
 }
 
-// Attention is causal: the tokens do not see the padding that follows them, so it may be anything.
+// Attention is causal: tokens do not attend to the padding after them, so its contents do not matter.
 void Executor::padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits,
                              TextCache* cache) {
   std::vector<std::int32_t> padded(model_.shape.rows(), 0);
@@ -323,7 +323,7 @@ void Executor::padded_logits(std::span<const std::int32_t> tokens, std::span<flo
   if (stored) cache->store(tokens);
 }
 
-// Computes the whole text, in the smallest shape that holds it.
+// Computes the whole text, in the smallest shape that it fits into.
 void Executor::whole_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache) {
   constexpr std::size_t kGrain = 64;
   Shape shape = model_.shape;

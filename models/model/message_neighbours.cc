@@ -25,14 +25,14 @@ MessageNeighbours::MessageNeighbours(comm::Communicator& sections, Trace* trace,
                                      std::function<void()> meanwhile)
     : sections_(sections), trace_(trace), waits_(trace), meanwhile_(std::move(meanwhile)) {}
 
-// The last section's chunks are followed by the first section's next ones.
+// Chunk c of the last section sends its output to chunk c + 1 of the first section.
 void MessageNeighbours::begin(const engine::Action& message, std::span<std::byte> bytes) {
   using Kind = engine::Action::Kind;
   static const std::uint64_t kInputs = engine::call_id("inputs of a chunk of a pipeline");
   static const std::uint64_t kGradients = engine::call_id("gradients of a chunk of a pipeline");
   const int size = sections_.size(), own = sections_.rank();
   const int before = (own + size - 1) % size, after = (own + 1) % size;
-  // What a chunk of a section receives has its number.
+  // A message has the number of the chunk that receives it.
   const auto inputs = [](std::size_t chunk) { return kInputs + chunk; };
   const auto gradients = [](std::size_t chunk) { return kGradients + chunk; };
   const auto [at, is_new] = under_way_.try_emplace({message.kind, message.chunk, message.item});

@@ -128,7 +128,7 @@ void Model::Impl::add_unit(const std::string& name, const std::string& prefix, c
     }
     engine::ParameterSpec spec = parameter.spec;
     spec.name = prefix + spec.name;
-    spec.by_tokens &= has_embedding_;  // the head uses all of a copied embedding
+    spec.by_tokens &= has_embedding_;  // the head uses all rows of a copied embedding
     unit.parameters.push_back(std::move(spec));
     ids.push_back(parameters_++);
   }
@@ -148,7 +148,7 @@ engine::ParameterId Model::Impl::id_of(const std::string& name) const {
   fail(ErrorCode::kInternal, "no unit before has the parameter '{}'", name);
 }
 
-// All gradients between two units lie in the same memory, so that they must have one size.
+// The gradients between any two units use the same memory, so they must have the same size.
 void Model::Impl::check_borders() const {
   for (engine::UnitId unit = first() + 1; unit < units.size(); ++unit) {
     const Value &handed = graph(unit - 1).values()[*graph(unit - 1).output()],
@@ -296,7 +296,8 @@ std::size_t index_of(const kernels::Product& product, std::vector<kernels::Produ
   return index;
 }
 
-// Shares an op's operations out among its products, by their sizes. Without products they are attention's.
+// Distributes an op's operations over its products, by their sizes. Without products they count as
+// attention's.
 engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double bytes,
                      std::vector<kernels::Product>& known) {
   engine::Work work;
@@ -315,8 +316,8 @@ engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double b
   return work;
 }
 
-// What a rank gets of the others: their parts of what it adds, and then what they have added; or their parts
-// alone.
+// Counts the bytes that a rank receives: for a sum, the other ranks' contributions to its part and then the
+// other parts; for a gather, the other parts.
 void count_calls(const std::vector<LayerCall>& calls, const Shape& shape, engine::Work& work) {
   for (const LayerCall& call : calls) {
     const std::size_t ranks = call.along_sequence ? shape.sequence.ranks : shape.cut.ranks,
@@ -353,7 +354,8 @@ engine::Work weights_work(const Op& op, const kernels::MatrixLibrary& library,
   return work_of(asked, op.spec().weights_flops, op.spec().weights_bytes, known);
 }
 
-// The part of backward_work() that ranks add up beside the gradients of weights, with the work of these.
+// Returns the part of backward_work() whose communication overlaps with the gradients of weights, with the
+// work of these.
 engine::Work beside_work(const Op& op, const Shape& shape, const kernels::MatrixLibrary& library,
                          std::vector<kernels::Product>& known) {
   std::vector<LayerCall> calls = op.spec().backward_calls;
@@ -397,9 +399,9 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   engine::Profile profile;
   kernels::ProductSurvey products(library, hidden_bytes);
   profile.units = impl_->units;
-  std::map<const Graph*, engine::UnitId> known;  // the first unit that has the graph
+  std::map<const Graph*, engine::UnitId> known;  // the first unit with this graph
   for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
-    if (unit < impl_->first()) {  // only its table is read
+    if (unit < impl_->first()) {  // of a copied embedding only the table is read
       profile.unit_profiles.emplace_back().choices = {{"none", 0, {}, 0}};
       continue;
     }
@@ -416,7 +418,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   if (impl_->shape.config.tied_head && impl_->has_embedding() != impl_->has_head())
     profile.twin = {0, impl_->has_embedding() ? 1 : 0, !impl_->has_embedding()};
   profile.micro_batches = micro_batches;
-  // All micro-batches but the first add to gradients of weights, and the first counts as one of them.
+  // All micro-batches but the first accumulate gradients of weights; the first is counted as if it did.
   for (kernels::Product& product : profile.products)
     product.accumulate = product.transpose_a && micro_batches > 1;
   profile.tokens = impl_->shape.rows();

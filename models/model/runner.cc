@@ -67,7 +67,7 @@ struct Runner::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // The cache is the part of the workspace that no program needs.
+  // The cache uses the part of the workspace that no program needs.
   void keep_text(std::size_t tokens) {
     const Shape& shape = model.shape;
     const std::size_t begin = round_up(executor.workspace_bytes(), kAlignment);

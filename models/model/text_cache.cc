@@ -33,7 +33,7 @@ bool TextCache::is_continued_by(std::span<const std::int32_t> text) const {
          std::ranges::equal(text_, text.first(text_.size()));
 }
 
-// Unit 0 is the embedding, and the one after the blocks is the head.
+// Unit 0 is the embedding, and the unit after the blocks is the head.
 UnitCache TextCache::unit(std::size_t unit, std::size_t rows) const {
   if (unit == 0 || unit > layers_) return {};
   std::byte* const keys = memory_.data() + 2 * (unit - 1) * array_bytes_;

@@ -12,7 +12,7 @@ namespace sluice::models {
 
 OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                       const AttentionSizes& sizes) {
-  // Each head has two products over half of length x length, and five backward.
+  // Each head has two products over half of length x length, and five in backward.
   const double product = static_cast<double>(sizes.batch * sizes.heads() * sizes.length) *
                          static_cast<double>(sizes.length * sizes.head_width) /
                          static_cast<double>(sizes.sequence.ranks);
@@ -114,7 +114,7 @@ class Attention : public Op {
   }
 
  private:
-  // What keeps a text is not cut.
+  // Models with a text cache are not cut.
   std::size_t cached_width() const { return pieces_[0].of.kv_heads.size * sizes_.head_width; }
 
   void store(const Execution& run, Array packed) const {

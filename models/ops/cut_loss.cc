@@ -13,7 +13,7 @@ namespace {
 using kernels::Product;
 using kernels::RowStatistics;
 
-constexpr std::size_t kStatistics = sizeof(RowStatistics) / sizeof(float);  // of a row, in a piece
+constexpr std::size_t kStatistics = sizeof(RowStatistics) / sizeof(float);  // f32 values for a row of a piece
 
 OpSpec cut_loss_spec(std::string name, ValueId x, const LossShape& shape) {
   OpSpec spec{.name = std::move(name), .inputs = {x}, .saved = {x}, .parameters = {shape.weight}};
@@ -26,7 +26,7 @@ OpSpec cut_loss_spec(std::string name, ValueId x, const LossShape& shape) {
   spec.weights_flops = spec.forward_flops;
   spec.backward_bytes = 3.0 * static_cast<double>(shape.rows * sizeof(float)) * classes;
   if (shape.cut.ranks == 1) return spec;
-  // As of flops: what backward computes of forward counts as forward's.
+  // As with flops, forward's part of backward counts as forward's.
   const std::size_t rows = logit_rows(shape);
   for (std::size_t first = 0; first < shape.rows; first += rows) {
     const std::size_t here = std::min(rows, shape.rows - first);
@@ -87,7 +87,7 @@ class CutLoss : public Op {
   }
 
  private:
-  // Where the arrays of a tile lie in the workspace.
+  // The layout of a tile's arrays in the workspace.
   struct Memory {
     std::size_t logits, statistics, factors, losses, end;
   };
@@ -139,7 +139,7 @@ class CutLoss : public Op {
     }
   }
 
-  // keep: the exponentials of the logits stay for make_gradients().
+  // keep: leaves the exponentials of the logits for make_gradients().
   void add_losses(const OpContext& context, const Tile& tile, bool keep) const {
     const std::size_t own = shape_.cut.first_piece();
     for_each_part(tile, [&](std::size_t i, const Range& part, float* logits) {
@@ -166,7 +166,7 @@ class CutLoss : public Op {
     });
   }
 
-  // The ranks add the gradients of the input beside the gradients of weights.
+  // The ranks sum the gradients of the input while each computes gradients of weights.
   void add_gradients(const OpContext& context, const Tile& tile, const engine::GradientTarget& target) const {
     std::vector<const float*> gradients;
     for_each_part(tile, [&](std::size_t, const Range&, float* logits) { gradients.push_back(logits); });
@@ -194,7 +194,7 @@ class CutLoss : public Op {
     });
   }
 
-  // Gives an array the type that counts where workspace is sized, when there is no memory yet.
+  // Gives an array its type when workspace is sized and there is no memory yet.
   ConstArray typed(ConstArray array) const { return {array.data, shape_.type}; }
 
   Product logits_product(std::size_t rows, const Range& part, ConstArray x, ConstArray weight,

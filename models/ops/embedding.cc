@@ -58,7 +58,7 @@ class Embedding : public Op {
                                  shape_.width, dy, positions.data, positions.accumulate);
       return;
     }
-    if (!positions.accumulate)  // -0 changes nothing of what the other ranks have
+    if (!positions.accumulate)  // adding -0 changes nothing in the other ranks' gradients
       kernels::fill(context.threads(), shape_.context * shape_.width, -0.0f, {positions.data});
     for (const RowPart& part : shape_.rows)
       kernels::position_backward(context.threads(), 1, part.rows, part.rows, shape_.width,

@@ -19,7 +19,7 @@ std::size_t biased_width(const LinearShape& shape) {
   return width;
 }
 
-// The columns of a weight, or of its bias, that this rank has.
+// Returns this rank's columns of a weight or its bias.
 std::vector<comm::Runs> written_columns(const LinearShape& shape, std::size_t weight, bool bias) {
   std::vector<comm::Runs> runs;
   for (const LinearPart& part : shape.parts) {
@@ -114,7 +114,7 @@ class Linear : public Op {
     turn_output(context, context.run().first_position, false, y);
   }
 
-  // The ranks add the gradients of the input beside the gradients of weights.
+  // The ranks sum the gradients of the input while each computes gradients of weights.
   void backward(const OpContext& context) const override {
     input_gradients(context, [&] { weight_gradients(context, context.scratch_from(input_sums_bytes())); });
   }
@@ -185,13 +185,12 @@ class Linear : public Op {
       kernels::convert(context.threads(), shape_.rows * shape_.in, sum, dx);
   }
 
-  // Stands for an array where only the sizes of products count.
+  // A placeholder where only the sizes of products count.
   Array blank() const { return {nullptr, shape_.type}; }
   std::size_t input_sums_bytes() const { return shape_.cut.is_cut() ? input_sums_.bytes() : 0; }
   Array input_sum_type() const { return shape_.cut.is_cut() ? Array{} : blank(); }
 
-  // The parts of a piece that have biases lie side by side in rows, so that one sum over the rows serves
-  // them.
+  // A piece's parts with biases are adjacent in each row, so that one sum over rows serves them all.
   bool is_one_part() const { return shape_.parts.size() == 1 && !shape_.cut.is_cut(); }
   std::size_t sums_bytes() const {
     std::size_t widest = 0;
@@ -230,7 +229,7 @@ class Linear : public Op {
     return product;
   }
 
-  // Where the part's columns begin in its weight.
+  // Returns the weight's data from the part's first column on.
   ConstArray at(const LinearPart& part, ConstArray weight) const {
     return weight.at(part.columns.first * (shape_.transposed ? shape_.in : 1));
   }
@@ -268,7 +267,7 @@ class Linear : public Op {
 
   LinearShape shape_;
   PieceSums input_sums_;
-  std::vector<std::size_t> parameters_;  // by weight: the number of its parameter, which its bias follows
+  std::vector<std::size_t> parameters_;  // by weight: the index of its parameter, which its bias follows
 };
 
 }  // namespace

@@ -89,7 +89,7 @@ class Loss : public Op {
     return logits_bytes() + round_up(logit_rows(shape_) * sizeof(float), kAlignment);
   }
 
-  // Gives an array the type that counts where workspace is sized, when there is no memory yet.
+  // Gives an array its type when workspace is sized and there is no memory yet.
   ConstArray typed(ConstArray array) const { return {array.data, shape_.type}; }
 
   Product logits_product(std::size_t rows, ConstArray x, ConstArray weight, Array logits) const {

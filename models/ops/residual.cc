@@ -45,7 +45,7 @@ class Residual : public Op {
   }
 
   void backward(const OpContext& context) const override {
-    if (shape_.dropout == 0) return;  // the gradients pass unchanged
+    if (shape_.dropout == 0) return;  // the gradients pass through unchanged
     const RandomWords words = context.random_words();
     for (const RowPart& part : shape_.rows) {
       const std::size_t at = part.row * shape_.width;

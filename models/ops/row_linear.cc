@@ -11,7 +11,7 @@ namespace {
 
 using kernels::Product;
 
-// The rows of the weight that this rank has.
+// Returns this rank's rows of the weight.
 std::vector<comm::Runs> written_rows(const RowLinearShape& shape) {
   std::vector<comm::Runs> runs;
   for (const auto& [first, size] : shape.inputs)
@@ -71,7 +71,7 @@ class RowLinear : public Op {
     void* const workspace = context.scratch_from(sums_.bytes());
     const Array sum = sums_.add(context, context.scratch(), spec().name, [&](std::size_t piece, Array into) {
       Product product = forward_product(piece, context.input(0), context.parameter(0), into);
-      // The first of all pieces has the bias in its part of the sum.
+      // The bias is added to the first piece's part of the sum.
       if (shape_.bias && shape_.cut.first_piece() + piece == 0) product.bias = context.parameter(1).data;
       kernels::multiply(context.library(), context.threads(), product, workspace);
     });
@@ -109,13 +109,13 @@ class RowLinear : public Op {
  private:
   Array blank() const { return {nullptr, shape_.type}; }
 
-  // Where a piece's array begins in the input.
+  // Returns the offset of a piece's array in the input.
   std::size_t offset(std::size_t piece) const {
     std::size_t columns = 0;
     for (std::size_t i = 0; i < piece; ++i) columns += shape_.inputs[i].size;
     return shape_.rows * columns;
   }
-  // Where a piece's rows of W begin, and the stride of W.
+  // Returns the offset of a piece's first row of W; the stride of W follows.
   std::size_t first(std::size_t piece) const {
     return shape_.inputs[piece].first * (shape_.transposed ? 1 : shape_.out);
   }

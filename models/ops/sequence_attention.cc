@@ -59,7 +59,7 @@ class SequenceAttention : public Op {
       const Memory memory(sizes_, piece);
       const Array whole = gather(context, piece, memory);
       const Array sums{scratch(context, memory.sums)}, one{scratch(context, memory.one)};
-      const std::size_t each = sizes_.length * width(piece);  // of a sequence
+      const std::size_t each = sizes_.length * width(piece);  // per sequence
       for_each_part(piece, [&](const RowPart& part, const Places& at) {
         const bool is_first = part.whole_row % sizes_.length < sizes_.length / 2;
         const Array to = is_first ? sums.at(at.keys) : one;
@@ -81,13 +81,13 @@ class SequenceAttention : public Op {
   }
 
  private:
-  // Keys and values of a row, side by side.
+  // Keys and values of a row are adjacent.
   static std::size_t width(const AttentionPiece& piece) {
     return 2 * piece.of.kv_heads.size * piece.head_width;
   }
 
-  // Where the workspace has keys and values of all sequences, by ranks and by rows; the sums of their
-  // gradients, and those of one part of the queries.
+  // The layout of the workspace: keys and values of all sequences, by rank and then by row; the sums of their
+  // gradients; and the gradients from one part of the queries.
   struct Memory {
     std::size_t by_ranks = 0, by_rows, sums, one, end;
     Memory(const AttentionSizes& sizes, const AttentionPiece& piece) {
@@ -111,7 +111,7 @@ class SequenceAttention : public Op {
     return static_cast<std::byte*>(context.scratch()) + offset;
   }
 
-  // Where a part of the queries begins in the piece's arrays, and its sequence in those of all.
+  // The offsets of a part of the queries in the piece's arrays, and of its sequence in the gathered ones.
   struct Places {
     std::size_t packed, output, log_sums, keys, values;
   };
@@ -126,7 +126,7 @@ class SequenceAttention : public Op {
     }
   }
 
-  // Returns keys and values of all sequences.
+  // Gathers the keys and values of all sequences.
   Array gather(const OpContext& context, const AttentionPiece& piece, const Memory& memory) const {
     const std::size_t each = width(piece), rows = row_count(rows_[0]);
     const Array by_ranks{scratch(context, memory.by_ranks), sizes_.type},

@@ -15,8 +15,8 @@
 namespace sluice::models {
 namespace {
 
-// The library that is installed here, as it would be on the other machine: its workspace for a product
-// follows from the threads, and from whether the CPU has bf16 instructions.
+// The installed matrix library as it would be on the other machine: its workspace depends on the number of
+// threads and on bf16 instructions.
 class LibraryThere final : public kernels::MatrixLibrary {
  public:
   explicit LibraryThere(const engine::Machine& machine, int threads)
@@ -28,8 +28,8 @@ class LibraryThere final : public kernels::MatrixLibrary {
   }
   bool has_primitive(const kernels::Product& product) const override { return here_->has_primitive(product); }
   std::size_t primitive_workspace(const kernels::Product& product) const override {
-    // On a CPU without bf16 products the library does not say what they take on others. They count as on this
-    // one, which widens operands.
+    // On a CPU without bf16 products the library does not tell their needs on other CPUs. They are counted as
+    // on this one, which widens operands.
     if (product.a.type == Dtype::kBf16 && !here_->has_bf16())
       return kernels::product_workspace(product, *here_);
     return here_->primitive_workspace(product);
@@ -59,7 +59,7 @@ const engine::Machine::Disk& disk_named(const std::string& name, const engine::M
        name, machine.source, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
 }
 
-// What resolve_disk() would take of the disk for each of so many ranks, where no limit is stated.
+// Returns what resolve_disk() would give each of `sharers` ranks of the disk, where no limit is stated.
 std::uint64_t lent_whole(const engine::Machine::Disk& disk, int sharers) {
   return disk.free / 20 * 19 / static_cast<std::uint64_t>(sharers);
 }

@@ -22,7 +22,7 @@
 namespace sluice::models {
 namespace {
 
-// A step of that many times the seconds of the shortest one counts as short: plans err by as much.
+// A step up to this many times as long as the shortest one counts as short, since plans have such errors.
 constexpr double kAsShort = 1.1;
 constexpr std::size_t kMostLines = 12;
 
@@ -47,13 +47,13 @@ TrainSettings on_mesh(const TrainSettings& settings, const comm::Mesh& mesh) {
   return s;
 }
 
-// Finds what the steps of meshes take at least: all that their ranks compute and send within layers, shared
-// out evenly by the stages.
+// Computes lower bounds of the steps of meshes: all computation, and communication within layers, distributed
+// evenly over the stages.
 class LeastSeconds {
  public:
   explicit LeastSeconds(const PlanBasis& basis) : basis_(basis) {}
 
-  // Throws Error(kInvalidArgument) where layers or sequences cannot be cut so.
+  // Throws Error(kInvalidArgument) where layers or sequences cannot be cut this way.
   double of(const TrainSettings& s) {
     const std::pair<int, int> cut{s.mesh->size("tensor"), s.mesh->size("sequence")};
     auto found = profiles_.find(cut);
@@ -73,7 +73,7 @@ class LeastSeconds {
   std::map<std::pair<int, int>, engine::Profile> profiles_;  // of a micro-batch, by ranks along those axes
 };
 
-// The meshes that were tried, the simplest first.
+// The meshes that were compared, the simplest first.
 class MeshSearch {
  public:
   MeshSearch(const PlanBasis& basis, const TrainSettings& settings) : basis_(basis), settings_(settings) {
@@ -105,7 +105,7 @@ class MeshSearch {
   }
 
  private:
-  // Does this with the settings of a mesh, and notes why it is not possible.
+  // Calls body with the settings of a mesh, and records why it is not possible.
   template <class Body>
   void check(TriedMesh& tried, const Body& body) {
     try {
@@ -119,7 +119,7 @@ class MeshSearch {
     }
   }
 
-  // A step of this mesh that takes as long would not be chosen.
+  // Returns the time from which on a step of this mesh would not be chosen.
   double longest(std::size_t i) const {
     if (!best_) return std::numeric_limits<double>::infinity();
     return tried_[*best_].seconds * (i < *best_ ? kAsShort : 1);
@@ -132,7 +132,7 @@ class MeshSearch {
     check(tried, [&](const TrainSettings& s) {
       check_token_bytes(s);
       const std::optional<PlanResult> plan = plan_on_mesh(basis_, s, longest(i));
-      // A pipeline's plan that takes longer may be of another size of items than its best.
+      // A pipeline's plan with a longer step may have stopped at another size of items than its best.
       if (!plan || (plan->pipeline && plan->pipeline->time.step >= longest(i))) {
         tried.at_least = std::max(tried.at_least, longest(i));
         return;
@@ -143,7 +143,7 @@ class MeshSearch {
     });
   }
 
-  // Why meshes are not possible, each reason once, some of them.
+  // Returns reasons why meshes are not possible, each once, up to a limit.
   std::vector<std::string> reasons() const {
     constexpr std::size_t kMost = 4;
     std::vector<std::string> told;
@@ -155,7 +155,7 @@ class MeshSearch {
   }
 
   [[noreturn]] void refuse() const {
-    // Of some it is not known how much they lack.
+    // For some meshes the missing bytes are unknown.
     const auto lacks = [](const TriedMesh& tried) {
       return tried.lacks > 0 ? tried.lacks : std::numeric_limits<std::uint64_t>::max();
     };
@@ -184,7 +184,7 @@ std::string line_of(const TriedMesh& tried) {
   return tried.lacks > 0 ? "does not fit: it lacks " + format_size(tried.lacks) : "does not fit";
 }
 
-// In which order people read them: the shortest steps, what does not fit, and the others.
+// Orders meshes for readers: the shortest steps, then those that do not fit, then the others.
 std::vector<TriedMesh> by_interest(const MeshChoice& choice) {
   const auto interest = [&](const TriedMesh& tried) {
     const int kind = tried.mesh == choice.mesh ? 0 : tried.fits() ? 1 : tried.why_not.empty() ? 3 : 2;

@@ -7,14 +7,14 @@
 namespace sluice::models {
 namespace {
 
-// Where a link between hosts is known, and nothing of a host's own, what passes within a host takes no time.
+// Where a link between hosts is known and none within a host, communication within a host takes no time.
 std::optional<engine::Link> link_within(const TrainSettings& s) {
   if (s.host_link || !s.link) return s.host_link;
   if (s.ranks.on_hosts().all_on_one()) return s.link;
   return engine::Link{std::numeric_limits<double>::infinity(), 0};
 }
 
-// A part of the wire between hosts.
+// Returns a share of the network between hosts.
 std::optional<engine::Link> part_of_wire(const TrainSettings& s, std::size_t part, std::size_t of) {
   std::optional<engine::Link> link = s.link;
   if (link) link->bandwidth *= static_cast<double>(part) / static_cast<double>(of);
@@ -46,7 +46,7 @@ SequenceCut sequence_cut(const TrainSettings& s) {
           static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "sequence"))};
 }
 
-// Where sums are over the micro-batches of all ranks, those with the same pieces follow each other.
+// For sums over the micro-batches of all ranks, ranks with the same pieces are consecutive.
 std::vector<int> ranks_of_section(const TrainSettings& s, int section) {
   std::vector<int> ranks =
       s.mesh->across(s.mesh->along(0, "pipeline")[static_cast<std::size_t>(section)], "pipeline");
@@ -94,7 +94,7 @@ void set_links(const TrainSettings& s, int rank, engine::MachineRates& rates) {
 std::optional<engine::Link> link_between(const TrainSettings& s, int section, int other) {
   const comm::Hosts hosts = s.ranks.on_hosts();
   const std::vector<int> from = ranks_of_section(s, section), to = ranks_of_section(s, other);
-  std::map<int, std::size_t> sending, receiving;  // by host
+  std::map<int, std::size_t> sending, receiving;  // number of ranks, by host
   std::size_t most = 0;
   for (std::size_t i = 0; i < from.size(); ++i)
     if (!hosts.on_one(from[i], to[i]))

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr int kVersion = 5;
 
-// How every line of a run begins.
+// Returns the beginning of every line of a run.
 std::string start_of(const std::string& run) {
   return fmt::format("{{\"version\":{},\"run\":\"{}\",", kVersion, run);
 }
@@ -30,7 +30,7 @@ std::string start_of(const std::string& run) {
        offset);
 }
 
-// Returns the step of a whole line, which must be this run's.
+// Returns the step of a complete line, which must be this run's.
 std::uint64_t step_of(const std::string& line, const std::string& run, const std::string& path,
                       std::uint64_t offset) {
   const Json row = Json::parse(line, nullptr, false);
@@ -40,7 +40,8 @@ std::uint64_t step_of(const std::string& line, const std::string& run, const std
   return row["step"].get<std::uint64_t>();
 }
 
-// Returns the length of the whole lines of steps up to `last_step`. Throws where any line is not this run's.
+// Returns the length of the complete lines of steps up to `last_step`. Throws where any line is not this
+// run's.
 std::uint64_t length_up_to(const std::string& path, const std::string& run, std::uint64_t last_step) {
   std::ifstream file(path, std::ios::binary);
   const std::string start = start_of(run);
@@ -118,8 +119,8 @@ MetricsFile::MetricsFile(const std::string& path, const std::string& run,
                          std::optional<std::uint64_t> resumed_step)
     : path_(path), run_(run) {
   if (!resumed_step) refuse_other_metrics(path);
-  // With O_NONBLOCK the opening of a named pipe that nobody reads fails (ENXIO) and does not wait for ever.
-  // Writes wait for a slow reader, and fail once the reader has gone (EPIPE).
+  // With O_NONBLOCK opening a named pipe without a reader fails (ENXIO) instead of waiting for ever. Writes
+  // wait for a slow reader, and fail once the reader has gone (EPIPE).
   descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0644);
   if (descriptor_ < 0) fail(ErrorCode::kIo, "cannot write metrics to '{}': {}", path, errno_text(errno));
   ::fcntl(descriptor_, F_SETFL, O_WRONLY | O_APPEND);

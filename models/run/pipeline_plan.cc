@@ -19,10 +19,10 @@
 namespace sluice::models {
 namespace {
 
-// Of a model that hardly fits: how many cuts are planned before one is found.
+// The most cuts that are planned, for a model that hardly fits, before one fits.
 constexpr int kMostCuts = 20;
 
-// How many micro-batches may pass through a unit together, from the fewest on.
+// Returns the possible numbers of micro-batches per item, ascending.
 std::vector<std::size_t> group_sizes(const TrainSettings& s, std::size_t micro_batches) {
   if (s.plan.group && (*s.plan.group == 0 || *s.plan.group > micro_batches))
     fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
@@ -35,7 +35,7 @@ std::vector<std::size_t> group_sizes(const TrainSettings& s, std::size_t micro_b
   return sizes;
 }
 
-// What a section's parameters, and all that is kept for them from step to step, take at least.
+// Returns a lower bound for a section's parameters and all that is kept for them from step to step.
 std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimizer& optimizer, bool clips,
                              engine::UnitRange units) {
   const std::vector<optim::StateArray> state = optimizer.state();
@@ -53,7 +53,7 @@ std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimize
   return bytes;
 }
 
-// What a section keeps of items of one micro-batch at least.
+// Returns a lower bound for the activations that a section keeps, with items of one micro-batch.
 std::uint64_t least_activations(const engine::Profile& profile, const engine::ItemsHeld& items,
                                 engine::UnitRange units) {
   std::uint64_t bytes = 0;
@@ -63,7 +63,7 @@ std::uint64_t least_activations(const engine::Profile& profile, const engine::It
   return bytes;
 }
 
-// The units of a section of one chunk for which no plan was found, so that it cannot have more either.
+// The units of a section for which no plan was found (with one chunk), so that it cannot have more either.
 struct Misfit {
   int section = 0;
   engine::UnitRange units;
@@ -97,13 +97,13 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
          sections, in_chunks, blocks);
   const engine::Layout layout(model.units());
   const std::uint64_t memory = plan.budget.memory - std::min(plan.budget.memory, plan.budget.base);
-  // The best cut hardly depends on the number of items beyond this one, and a simulation takes as long as it
-  // has items.
+  // The best cut hardly depends on the number of items beyond this one, and a simulation's time is
+  // proportional to it.
   const std::size_t items =
       divide_up(plan.profile.micro_batches, std::max<std::size_t>(1, s.plan.group.value_or(1)));
   const engine::Pipeline pipeline{s.pipeline, sections,
                                   std::min<std::size_t>(items, std::max(16, 2 * sections)), s.chunks};
-  std::vector<engine::ItemsHeld> held;  // by section: of a chunk with the most items
+  std::vector<engine::ItemsHeld> held;  // by section, for its chunk with the most items in memory
   for (int section = 0; section < sections; ++section) {
     const engine::PipelineBuffers buffers = engine::buffers_of(pipeline, section);
     held.push_back({std::ranges::max(engine::items_held(pipeline, section)), buffers.kept_for_weights,
@@ -113,7 +113,7 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
     return std::ranges::none_of(misfits, [&](const Misfit& misfit) { return misfit.is_in(section, units); });
   };
   const bool may_share = section_ranks(s).size > 1;
-  // Chunks of a section share its memory evenly.
+  // Chunks of a section have equal shares of its memory.
   const auto fits = [&](int section, engine::UnitRange units) {
     if (!may_fit(section, units)) return false;
     return plan.budget.disk > 0 || may_share ||  // its state
@@ -122,7 +122,7 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
                memory / s.chunks;
   };
   std::vector<engine::UnitRange> cut = engine::cut(pipeline, seconds, fits);
-  if (cut.empty()) cut = engine::cut(pipeline, seconds, may_fit);  // the plans know better
+  if (cut.empty()) cut = engine::cut(pipeline, seconds, may_fit);  // the plans are more exact
   return cut;
 }
 
@@ -130,18 +130,18 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
 struct Way {
   engine::Profile profile;
   std::optional<engine::Plan> plan;
-  std::string error;                            // why there is none
-  std::uint64_t lacks = 0;                      // the bytes that are short then
-  std::vector<engine::SectionSeconds> seconds;  // of an item, by chunk
+  std::string error;                            // why there is no plan
+  std::uint64_t lacks = 0;                      // missing bytes, if it does not fit
+  std::vector<engine::SectionSeconds> seconds;  // per item, by chunk
   engine::OnceSeconds once;
 };
 
-// Bytes of a twin's gradient that come from the other section that has it.
+// Returns the bytes of a twin's gradient that come from the other section with the twin.
 std::uint64_t twin_bytes(const Way& way) {
   return way.plan->step_bytes_from_sections - way.profile.whole_step->received;
 }
 
-// Finds the seconds of a way by its plan, where the units' own are shares.
+// Computes the seconds of a way by its plan, distributed in proportion to those of the units.
 void find_seconds(Way& way, const TrainSettings& s, int section,
                   const std::vector<engine::SectionSeconds>& units,
                   const std::vector<engine::UnitRange>& chunks) {
@@ -160,7 +160,7 @@ void find_seconds(Way& way, const TrainSettings& s, int section,
     }
     sum += own.forward + own.backward;
   }
-  // What passes take beside computing, as for moving units, counts evenly.
+  // Time beside computing, for example for moving units, is distributed evenly.
   const auto items = static_cast<double>(divide_up(way.profile.micro_batches, way.plan->group));
   const double factor = time.passes() / items / sum;
   for (engine::SectionSeconds& own : way.seconds)
@@ -173,7 +173,7 @@ void find_seconds(Way& way, const TrainSettings& s, int section,
     way.once.exchange = engine::link_seconds(twin_bytes(way), link_between(s, sections - 1, 0));
 }
 
-// What all sections of a cut are planned by.
+// The common inputs of the plans of all sections of a cut.
 struct Whole {
   const PlanResult& plan;
   const TrainSettings& s;
@@ -188,7 +188,7 @@ struct Whole {
   }
 };
 
-// A section of a cut, and the ways in which it can go, by micro-batches of an item. The whole outlives it.
+// A section of a cut, and its plans ("ways") by number of micro-batches per item. The whole outlives it.
 class SectionWays {
  public:
   SectionWays(const Whole& whole, int section)
@@ -213,7 +213,7 @@ class SectionWays {
   }
   std::unique_ptr<Model> take_model() { return std::move(model_); }
 
-  // Plans it with items of so many micro-batches.
+  // Plans the section with items of `group` micro-batches.
   const Way& add(std::size_t group) {
     Way& way = ways_[group];
     way.profile = engine::in_pipeline(once_, whole_.pipeline(group), section_, group);
@@ -235,13 +235,13 @@ class SectionWays {
   const int section_;
   const std::vector<engine::UnitRange> chunks_;
   std::unique_ptr<Model> model_;
-  const engine::Profile once_;  // of its schedule for one group of micro-batches
+  const engine::Profile once_;  // with the schedule of one group of micro-batches
   engine::PlanRequest request_;
   engine::MachineRates rates_;
   std::map<std::size_t, Way> ways_;
 };
 
-// The least seconds of an item in each chunk of a cut, whatever its plans are.
+// Returns lower bounds of an item's seconds in each chunk of a cut, whatever its plans are.
 std::vector<engine::SectionSeconds> least_of_chunks(const Whole& whole, std::size_t group) {
   const double micro_batches = static_cast<double>(whole.plan.profile.micro_batches) /
                                static_cast<double>(whole.pipeline(group).items);  // of an item
@@ -257,7 +257,7 @@ std::vector<engine::SectionSeconds> least_of_chunks(const Whole& whole, std::siz
   return seconds;
 }
 
-// What a section tells the others.
+// The data about a section that other ranks get.
 Json told(const SectionWays& of_section) {
   Json ways = Json::array();
   for (const auto& [group, way] : of_section.ways()) {
@@ -279,9 +279,9 @@ Json told(const SectionWays& of_section) {
 // The plans of a cut's sections.
 struct Tried {
   PipelinePlan pipeline;
-  std::vector<std::unique_ptr<SectionWays>> here;  // this rank's section; where a run is only planned, all
-  std::vector<Json> sections;                      // what all of them tell
-  bool is_partly = false;  // items of some sizes were left out, since they would take too long
+  std::vector<std::unique_ptr<SectionWays>> here;  // this rank's section; for a run that is only planned, all
+  std::vector<Json> sections;                      // the data of all sections
+  bool is_partly = false;  // some sizes of items were left out, since their steps would be too long
 };
 
 bool has_a_way(const Json& section) {
@@ -296,11 +296,11 @@ std::vector<Misfit> misfits_of(const Tried& tried) {
   return misfits;
 }
 
-// Whether a cut that does not fit is the only one that is planned: it was given, or what a section could have
-// less of would be any of its chunks.
+// Whether a cut that does not fit is the last one to be planned: the user has given it, or with several
+// chunks it is unknown which of them should shrink.
 bool tries_one_cut(const TrainSettings& s) { return s.stages || s.chunks > 1; }
 
-// cuts: how many were tried, of which this is the first one.
+// cuts: how many were tried, of which `tried` is the first.
 [[noreturn]] void refuse(const Tried& tried, const TrainSettings& s, int cuts) {
   std::string advice = tries_one_cut(s) ? "; other --stages may fit"
                        : cuts > 1 ? fmt::format("; {} cuts of the model were tried, and none fits", cuts)
@@ -320,10 +320,10 @@ bool tries_one_cut(const TrainSettings& s) { return s.stages || s.chunks > 1; }
        "them; give more --memory, or other --stages");
 }
 
-// The time of all sections, each in its way of that place.
+// Returns the time of the pipeline, with each section's way at index `at`.
 engine::PipelineTime time_of(const std::vector<Json>& sections, std::size_t at,
                              const engine::Pipeline& shape) {
-  std::vector<engine::SectionSeconds> seconds;  // of chunks in the model's order
+  std::vector<engine::SectionSeconds> seconds;  // by chunk, in the model's order
   for (std::size_t chunk = 0; chunk < shape.chunks; ++chunk)
     for (const Json& ways : sections) {
       const Json& own = ways[at].at("seconds")[chunk];
@@ -337,8 +337,8 @@ engine::PipelineTime time_of(const std::vector<Json>& sections, std::size_t at,
   return engine::simulate(shape, seconds, once);
 }
 
-// Finds the size of items with which the step is shortest; returns its place among the ways, or nothing where
-// no size fits all sections.
+// Finds the size of items with the shortest step. Returns its index among the ways, or nothing where no size
+// fits all sections.
 std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t micro_batches,
                                   PipelinePlan& pipeline) {
   std::optional<std::size_t> best;
@@ -361,8 +361,8 @@ std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t
   return best;
 }
 
-// What comes to this rank's host from others in a step: for gradients and parameters of the sections that are
-// there, and what these get from sections elsewhere. `own`: what the former is for this rank's section.
+// Returns the bytes that arrive at this rank's host from others in a step: gradients and parameters for the
+// sections there, and their messages from sections elsewhere. `own`: the former for this rank's section.
 std::uint64_t bytes_from_hosts(const std::vector<Json>& sections, std::size_t at,
                                const PipelinePlan& pipeline, const TrainSettings& s, std::uint64_t own,
                                std::uint64_t of_message) {
@@ -392,7 +392,7 @@ std::uint64_t bytes_from_hosts(const std::vector<Json>& sections, std::size_t at
   return bytes;
 }
 
-// The ways in which all ranks of a section can go, in the time of the slowest.
+// Combines the ways of a section's ranks: those that all of them have, with the time of the slowest.
 Json of_all_ranks(const std::vector<std::string>& told, const std::vector<int>& ranks) {
   Json all = Json::parse(told[static_cast<std::size_t>(ranks[0])]);
   for (const int rank : ranks) {
@@ -411,8 +411,8 @@ Json of_all_ranks(const std::vector<std::string>& told, const std::vector<int>& 
   return all;
 }
 
-// Makes what must be alike in the plans of a section's ranks so, and the stage of a table that two sections
-// have.
+// Makes the parts of the plans equal that must be so on a section's ranks, and the stage of a table that two
+// sections have.
 void agree(PlanResult& plan, const optim::Optimizer& optimizer, RunRanks& ranks) {
   if (ranks.of_section() == nullptr) return;
   const auto plan_again = [&] {
@@ -445,8 +445,8 @@ std::string name_of_units(const Model& model, const std::vector<engine::UnitRang
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// Plans all sections here with items of one size. Returns how long a step takes, or infinity where one of
-// them does not fit; nothing, and leaves that size out, where it takes no less than `longest`.
+// Plans all sections here with items of one size. Returns the step's seconds, or infinity where a section
+// does not fit; nothing, leaving that size out, where the step takes no less than `longest`.
 std::optional<double> plan_all_with(const Whole& whole, std::size_t group, double longest, Tried& tried) {
   const engine::Pipeline pipeline = whole.pipeline(group);
   std::vector<engine::SectionSeconds> seconds = least_of_chunks(whole, group);
@@ -474,8 +474,8 @@ std::optional<double> plan_all_with(const Whole& whole, std::size_t group, doubl
   return time_of(tried.sections, tried.sections.front().size() - 1, pipeline).step;
 }
 
-// Plans all sections here. Items of a size with which no step can be shorter than `longest`, or than one that
-// was found, are left out, of all sections alike.
+// Plans all sections here. A size of items is left out for all sections where its step cannot be shorter than
+// `longest`, or than the shortest one found.
 void plan_all(const Whole& whole, double longest, Tried& tried) {
   for (int section = 0; section < sections_of(whole.s); ++section)
     tried.here.push_back(std::make_unique<SectionWays>(whole, section));
@@ -517,13 +517,13 @@ std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, co
   for (int section = 0; section < sections_of(s); ++section) {
     const double message = engine::link_seconds(plan.profile.border_gradient_bytes,
                                                 link_between(s, section, (section + 1) % sections_of(s)));
-    // A cut counts with the slowest one.
+    // All messages of a cut are assumed to take the time of the slowest link.
     for (engine::SectionSeconds& unit : seconds) unit.message = std::max(unit.message, message);
   }
   std::vector<Misfit> misfits;
   std::optional<Tried> first;
   for (int cuts = 0;; ++cuts) {
-    // Sections that were measured apart would be cut otherwise on each rank.
+    // Rates measured on each rank would give a different cut on each, so the first one's is used.
     const bool is_over = first && (tries_one_cut(s) || cuts == kMostCuts);
     const std::string cut =
         ranks.from_first(ranks.is_first() && !is_over

@@ -12,12 +12,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kWindows = 64;
 
-// Rounds to microseconds, which are enough for a chart and short as text.
+// Rounds to microseconds, which suffice for a chart and keep the text short.
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return static_cast<double>(std::chrono::duration_cast<std::chrono::microseconds>(to - from).count()) / 1e6;
 }
 
-// Adds up the time in which any event is under way. REQUIRES: events come by their ends, latest first.
+// Adds up the time in which at least one event is in progress. REQUIRES: events come ordered by their ends,
+// the latest first.
 class Busy {
  public:
   void add(Clock::time_point begin, Clock::time_point end) {
@@ -29,7 +30,7 @@ class Busy {
   double seconds() const { return seconds_; }
 
  private:
-  Clock::time_point begin_ = Clock::time_point::max();  // of what was added so far
+  Clock::time_point begin_ = Clock::time_point::max();  // beginning of the time added so far
   double seconds_ = 0;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The rank whose file that is beside `first`, rank 0's; nothing where it is none.
+// Returns the rank that a file beside `first` (rank 0's) belongs to; nothing where it is no rank's.
 std::optional<int> rank_of(const fs::path& file, const fs::path& first) {
   const std::string name = file.filename(), begin = first.stem().string() + ".rank", end = first.extension();
   if (!name.starts_with(begin) || !name.ends_with(end) || name.size() <= begin.size() + end.size()) return {};
@@ -36,7 +36,7 @@ std::string path_of_rank(const std::string& first, int rank) {
 
 std::string place_of_rank(const std::string& first, int rank) {
   const fs::path path = path_of_rank(first, rank);
-  std::error_code ignored;  // what cannot be written is reported where that is tried
+  std::error_code ignored;  // errors are reported when the file is written
   if (!path.empty()) fs::create_directories(path.parent_path(), ignored);
   return path;
 }
@@ -54,7 +54,7 @@ std::map<int, std::string> files_of_absent_ranks(const std::string& first, int r
   std::map<int, std::string> files;
   if (path_of_rank(first, ranks).empty()) return files;
   const fs::path folder = fs::path(first).parent_path();
-  std::error_code unread, ignored;  // where the folder is none, it has no files
+  std::error_code unread, ignored;  // a path that is no folder has no files
   for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, unread)) {
     const fs::path file = folder / entry.path().filename();
     const std::optional<int> rank = rank_of(file, first);
@@ -64,7 +64,7 @@ std::map<int, std::string> files_of_absent_ranks(const std::string& first, int r
 }
 
 void remove_files_of_absent_ranks(const std::string& first, int ranks, std::string_view beginning) {
-  std::error_code ignored;  // what cannot be removed stays
+  std::error_code ignored;  // a file that cannot be removed stays
   for (const auto& [rank, file] : files_of_absent_ranks(first, ranks))
     if (may_be_replaced(file, beginning)) fs::remove(file, ignored);
 }

@@ -34,14 +34,14 @@ std::string about_text(const Json& ranks) {
 
 }  // namespace
 
-// What the others know of a rank's trace.
+// A rank's trace as the other ranks know it.
 struct RankTraces::Member {
   std::string host;
   std::uint64_t dropped = 0;
-  std::int64_t start = 0;  // of its trace, by its clock
+  std::int64_t start = 0;  // of its trace, by its own clock
 };
 
-// What an earlier run left after a failure would be taken for a part of this one, as rank 0's is replaced.
+// Files from an earlier run's failure would be mistaken for a part of this run, since rank 0's is replaced.
 RankTraces::RankTraces(comm::Communicator* communicator, std::string path, std::string place,
                        std::function<std::int64_t()> clock)
     : communicator_(communicator != nullptr && communicator->size() > 1 ? communicator : nullptr),
@@ -159,7 +159,7 @@ void RankTraces::save(const Trace* trace) {
   } else {
     send(text);
   }
-  // Nobody leaves while rank 0 has others to hear.
+  // No rank leaves while rank 0 still receives from others.
   engine::exchange(*communicator_, "the end of the traces", {});
 }
 
@@ -168,7 +168,7 @@ void RankTraces::save_alone(const Trace* trace) const {
   if (communicator_ == nullptr) return trace->save(path_);
   const int rank = communicator_->rank();
   const std::string path = rank == 0 ? path_ : place_of_rank(path_, rank);
-  if (path.empty()) return;  // beside a pipe or a device
+  if (path.empty()) return;  // for a pipe or a device
   if (rank > 0 && !may_be_replaced(path, kTraceBeginning))
     fail(ErrorCode::kIo, "'{}' is there already and is not a trace; move it away", path);
   const Member own{host_name(), trace->dropped(), 0};

@@ -27,7 +27,7 @@ constexpr std::array<Point, 10> kAdamwRates = {{{0.8e6, 1.3e-3},
                                                 {12.7e9, 1e-4},
                                                 {174e9, 0.6e-4}}};
 
-// Rounds a value, so that what is printed is what is used.
+// Rounds a value, so that the printed value is the one used.
 double two_digits(double value) { return std::stod(fmt::format("{:.1e}", value)); }
 
 double adamw_rate(double block_parameters) {
@@ -47,11 +47,11 @@ optim::Settings settings_of(const optim::OptimizerSettings& given) {
 
 struct Rates {
   double learning_rate;
-  std::optional<double> adamw;  // for what Muon leaves to AdamW, where it differs
+  std::optional<double> adamw;  // for parameters that Muon leaves to AdamW, where it differs
   double weight_decay;
 };
 
-// The rates of a training from first values.
+// Returns the rates for training from scratch.
 Rates default_rates(const optim::Settings& settings, double block_parameters) {
   const double adamw = adamw_rate(block_parameters);
   const std::string& name = settings.optimizer();
@@ -69,7 +69,7 @@ Rates default_rates(const optim::Settings& settings, double block_parameters) {
 constexpr double kFineTuning = 0.1;
 constexpr std::uint64_t kLeastWarmup = 40, kMostWarmup = 2000;
 
-// Takes each setting of one recipe from the first source that has it.
+// Takes each setting of a recipe from the first source that has it.
 class Sources {
  public:
   Sources(const Json* record, const std::string& source, std::vector<std::string>& defaults)

@@ -48,8 +48,8 @@ Value value_of(const std::string& bytes, const char* name) {
   return value;
 }
 
-// Where and by how many threads ranks compute may differ, unless the bits must not depend on who computes
-// what. Ranks that compute layers together do it in one order.
+// Ranks may differ in CPU, threads and matrix library, unless the run is reproducible. Ranks that share a
+// model's sections or layers must agree on groups and recomputation, so that their collective calls match.
 Json comparable(const Setup& setup, bool shares_layers) {
   Json record = run_record(setup, {});
   for (const char* own : {"cpu", "threads", "matrix_library"})
@@ -71,7 +71,7 @@ Json comparable(const Setup& setup, bool shares_layers) {
   return record;
 }
 
-// Whether what is planned does not lack memory.
+// Returns whether `plan` succeeds without a lack of memory.
 bool is_within_budget(const std::function<void()>& plan) {
   try {
     plan();
@@ -150,7 +150,7 @@ void RunRanks::agree_on_plan(Setup& setup) {
   const std::vector<std::string> all =
       engine::exchange(*of_section_, "whether the plan fits", fits ? "yes" : "no", meanwhile_);
   if (std::ranges::count(all, "no") == 0) return;
-  // Where one rank needs a higher stage, another one may not fit with it.
+  // If one rank needs a higher stage, another one may not fit with it.
   engine::agree_on_plan(*of_section_, own, lowest, meanwhile_, engine::Stages::kLowest);
   setup.settings.plan = lowest;
   fit_again();
@@ -164,7 +164,7 @@ void RunRanks::check_all_read(const std::string& path, const std::string& named)
   try {
     const std::string text = read_text_file(path);
     found = fmt::format("{:016x}", checksum(std::as_bytes(std::span(text))));
-  } catch (const Error&) {  // is told to all ranks
+  } catch (const Error&) {  // all ranks are told
   }
   const std::vector<std::string> files = from_all("which file each rank reads", found);
   const std::vector<std::string> hosts = from_all("which host each rank is on", host_name());
@@ -192,7 +192,7 @@ std::vector<std::vector<double>> RunRanks::of_last(const std::vector<std::string
   const auto at = [&](int rank, const char* axis) { return mesh_ ? mesh_->coordinate(rank, axis) : 0; };
   std::vector<std::vector<double>> found(static_cast<std::size_t>(data_size()), std::vector<double>(count));
   for (const int rank : ranks_of(last)) {
-    if (at(rank, "tensor") > 0) continue;  // which have the same
+    if (at(rank, "tensor") > 0) continue;  // ranks along "tensor" have the same
     const std::vector<double> told =
         doubles_of(all[static_cast<std::size_t>(rank)], count, "a rank's losses");
     std::vector<double>& sums = found[static_cast<std::size_t>(mesh_ ? at(rank, "data") : rank)];
@@ -216,13 +216,13 @@ RunRanks::Outcome RunRanks::combine(Outcome own) {
 }
 
 double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
-  std::vector<double> padded = own;  // ranks may have measured one more than others
+  std::vector<double> padded = own;  // some ranks have measured one loss more than others
   padded.resize(divide_up(count, static_cast<std::uint64_t>(data_size())));
   const std::vector<std::vector<double>> all =
       of_last(from_all("the losses of a validation", bytes_of(padded)), padded.size());
   double sum = 0;
   for (std::uint64_t i = 0; i < count; ++i) sum += all[i % all.size()][i / all.size()];
-  const double parts = sequence_ ? sequence_->size() : 1;  // of a sequence, as long as each other
+  const double parts = sequence_ ? sequence_->size() : 1;  // of a sequence, all of equal length
   return sum / (parts * static_cast<double>(count));
 }
 
@@ -242,8 +242,8 @@ void RunRanks::throw_with_place(const Error& error) const {
   throw Error(error.code(), text + place, error.lacks());
 }
 
-// Errors of other kinds mean something to a rank that is not so where they are another's: a gradient that is
-// not finite skips its step.
+// Other kinds of errors have a special meaning on a rank itself that they lack on the others: for example a
+// gradient that is not finite skips its step.
 void RunRanks::fail(const std::exception& error) noexcept {
   if (communicator_ == nullptr) return;
   const auto* const own = dynamic_cast<const Error*>(&error);

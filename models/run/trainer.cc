@@ -30,7 +30,7 @@ void refuse_other_run(const TrainSettings& settings) {
        settings.out, list.whole.back().path);
 }
 
-// Returns the checkpoint to go on from; nothing where the run begins.
+// Returns the checkpoint to resume from; nothing for a new run.
 std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
   if (settings.out.empty() || !settings.resume) return std::nullopt;
   const engine::CheckpointList list = engine::list_checkpoints(settings.out);
@@ -100,11 +100,11 @@ TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& e
           "--out '{}' lies in memory (tmpfs or ramfs): no budget counts the {} that each checkpoint takes of "
           "it; name a folder on a disk",
           settings.out, format_size(setup.plan.checkpoint_bytes));
-    refuse_other_run(settings);  // of one that ended meanwhile
+    refuse_other_run(settings);  // one that has ended meanwhile
     for (const std::string& leftover : engine::remove_leftovers(settings.out))
       log().warn("'{}', which a killed run left half written or half deleted, was removed", leftover);
   }
-  // The others wait here until rank 0 has the folder for itself.
+  // The other ranks wait here until rank 0 has the folder for itself.
   const std::string checkpoint =
       ranks.from_first(ranks.is_first() ? find_checkpoint(settings).value_or("") : "");
   if (!checkpoint.empty())
@@ -117,7 +117,8 @@ TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& e
       run.load_initial();
     return run.train();
   } catch (const std::exception& error) {
-    ranks.fail(error);  // before the run is destroyed, which waits for what the others have begun with it
+    // Before the run is destroyed, which waits for calls that other ranks have begun with it.
+    ranks.fail(error);
     throw;
   }
 }
@@ -128,7 +129,7 @@ TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events
   refuse_other_run(settings);  // before the work of planning
   allocator::install_touch_reporter();
   Setup setup = prepare(settings);
-  RunRanks ranks(setup.settings);  // whose mesh may have been chosen
+  RunRanks ranks(setup.settings);  // its mesh may have been chosen just now
   try {
     return train_as_planned(setup, ranks, events);
   } catch (const Error& error) {
@@ -144,7 +145,7 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   try {
     return train_alike(settings, events);
   } catch (const std::exception& error) {
-    ranks.fail(error);  // the others end with this error, too
+    ranks.fail(error);  // the other ranks end with this error, too
     throw;
   }
 }

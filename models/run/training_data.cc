@@ -12,7 +12,7 @@
 namespace sluice::models {
 namespace {
 
-// These numbers are those of docs/formats/tokens.md and checkpoint.md.
+// These numbers are specified in docs/formats/tokens.md and checkpoint.md.
 constexpr std::uint64_t kScanned = std::uint64_t{128} << 20, kSamples = 256, kAtOnce = 4096;  // in tokens
 
 std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
@@ -31,7 +31,7 @@ std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, con
   return source;
 }
 
-// Reads `count` tokens from `first` on, of which read() checks each.
+// Reads `count` tokens from `first` on; read() checks each.
 void read_through(TokenSource& source, std::uint64_t first, std::uint64_t count, Checksum* sum) {
   std::vector<std::int32_t> tokens(kAtOnce);
   for (std::uint64_t done = 0; done < count;) {
@@ -43,7 +43,7 @@ void read_through(TokenSource& source, std::uint64_t first, std::uint64_t count,
   }
 }
 
-// A token outside the vocabulary is better found now than after a day. Text has none.
+// A token outside the vocabulary is better found now than after a day. Text cannot have one.
 void check_whole(TokenSource& source) {
   if (!source.vocabulary() && source.total() <= kScanned) read_through(source, 0, source.total(), nullptr);
 }
@@ -57,7 +57,7 @@ std::string fingerprint_of(TokenSource& source) {
   return fmt::format("{:016x}", sum.value());
 }
 
-// A smaller step that does not fit is refused by the plan, which knows more.
+// A smaller step that does not fit is refused by the plan, which is more exact.
 constexpr double kLargeStep = 16 * kMiB;
 
 }  // namespace

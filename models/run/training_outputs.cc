@@ -55,7 +55,7 @@ void refuse_inputs(const Output& output, const TrainSettings& settings) {
   if (!settings.source.empty()) refuse_input(output, "--config", settings.source);
 }
 
-// Opens the file for writing, since what rights and file systems allow cannot be guessed. Leaves no new file.
+// Opens the file for writing, since permissions and file systems cannot be predicted. Leaves no new file.
 void probe(const Output& output) {
   constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC;
   const char* path = output.path.c_str();
@@ -79,7 +79,7 @@ void refuse_same(const Output& a, const Output& b) {
        a.path);
 }
 
-// Where rank 0 writes, no other rank may: neither what it writes in any case, nor its trace after a failure.
+// No other rank may write to the files of rank 0: neither its regular outputs, nor its trace after a failure.
 void refuse_files_of_ranks(std::initializer_list<Output> outputs, int ranks) {
   for (int rank = 1; rank < ranks; ++rank)
     for (const Output& output : outputs)

@@ -27,7 +27,7 @@ LearningRate learning_rate_of(const Recipe& recipe, std::uint64_t steps) {
           schedule_shape(recipe.schedule)};
 }
 
-// AdamW's learning rate follows the schedule of the other, at this share of it.
+// Returns AdamW's share of the learning rate, by which it follows the schedule.
 double adamw_share(const Recipe& recipe) {
   if (!recipe.adamw_learning_rate) return 1;
   return recipe.learning_rate == 0 ? 0 : *recipe.adamw_learning_rate / recipe.learning_rate;
@@ -61,7 +61,7 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
   remove_files_of_absent_ranks(settings_.profile, ranks_.size(), kProfileBeginning);
 }
 
-// While the run waits for other ranks. What the engine waits for meanwhile is a part of that wait.
+// Called while the run waits for other ranks. The engine's own waits during that are a part of it.
 void TrainingRun::serve_ranks() {
   const double before = engine_.counters().rank_wait_seconds;
   engine_.serve_ranks();
@@ -114,7 +114,7 @@ bool TrainingRun::load_units(const engine::UnitSource& of_model) {
   return true;
 }
 
-// A run that was killed before its first checkpoint begins anew under its own id.
+// A run that was killed before its first checkpoint starts again under its own id.
 void TrainingRun::begin_metrics() {
   if (ranks_.is_first()) {
     const bool again = settings_.resume && !settings_.out.empty();
@@ -185,7 +185,7 @@ void TrainingRun::resume(const std::string& folder) {
   if (events_.resumed) events_.resumed(checkpoint_report(begin));
 }
 
-// Comes before the first step, so that a lack of room for checkpoints is not found after hours.
+// Called before the first step, so that a lack of space for checkpoints is found at once.
 void TrainingRun::check_room() const {
   if (settings_.out.empty()) return;
   const std::size_t there = engine::list_checkpoints(settings_.out).whole.size();
@@ -206,7 +206,7 @@ void require_finite(double loss) {
   if (!std::isfinite(loss)) fail(ErrorCode::kNotFinite, "the loss is {}: it is not finite", loss);
 }
 
-// A loss that is not finite has such gradients, too; with a dynamic scale it is the engine that finds them.
+// A loss that is not finite has gradients that are not; with a dynamic scale the engine finds them.
 engine::StepResult TrainingRun::apply_or_skip(double loss, bool& skipped) {
   if (!loss_scale_.is_dynamic()) require_finite(loss);
   engine::StepResult result;
@@ -223,7 +223,7 @@ engine::StepResult TrainingRun::apply_or_skip(double loss, bool& skipped) {
   return result;
 }
 
-// Returns the loss of the step, which is the mean over the targets of all ranks.
+// Returns the loss of the step, the mean over the targets of all ranks.
 double TrainingRun::compute(std::uint64_t number, float scale) {
   const std::span<const MicroBatch> own = setup_.data->training(next_sample_);
   const std::uint64_t targets = ranks_.sum(counted_targets(own));
@@ -316,8 +316,8 @@ CheckpointReport TrainingRun::checkpoint_report(std::chrono::steady_clock::time_
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
-// Validation is due before each checkpoint, too, so that the best of those that are kept is known. A run that
-// is to stop saves without it.
+// Validation also runs before each checkpoint, so that the best one kept is known. A run that is to stop
+// saves without it.
 std::optional<double> TrainingRun::evaluate_if_due() {
   validation_ = nullptr;
   const bool is_due = due(settings_.eval_every) || (!settings_.out.empty() && due(settings_.save_every)) ||
@@ -364,8 +364,8 @@ void TrainingRun::save() {
   if (events_.saved) events_.saved(report);
 }
 
-// Where the line cannot be written, a checkpoint is saved, so that the step is not lost; but not by one of
-// several ranks, which cannot save alone.
+// If the line cannot be written, a checkpoint is saved, so that the step is not lost; but not with several
+// ranks, since one rank cannot save alone.
 void TrainingRun::add_metrics(const StepReport& report) {
   try {
     metrics_->add(report);
@@ -462,10 +462,10 @@ TrainResult TrainingRun::train() {
     save();
     if (ranks_.size() > 1) {
       engine_.settle();
-      ranks_.wait_for_all("the end of the run");  // until nobody reads from this rank
+      ranks_.wait_for_all("the end of the run");  // no rank reads from this one afterwards
     }
   } catch (const Error& error) {
-    const std::string place = ranks_.place_of_failure();  // of another rank; before this one tells them
+    const std::string place = ranks_.place_of_failure();  // of another rank; before this one tells the others
     ranks_.fail(error);
     save_reports_after_error(error.what());
     fail(error.code(), "{} step {}: {}{}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),

@@ -44,7 +44,7 @@ void check_at_least_0(const std::optional<double>& value, const char* name, cons
 constexpr const char* kClips = "0 (none), or from 1e-30 to below 1e30";
 bool is_clip(double value) { return value == 0 || within(value, 1e-30, 1e30); }
 
-// How much the checkpoints of a run can take at most.
+// Returns the most space that the checkpoints of a run can take.
 std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t checkpoint_bytes) {
   if (settings.out.empty()) return 0;
   const std::uint64_t saves = settings.save_every == 0 ? 1 : divide_up(settings.steps, settings.save_every);
@@ -173,7 +173,7 @@ std::size_t trace_events(const TrainSettings& settings) {
 
 std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
 
-// Weights that do not say what they have learned from are taken to know the whole context.
+// Weights without a record of their training are assumed to know the whole context.
 std::uint64_t learned_length(const TrainSettings& s, const ModelConfig& config, bool first_values) {
   if (first_values) return s.length;
   return std::max<std::uint64_t>(s.length, learned_from(s.model).length.value_or(config.context));
@@ -281,7 +281,7 @@ std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& s) {
 }
 
 int share_of_cores(int cores, const TrainSettings& s) {
-  constexpr double kRounding = 1e-9;  // of shares whose sum is a whole core
+  constexpr double kRounding = 1e-9;  // for shares that add up to a whole core
   return std::max(1, static_cast<int>(cores * s.share_of_cores + kRounding));
 }
 
@@ -300,14 +300,14 @@ void choose_section(Setup& setup, RunRanks& ranks) {
   const std::optional<engine::Twin>& twin = plan.profile.twin;
   setup.section = std::make_unique<engine::Section>(*setup.layout, pipeline.cut, pipeline.pipeline.sections,
                                                     pipeline.section, twin && twin->is_copy);
-  if (ranks.communicator() == nullptr) return;  // nobody trains
+  if (ranks.communicator() == nullptr) return;  // the run is only planned
   setup.files = std::make_unique<engine::SectionOfFiles>(engine::SectionOfFiles{
       *setup.section, engine::partitions_of(*setup.layout, *setup.optimizer, *setup.section, plan.plan,
                                             *ranks.communicator())});
 }
 
-// What does not depend on the mesh, nor on how fast the machine is. The model is whole where the mesh is to
-// be chosen.
+// Prepares what depends neither on the mesh nor on the machine's speed. The model is whole where the mesh is
+// yet to be chosen.
 Setup begin_setup(const TrainSettings& settings) {
   check_settings(settings);
   if (settings.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
@@ -335,7 +335,7 @@ Setup begin_setup(const TrainSettings& settings) {
   return setup;
 }
 
-// Measures this machine, with that many micro-batches of this rank in a step.
+// Measures this machine, for `micro_batches` micro-batches of this rank in a step.
 void measure(Setup& setup, std::size_t micro_batches) {
   const TrainSettings& s = setup.settings;
   const std::vector<offload::DiskKnowledge> disks = offload::know_disks(s.disk);
@@ -349,7 +349,7 @@ void measure(Setup& setup, std::size_t micro_batches) {
                             {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
                              engine::memory_sample(setup.plan.checkpoint_bytes, s.memory), s.ranks_here},
                             disks);
-  // Ranks of a run measure at the same time, and find what the others leave them.
+  // Ranks of a run measure at the same time, and so find their actual shares.
   if (s.communicator == nullptr)
     engine::share_cores(s.ranks_here, s.threads, s.threads, usable_cpus(), setup.plan.rates);
   count_transport(s, usable_cpus(), setup.plan.rates);
@@ -365,8 +365,7 @@ void measure_link(Setup& setup, RunRanks& ranks) {
   if (!s.link) s.link = ranks.link(budget.memory - std::min(budget.memory, budget.base));
 }
 
-// Chooses the mesh by plans of rank 0, and sets it in the settings of all ranks, with the link that was
-// measured for it. The choice is rank 0's.
+// Chooses the mesh by plans on rank 0, and sets it in the settings of all ranks, with the measured link.
 std::optional<MeshChoice> settle_mesh(TrainSettings& settings) {
   Setup setup = begin_setup(settings);
   measure(setup, settings.accumulate);
@@ -386,7 +385,7 @@ std::optional<MeshChoice> settle_mesh(TrainSettings& settings) {
   return choice;
 }
 
-// Ranks that choose a mesh do other things together than those that were given one.
+// Ranks that choose a mesh make other collective calls than ranks with a given one.
 void compare_meshes(const TrainSettings& s) {
   RunRanks ranks(s);
   const std::vector<std::string> all = ranks.from_all("the mesh of the run", s.chooses_mesh ? "auto"

@@ -32,9 +32,10 @@
 namespace sluice::models {
 namespace {
 
-constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;  // of random numbers; training has others
+// A stream of random numbers that training does not use.
+constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;
 
-// The optimizer of a model that is not trained.
+// A placeholder for a model that is not trained.
 class NoOptimizer final : public optim::Optimizer {
  public:
   NoOptimizer() : Optimizer(optim::Settings("none")) {}
@@ -66,7 +67,7 @@ std::string model_folder(const std::string& given, bool best) {
   return list.whole.back().path;
 }
 
-// Verifies a checkpoint's config.json: one that was changed would make another model of the weights.
+// Verifies a checkpoint's config.json: with a changed one the weights would be another model's.
 void check_config_file(const std::string& folder) {
   const std::string manifest = (std::filesystem::path(folder) / engine::kManifestFile).string();
   if (!std::filesystem::exists(manifest)) return;
@@ -132,7 +133,7 @@ std::vector<std::int32_t> prompt_of(const GenerateSettings& s, std::size_t vocab
   return tokens;
 }
 
-// How many of a text's last tokens the next one follows from.
+// Returns the number of a text's last tokens that the next one depends on.
 std::uint64_t window_of(const GenerateSettings& s, const ModelConfig& config,
                         const std::optional<std::uint64_t>& learned, std::uint64_t text) {
   constexpr std::uint64_t kUnstated = 1024;
@@ -155,10 +156,10 @@ std::uint64_t window_of(const GenerateSettings& s, const ModelConfig& config,
   return *s.window;
 }
 
-// A model that is only read: its units come in one after another, from wherever the plan puts them.
+// A model for inference: its units are fetched one after another, from wherever the plan puts them.
 class Reader {
  public:
-  // length: the most tokens that the next one follows from.
+  // length: the most tokens that the next one depends on.
   Reader(const GenerateSettings& settings, const std::string& folder, const ModelConfig& config,
          std::uint64_t length)
       : tools_(settings.threads == 0 ? usable_cpus() : settings.threads, offload::IoOptions{}),
@@ -231,13 +232,13 @@ void generate(const GenerateSettings& settings, const GenerateEvents& events) {
   const LearnedFrom learned = learned_from(folder);
   const bool bytes = config.vocabulary == kByteVocabulary || learned.bytes;
   std::vector<std::int32_t> tokens = prompt_of(settings, config.vocabulary, bytes);
-  // The last token that is sampled is not read again.
+  // The last sampled token is not read again.
   const std::uint64_t text = tokens.size() + std::max<std::uint64_t>(settings.tokens, 1) - 1;
   Reader reader(settings, folder, config, std::min(text, window_of(settings, config, learned.length, text)));
   if (events.begin) events.begin(bytes);
   const CounterRandom random(settings.seed, kSamplingStream);
   std::vector<float> logits(config.vocabulary);
-  // A model of bytes may have a larger vocabulary, whose other tokens it never learned.
+  // A model of bytes may have a larger vocabulary, whose other tokens it has never seen.
   const std::span<const float> known = std::span(logits).first(bytes ? kByteVocabulary : logits.size());
   for (std::uint64_t i = 0; i < settings.tokens; ++i) {
     const std::size_t used = std::min(tokens.size(), reader.length());

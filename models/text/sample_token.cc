@@ -14,7 +14,7 @@ struct Candidate {
   double weight;
 };
 
-// All tokens with their weights (not yet normalised), the likeliest first.
+// Returns all tokens with their weights (unnormalized), the likeliest first.
 std::vector<Candidate> by_likelihood(std::span<const float> logits, double temperature) {
   std::vector<Candidate> candidates;
   const double largest = *std::max_element(logits.begin(), logits.end());
