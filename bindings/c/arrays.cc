@@ -4,11 +4,12 @@
 #include "bindings/c/status.h"
 #include "kernels/elementwise.h"
 
-// Copies from and to whole arrays of the caller. These run inside calls of the engine, and take no lock.
+// Functions that copy from and to whole arrays of the caller. They run inside calls of the engine, and take
+// no lock.
 namespace sluice::c {
 namespace {
 
-// Returns a parameter's array, from an element on; data is null where there is none.
+// Returns a parameter's array from an element on; data is null where there is none.
 sluice::Array find(const void* context, uint32_t parameter, uint32_t array, uint64_t first) {
   const sluice_arrays all = known_part(static_cast<const sluice_arrays*>(context), "the arrays");
   const uint32_t row = parameter - all.first_parameter;

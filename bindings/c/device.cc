@@ -15,7 +15,7 @@
 namespace sluice::c {
 namespace {
 
-constexpr std::uint64_t kAssumedContext = 512 * kMiB;  // on large GPUs
+constexpr std::uint64_t kAssumedContext = 512 * kMiB;  // measured on large GPUs
 
 Json facts_of(const Planned& planned) {
   Json facts = engine::to_json(planned.rates.gpu, planned.rates.memory_bandwidth);
@@ -71,7 +71,7 @@ void take_stated(const sluice_device_facts& facts, Planned& made) {
   gpu.between = facts.between_gpus;
 }
 
-// As options.links says; nothing: as it was measured.
+// Returns what options.links requests; nothing: the measurement decides.
 std::optional<bool> links_between_gpus(const sluice_engine_options& options) {
   if (options.links == nullptr) return std::nullopt;
   const std::string_view links = options.links;
@@ -88,10 +88,10 @@ std::optional<bool> links_between_gpus(const sluice_engine_options& options) {
   return links == "gpus";
 }
 
-// Whether the GPUs of all ranks read each other's memory, and how fast: as ranks have found, or for a plan
-// alone as it is stated.
+// Sets whether and how fast all ranks' GPUs read each other's memory: as the ranks have measured, or for a
+// plan alone as stated.
 void join_gpus(const sluice_engine_options& options, For purpose, double found, Planned& made) {
-  double& between = made.rates.gpu.between;  // as it was stated
+  double& between = made.rates.gpu.between;  // the stated value
   engine::RankOf& ranks = made.request.ranks;
   const bool may_meet =
       ranks.size > 1 && ranks.size <= engine::kMostBetweenGpus && ranks.on_hosts().all_on_one();
@@ -111,10 +111,10 @@ Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {
   return trained == units.end() ? Dtype::kF32 : trained->dtype;
 }
 
-// What remains of a budget.
+// Returns the unused part of a budget.
 std::uint64_t left(std::uint64_t budget, std::uint64_t taken) { return budget - std::min(budget, taken); }
 
-// What a context takes; or what is assumed, where the GPU allows no second one.
+// Returns the bytes that a context takes, or an assumed value where the GPU allows no second one.
 std::uint64_t context_of(Device& gpu) {
   try {
     return gpu.measure_context();
@@ -131,7 +131,7 @@ void measure(const sluice_engine_options& options, Planned& made) {
   Threads threads(made.threads, made.team);
   engine::GpuWork work{*made.gpu, threads, *made.optimizer, type_of_trained(made.profile.units),
                        made.products.get()};
-  // All that is free may not be given in one piece.
+  // The free memory may be fragmented.
   work.device_bytes = std::min<std::uint64_t>(
       left(options.device_memory, options.device_reserved + made.context), made.gpu->free_memory() / 2);
   work.host_bytes = left(options.memory, allocator::resident_bytes() + options.reserved);

@@ -12,17 +12,17 @@
 #include "engine/planner/planner.h"
 #include "engine/ranks/agreement.h"
 
-// How the ranks of a run make their engines: they compare their models, agree on what their plans have in
-// common, and tell each other whether they could.
+// How the ranks of a run make their engines: they compare their models, agree on the common parts of their
+// plans, and exchange whether they have succeeded.
 namespace sluice::c {
 namespace {
 
 struct Failure {
   ErrorCode code = ErrorCode::kInternal;
-  std::string text;  // empty: there is none
+  std::string text;  // empty: no failure
 };
 
-// Runs what this rank does alone. The others are told of its error.
+// Runs this rank's own part, and returns its error for the other ranks.
 Failure failure_of(const std::function<void()>& action) {
   try {
     action();
@@ -36,7 +36,7 @@ Failure failure_of(const std::function<void()>& action) {
   return {};
 }
 
-// Collective. Throws the failure of the first rank that has one, on all of them.
+// Collective. Throws the failure of the first rank that has one, on all ranks.
 void throw_together(comm::Communicator& communicator, const std::string& what, const Failure& own) {
   const Json mine = {{"code", static_cast<int>(own.code)}, {"text", own.text}};
   const std::vector<std::string> all = engine::exchange(communicator, what, mine.dump());
@@ -49,7 +49,7 @@ void throw_together(comm::Communicator& communicator, const std::string& what, c
   }
 }
 
-// What must be alike on all ranks.
+// Returns the values that must be equal on all ranks.
 Json record_of(const Planned& planned) {
   Json record = {{"version", SLUICE_VERSION},
                  {"the optimizer", planned.optimizer->name()},
@@ -72,13 +72,13 @@ Json record_of(const Planned& planned) {
   return record;
 }
 
-// What must be alike of the plans on which they have agreed.
+// Returns the values that must be equal in the plans after the ranks have agreed.
 Json record_of(const engine::Plan& plan) {
   return {{"when gradients are summed, as stage, memory and micro-batches say,",
            plan.sums_in_backward ? "in backward" : "when they are used"}};
 }
 
-// Collective.
+// Collective. Throws where the records of ranks differ.
 void compare(comm::Communicator& communicator, const char* call, const Json& record) {
   const std::vector<std::string> all = engine::exchange(communicator, call, record.dump());
   const Json first = Json::parse(all[0]);
@@ -97,8 +97,7 @@ void compare(comm::Communicator& communicator, const char* call, const Json& rec
   }
 }
 
-// Collective. Where each rank has a GPU, all of them are there before ranks find out what these read of each
-// other.
+// Collective. All ranks open their GPUs before they find out whether these read each other's memory.
 KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine_options& options) {
   KnownByRanks known;
   const std::uint64_t holds = allocator::resident_bytes() + engine::kReserve;

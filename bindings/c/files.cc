@@ -25,7 +25,7 @@ namespace {
 engine::SafetensorsHeader header_of(const std::string& path) {
   const std::filesystem::file_status status = std::filesystem::status(path);
   if (!std::filesystem::exists(status)) fail(ErrorCode::kNotFound, "there is no file '{}'", path);
-  // To open a pipe would wait for its other end.
+  // Opening a pipe would wait for its other end.
   if (!std::filesystem::is_regular_file(status))
     fail(ErrorCode::kInvalidArgument, "'{}' is not a file", path);
   std::ifstream file(path, std::ios::binary | std::ios::ate);

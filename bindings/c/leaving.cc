@@ -11,7 +11,8 @@ namespace sluice::c {
 namespace {
 
 void check_growth(const sluice_engine& e, std::uint64_t besides) {
-  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max() / 2;  // more than any machine has
+  // More than the memory of any machine.
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max() / 2;
   const std::int64_t growth =
       e.engine->growth_of_leaving() + static_cast<std::int64_t>(std::min(besides, kMost));
   if (growth <= 0) return;

@@ -7,7 +7,7 @@
 #include "comm/packet.h"
 #include "core/log.h"
 
-// Links over functions of the caller.
+// Links over the caller's functions.
 namespace sluice::c {
 namespace {
 
@@ -21,7 +21,7 @@ class CallerLinks final : public comm::Links {
   ~CallerLinks() override {
     if (owns_) functions_.destroy(functions_.context);
   }
-  // From now on the caller's links end with these.
+  // From now on destroying this object destroys the caller's links.
   void own() { owns_ = true; }
 
   int rank() const override { return static_cast<int>(functions_.rank); }
@@ -54,7 +54,7 @@ class CallerLinks final : public comm::Links {
     return true;
   }
 
-  // The transport is told of a wait that failed by the next packet.
+  // The transport learns of a failed wait from the next packet.
   void wait(Clock::time_point until) override {
     const auto left = std::max(until - Clock::now(), Clock::duration(0));
     const auto micros = std::chrono::ceil<std::chrono::microseconds>(left).count();
@@ -77,7 +77,7 @@ class CallerLinks final : public comm::Links {
   }
 
  private:
-  // That a function of the caller runs, which may take so long.
+  // Marks that a function of the caller is running, which may take `time`.
   struct Called {
     explicit Called(FunctionClock& the_clock, Clock::duration time = {}) : clock(the_clock) {
       clock.begin(Clock::now() + time);

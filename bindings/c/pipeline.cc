@@ -13,7 +13,7 @@
 #include "engine/plan/pipeline.h"
 #include "engine/ranks/call_id.h"
 
-// A message that was begun.
+// A message in flight.
 struct sluice_message {
   sluice_ranks& ranks;
   sluice::TransferGroup group = {};
@@ -58,8 +58,8 @@ std::vector<engine::UnitRange> cut_of(const engine::Pipeline& pipeline, const ch
   });
 }
 
-// begin: what the communicator is to do with the message's id and group. A Done that nothing calls would be
-// waited for, so that what could be refused is checked before.
+// begin: the communicator's call with the message's id and group. Its arguments are checked before, since a
+// Done that is never called would be waited for.
 template <class Begin>
 sluice_status begin_message(sluice_ranks* handle, uint32_t other, const char* name, const void* data,
                             sluice_message** message, Begin&& begin) {
@@ -132,7 +132,7 @@ sluice_status sluice_ranks_receive(sluice_ranks* ranks, uint32_t from, const cha
       });
 }
 
-// A rank that waits is alive, and others have perhaps begun long before to wait for it.
+// A waiting rank is alive, although others may have begun to wait for it long before.
 sluice_status sluice_message_wait(sluice_message* message) {
   const std::unique_ptr<sluice_message> ended(message);
   return guarded([&] {

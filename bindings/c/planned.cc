@@ -47,7 +47,7 @@ std::vector<engine::UnitSpec> units_of(const sluice_model& model) {
   return units;
 }
 
-// Sections, and the ranks that have the same one, are a mesh of all ranks.
+// The groups of ranks with other sections and with the same section must form a mesh of all ranks.
 void check_mesh(const sluice_engine_options& options) {
   if (options.planned_ranks > 0)
     fail(ErrorCode::kInvalidArgument,
@@ -62,7 +62,7 @@ void check_mesh(const sluice_engine_options& options) {
          size, sections, all);
 }
 
-// The units of this rank's section, of all of the model's.
+// Returns the units of this rank's section of the model.
 std::vector<engine::UnitSpec> own_units(std::vector<engine::UnitSpec> all,
                                         const sluice_engine_options& options, Planned& made) {
   if (options.sections == nullptr) return all;
@@ -135,13 +135,13 @@ std::uint64_t bytes_for_ranks(const sluice_engine_options& options) {
   return options.planned_ranks < 2 ? 0 : bytes_of_ranks(static_cast<int>(options.planned_ranks));
 }
 
-// How many ranks of this host share its disks.
+// Returns the number of ranks that share this host's disks.
 int ranks_here(const sluice_engine_options& options) {
   if (const sluice_ranks* ranks = ranks_of(options)) return ranks->ranks_here;
   return std::max(1, static_cast<int>(options.planned_ranks));
 }
 
-// Of one rank.
+// Returns the number for one rank.
 std::size_t micro_batches_of(const sluice_engine_options& options, int ranks) {
   const auto size = static_cast<std::uint32_t>(ranks);
   if (options.reproducible != 0 && options.micro_batches == 0)
@@ -279,8 +279,8 @@ sluice_engine::sluice_engine(Planned made)
   engine->serve_touches(*touches);
 }
 
-// Called on the touch server's thread. Bytes of other ranks come over functions of the caller, perhaps, which
-// do not return while they wait for a lock that the touching thread holds.
+// Called on the touch server's thread. Bytes from other ranks may come by functions of the caller, which do
+// not return while they wait for a lock that the faulting thread holds.
 std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch& touch) {
   if (caller == touch.thread)
     return "a function that the engine has called touches it, or memory of the engine was handed to a call; "
@@ -308,7 +308,7 @@ std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch&
 
 std::string sluice_engine::bring_in_now(const sluice::allocator::TouchServer::Touch& touch) {
   const Turn turn(*this);
-  if (engine->left()) return {};  // the access is repeated, and finds what is there now
+  if (engine->left()) return {};  // the access is repeated at the memory that is there now
   const auto unit = engine->unit_at(touch.address);
   if (!unit) return "no unit lies there";
   engine->touch(*unit, touch.write);

@@ -25,7 +25,7 @@ std::chrono::milliseconds time_of(double seconds, std::chrono::milliseconds none
 
 std::uint64_t id_of(const char* name) { return engine::call_id(engine::CallKind::kOfCaller, name); }
 
-// A rank maps the rings to and from each other one.
+// Returns the bytes of the rings that one rank maps, to and from each other rank.
 std::uint64_t bytes_of_rings(int ranks) {
   return comm::LocalMemory::bytes(ranks, kRing) * 2 / static_cast<std::size_t>(ranks);
 }

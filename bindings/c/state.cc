@@ -14,14 +14,14 @@ bool has_master(const sluice_engine& e, engine::UnitId unit) {
   return e.planned.optimizer->keeps_master() && e.engine->layout().dtype(unit) != Dtype::kF32;
 }
 
-// Returns 1 where any unit has masters, which are array 0 then.
+// Returns 1 where any unit has masters, which are then array 0.
 uint32_t masters_of(const sluice_engine& e) {
   for (engine::UnitId unit = 0; unit < e.engine->layout().units().size(); ++unit)
     if (e.engine->layout().trainable(unit) && has_master(e, unit)) return 1;
   return 0;
 }
 
-// Returns the number of the first array that is not by elements.
+// Returns the index of the first array of a parameter as a whole.
 uint32_t first_whole(const sluice_engine& e) {
   return masters_of(e) + static_cast<uint32_t>(e.planned.optimizer->state().size());
 }
@@ -33,19 +33,19 @@ engine::UnitId trainable_unit(const sluice_engine& e, uint32_t unit) {
   return unit;
 }
 
-// Hands state to the caller's function: in f32, some elements at a time, and never from two threads at once.
+// Passes state to the caller's function in f32, some elements at a time, and never from two threads at once.
 class StateReader {
  public:
   StateReader(sluice_engine& engine, sluice_write_state function, void* context)
       : engine_(engine), function_(function), context_(context) {}
 
-  // map and scales are those of codes.
+  // map and scales are only for codes.
   void operator()(ParameterId parameter, uint32_t array, std::size_t first, std::size_t count,
                   ConstArray values, optim::CodeMap map = {}, const float* scales = nullptr) {
     const std::lock_guard lock(mutex_);
     for (std::size_t at = 0; at < count; at += kAtOnce) {
       const std::size_t n = std::min(count - at, kAtOnce);
-      const float* wide = values.f32() + at;  // used where they are f32
+      const float* wide = values.f32() + at;  // read where the values are f32
       if (values.type == Dtype::kU8) {
         const auto* const codes = static_cast<const std::uint8_t*>(values.data) + at;
         optim::decode(n, map, codes, scales + at / optim::kScaleBlock, wide_.data());

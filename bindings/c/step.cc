@@ -14,7 +14,7 @@ using namespace sluice::c;  // NOLINT: the whole file is of this room
 
 namespace {
 
-// The entries of `groups` have the size with which the caller was compiled.
+// An entry of `groups` has the size of the struct in the caller's version.
 sluice::engine::GroupSettings group_of(const sluice_engine& e, const sluice_group_settings* groups,
                                        std::size_t index) {
   const auto* const group = reinterpret_cast<const sluice_group_settings*>(
@@ -52,7 +52,7 @@ void require_none(const sluice_step_settings* settings, const char* where) {
          where);
 }
 
-// An array that the engine reads or writes may be in its own parameters only where these are present.
+// An array that the engine reads or writes may be part of its own parameters only where these are present.
 void require_present(const sluice_engine& e, const void* data, std::size_t bytes, bool write,
                      const char* name) {
   if (data == nullptr) fail(ErrorCode::kInvalidArgument, "'{}' is NULL", name);
@@ -219,7 +219,7 @@ sluice_status sluice_engine_failure(const sluice_engine* engine, char** text) {
 
 namespace {
 
-// The texts of a ledger's lines are string literals.
+// The names of ledger lines are string literals.
 void add_lines(const sluice::allocator::Ledger::Snapshot& snapshot, bool on_gpu,
                std::vector<sluice_ledger_line>& lines) {
   using namespace sluice::allocator;  // NOLINT: a few names

@@ -64,7 +64,7 @@ void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpe
          spec.name, tensor.type, path);
 }
 
-// Returns the checkpoint at a path: a checkpoint's own folder, or the newest one in a folder.
+// Returns the checkpoint at a path: the path itself, or the newest checkpoint in that folder.
 std::string checkpoint_at(const std::string& path) {
   if (fs::exists(fs::path(path) / engine::kManifestFile)) return path;
   const engine::CheckpointList list = engine::list_checkpoints(path);
@@ -74,12 +74,12 @@ std::string checkpoint_at(const std::string& path) {
   fail(ErrorCode::kNotFound, "'{}' is not a checkpoint, and holds none", path);
 }
 
-// The layout of the checkpoint's files.
+// Returns the layout of the checkpoint's files.
 const engine::Layout& model_of(const sluice_engine& e) {
   return e.planned.section == nullptr ? e.engine->layout() : *e.planned.model;
 }
 
-// Returns how often each parameter of the engine was updated, where that differs from the number of steps.
+// Returns the number of updates of each parameter that has another one than the number of steps.
 Json own_steps_of(const engine::Engine& engine) {
   Json steps = Json::object();
   for (ParameterId p = 0; p < engine.layout().parameters(); ++p)
@@ -88,7 +88,7 @@ Json own_steps_of(const engine::Engine& engine) {
   return steps;
 }
 
-// The same of all sections' parameters, of which each rank tells.
+// The same for the parameters of all sections, collected from their ranks.
 Json steps_of(const sluice_engine& e) {
   Json steps = own_steps_of(*e.engine);
   if (e.planned.section == nullptr) return steps;
@@ -98,7 +98,7 @@ Json steps_of(const sluice_engine& e) {
   return steps;
 }
 
-// Checks which optimizer made the checkpoint. Checkpoints that do not name it were made by AdamW.
+// Throws where another optimizer made the checkpoint. Checkpoints without a name are AdamW's.
 void check_optimizer(const engine::CheckpointReader& checkpoint, const optim::Optimizer& optimizer) {
   const Json made = checkpoint.run().value("optimizer", Json::object());
   const std::string name = made.value("name", "adamw");
@@ -116,13 +116,13 @@ void set_steps(engine::Engine& engine, const engine::CheckpointReader& checkpoin
       engine.set_steps(p, found->get<std::uint64_t>());
 }
 
-// A checkpoint cannot be made in a step, because it holds no gradients.
+// A checkpoint has no gradients, so it cannot be saved or loaded during a step.
 void check_between_steps(const sluice_engine& e, const char* verb) {
   if (e.engine->in_step())
     fail(ErrorCode::kState, "a checkpoint is {} in the middle of a step; finish or abandon the step", verb);
 }
 
-// Checkpoints of another run must neither be mixed with those of this engine, nor be pruned with them.
+// Checkpoints of another run must not be mixed with this engine's, nor be pruned with them.
 void check_folder(const std::string& out, std::uint64_t step) {
   if (engine::read_run_id(out))
     fail(ErrorCode::kInvalidArgument,
@@ -150,7 +150,7 @@ std::string write_tensors(sluice_engine& e, const std::string& out, const Json& 
             communicator, section ? &*section : nullptr);
 }
 
-// Why sections cannot save there, on all ranks alike; empty: they can.
+// Returns why sections cannot save there, the same on all ranks; empty: they can.
 std::string why_not_seen(const sluice_engine& e, const std::string& out) {
   if (e.planned.section == nullptr) return "";
   const std::string why_not = engine::find_shared_folder(*e.ranks.communicator(), out, out + "/.").why_not;
@@ -160,7 +160,7 @@ std::string why_not_seen(const sluice_engine& e, const std::string& out) {
                                "a folder that all ranks see";
 }
 
-// Takes part in what rank 0 saves.
+// Takes part in a save of rank 0.
 std::string save_with_first(sluice_engine& e, const std::string& out, comm::Communicator& communicator) {
   const Json refused = Json::parse(engine::exchange(communicator, kSaving, "{}")[0]);
   if (refused.contains("text"))
@@ -187,7 +187,8 @@ std::string save_as_first(sluice_engine& e, const std::string& out, std::uint64_
   return folder;
 }
 
-// What rank 0 refuses is refused on all. What it fails at ends the work of all, since they write meanwhile.
+// An argument that rank 0 refuses is refused on all ranks. A failure of rank 0 later on ends the work of all,
+// since they are writing then.
 std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep,
                  std::span<const engine::OwnFile> own) {
   comm::Communicator* const communicator = e.ranks.communicator();

@@ -53,8 +53,9 @@ class DiskBench {
         file_(options.folder, bytes_),
         service_(offload::make_io_service(io_)),
         plain_(file_.open_in(*service_)) {
-    // The memory serves the transfers under way, and half as many blocks whose checksums are computed
-    // meanwhile. With more, less of it would be in caches and page tables; with less, the disk would wait.
+    // The memory holds the transfers in flight, and half as many blocks for checksums that are computed
+    // meanwhile. With more memory, less of it would be in caches and page tables; with less, the disk would
+    // be idle at times.
     const std::size_t count = divide_up(shape_.bytes(), calls_.block);
     calls_.depth = count + divide_up(count, 2);
     std::vector<std::unique_ptr<offload::File>> files;
@@ -73,7 +74,7 @@ class DiskBench {
                  return with_processor(
                      [this] { return offload::measure_file(*plain_, bytes_, calls_, memory_.bytes()); });
                }}};
-    records();  // first writes into reserved space are slower
+    records();  // first writes into preallocated space are slower
     std::string why;
     if (offload::uring_available(&why))
       works_.push_back({"io_uring alone, no checksums",
@@ -101,7 +102,7 @@ class DiskBench {
  private:
   static std::vector<double> numbers(const DiskRates& rates) { return {rates.write, rates.read}; }
 
-  // Returns also the seconds of processor time for each byte that was moved.
+  // Also returns the processor seconds for each byte that was moved.
   template <class Pass>
   std::vector<double> with_processor(const Pass& pass) const {
     const double before = processor_seconds();
@@ -137,7 +138,7 @@ class DiskBench {
   StreamShape shape_, calls_;
   std::uint64_t bytes_;
   allocator::Ledger ledger_;
-  offload::BareFile file_;  // shared by all measurements, so that none has a better part of the disk
+  offload::BareFile file_;  // shared by all measurements, so that none has a faster region of the disk
   std::unique_ptr<offload::IoService> service_;
   std::unique_ptr<offload::File> plain_;
   std::unique_ptr<offload::RecordStore> store_;

@@ -13,16 +13,16 @@
 #include "core/log.h"
 #include "engine/planner/device_plan.h"
 
-// `bench link` measures what joins a GPU to the host's memory, as the engine uses it: copies unit by unit,
-// beside one copy of everything; what mapping and registering memory cost; and what they cost copies that are
-// under way, which the driver may hold up meanwhile.
+// `bench link` measures the connection between a GPU and host memory as the engine uses it: copies in pieces
+// of a unit's size, compared with one large copy; the cost of mapping and registering memory; and how much
+// these delay copies in flight, which the driver may stall meanwhile.
 namespace sluice::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kSmaller = "give a smaller --size";
-constexpr std::size_t kPiece = engine::kLargestExtentBytes;  // about a unit, too
+constexpr std::size_t kPiece = engine::kLargestExtentBytes;  // about the size of a unit, too
 
 double seconds_of(const std::function<void()>& call) {
   const Clock::time_point begin = Clock::now();
@@ -30,7 +30,7 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Host memory that is registered for as long as it lives.
+// Host memory that stays registered for its lifetime.
 class RegisteredMemory {
  public:
   RegisteredMemory(Device& device, allocator::Ledger& ledger, std::size_t bytes)
@@ -44,7 +44,7 @@ class RegisteredMemory {
   ~RegisteredMemory() {
     try {
       device_.unregister_host(region_.data());
-    } catch (const Error& error) {  // the device has had a fault, which the call that found it has reported
+    } catch (const Error& error) {  // a device fault, which the failing call has reported
       log().debug("{}", error.what());
     }
   }
@@ -57,7 +57,7 @@ class RegisteredMemory {
   allocator::Region region_;
 };
 
-// An extent that is under no address, and addresses that it can be mapped to.
+// An extent that is not mapped, and addresses to map it at.
 class SpareExtent {
  public:
   explicit SpareExtent(Device& device) : device_(device), extent_(device.create_extent(kPiece)) {
@@ -72,7 +72,7 @@ class SpareExtent {
     try {
       device_.free_addresses(address_, kPiece);
       device_.release_extent(extent_);
-    } catch (const Error& error) {  // as above
+    } catch (const Error& error) {  // see above
       log().debug("{}", error.what());
     }
   }
@@ -132,7 +132,7 @@ class LinkBench {
       device_.synchronize(out_stream_.get());
     });
   }
-  // Seconds by pieces, and of one copy in each direction alone.
+  // Returns the seconds of copies in pieces, and of one copy in each direction alone.
   std::vector<double> copies(bool is_in, bool is_out) {
     const double pieces = copy_seconds(is_in, is_out, kPiece);
     double alone = 0;
@@ -140,8 +140,8 @@ class LinkBench {
     if (is_out) alone = std::max(alone, copy_seconds(false, true, bytes_));
     return {pieces, alone};
   }
-  // Queues copies both ways by pieces, and returns the GPU's seconds for them. `meanwhile` is called when
-  // they are queued.
+  // Queues copies in both directions in pieces, and returns their seconds on the GPU. `meanwhile` is called
+  // once they are queued.
   double both_ways(const std::function<void()>& meanwhile) {
     device_.record(begun_.get(), in_stream_.get());
     device_.wait(out_stream_.get(), begun_.get());
@@ -155,9 +155,9 @@ class LinkBench {
     return std::max(device_.seconds_between(begun_.get(), in_done_.get()),
                     device_.seconds_between(begun_.get(), out_done_.get()));
   }
-  // Seconds of the call while the GPU has nothing to do, and in which as many bytes are copied to the GPU;
-  // then of the call beside copies both ways, where it is made again and again as long as these go on; and of
-  // the copies beside it, and without it.
+  // Returns, for a call: its seconds while the GPU is idle; those of copying as many bytes to the GPU; its
+  // seconds beside copies in both directions, repeated as long as these take; and the seconds of the copies
+  // with and without it.
   std::vector<double> calls(const std::function<void()>& call) {
     const double alone = seconds_of(call);
     const double copied =

@@ -4,7 +4,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 
-// `bench copy` compares loops that are bound by memory with loops that only move the same bytes.
+// `bench copy` compares memory-bound loops with loops that only move the same bytes.
 namespace sluice::cli {
 namespace {
 

@@ -20,8 +20,8 @@ static_assert(kElementGrain % engine::kUnitAlignment == 0);
 constexpr std::size_t kColumns = 1024;  // columns of the matrix that is updated
 constexpr std::size_t kMostOfProducts = std::size_t{4}
                                         << 20;  // elements: an update then takes about a second
-// Rows of a matrix whose update stays in a core's caches. Where rows and columns have factors of their own,
-// there are more, so that the factors are as small a part as in memory.
+// Rows of a matrix whose update stays in a core's caches. With factors for rows and columns there are more
+// rows, so that the factors' share is as small as in memory.
 constexpr std::size_t kCacheRows = 16, kFactoredCacheRows = 128;
 
 using Shape = std::vector<std::size_t>;
@@ -41,7 +41,7 @@ std::unique_ptr<optim::Optimizer> training_optimizer(const optim::OptimizerSetti
   return optim::make_optimizer(settings, optim::Settings::Defaults::kTraining);
 }
 
-// A parameter with all that its optimizer keeps and works in, in one region of memory.
+// A parameter with all of its optimizer's state and work space, in one region of memory.
 class Trial {
  public:
   Trial(Threads& threads, const Combination& combination, const Shape& shape,
@@ -80,7 +80,8 @@ class Trial {
     optimizer_->apply(threads_, hyperparameters_, span_);
   }
 
-  // The bytes that an update must move. It leaves out the scales of codes, which are a 64th of the codes.
+  // Returns the memory traffic that an update cannot avoid, without the scales of codes, which are a 64th of
+  // the codes.
   std::vector<MemoryPass> passes() const {
     const auto stream = [](ConstArray array, std::size_t elements, Touch touch) {
       return kernels::MemoryStream{static_cast<std::byte*>(const_cast<void*>(array.data)),
@@ -96,15 +97,16 @@ class Trial {
         reading.push_back(stream(array.values, elements_, Touch::kRead));
       }
     if (optimizer_->rounds() == 0) return {last};
-    if (optimizer_->rounds() == 2)  // Adafactor sums gradients and values before it updates
+    if (optimizer_->rounds() == 2)  // Adafactor reads gradients and values before it updates
       return {{reading[0], stream(value, elements_, Touch::kRead)}, {reading[0]}, last};
-    const Array matrix{span_.whole.scratch, Dtype::kF32};  // Muon makes directions from gradient and momentum
+    // Muon computes directions from gradient and momentum.
+    const Array matrix{span_.whole.scratch, Dtype::kF32};
     reading.push_back(stream(matrix, elements_, Touch::kWrite));
     last.push_back(stream(matrix, elements_, Touch::kRead));
     return {reading, last};
   }
 
-  // Computes the products of Muon's iteration alone.
+  // Runs only the products of Muon's iteration.
   void multiply() {
     constexpr int kIterations = 5;
     const std::size_t n = std::max(shape_[0], shape_[1]), k = std::min(shape_[0], shape_[1]);
@@ -181,7 +183,7 @@ class Trial {
   optim::Hyperparameters hyperparameters_{1e-3, 0.1, 1, 0};
 };
 
-// The same update by every thread on its own, of so few elements that they stay in its core's caches.
+// The same update on every thread separately, with so few elements that they stay in the core's caches.
 class CacheTrials {
  public:
   CacheTrials(int threads, const Combination& combination) {
@@ -215,7 +217,7 @@ class CacheTrials {
   std::vector<std::unique_ptr<One>> each_;
 };
 
-// Makes all combinations that differ: f32 parameters are their own masters, and f16 parameters need some.
+// Returns all distinct combinations: f32 parameters are their own masters, and f16 parameters need masters.
 std::vector<Combination> combinations(const BenchOptions& options) {
   std::vector<Combination> all;
   const bool has_state = !training_optimizer({.name = options.optimizer})->state().empty();

@@ -84,7 +84,7 @@ void BenchProgress::show(const std::string& text) {
 
 std::vector<std::vector<double>> medians_in_turn(const std::vector<BenchWork>& works, double seconds,
                                                  BenchProgress& progress) {
-  std::vector<std::vector<std::vector<double>>> found(works.size());  // by work, number, round
+  std::vector<std::vector<std::vector<double>>> found(works.size());  // by work, result and round
   const Clock::time_point begin = Clock::now();
   const auto passed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   for (std::size_t round = 0; round <= kLeastRounds || passed() < seconds; ++round)

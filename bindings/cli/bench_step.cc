@@ -16,7 +16,7 @@ namespace sluice::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kLeastSteps = 3;  // steps that count, after a first one that does not
+constexpr std::size_t kLeastSteps = 3;  // counted steps, after a first one that is not
 
 // A file of random tokens, in a folder that is removed with this object.
 class RandomTokens {
@@ -46,7 +46,7 @@ class RandomTokens {
 
  private:
   static constexpr std::uint64_t kBetweenLooks = 1 << 16;
-  // The layout is one of llm.c: docs/formats/tokens.md.
+  // In llm.c's format: docs/formats/tokens.md.
   void write(std::uint64_t count, std::size_t vocabulary) const {
     const bool wide = vocabulary > std::size_t{1} << 16;
     std::vector<std::int32_t> header(256, 0);
@@ -76,8 +76,8 @@ struct StepLimit {
   double total() const { return std::max(compute + optimizer, disk); }
 };
 
-// The limit of a step: the arithmetic at the peak of products and the bandwidth of memory, with nothing in
-// between; or the disk's traffic.
+// Returns the limit of a step: arithmetic at the peak rate of products plus memory traffic at full bandwidth,
+// without gaps; or the disk's traffic.
 StepLimit limit_of(const models::Setup& setup, const engine::MachineRates& rates) {
   const engine::Plan& plan = setup.plan.plan;
   engine::PlanRequest request = setup.settings.plan;
@@ -134,11 +134,11 @@ void check_model(const models::TrainSettings& s) {
 BenchReport bench_step(const models::TrainSettings& given, double seconds, BenchProgress& progress) {
   check_model(given);
   const StopSignals signals;
-  StopSignals::begin_steps();  // what was measured before has left files
+  StopSignals::begin_steps();  // earlier measurements have left files
   models::TrainSettings settings = given;
   const models::ModelConfig config = models::resolve_training_model(settings);
   if (settings.length == 0) settings.length = std::min<std::size_t>(config.context, 1024);
-  settings.steps = UINT32_MAX;  // steps run until the time is over
+  settings.steps = UINT32_MAX;  // until the time is over
   settings.held_out = 0;
   const std::uint64_t step_tokens = settings.batch * settings.accumulate * settings.length;
   RandomTokens tokens(4 * step_tokens + 1, config.vocabulary);

@@ -74,7 +74,7 @@ Finding io_uring() {
           {{"available", false}, {"why", why}}};
 }
 
-// A trial is made, because the setting alone does not tell: memory may be too fragmented.
+// Allocates memory as a trial, because the setting alone does not tell: memory may be too fragmented.
 double huge_page_share() {
   try {
     allocator::Ledger ledger;
@@ -106,7 +106,7 @@ Finding huge_pages() {
 Finding locked_memory() {
   const auto limit = locked_memory_limit();
   const std::string text = limit ? format_size(*limit) : "unlimited";
-  // There is no remedy, because registered buffers are never needed.
+  // No remedy, because registered buffers are never required.
   return {"locked memory", text, "", {{"limit", limit ? Json(*limit) : Json()}}};
 }
 
@@ -129,7 +129,7 @@ Finding matrix_library() {
   }
 }
 
-// Writes options as "16 x 512.0 KiB by an io_uring".
+// Formats options as "16 x 512.0 KiB by an io_uring".
 std::string text_of(const offload::IoOptions& io) {
   const std::uint64_t count = in_flight(io) / io.block_bytes;
   return fmt::format("{} x {} by {}", count, format_size(io.block_bytes),
@@ -199,7 +199,7 @@ Finding disk(const std::string& folder, engine::Machine& machine) {
   }
 }
 
-// Names the best rate of products of each type.
+// Describes the best rate of products for each type.
 Finding arithmetic(const engine::Machine& machine) {
   std::string text;
   Json value;

@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "kernels/device_sum.h"
 
-// What there is of GPUs: the driver, cards, and Sluice's own kernels.
+// Findings about GPUs: the driver, the cards, and Sluice's kernels.
 namespace sluice::cli {
 namespace {
 
@@ -33,7 +33,7 @@ bool names_driver() {
   return named != nullptr && *named != '\0';
 }
 
-// Without a sign of a GPU nothing is missing.
+// Without any sign of a GPU, nothing counts as missing.
 Finding no_driver(const std::string& why) {
   const std::vector<std::string> files = device_files();
   const Json value = {{"devices", files}, {"count", nullptr}, {"why", why}};

@@ -20,9 +20,9 @@
 namespace sluice::cli {
 namespace {
 
-constexpr int kNotFound = 127;  // the exit status that a shell gives for a missing program
+constexpr int kNotFound = 127;  // a shell's exit status for a missing program
 
-// Runs between fork and exec, so it must take neither memory nor a lock.
+// Runs between fork and exec, so it must neither allocate memory nor take a lock.
 [[noreturn]] void become(char* const* argv, int out, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -43,7 +43,7 @@ std::string read_all(int descriptor) {
   }
 }
 
-// Returns the exit status, and what the program wrote to its standard output.
+// Returns the exit status and the program's standard output.
 int run(std::vector<std::string> words, std::string& out) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -63,7 +63,7 @@ int run(std::vector<std::string> words, std::string& out) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-constexpr std::uint64_t kTried[] = {8 * kMiB, 16 * kMiB, 32 * kMiB};  // bytes under way
+constexpr std::uint64_t kTried[] = {8 * kMiB, 16 * kMiB, 32 * kMiB};  // bytes in flight
 constexpr std::size_t kTriedBlocks[] = {256 * kKiB, 512 * kKiB, kMiB, 4 * kMiB};
 constexpr std::uint64_t kTriedBytes = 256 * kMiB;
 constexpr std::size_t kFinalists = 3;
@@ -83,7 +83,7 @@ std::vector<FioJob> all_jobs() {
   return jobs;
 }
 
-// Returns the best few jobs of each direction, plain and with registered buffers.
+// Returns the best few jobs of each direction, with plain and with registered buffers.
 std::vector<FioJob> finalists(const std::vector<FioJob>& jobs, const std::vector<double>& rates) {
   std::vector<std::size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), 0);
@@ -117,7 +117,7 @@ std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint6
                                     "--output-format=json",
                                     "--ioengine=io_uring",
                                     "--direct=1",
-                                    "--thread=1",  // another process would outlive this one
+                                    "--thread=1",  // a forked process would outlive this one
                                     "--mem=malloc",
                                     "--iomem_align=2M",
                                     "--overwrite=1",

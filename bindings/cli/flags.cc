@@ -52,7 +52,7 @@ std::string scalar_text(const Json& value, const std::string& key, const std::st
        value.dump().substr(0, 80));
 }
 
-// The flags --name and --no-name of a switch are one setting.
+// A switch's flags --name and --no-name are one setting.
 std::string opposite_of(const std::string& name) {
   return name.starts_with("no-") ? name.substr(3) : "no-" + name;
 }
@@ -107,7 +107,7 @@ void Flags::add(const std::string& flag, const std::string& value, const std::st
       ->group(group_)
       ->type_name(value)
       ->default_str(shown)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // refuse_repeated() reports the others
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // refuse_repeated() reports repetitions
 }
 
 void Flags::file(const std::string& name, std::string& field, const std::string& help) {
@@ -199,10 +199,10 @@ void apply_config(CLI::App& app, const Json& config, const std::string& source) 
   std::erase_if(known, [](const std::string& name) {
     return name == "config" || name == "help" || name == "log-level" || name == "errors";
   });
-  std::set<std::string> stated;  // flags of the command line, which win
+  std::set<std::string> stated;  // flags on the command line take precedence
   for (const std::string& name : known)
     if (app.get_option("--" + name)->count() > 0) stated.insert({name, opposite_of(name)});
-  std::map<std::string, std::string> given;  // by setting: the key as it was written
+  std::map<std::string, std::string> given;  // by setting: the key as written
   for (const auto& [key, value] : config.items()) {
     std::string name = key;
     std::replace(name.begin(), name.end(), '_', '-');

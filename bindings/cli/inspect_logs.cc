@@ -28,7 +28,7 @@ struct MetricsSummary {
 
 void add_row(MetricsSummary& summary, const Json& row, const std::string& source) {
   summary.steps.push_back(json_field<std::uint64_t>(row, "step", source));
-  // The loss of a skipped step may not be finite; it is then null.
+  // A skipped step's loss is null if it was not finite.
   if (!json_field<Json>(row, "loss", source).is_null())
     summary.losses.push_back(json_field<double>(row, "loss", source));
   summary.skipped += row.value("skipped", false) ? 1 : 0;
@@ -47,7 +47,7 @@ MetricsSummary read_metrics(const std::string& path) {
   std::size_t number = 0;
   for (std::string line; std::getline(file, line);) {
     const std::string source = fmt::format("{}, line {}", path, ++number);
-    if (file.eof()) break;  // the line is still being written, or was cut off by a kill
+    if (file.eof()) break;  // an incomplete line: still being written, or cut off by a kill
     const Json row = parse_json(line, source);
     if (!row.is_object()) fail(ErrorCode::kInvalidArgument, "{}: the line is not a JSON object", source);
     add_row(summary, row, source);
@@ -59,7 +59,7 @@ MetricsSummary read_metrics(const std::string& path) {
 }
 
 struct Interval {
-  double begin = 0, end = 0;  // whole nanoseconds
+  double begin = 0, end = 0;  // in whole nanoseconds
 };
 
 struct Lane {
@@ -71,10 +71,10 @@ struct Lane {
 
 struct Lanes {
   std::vector<Lane> lanes;
-  std::map<std::int64_t, std::string> processes;  // those that have a name
+  std::map<std::int64_t, std::string> processes;  // only named ones
 };
 
-// Adds an event or row to the lane of its process that is its category ("cat").
+// Adds an event or row to a lane of its process, selected by its category ("cat").
 void add_event(Lanes& all, const Json& event, const std::string& path) {
   std::vector<Lane>& lanes = all.lanes;
   const auto process = event.contains("pid") ? json_field<std::int64_t>(event, "pid", path) : 0;
@@ -93,7 +93,7 @@ void add_event(Lanes& all, const Json& event, const std::string& path) {
   lane->bytes += event.value("/args/bytes"_json_pointer, std::uint64_t{0});
 }
 
-// Returns for how long at least one of the events was under way.
+// Returns the time during which at least one of the events was in progress.
 double busy_seconds(std::vector<Interval> events) {
   std::sort(events.begin(), events.end(),
             [](const Interval& a, const Interval& b) { return a.begin < b.begin; });

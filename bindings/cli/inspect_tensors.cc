@@ -18,7 +18,7 @@
 namespace sluice::cli {
 namespace {
 
-// What is needed to read the files of a checkpoint.
+// The objects needed to read a checkpoint's files.
 struct Reading {
   std::unique_ptr<offload::IoService> io = offload::make_io_service({});
   allocator::Ledger ledger;

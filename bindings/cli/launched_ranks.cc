@@ -10,7 +10,7 @@
 namespace sluice::cli {
 namespace {
 
-// What MPI's library holds itself between hosts: 8 to 12 MiB of Open MPI were measured.
+// Memory of MPI's library itself between hosts: 8 to 12 MiB were measured for Open MPI.
 constexpr std::uint64_t kLibrary = 12 * kMiB;
 
 std::uint64_t bytes_between_hosts(int ranks) { return comm::mpi_links_bytes(ranks) + kLibrary; }
@@ -26,7 +26,7 @@ LaunchedRanks::LaunchedRanks(const comm::MpiLauncher& launcher, const comm::Dead
 }
 
 LaunchedRanks::~LaunchedRanks() {
-  communicator_.reset();  // its links are MPI's
+  communicator_.reset();  // before MPI, whose links it uses
 }
 
 std::uint64_t LaunchedRanks::bytes() const {

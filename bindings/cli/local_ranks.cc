@@ -18,10 +18,10 @@
 namespace sluice::cli {
 namespace {
 
-constexpr const char* kRankName = "SLUICE_RANK";  // is set for the ranks that rank 0 starts
+constexpr const char* kRankName = "SLUICE_RANK";  // set for ranks that rank 0 starts
 constexpr int kMemoryDescriptor = 3;              // their descriptor of the shared memory
 
-// The words that this process was started with.
+// Returns the arguments of this process.
 std::vector<std::string> own_words() {
   std::vector<std::string> words(1);
   for (const char c : read_text_file("/proc/self/cmdline")) {
@@ -53,12 +53,12 @@ std::vector<std::string> environment_of(int rank) {
 pid_t start(int rank, int memory) {
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
-  // It also keeps the descriptor open over the start where both numbers are the same.
+  // dup2() also clears close-on-exec where both numbers are the same.
   ::posix_spawn_file_actions_adddup2(&files, memory, kMemoryDescriptor);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   std::vector<std::string> words = own_words(), variables = environment_of(rank);
-  // This process's threads block the signals that ask for a stop, which StopSignals waits for.
+  // This process's threads block the stop signals, which StopSignals waits for; the child must not.
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
   sigset_t none;
@@ -74,7 +74,7 @@ pid_t start(int rank, int memory) {
   return process;
 }
 
-// Waits until a process has ended, and ends it where it does not.
+// Waits for a process to end, and kills it if it does not.
 void wait_for(pid_t process) {
   constexpr auto kPatience = std::chrono::seconds(2);
   const auto until = std::chrono::steady_clock::now() + kPatience;
@@ -142,7 +142,7 @@ LocalRanks::~LocalRanks() {
   for (const pid_t process : started_) wait_for(process);
 }
 
-// A rank maps the rings to and from each other one.
+// A rank maps the rings to and from each other rank.
 std::uint64_t LocalRanks::bytes(int ranks) {
   return comm::Communicator::buffer_bytes(ranks) +
          comm::LocalMemory::bytes(ranks, kRing) * 2 / static_cast<std::size_t>(ranks);

@@ -16,10 +16,10 @@ constexpr std::size_t kBeyondCaches = 128 * kMiB;
 using Clock = std::chrono::steady_clock;
 using Touch = kernels::MemoryStream::Touch;
 
-// Seconds of a round, where there is time for it: shorter ones measure the clock and the waking of threads.
+// Seconds of a round, where time allows: shorter rounds measure the clock and the waking of threads.
 constexpr double kRound = 0.05;
 
-// The indices of a work's limits in the result of MemoryBench::limits().
+// Indices of a work's limits in the result of MemoryBench::limits().
 enum Limit : std::size_t { kMemory, kByLines, kArithmetic, kProducts, kLimits };
 
 std::string streams_of(const std::vector<MemoryPass>& passes) {

@@ -9,14 +9,14 @@
 namespace sluice::cli {
 namespace {
 
-// Finds where a mark is in the page.
+// Replaces a mark in the page by the text.
 void put(std::string& page, std::string_view mark, std::string_view text) {
   const std::size_t at = page.find(mark);
   ensure(at != std::string::npos, "the report's page has no mark {}", mark);
   page.replace(at, mark.size(), text);
 }
 
-// Escapes the data, so that nothing in it ends the element that holds it.
+// Escapes the data, so that nothing in it ends the HTML element that contains it.
 std::string for_script(std::string_view json) {
   std::string text;
   text.reserve(json.size());

@@ -82,7 +82,7 @@ void Progress::show_bar(const models::StepReport& report, double seconds_left) {
 }
 
 void Progress::step(const models::StepReport& report) {
-  // The mean moves, because the first steps of a run are slower than the rest.
+  // A moving average, because the first steps of a run are slower than the rest.
   seconds_per_step_ =
       seconds_per_step_ == 0 ? report.seconds : 0.9 * seconds_per_step_ + 0.1 * report.seconds;
   const double left =

@@ -23,7 +23,7 @@
 namespace sluice::cli {
 namespace {
 
-// The flags and subcommands, and the options that they are bound to.
+// The flags and subcommands, with the options that they set.
 struct Program {
   CLI::App app{"Sluice trains transformers that do not fit in memory, within the memory that you state.",
                "sluice"};
@@ -41,14 +41,14 @@ struct Program {
       app.add_subcommand("doctor", "tell what this machine offers, and what to do about what is missing");
   CLI::App* bench_app = app.add_subcommand("bench", "measure this machine, and what Sluice makes of it");
   std::string log_level = "info", errors = "text";
-  // Of a run that trains. It lives until an error is reported: a launcher sends SIGTERM when a rank has died,
-  // while the others are about to say so.
+  // For a run that trains. It lives until an error has been reported: when a rank dies, a launcher sends
+  // SIGTERM to the others while they are about to report that.
   std::optional<StopSignals> signals;
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
     add_bench_commands(*bench_app);
-    bind_common(app);  // first, so that --errors holds for what is wrong with the other words
+    bind_common(app);  // first, so that --errors applies to errors in the other arguments
     bind_train(*train_app, train);
     bind_plan(*plan_app, plan);
     bind_generate(*generate_app, generate);
@@ -57,7 +57,7 @@ struct Program {
     bind_bench(*bench_app, bench);
   }
 
-  // Binds to the command and to all below it.
+  // Adds the flags to the command and to all of its subcommands.
   void bind_common(CLI::App& command) {
     command.allow_extras();
     Flags flags(command);
@@ -80,11 +80,11 @@ struct Program {
        nearest.empty() ? "" : fmt::format("; the nearest is {}", nearest));
 }
 
-// Also where no ranks have been joined yet.
+// Also works before the ranks have joined.
 int rank_of_this_process() {
   try {
     if (const auto launcher = comm::find_mpi_launcher()) return launcher->rank;
-  } catch (const Error&) {  // is reported where ranks are joined
+  } catch (const Error&) {  // reported where ranks join
   }
   return LocalRanks::own_rank();
 }
@@ -120,15 +120,15 @@ std::string error_line(const std::string& style, ErrorCode code, const std::stri
   return fmt::format("sluice: {}error: {}", rank > 0 ? fmt::format("rank {}: ", rank) : "", text);
 }
 
-// Where the text cannot be written, the status still says what kind of error it was.
+// If the text cannot be written, the exit status still tells the kind of error.
 int report(const std::string& style, ErrorCode code, const std::string& text) {
   std::fflush(stdout);
   tell_on_stderr(error_line(style, code, printable(text)) + "\n");
   return exit_status(code);
 }
 
-// A stream that the caller has closed must not become a file that this process opens, such as a checkpoint:
-// what is written to the stream would get into it. Writing fails as before.
+// Occupies closed standard streams: otherwise a file that this process opens, such as a checkpoint, could get
+// the stream's number and its output. Writing to the stream still fails.
 void occupy_closed_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(stream, F_GETFD) < 0)
@@ -156,7 +156,7 @@ int run(Program& program, int argc, const char* const* argv) {
 
 int run(int argc, const char* const* argv) {
   occupy_closed_streams();
-  // A closed pipe and a file-size limit must fail the write, which is reported, instead of ending the run.
+  // For a closed pipe or a file-size limit the write must fail, which is reported, instead of ending the run.
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);
   Program program;

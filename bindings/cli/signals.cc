@@ -19,7 +19,8 @@ sigset_t stop_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&set, number);
   struct sigaction hangup = {};
   ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup ignores it, so that the run goes on
+  // Under nohup it is ignored, so that the run goes on.
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
   return set;
 }
 
@@ -29,8 +30,8 @@ void stop_at_once() {
   ::_exit(128 + SIGINT);
 }
 
-// The steps may begin meanwhile, or the run may end by an error of its own: a launcher sends SIGTERM when a
-// rank has died, while the others are about to say so.
+// Meanwhile the steps may begin, or the run may end by an error of its own: when a rank dies, a launcher
+// sends SIGTERM to the others while they are about to report that.
 void stop_before_steps(const std::atomic<bool>& ended) {
   constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
   constexpr int kLooks = 25;

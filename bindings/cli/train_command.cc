@@ -61,7 +61,7 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
   }
 }
 
-// Describes what became of the run's other checkpoints.
+// Describes what happened to the run's other checkpoints.
 std::string fate_of_others(const models::CheckpointReport& report) {
   std::string text;
   for (const std::string& folder : report.removed)
@@ -74,10 +74,11 @@ std::string fate_of_others(const models::CheckpointReport& report) {
   return text;
 }
 
-// Lets the run stop where its caller is killed before it could stop it.
+// Stops the run if its caller is killed before it could stop it.
 void stop_with(std::uint64_t caller) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (static_cast<std::uint64_t>(::getppid()) != caller) ::kill(::getpid(), SIGTERM);  // it has ended already
+  // The caller has ended already.
+  if (static_cast<std::uint64_t>(::getppid()) != caller) ::kill(::getpid(), SIGTERM);
 }
 
 std::string json_line(const models::PlanResult& result) {
@@ -92,7 +93,7 @@ std::string json_line(const models::PlanResult& result) {
   return json_text(json);
 }
 
-// How many ranks the flags ask for; nothing where they leave that to a launcher.
+// Returns the number of ranks that the flags request; nothing where a launcher decides.
 std::optional<int> asked_ranks(const TrainOptions& options, const models::TrainSettings& settings) {
   if (options.ranks || !settings.mesh) return options.ranks;
   return settings.mesh->ranks();
@@ -104,7 +105,7 @@ std::optional<int> asked_ranks(const TrainOptions& options, const models::TrainS
        "(mpirun and srun say it for a run)");
 }
 
-// Returns the ranks of the run, or null where this process trains alone.
+// Returns the ranks of the run, or null for a run of one rank.
 std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int> asked) {
   const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
                                   std::chrono::seconds(options.patience)};
@@ -122,11 +123,11 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int
   };
   refuse_others(launcher->ranks);
   auto ranks = std::make_unique<LaunchedRanks>(*launcher, deadlines);
-  refuse_others(ranks->communicator().size());  // not every launcher says it before
+  refuse_others(ranks->communicator().size());  // not every launcher has given the number before
   return ranks;
 }
 
-// Where a rank that is not the first writes what is for the user, which rank 0 writes, too.
+// Returns a sink for the output to the user of ranks other than 0, which rank 0 writes, too.
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 File nowhere() {
   File file(std::fopen("/dev/null", "w"), std::fclose);
@@ -134,7 +135,7 @@ File nowhere() {
   return file;
 }
 
-// Plans for rank 0 of the ranks that are asked for, on as many machines as are asked for.
+// Plans for rank 0 of the requested ranks, on as many hosts as requested.
 void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings) {
   const std::optional<int> asked = asked_ranks(options, settings);
   const int ranks = asked.value_or(1), hosts = options.hosts.value_or(1);

@@ -12,7 +12,7 @@
 namespace sluice::cli {
 namespace {
 
-// Binds the flags that say what one step computes.
+// Binds the flags that define the computation of a step.
 void bind_shape(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.choice("--dtype", options.dtype, {"f32", "bf16", "f16"}, "type of parameters and activations");
   flags.whole("--seq", s.length, "tokens in a sequence; 0 for the model's context, at most 1024");
@@ -45,7 +45,7 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--threads", s.threads, "compute threads (the cores that this process may use)");
 }
 
-// Cuts of the model over ranks.
+// Binds the flags that cut the model over ranks.
 void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.text(
       "--mesh", options.mesh,
