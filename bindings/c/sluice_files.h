@@ -1,6 +1,6 @@
-/* Functions of Sluice's C ABI for files: they tell what files hold, without an engine, and put files of the
- * caller's own into a checkpoint: what a model has besides its parameters, such as buffers. sluice.h includes
- * this header. */
+/* Functions of Sluice's C ABI for files: they describe files without an engine, and add files of the caller's
+ * own to a checkpoint, for parts of a model that are no parameters, such as buffers. sluice.h includes this
+ * header. */
 #ifndef SLUICE_FILES_H
 #define SLUICE_FILES_H
 #include "sluice.h"
@@ -9,15 +9,14 @@
 extern "C" {
 #endif
 
-/* Gives the caller the tensors of a safetensors file, in the order in which they lie, as a JSON list of
- * {"name", "dtype" (the file's word), "shape", "begin" (the first byte in the file)}. SLUICE_CORRUPT says
- * what is against docs/formats/safetensors.md, and SLUICE_INVALID_ARGUMENT that the path is not that of a
- * file. */
+/* Gives the caller the tensors of a safetensors file, in file order, as a JSON list of {"name", "dtype" (the
+ * file's word), "shape", "begin" (the first byte in the file)}. SLUICE_CORRUPT names the violation of
+ * docs/formats/safetensors.md; SLUICE_INVALID_ARGUMENT where the path is not that of a file. */
 SLUICE_API sluice_status sluice_safetensors_tensors(const char* path, char** json);
 
-/* Gives the caller the whole checkpoints of a folder, as JSON: {"steps" (the least first), "best" (null where
- * none records a validation loss, else {"step", "validation_loss"})}. docs/formats/checkpoint.md says which
- * folders count. */
+/* Gives the caller the complete checkpoints of a folder, as JSON: {"steps" (ascending), "best" (null where
+ * none records a validation loss, else {"step", "validation_loss"})}. docs/formats/checkpoint.md defines
+ * which folders count. */
 SLUICE_API sluice_status sluice_checkpoints(const char* folder, char** json);
 
 typedef struct sluice_piece {
@@ -26,17 +25,17 @@ typedef struct sluice_piece {
 } sluice_piece;
 
 typedef struct sluice_file {
-  const char* name;           /* a plain file name, which no file of the engine's has in a checkpoint */
+  const char* name;           /* a plain file name, different from the engine's own files in a checkpoint */
   const sluice_piece* pieces; /* its bytes, one piece after another */
   size_t piece_count;
 } sluice_file;
 
-/* As sluice_engine_save(), with these files in the checkpoint, which is whole with them or absent. Of several
- * ranks, rank 0's files are saved. */
+/* As sluice_engine_save(), with these files in the checkpoint, which is complete with them or absent. With
+ * several ranks, rank 0's files are saved. */
 SLUICE_API sluice_status sluice_engine_save_with_files(sluice_engine* engine, const char* out, uint64_t keep,
                                                        const sluice_file* files, size_t file_count,
                                                        char** path);
-/* Verifies every byte of such a file of the checkpoint at `path`, which is as for sluice_engine_load().
+/* Verifies every byte of such a file in the checkpoint at `path`, which is as for sluice_engine_load().
  * `file` gets its path, given to the caller; NULL where the checkpoint has no file of that name. */
 SLUICE_API sluice_status sluice_engine_checkpoint_file(sluice_engine* engine, const char* path,
                                                        const char* name, char** file);

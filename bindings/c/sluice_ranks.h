@@ -1,43 +1,42 @@
 /* Sluice's C ABI for several ranks: processes (or threads) that train one model together. sluice.h includes
- * this header, and says what holds for every function. docs/ranks.md describes what ranks are.
+ * this header, and has the rules for all functions. docs/ranks.md explains ranks.
  *
  * Each rank makes a sluice_ranks, states it in sluice_engine_options.ranks, and creates an engine of the same
- * model. In a step each computes micro-batches of its own and adds their gradients. From its first use on, a
- * gradient is that of all ranks: their sum in f32, pairwise (0 + 1, 2 + 3, ..., then the sums of these, and
- * so on; an odd last one is carried up), times 1 / N in f32. sluice_engine_step(),
+ * model. In a step each rank computes its own micro-batches and adds their gradients. At its first use a
+ * gradient becomes the mean over all ranks: their sum in f32, pairwise (0 + 1, 2 + 3, ..., then the sums of
+ * these, and so on; an odd last one is carried up), times 1 / N in f32. sluice_engine_step(),
  * sluice_engine_get_gradient(), sluice_engine_gradient_norms() and sluice_engine_multiply_gradients() use
- * gradients. The first of them takes the sums of all gradients that were added, and waits until every other
- * rank has called one of them. A parameter that has a gradient on some ranks only counts as zeros on the
- * others. Gradients that are added after the sums, or to kept ones, are averaged at the next use and then
- * added. Where state is partitioned (stage 1 and higher), a rank gets the sums of its own shard alone, with
- * which norms, factors and steps are computed.
- * sluice_engine_get_gradient(), and adding to a gradient that was used or kept, bring all of it, for which
- * they wait until every other rank uses gradients or steps; SLUICE_STATE on all of them where one has dropped
- * it.
+ * gradients. The first of these calls sums all gradients that were added, and waits until every other rank
+ * has made such a call. A parameter with a gradient on some ranks only counts as zeros on the others.
+ * Gradients that are added after the sums, or to kept ones, are averaged at the next use and then added.
+ * Where state is partitioned (stage 1 and higher), a rank gets only the sums of its own shard, from which
+ * norms, factors and steps are computed. sluice_engine_get_gradient(), and adding to a gradient that was used
+ * or kept, gather the whole gradient, and wait until every other rank uses gradients or steps; SLUICE_STATE
+ * on all of them where one has dropped it.
  *
- * Collective functions are those that every rank calls, in the same order. They wait for the others. Of an
- * engine with ranks these are: sluice_engine_create(), sluice_engine_step(), sluice_engine_set_values(),
+ * Collective functions are called by every rank, in the same order, and wait for the others. For an engine
+ * with ranks these are: sluice_engine_create(), sluice_engine_step(), sluice_engine_set_values(),
  * sluice_engine_set_state(), sluice_engine_load_values(), sluice_engine_load(), sluice_engine_save(),
  * sluice_engine_get_state(), sluice_engine_leave() with values, and releasing a unit that was held with
  * SLUICE_EDIT. A rank may call every other function alone, at any stage: to evaluate, to generate, or to save
  * values with sluice_engine_get_values(). Where state is partitioned (stage 1 and higher):
- * - sluice_engine_get_values() hands in the parameters, and not their masters.
- * - sluice_engine_get_state() hands the state to the function of rank 0 alone.
+ * - sluice_engine_get_values() hands out the parameters instead of their masters.
+ * - sluice_engine_get_state() hands the state only to the function of rank 0.
  * - sluice_engine_step() waits until all updates are applied.
- * At every stage sluice_engine_save() writes one checkpoint, which holds the whole of everything: all ranks
- * write parts of it where they see rank 0's `out` under their own, otherwise rank 0 writes it alone. All
- * return when it is whole, with the folder of rank 0; `keep` of the other ranks is not used. Any number of
- * ranks can load it, each from a folder that it can read.
+ * At every stage sluice_engine_save() writes one complete checkpoint: all ranks write parts of it where they
+ * see rank 0's `out` under their own, otherwise rank 0 writes it alone. All ranks return when it is complete,
+ * with the folder of rank 0; `keep` of the other ranks is ignored. Any number of ranks can load it, each from
+ * a folder that it can read.
  *
- * Values: all ranks give the engine the same ones. sluice_ranks_broadcast() brings those of rank 0 to the
- * others. An edit is made alike by every rank, or the next sluice_engine_step() returns SLUICE_STATE on all
- * of them and names the unit; that the values are the same is not checked.
+ * Values: all ranks give the engine the same ones. sluice_ranks_broadcast() sends those of rank 0 to the
+ * others. Every rank makes the same edits, or the next sluice_engine_step() returns SLUICE_STATE on all of
+ * them and names the unit; whether the values are equal is not checked.
  *
  * Errors: where ranks differ in what can be compared (the model, the optimizer, the settings of a step, how
- * often they added gradients, factors) the function returns the same error on all of them. One rank that
- * fails ends the work of all: every function that waits returns SLUICE_IO, SLUICE_CORRUPT or SLUICE_STATE on
- * every rank, and the text names the rank that failed first, and why. What is left is to destroy the engines,
- * and to go on from the last checkpoint.
+ * often they added gradients, factors), the function returns the same error on all of them. A rank that fails
+ * ends the work of all: every function that waits returns SLUICE_IO, SLUICE_CORRUPT or SLUICE_STATE on every
+ * rank, and the text names the rank that failed first, and why. The callers then destroy the engines, and
+ * resume from the last checkpoint.
  */
 #ifndef SLUICE_RANKS_H
 #define SLUICE_RANKS_H
@@ -47,146 +46,151 @@
 extern "C" {
 #endif
 
-/* One rank's part in the work of all. It has threads of its own, so a process does not fork after it has made
- * one. It serves one engine, be it by groups of it, and is destroyed after that engine. Any thread may call
- * its functions. */
+/* A rank's membership in the run. It has threads of its own, so the process must not fork afterwards. It
+ * serves one engine, possibly by its groups, and is destroyed after that engine. Any thread may call its
+ * functions. */
 
 typedef struct sluice_ranks_options {
   size_t size;
-  double silence;  /* seconds without a sign of life after which a rank has failed; 0: 30 */
-  double patience; /* seconds after which a rank that lives and does not take part has failed; 0: 600 */
+  double silence;  /* seconds without a packet after which a rank has failed; 0: 30 */
+  double patience; /* seconds after which a live rank that does not take part has failed; 0: 600 */
 } sluice_ranks_options;
 
 /* ---- ranks of one machine ---- */
 
-/* Makes the memory through which `ranks` (2 to 64) ranks of this machine exchange bytes. `descriptor` gets a
- * file descriptor of it, which the caller closes, and which is closed on exec(). It has no name: other
- * processes get it by fork(), by a message over a socket, or, where they may trace this process, by opening
- * /proc/PID/fd/N for reading and writing. */
+/* Creates the shared memory through which `ranks` (2 to 64) ranks of this machine exchange bytes.
+ * `descriptor` gets its file descriptor, which is close-on-exec, and which the caller closes. The memory has
+ * no name: other processes get it by fork(), by a message over a socket, or, where they may trace this
+ * process, by opening /proc/PID/fd/N for reading and writing. */
 SLUICE_API sluice_status sluice_ranks_memory(uint32_t ranks, int* descriptor);
-/* Joins as that rank. The descriptor stays the caller's, and may be closed afterwards. Waits for nobody.
- * `options` may be NULL. A rank that never joins is found by patience, and one whose process ends at once.
- * SLUICE_STATE where the rank has joined before; SLUICE_CORRUPT where it is no such memory. */
+/* Joins as rank `rank`. The descriptor stays the caller's, and may be closed afterwards. Waits for no other
+ * rank. `options` may be NULL. The other ranks detect a rank that never joins after `patience`, and the end
+ * of a rank's process at once. SLUICE_STATE where the rank has joined before; SLUICE_CORRUPT where the descriptor is of no
+ * such memory. */
 SLUICE_API sluice_status sluice_ranks_create_local(int descriptor, uint32_t rank,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
 
 /* ---- ranks that mpirun or srun has started ---- */
 
-/* Joins as the rank that the launcher has made of this process. Collective: waits until all its processes
- * have called it. `options` may be NULL. Ranks of one machine share memory, others exchange packets through
- * MPI (Open MPI 4). A process calls it once, and does not use MPI otherwise. Where ranks are on several
- * machines, the thread that has called it destroys the ranks, before the end of main(); MPI ends then.
- * SLUICE_STATE where no launcher has started the process, where it has started only one, and where MPI was
- * begun before; SLUICE_NOT_FOUND where libsluice_mpi.so or Open MPI is missing; SLUICE_IO where a rank does
- * not come. */
+/* Joins as the rank that the launcher has assigned to this process. Collective: waits until all processes of
+ * the launcher have called it. `options` may be NULL. Ranks of one machine share memory, others exchange
+ * packets through MPI (Open MPI 4). A process calls it once, and does not use MPI otherwise. Where ranks are
+ * on several machines, the thread that has called it destroys the ranks before main() ends, which finalizes
+ * MPI. SLUICE_STATE where no launcher has started the process, where it has started only one, and where MPI
+ * was initialized before; SLUICE_NOT_FOUND where libsluice_mpi.so or Open MPI is missing; SLUICE_IO where a
+ * rank does not join. */
 SLUICE_API sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* options, sluice_ranks** ranks);
 
 /* ---- ranks that the caller connects ---- */
 
-/* Functions of the caller that move packets: short arrays of bytes, which arrive unchanged, once, and in
- * order between each two ranks. Each returns 0, or anything else where it failed, which ends the work of all
- * ranks; `what` names the cause in texts. One thread, which sluice_ranks_create_links() starts, calls send,
- * receive, wait and gone, one at a time; with `host` also the thread that calls that function, before the
- * other one begins. wake is called from any thread, also while another function runs. destroy is called last
- * and once, on the thread that calls sluice_ranks_destroy(), and no other function runs then or later; where
- * all ranks turn out to share memory, sluice_ranks_create_links() calls it. No function may call Sluice, or
- * wait for a thread that waits for Sluice. (Where a touch, see sluice_engine_parameter(), waits for what
- * other ranks have, and a function does not return for `silence` seconds, the process ends with an error that
- * names the unit.)
+/* Functions of the caller that move packets: short arrays of bytes, which arrive unchanged, exactly once, and
+ * in order between any two ranks. A function returns 0, or another value where it failed, which ends the work
+ * of all ranks; `what` names the transport in error texts. One thread, which sluice_ranks_create_links()
+ * starts, calls send, receive, wait and gone, one at a time; with `host` also the thread that calls
+ * sluice_ranks_create_links(), before that other one starts. Any thread calls wake, also while another
+ * function runs. destroy is called last and once, by sluice_ranks_destroy(), while no other function runs;
+ * where all ranks turn out to share memory, by sluice_ranks_create_links(). No function may call Sluice, or
+ * wait for a thread that waits for Sluice. (If a page fault on an absent parameter, see
+ * sluice_engine_parameter(), waits for other ranks' data while a function does not return for `silence`
+ * seconds, the process ends with an error that names the unit.)
  *
- * With `host`, ranks of one host exchange packets through memory that they share, and these functions join
- * hosts alone: gradients are added on a host before they are sent, and what is gathered, and parameters that
- * are partitioned, come to a host once. Where the processes of a host cannot share memory (other users, other
- * containers), they use the functions among each other, too, and the log says why. */
+ * With `host`, ranks of one host exchange packets through shared memory, and these functions only connect
+ * hosts: gradients are summed on a host before they are sent, and gathered data and partitioned parameters
+ * are sent to a host once. Where the processes of a host cannot share memory (other users, other containers),
+ * they use the functions among each other, too, and the log says why.
+ */
 typedef struct sluice_links {
   size_t size;
-  void* context;         /* is handed to each function */
-  const char* what;      /* "the process group": what the functions use; copied */
+  void* context;         /* passed to each function */
+  const char* what;      /* the transport's name, such as "the process group"; copied */
   uint32_t rank, ranks;  /* this rank, and how many there are: 2 or more */
-  uint64_t packet_bytes; /* the most bytes that a packet may have: 96 or more; 65536 and more is best */
-  /* Sends a packet, which consists of these two parts, one after the other. `sent` is 0 and stays 0 where
-   * there is no room now, and becomes 1 where the packet was taken. Both parts may change when it returns. */
+  uint64_t packet_bytes; /* the largest packet, in bytes: at least 96; 65536 or more is best */
+  /* Sends the two parts, one after the other, as one packet. `sent` is 0 initially; the function sets it to 1
+   * if it took the packet, and leaves it where there is no room now. The caller may reuse both parts
+   * afterwards. */
   int (*send)(void* context, uint32_t to, const void* head, size_t head_bytes, const void* body,
               size_t body_bytes, uint32_t* sent);
-  /* Copies the next packet of that rank into `packet`, which has room for packet_bytes. `bytes` is 0 and
-   * stays 0 where there is none now. It does not wait. */
+  /* Copies the next packet of rank `from` into `packet`, which has room for packet_bytes. `bytes` is 0
+   * initially, and stays 0 where there is no packet now. It does not wait. */
   int (*receive)(void* context, uint32_t from, void* packet, size_t* bytes);
   /* Waits until a packet may have arrived, there may be room again, a rank may be gone, wake was called since
-   * the last wait, or so many microseconds are over. It may return earlier. */
+   * the last wait, or `microseconds` have passed. It may return earlier. */
   int (*wait)(void* context, uint64_t microseconds);
   void (*wake)(void* context);
-  /* `how` stays NULL where the rank may be alive, or has not begun yet. Otherwise it gets a text that lives
-   * as long as the links, as in "its process has ended", and `in_order` becomes 1 where that rank's destroy
-   * was called. All packets that it sent can still be received. */
+  /* `how` stays NULL where the rank may be alive, or has not joined yet. Otherwise it gets a text that lives
+   * as long as the links, as in "its process has ended", and `in_order` becomes 1 if that rank's destroy was
+   * called. All packets that it has sent can still be received. */
   int (*gone)(void* context, uint32_t rank, const char** how, uint32_t* in_order);
-  /* Tells the others that this rank has left in order. Packets that were sent still arrive. */
+  /* Tells the other ranks that this one has left in order. Packets sent before still arrive. */
   void (*destroy)(void* context);
-  /* A name that ranks of one host have alike, and others do not; NULL on all ranks: none share memory. */
+  /* A name that is the same on ranks of one host, and differs between hosts; NULL on all ranks: none share
+   * memory. */
   const char* host;
 } sluice_links;
 
-/* Joins over the caller's functions. With links.host it is collective, and waits until all ranks have called
- * it; links.packet_bytes is 2048 or more then. Where it fails, destroy is not called. `options` may be NULL.
- */
+/* Joins over the caller's functions. With links.host it is collective, waits until all ranks have called it,
+ * and needs links.packet_bytes of at least 2048. If it fails, destroy is not called. `options` may be NULL.
+ * */
 SLUICE_API sluice_status sluice_ranks_create_links(const sluice_links* links,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
 
-/* Leaves; the others can work on as long as they need nothing of this rank. NULL is allowed. REQUIRES: no
- * engine has it, and its groups are destroyed. */
+/* Leaves the run; the other ranks can continue as long as they need nothing from this one. NULL is allowed.
+ * REQUIRES: no engine uses it, and its groups are destroyed. */
 SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
 
 /* ---- ranks on a mesh ---- */
 
-/* `mesh` names the axes of all ranks, and how many they have along each: "data=2,pipeline=4". Ranks that
- * follow each other differ in the last axis. `group` gets the ranks that differ from this one along `axis`
- * alone, with this one, as ranks of their own: their numbers are their places along the axis, and collective
- * calls are so among them. NULL where this rank is alone there. Nothing is sent; each rank may make it, and
- * destroys it before `ranks`, whose links and threads it uses. sluice_ranks_failure(), sluice_ranks_fail()
- * and sluice_ranks_traffic() of a group are those of all ranks. `ranks` NULL: there is one.
- * SLUICE_INVALID_ARGUMENT where the mesh is of another number of ranks. */
+/* `mesh` gives the axes of all ranks and their sizes: "data=2,pipeline=4". Consecutive ranks differ in the
+ * last axis. `group` gets the ranks that differ from this one only along `axis`, including this one, as ranks
+ * of their own: they are numbered by their places along the axis, and their collective calls are among them
+ * only. NULL where this rank is alone there. Nothing is sent; each rank may make it, and destroys it before
+ * `ranks`, whose links and threads it uses. sluice_ranks_failure(), sluice_ranks_fail() and
+ * sluice_ranks_traffic() of a group concern all ranks. A NULL for `ranks` means that there is one rank.
+ * SLUICE_INVALID_ARGUMENT where the mesh has another number of ranks. */
 SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mesh, const char* axis,
                                             sluice_ranks** group);
 
 /* ---- micro-batches ---- */
 
-/* options.micro_batches says how many micro-batches a step has over all ranks, a multiple of their number,
- * each of which a rank ends by sluice_engine_end_micro_batch(). Then ranks sum gradients beside what is
- * computed: in a rank's last micro-batch of a step the sum of a unit's gradients begins when
- * sluice_engine_end_gradients() says that this rank adds nothing more to them in this micro-batch, where the
- * plan has them in memory. (On GPUs all ranks begin sums in the order in which rank 0 has called it in the
- * step before: a rank begins none that stand behind one to which it has not come.) The function waits for
- * nobody. The end of that micro-batch is a use of gradients:
- * it waits for the other ranks, which join in all sums with what they have, and gradients are their mean
- * then. What is added to a unit after its sum has begun is added to the mean, and waits for the others; so
- * does dropping its gradients, after which the others that did not do the same have an error (SLUICE_STATE):
- * they have used what this rank will not complete, and drop the step's gradients, too. Where a step has less
- * or more micro-batches, what the stated ones do not have is summed at the next use. Where all gradients of a
- * rank were dropped, its micro-batches of the step begin anew. An engine that trains alone takes both calls,
- * and does nothing. SLUICE_STATE: outside of a step; where micro-batches were not stated.
+/* options.micro_batches is the number of micro-batches of a step over all ranks, a multiple of the number of
+ * ranks. A rank ends each of its own by sluice_engine_end_micro_batch(). Gradients are then summed over ranks
+ * while these compute: in a rank's last micro-batch of a step, the sum of a unit's gradients begins when
+ * sluice_engine_end_gradients() states that this rank adds nothing more to them, if the plan has them in
+ * memory. (On GPUs all ranks begin sums in the order in which rank 0 made these calls in the step before: a
+ * rank delays a sum until it has come to all earlier ones.) The function does not wait. The end of that
+ * micro-batch is a use of gradients: it waits for the other ranks, which contribute to all sums what they
+ * have, and gradients are then their mean. A gradient added to a unit after its sum has begun is added to the
+ * mean, and waits for the other ranks. So does dropping its gradients; ranks that did not drop them, too,
+ * then get an error (SLUICE_STATE), since they have used gradients that this rank will not complete, and drop
+ * the step's gradients as well. In a step with fewer or more micro-batches, the remaining gradients are
+ * summed at the next use. Where all gradients of a rank were dropped, its micro-batches of the step start
+ * again. An engine without ranks accepts both calls, and does nothing. SLUICE_STATE: outside of a step; where
+ * options.micro_batches is not set.
  *
- * With options.reproducible not 0, of an engine that may also train alone, gradients are added pairwise over
- * the micro-batches of all ranks, neighbours first, and a gradient is the mean over all micro-batches of the
- * step, so that its bits do not depend on how many ranks there are. Rank r has the r-th of as many
- * consecutive ones for each. Each rank ends all of its own before gradients are used, and adds one gradient
- * of a parameter at most in each; sums begin at the first use. The engine keeps up to log2 of a rank's
- * micro-batches of gradients, which its plan has. SLUICE_STATE, with nothing changed, also: where all have
- * ended; from sluice_engine_add_gradient() for a second gradient in a micro-batch, for one that comes after
- * them, and for one that is added to a gradient that was used or kept; and from functions that use gradients,
- * on all ranks, while a rank has not ended all. options.update_in_backward is refused with it. That ranks
- * compute alike (CPU, threads, libraries) is for the caller to see to.
+ * With options.reproducible not 0, also for an engine without ranks, gradients are added pairwise over the
+ * micro-batches of all ranks, neighbours first, and a gradient is the mean over all micro-batches of the
+ * step. So its bits do not depend on the number of ranks. Each rank has an equal number of consecutive
+ * micro-batches, in the order of ranks. It ends all of them before gradients are used, and adds at most one
+ * gradient of a parameter in each; sums begin at the first use. The engine keeps up to log2 of a rank's
+ * micro-batches of gradients, which its plan counts. SLUICE_STATE, with nothing changed, also: after all
+ * micro-batches have ended; from sluice_engine_add_gradient() for a second gradient in a micro-batch, for one
+ * after the last micro-batch, and for one that is added to a used or kept gradient; and from functions that
+ * use gradients, on all ranks, while a rank has not ended all micro-batches. options.update_in_backward is
+ * refused with it. The caller ensures that ranks compute alike (CPU, threads, libraries).
  *
- * With options.update_in_backward on several ranks options.micro_batches is their number: a step has one
- * micro-batch of each. A unit's gradients are summed over the ranks when no rank holds it any more, beside
- * what is computed, and their mean is applied. sluice_engine_release() waits for ranks that have not come as
- * far: until all have gradients of that unit, or, where ranks have those of other units (experts), until each
- * has two units that another one does not have. sluice_engine_end_micro_batch(), with no unit held, brings
- * zeros for what this rank does not have, and waits for all; sluice_engine_step() does it where the client
- * has not. SLUICE_STATE: from sluice_engine_add_gradient() for a gradient that comes after the sum in which
- * it should have been; from functions that read, measure or multiply gradients. No gradient comes too late
- * where each rank has read its units (SLUICE_READ) in the step before, in the reverse of the order in which
- * their gradients come, and these orders of ranks contradict each other nowhere. What is summed cannot be
- * undone: where a mean is not finite (SLUICE_NOT_FINITE), and where a rank abandons a step in which it has
- * summed anything, the engines of all ranks have failed, with an error that names the cause. */
+ * With options.update_in_backward on several ranks, options.micro_batches is their number: a step has one
+ * micro-batch on each. A unit's gradients are summed once no rank holds it any more, while ranks compute, and
+ * their mean is applied. sluice_engine_release() waits for slower ranks: until all have gradients of that
+ * unit, or, where ranks have those of other units (experts), until each has two units that another one does
+ * not have. sluice_engine_end_micro_batch(), with no unit held, contributes zeros for the gradients that this
+ * rank does not have, and waits for all ranks; sluice_engine_step() does so if the caller has not.
+ * SLUICE_STATE: from sluice_engine_add_gradient() for a gradient that comes after its sum; from functions
+ * that read, measure or multiply gradients. No gradient comes too late if, in the step before, each rank has
+ * read its units (SLUICE_READ) in the reverse of the order of their gradients, and the ranks' orders do not
+ * contradict each other. Sums cannot be undone: where a mean is not finite (SLUICE_NOT_FINITE), and where a
+ * rank abandons a step in which it has summed anything, the engines of all ranks have failed, with an error
+ * that names the cause.
+ */
 SLUICE_API sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit);
 SLUICE_API sluice_status sluice_engine_end_micro_batch(sluice_engine* engine);
 
@@ -194,33 +198,33 @@ SLUICE_API sluice_status sluice_engine_end_micro_batch(sluice_engine* engine);
 
 SLUICE_API sluice_status sluice_ranks_rank(const sluice_ranks* ranks, uint32_t* rank);
 SLUICE_API sluice_status sluice_ranks_size(const sluice_ranks* ranks, uint32_t* size);
-/* `text` gets which rank failed first, and why, given to the caller; NULL where none has failed. */
+/* `text` gets which rank failed first, and why, given to the caller; NULL if none has failed. */
 SLUICE_API sluice_status sluice_ranks_failure(const sluice_ranks* ranks, char** text);
 typedef struct sluice_traffic {
   size_t size;
-  uint64_t sent, received;                 /* bytes of gradients, parameters, state, and broadcasts */
+  uint64_t sent, received;                 /* of gradients, parameters, state and broadcasts */
   uint64_t sent_besides, received_besides; /* all other bytes */
-  uint64_t received_from_hosts;            /* those of `received` that ranks of other hosts sent */
+  uint64_t received_from_hosts;            /* the part of `received` from other hosts */
 } sluice_traffic;
-/* Counts over its life. */
+/* Counts since it was made. */
 SLUICE_API sluice_status sluice_ranks_traffic(const sluice_ranks* ranks, sluice_traffic* traffic);
 
 /* ---- what callers tell each other ---- */
 
-/* These are collective. `name` says in texts what a call is for; calls of the same name are made in the same
- * order on all ranks, and a caller uses few names. */
+/* Collective. `name` identifies a call in error texts; calls with the same name are made in the same order on
+ * all ranks, and a caller should use few names. */
 
 #define SLUICE_MOST_EXCHANGED 65536u
-/* Each rank gives `bytes` bytes, at most SLUICE_MOST_EXCHANGED. `all` gets what each has given, one after
+/* Each rank gives `bytes` bytes, at most SLUICE_MOST_EXCHANGED. `all` gets the bytes of all ranks, one after
  * another in the order of ranks, given to the caller, who frees it with sluice_text_destroy(); sizes[ranks]
- * gets how many bytes each has given. */
+ * gets their sizes. */
 SLUICE_API sluice_status sluice_ranks_exchange(sluice_ranks* ranks, const char* name, const void* own,
                                                size_t bytes, char** all, size_t* sizes);
-/* Afterwards data[bytes] is what rank 0 has there. Of any size, which is the same on all ranks. */
+/* Replaces data[bytes] by those of rank 0. Any size, the same on all ranks. */
 SLUICE_API sluice_status sluice_ranks_broadcast(sluice_ranks* ranks, const char* name, void* data,
                                                 uint64_t bytes);
 SLUICE_API sluice_status sluice_ranks_barrier(sluice_ranks* ranks, const char* name);
-/* Not collective: ends the work of all ranks, whose functions name this rank and `text`. */
+/* Not collective: ends the work of all ranks; their errors name this rank and `text`. */
 SLUICE_API sluice_status sluice_ranks_fail(sluice_ranks* ranks, const char* text);
 
 #ifdef __cplusplus
