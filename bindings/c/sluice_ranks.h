@@ -65,8 +65,8 @@ typedef struct sluice_ranks_options {
 SLUICE_API sluice_status sluice_ranks_memory(uint32_t ranks, int* descriptor);
 /* Joins as rank `rank`. The descriptor stays the caller's, and may be closed afterwards. Waits for no other
  * rank. `options` may be NULL. The other ranks detect a rank that never joins after `patience`, and the end
- * of a rank's process at once. SLUICE_STATE where the rank has joined before; SLUICE_CORRUPT where the descriptor is of no
- * such memory. */
+ * of a rank's process at once. SLUICE_STATE where the rank has joined before; SLUICE_CORRUPT where the
+ * descriptor is of no such memory. */
 SLUICE_API sluice_status sluice_ranks_create_local(int descriptor, uint32_t rank,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
 
