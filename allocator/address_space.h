@@ -29,8 +29,7 @@ class Reservation {
   std::byte* data() const { return range_.get(); }
   // Gives up ownership: the range stays reserved and registered until give_back_range().
   std::byte* release() { return range_.release(); }
-  // Removes the range from the registry, as ordinary memory; it is still unmapped at the end.
-  void unregister();
+  void unregister();  // removes the range from the registry, as ordinary memory; it is still unmapped later
 
  private:
   Reservation(std::byte* data, std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);

@@ -85,9 +85,8 @@ class Charge {
   Charge() = default;
   Charge(Ledger& ledger, Tier tier, Purpose purpose, std::uint64_t bytes);
   std::uint64_t bytes() const { return held_ == nullptr ? 0 : held_.get_deleter().bytes; }
-  // REQUIRES: bytes is at most bytes(), and the charge was not moved to another purpose.
-  void shrink(std::uint64_t bytes);
-  void grow(std::uint64_t bytes);  // REQUIRES: bytes is at least bytes(). Throws as Ledger::charge()
+  void shrink(std::uint64_t bytes);  // REQUIRES: bytes is at most bytes(), and the charge was not moved
+  void grow(std::uint64_t bytes);    // REQUIRES: bytes is at least bytes(). Throws as Ledger::charge()
 
  private:
   struct Discharge {

@@ -127,8 +127,7 @@ void install_touch_reporter() {
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   ::sigemptyset(&action.sa_mask);
-  // Never freed: a signal handler may be reading the previous one.
-  handler_before = new struct sigaction(now);
+  handler_before = new struct sigaction(now);  // never freed: a signal handler may be reading the old one
   if (::sigaction(SIGSEGV, &action, nullptr) != 0)
     fail(ErrorCode::kIo, "cannot report touches of absent parameters: {}", errno_text(errno));
 }

@@ -21,11 +21,10 @@ enum class CallKind : std::uint8_t {
 
 // Identifies the call that a message belongs to. Sender and receiver must give equal values in every field.
 struct Call {
-  std::uint8_t kind = 0;    // a CallKind
-  std::uint8_t type = 0;    // the type of the elements
-  std::uint64_t count = 0;  // the number of elements in the whole call
-  // Anything else both ends must agree on: a root, or a checksum of boundaries and order of addition.
-  std::uint64_t detail = 0;
+  std::uint8_t kind = 0;     // a CallKind
+  std::uint8_t type = 0;     // the type of the elements
+  std::uint64_t count = 0;   // the number of elements in the whole call
+  std::uint64_t detail = 0;  // anything else to agree on: a root, or a checksum of boundaries and order
   bool operator==(const Call&) const = default;
 };
 

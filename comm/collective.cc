@@ -10,8 +10,7 @@
 namespace sluice::comm {
 namespace {
 
-// kMessages: used by the communicator.
-enum Stage : std::uint8_t { kBegin, kReduce, kGather, kMessages, kAsk };
+enum Stage : std::uint8_t { kBegin, kReduce, kGather, kMessages, kAsk };  // kMessages: the communicator's
 
 // The most blocks that are offered to one rank at a time.
 constexpr std::uint64_t kBlocksOffered = 16;

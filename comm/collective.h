@@ -33,9 +33,8 @@ struct Task {
   std::uint64_t id = 0, use = 0;
   std::string name{};
   Element element{};
-  std::vector<std::byte*> arrays{};  // this rank's inputs; a sum has as many as `order` says
-  // By rank, where each part begins. A broadcast has 0 and its number of bytes.
-  std::vector<std::size_t> borders{};
+  std::vector<std::byte*> arrays{};    // this rank's inputs; a sum has as many as `order` says
+  std::vector<std::size_t> borders{};  // where each part begins; for a broadcast: 0 and the number of bytes
   int root = 0;
   SumOrder order{};                      // only for a sum
   std::shared_ptr<const Given> given{};  // only for a sum; null: each rank gives all elements
@@ -44,8 +43,7 @@ struct Task {
 
 inline constexpr std::size_t kBlockBytes = std::size_t{256} << 10;
 
-// kOwn: the slot holds a block of this rank's own part. kHost: it holds a block that this rank relays.
-enum class SlotUse : std::uint8_t { kOwn, kHost };
+enum class SlotUse : std::uint8_t { kOwn, kHost };  // a block of this rank's own part, or one that it relays
 
 // Staging memory for the other ranks' contributions to one block of a sum.
 struct Slot {
@@ -105,8 +103,7 @@ class Collective {
   std::span<std::byte> part(int rank, std::size_t array = 0) const;
   std::span<std::byte> block(int rank, std::uint64_t index, std::size_t array = 0) const;
   std::uint64_t blocks(int rank) const;
-  // The bytes that this rank contributes to a gather or broadcast.
-  std::span<std::byte> whole(int rank) const;
+  std::span<std::byte> whole(int rank) const;  // what this rank contributes to a gather or broadcast
   // The index in tag_of() of the message that carries a block of an array, or of a relay's sum, for the part
   // of `owner`.
   std::uint64_t message(int owner, std::uint64_t block, std::size_t array) const;
@@ -148,10 +145,9 @@ class Collective {
   const bool gathers_by_host_;
   const std::optional<SumRoute> route_;  // only for a sum
   const std::size_t block_bytes_;
-  std::size_t under_way_ = 0;  // messages in flight
-  int begun_ = 0;              // other ranks of the group that have begun this call
-  // The next block to request and the number of finished ones, of the own part.
-  std::uint64_t next_block_ = 0, added_ = 0;
+  std::size_t under_way_ = 0;                 // messages in flight
+  int begun_ = 0;                             // other ranks of the group that have begun this call
+  std::uint64_t next_block_ = 0, added_ = 0;  // the own part's next block to request; its finished ones
   std::vector<std::uint64_t> sent_;  // by owner: block messages sent; for a relayed part, requests awaited
   std::deque<std::pair<int, std::uint64_t>> asked_;  // (owner, block) pairs that this rank is to relay
   std::uint64_t to_relay_ = 0;                       // blocks still to be relayed

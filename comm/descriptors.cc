@@ -19,8 +19,7 @@
 namespace sluice::comm {
 namespace {
 
-// For the descriptors to come; each rank sends its own before it waits.
-constexpr std::chrono::seconds kLongest(30);
+constexpr std::chrono::seconds kLongest(30);  // to receive; each rank sends its own before it waits
 
 [[noreturn]] void fail_descriptors(const char* what) {
   fail(ErrorCode::kIo, "{}: {}", what, errno_text(errno));

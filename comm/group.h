@@ -29,8 +29,7 @@ class Group {
   std::vector<int> members_;
   Hosts hosts_;
   int rank_;
-  // A hash of the members, so that groups do not share ids; 0 for the group of all ranks.
-  std::uint64_t salt_ = 0;
+  std::uint64_t salt_ = 0;  // a hash of the members, so that groups do not share ids; 0 for all ranks
 };
 
 }  // namespace sluice::comm

@@ -15,8 +15,7 @@ class Hosts {
   int ranks() const { return static_cast<int>(first_.size()); }
   bool all_on_one() const { return members_[0].size() == first_.size(); }
   bool on_one(int rank, int other) const { return first_of(rank) == first_of(other); }
-  // The lowest rank of its host.
-  int first_of(int rank) const { return first_[static_cast<std::size_t>(rank)]; }
+  int first_of(int rank) const { return first_[static_cast<std::size_t>(rank)]; }  // its host's lowest rank
   std::span<const int> with(int rank) const { return members_[static_cast<std::size_t>(first_of(rank))]; }
   // Whether the host of `rank` adds the contributions of its ranks before it sends: it has several ranks,
   // with consecutive numbers.

@@ -93,8 +93,7 @@ class Peer {
   bool left = false;     // in order; it can receive nothing any more
   bool garbled = false;  // it sent an invalid packet, so its packets are ignored
   Time heard{0}, spoken{0};
-  // Its reports of work that arrived here; this rank's reports that it was told of.
-  std::uint64_t work = 0, told = 0;
+  std::uint64_t work = 0, told = 0;  // its reports of work that arrived here; those that it was told of
 
  private:
   struct Control {
@@ -108,8 +107,7 @@ class Peer {
   };
   using Incomings = std::unordered_map<std::uint64_t, Incoming>;
 
-  // When the message last made progress, or another one from this rank did.
-  Time since(const Incoming& message) const;
+  Time since(const Incoming& message) const;  // of the last progress of the message or an earlier one
   void line_up(Outgoing message);
   void begin(Outgoing message, const Grant& grant);
   void granted(const Head& head);

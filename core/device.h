@@ -77,8 +77,7 @@ class Device {
   // peer access.
   virtual Extent import_extent(const Descriptor& exported) = 0;
   virtual DeviceAddress reserve_addresses(std::size_t bytes) = 0;
-  // REQUIRES: nothing is mapped there.
-  virtual void free_addresses(DeviceAddress address, std::size_t bytes) = 0;
+  virtual void free_addresses(DeviceAddress address, std::size_t bytes) = 0;  // REQUIRES: nothing is mapped
   struct Mapping {
     DeviceAddress address;
     Extent extent;
@@ -122,8 +121,7 @@ class Device {
   virtual bool is_done(CUevent_st* event) = 0;
   virtual void synchronize(CUevent_st* event) = 0;  // blocks the caller
   virtual void synchronize(CUstream_st* stream) = 0;
-  // REQUIRES: both events are timed and done.
-  virtual double seconds_between(CUevent_st* first, CUevent_st* second) = 0;
+  virtual double seconds_between(CUevent_st* first, CUevent_st* second) = 0;  // REQUIRES: both timed and done
 
   virtual void copy_in(CUstream_st* stream, DeviceAddress to, const std::byte* from, std::size_t bytes) = 0;
   virtual void copy_out(CUstream_st* stream, std::byte* to, DeviceAddress from, std::size_t bytes) = 0;

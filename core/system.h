@@ -10,9 +10,8 @@
 // then counts as unknown.
 namespace sluice {
 
-struct MemoryState {  // SIZE_MAX where a value is unknown
-  // Of the machine, or of the tightest control group (cgroup) around this process.
-  std::size_t total = SIZE_MAX;
+struct MemoryState {                 // SIZE_MAX where a value is unknown
+  std::size_t total = SIZE_MAX;      // of the machine, or of the tightest control group around this process
   std::size_t available = SIZE_MAX;  // the bytes that this process can still allocate within all such limits
   std::optional<std::size_t> group_limit;  // the tightest cgroup limit, where there is one
 };

@@ -42,8 +42,7 @@ class Trace {
     std::uint64_t bytes;
     Lane lane;
   };
-  // Visits the kept events, the oldest first.
-  void for_each(const std::function<void(const Event&)>& use) const;
+  void for_each(const std::function<void(const Event&)>& use) const;  // visits kept events, oldest first
   std::uint64_t dropped() const;  // the number of earlier events that were dropped
   Clock::time_point start() const { return start_; }
   // Writes the file whole or not at all, a small part at a time. Throws Error(kIo).

@@ -113,8 +113,7 @@ class ProductSurvey {
       : library_(library), hidden_bytes_(hidden_bytes) {}
   std::size_t workspace(const Product& product);  // product_workspace(); also adds the product
   int threads() const { return library_.threads(); }
-  // Maximum over the products so far, with primitives.
-  std::size_t hidden_bytes() const { return hidden_bytes_ + primitive_bytes_; }
+  std::size_t hidden_bytes() const { return hidden_bytes_ + primitive_bytes_; }  // for the products so far
   const std::vector<Product>& products() const { return products_; }  // all so far, with repetitions
   const MatrixLibrary& library() const { return library_; }
 

@@ -36,8 +36,7 @@ constexpr std::int64_t kValidSeconds = 7 * 24 * 3600;
 constexpr std::int64_t kValidSecondsDisturbed = 3600;
 constexpr double kSteady = 0.75;
 constexpr unsigned kMostUnderWay = 1024;
-// Results of shorter measurements are not cached.
-constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;
+constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;  // shorter measurements are not cached
 
 std::int64_t seconds_now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())

@@ -22,8 +22,7 @@ DiskFolder parse_disk(const std::string& text);
 // be of use, and Error(kBudget) where the free space is too small for the limit or to be of use.
 void resolve_disk(std::vector<DiskFolder>& disk, const std::string& out, std::uint64_t reserved,
                   int sharers = 1);
-// The bytes of all folders together when striped evenly.
-std::uint64_t usable_disk(const std::vector<DiskFolder>& disk);
+std::uint64_t usable_disk(const std::vector<DiskFolder>& disk);  // of all folders when striped evenly
 
 // Returns the size of a file for measurements: at most `most`, and within the folder's limit.
 std::uint64_t bytes_to_measure(const DiskFolder& folder, std::uint64_t most);

@@ -22,8 +22,7 @@ RecordExtents RecordLayout::add(std::uint64_t bytes, std::size_t block_bytes) {
     const RecordExtents::BlockExtent block = result.block(i);
     taken_[block.file] += block.bytes;
   }
-  // So that small records are spread over the files, too.
-  next_file_ = (next_file_ + result.blocks()) % taken_.size();
+  next_file_ = (next_file_ + result.blocks()) % taken_.size();  // so that small records spread, too
   return result;
 }
 

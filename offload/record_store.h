@@ -50,8 +50,7 @@ struct StoreState {
   std::deque<StoredRecord> records;      // a deque, so that references of transfers stay valid
   std::vector<allocator::Charge> space;  // one for each record whose disk space is allocated
   std::atomic<std::uint64_t> bytes_read{0}, bytes_written{0};
-  // Last, since their destructors wait for transfers, which use the other members.
-  std::vector<StoreFile> files;
+  std::vector<StoreFile> files;  // last: their destructors wait for transfers, which use the other members
 };
 
 struct RecordStore::State : StoreState {

@@ -216,8 +216,7 @@ void UringService::prepare(std::size_t slot) {
 void UringService::enter(bool wait) {
   for (unsigned attempt = 0; attempt < kSubmitAttempts; ++attempt) {
     const int result = wait ? io_uring_submit_and_wait(ring_.get(), 1) : io_uring_submit(ring_.get());
-    // EBUSY: completions must be reaped first.
-    if (result >= 0 || result == -EINTR || result == -EBUSY) return;
+    if (result >= 0 || result == -EINTR || result == -EBUSY) return;  // EBUSY: reap completions first
     if (result != -EAGAIN) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -354,10 +354,8 @@ void apply_update(const Normalizer& normalizer, const AdafactorFactors& factors,
 
 namespace {
 constexpr std::size_t kTileElements = std::size_t{64} << 10;
-// Rows of a tile, so that adding column sums costs little beside computing them.
-constexpr std::size_t kLeastRows = 32;
-// Enough that threads seldom wait for each other.
-constexpr std::size_t kElementsAtOnce = std::size_t{2} << 20;
+constexpr std::size_t kLeastRows = 32;  // of a tile, so that adding column sums is cheap beside making them
+constexpr std::size_t kElementsAtOnce = std::size_t{2} << 20;  // so that threads seldom wait for each other
 constexpr std::size_t kLeastAtOnce = 4;
 }  // namespace
 

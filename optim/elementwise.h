@@ -40,8 +40,7 @@ void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperpar
                     const Span& span, const std::function<void(const SpanRange&)>& body);
 // The checks of for_each_range(), for optimizers with rounds, which loop over elements in their own way.
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
-// REQUIRES a master, or a parameter that can be rounded stochastically.
-void check_values(const Optimizer& optimizer, const Span& span);
+void check_values(const Optimizer& optimizer, const Span& span);  // REQUIRES: a master, or bf16 values
 
 RoundingWords rounding_words(const Optimizer& optimizer, const Hyperparameters& hyperparameters,
                              const Span& span);

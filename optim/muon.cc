@@ -82,10 +82,9 @@ namespace {
 
 constexpr int kIterations = 5;
 constexpr double kLeastNorm = 1e-7;
-constexpr std::size_t kWidened = 1024;  // elements that stay in the cache
-// Elements that a product writes outside of the matrix.
-constexpr std::size_t kSliceElements = std::size_t{4} << 20;
-constexpr std::size_t kAlignedFloats = 16;  // for an alignment of 64 bytes
+constexpr std::size_t kWidened = 1024;                        // elements that stay in the cache
+constexpr std::size_t kSliceElements = std::size_t{4} << 20;  // that a product writes beside the matrix
+constexpr std::size_t kAlignedFloats = 16;                    // for an alignment of 64 bytes
 static_assert(kernels::kLoopGrain % kWidened == 0);
 
 bool is_matrix(const Kind& kind) { return kind.shape.size() == 2 && !kind.by_elements; }

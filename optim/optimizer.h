@@ -72,17 +72,14 @@ struct Hyperparameters {
 // Consecutive elements of one parameter.
 struct Span {
   std::size_t count = 0;
-  std::uint64_t first_index = 0;  // index of its first element in the whole parameter
-  // Index in its model; selects random words together with the element's index.
-  std::uint64_t parameter_index = 0;
+  std::uint64_t first_index = 0;      // index of its first element in the whole parameter
+  std::uint64_t parameter_index = 0;  // in its model; selects random words together with the element
   // The f32 values that are updated (an f32 parameter is its own master); null: there are none.
   float* master = nullptr;
-  // The copy in the compute type, written in the same pass; null data: only the master exists.
-  Array parameter;
-  ConstArray gradient;  // f32, bf16 or f16
-  // By StateArray, `count` elements of its type; null: the parameter does not have that array.
-  std::vector<StatePart> state;
-  Whole whole = {};  // the whole parameter; for optimizers with rounds
+  Array parameter;  // the compute type's copy, written in the same pass; null data: there is only the master
+  ConstArray gradient;           // f32, bf16 or f16
+  std::vector<StatePart> state;  // by StateArray, `count` elements of its type; null: there is no array
+  Whole whole = {};              // the whole parameter; for optimizers with rounds
 };
 
 // The types in which an optimizer stores state and parameters. It computes in f32 in any case.
@@ -127,8 +124,7 @@ class Rounds {
   virtual std::size_t workspace(const Kind&) const { return 0; }  // bytes, aligned to 64
   // Returns the largest m, n and k of combine()'s matrix products; m is 0 where it has none.
   virtual kernels::Product largest_product(const Kind&) const { return {}; }
-  // Floating-point operations of an update's matrix products.
-  virtual double product_flops(const Kind&) const { return 0; }
+  virtual double product_flops(const Kind&) const { return 0; }  // operations of matrix products
   // Returns where a parameter may be cut into parts: the last such element at or before `element`, on its
   // grid.
   virtual std::size_t last_cut(const Kind&, std::size_t element) const {

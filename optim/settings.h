@@ -43,9 +43,8 @@ struct Setting {
   std::string_view source;
   std::vector<std::string> choices = {};
 
-  // Null where that optimizer does not have the setting.
-  const SettingOwner* owner(std::string_view optimizer) const;
-  std::string range_text() const;  // "at least 0 and below 1"
+  const SettingOwner* owner(std::string_view optimizer) const;  // null where it lacks the setting
+  std::string range_text() const;                               // "at least 0 and below 1"
   // Returns the value in the form in which Settings stores it. Throws Error(kInvalidArgument) for a value out
   // of range; its text calls the setting `key`, as the caller does.
   Json checked(std::string_view optimizer, std::string_view key, const Json& value) const;

@@ -40,8 +40,7 @@ struct Planned : engine::Planned {
   sluice_team team = nullptr;
   std::size_t trace_events = 0;
   bool serve_touches = false;
-  // The ranks that create their engines together; null: the engine trains alone.
-  sluice_ranks* ranks = nullptr;
+  sluice_ranks* ranks = nullptr;  // the ranks that create engines together; null: it trains alone
   // As in engine::Resources.
   comm::Communicator* data = nullptr;
   comm::Communicator* sections = nullptr;

@@ -11,8 +11,7 @@ namespace sluice::c {
 namespace {
 
 void check_growth(const sluice_engine& e, std::uint64_t besides) {
-  // More than the memory of any machine.
-  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max() / 2;
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max() / 2;  // exceeds any machine
   const std::int64_t growth =
       e.engine->growth_of_leaving() + static_cast<std::int64_t>(std::min(besides, kMost));
   if (growth <= 0) return;

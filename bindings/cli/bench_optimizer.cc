@@ -99,8 +99,7 @@ class Trial {
     if (optimizer_->rounds() == 0) return {last};
     if (optimizer_->rounds() == 2)  // Adafactor reads gradients and values before it updates
       return {{reading[0], stream(value, elements_, Touch::kRead)}, {reading[0]}, last};
-    // Muon computes directions from gradient and momentum.
-    const Array matrix{span_.whole.scratch, Dtype::kF32};
+    const Array matrix{span_.whole.scratch, Dtype::kF32};  // Muon's direction uses gradient and momentum
     reading.push_back(stream(matrix, elements_, Touch::kWrite));
     last.push_back(stream(matrix, elements_, Touch::kRead));
     return {reading, last};

@@ -58,8 +58,7 @@ class Flags {
   void whole(const std::string& flag, std::optional<int>& field, const std::string& help);  // the same
   void index(const std::string& flag, int& field, const std::string& help);                 // from 0 to 4095
   void seconds(const std::string& flag, std::uint64_t& field, const std::string& help);     // from 1 to 10^9
-  // A positional argument without a flag.
-  void file(const std::string& name, std::string& field, const std::string& help);
+  void file(const std::string& name, std::string& field, const std::string& help);  // a positional argument
   void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);
   void size(const std::string& flag, std::uint64_t& field, const std::string& help);  // 0 means not given
   void toggle(const std::string& flag, bool& field, const std::string& help);

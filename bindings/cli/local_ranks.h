@@ -28,8 +28,7 @@ class LocalRanks final : public Ranks {
 
   comm::Communicator& communicator() override { return *communicator_; }
   std::uint64_t bytes() const override { return bytes(memory_->ranks()); }
-  // A ring's memory is first used by the bytes that pass through it.
-  std::uint64_t bytes_in_use() const override { return 0; }
+  std::uint64_t bytes_in_use() const override { return 0; }  // bytes that pass through rings use them first
   int ranks_here() const override { return memory_->ranks(); }
   double share_of_cpus() const override { return 1.0 / memory_->ranks(); }
   static std::uint64_t bytes(int ranks);  // memory that one of `ranks` ranks holds

@@ -19,8 +19,7 @@ sigset_t stop_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&set, number);
   struct sigaction hangup = {};
   ::sigaction(SIGHUP, nullptr, &hangup);
-  // Under nohup it is ignored, so that the run goes on.
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup ignores it, so that the run goes on
   return set;
 }
 

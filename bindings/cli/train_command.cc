@@ -77,8 +77,7 @@ std::string fate_of_others(const models::CheckpointReport& report) {
 // Stops the run if its caller is killed before it could stop it.
 void stop_with(std::uint64_t caller) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  // The caller has ended already.
-  if (static_cast<std::uint64_t>(::getppid()) != caller) ::kill(::getpid(), SIGTERM);
+  if (static_cast<std::uint64_t>(::getppid()) != caller) ::kill(::getpid(), SIGTERM);  // it has ended already
 }
 
 std::string json_line(const models::PlanResult& result) {

@@ -92,8 +92,7 @@ void MpiLinks::lose(int rank, const std::string& why) {
 void MpiLinks::end_of_send(int index, int code) {
   const int to = receivers_[static_cast<std::size_t>(index)];
   --peer(to).sends;
-  // A synchronous send ends when its receive has begun.
-  if (code == MPI_SUCCESS) peer(to).heard = Clock::now();
+  if (code == MPI_SUCCESS) peer(to).heard = Clock::now();  // the synchronous send's receive has begun
   if (code != MPI_SUCCESS) lose(to, fmt::format("what was sent to it has not arrived ({})", mpi_text(code)));
 }
 
@@ -111,8 +110,7 @@ bool MpiLinks::poll_sends() {
 
 void MpiLinks::see_head(int from, const MPI_Status& status, int code) {
   if (code != MPI_SUCCESS) {
-    // No later packet may be taken before this one.
-    heads_[static_cast<std::size_t>(from)] = MPI_REQUEST_NULL;
+    heads_[static_cast<std::size_t>(from)] = MPI_REQUEST_NULL;  // no later packet may be taken before it
     return lose(from, fmt::format("nothing can be received from it ({})", mpi_text(code)));
   }
   int bytes = 0;
@@ -213,8 +211,7 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
         take({packet, bytes});
         return true;
       case Kind::kQuestion:
-        // Without room, packets are in flight to that rank anyway, which show that this one lives.
-        say(from, Kind::kAnswer, {}, {});
+        say(from, Kind::kAnswer, {}, {});  // without room, other packets show that this one lives
         break;
       case Kind::kAnswer:
         break;
@@ -231,8 +228,7 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
 // they are told without a question that this rank lives.
 void MpiLinks::ask() {
   const auto now = Clock::now();
-  // The search is over: silent ranks are lost.
-  if (missing_since_ && !leaves_ && now > *missing_since_ + kSearch) {
+  if (missing_since_ && !leaves_ && now > *missing_since_ + kSearch) {  // the search is over
     missed_ = false;
     missing_since_.reset();
   }
@@ -246,8 +242,7 @@ void MpiLinks::ask() {
 }
 
 void MpiLinks::wait(Clock::time_point until) {
-  // The result of gone() changes with time.
-  if (missing_since_) until = std::min(until, Clock::now() + kBetweenQuestions);
+  if (missing_since_) until = std::min(until, Clock::now() + kBetweenQuestions);  // gone() changes with time
   for (;;) {
     ask();
     const bool has_moved = poll(), has_room = std::exchange(has_room_, false), moved = has_moved || has_room;

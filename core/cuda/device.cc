@@ -33,8 +33,7 @@ class Relaxed {
 
  private:
   const Driver& driver_;
-  // From the first exchange on, the previous mode.
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // from the first exchange on, the mode before
   const CUresult result_;
 };
 

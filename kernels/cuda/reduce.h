@@ -15,8 +15,7 @@ struct GpuNodeSums {
 };
 
 inline constexpr unsigned kNodeThreads = 128, kWarpThreads = 32;
-// Leaves of a node, which one warp sums.
-inline constexpr std::uint64_t kMostLeaves = kWarpThreads * kWarpThreads;
+inline constexpr std::uint64_t kMostLeaves = kWarpThreads * kWarpThreads;  // of a node, summed by one warp
 
 // Writes 1 to `found` where one of `count` sums is not finite.
 struct GpuFiniteCheck {

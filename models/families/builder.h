@@ -23,8 +23,7 @@ struct Shape {
   TensorCut cut = {};         // how ranks share each layer
   SequenceCut sequence = {};  // how ranks share each sequence
   std::vector<RowPart> row_parts() const { return models::row_parts(sequence, batch, length); }
-  // Rows (tokens) that this rank computes.
-  std::size_t rows() const { return batch * length / sequence.ranks; }
+  std::size_t rows() const { return batch * length / sequence.ranks; }  // rows (tokens) on this rank
 };
 
 // A model's graphs. Equal blocks share one graph, in which names lack the block's prefix.

@@ -30,8 +30,7 @@ struct ModelConfig {
   bool qkv_bias = false;  // Qwen2 has it; GPT-2 always has biases
   float embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   float initializer_range = 0.02f;
-  // The config.json that it was read from, which is saved with the model; null: none.
-  Json hugging_face = nullptr;
+  Json hugging_face = nullptr;  // the config.json that it was read from, saved with the model; null: none
 };
 
 // Returns the presets: "tiny" (byte vocabulary, for tests), "mini" (11 million parameters, bytes),

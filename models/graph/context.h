@@ -76,11 +76,10 @@ struct Execution {
   std::size_t micro_batch = 0;  // within the step
   bool training = true;         // false: without dropout
   std::uint64_t seed = 0, step = 0, first_sample = 0;
-  std::uint64_t first_op = 0;  // the index of the unit's first op in the model
-  float gradient_scale = 1;    // multiplies the gradient of every row's loss
-  double loss = 0;             // sum over rows, set by the loss op
-  // If not empty, forward writes the logits of row logits_row here instead of computing a loss.
-  std::span<float> logits = {};
+  std::uint64_t first_op = 0;    // the index of the unit's first op in the model
+  float gradient_scale = 1;      // multiplies the gradient of every row's loss
+  double loss = 0;               // sum over rows, set by the loss op
+  std::span<float> logits = {};  // if given, forward writes the logits of row logits_row instead of a loss
   std::size_t logits_row = 0;
   std::size_t first_position = 0;  // the position of each sequence's first token
   LayerRanks layers = {};

@@ -75,8 +75,7 @@ inline std::size_t row_count(const std::vector<RowPart>& parts) {
 // The heads of a piece, by their index in the layer.
 struct HeadPiece {
   Range heads, kv_heads;
-  // Heads of queries, keys and values together.
-  std::size_t packed() const { return heads.size + 2 * kv_heads.size; }
+  std::size_t packed() const { return heads.size + 2 * kv_heads.size; }  // of queries, keys and values
 };
 // Returns this rank's heads, by piece. Where there are fewer key/value heads than pieces, several pieces
 // compute the same one. REQUIRES: there are at least as many heads as pieces; if key/value heads are fewer

@@ -63,9 +63,8 @@ std::size_t place_buffers(std::vector<Buffer>& buffers);
 
 struct UnitProgram {
   Program forward;
-  // Recomputes values that are not kept, as late as possible, then computes gradients in reverse order.
-  Program backward;
-  Program weights;  // has no steps where backward is not split
+  Program backward;  // recomputes values that are not kept, as late as possible, and takes gradients
+  Program weights;   // has no steps where backward is not split
   std::size_t kept_bytes = 0, kept_for_weights_bytes = 0, left_for_weights_bytes = 0;
   std::size_t workspace_bytes() const {
     return std::max({forward.workspace_bytes, backward.workspace_bytes, weights.workspace_bytes});

@@ -29,8 +29,7 @@ struct PlanBasis {
   // Whether the budget's base already counts the tokens of a step. If not they are added, since their number
   // on a rank depends on the mesh.
   bool counts_tokens = true;
-  // Called before each plan if not null, since other ranks wait for it.
-  std::function<void()> report_work = {};
+  std::function<void()> report_work = {};  // if not null, called before each plan, since ranks wait
 };
 
 // Plans on settings.mesh. REQUIRES: the settings leave nothing open. Returns nothing where no step can be

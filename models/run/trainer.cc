@@ -117,8 +117,7 @@ TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& e
       run.load_initial();
     return run.train();
   } catch (const std::exception& error) {
-    // Before the run is destroyed, which waits for calls that other ranks have begun with it.
-    ranks.fail(error);
+    ranks.fail(error);  // before the run is destroyed, which waits for calls that the others have begun
     throw;
   }
 }

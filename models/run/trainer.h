@@ -48,8 +48,7 @@ struct TrainSettings {
   std::uint64_t seed = 1;
   std::string out;               // folder of checkpoints; empty: none are written
   std::uint64_t save_every = 0;  // 0: only at the end
-  // Number of newest checkpoints that are kept; with validation the best one is kept, too.
-  std::uint64_t keep = 2;
+  std::uint64_t keep = 2;        // number of newest checkpoints to keep; with validation also the best one
   bool resume = false;
   std::uint64_t eval_every = 0, eval_batches = 8;  // not 0: also whenever a checkpoint is due
   int threads = 0;                                 // 0: all cores that this process may use
@@ -82,9 +81,8 @@ struct TrainSettings {
   // space that are left open are shared likewise.
   int ranks_here = 1;
   double share_of_cores = 1;
-  std::uint64_t communication_bytes = 0;  // bytes that the process holds for the communicator
-  // The part of it that is allocated before the run allocates anything.
-  std::uint64_t communication_in_use = 0;
+  std::uint64_t communication_bytes = 0;   // bytes that the process holds for the communicator
+  std::uint64_t communication_in_use = 0;  // the part of it that is allocated before the run begins
 };
 
 // The report of a step. A skipped step's gradient norm is not finite, and its loss need not be.
@@ -173,8 +171,7 @@ struct MeshChoice {
 // A plan without a run, as `sluice plan` shows it.
 struct PlanResult : engine::Planned {
   std::optional<PipelinePlan> pipeline;
-  // Set where the mesh was left open; of a run's ranks, only on the first.
-  std::optional<MeshChoice> mesh_choice;
+  std::optional<MeshChoice> mesh_choice;  // if the mesh was left open; of a run's ranks, only on the first
   Recipe recipe;
   std::string recipe_text;             // for people, with the model's initial values
   std::uint64_t checkpoint_bytes = 0;  // size of one checkpoint

@@ -88,10 +88,9 @@ class TrainingRun {
   std::unique_ptr<Runner> runner_;
   std::unique_ptr<MessageNeighbours> neighbours_;  // destroyed before the memory of its messages
   std::unique_ptr<MessageAxis> tensor_, sequence_;
-  // Waits of the run itself, without its engine's and those for messages.
-  engine::Waits waits_{assembly_.trace()};
-  double waits_within_waits_ = 0;      // seconds of the engine's waits within them
-  comm::Transport::Counters traffic_;  // with other ranks, up to the last step
+  engine::Waits waits_{assembly_.trace()};  // of the run itself, without its engine's and messages'
+  double waits_within_waits_ = 0;           // seconds of the engine's waits within them
+  comm::Transport::Counters traffic_;       // with other ranks, up to the last step
   std::optional<MetricsFile> metrics_;
   std::string run_id_;
   std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;

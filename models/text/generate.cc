@@ -32,8 +32,7 @@
 namespace sluice::models {
 namespace {
 
-// A stream of random numbers that training does not use.
-constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;
+constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;  // of random numbers; not used by training
 
 // A placeholder for a model that is not trained.
 class NoOptimizer final : public optim::Optimizer {
