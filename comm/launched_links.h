@@ -12,8 +12,7 @@ namespace sluice::comm {
 // Links among the ranks that an MPI launcher has started. Ranks of one host share memory; only ranks of
 // different hosts exchange bytes through MPI.
 struct LaunchedLinks {
-  std::unique_ptr<Mpi>
-      mpi;  // outlives the links; null where all ranks share memory, since MPI has been finalized then
+  std::unique_ptr<Mpi> mpi;  // outlives the links; null: all ranks share memory, so MPI was finalized
   HostLinks host;
   int rank = 0, ranks = 1;
   std::uint64_t bytes = 0;  // memory that this rank holds for the links

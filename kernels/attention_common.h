@@ -18,8 +18,7 @@ namespace sluice::kernels {
 // width.
 inline constexpr std::size_t kTile = kQueryGrain;
 inline constexpr std::size_t kPanel = 16;
-inline constexpr std::size_t kScoreStride =
-    kTile + kPanel;  // row stride of a tile of scores, [keys][queries]
+inline constexpr std::size_t kScoreStride = kTile + kPanel;  // of a tile of scores, [keys][queries]
 
 // The row stride of a packed tile: whole panels, and an odd number of cache lines, so that neighbouring rows
 // map to different cache sets.

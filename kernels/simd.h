@@ -16,8 +16,7 @@
 
 namespace sluice::kernels {
 
-inline constexpr std::size_t kLoopGrain = std::size_t{32}
-                                          << 10;  // elements of one task of an elementwise loop
+inline constexpr std::size_t kLoopGrain = std::size_t{32} << 10;  // elements of an elementwise loop's task
 
 inline void require_float(std::initializer_list<ConstArray> arrays) {
   for (const ConstArray& array : arrays)

@@ -58,8 +58,7 @@ struct sluice_ranks {
   const pid_t process = ::getpid();  // the process that made it, which has its threads
 
   sluice_ranks& all;  // all ranks that have joined, of which this is a group; or itself
-  std::shared_ptr<const sluice::c::FunctionClock>
-      functions;  // clock of the caller's functions, if the links use such; or null
+  std::shared_ptr<const sluice::c::FunctionClock> functions;  // of links by the caller's functions; or null
   const std::uint64_t link_bytes;
   const int ranks_here;  // number of ranks on this host where it is known; else 1
   const std::unique_ptr<sluice::comm::LocalMemory> memory;

@@ -17,9 +17,8 @@ namespace {
 using Touch = kernels::MemoryStream::Touch;
 
 static_assert(kElementGrain % engine::kUnitAlignment == 0);
-constexpr std::size_t kColumns = 1024;  // columns of the matrix that is updated
-constexpr std::size_t kMostOfProducts = std::size_t{4}
-                                        << 20;  // elements: an update then takes about a second
+constexpr std::size_t kColumns = 1024;                         // columns of the matrix that is updated
+constexpr std::size_t kMostOfProducts = std::size_t{4} << 20;  // elements: about a second for an update
 // Rows of a matrix whose update stays in a core's caches. With factors for rows and columns there are more
 // rows, so that the factors' share is as small as in memory.
 constexpr std::size_t kCacheRows = 16, kFactoredCacheRows = 128;

@@ -40,8 +40,7 @@ class Pace {
 
  private:
   static constexpr std::chrono::microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
-  static constexpr std::chrono::milliseconds kPause{
-      4};  // a stream ends when no large packet comes for this long
+  static constexpr std::chrono::milliseconds kPause{4};  // a stream ends without a large packet for so long
   static constexpr int kLeastCount = 8, kMostCount = 64;
 
   Clock::duration between_large(Clock::time_point now) const {

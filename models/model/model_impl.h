@@ -37,10 +37,8 @@ struct Model::Impl {
   // Returns the index of the unit's first op among those of all units of the model, in their order.
   std::uint64_t first_op(engine::UnitId unit) const { return first_ops_[unit]; }
   engine::UnitId last() const { return static_cast<engine::UnitId>(units.size() - 1); }
-  bool has_embedding() const {
-    return has_embedding_;
-  }                                            // with the lookup; false: at most a copy of the table
-  bool has_head() const { return has_head_; }  // as its last unit
+  bool has_embedding() const { return has_embedding_; }  // false: at most a copy of the table
+  bool has_head() const { return has_head_; }            // as its last unit
   // The first unit with computation; only a copied embedding has none.
   engine::UnitId first() const { return !has_embedding_ && has_copy() ? 1 : 0; }
   // The units with computation, by chunk of the section; one chunk for a whole model.

@@ -74,8 +74,8 @@ class RunRanks {
   // Returns the mean of validation losses, of which each rank has measured the micro-batches with index %
   // data_size() == data_rank().
   double mean(const std::vector<double>& own, std::uint64_t count);
-  std::string place()
-      const;  // this rank's place on the mesh: "pipeline stage 2 of 3"; empty where no model is cut
+  // Returns this rank's place on the mesh, as in "pipeline stage 2 of 3"; empty where no model is cut.
+  std::string place() const;
   // Returns the mesh place of the rank that has failed, as "; rank 1 is pipeline stage 2 of 3"; or "".
   std::string place_of_failure() const;
   // Throws an error from before the first step, with that place appended where it names a failed rank.

@@ -46,9 +46,7 @@ class TrainingData {
   const MicroBatch& validation(std::uint64_t index);
 
   std::uint64_t tokens() const { return source_->total(); }
-  bool are_bytes() const {
-    return source_->vocabulary().has_value();
-  }  // bytes of text, as opposed to token ids
+  bool are_bytes() const { return source_->vocabulary().has_value(); }  // text instead of token ids
   // The fingerprint of the training data (docs/formats/checkpoint.md), 16 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }
   std::uint64_t windows() const { return sampler_->windows(); }
@@ -60,8 +58,8 @@ class TrainingData {
 
   std::size_t batch_, length_, first_micro_batch_;
   std::string fingerprint_, validation_fingerprint_;
-  std::unique_ptr<TokenSource> source_,
-      validation_source_;  // null: validation uses a part of the training data
+  // Null validation_source_: validation uses a part of the training data.
+  std::unique_ptr<TokenSource> source_, validation_source_;
   std::optional<Sampler> sampler_, validation_sampler_;
   std::vector<std::int32_t> tokens_, targets_;
   std::vector<std::int32_t> whole_tokens_, whole_targets_;  // of a micro-batch on all ranks of "sequence"
