@@ -129,7 +129,7 @@ class Collective {
   void send_sums(Slot& slot, Adder& adder);
   void add_up(const Slot& slot, Adder& adder);
 
-  int source(int owner) const;  // the rank that forwards the part of `owner` to this one
+  int source(int owner) const;  // the rank that sends the part of `owner` here: the owner or a relay
   void send_own_part();
   void pass_on(int owner);
   void receive_parts();

@@ -14,8 +14,8 @@
 namespace sluice::offload {
 
 // A watchdog for devices that stop responding: where no transfer of a file has moved a block for `patience`,
-// all of them end with an Error(kIo), and later results are ignored. Pages that a device may still write to
-// by O_DIRECT stay allocated by the kernel until it has ended, even if they are unmapped here. Thread rule:
+// all of them end with an Error(kIo), and later results are ignored. The kernel keeps the pages of such a
+// transfer (O_DIRECT) while the device may still write to them, even if they are unmapped here. Thread rule:
 // any thread.
 class Watch {
  public:

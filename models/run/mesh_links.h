@@ -25,8 +25,8 @@ std::vector<int> ranks_of_section(const TrainSettings& settings, int section);
 engine::RankOf section_ranks(const TrainSettings& settings, int rank);
 engine::RankOf section_ranks(const TrainSettings& settings);
 
-// Sets the bandwidth of this rank's connection in `rates`. On several hosts, all ranks of a host send at the
-// same time, each with an equal share of the network.
+// Sets in `rates` the links that this rank's collectives use. Where its group is on several hosts, all ranks
+// of a host send at the same time, each with an equal share of the network.
 void set_links(const TrainSettings& settings, int rank, engine::MachineRates& rates);
 // Returns the connection of two sections. Between hosts, all ranks of a host with a neighbour on another host
 // send at the same time. Nothing: it is unknown.
