@@ -90,8 +90,8 @@ SLUICE_API const char* sluice_version(void); /* "0.1.0" */
 /* Frees a text that a function gave to the caller. NULL is allowed. */
 SLUICE_API void sluice_text_destroy(char* text);
 
-/* The bytes of this process that are in memory now, and the most that ever were; either may be NULL. Without
- * what ranks on GPUs of one machine see of each other's memory, which its owner's budget has. */
+/* The process's resident memory now, and its peak; either may be NULL. Memory of other ranks that this
+ * process has mapped is not counted, since its owner's budget has it. */
 SLUICE_API sluice_status sluice_process_memory(uint64_t* resident, uint64_t* peak);
 
 /* ---- the model: units and parameters ---- */
@@ -164,22 +164,22 @@ typedef struct sluice_ranks sluice_ranks;
 typedef struct sluice_device_facts sluice_device_facts;
 typedef struct sluice_engine_options {
   size_t size;
-  uint64_t memory;           /* for the whole process, including what the caller itself needs (`reserved`) */
-  uint64_t reserved;         /* what the caller will still allocate: activations, workspace, gradients */
+  uint64_t memory;   /* for the whole process, including the caller's own memory (`reserved`) */
+  uint64_t reserved; /* memory that the caller will still allocate: activations, workspace, gradients */
   const sluice_folder* disk; /* [disk_folders], striped, for what does not fit in memory */
   size_t disk_folders;
-  uint32_t threads;      /* that compute updates; 0: the cores that this process may use */
+  uint32_t threads;      /* compute threads for updates; 0: the cores that this process may use */
   uint32_t held_units;   /* the most units that are held at once; 0: one */
   uint32_t groups;       /* parameter groups; 0: one */
-  uint64_t trace_events; /* how many of the latest are kept for sluice_engine_save_trace(); 0: none */
+  uint64_t trace_events; /* number of latest events kept for sluice_engine_save_trace(); 0: none */
   uint32_t prefetch;     /* how many accesses are fetched ahead, at most 64; 0: the plan chooses */
   /* "memory" or "disk" (or "device", with device_memory), for tests and measurements; NULL: the plan chooses.
    */
   const char* place_parameters;
   const char* place_gradients;
   const char* place_state;
-  uint64_t given_back;    /* what the process holds now and will free before the last unit has its values */
-  uint32_t serve_touches; /* not 0: a touch of an absent unit brings it in; see sluice_engine_parameter() */
+  uint64_t given_back;    /* bytes held now that the process frees before the last unit has its values */
+  uint32_t serve_touches; /* not 0: page faults on absent units are served; see sluice_engine_parameter() */
   /* "adamw", "adam", "lion", "sgd", "adafactor", "muon"; NULL: "adamw". See docs/optimizers.md */
   const char* optimizer;
   const sluice_setting* settings; /* [setting_count], for the optimizer */
@@ -191,22 +191,23 @@ typedef struct sluice_engine_options {
    * Each parameter then gets one gradient in a step, sluice_engine_begin_step() takes the settings, gradients
    * are not clipped by norm, and none is kept. With ranks: see sluice_engine_end_micro_batch(). */
   uint32_t update_in_backward;
-  /* What multiplies matrices for muon: a BLAS of the caller. It takes its memory from `reserved`, and the
-   * threads that call the engine call it, one at a time (with device_memory, a thread of the engine's). NULL:
-   * the matrix library that is installed beside this one is loaded; SLUICE_NOT_FOUND where that fails. */
+  /* A BLAS of the caller, for muon's matrix products. It takes its memory from `reserved`, and the threads
+   * that call the engine call it, one at a time (with device_memory, a thread of the engine's). NULL: the
+   * matrix library that is installed beside this one is loaded; SLUICE_NOT_FOUND where that fails. */
   sluice_sgemm sgemm;
-  /* What the engine's loops run on, on every thread that calls the engine, for a caller whose own loops run
-   * on this team, and whose threads spin while they wait, as those of OpenMP do. NULL: threads of its own. */
+  /* The thread team that runs the engine's loops, on every thread that calls the engine: for a caller whose
+   * own loops use this team and whose threads spin while they wait, like those of OpenMP. NULL: threads of
+   * its own. */
   sluice_team team;
-  sluice_ranks* ranks; /* that have the same units; outlives the engine. NULL: this one alone has them */
+  sluice_ranks* ranks; /* the ranks with the same units; outlives the engine. NULL: there are no others */
   uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
   uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */
   /* For an engine that computes on a GPU: see sluice_device.h. */
   uint64_t device_memory;   /* the budget of the GPU's memory; 0: the CPU computes */
-  uint64_t device_reserved; /* what of it the engine leaves to CUDA and to the caller */
+  uint64_t device_reserved; /* the part of it that the engine leaves to CUDA and to the caller */
   uint32_t device;          /* the GPU's index among those that this process may use */
-  const char* updates;      /* what updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
+  const char* updates; /* the device of updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
   const sluice_device_facts* device_facts; /* NULL: measured, and assumed by sluice_plan() */
   const char* links; /* of ranks on GPUs: "gpus" or "host"; NULL: the plan chooses, by what was measured */
   /* The engine has some of the model's units, and engines of other ranks the others: see sluice_pipeline.h.
@@ -349,8 +350,8 @@ typedef enum sluice_access {
  * released as often as it was acquired. SLUICE_STATE where more than options.held_units would be held. */
 SLUICE_API sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice_access access);
 SLUICE_API sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit);
-/* Tells how the unit is held, without what touches brought in: `accesses` gets the bits 1 << SLUICE_READ,
- * ..., and `times` how often to release it (0: it is not held). Either may be NULL. */
+/* Tells how the unit is held, not counting page faults: `accesses` gets the bits 1 << SLUICE_READ, ..., and
+ * `times` how often to release it (0: it is not held). Either may be NULL. */
 SLUICE_API sluice_status sluice_engine_held(const sluice_engine* engine, uint32_t unit, uint32_t* accesses,
                                             uint32_t* times);
 /* Gives at most `capacity` of the units that are held, in the order of acquiring, and how many there are. */
@@ -439,7 +440,7 @@ typedef struct sluice_counters {
   size_t size;
   double wait_seconds;      /* how long callers waited for transfers */
   double optimizer_seconds; /* how long updates were computed */
-  uint64_t touches;         /* how many touches were served; see options.serve_touches */
+  uint64_t touches;         /* number of page faults served; see options.serve_touches */
 } sluice_counters;
 /* Counts over the engine's life. */
 SLUICE_API sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counters* counters);
