@@ -310,7 +310,6 @@ std::vector<std::size_t> DeviceFramePool::State::choose(DeviceHome::State& home,
   return chosen;
 }
 
-// Maps the frames at the first places of the home.
 void DeviceFramePool::State::map(DeviceHome::State& home, const std::vector<std::size_t>& chosen) {
   std::vector<std::size_t> places;
   std::vector<Device::Mapping> mappings;

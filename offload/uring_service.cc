@@ -38,7 +38,6 @@ std::string why_no_ring(int error_number) {
   }
 }
 
-// Owns a ring.
 class Ring {
  public:
   explicit Ring(unsigned entries) {

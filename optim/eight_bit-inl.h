@@ -43,7 +43,6 @@ HWY_INLINE void store_bytes(hn::Vec<U8> bytes, std::uint8_t* to, simd::Part at) 
 template <CodeMap kMap>
 inline const CodeTable& kTable = code_table(kMap);
 
-// Decodes the codes of one block.
 template <CodeMap kMap>
 class Decoder {
  public:

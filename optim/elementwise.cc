@@ -10,7 +10,6 @@ namespace {
 
 static_assert(kernels::kLoopGrain % kScaleBlock == 0);
 
-// Returns the range of the whole span.
 SpanRange range_of(const Span& span, const RoundingWords& words) {
   SpanRange range;
   range.count = span.count;

@@ -62,7 +62,6 @@ std::vector<Setting> make_table() {
   return table;
 }
 
-// Writes a value as a person would.
 std::string text_of(const Json& value) {
   if (value.is_string()) return fmt::format("'{}'", value.get<std::string>());
   return value.is_number() ? fmt::format("{}", value.get<double>()) : value.dump();

@@ -111,7 +111,6 @@ Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {
   return trained == units.end() ? Dtype::kF32 : trained->dtype;
 }
 
-// Returns the unused part of a budget.
 std::uint64_t left(std::uint64_t budget, std::uint64_t taken) { return budget - std::min(budget, taken); }
 
 // Returns the bytes that a context takes, or an assumed value where the GPU allows no second one.

@@ -13,7 +13,6 @@
 #include "engine/plan/pipeline.h"
 #include "engine/ranks/call_id.h"
 
-// A message in flight.
 struct sluice_message {
   sluice_ranks& ranks;
   sluice::TransferGroup group = {};

@@ -62,7 +62,6 @@ void check_mesh(const sluice_engine_options& options) {
          size, sections, all);
 }
 
-// Returns the units of this rank's section of the model.
 std::vector<engine::UnitSpec> own_units(std::vector<engine::UnitSpec> all,
                                         const sluice_engine_options& options, Planned& made) {
   if (options.sections == nullptr) return all;

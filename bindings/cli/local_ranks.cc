@@ -21,7 +21,6 @@ namespace {
 constexpr const char* kRankName = "SLUICE_RANK";  // set for ranks that rank 0 starts
 constexpr int kMemoryDescriptor = 3;              // their descriptor of the shared memory
 
-// Returns the arguments of this process.
 std::vector<std::string> own_words() {
   std::vector<std::string> words(1);
   for (const char c : read_text_file("/proc/self/cmdline")) {

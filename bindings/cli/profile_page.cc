@@ -9,7 +9,6 @@
 namespace sluice::cli {
 namespace {
 
-// Replaces a mark in the page by the text.
 void put(std::string& page, std::string_view mark, std::string_view text) {
   const std::size_t at = page.find(mark);
   ensure(at != std::string::npos, "the report's page has no mark {}", mark);

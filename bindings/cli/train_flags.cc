@@ -45,7 +45,6 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--threads", s.threads, "compute threads (the cores that this process may use)");
 }
 
-// Binds the flags that cut the model over ranks.
 void bind_mesh(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.text(
       "--mesh", options.mesh,

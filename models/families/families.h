@@ -5,7 +5,6 @@
 
 namespace sluice::models {
 
-// Returns all model families.
 std::span<const Family* const> families();
 
 }  // namespace sluice::models

@@ -82,7 +82,6 @@ struct HeadPiece {
 // than pieces, their number divides that of the pieces.
 std::vector<HeadPiece> head_pieces(const TensorCut& cut, std::size_t heads, std::size_t kv_heads);
 
-// The sum of the sizes.
 inline std::size_t total(const std::vector<Range>& ranges) {
   std::size_t sum = 0;
   for (const Range& range : ranges) sum += range.size;
