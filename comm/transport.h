@@ -26,8 +26,8 @@ struct Deadlines {
   // A rank that has not begun this long after this one has failed. Empty: ranks wait for it for `patience`,
   // as for one that lives.
   std::optional<std::chrono::milliseconds> start = {};
-  // Two ranks that wait for each other in different exchanges have failed after so long. With one thread of a
-  // rank in exchanges they would wait forever; with more, another thread may still come to the same one.
+  // Two ranks that wait for each other in different exchanges have failed after this long. It is a deadlock
+  // where each has one thread in exchanges; otherwise another thread may still enter the same exchange.
   std::chrono::milliseconds apart = std::chrono::seconds(5);
 
   // Returns these deadlines with a `start` for ranks that one launcher has started together.
