@@ -105,7 +105,7 @@ def test_a_cycle_of_folders_is_found():
 # The imports inside of functions that are allowed, with their reasons.
 LATE_IMPORTS = {
     ("_weights", "transformers"): "it is needed for its own models alone, and takes seconds",
-    ("_pretrained", "transformers"): "it is needed for its own models alone, and takes seconds",
+    ("_wrap", "transformers"): "it is needed for its own models alone, and takes seconds",
 }
 
 

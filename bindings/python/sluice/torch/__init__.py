@@ -12,10 +12,9 @@ from ._gradients import Gradient
 from ._optimizer import Optimizer
 from ._pipeline import Pipeline
 from ._prepare import sgemm, team
-from ._pretrained import from_pretrained
 from ._reproducible import MicroBatches
 from ._safetensors import save_file
-from ._wrap import close, engine_of, full_parameters, plan, wrap
+from ._wrap import close, engine_of, from_pretrained, full_parameters, plan, wrap
 
 __all__ = [
     "Estimate",

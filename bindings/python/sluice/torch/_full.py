@@ -14,7 +14,7 @@ import torch
 
 from .. import _abi
 from ..errors import StateError
-from . import _homes, _state_files
+from . import _homes, _safetensors
 from ._guards import override
 from ._homes import Home
 from ._modes import outside_of_graphs
@@ -46,12 +46,12 @@ def _on_the_host(presence: Presence, homes: Sequence[Home], writeback: bool) -> 
     mine = [home for home in homes if home.index not in presence.full]
     presence.check_unwritten(mine)
     what = "a copy of the parameters (that of one module after another takes less)"
-    folder = _state_files.room(presence.engine, sum(home.memory.nbytes for home in mine), what)
+    folder = _safetensors.room(presence.engine, sum(home.memory.nbytes for home in mine), what)
     try:
         for home in mine:
-            copy = _state_files.make(folder, tuple(home.memory.shape), home.memory.dtype)
+            copy = _safetensors.make(folder, tuple(home.memory.shape), home.memory.dtype)
             copy.copy_(in_gpu(presence, home, _abi.READ))
-            _state_files.flush(copy)
+            _safetensors.flush(copy)
             _homes.show(home.parameter, copy)
             presence.full.add(home.index)
         yield

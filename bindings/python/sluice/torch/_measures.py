@@ -11,7 +11,7 @@ from typing import Any
 
 from .._handle import call
 from ..errors import BudgetError
-from . import _state_files
+from . import _safetensors
 from ._gpu import HOST, Account, Gpu, Mark
 
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
@@ -298,5 +298,5 @@ class Keeper:
         """Gives the memory back at once; returns the bytes that the process has then."""
         if self._trim is not None:
             self._trim(0)
-        _state_files.give_up_all()
+        _safetensors.give_up_all()
         return resident_bytes()

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional, Union
+from typing import Any, NamedTuple, NoReturn, Optional
 
 import torch
 
@@ -30,8 +30,7 @@ from ._measures import Keeper, Ready
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
-from ._stages import Blocks, Cut, blocks_of, model_of
-from ._tied import IDS, Fetched, LookedUp
+from ._stages import IDS, Blocks, Cut, Table, blocks_of, model_of
 from ._together import Together, Which, together
 from ._weights import stored_of
 from ._wrap import check_known, checked, close, engine_of, move_in
@@ -140,8 +139,8 @@ class Pipeline:
             module, optimizer = move_in(model, prepared, planned.stored, self._of_stage, ready)
         if cut is not None:
             cut.forget_others()
-            if cut.table is not None and prepared.gpu is not None:
-                cut.table.calls = calls_with(module, cut.table.weight)
+            if isinstance(cut.lookups, Table) and prepared.gpu is not None:
+                cut.lookups.calls = calls_with(module, cut.lookups.weight)
         assert optimizer is not None, "it trains"
         return module, optimizer
 
@@ -216,8 +215,8 @@ class Pipeline:
         """Leaves this stage's layers plain modules, as sluice.torch.close() does. Nothing happens where it was closed before."""
         if not self._closed:
             close(self.module, values=values)
-            if self._cut_of is not None and self._cut_of.table is not None:
-                self._cut_of.table.close()
+            if self._cut_of is not None and isinstance(self._cut_of.lookups, Table):
+                self._cut_of.lookups.close()
             self._closed = True
             self._of_pipeline.close()
             self._others.close()
@@ -379,10 +378,10 @@ class _Step:
         stage, last = pipe.stage, pipe.stages - 1
         self._before = None if stage == 0 else self._border(stage - 1, kinds)
         self._after = None if stage == last else self._border(stage + 1, kinds)
-        self._lookups: Union[LookedUp, Fetched, None] = None
-        if (cut := pipe._cut_of) is not None and cut.embedding is not None and stage in (0, last):
-            ids, border = [pipe._here(inputs[IDS]) for inputs, _ in parts], self._border(last - stage, kinds)
-            self._lookups = LookedUp(cut.table, border, ids, pipe.stages) if cut.table else Fetched(cut.embedding, border, ids)
+        self._lookups = None if pipe._cut_of is None else pipe._cut_of.lookups
+        if self._lookups is not None:
+            ids = [pipe._here(inputs[IDS]) for inputs, _ in parts]
+            pipe._beside.bytes = self._lookups.begin(self._border(last - stage, kinds), ids)
         self._outputs: dict[int, Any] = {}
         self._came: dict[int, dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and tensor
         self.loss: Optional[torch.Tensor] = None
@@ -395,8 +394,7 @@ class _Step:
 
     def begin(self) -> None:
         if self._lookups is not None:
-            self._pipe._beside.bytes = self._lookups.bytes_held()
-            self._lookups.begin()
+            self._lookups.begin_messages()
 
     def receive_input(self, item: int) -> None:
         assert self._before is not None
@@ -467,6 +465,8 @@ class _Step:
     def drain(self) -> None:
         for border in self._borders:
             border.drain()
+        if self._lookups is not None:
+            self._lookups.drop()
 
     def kinds(self) -> list[Optional[list[Kind]]]:
         return [border.kinds for border in self._borders]

@@ -1,10 +1,12 @@
-"""How a model is cut into the stages of a pipeline: its blocks, what is before and after them, and what each stage keeps of it."""
+"""How a model is cut into the stages of a pipeline: its blocks, what is before and after them, what each stage keeps of it, and a table that
+embedding and head share."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Optional
 
 import torch
@@ -14,10 +16,13 @@ from .._handle import text_of
 from .._make import text
 from ..errors import InvalidArgumentError
 from ..ranks import Ranks
+from ._borders import Border
 from ._estimate import CPU, faked
+from ._homes import has_memory
 from ._moving import DRAWN
-from ._tied import Fetching, Table, tied_embedding
 from ._units import Group, find_units, has_children
+
+IDS = "input_ids"  # by which models of transformers know their tokens
 
 
 class Stub(NamedTuple):
@@ -44,9 +49,10 @@ class Cut:
 
     def __init__(self, model: torch.nn.Module, blocks: Blocks, ranks: Ranks, order: str, items: int, stages: Optional[str]) -> None:
         self.model, self.blocks, self.ranks, self.stage, self.count = model, blocks, ranks, ranks.rank, ranks.size
-        self.tied = tied_embedding(model, blocks.before, blocks.after)
-        self.table: Optional[Table] = None  # on the last stage, where embedding and head share one
-        self.embedding = None if self.tied is None else Fetching(_filler(blocks.before[self.tied]))  # for the first stage
+        self.tied = _tied_embedding(model, blocks.before, blocks.after)
+        is_first = self.tied is not None and self.stage == 0
+        # Where embedding and head share a table: Fetching on the first stage, and Table on the last one.
+        self.lookups: Optional[Lookups] = Fetching(_filler(blocks.before[self.tied or ""])) if is_first else None
         work = [0.0, *(_elements(model, [name]) for name in self.blocks.names), _elements(model, self.blocks.after)]
         given = None if stages is None else text(stages, "stages")
         array = (ctypes.c_double * len(work))(*work)
@@ -129,7 +135,7 @@ class Cut:
         self.parameters = []  # which would keep those of other stages
         if self.tied is not None and self.stage + 1 == self.count:
             _without_hooks(self.model.get_submodule(self.tied))  # the first stage has the embedding's output
-            self.table = Table(self.model, self.tied, self.blocks.after, _filler(self.blocks.before[self.tied]))
+            self.lookups = Table(self.model, self.tied, self.blocks.after, self.count, _filler(self.blocks.before[self.tied]))
         if self.blocks.of_transformers:
             passage.install()
 
@@ -141,8 +147,8 @@ class Cut:
 
     def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> _Elsewhere:
         if name in self.blocks.before:
-            fetched = self.embedding if name == self.tied and self.stage == 0 else None
-            return _Elsewhere(module, fetched or _filler(self.blocks.before[name]))
+            here = self.lookups if name == self.tied else None
+            return _Elsewhere(module, here.fetch if isinstance(here, Fetching) else _filler(self.blocks.before[name]))
         if name in self.blocks.after or not self.blocks.of_transformers:
             return _Elsewhere(module, lambda value: value)
         number, tuples = self.blocks.names.index(name), self.blocks.gives_tuples
@@ -232,6 +238,219 @@ def _let_go(module: torch.nn.Module, name: str, stage: int, here: int) -> None:
         )
 
     module.register_forward_pre_hook(refuse)
+
+
+# ---- a table that embedding and head share: the last stage has it, and looks tokens up for the first one ----
+
+
+class _Use(torch.autograd.Function):
+    """A use of the table, whose gradient goes through a function."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, through: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        ctx.through = through
+        return table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None]:
+        return ctx.through(gradient), None
+
+
+class Lookups:
+    """The lookups in a shared table on one of the two stages that have to do with it. A step begins by begin(), and calls the other methods
+    as it comes to its micro-batches (items)."""
+
+    border: Border
+    ids: Sequence[torch.Tensor]  # the tokens of each micro-batch
+
+    def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
+        """Begins a step. Returns the most bytes that it holds beside what its calls take."""
+        self.border, self.ids, self.item = border, ids, 0
+        return 0
+
+    def begin_messages(self) -> None:
+        """Begins to pass on what the first micro-batches need."""
+
+    def before_forward(self, item: int) -> None:
+        self.item = item
+
+    def after_forward(self, item: int) -> None:
+        """Comes after the stage's forward pass."""
+
+    def after_backward(self, item: int) -> None:
+        """Comes after the stage's backward pass."""
+
+    def end(self) -> None:
+        """Ends the step."""
+
+    def drop(self) -> None:
+        """Comes instead where the step has failed."""
+
+
+class Table(Lookups):
+    """The table, on the last stage, which looks tokens up some micro-batches ahead of the first stage, so that this waits for none.
+
+    In a micro-batch the table's gradient is the head's part, which is there after this stage's backward pass, and the embedding's, which is
+    there after the first stage's, and is 0 but for rows of the micro-batch's tokens. One rank adds the two, and then micro-batch to
+    micro-batch. Here the head's part waits for the other one, in the rows that the step looks up: so the same numbers are added in the same
+    order."""
+
+    def __init__(self, model: torch.nn.Module, embedding: str, heads: Sequence[str], stages: int, fill: Callable[[Any], Any]) -> None:
+        """fill: what the model's own code gets of the embedding on this stage, where no value of it counts."""
+        self._module = module = model.get_submodule(embedding)
+        self._stages = stages
+        self._changed = [module]  # modules whose forward() is replaced
+        self.calls: Callable[..., Any] = lambda run, *args: run(*args)  # on a GPU calls_with(); touches bring the table in
+        self._in_head: Optional[torch.Tensor] = None  # as heads use it in this micro-batch
+        self._look = self._with(module, "weight", lambda p: _Use.apply(p, self._both))
+        module.forward = lambda *args, **kwargs: fill(next(iter((*args, *kwargs.values()))))
+        for name in heads:
+            for head in model.get_submodule(name).modules():
+                for key, p in head.named_parameters(recurse=False):
+                    if p is module.weight:
+                        head.forward = self._with(head, key, self._used_by_head)
+                        self._changed.append(head)
+
+    @property
+    def weight(self) -> torch.nn.Parameter:
+        """The table itself."""
+        return self._module.weight  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Leaves the modules as they were."""
+        for module in self._changed:
+            vars(module).pop("forward", None)
+
+    def _with(self, module: torch.nn.Module, key: str, use: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+        """A module's forward() with a use of the table in the parameter's place."""
+        run = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            table: Any = getattr(module, key)
+            if not (has_memory(table) and torch.is_grad_enabled() and table.requires_grad):  # without memory a call is estimated
+                return run(*args, **kwargs)
+            vars(module)[key] = use(table)  # is found before the parameter
+            try:
+                return run(*args, **kwargs)
+            finally:
+                del vars(module)[key]
+
+        return forward
+
+    def _used_by_head(self, table: torch.Tensor) -> torch.Tensor:
+        if self._in_head is None:
+            self._in_head = _Use.apply(table, functools.partial(self._hold_back, self.item))
+        return self._in_head
+
+    def _hold_back(self, item: int, gradient: torch.Tensor) -> torch.Tensor:
+        self._waiting[item] = gradient.index_select(0, self._rows)
+        return gradient.index_fill(0, self._rows, 0)
+
+    def _both(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The embedding's part of the micro-batch whose turn it is, with what the head's has kept back."""
+        if self._added not in self._waiting:
+            return gradient
+        of_head = self._waiting.pop(self._added)
+        return gradient.index_copy(0, self._rows, of_head + gradient.index_select(0, self._rows))
+
+    def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
+        super().begin(border, ids)
+        self._rows = torch.unique(torch.cat([each.reshape(-1) for each in ids]))  # those that the step looks up
+        self._waiting: dict[int, torch.Tensor] = {}  # by micro-batch: the head's part of these rows
+        self._found: dict[int, torch.Tensor] = {}  # by micro-batch: what was looked up
+        self._added = 0  # micro-batches whose embedding's part was added
+        table, under_way = self.weight, min(self._stages, len(ids))
+        row = table.shape[1] * table.element_size()
+        trains = torch.is_grad_enabled() and table.requires_grad
+        ahead = (under_way + 2) * ids[0].numel()
+        return ahead * row + (under_way * len(self._rows) * row + table.nbytes if trains else 0)  # and a copy of a gradient
+
+    def begin_messages(self) -> None:
+        for item in range(min(self._stages + 1, len(self.ids))):
+            self._send(item)
+
+    def _send(self, item: int) -> None:
+        found = self.calls(self._look, self.ids[item])
+        self.border.send(item, found)
+        if torch.is_grad_enabled():
+            self._found[item] = found
+
+    def after_forward(self, item: int) -> None:
+        self._in_head = None  # it refers to this object, which would else keep it, and with it the engine
+        if item + self._stages + 1 < len(self.ids):
+            self._send(item + self._stages + 1)
+        if not torch.is_grad_enabled():
+            self.border.end_sent(item)  # it has long been used
+
+    def after_backward(self, item: int) -> None:
+        self.border.begin_gradients(item)
+        self._add(item - self._stages + 1)
+
+    def _add(self, last: int) -> None:
+        """Adds the embedding's parts up to this micro-batch's."""
+        while self._added <= last:
+            ((gradient,), found) = self.border.gradients(self._added) or [None], self._found.pop(self._added)
+            if found.requires_grad:
+                found.backward(torch.zeros_like(found) if gradient is None else gradient)
+            self._added += 1
+
+    def end(self) -> None:
+        if self._found:
+            self._add(len(self.ids) - 1)
+
+    def drop(self) -> None:
+        self._in_head = None
+        self._found.clear()  # as in after_forward()
+
+
+class Fetching(Lookups):
+    """What stands for the embedding on the first stage: it fetches what the last stage looks up."""
+
+    def __init__(self, fill: Callable[[Any], Any]) -> None:
+        """fill: what it gives where a call is estimated."""
+        self._fill = fill
+
+    def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
+        self._came: dict[int, dict[int, torch.Tensor]] = {}
+        return super().begin(border, ids)  # a call takes what it fetches
+
+    def begin_messages(self) -> None:
+        for item in range(min(2, len(self.ids))):
+            self.border.begin_value(item)
+
+    def fetch(self, ids: Any) -> Any:
+        """The embedding's output for the tokens of the micro-batch."""
+        if not has_memory(ids):
+            return self._fill(ids)
+        if self.item in self._came or not torch.equal(ids, self.ids[self.item]):
+            _refuse_embedding(f"is called with other values than the batch's {IDS}, or more than once")
+        came = self._came[self.item] = {}
+        return self.border.value(self.item, came.__setitem__)
+
+    def after_forward(self, item: int) -> None:
+        if item + 2 < len(self.ids):
+            self.border.begin_value(item + 2)
+
+    def after_backward(self, item: int) -> None:
+        if item not in self._came:
+            _refuse_embedding("is not called")
+        self.border.send_gradients(item, self._came.pop(item))
+
+
+def _refuse_embedding(what: str) -> NoReturn:
+    raise InvalidArgumentError(
+        f"the model's embedding {what}, and its table is on the last stage, whose head shares it; untie the two (tie_word_embeddings=False)"
+    )
+
+
+def _tied_embedding(model: torch.nn.Module, before: Iterable[str], after: Iterable[str]) -> Optional[str]:
+    """The embedding among the modules before the blocks whose table a module after them has, too."""
+    of_heads = {id(p) for name in after for p in model.get_submodule(name).parameters()}
+    for name in before:
+        module = model.get_submodule(name)
+        if isinstance(module, torch.nn.Embedding) and id(module.weight) in of_heads:
+            return name
+    return None
 
 
 # ---- what a model consists of ----

@@ -11,7 +11,7 @@ import torch
 from .. import _abi
 from ..errors import InvalidArgumentError
 from ..optimizers import Optimizer as Settings
-from . import _state_files
+from . import _safetensors
 from ._homes import Home, Span, outside
 from ._presence import Presence
 from ._units import DTYPES
@@ -39,10 +39,10 @@ def read(presence: Presence) -> _State:
         type_of = {name: _type_of(presence, name) for name in arrays}
         shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
         needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
-        folder = _state_files.room(engine, needed, _WHAT)
+        folder = _safetensors.room(engine, needed, _WHAT)
         return {
             home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)), dtype=torch.float32)}
-            | {name: _state_files.make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
+            | {name: _safetensors.make(folder, shape, type_of[name]) for name, shape in shapes[home.index].items()}
             for home in updated
         }
 
@@ -57,7 +57,7 @@ def read(presence: Presence) -> _State:
         _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, parts)
         for home, _ in own:
             for tensor in state.get(home.index, {}).values():
-                _state_files.flush(tensor)
+                _safetensors.flush(tensor)
     return state
 
 
@@ -91,7 +91,7 @@ def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
             home.changed()
             for value in state.get(home.index, {}).values():
                 if isinstance(value, torch.Tensor):
-                    _state_files.flush(value)
+                    _safetensors.flush(value)
 
 
 def _by_unit(homes: Iterable[Home]) -> dict[int, list[tuple[Home, Span]]]:
