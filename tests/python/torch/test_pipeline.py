@@ -255,7 +255,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(two, what, options, words):
 
 @pytest.mark.parametrize("what, options, words", [
     ("calling", {}, "a layer of stage 1 calls '0', which stage 0 has"), ("set", {}, "a set passes between stages"),
-    ("local", {}, "InvalidArgumentError: the namedtuple support.over_pipelines:Local passes between stages, and cannot be found by this name"),
+    ("local", {}, "InvalidArgumentError: a Local passes between stages"),
     ("shifts", {}, "is called with other values than the batch's input_ids"), ("grows", {}, "another one of a batch of these shapes"),
     ("fails", {}, "mat1 and mat2 shapes cannot be multiplied"),
     # What all micro-batches keep that a stage holds at once is planned for before the first one is computed.

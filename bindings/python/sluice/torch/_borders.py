@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from ..errors import Error, InvalidArgumentError
 from ..ranks import Message, Ranks
@@ -60,75 +58,43 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return torch.ops.aten.is_non_overlapping_and_dense(tensor) if tensor.numel() else tensor.is_contiguous()
 
 
-def _is_named(value: Any) -> bool:
-    """Whether it is a namedtuple, or what an operation of PyTorch gives as one."""
-    return isinstance(value, tuple) and (hasattr(value, "_fields") or hasattr(value, "n_sequence_fields"))
-
-
-def _class_of(name: str) -> Any:
-    """The class with this name (module:qualname), None where there is none."""
-    try:
-        return pkgutil.resolve_name(name)
-    except (ValueError, ImportError, AttributeError):  # a class within a function is no attribute of anything
-        return None
-
-
 def described(value: Any, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
-    """A value as JSON, in which tensors are lists of a number, and namedtuples dicts of their class and fields; and these tensors.
-    device: where the stage computes."""
+    """A value as JSON, and the tensors in it, which are their numbers there. device: where the stage computes."""
     tensors: list[torch.Tensor] = []
     return _told(value, device, tensors), tensors
 
 
 def _told(value: Any, device: torch.device, tensors: list[torch.Tensor]) -> Any:
-    leaves, spec = tree_flatten(value, is_leaf=_is_named)
-    told: list[Any] = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            if leaf.layout != torch.strided or leaf.device not in (device, CPU):
-                there = "on the CPU" + ("" if device == CPU else f" or {device}, where this stage computes,")
-                raise InvalidArgumentError(
-                    f"a tensor that is {leaf.layout} and on {leaf.device} passes between stages; dense ones {there} can"
-                )
-            if not any(t is leaf for t in tensors):
-                tensors.append(leaf)
-            told.append([next(number for number, t in enumerate(tensors) if t is leaf)])
-        elif leaf is None or type(leaf) in (bool, int, float, str):
-            told.append(leaf)
-        elif _is_named(leaf):
-            name = f"{type(leaf).__module__}:{type(leaf).__qualname__}"
-            if _class_of(name) is not type(leaf):
-                raise InvalidArgumentError(
-                    f"the namedtuple {name} passes between stages, and cannot be found by this name; define its class at the top of a "
-                    "module, under the name that it is given, or pass a tuple or a dict"
-                )
-            told.append({name: _told(tuple(leaf), device, tensors)})
-        else:
-            raise InvalidArgumentError(
-                f"a {type(leaf).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can"
-            )
-    try:
-        return [told, treespec_dumps(spec)]
-    except NotImplementedError as error:  # a class that is registered without a name
-        raise InvalidArgumentError(f"a value passes between stages whose form cannot be told to another one: {error}") from error
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.device not in (device, CPU):
+            there = "on the CPU" + ("" if device == CPU else f" or {device}, where this stage computes,")
+            raise InvalidArgumentError(f"a tensor that is {value.layout} and on {value.device} passes between stages; dense ones {there} can")
+        if not any(t is value for t in tensors):
+            tensors.append(value)
+        return {"tensor": next(number for number, t in enumerate(tensors) if t is value)}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_told(each, device, tensors) for each in value]}
+    if type(value) is dict:
+        return {"dict": [[_told(key, device, tensors), _told(each, device, tensors)] for key, each in value.items()]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise InvalidArgumentError(
+        f"a {type(value).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can. Pass what is in a "
+        "namedtuple, or in an object of another class, as a tuple or a dict"
+    )
 
 
 def restored(told: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The value again."""
-    leaves, spec = told
-    return tree_unflatten([_restored_leaf(leaf, tensors) for leaf in leaves], treespec_loads(spec))
-
-
-def _restored_leaf(leaf: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    if isinstance(leaf, list):
-        return tensors[leaf[0]]
-    if not isinstance(leaf, dict):
-        return leaf
-    ((name, fields),) = leaf.items()
-    kind = _class_of(name)
-    if not (isinstance(kind, type) and issubclass(kind, tuple)):
-        raise InvalidArgumentError(f"another stage passes on the namedtuple {name}, which is no class of tuples here")
-    return getattr(kind, "_make", kind)(restored(fields, tensors))
+    if not isinstance(told, dict):
+        return told
+    ((kind, of),) = told.items()
+    if kind == "tensor":
+        return tensors[of]
+    if kind == "dict":
+        return {restored(key, tensors): restored(each, tensors) for key, each in of}
+    parts = [restored(each, tensors) for each in of]
+    return parts if kind == "list" else tuple(parts)
 
 
 class _Received(torch.autograd.Function):

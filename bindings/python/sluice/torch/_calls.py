@@ -23,6 +23,7 @@ from ._saved import SavedTensors, Scope
 from ._units import calls_none, owners_around
 
 _Owners = Mapping[torch.nn.Module, Sequence[int]]
+_Place = tuple[torch.nn.Module, str, Home]  # a module, and the name and the home of a parameter that it has
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,7 +33,7 @@ class Owner:
 
     name: str  # the module's, by which messages and other owners know it
     units: Mapping[int, int]  # the unit's access, as use_together() takes it
-    places: Sequence[tuple[Mapping[str, Any], str, Home]]  # parameters of modules, with the name and the home of one
+    places: Sequence[_Place]
     around: Collection[str] = ()  # the names of owners that the module is in
     is_model: bool = False
     needs_plan_alone: bool = False
@@ -113,11 +114,11 @@ class Calls:
             made[module] = Owner(names[module], dict.fromkeys(units, _abi.READ), self._places_in(module.modules(), mine), around)
         return made
 
-    def _places_in(self, modules: Iterable[torch.nn.Module], homes: Mapping[int, Home]) -> list[tuple[Mapping[str, Any], str, Home]]:
+    def _places_in(self, modules: Iterable[torch.nn.Module], homes: Mapping[int, Home]) -> list[_Place]:
         return [
-            (module._parameters, name, homes[id(p)])
+            (module, name, homes[id(p)])
             for module in modules
-            for name, p in module._parameters.items()
+            for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
             if id(p) in homes
         ]
 
@@ -132,7 +133,7 @@ class Calls:
             return output
         except torch.OutOfMemoryError as error:
             if owner.is_model:
-                self._demand.tell(error, (args, kwargs))
+                self._demand.tell(error)
             raise
         finally:
             self._end_call(call, output)
@@ -150,8 +151,8 @@ class Calls:
                     )
             is_in_pass = self.begin_pass()
             call.keeps = self._demand.begin(module, args, kwargs)
-            for parameters, name, home in owner.places:
-                home.check_place(parameters.get(name))
+            for has, name, home in owner.places:
+                home.check_place(getattr(has, name, None))
             if self._on_gpu:
                 self._begin_on_gpu(call, owner, is_in_pass)
             else:
@@ -256,5 +257,5 @@ def calls_with(model: torch.nn.Module, parameter: torch.nn.Parameter) -> Callabl
     raise AssertionError(f"the unit of '{home.name}' belongs to no module")
 
 
-def _units_of(places: Iterable[tuple[Mapping[str, Any], str, Home]]) -> dict[int, int]:
+def _units_of(places: Iterable[_Place]) -> dict[int, int]:
     return dict.fromkeys(sorted({unit for _, _, home in places for unit in home.units}), _abi.READ)

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
 from ._gpu import HOST, WORKSPACES, Gpu
-from ._modes import Mode
+from ._modes import Mode, mapped, parts_of, tensors_among
 
 CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
@@ -64,9 +63,8 @@ class _Alive(Mode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = _in_groups(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, torch.Tensor):
-                self._note(tensor.untyped_storage())
+        for tensor in tensors_among(result):
+            self._note(tensor.untyped_storage())
         if func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self.ignored:
             self._casts.add(id(result.untyped_storage()))
         return result
@@ -123,26 +121,36 @@ def kind_of(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
 ) -> tuple[Any, tuple[int, ...]]:
     """What this call has in common with calls that its estimate can be compared with, and its sizes."""
-    leaves, spec = tree_flatten((args, kwargs))
     kinds: list[Any] = []
     sizes: list[int] = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            shape = _sizes_in(leaf)
-            kinds.append((leaf.dtype, leaf.dim(), leaf.requires_grad, len(shape)))
-            sizes += shape
-        elif leaf is None or isinstance(leaf, (bool, str)) or (isinstance(leaf, int) and leaf < 2):
-            kinds.append(leaf)
-        elif isinstance(leaf, int):
-            kinds.append(int)
-            sizes.append(leaf)
-        else:
-            held = [] if isinstance(leaf, float) else tensors_in([leaf])
-            shape = [size for t in held for size in _sizes_in(t)]
-            kinds.append((type(leaf), *((t.dtype, t.dim()) for t in held), len(shape)))
-            sizes += shape
-    autocast = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
-    return (id(module), module.training, train, *autocast, spec, tuple(kinds)), tuple(sizes)
+    _add_kind((args, kwargs), kinds, sizes)
+    return (id(module), module.training, train, *autocast_types(), tuple(kinds)), tuple(sizes)
+
+
+def _add_kind(value: Any, kinds: list[Any], sizes: list[int]) -> None:
+    if (parts := parts_of(value)) is not None:
+        kinds.append((type(value), *(value if isinstance(value, Mapping) else [len(value)])))
+        for part in parts:
+            _add_kind(part, kinds, sizes)
+    elif isinstance(value, torch.Tensor):
+        shape = _sizes_in(value)
+        kinds.append((value.dtype, value.dim(), value.requires_grad, len(shape)))
+        sizes += shape
+    elif value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and value < 2):
+        kinds.append(value)
+    elif isinstance(value, int):
+        kinds.append(int)
+        sizes.append(value)
+    else:
+        held = [] if isinstance(value, float) else tensors_in([value])
+        shape = [size for t in held for size in _sizes_in(t)]
+        kinds.append((type(value), *((t.dtype, t.dim()) for t in held), len(shape)))
+        sizes += shape
+
+
+def autocast_types() -> list[torch.dtype | None]:
+    """The types of autocast that are in force; None: it is off."""
+    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
 
 
 def _sizes_in(tensor: torch.Tensor) -> Sequence[int]:
@@ -237,9 +245,7 @@ def estimate_call(
     alive, fake = _Alive(), FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with _one_at_a_time, _random_states_kept(device), _without_nested_tensors():
-            call = tree_map(
-                lambda value: fake_of(fake, value, train, device) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
-            )
+            call = mapped([list(args), dict(kwargs)], lambda tensor: fake_of(fake, tensor, train, device))
             with faked(model, fake, train, call, device) as tensors:
                 for tensor in tensors:
                     if tensor.is_leaf and tensor.requires_grad:
@@ -309,7 +315,7 @@ def _loss_of(output: Any) -> torch.Tensor | None:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    parts = [_cross_entropy_of(t) for t in tree_iter(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+    parts = [_cross_entropy_of(t) for t in tensors_among(output) if t.requires_grad]
     return torch.stack(parts).sum() if parts else None
 
 

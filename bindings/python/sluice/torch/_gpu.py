@@ -69,7 +69,7 @@ class Gpu(NamedTuple):
         """The stream on which PyTorch queues this thread's work now; 0: the default one."""
         if self.device.type != "cuda":
             return 0
-        return int(torch._C._cuda_getCurrentRawStream(self.index))  # asked at each use: this makes no object
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def bound(self, size: int) -> None:
         """Lets PyTorch's allocator take so many bytes of the GPU's memory, besides what it has now and those of earlier

@@ -13,7 +13,7 @@ import torch
 from ..errors import InvalidArgumentError, StateError
 from ._homes import Home, name_of, written_by
 from ._presence import Presence
-from ._modes import outside_of_graphs
+from ._modes import outside_of_graphs, tensors_among
 from ._stored import Entry
 
 _aten = torch.ops.aten
@@ -294,11 +294,7 @@ def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _gradients_in(value: Any) -> Iterator[Gradient]:
-    if isinstance(value, Gradient):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _gradients_in(item)
+    return (tensor for tensor in tensors_among(value) if isinstance(tensor, Gradient))
 
 
 def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:

@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch.utils._pytree import tree_iter
 from torch.utils.dlpack import from_dlpack
 
 from .._library import library
-from ..device import facts_of
-from ..engine import Engine, plan
+from ..engine import Engine
 from ..errors import StateError
 from ..model import Options, Unit
 from ._gpu import Gpu
-from ._modes import Mode
+from ._modes import Mode, tensors_among
 
 T = TypeVar("T")
 
@@ -71,10 +69,10 @@ class _Operations(Mode):
 
 
 def _need(arguments: Any, what: str) -> None:
-    for tensor in tree_iter(arguments):
+    for tensor in tensors_among(arguments):
         if isinstance(tensor, Absent):
             tensor._missed(tensor, what)
-    if any(isinstance(tensor, Absent) for tensor in tree_iter(arguments)):  # one has taken the room of another
+    if any(isinstance(tensor, Absent) for tensor in tensors_among(arguments)):  # one has taken the room of another
         raise StateError(f"{what} needs parameters of more units at once than may be held; wrap the model with a larger held_units")
 
 
@@ -242,7 +240,7 @@ class Home:
 
 def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
     """Raises StateError where one of these is no longer a parameter of the model."""
-    known = {id(p) for module in model.modules() for p in module._parameters.values()}
+    known = {id(p) for p in model.parameters()}
     lost = [home for home in homes if id(home.parameter) not in known]
     here = dict(model.named_parameters()) if lost else {}
     for home in lost:
@@ -349,16 +347,6 @@ class ModelEngine(Engine):
             return
         self._handle.call("sluice_engine_use_stream", stream)
         self._queues_on = stream
-
-    def plan_with(self, of_pytorch: int) -> dict[str, Any]:
-        """The plan of a GPU that leaves PyTorch so many bytes of its memory, by the rates of this one. Raises BudgetError where there is
-        none."""
-        assert self.gpu is not None, "the plan is a GPU's"
-        given_back = sum(line.current for line in self.ledger() if (line.tier, line.purpose) == ("host", "total"))
-        options = dataclasses.replace(
-            self.options, device_reserved=of_pytorch + self.gpu.beside, given_back=given_back, device_facts=facts_of(self)
-        )
-        return plan(self.units, options)
 
     def end_on_gpu(self) -> None:
         """Closes the engine of a GPU, without values. Where users have views of its memory, that is theirs until the last of

@@ -1,10 +1,12 @@
-"""Modes of PyTorch that see each operation of their thread, and what torch.compile() does not compile."""
+"""Modes of PyTorch that see each operation of their thread, tensors among the arguments and results of calls, and what torch.compile() does
+not compile."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +27,38 @@ class Mode(TorchDispatchMode):
         """Otherwise nothing is compiled while it is active, nothing that was compiled before is used, and what PyTorch is to compile
         then it never compiles."""
         return True
+
+
+def parts_of(value: Any) -> Collection[Any] | None:
+    """The parts of a list, a tuple, a namedtuple or a dict; None for all else, such as a PackedSequence, whose tensors belong together."""
+    if isinstance(value, MutableMapping):
+        return value.values()
+    is_plain = type(value) in (list, tuple) or (isinstance(value, tuple) and type(value).__bases__ == (tuple,))
+    return value if is_plain else None
+
+
+def tensors_among(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value and in its parts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for part in parts_of(value) or ():
+            yield from tensors_among(part)
+
+
+def mapped(value: Any, use: Callable[[torch.Tensor], Any]) -> Any:
+    """The value with what `use` makes of each tensor in it and in its parts."""
+    if isinstance(value, torch.Tensor):
+        return use(value)
+    if isinstance(value, MutableMapping):
+        same_kind = copy.copy(value)
+        for key, part in value.items():
+            same_kind[key] = mapped(part, use)
+        return same_kind
+    if (parts := parts_of(value)) is None:
+        return value
+    made = [mapped(part, use) for part in parts]
+    return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
 
 
 _BREAKS = (

@@ -24,9 +24,10 @@ from ._borders import Border, Kind
 from ._calls import calls_with
 from ._demand import Beside
 from ._engine import WrappedEngine, saved_buffers
-from ._estimate import CPU
+from ._estimate import CPU, autocast_types
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
+from ._modes import mapped
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
@@ -263,8 +264,8 @@ class Pipeline:
         if loss_fn is None and not (self._of_transformers and "labels" in batch[0]):
             raise InvalidArgumentError("there is no loss: give loss_fn, or, to a model of transformers, labels in the batch")
         shapes: list[Any] = []
-        _each(batch, lambda t: shapes.append((str(t.dtype), tuple(t.shape))))
-        _each(batch, self._check_place)
+        mapped(batch, lambda t: shapes.append((str(t.dtype), tuple(t.shape))))
+        mapped(batch, self._check_place)
         sizes = {shape[0] for _, shape in shapes if shape}
         if len(sizes) != 1 or (size := sizes.pop()) % self.micro_batches or not size:
             raise InvalidArgumentError(
@@ -274,7 +275,7 @@ class Pipeline:
         count = size // self.micro_batches
 
         def part(number: int) -> tuple[Any, Any]:
-            inputs, targets = _each(batch, lambda t: t.narrow(0, number * count, count) if t.dim() else t)
+            inputs, targets = mapped(batch, lambda t: t.narrow(0, number * count, count) if t.dim() else t)
             return inputs, targets
 
         return [part(number) for number in range(self.micro_batches)], repr(shapes)
@@ -286,14 +287,14 @@ class Pipeline:
 
     def _here(self, value: Any) -> Any:
         """A part of a batch, where this stage computes. (Copies from registered memory have ended when the step has.)"""
-        return _each(value, lambda t: t.to(self._device, non_blocking=True))
+        return mapped(value, lambda t: t.to(self._device, non_blocking=True))
 
     def _check_alike(self, batch: Any) -> tuple[bytes, ...]:
         """Compares the batch, and whether it trains. Returns each rank's state, on which depends what passes between stages."""
         digest = hashlib.sha256()
-        _each(batch, lambda t: digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data))
+        mapped(batch, lambda t: digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data))
         trained = [p.requires_grad for p in self.module.parameters()]
-        state = [self.module.training, torch.is_grad_enabled(), _autocast(), trained]
+        state = [self.module.training, torch.is_grad_enabled(), autocast_types(), trained]
         own = digest.digest() + hashlib.sha256(repr(state).encode()).digest()
         told = self._told("the values of the batch", struct.pack("?", torch.is_grad_enabled()) + own)
         does = "trains" if torch.is_grad_enabled() else "evaluates"
@@ -304,7 +305,7 @@ class Pipeline:
     def _compare_settings(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Comes before a step, in which the ranks would else wait for one that is in another call."""
         settings = [{name: given for name, given in group.items() if name != "params"} for group in optimizer.param_groups]
-        own, what = repr(_each(settings, torch.Tensor.cpu)), "the settings of the optimizer"
+        own, what = repr(mapped(settings, torch.Tensor.cpu)), "the settings of the optimizer"
         self._compare(what, self._told(what, hashlib.sha256(own.encode()).digest()), f"its groups have {own:.200} here")
 
     def _told(self, what: str, own: bytes) -> list[bytes]:
@@ -498,10 +499,6 @@ def _planned(
     return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
 
 
-def _autocast() -> list[Optional[torch.dtype]]:
-    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
-
-
 def _most_at_once(actions: Sequence[tuple[str, int]]) -> int:
     """The most items whose backward pass has not come."""
     changes = ({"forward": 1, "backward": -1}.get(what, 0) for what, _ in actions)
@@ -583,12 +580,3 @@ def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:
         "save_pretrained() is called of one stage's part of a model; save() of the Pipeline writes a checkpoint of all of it, which a model "
         "that is wrapped whole can load"
     )
-
-
-def _each(value: Any, use: Callable[[torch.Tensor], Any]) -> Any:
-    """The value with what `use` makes of each tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return use(value)
-    if isinstance(value, Mapping):
-        return {key: _each(each, use) for key, each in value.items()}
-    return type(value)(_each(each, use) for each in value) if type(value) in (tuple, list) else value

@@ -122,7 +122,7 @@ class Cut:
                 module = self.model.get_submodule(name)
                 holder, _, own = name.rpartition(".")
                 instead = self._instead(passage, name, module, first, end)
-                self.model.get_submodule(holder)._modules[own] = instead
+                setattr(self.model.get_submodule(holder), own, instead)
                 if name == self.tied and self.stage == 0:
                     vars(instead).update(_without_hooks(module))
                 for key, p in module.named_parameters(name):
@@ -142,8 +142,8 @@ class Cut:
     def forget_others(self) -> None:
         """Ends what keep_own() has left of other stages."""
         for module in self.model.modules():
-            if isinstance(module, _Elsewhere):
-                module._modules.clear()
+            if isinstance(module, _Elsewhere) and hasattr(module, "elsewhere"):
+                del module.elsewhere
 
     def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> _Elsewhere:
         if name in self.blocks.before:
@@ -225,11 +225,11 @@ def _filler(stub: Stub) -> Callable[[Any], Any]:
 
 def _let_go(module: torch.nn.Module, name: str, stage: int, here: int) -> None:
     """Takes a module's tensors, and refuses calls of it."""
-    for key, p in module._parameters.items():
-        if p is not None and not p.is_meta:
-            module._parameters[key] = torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
-    for key, b in module._buffers.items():
-        module._buffers[key] = None if b is None else torch.empty_like(b, device="meta")
+    for key, p in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
+        if not p.is_meta:
+            setattr(module, key, torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad))
+    for key, b in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
+        setattr(module, key, torch.empty_like(b, device="meta"))
 
     def refuse(*_: Any) -> NoReturn:
         raise InvalidArgumentError(
@@ -472,7 +472,7 @@ def model_of(given: Any) -> torch.nn.Module:
 def blocks_of(model: torch.nn.Module) -> Blocks:
     """Finds a model's blocks. Raises InvalidArgumentError where they are not known to follow one another."""
     if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
-        return Blocks("", list(model._modules), {}, [], False)  # a module that is there twice is two layers
+        return Blocks("", _children(model), {}, [], False)
     if not callable(getattr(model, "get_output_embeddings", None)):
         raise InvalidArgumentError(
             f"{type(model).__name__} is neither a torch.nn.Sequential nor a causal model of transformers, so that it is not known which of "
@@ -494,7 +494,7 @@ def blocks_of(model: torch.nn.Module) -> Blocks:
 def _by_a_call(model: torch.nn.Module, holder: str) -> Blocks:
     """What is called before and after the blocks, by a call without values, in which blocks give what they take: what they compute is not
     asked for. A model that takes the first element of what a block returns, where that is a tensor, calls the next one with less."""
-    names = [f"{holder}.{name}" for name in model.get_submodule(holder)._modules]
+    names = [f"{holder}.{name}" for name in _children(model.get_submodule(holder))]
     besides = _besides(model, names)
     tuples = False
     try:
@@ -538,12 +538,13 @@ def _called(model: torch.nn.Module, holder: str, besides: Sequence[str], tuples:
         return hook
 
     hooks = [model.get_submodule(name).register_forward_hook(other(name), with_kwargs=True) for name in besides]
-    places = model.get_submodule(holder)._modules
-    blocks = dict(places)
+    places = model.get_submodule(holder)
+    blocks = {name: places.get_submodule(name) for name in _children(places)}
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     place = next((p.device for p in model.parameters() if not p.is_meta), CPU)
     try:
-        places.update({name: _Elsewhere(module, block) for name, module in blocks.items() if module is not None})
+        for name, module in blocks.items():
+            setattr(places, name, _Elsewhere(module, block))
         with torch.random.fork_rng([]), faked(model, fake, False), fake, torch.no_grad():
             model(input_ids=torch.ones(1, 2, dtype=torch.int64, device=place), use_cache=False)
     except (InvalidArgumentError, _TakesFirst):
@@ -554,7 +555,8 @@ def _called(model: torch.nn.Module, holder: str, besides: Sequence[str], tuples:
             f"({type(error).__name__}: {error}); give a list of layers whose calls follow one another"
         ) from error
     finally:
-        places.update(blocks)
+        for name, module in blocks.items():
+            setattr(places, name, module)
         for hook in hooks:
             hook.remove()
     return before, after, len(shapes)
@@ -587,6 +589,11 @@ def _stub_of(model: torch.nn.Module, name: str, given: Any, output: Any) -> Stub
         f"'{name}' of {type(model).__name__} comes before the blocks, and it is not known what later stages need of it; give a list of "
         "layers whose calls follow one another"
     )
+
+
+def _children(module: torch.nn.Module) -> list[str]:
+    """The names of a module's children, of which one that is there twice counts twice."""
+    return [name for name, _ in module.named_modules(remove_duplicate=False) if name and "." not in name]
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
