@@ -138,42 +138,6 @@ def test_compiled_blocks_keep_no_casts_of_parameters(backend):
     sluice.torch.close(model, values=False)
 
 
-class UsesAnother(nn.Linear):
-    """A block that uses, in its graph, layers that are no part of the model."""
-
-    def __init__(self):
-        super().__init__(24, 24)
-        self.others = [nn.Linear(24, 24), nn.Linear(24, 24)]
-
-    def forward(self, x):
-        return self.others[1](self.others[0](super().forward(x)))
-
-
-def gradients_of_compiled(wrapped):
-    """The gradients of the input and parameters of a model with a block that inductor compiles, and whose other layers are written after
-    the call. They are the same whether it is wrapped."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    block = UsesAnother()
-    model = nn.Sequential(nn.Linear(24, 24), torch.compile(block))
-    if wrapped:
-        model, _ = wrap(model, "memory")
-    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        y = model(x)
-    with torch.no_grad():
-        for other in block.others:
-            other.weight.mul_(0.5)
-    found = [g.clone() for g in torch.autograd.grad(y.float().sum(), [x, *model.parameters()])]
-    if wrapped:
-        sluice.torch.close(model, values=False)
-    return found
-
-
-def test_what_is_written_is_not_cast_again_under_autocast():
-    assert same(gradients_of_compiled(True), gradients_of_compiled(False))
-
-
 @INDUCTOR
 def test_graphs_have_the_users_passes_under_autocast():
     torch._dynamo.reset()

@@ -169,7 +169,7 @@ def test_a_closed_engine():
     for call, what in (
         (optimizer.step, "model was closed.*wrap it again"),
         (graph.backward, f"{named}the model was closed.*run forward again"),
-        (old.sum, r"gradient of 'first.weight' .*was closed.*plain tensor"),
+        (old.sum, r"gradient of 'first.weight' .*was closed, and ended with it"),
         (optimizer.state_dict, r"model was closed.*before sluice.torch.close\(\)"),
         (lambda: optimizer.load_state_dict(state), "model was closed.*wrap the model again"),
         (engine.settle, "closed"),

@@ -174,11 +174,6 @@ class Calls:
     def _begin_on_gpu(self, call: Call, owner: Owner, is_in_pass: bool) -> None:
         presence, around = self._presence, call.before
         presence.check_open()
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise StateError(
-                "a model that is wrapped on a GPU is called within a transform of torch.func (grad, vmap, jvp, ...), in which its "
-                "parameters cannot come and go; use torch.autograd.grad(), or wrap the model on the CPU"
-            )
         if presence.full:
             raise StateError(
                 "a wrapped model is called within `with sluice.torch.full_parameters()`, where its parameters are on the CPU; call it "

@@ -15,6 +15,7 @@ from ..errors import BudgetError, Error, StateError
 from ._backward import in_pass, on_failures
 from ._estimate import Estimate, estimate_call, kind_of, tensors_in, with_margin
 from ._presence import Presence
+from ._saved import allows_hooks
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
 _MOST = 32  # the most estimates that are kept for one kind of calls
@@ -189,8 +190,8 @@ class Demand:
 
 def _is_no_call() -> bool:
     """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
-    transforms of torch.func, where no model runs with fakes."""
-    return in_pass() or torch._C._functorch.peek_interpreter_stack() is not None
+    torch.func.grad() and its like, where no model runs with fakes."""
+    return in_pass() or not allows_hooks()
 
 
 class OutOfMemoryError(BudgetError, torch.OutOfMemoryError):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import dis
-import os
 import random
 import sys
 import threading
@@ -26,8 +24,6 @@ from ._modes import Mode, mapped, parts_of, tensors_among
 
 CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OF_PYTHON = (LookupError, AttributeError, NameError, ArithmeticError)  # raised without `raise`, and not for fakes
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
@@ -73,10 +69,9 @@ class _Alive(Mode):
     def casts_made_again(self, kind: str) -> Iterator[None]:
         """Inside of the `with`, neither autocast's cache nor backward keeps casts of parameters, as in a wrapped model.
         kind: of the device that computes."""
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
         cached = torch.is_autocast_cache_enabled()
         with contextlib.ExitStack() as hooks:
-            if torch.is_autocast_enabled(kind) and top is None:
+            if torch.is_autocast_enabled(kind):
                 with contextlib.suppress(RuntimeError):  # they are not allowed
                     hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
                     hooks.callback(torch.set_autocast_cache_enabled, cached)
@@ -133,9 +128,8 @@ def _add_kind(value: Any, kinds: list[Any], sizes: list[int]) -> None:
         for part in parts:
             _add_kind(part, kinds, sizes)
     elif isinstance(value, torch.Tensor):
-        shape = _sizes_in(value)
-        kinds.append((value.dtype, value.dim(), value.requires_grad, len(shape)))
-        sizes += shape
+        kinds.append((value.dtype, value.dim(), value.requires_grad))
+        sizes += value.shape
     elif value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and value < 2):
         kinds.append(value)
     elif isinstance(value, int):
@@ -143,21 +137,13 @@ def _add_kind(value: Any, kinds: list[Any], sizes: list[int]) -> None:
         sizes.append(value)
     else:
         held = [] if isinstance(value, float) else tensors_in([value])
-        shape = [size for t in held for size in _sizes_in(t)]
-        kinds.append((type(value), *((t.dtype, t.dim()) for t in held), len(shape)))
-        sizes += shape
+        kinds.append((type(value), *((t.dtype, t.dim()) for t in held)))
+        sizes += [size for t in held for size in t.shape]
 
 
 def autocast_types() -> list[torch.dtype | None]:
     """The types of autocast that are in force; None: it is off."""
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
-
-
-def _sizes_in(tensor: torch.Tensor) -> Sequence[int]:
-    """The sizes of a tensor, or of all parts of a nested one, which has none of its own."""
-    if tensor.is_nested and tensor.layout == torch.strided:
-        return [size for part in tensor.unbind() for size in part.shape]
-    return tensor.shape
 
 
 def with_margin(alive: int) -> int:
@@ -203,19 +189,9 @@ def _refusal(
     )
 
 
-def _is_of_the_users(error: BaseException) -> bool:
-    """Whether code of the model raised this, and not because PyTorch did, which lacks values here; or arguments do not fit a forward()."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or (error.__context__ is not None and not _is_of_the_users(error.__context__)):
-        return False
-    code = trace.tb_frame.f_code
-    if code.co_filename == torch.nn.modules.module.__file__:
-        return isinstance(error, TypeError)
-    if code.co_filename.startswith(_TORCH):
-        return False
-    return code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"] or isinstance(error, _OF_PYTHON)
+def _lacks_values(error: BaseException) -> bool:
+    """Whether PyTorch has raised this, or what the model raised it after: it tells by RuntimeErrors of what it cannot do without values."""
+    return isinstance(error, RuntimeError) or (error.__context__ is not None and _lacks_values(error.__context__))
 
 
 def _module_of(model: torch.nn.Module, called: torch.nn.Module, error: Exception) -> str:
@@ -258,7 +234,7 @@ def estimate_call(
     except Error:
         raise
     except Exception as error:
-        if _is_of_the_users(error):
+        if not _lacks_values(error):
             if sys.version_info >= (3, 11):
                 error.add_note(f"Sluice had called {what} without values, to estimate its memory; state `reserve` to leave that out.")
             raise

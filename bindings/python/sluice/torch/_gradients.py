@@ -48,8 +48,7 @@ class Slot(Entry):
         presence = self.presence
         if presence.engine.closed:
             presence.check_open(
-                f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
-                "tensor now, or clone() what is needed later"
+                f"this gradient of '{self.home.name}' is of a wrapped model that was closed, and ended with it; clone() what is needed later"
             )
         if self.applied and not self.zeroed:
             raise StateError(
@@ -149,7 +148,7 @@ class Gradient(torch.Tensor):
 
     @classmethod
     @outside_of_graphs
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":  # collectives do not say what they write, nor when
             next(value for value in _gradients_in([args, kwargs or {}]))._refuse_memory()
         result = _run(func, args, kwargs or {})
@@ -416,8 +415,6 @@ def _each(by_number: Any, by_tensor: Any, factor_of: Callable[[float], float] | 
             _run(by_tensor, (value, other), {}) if number is None else _run(by_number, (value, number), {})
 
     return apply
-
-
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:

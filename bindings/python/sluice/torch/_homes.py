@@ -31,7 +31,7 @@ Missed = Callable[[torch.nn.Parameter, str], None]
 # What is asked for at every step, and does not need elements.
 _ASKS = frozenset(
     getattr(torch.Tensor, name).__get__
-    for name in ("device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
+    for name in ("_version", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
 ) | {torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.grad.__set__}  # type: ignore[union-attr]
 # What finds elements without an operation, or gives the parameter others.
 _TAKES = {
@@ -370,9 +370,9 @@ class ModelEngine(Engine):
         ranks = self.options.others
         return make() if ranks is None else ranks.agreed(what, make)
 
-    def check_leaving(self, besides: int) -> None:
-        """Raises BudgetError where leave(True) would while `besides` more bytes are taken."""
-        self._handle.call("sluice_engine_leave", 1, besides, None)
+    def check_leaving(self) -> None:
+        """Raises BudgetError where leave(True) would."""
+        self._handle.call("sluice_engine_leave", 1, 0, None)
 
     def leave(self, values: bool) -> None:
         """Closes the engine. The tensors then lie in ordinary memory with their values, or, without `values`, in none, and

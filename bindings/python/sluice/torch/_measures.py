@@ -128,36 +128,6 @@ class FirstStep:
         return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
 
 
-class _Steps:
-    """The seconds of whole steps, each from the end of the one before."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._ended = 0
-        self._begun = 0.0
-        self._waits: list[tuple[Mark, Mark]] = []
-        self._shortest: tuple[float, float] | None = None  # seconds, and those of them in which PyTorch's stream waited
-
-    def mark(self) -> Mark | None:
-        return self._gpu.mark() if self._ended in _COUNTED else None
-
-    def waited(self, since: Mark | None) -> None:
-        if since is not None and (now := self._gpu.mark()) is not None:
-            self._waits.append((since, now))
-
-    def end(self) -> None:
-        now = time.perf_counter()
-        if self._ended in _COUNTED:
-            waiting = sum(self._gpu.seconds_between(*pair) for pair in self._waits)
-            self._shortest = min(self._shortest or (now - self._begun, waiting), (now - self._begun, waiting))
-        self._waits.clear()
-        self._ended += 1
-        self._begun = time.perf_counter()
-
-    def as_dict(self) -> dict[str, float] | None:
-        return None if self._shortest is None else {"step": self._shortest[0], "waiting": self._shortest[1]}
-
-
 class FirstStepOnGpu(FirstStep):
     """Measures what PyTorch takes of a GPU's memory in the first step, through its allocator, which is bound to the reserve, and
     beside that; what the process takes of the host's memory; and the seconds of some steps.
@@ -177,7 +147,11 @@ class FirstStepOnGpu(FirstStep):
         """memory: of the host; reserve, estimated: of the GPU; account: tells how much the GPU has now; reserved: what the plan leaves
         there to PyTorch and CUDA."""
         self._reserved = reserved
-        self._gpu, self._account, self._steps = gpu, account, _Steps(gpu)
+        self._gpu, self._account = gpu, account
+        self._steps = 0  # that have ended
+        self._step_begun = 0.0
+        self._waits: list[tuple[Mark, Mark]] = []
+        self._shortest: dict[str, float] | None = None  # the seconds of a step, and those of them in which PyTorch's stream waited
         self._of_gpu: dict[str, int | None] = {"peak": estimated, "reserve": reserve, "measured": None}
         self._beside: int | None = None
         self._plan: Mapping[str, Any] = {}
@@ -194,21 +168,28 @@ class FirstStepOnGpu(FirstStep):
         self._plan = plan
 
     def mark(self) -> Mark | None:
-        return self._steps.mark()
+        return self._gpu.mark() if self._steps in _COUNTED else None
 
     def waited(self, since: Mark | None) -> None:
-        self._steps.waited(since)
+        if since is not None and (now := self._gpu.mark()) is not None:
+            self._waits.append((since, now))
 
     def end(self) -> None:
-        self._steps.end()
+        now = time.perf_counter()
+        if self._steps in _COUNTED:
+            step = {"step": now - self._step_begun, "waiting": sum(self._gpu.seconds_between(*pair) for pair in self._waits)}
+            self._shortest = min(self._shortest or step, step, key=lambda each: tuple(each.values()))
+        self._waits.clear()
+        self._steps += 1
+        self._step_begun = time.perf_counter()
         if self.measured is not None:
             return
         peak = self._gpu.peak()
         self._of_gpu["measured"] = None if peak is None else peak - self._held_on_gpu
         if not self._gpu.shared:  # otherwise other ranks' memory would count, too
-            now = self._account()
-            explained = now.engine - self._before.engine + self._gpu.held() - self._held_before
-            self._beside = max(0, self._before.free - now.free - explained)
+            there = self._account()
+            explained = there.engine - self._before.engine + self._gpu.held() - self._held_before
+            self._beside = max(0, self._before.free - there.free - explained)
             self._warn_of_the_gpu(self._beside)
         super().end()
 
@@ -235,11 +216,10 @@ class FirstStepOnGpu(FirstStep):
         )
 
     def computing(self) -> float | None:
-        seconds = self._steps.as_dict()
-        return None if seconds is None else seconds["step"] - seconds["waiting"]
+        return None if self._shortest is None else self._shortest["step"] - self._shortest["waiting"]
 
     def as_dict(self) -> dict[str, Any]:
-        told = {"beside": self._beside, "host": self.measured, "seconds": self._steps.as_dict()}
+        told = {"beside": self._beside, "host": self.measured, "seconds": self._shortest}
         return {**self._of_gpu, **UNMEASURED, **told}
 
 

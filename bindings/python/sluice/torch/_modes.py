@@ -5,16 +5,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Collection, Iterator, MutableMapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.utils._python_dispatch import TorchDispatchMode
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-Hook = Callable[..., None]
 
 
 class Mode(TorchDispatchMode):
@@ -67,24 +62,10 @@ _BREAKS = (
 )
 
 
+outside_of_graphs = functools.partial(torch.compiler.disable, reason=_BREAKS)
+"""The same function, at which graphs of torch.compile() break, and which is compiled nowhere."""
+
+
 def is_by_compiler(module: torch.nn.Module) -> bool:
-    """Whether torch.compile() made the module of another one. Where the compiler, which takes as long to load as the rest of PyTorch, is
-    not loaded yet, it has made none."""
-    return "torch._dynamo" in sys.modules and isinstance(module, torch._dynamo.OptimizedModule)
-
-
-def outside_of_graphs(function: Function) -> Function:
-    """The same function, at which graphs of torch.compile() break, and which is compiled nowhere. torch.compiler.disable() does that, but
-    loads the compiler; so it is called when a frame is first compiled that comes here."""
-    disabled: Function | None = None
-
-    @functools.wraps(function)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        nonlocal disabled
-        if get_eval_frame_callback() is None:  # no frame is compiled in this thread
-            return function(*args, **kwargs)
-        disabled = disabled or torch.compiler.disable(function)
-        return disabled(*args, **kwargs)
-
-    made._torchdynamo_disable, made._torchdynamo_disable_msg = True, _BREAKS  # type: ignore[attr-defined]
-    return made  # type: ignore[return-value]
+    """Whether torch.compile() made the module of another one."""
+    return isinstance(module, torch._dynamo.OptimizedModule)

@@ -163,8 +163,7 @@ class Optimizer(torch.optim.Optimizer):
     @outside_of_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of each torch.optim.Optimizer."""
-        with torch._C.DisableTorchFunctionSubclass():  # as in Session.step()
-            super().zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -356,10 +356,9 @@ class Presence:
     def check_unwritten(self, homes: Iterable[Home]) -> None:
         """Raises StateError where one of these, on a GPU, was written outside of full_parameters()."""
         if self.engine.gpu is not None:
-            with torch._C.DisableTorchFunctionSubclass():  # an absent parameter would take the question for an operation
-                for home in homes:
-                    if home.index not in self.full:
-                        home.check_unwritten()
+            for home in homes:
+                if home.index not in self.full:
+                    home.check_unwritten()
 
     def changed(self) -> None:
         """Comes after all parameters' values changed."""

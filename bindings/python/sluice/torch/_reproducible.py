@@ -10,7 +10,7 @@ import torch
 from ..errors import InvalidArgumentError
 from ..model import whole
 from ._engine import saved_buffers
-from ._modes import Hook, outside_of_graphs
+from ._modes import outside_of_graphs
 from ._together import Which, size_and_rank
 
 
@@ -137,60 +137,31 @@ def computing() -> dict[str, str]:
     return {f"{name}, with reproducible=True,": value for name, value in found.items()}
 
 
-class _Watch:
-    """Finds changes by a call in the buffers that are saved with a module, which depend on how many calls the rank has made, and often
-    on their inputs. (Buffers that are not saved, such as positions, are kept from call to call, and the ranks compare them.)"""
-
-    def __init__(self, name: str, idle: Callable[[], bool]) -> None:
-        self._name, self._idle = name, idle
-        self._before: dict[str, tuple[torch.Tensor, int]] = {}
-
-    def begin(self, module: torch.nn.Module, *_: Any) -> None:
-        self._before = {}
-        if module.training and not self._idle():
-            _refuse_running_statistics(self._name, module)
-            self._before = {name: (buffer, buffer._version) for name, buffer in saved_buffers(module, False).items()}
-
-    def end(self, module: torch.nn.Module, *_: Any) -> None:
-        before, self._before = self._before, {}
-        now = saved_buffers(module, False) if before else {}
-        for name, (buffer, version) in before.items():
-            if now.get(name) is not buffer or buffer._version != version:
-                raise InvalidArgumentError(
-                    f"'{self._name}' ({type(module).__name__}) has changed its buffer '{name}' in a forward pass, so that it depends "
-                    "on how many micro-batches a rank computes, and reproducible=True is given; use another module, freeze this one "
-                    "by eval(), or change the buffer outside of forward passes, alike on all ranks. Where it only keeps what can be "
-                    "computed again, register it with persistent=False"
-                )
-
-
 def watch(model: torch.nn.Module, idle: Callable[[], bool]) -> list[Any]:
-    """Lets a call of a module raise InvalidArgumentError where it changes such buffers while it trains. idle: whether a call is
-    only tried. Returns what removes the hooks."""
-    hooks: list[Any] = []
-    norms = [(name, module) for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
+    """Lets a call of the model raise InvalidArgumentError where it changes a buffer that is saved with a module that trains: the buffer then
+    depends on how many calls the rank has made, and often on their inputs. (Buffers that are not saved, such as positions, are kept from call
+    to call, and the ranks compare them.) idle: whether a call is only tried. Returns what removes the hooks."""
+    before: list[tuple[str, torch.nn.Module, str, torch.Tensor, int]] = []
 
-    def begin(*_: Any) -> None:  # the model may have been in eval() when it was wrapped, and blocks may be compiled
-        for name, module in () if idle() else norms:
+    def begin(*_: Any) -> None:
+        before.clear()
+        for name, module in () if idle() else model.named_modules():
             _refuse_running_statistics(name, module)
+            if module.training:
+                before.extend((name, module, key, buffer, buffer._version) for key, buffer in saved_buffers(module, False).items())
 
-    if norms:
-        hooks.append(model.register_forward_pre_hook(outside_of_graphs(begin)))
-    for name, module in model.named_modules():
-        if saved_buffers(module, False):
-            made = _Watch(name, idle)
-            # Before all others, since some modules keep buffers in such a hook (torch.nn.utils.spectral_norm).
-            hooks.append(module.register_forward_pre_hook(_not_compiled(made.begin), prepend=True))
-            hooks.append(module.register_forward_hook(_not_compiled(made.end)))
-    return hooks
+    def end(*_: Any) -> None:
+        for name, module, key, buffer, version in before:
+            if getattr(module, key, None) is not buffer or buffer._version != version:
+                raise InvalidArgumentError(
+                    f"'{name}' ({type(module).__name__}) has changed its buffer '{key}' in a forward pass, so that it depends on how many "
+                    "micro-batches a rank computes, and reproducible=True is given; use another module, freeze this one by eval(), or change "
+                    "the buffer outside of forward passes, alike on all ranks. Where it only keeps what can be computed again, register it "
+                    "with persistent=False"
+                )
+        before.clear()
 
-
-def _not_compiled(hook: Hook) -> Hook:
-    """The same hook, without which graphs of torch.compile() stay whole."""
-    alone = outside_of_graphs(hook)
-
-    def run(*given: Any) -> None:
-        if not torch.compiler.is_dynamo_compiling():
-            alone(*given)
-
-    return run
+    return [
+        model.register_forward_pre_hook(outside_of_graphs(begin), prepend=True),
+        model.register_forward_hook(outside_of_graphs(end)),
+    ]

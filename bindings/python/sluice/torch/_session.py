@@ -20,7 +20,7 @@ from ._calls import Calls
 from ._demand import Beside, Demand
 from ._engine import WrappedEngine
 from ._gpu import Account
-from ._gradients import Arrived, Gradient, Gradients, Slot
+from ._gradients import Arrived, Gradient, Gradients
 from ._guards import guard, override, refuse_copy, restore
 from ._homes import Home
 from ._measures import Keeper, Ready, resident_bytes
@@ -92,17 +92,16 @@ class Session:
 
     @contextlib.contextmanager
     def undone_on_failure(self) -> Iterator[None]:
-        """After a failure inside of the `with`, before moved_in(), the model is as it was before it was wrapped."""
+        """After a failure inside of the `with`, before moved_in(), the model is not wrapped."""
         assert self._moving is not None, "the model has moved in"
         try:
             yield
         except BaseException as error:
             self._uninstall()
-            if lost := self._moving.undo():
+            if self._moving.undo():
                 raise StateError(
-                    f"wrapping the model failed ({error}), and the engine cannot give back the values of "
-                    f"{', '.join(repr(name) for name in lost)}; they are on the meta device now: build or load the model "
-                    "again"
+                    f"wrapping the model failed ({error}) when values had moved into the engine, which is closed, so that these parameters "
+                    "are on the meta device now; build or load the model again"
                 ) from error
             raise
 
@@ -123,17 +122,19 @@ class Session:
         self.engine.presence = weakref.ref(presence)
 
     def close(self, values: bool) -> None:
-        """Closes the engine, and leaves the parameters plain tensors, with their values or on the meta device."""
+        """Closes the engine, and leaves the parameters plain tensors, with their values or on the meta device. The gradients that the
+        engine has end with it."""
         if self.engine.closed:
             return
         presence = self.presence
         with presence.users, presence.lock:
-            gradients = _with_values(presence) if values else _without_values(presence)
+            on_gpu = presence.engine.gpu is not None
+            (_without_values if not values else _with_values_of_gpu if on_gpu else _with_values)(presence)
             presence.forget_held()
             self.engine.left = True  # comes first, since another thread may be about to use the model
             for home in presence.homes:
                 if isinstance(home.parameter.grad, Gradient):
-                    home.parameter.grad = gradients.get(home.index)
+                    home.parameter.grad = None
                 del home.parameter._sluice  # type: ignore[attr-defined]
                 home.let_go()  # only the parameter may keep the memory
             if self.engine.gpu is not None:
@@ -216,8 +217,7 @@ class Session:
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         reproducible = self.engine.options.reproducible
-        # An absent parameter would take each question for an operation.
-        with presence.users, presence.lock, torch._C.DisableTorchFunctionSubclass():
+        with presence.users, presence.lock:
             if reproducible:
                 self._together.compare_buffers()
             self._exchange()
@@ -230,20 +230,12 @@ class Session:
             presence.check_unwritten(presence.homes)
             self._gradients.prepare()  # before a wait for a GPU, which would have nothing to do meanwhile
             if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
-                raise StateError(f"optimizer.step() is called, and no parameter of the wrapped model has a gradient{self._added()}")
+                raise StateError(
+                    "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call backward() before. (Parameters "
+                    "that came into the model after sluice.torch.wrap() are not trained: close() it, add them, and wrap it again)"
+                )
             if not reproducible:
                 self._together.share_buffers()
-
-    def _added(self) -> str:
-        """What to do where no wrapped parameter has a gradient, for a message."""
-        named = () if (model := self.model()) is None else model.named_parameters()
-        added = [name for name, p in named if p.grad is not None and id(p) not in self.presence.by_id]
-        if not added:
-            return "; call backward() before"
-        return (
-            f". '{added[0]}' has one, and came into the model after it was wrapped ({len(added)} such parameters): "
-            "sluice.torch.close() the model, add to it what is to be trained, and wrap it again"
-        )
 
     def _exchange(self) -> None:
         """Makes gradients plain that the user gave to other parameters, before any of them ends."""
@@ -273,19 +265,12 @@ class Session:
         return True
 
 
-def _with_values(presence: Presence) -> dict[int, torch.Tensor]:
-    """Ends the engine, and leaves the parameters where they are; all ranks do so. Returns the gradients, by their parameters'
-    indices. Raises BudgetError, with nothing changed, where all that does not fit."""
-    if presence.engine.gpu is not None:
-        return _with_values_of_gpu(presence)
-    slots = _slots(presence)
-    parameters = [presence.homes[index].parameter for index in slots]
+def _with_values(presence: Presence) -> None:
+    """Ends the engine, and leaves the parameters where they are; all ranks do so. Raises BudgetError, with nothing changed, where they do
+    not fit."""
     try:
         presence.release_all()
-        besides = sum(p.numel() * p.element_size() for p in parameters)
-        presence.engine.agreed("closing the model", lambda: presence.engine.check_leaving(besides))
-        gradients = {index: slot.values() for index, slot in slots.items()}
-        presence.release_all()  # finding the gradients may have written views back, which acquires units
+        presence.engine.agreed("closing the model", presence.engine.check_leaving)
         presence.engine.leave(values=True)
     except BudgetError as error:
         raise BudgetError(
@@ -293,20 +278,9 @@ def _with_values(presence: Presence) -> dict[int, torch.Tensor]:
             "path)), and end with sluice.torch.close(model, values=False), which leaves its parameters on the meta "
             "device; or wrap it with more memory"
         ) from None
-    return gradients
 
 
-def _slots(presence: Presence) -> dict[int, Slot]:
-    """The gradients that the engine has, by their parameters' indices."""
-    slots = {}
-    for home in presence.homes:
-        gradient = home.parameter.grad
-        if isinstance(gradient, Gradient) and not gradient._slot.applied:
-            slots[home.index] = gradient._slot
-    return slots
-
-
-def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
+def _with_values_of_gpu(presence: Presence) -> None:
     """The same on a GPU, where parameters get memory of PyTorch's, besides that of the engine."""
 
     def copied() -> list[torch.Tensor]:
@@ -320,17 +294,13 @@ def _with_values_of_gpu(presence: Presence) -> dict[int, torch.Tensor]:
             ) from error
 
     values = presence.engine.agreed("closing the model", copied)
-    parts = presence.engine.plan().get("sums_in_backward", False)  # ranks keep parts of gradients alone, which nobody reads
-    gradients = {} if parts else {index: slot.values() for index, slot in _slots(presence).items()}
     presence.release_all()
     for home, plain in zip(presence.homes, values, strict=True):
         _homes.show(home.parameter, plain)
-    return gradients
 
 
-def _without_values(presence: Presence) -> dict[int, torch.Tensor]:
-    """Ends the engine, and gives the model parameters on the meta device and no gradients. Its old parameters must not be
-    touched."""
+def _without_values(presence: Presence) -> None:
+    """Ends the engine, and gives the model parameters on the meta device. Its old parameters must not be touched."""
     if (model := presence.model()) is not None:
         places = places_of(model)
         for home in presence.homes:
@@ -340,7 +310,6 @@ def _without_values(presence: Presence) -> dict[int, torch.Tensor]:
         presence.engine.leave(values=False)
     for home in () if presence.engine.gpu is None else presence.homes:
         _homes.show(home.parameter, torch.empty(0, dtype=home.memory.dtype, device=home.memory.device))
-    return {}
 
 
 def _engine_for(model: torch.nn.Module, prepared: Prepared) -> WrappedEngine:
