@@ -161,7 +161,7 @@ def test_a_closed_engine():
     values = values_of(model)
     graph = loss_of(model, 1)
     engine = sluice.torch.engine_of(model)
-    old, gradient = model.first.weight.grad, model.first.weight.grad.clone()
+    old = model.first.weight.grad
     state = optimizer.state_dict()
     sluice.torch.close(model)
     assert engine.closed
@@ -178,7 +178,7 @@ def test_a_closed_engine():
             call()
     with pytest.raises(sluice.StateError, match=r"not wrapped; see sluice.torch.wrap\(\)"):
         sluice.torch.engine_of(model)
-    assert torch.equal(model.first.weight.grad, gradient) and type(model.first.weight.grad) is torch.Tensor
+    assert model.first.weight.grad is None
     assert all(torch.equal(p, values[name]) and type(p) is torch.nn.Parameter for name, p in model.named_parameters())
     copy.deepcopy(model).half()
     pickle.loads(pickle.dumps(model))

@@ -213,22 +213,18 @@ class Arrived:
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
-        self._of_unit = [0] * len(presence.engine.units)  # how many gradients a unit has
+        self._of_unit: dict[int, set[int]] = {}  # by unit: the parameters whose gradients it has
         for home in presence.homes:
             for unit in home.units if home.trainable else ():
-                self._of_unit[unit] += 1
+                self._of_unit.setdefault(unit, set()).add(home.index)
         self._came: set[int] = set()
-        self._missing = list(self._of_unit)
-        self._complete: set[int] = set()  # units all of whose gradients have come in this pass
-        self._known: set[int] = set()  # those of which they have in an earlier one
+        self._known: set[int] = set()  # units all of whose gradients have come in an earlier pass
         self._repeated: set[int] = set()  # those of which one has come twice in a pass
 
     def forget(self) -> None:
         """Begins a backward pass."""
-        self._known |= self._complete
-        self._complete.clear()
+        self._known.update(unit for unit, homes in self._of_unit.items() if homes <= self._came)
         self._came.clear()
-        self._missing = list(self._of_unit)
 
     def note(self, home: Home) -> None:
         """Comes when the engine has the parameter's gradient of this backward pass."""
@@ -238,11 +234,7 @@ class Arrived:
                 return
             self._came.add(home.index)
             for unit in home.units:
-                self._missing[unit] -= 1
-                if self._missing[unit] > 0:
-                    continue
-                self._complete.add(unit)
-                if unit in self._known and unit not in self._repeated:
+                if unit in self._known and unit not in self._repeated and self._of_unit[unit] <= self._came:
                     self._presence.engine._handle.call("sluice_engine_end_gradients", unit)
 
 

@@ -230,12 +230,20 @@ class Session:
             presence.check_unwritten(presence.homes)
             self._gradients.prepare()  # before a wait for a GPU, which would have nothing to do meanwhile
             if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
-                raise StateError(
-                    "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call backward() before. (Parameters "
-                    "that came into the model after sluice.torch.wrap() are not trained: close() it, add them, and wrap it again)"
-                )
+                raise StateError(f"optimizer.step() is called, and no parameter of the wrapped model has a gradient{self._added()}")
             if not reproducible:
                 self._together.share_buffers()
+
+    def _added(self) -> str:
+        """What to do where no wrapped parameter has a gradient, for a message."""
+        named = () if (model := self.model()) is None else model.named_parameters()
+        added = [name for name, p in named if p.grad is not None and id(p) not in self.presence.by_id]
+        if not added:
+            return "; call backward() before"
+        return (
+            f". '{added[0]}' has one, and came into the model after it was wrapped ({len(added)} such parameters): "
+            "sluice.torch.close() the model, add to it what is to be trained, and wrap it again"
+        )
 
     def _exchange(self) -> None:
         """Makes gradients plain that the user gave to other parameters, before any of them ends."""
