@@ -12,28 +12,49 @@ import sluice
 import sluice.torch
 
 
-def failing_at(monkeypatch, unit):
-    """Makes the engine fail to take the values of a unit."""
-    taking = sluice.Engine.set_values
+def failing_at(monkeypatch, unit, also=()):
+    """Makes the engine fail to take the values of a unit, and to return those of the units in `also`."""
+    taking, giving = sluice.Engine.set_values, sluice.Engine.get_values
 
     def set_values(engine, name, values):
         if name == unit:
             raise sluice.SystemIOError("the disk is gone")
         return taking(engine, name, values)
 
+    def get_values(engine, name, into=None):
+        if name in also:
+            raise sluice.SystemIOError("the disk is gone")
+        return giving(engine, name, into)
+
     monkeypatch.setattr(sluice.Engine, "set_values", set_values)
+    monkeypatch.setattr(sluice.Engine, "get_values", get_values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("place", ["memory", "disk"])
-def test_a_wrap_that_fails_midway_leaves_a_model_without_values(place, monkeypatch):
-    model = Chain()
+def test_a_wrap_that_fails_midway_gives_the_values_back(dtype, place, monkeypatch):
+    model = Chain().to(dtype)
     own, values = dict(model.named_parameters()), values_of(model)
     with monkeypatch.context() as fault:
         failing_at(fault, "last")
-        with pytest.raises(sluice.StateError, match=r"the disk is gone.*are on the meta device now; build or load the model again"):
+        with pytest.raises(sluice.SystemIOError, match="the disk is gone"):
             wrap(model, place, units=units_of_modules(model))
-    assert [name for name, p in model.named_parameters() if not p.is_meta] == ["last.weight", "last.bias"]
-    assert all(p is own[name] and torch.equal(p, values[name]) for name, p in model.named_parameters() if not p.is_meta)
+    assert all(p is own[name] for name, p in model.named_parameters())
+    assert same_values(values_of(model), values)
+    copy.deepcopy(model).half()
+    wrap(model, place)
+    assert same_values(values_of(model), values)
+
+
+def test_a_wrap_whose_engine_fails_names_what_is_lost(monkeypatch):
+    model = Chain()
+    values = values_of(model)
+    with monkeypatch.context() as fault:
+        failing_at(fault, "last", also=["middle"])
+        with pytest.raises(sluice.StateError, match=r"the disk is gone.*'middle.weight', 'middle.bias'; they are on"):
+            wrap(model, "disk", units=units_of_modules(model))
+    assert [name for name, p in model.named_parameters() if p.is_meta] == ["middle.weight", "middle.bias"]
+    assert all(torch.equal(p, values[name]) for name, p in model.named_parameters() if not p.is_meta)
 
 
 # ---- units ----

@@ -133,7 +133,7 @@ class Calls:
             return output
         except torch.OutOfMemoryError as error:
             if owner.is_model:
-                self._demand.tell(error)
+                self._demand.tell(error, (args, kwargs))
             raise
         finally:
             self._end_call(call, output)

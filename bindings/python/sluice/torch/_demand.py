@@ -1,5 +1,5 @@
-"""What PyTorch will take for a call of a wrapped model: it is estimated before anything is computed, and planned for. On a GPU the plan is
-made once, and an error says what to state where PyTorch has no room."""
+"""What PyTorch will take for a call of a wrapped model: it is estimated before anything is computed, and planned for. On a GPU, where the
+plan is made once, it is estimated where PyTorch has no room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from ..errors import BudgetError, Error, StateError
 from ._backward import in_pass, on_failures
-from ._estimate import Estimate, estimate_call, kind_of, tensors_in, with_margin
+from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
 from ._presence import Presence
 from ._saved import allows_hooks
 
@@ -115,11 +115,11 @@ class Demand:
         return found
 
     def _estimated(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> Estimate:
-        model = self._presence.model()
+        model, gpu = self._presence.model(), self._presence.engine.gpu
         assert model is not None, "it was called"
         self._estimating = threading.get_ident()
         try:
-            return estimate_call(model, module, args, kwargs, train)
+            return estimate_call(model, module, args, kwargs, train, CPU if gpu is None else gpu.device)
         finally:
             self._estimating = None
 
@@ -172,20 +172,39 @@ class Demand:
     def tell_of_pass(self, error: BaseException) -> None:
         """Raises the error for one of PyTorch's in a backward pass, unless none of this model's may come."""
         if not self._presence.engine.closed and self._presence.engine.in_step:
-            self.tell(error, "the backward pass of a call")
+            self.tell(error)
 
-    def tell(self, error: BaseException, what: str = "this call") -> None:
-        """Raises the error for one of PyTorch's in a call of the model, or in a backward pass, unless that is told."""
+    def tell(self, error: BaseException, call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> None:
+        """Raises the error for one of PyTorch's in a call of the model with these arguments, or in a backward pass, unless that is told."""
         gpu, model = self._presence.engine.gpu, self._presence.model()
         if gpu is None or model is None or isinstance(error, Error):
             return
+        what = f"this call of {type(model).__name__}" if call else f"the backward pass of a call of {type(model).__name__}"
+        need = None if call is None else self._need_of_call(model, *call)
         says = str(error).partition(" GPU ")[0].rstrip(". ")
-        more = self._may_take + self._may_take // 4
         raise OutOfMemoryError(
-            f"PyTorch has no room for {what} of {type(model).__name__}: {says}. Of the memory of GPU {gpu.index} it may take "
-            f"{self._may_take // _MIB} MiB beside the model (reserve). Wrap the model with reserve='{more // _MIB + 1}MiB', or with "
-            "sample_batch, for which it is estimated, or give less at once (a smaller batch, gradient checkpointing, accumulation)"
+            f"PyTorch has no room for {what}: {says}. Of the memory of GPU {gpu.index} it may take {self._may_take // _MIB} MiB beside the "
+            f"model (reserve)" + ("" if need is None else f", and the call takes {need // _MIB} MiB by an estimate") + f". {self._advice(need)}"
         ) from error
+
+    def _need_of_call(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        try:
+            return reserve_for(self._estimated(model, args, kwargs, torch.is_grad_enabled() and self._presence.trainable))
+        except Exception:  # its operations depend on values, or the model itself raises with none
+            return None
+
+    def _advice(self, need: int | None) -> str:
+        """What to state instead. Where the estimate is less than there is, the loop keeps something there, or memory lies in pieces."""
+        engine = self._presence.engine
+        if need is None or need <= self._may_take:
+            need = self._may_take + self._may_take // 4
+        reserve = f"reserve='{need // _MIB + 1}MiB'"
+        less = "give less at once (a smaller batch, gradient checkpointing, accumulation)"
+        try:
+            engine.plan_with((need // _MIB + 1) * _MIB)
+        except BudgetError as short:
+            return f"With {reserve} the model itself has no room any more: {short}. Or {less}"
+        return f"Wrap the model with {reserve}, for which there is room beside it, or {less}"
 
 
 def _is_no_call() -> bool:

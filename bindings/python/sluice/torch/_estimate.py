@@ -161,7 +161,12 @@ def reserves_of(
     if batch is None:
         return _RESERVES if gpu is None else [of_gpu // part for part in _PARTS_OF_GPU], None
     found = estimate(model, batch, train, CPU if gpu is None else gpu.device)
-    return [found.reserve if gpu is None else with_margin(found.peak) + WORKSPACES], found.peak
+    return [found.reserve if gpu is None else reserve_for(found)], found.peak
+
+
+def reserve_for(found: Estimate) -> int:
+    """What is planned for PyTorch of a GPU's memory for a call with this estimate."""
+    return with_margin(found.peak) + WORKSPACES
 
 
 def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.device = CPU) -> Estimate:

@@ -15,7 +15,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .._library import library
-from ..engine import Engine
+from ..device import facts_of
+from ..engine import Engine, plan
 from ..errors import StateError
 from ..model import Options, Unit
 from ._gpu import Gpu
@@ -347,6 +348,16 @@ class ModelEngine(Engine):
             return
         self._handle.call("sluice_engine_use_stream", stream)
         self._queues_on = stream
+
+    def plan_with(self, of_pytorch: int) -> dict[str, Any]:
+        """The plan of a GPU that leaves PyTorch so many bytes of its memory, by the rates of this one. Raises BudgetError where there is
+        none."""
+        assert self.gpu is not None, "the plan is a GPU's"
+        given_back = sum(line.current for line in self.ledger() if (line.tier, line.purpose) == ("host", "total"))
+        options = dataclasses.replace(
+            self.options, device_reserved=of_pytorch + self.gpu.beside, given_back=given_back, device_facts=facts_of(self)
+        )
+        return plan(self.units, options)
 
     def end_on_gpu(self) -> None:
         """Closes the engine of a GPU, without values. Where users have views of its memory, that is theirs until the last of

@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import _abi
-from ..errors import InvalidArgumentError
+from ..errors import Error, InvalidArgumentError
 from ..model import Unit
 from ._homes import Home, ModelEngine, Span
 from ._modes import Mode
@@ -62,13 +62,15 @@ def _carry_over(parameter: torch.nn.Parameter, made: torch.nn.Parameter) -> None
 
 
 class Moving:
-    """Gives each unit its values, and then its parameters the engine's memory, which frees their own."""
+    """Gives each unit its values, and then its parameters the engine's memory, which frees their own. undo() brings all
+    of them back, wherever moving stopped."""
 
     def __init__(self, model: torch.nn.Module, engine: ModelEngine) -> None:
         self._engine = engine
         self._device = torch.device("cpu") if engine.gpu is None else engine.gpu.device
         self._places = places_of(model)
         self._homes: list[Home] = []
+        self._were: dict[int, torch.device] = {}  # where each home's parameter was
         self._on_meta: dict[int, torch.nn.Parameter] = {}  # the parameters that homes' parameters replaced, by home
         self._empty = [p for p in model.parameters() if p.is_meta and not p.numel()]
         self._buffers = [
@@ -118,6 +120,7 @@ class Moving:
     def _move(self, name: str, given: torch.nn.Parameter, spans: list[Span], train: bool, by_elements: bool) -> None:
         memory = self._engine.tensor(spans, tuple(given.shape), given.dtype)
         index, p = len(self._homes), given
+        self._were[index] = given.device
         if given.is_meta:
             self._on_meta[index] = given
             p = replace(self._places, given, memory)
@@ -126,20 +129,51 @@ class Moving:
             given.data = memory
         self._homes.append(Home(name, index, spans, p, p.data, train and p.requires_grad, by_elements))
 
-    def undo(self) -> bool:
-        """Ends a wrapping that has failed: closes the engine, and leaves parameters on the meta device where they have moved. Returns
-        whether any of these had values."""
+    def undo(self) -> list[str]:
+        """Gives the model parameters of its own again, with the engine's values or on the meta device as before, and closes
+        the engine. Returns the names of those whose values the engine has lost, which are on the meta device then."""
+        values = self._values()
+        lost = []
         for home in self._homes:
             home.parameter.__dict__.pop("_sluice", None)
             home.let_go()
-            if (was := self._on_meta.get(home.index)) is not None:
-                put(self._places, was, was)
+            if home.index in self._on_meta:
+                put(self._places, self._on_meta[home.index], self._on_meta[home.index])
+            elif home.index in values:
+                home.parameter.data = values[home.index]
             else:
+                lost.append(home.name)
                 replace(self._places, home.parameter, torch.empty_like(home.parameter, device="meta"))
+        for p in self._empty:
+            put(self._places, p, p)
         for module, name, buffer in self._buffers:
-            setattr(module, name, buffer)  # one without values must not seem to have some, where the model is wrapped again
+            setattr(module, name, buffer)
         self._engine.close()
-        return len(self._homes) > len(self._on_meta)
+        return lost
+
+    def _values(self) -> dict[int, torch.Tensor]:
+        """The values of parameters that had some before, by their homes' indices, as far as the engine still has them."""
+        wanted = [home for home in self._homes if home.index not in self._on_meta]
+        values = {
+            home.index: torch.empty_like(home.memory, memory_format=torch.contiguous_format, device=self._were[home.index])
+            for home in wanted
+        }
+        places = {span.key: (home.index, span) for home in wanted for span in home.spans}
+
+        def take(key: str, first: int, part: memoryview) -> None:
+            if key in places:
+                index, span = places[key]
+                run = torch.frombuffer(bytearray(part), dtype=torch.float32)
+                span.of(values[index].view(-1))[first : first + len(run)] = run
+
+        for unit in sorted({unit for home in wanted for unit in home.units}):
+            try:
+                self._engine.get_values(self._engine.units[unit].name, take)
+            except Error:
+                for home in wanted:
+                    if unit in home.units:
+                        values.pop(home.index, None)
+        return values
 
 
 # ---- first values ----

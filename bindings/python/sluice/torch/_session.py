@@ -92,16 +92,17 @@ class Session:
 
     @contextlib.contextmanager
     def undone_on_failure(self) -> Iterator[None]:
-        """After a failure inside of the `with`, before moved_in(), the model is not wrapped."""
+        """After a failure inside of the `with`, before moved_in(), the model is as it was before it was wrapped."""
         assert self._moving is not None, "the model has moved in"
         try:
             yield
         except BaseException as error:
             self._uninstall()
-            if self._moving.undo():
+            if lost := self._moving.undo():
                 raise StateError(
-                    f"wrapping the model failed ({error}) when values had moved into the engine, which is closed, so that these parameters "
-                    "are on the meta device now; build or load the model again"
+                    f"wrapping the model failed ({error}), and the engine cannot give back the values of "
+                    f"{', '.join(repr(name) for name in lost)}; they are on the meta device now: build or load the model "
+                    "again"
                 ) from error
             raise
 

@@ -122,8 +122,7 @@ def wrap(
         and does not take part, or that never called wrap().
 
     docs/guide has more: pytorch.md of models, ranks.md of several ranks, gpu.md of GPUs. Raises BudgetError where the model does not fit,
-    and InvalidArgumentError where it cannot be wrapped; it is then as it was. Raises StateError after a failure when values had moved into
-    the engine: those parameters are on the meta device then.
+    and InvalidArgumentError where it cannot be wrapped; it is then as it was.
     """
     options = {name: given for name, given in locals().items() if name not in ("model", "optimizer", "weights")}
     find = None if weights is None else functools.partial(stored_of, model, weights)
