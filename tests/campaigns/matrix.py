@@ -7,9 +7,11 @@ that refused() states. The cells of several ranks are those of rank_matrix.py.
 A file of results has each as soon as it is there; cells that have one there are not tried again, unless it was wrong, and results
 of another build are refused. So a matrix can be run in slices."""
 import concurrent.futures
+import functools
 import hashlib
 import itertools
 import json
+import operator
 import pathlib
 import tempfile
 import time
@@ -58,17 +60,19 @@ def sample():
 def pairs_of(*sets, together=2):
     """Few cells, always in the same order, that have every pair of values of two axes, or every value (together=1); from the first sets,
     wherever possible."""
+    numbers = {}
 
-    def values(cell):
-        return set(itertools.combinations(enumerate(cell), together))
+    def values(cell):  # as the bits of a number
+        return sum(1 << numbers.setdefault(some, len(numbers)) for some in itertools.combinations(enumerate(cell), together))
 
-    chosen, seen = [], set()
+    chosen, seen = [], 0
     for cells in sets:
-        missing = set().union(*map(values, cells)) - seen
+        values_of = {cell: values(cell) for cell in cells}
+        missing = functools.reduce(operator.or_, values_of.values()) & ~seen
         while missing:
-            chosen.append(max(cells, key=lambda cell: len(values(cell) & missing)))
-            missing -= values(chosen[-1])
-            seen |= values(chosen[-1])
+            chosen.append(max(values_of, key=lambda cell: (values_of[cell] & missing).bit_count()))
+            missing &= ~values_of[chosen[-1]]
+            seen |= values_of[chosen[-1]]
     return chosen
 
 
@@ -157,18 +161,21 @@ def try_all(tasks, a, each):
 
 
 def try_ranks(a):
-    every = rank_matrix.all_cells()
-    cells = pairs_of(every)
+    cells, loads = pairs_of(rank_matrix.candidates()), pairs_of(rank_matrix.loads())
+    if a.count:
+        cells += [cell for cell in rank_matrix.drawn(a.count, a.seed) if cell not in set(cells)]
     if a.all:
-        cells += [cell for cell in every if cell not in set(cells)]
+        cells += [cell for cell in rank_matrix.all_cells() if cell not in set(cells)]
     only = {value.strip() for value in a.only.split(",")} if a.only else set()
-    if unknown := only - {value for axis in rank_matrix.AXES for value in axis}:
+    if unknown := only - {value for axis in (*rank_matrix.AXES, *rank_matrix.AXES_OF_LOADS) for value in axis}:
         raise SystemExit(f"--only: no cell has {' or '.join(sorted(unknown))}; values are {rank_matrix.AXES}")
-    cells = [cell for cell in cells if only <= set(cell)]
     matrix = rank_matrix.Matrix()
-    tasks = [([", ".join(cell)], lambda cell=cell: {", ".join(cell): matrix.try_cell(cell)}) for cell in cells]
-    for load in itertools.product(rank_matrix.MODELS, rank_matrix.OPTIMIZERS) if not only else ():
-        tasks.append((list(rank_matrix.loads_of(*load)), lambda load=load: matrix.try_loads(*load)))
+    tasks = []
+    for chosen, words, try_one in ((cells, "", matrix.try_cell), (loads, "loaded: ", matrix.try_load)):
+        for cell in chosen:
+            if only <= set(cell):
+                name = words + ", ".join(cell)
+                tasks.append(([name], lambda cell=cell, name=name, try_one=try_one: {name: try_one(cell)}))
     results = try_all(tasks, a, 8)
     if not rank_matrix.mpirun_is_there():
         print("mpirun, or lib/libsluice_mpi.so, is missing, so that no cell was started by it")

@@ -10,8 +10,8 @@
   fault        injects N faults (10000) into short runs, and produces each real fault that the machine allows
   rank-fault   injects faults at one of several ranks in N rounds (1000), and produces real ones there
   matrix       trains each combination of optimizer, state type, precision, clipping and accumulation in memory and on disk
-  rank-matrix  trains the combinations of model, stage, place, optimizer, start, number of ranks, order, clipping and cut that
-               have every pair, and loads checkpoints at other numbers of ranks; with --all every combination
+  rank-matrix  trains the combinations of model, stage, place, optimizer, start, number of ranks, order, clipping, cut and type that
+               have every pair, and loads the checkpoint of each mesh at each other one; with --count N so many others, at random
   all          each of these with its own number, as before an issue ends
 
 Whatever happens to a run, it must end with the bits of one to which nothing happened, or with an error after which --resume leads to
@@ -91,7 +91,7 @@ def run(kind, a):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=[*KINDS, "all"])
-    parser.add_argument("--count", type=int, help="how many kills, faults or rounds")
+    parser.add_argument("--count", type=int, help="how many kills, faults or rounds; cells of rank-matrix, at random, besides those of every pair")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; by default a temporary one")
     parser.add_argument("--ranks", type=int, help="the most ranks or hosts of a run: at least 2")
@@ -100,7 +100,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="write all results of a matrix to this file, each as soon as it is there")
     parser.add_argument("--resume", action="store_true", help="with --json: try no cell again that has a result of this build there")
     parser.add_argument("--most", type=int, help="end a matrix after so many cells more")
-    parser.add_argument("--all", action="store_true", help="every cell of rank-matrix, which takes an hour")
+    parser.add_argument("--all", action="store_true", help="every cell of rank-matrix: with --only, since all take weeks")
     parser.add_argument("--only", metavar="VALUES", help="cells of rank-matrix that have all of these values, separated by commas")
     a = parser.parse_args()
     if a.ranks is not None and a.ranks < 2:

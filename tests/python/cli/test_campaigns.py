@@ -1,5 +1,7 @@
 """A share of each campaign of tests/campaigns, the same in each run; tests/campaigns/run.py runs the whole. Time limits are far from what
-a busy machine needs. Cells that have every value of a setting run always (of ranks every third one), and those with every pair are long."""
+a busy machine needs. Cells that have every value of a setting run always (of ranks every fifth one), and those with every pair are long."""
+
+import itertools
 
 import pytest
 import rank_matrix
@@ -12,11 +14,11 @@ from rank_faults import RankFaults
 from support import fake_gpu
 
 pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
-CELLS, CELLS_OF_RANKS = sample(), pairs_of(rank_matrix.all_cells())
+CELLS, CELLS_OF_RANKS, LOADS = sample(), pairs_of(rank_matrix.candidates()), pairs_of(rank_matrix.loads())
 
 
-def params(cells, every=1):
-    few = pairs_of(cells, together=1)[::every]
+def params(cells, every=1, first=0):
+    few = pairs_of(cells, together=1)[first::every]
     return [pytest.param(cell, id="-".join(cell).replace(" ", "_"), marks=() if cell in few else pytest.mark.long) for cell in cells]
 
 
@@ -59,11 +61,20 @@ def test_real_faults_are_survived_or_reported(tmp_path, make, chosen):
 
 
 def test_the_cells_have_every_value():
-    for axes, cells in ((AXES, CELLS), (rank_matrix.AXES, CELLS_OF_RANKS)):
+    for axes, cells in ((AXES, CELLS), (rank_matrix.AXES, CELLS_OF_RANKS), (rank_matrix.AXES_OF_LOADS, LOADS)):
         cells = pairs_of(cells, together=1)
         for axis, values in enumerate(axes):
             missing = {"mpirun"} if "mpirun" in values and not rank_matrix.mpirun_is_there() else set()
             assert {cell[axis] for cell in cells} == set(values) - missing
+
+
+def test_the_cells_of_ranks_have_every_pair():
+    """That any of so many others has, drawn at random."""
+    cells, others = (
+        {pair for cell in cells for pair in itertools.combinations(enumerate(cell), 2)} for cells in (CELLS_OF_RANKS, rank_matrix.drawn(5000, 1))
+    )
+    assert cells >= others
+    assert {load[-2:] for load in LOADS} == set(itertools.permutations(rank_matrix.MESHES, 2))
 
 
 @pytest.mark.parametrize("cell", params(CELLS))
@@ -72,12 +83,11 @@ def test_a_cell_has_the_same_bits_in_memory_and_on_disk(cell):
     assert result == "same bits" or result.startswith("refused"), result
 
 
-@pytest.mark.parametrize("cell", params(CELLS_OF_RANKS, every=3))
+@pytest.mark.parametrize("cell", params(CELLS_OF_RANKS, every=5))
 def test_a_cell_of_ranks_has_the_bits_of_its_twin(twins, cell):
     assert twins.try_cell(cell) == "same bits"
 
 
-@pytest.mark.parametrize("at", [["3"], pytest.param(rank_matrix.LOADED_AT, marks=pytest.mark.long)], ids=["another", "all"])
-def test_what_four_ranks_save_goes_on_at_other_numbers(twins, at):
-    results = twins.try_loads("tiny", "8-bit adamw", at)
-    assert len(results) == len(at) and set(results.values()) == {"same bits"}, results
+@pytest.mark.parametrize("load", params(LOADS, every=5, first=3))
+def test_what_a_mesh_saves_goes_on_at_another(twins, load):
+    assert twins.try_load(load) == "same bits"
