@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from support import fake_gpu
+from support import fake_gpu, families
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -170,7 +170,7 @@ def gemma():
 
 OF_TRANSFORMERS = {
     "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "broad_tied": lambda: gpt2(tied=True, vocab_size=12000), "hooked": hooked,
-    "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma,
+    "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma, **families.FAMILIES,
 }  # fmt: skip
 MODELS = {
     "layers": layers, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "channels_last": channels_last,

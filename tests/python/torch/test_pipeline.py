@@ -1,12 +1,17 @@
 """Pipelines of wrapped models: the bits of one rank that wraps the whole model, checkpoints that any number of stages load, and what is
 refused or fails."""
 
+import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from support import sluice_package  # noqa: F401: skips where the library is not built
+from support.families import FAMILIES
 from support.rank_pool import LIMIT, Pool, run_program
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "pipelines.md"
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +142,19 @@ def test_embedding_and_head_may_share_a_table(two, three, stages, name, given, o
 def test_a_model_of_another_form_is_cut(two, three):
     given = {"name": "bloom", "micro_batches": 2, "steps": 1}
     assert merged(three.call("piped", **given)) == two.call("whole", **given)[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_of_the_guide_has_the_bits_of_the_whole_model(two, three, name):
+    given = {"name": name, "micro_batches": 2, "clip": 0.5, "steps": 2}
+    has_the_bits_of_the_whole_model([2, 3], two, three, given, of_two={"pipeline": "gpipe"})
+
+
+def test_the_guide_names_the_families_that_are_tested():
+    (text,) = re.findall(r"had the bits of one rank \([0-9-]+\):\s+(.*?)\.\n", GUIDE.read_text(), re.DOTALL)
+    told = " ".join(text.split()).replace("Gemma 2 and 3", "Gemma 2, Gemma 3").replace("Llama (also with LoRA)", "Llama, Llama with LoRA")
+    assert told.split(", ") == list(FAMILIES)
 
 
 def test_shapes_and_modes_may_change_from_step_to_step(three, four):
