@@ -71,7 +71,7 @@ CUTS: dict[str, tuple[dict[str, int], list[str]]] = {
     "all axes": ({"pipeline": 2, "tensor": 2, "sequence": 2}, []),
     "all axes zb-h1": ({"pipeline": 2, "tensor": 2, "sequence": 2}, ["--pipeline", "zb-h1"]),
 }
-# A skipped step, and two steps after which the scale grows.
+# With these a step is skipped: the first, or the one after two at whose end the scale grows.
 SCALED = ["--loss-scale", "dynamic", "--initial-scale", "131072", "--scale-growth-interval", "2"]
 TYPES = {
     "f32": [],
@@ -231,7 +231,8 @@ def train(folder, name, cell, *more, steps=STEPS, beside=()):
     assert done.returncode == 0, f"{' '.join(words)}: exit status {done.returncode}: {done.stderr.strip()}"
     norms = [json.loads(line)["gradient_norm"] for line in metrics.read_text().splitlines()]
     assert len(norms) == steps, f"{metrics} has {len(norms)} lines"
-    assert norms.count(None) == (number == "f16"), f"{norms.count(None)} steps are skipped"
+    skipped = norms.count(None)
+    assert skipped == 0 if number != "f16" else steps < STEPS or 0 < skipped < steps, f"{skipped} of {steps} steps are skipped"
     return losses(metrics), norms, final_files(out, steps)
 
 
