@@ -4,7 +4,7 @@ those of one step.
 
     python bench/python/scaling_model.py --data text.txt --model gpt2-1.5b --memory 24GiB --links 10Gbit/s,20us
     python bench/python/scaling_model.py --machine host.json --model llama-70b --memory 80GB --dtype bf16 --ranks-of-a-host 8 \\
-      --micro-batches 1024 --links 1600Gbit/s,5us --link-host 300GB/s,2us --meshes data=8,pipeline=8 data=128,pipeline=8
+      --micro-batches 1024 --links 1600Gbit/s,5us --link-host 300GB/s,2us --meshes data=8,pipeline=8 data=16,pipeline=8,tensor=8
 """
 
 import argparse
@@ -27,7 +27,7 @@ parser.add_argument("--links", nargs="+", default=["10Gbit/s,20us", "100Gbit/s,5
 parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 256, 1024])
 parser.add_argument("--recompute", default="auto", help="what backward computes again")
 parser.add_argument("--stage", help="what of a stage is partitioned along data")
-parser.add_argument("--meshes", nargs="+", help="in place of --ranks: meshes, as data=128,pipeline=8")
+parser.add_argument("--meshes", nargs="+", help="in place of --ranks: meshes, as data=16,pipeline=8,tensor=8")
 parser.add_argument("--ranks-of-a-host", type=int, default=1, help="neighbours, which share a machine")
 parser.add_argument("--link-host", help="what joins the ranks of one host")
 arguments = parser.parse_args()
@@ -72,17 +72,20 @@ def by_ranks() -> None:
 
 
 def by_meshes() -> None:
-    print("| link | mesh | ranks | seconds | tokens/s of each rank | bubble | received along data, pipeline | largest stage |")
+    print("| link | mesh | ranks | seconds | tokens/s of each rank | bubble | received along data, pipeline, within layers | largest stage |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for link in arguments.links:
         for mesh in arguments.meshes:
             ranks = math.prod(int(axis.partition("=")[2]) for axis in mesh.split(","))
-            found = plan(ranks, link, mesh)["pipeline"]
-            received = [max(stage["bytes_received"][axis] for stage in found["stages"]) for axis in ("data", "pipeline")]
+            whole = plan(ranks, link, mesh)
+            step = whole["step"]
+            alone = {"bytes_received": step.get("bytes_received_along", {"data": step["bytes_received"]}), "predicted_peak": whole["predicted_peak"]}
+            found = whole.get("pipeline", {"step_seconds": step["seconds"], "bubble": 0, "stages": [alone]})
+            received = [max(stage["bytes_received"].get(axis, 0) for stage in found["stages"]) / 1e9 for axis in ("data", "pipeline", "layers")]
             speed = arguments.micro_batches * arguments.seq / found["step_seconds"] / ranks
             print(
                 f"| {link} | {mesh} | {ranks:,} | {found['step_seconds']:.2f} | {speed:,.0f} | {found['bubble']:.1%} | "
-                f"{received[0] / 1e9:.1f}, {received[1] / 1e9:.1f} GB | "
+                f"{', '.join(f'{of_axis:,.1f}' for of_axis in received)} GB | "
                 f"{max(stage['predicted_peak'] for stage in found['stages']) / 2**30:.1f} GiB |",
                 flush=True,
             )
