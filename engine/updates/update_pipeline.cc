@@ -381,14 +381,19 @@ bool UpdatePipeline::finish_applied() {
   return std::erase_if(updates_, [](const auto& running) { return running->done(); }) > 0 || reported;
 }
 
+// An update that is applied is reported before a later one is given: where ranks gather what has changed, one
+// of them may wait for that before it has memory for the later update, whose sums the others would wait for.
 bool UpdatePipeline::pump() {
+  const auto give_some = [this] {
+    for (auto& running : updates_)
+      if (give_without_slots(*running)) return true;
+    if (cpu_slots_ > 0 && give_to_cpu()) return true;
+    const auto slot = workable_slot(false);
+    if (slot) give_slot(*slot);
+    return slot.has_value();
+  };
   bool worked = false;
-  for (auto& running : updates_) worked |= give_without_slots(*running);
-  if (cpu_slots_ > 0) worked |= give_to_cpu();
-  while (const auto slot = workable_slot(false)) {
-    give_slot(*slot);
-    worked = true;
-  }
+  for (; give_some(); worked = true) finish_applied();
   return finish_applied() || worked;
 }
 

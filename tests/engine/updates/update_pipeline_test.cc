@@ -37,7 +37,9 @@ class UpdatePipelineTest : public testing::Test {
  protected:
   static constexpr std::size_t kElements = 4096;
 
-  UpdatePipelineTest() {
+  explicit UpdatePipelineTest(const std::vector<std::string>& units = {"unit"},
+                              const optim::OptimizerSettings& optimizer = {})
+      : layout_(units_of(units)), optimizer_(optim::make_optimizer(optimizer)) {
     auto file = std::make_unique<HoldingFile>();
     file_ = file.get();
     std::vector<std::unique_ptr<offload::File>> files;
@@ -45,40 +47,45 @@ class UpdatePipelineTest : public testing::Test {
     disk_.emplace(std::move(files), ledger_);
     backings_ = make_backings(&*disk_);
     states_.emplace(layout_, StateFormat(layout_, *optimizer_, kElements),
-                    std::vector<allocator::Tier>{allocator::Tier::kDisk}, *backings_);
+                    std::vector<allocator::Tier>(units.size(), allocator::Tier::kDisk), *backings_);
     backings_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
     gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
+    wholes_.start(ledger_);
     executor_ = make_inline_executor(layout_, *optimizer_, states_->format(), wholes_, {threads_});
     executor_->start(ledger_);
     pipeline_.emplace(layout_, *optimizer_, *states_, *executor_);
     pipeline_->set_slots(ledger_, 2);
-    write_zero_state();
+    for (UnitId unit = 0; unit < units.size(); ++unit) write_zero_state(unit);
   }
 
-  static Layout one_unit() {
-    UnitSpec unit{"unit", {}};
-    unit.parameters.push_back({"weight", {kElements}, 0, 1});
-    return Layout({unit});
+  static Layout units_of(const std::vector<std::string>& names) {
+    std::vector<UnitSpec> units;
+    for (const std::string& name : names) {
+      units.push_back({name, {}});
+      units.back().parameters.push_back({name + ".weight", {kElements / 64, 64}, 0, 1});
+    }
+    return Layout(units);
   }
 
-  void write_zero_state() {
+  void write_zero_state(UnitId unit) {
     TransferGroup batch;
-    const std::size_t bytes = states_->format().chunk_bytes(0, 0);
-    states_->backing(0).store(0, {pipeline_->slot(0), bytes}, batch.add());
+    const std::size_t bytes = states_->format().chunk_bytes(unit, 0);
+    states_->backing(unit).store(0, {pipeline_->slot(0), bytes}, batch.add());
     batch.wait();
   }
 
-  void add(std::function<void()> on_applied) {
-    Update update{.groups = {{0.01, 0.0, 1.0}},
+  void add(std::function<void()> on_applied, UnitId unit = 0) {
+    Update update{.unit = unit,
+                  .groups = {{0.01, 0.0, 1.0}},
                   .parameter_updates = {{1, 1.0}},
                   .parameters = {parameters_.data(), Dtype::kF32},
                   .gradient = {gradient_.data(), Dtype::kF32}};
     pipeline_->add(update, std::move(on_applied));
   }
 
-  Layout layout_ = one_unit();
-  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_optimizer({});
+  Layout layout_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   Threads threads_{1};
   allocator::Ledger ledger_;
   HoldingFile* file_ = nullptr;
@@ -170,6 +177,44 @@ TEST(ThreadExecutorTest, WhatSomebodyWaitsForComesFirst) {
     // Of two threads that take a work each either may note its own first, so the two next works are alike.
     EXPECT_EQ(gate.begun[2], hurries ? 3U : 1U);
   }
+}
+
+// An executor that notes which updates it is given works of.
+class NotingExecutor final : public UpdateExecutor {
+ public:
+  NotingExecutor(UpdateExecutor& inner, std::string& notes) : inner_(inner), notes_(notes) {}
+  void start(allocator::Ledger& ledger) override { inner_.start(ledger); }
+  void begin(const ChunkWork& work, Done done) override {
+    const std::string note = " work of " + std::to_string(work.update.unit);
+    if (!notes_.ends_with(note)) notes_ += note;
+    inner_.begin(work, std::move(done));
+  }
+  Threads& threads() override { return inner_.threads(); }
+  double seconds() const override { return inner_.seconds(); }
+
+ private:
+  UpdateExecutor& inner_;
+  std::string& notes_;
+};
+
+class UpdatesWithRoundsTest : public UpdatePipelineTest {
+ protected:
+  UpdatesWithRoundsTest()
+      : UpdatePipelineTest({"first", "second"}, {.name = "adafactor", .settings = {{"beta1", 0.9}}}) {
+    pipeline_.emplace(layout_, *optimizer_, *states_, noting_);
+    pipeline_->set_slots(ledger_, 2);
+  }
+
+  std::string notes_;
+  NotingExecutor noting_{*executor_, notes_};
+};
+
+// A rank would else wait in the sums of the later update, while another one, which has no memory for that yet,
+// waits for this one to gather what the earlier update has changed.
+TEST_F(UpdatesWithRoundsTest, AnUpdateIsReportedBeforeALaterOneIsGiven) {
+  for (const UnitId unit : {0U, 1U}) add([&, unit] { notes_ += " end of " + std::to_string(unit); }, unit);
+  while (!pipeline_->idle()) pipeline_->pump();
+  EXPECT_EQ(notes_, " work of 0 end of 0 work of 1 end of 1");
 }
 
 }  // namespace sluice::engine::update_pipeline_test
