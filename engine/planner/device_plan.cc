@@ -13,10 +13,10 @@
 #include "engine/memory/device_shards.h"
 #include "engine/memory/host_staging.h"
 #include "engine/memory/pager.h"
-#include "engine/planner/device_shortage.h"
 #include "engine/planner/device_walk.h"
 #include "engine/planner/placement.h"
 #include "engine/planner/shared_updates.h"
+#include "engine/planner/shortage.h"
 #include "engine/updates/update_pipeline.h"
 #include "optim/elementwise.h"
 
@@ -525,8 +525,10 @@ class DevicePlanner {
     const std::uint64_t all_there = all_on_gpu().device_bytes;
     if (std::min(all_elsewhere, all_there) > in_.budget.device)
       refuse_device_memory(in_.budget, all_elsewhere, all_there);
-    refuse_beside_gpu({in_.budget, least({false, true}, {InMemory::kAll}),
-                       least({true}, {InMemory::kAllButCpuState, InMemory::kNothing}), attempt(kAnyDisk)});
+    refuse_beside_gpu({in_.profile, in_.request, in_.budget, in_.optimizer.name(), placement_,
+                       LeastOfRanks(least({false, true}, {InMemory::kAll})),
+                       LeastOfRanks(least({true}, {InMemory::kAllButCpuState, InMemory::kNothing}))},
+                      attempt(kAnyDisk));
   }
 
   const PlanInputs in_;

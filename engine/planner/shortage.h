@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "engine/plan/plan.h"
@@ -34,14 +35,23 @@ struct Shortage {
   const Budget& budget;
   std::string optimizer;  // its name
   const Placement& placement;
-  LeastOfRanks in_memory, on_disk;  // all of it in memory; everything on disk that can be
+  // All of it in memory; everything on disk that can be. Beside a GPU they are this rank's alone, with all
+  // there that fits there.
+  LeastOfRanks in_memory, on_disk;
 };
 
 // What is needed, as format_size() has it, or with all digits where that would look like what is given.
 std::string format_needed(std::uint64_t needed, std::uint64_t given);
 
-// Throws Error(kBudget), which says which budget is short, by how much, and the cheapest change with which
-// all ranks have a plan.
+// All of these throw Error(kBudget), which says which budget is short, by how much, and what to give: each of
+// the alternatives is enough, and all ranks have a plan with it. The first one is where the CPU computes.
 [[noreturn]] void refuse(const Shortage& shortage);
+// Where a GPU computes, whose memory is enough. with_disk: the plan in the memory that is given, where it
+// would do with a disk.
+[[noreturn]] void refuse_beside_gpu(const Shortage& shortage, const std::optional<Plan>& with_disk);
+// Of a GPU's memory so many bytes are needed with everything elsewhere that can be, and with everything
+// there.
+[[noreturn]] void refuse_device_memory(const Budget& budget, std::uint64_t all_elsewhere,
+                                       std::uint64_t all_there);
 
 }  // namespace sluice::engine
