@@ -11,7 +11,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "engine/planner/device_plan.h"
+#include "engine/planner/planner.h"
 
 // `bench link` measures the connection between a GPU and host memory as the engine uses it: copies in pieces
 // of a unit's size, compared with one large copy; the cost of mapping and registering memory; and how much

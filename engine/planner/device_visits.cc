@@ -79,6 +79,13 @@ void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, cons
   }
 }
 
+void walk_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,
+               Plan& plan) {
+  plan.device_time.computing = computing;
+  plan.device_time.step = walk_on_gpu(units_on_gpu(placement, plan, rates, computing.value_or(0)),
+                                      reach_on_gpu(placement, plan), rates);
+}
+
 }  // namespace
 
 double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates) {
@@ -176,11 +183,28 @@ GpuReach reach_on_gpu(const Placement& placement, const Plan& plan) {
   return reach;
 }
 
-void predict_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,
-                  Plan& plan) {
-  plan.device_time.computing = computing;
-  plan.device_time.step = walk_on_gpu(units_on_gpu(placement, plan, rates, computing.value_or(0)),
-                                      reach_on_gpu(placement, plan), rates);
+void predict_device_step(const Placement& placement, const MachineRates& rates,
+                         std::optional<double> computing, Plan& plan) {
+  Beside all;
+  for (UnitId id = 0; id < plan.units.size(); ++id) {
+    const UnitPlan& unit = plan.units[id];
+    all.add(Beside(placement, rates, id, unit));
+    plan.step_bytes_received += placement.received_bytes(id, unit, placement.micro_batches());
+    plan.step_bytes_from_hosts += placement.received_from_hosts(id, unit);
+    for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+      if (!on_disk(unit, part)) continue;
+      const Placement::Traffic moved = placement.traffic(id, part, unit, placement.micro_batches(),
+                                                         placement.brings_whole_gradient(id, unit));
+      plan.step_bytes_read += moved.read;
+      plan.step_bytes_written += moved.written;
+    }
+  }
+  plan.step_bytes_in = all.copied.read;
+  plan.step_bytes_out = all.copied.written;
+  const double disk = disk_seconds(plan.step_bytes_read, plan.step_bytes_written, rates);
+  plan.device_time = {all.copying(rates),    all.gpu, all.cpu, disk, all.ranks, rates.gpu,
+                      rates.memory_bandwidth};
+  walk_step(placement, rates, computing, plan);
 }
 
 void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,
@@ -197,7 +221,7 @@ void state_computing(const Profile& profile, const optim::Optimizer& optimizer, 
   // A small model's chunks end with its largest unit, which is no size that can be asked for.
   request.chunk_elements = round_up(plan.chunk_elements, kChunkGrain);
   request.compute = Tier::kDevice;
-  predict_step(Placement(profile, optimizer, request), rates, computing, plan);
+  walk_step(Placement(profile, optimizer, request), rates, computing, plan);
 }
 
 }  // namespace sluice::engine

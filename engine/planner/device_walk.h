@@ -73,8 +73,8 @@ struct SecondsOfRanks {
   SecondsOfRanks(const Placement& placement, UnitId unit, const UnitPlan& plan, const MachineRates& rates);
   double sum = 0, gather = 0, fetch = 0;
 };
-// Completes Plan::device_time.
-void predict_step(const Placement& placement, const MachineRates& rates, std::optional<double> computing,
-                  Plan& plan);
+// Completes a plan for a GPU, of which what it has where is known: what a step moves, and Plan::device_time.
+void predict_device_step(const Placement& placement, const MachineRates& rates,
+                         std::optional<double> computing, Plan& plan);
 
 }  // namespace sluice::engine

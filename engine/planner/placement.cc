@@ -213,6 +213,23 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups, 
   return traffic;
 }
 
+Placement::Traffic Placement::traffic(UnitId unit, Part part, const UnitPlan& plan, std::size_t groups,
+                                      bool whole) const {
+  if (part == Part::kState) return state_traffic(unit);
+  if (part == Part::kGradient && keeps_gradient_shard(unit))
+    return {gradient_record_bytes(unit), gradient_record_bytes(unit)};
+  if (part == Part::kGradient) return gradient_traffic(unit, groups, whole);
+  if (!plan.shard_on_disk) return parameter_traffic(unit, groups);
+  return {fetched_of_shard(unit, groups) + shard_traffic(unit).read, shard_traffic(unit).written};
+}
+
+std::size_t Placement::part_bytes(UnitId unit, Part part, const UnitPlan& plan) const {
+  if (part == Part::kState) return state_bytes(unit);
+  if (part == Part::kGradient)
+    return plan.gradient_in_shards ? gradient_record_bytes(unit) : gradient_bytes(unit);
+  return plan.shard_on_disk ? shard_bytes(unit) : parameter_bytes(unit);
+}
+
 std::size_t Placement::chunks_of_typical_unit() const {
   std::vector<std::size_t> chunks;
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit)

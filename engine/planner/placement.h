@@ -71,10 +71,6 @@ class Placement {
   bool passes_shards() const { return has_shards(ShardPlace::kPassed); }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
-  // What keeping it in memory until its update takes: all of that, or this rank's shard.
-  std::size_t kept_gradient_bytes(UnitId unit, const UnitPlan& plan) const {
-    return plan.gradient_in_shards ? units_[unit].gradient_shard.disk : gradient_bytes(unit);
-  }
   std::size_t state_bytes(UnitId unit) const;
   // Whether the unit's gradient is stored: because its update waits for the norm of all gradients or for
   // other units (a joint update), or because other uses or groups of micro-batches add to it.
@@ -106,7 +102,9 @@ class Placement {
   bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.
-  bool may_store_shard(UnitId unit) const { return partitions_parameters(unit) && shard_bytes(unit) > 0; }
+  bool may_store_shard(UnitId unit) const {
+    return compute_ == kCpuTier && partitions_parameters(unit) && shard_bytes(unit) > 0;
+  }
   std::size_t shard_bytes(UnitId unit) const { return units_[unit].parameter_shard.disk; }
 
   // The bytes that one step reads from the disk tier, and writes there, for what is not resident.
@@ -123,6 +121,9 @@ class Placement {
   // The part of gradient_traffic() that comes from keeping a gradient while other uses and groups add to it.
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
+  // Of any part, as the plan has it; and what that takes in memory.
+  Traffic traffic(UnitId unit, Part part, const UnitPlan& plan, std::size_t groups, bool whole = false) const;
+  std::size_t part_bytes(UnitId unit, Part part, const UnitPlan& plan) const;
   // What a final gradient takes where it leaves the GPU.
   std::uint64_t moved_gradient_bytes(UnitId unit) const {
     return final_elements(unit) *
@@ -187,15 +188,15 @@ class Placement {
   std::size_t chunks_of_typical_unit() const;  // of those that have state; 0: none has
   FrameNeeds frame_needs(const Lookahead& lookahead, std::size_t extent_bytes = kHugePage) const;
   Footprint footprint(const std::vector<UnitPlan>& units) const;
-  // Puts a part that is on disk into memory; what is kept in shards, to the tier kRanks.
-  void to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
-    to_memory(unit, part, plan.compute, plan, footprint);
-  }
-  // The same, to host memory where a GPU computes.
+  // Puts a part into the memory of that tier; what is kept in shards, to the tier kRanks.
   void to_memory(UnitId unit, Part part, allocator::Tier tier, UnitPlan& plan, Footprint& footprint) const;
   // Whether loading or saving needs f32 memory that is neither parameter nor master.
   bool needs_scratch() const;
 
+  // An index into UnitProfile::choices.
+  std::size_t choice_of(UnitId unit, std::size_t level) const {
+    return std::min(level, profile_.unit_profiles[unit].choices.size() - 1);
+  }
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
   std::size_t sums_bytes() const;  // Plan::sums_bytes

@@ -1,60 +1,47 @@
-#include "engine/plan/plan.h"
+#include "engine/planner/planner.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 #include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/memory/pager.h"
-#include "engine/memory/stored_shards.h"
 #include "engine/planner/largest_ranks.h"
-#include "engine/planner/placement.h"
-#include "engine/planner/planner.h"
+#include "engine/planner/shared_updates.h"
 #include "engine/planner/shortage.h"
 #include "engine/planner/stages.h"
+#include "engine/planner/tiers.h"
 #include "engine/updates/update_pipeline.h"
+#include "optim/elementwise.h"
 
 namespace sluice::engine {
 namespace {
 
-using allocator::Purpose;
 using allocator::Tier;
 
-constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32, kMostServingPieces = 32;
+constexpr std::size_t kMostStagingSlots = 32;
 constexpr std::size_t kWalkedGroups = 64, kLastGroups = 16;  // of a step of more, for its time
-constexpr std::size_t kUnitsForLonger = 12;  // in models of fewer, frames reach 2 accesses ahead
-constexpr double kRounding = 1e-9;           // relative error of a sum in another order
+constexpr double kRounding = 1e-9;                           // relative error of a sum in another order
 
-// One way to run a step, apart from what is resident.
-struct Shape {
-  std::size_t group = 1;
-  std::size_t level = 0;
-  Lookahead lookahead;
-  std::size_t ahead = 0;  // the index of `lookahead` in lookaheads()
-  std::size_t slots = kLeastStagingSlots;
-  bool fewest() const { return slots == kLeastStagingSlots; }
-};
-
+// Finds the fastest way to run a step where the CPU computes.
 class Planner {
  public:
   explicit Planner(const PlanInputs& in)
       : in_(in),
-        placement_(in.profile, in.optimizer, in.request),
-        needs_scratch_(placement_.needs_scratch()),
-        times_(placement_.times(in.rates)),
-        levels_(recompute_levels(in.profile, in.request.recompute)),
-        element_bytes_(placement_.element_bytes()) {
-    check_request();
-    for (const bool streams : {false, true})
-      slot_bytes_[streams ? 1 : 0] =
-          UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), streams);
-    for (const Lookahead& lookahead : lookaheads()) needs_.push_back(placement_.frame_needs(lookahead));
+        tiers_(in),
+        times_(tiers_.placement().times(in.rates)),
+        levels_(recompute_levels(in.profile, in.request.recompute)) {
+    if (in_.request.group && (*in_.request.group == 0 || *in_.request.group > in_.profile.micro_batches))
+      fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
+           *in_.request.group, in_.profile.micro_batches);
   }
 
   std::optional<Plan> find() const {
     std::optional<Plan> best;
-    std::vector<std::optional<Plan>> last(needs_.size());  // by look-ahead
+    std::vector<std::optional<Plan>> last(tiers_.lookaheads().size());  // by look-ahead
     for (const std::size_t group : group_sizes()) {
       const Start start(*this, in_.profile.repeats(group));
       for (const Shape& shape : shapes(group)) {
@@ -78,51 +65,34 @@ class Planner {
   };
   // REQUIRES: the group is given.
   Least least() const {
-    const Shape shape{*in_.request.group, levels_.back(), lookaheads().back(), needs_.size() - 1,
-                      kLeastStagingSlots};
-    const std::size_t groups = in_.profile.repeats(shape.group);
-    return {describe(shape, {*this, groups, true}), describe(shape, {*this, groups, false})};
+    const std::vector<Lookahead>& lookaheads = tiers_.lookaheads();
+    const Shape shape{*in_.request.group, levels_.back(), lookaheads.back(), lookaheads.size() - 1};
+    const Start start(*this, in_.profile.repeats(shape.group));
+    return {tiers_.describe(shape, start.everything), tiers_.describe(shape, start.least)};
   }
 
  private:
-  void check_request() const {
-    if (in_.request.group && (*in_.request.group == 0 || *in_.request.group > in_.profile.micro_batches))
-      fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
-           *in_.request.group, in_.profile.micro_batches);
-  }
-
   std::vector<std::size_t> group_sizes() const {
     if (in_.request.group) return {*in_.request.group};
     return group_sizes_of(in_.profile.micro_batches);
   }
 
-  std::vector<Lookahead> lookaheads() const {
-    std::vector<Lookahead> all = {{2, true}, {1, true}, {1, false}};
-    if (in_.profile.units.size() >= kUnitsForLonger) all.insert(all.begin(), {4, true});
-    if (in_.request.prefetch) all = {{*in_.request.prefetch, true}, {*in_.request.prefetch, false}};
-    if (placement_.sums_go_on()) {
-      const Lookahead least = all.back();
-      for (Lookahead& each : all) each.sums = true;
-      if (!in_.profile.any_order) all.push_back(least);
-    }
-    return all;
-  }
-
   // One slot is updated; the others keep the disk busy both ways, also while a transfer ends. In any order
   // chunks are updated only between accesses: those of a typical unit should arrive meanwhile.
   std::vector<std::size_t> slot_counts() const {
-    const std::size_t one_way =
-        1 + divide_up(in_.rates.disk_in_flight, std::max<std::size_t>(slot_bytes_[0], 1));
-    const std::size_t between = in_.profile.any_order ? placement_.chunks_of_typical_unit() : 0;
+    const Placement& placement = tiers_.placement();
+    const std::size_t slot = UpdatePipeline::slot_bytes(placement.format(), placement.layout(), false);
+    const std::size_t one_way = 1 + divide_up(in_.rates.disk_in_flight, std::max<std::size_t>(slot, 1));
+    const std::size_t between = in_.profile.any_order ? placement.chunks_of_typical_unit() : 0;
     const std::size_t wanted =
-        std::clamp(1 + std::max(2 * one_way, one_way + between), kLeastStagingSlots, kMostStagingSlots);
-    if (wanted == kLeastStagingSlots) return {wanted};
-    return {wanted, kLeastStagingSlots};
+        std::clamp(1 + std::max(2 * one_way, one_way + between), kLeastSlots, kMostStagingSlots);
+    if (wanted == kLeastSlots) return {wanted};
+    return {wanted, kLeastSlots};
   }
 
   std::vector<Shape> shapes(std::size_t group) const {
     std::vector<Shape> result;
-    const std::vector<Lookahead> all = lookaheads();
+    const std::vector<Lookahead>& all = tiers_.lookaheads();
     for (const std::size_t level : levels_)
       for (std::size_t ahead = 0; ahead < all.size(); ++ahead)
         for (const std::size_t slots : slot_counts())
@@ -133,203 +103,39 @@ class Planner {
   double computing(std::size_t level) const {
     double seconds = 0;
     for (UnitId unit = 0; unit < times_.size(); ++unit)
-      seconds += times_[unit].forward + times_[unit].backward[choice_of(unit, level)];
+      seconds += times_[unit].forward + times_[unit].backward[tiers_.placement().choice_of(unit, level)];
     return static_cast<double>(in_.profile.micro_batches) * seconds;
   }
 
-  std::size_t choice_of(UnitId unit, std::size_t level) const {
-    return std::min(level, in_.profile.unit_profiles[unit].choices.size() - 1);
-  }
-
-  std::vector<UnitPlan> units_at(std::size_t groups, bool resident) const {
-    std::vector<UnitPlan> units(in_.profile.units.size());
-    for (UnitId unit = 0; unit < units.size(); ++unit) {
-      units[unit].stage = placement_.stage(unit);
-      const bool small = is_packed(placement_.parameter_bytes(unit));
-      const auto place = [&](Part part, std::size_t bytes) {
-        const Tier chosen = resident || small ? kCpuTier : Tier::kDisk;
-        units[unit].place(part, bytes == 0 ? kCpuTier : in_.request.place(part).value_or(chosen));
-      };
-      place(Part::kParameters, placement_.parameter_bytes(unit));
-      if (placement_.partitions_parameters(unit)) {
-        units[unit].shard_on_disk =
-            placement_.may_store_shard(unit) && units[unit].tier(Part::kParameters) == Tier::kDisk;
-        units[unit].place(Part::kParameters, Tier::kRanks);
-      }
-      place(Part::kGradient, placement_.gradient_bytes(unit));
-      place(Part::kState, placement_.state_bytes(unit));
-      units[unit].gradient_stored =
-          placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, groups);
-      units[unit].gradient_in_shards = placement_.partitions_gradient(unit, groups);
-      if (units[unit].gradient_in_shards) {
-        units[unit].gradient_stored = !units[unit].resident(Part::kGradient);
-        if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kRanks);
-      } else if (!units[unit].gradient_stored) {
-        units[unit].place(Part::kGradient, Tier::kDisk);
-      }
-    }
-    return units;
-  }
-
-  struct Item {
-    UnitId unit;
-    Part part;
-    double gain;  // bytes of traffic saved for each byte of memory
-  };
-
-  // A placement of all units and what it takes, before recomputation and slots are chosen.
-  struct Placed {
-    Placed(const Planner& planner, std::size_t groups, bool resident)
-        : units(planner.units_at(groups, resident)), footprint(planner.placement_.footprint(units)) {
-      for (const FrameNeeds& needs : planner.needs_) frames.emplace_back(needs, units);
-    }
-    std::vector<UnitPlan> units;
-    Footprint footprint;
-    std::vector<Frames> frames;  // by look-ahead
-  };
-
+  // What of a group is the same for all shapes: where everything is, and where as little as can be is in
+  // memory.
   struct Start {
     Start(const Planner& planner, std::size_t groups)
-        : everything(planner, groups, true),
-          least(planner, groups, false),
-          by_gain(planner.items(groups, least.units)),
+        : everything(planner.placed(Tier::kHost, groups)),
+          least(planner.placed(Tier::kDisk, groups)),
+          by_gain(planner.tiers_.items(least.units, groups, true)),
           parameters_first(by_gain) {
       std::ranges::stable_partition(parameters_first,
-                                    [](const Item& item) { return item.part == Part::kParameters; });
+                                    [](const Tiers::Item& item) { return item.part == Part::kParameters; });
     }
-    Placed everything, least;
-    std::vector<Item> by_gain, parameters_first;
+    Tiers::Placed everything, least;
+    std::vector<Tiers::Item> by_gain, parameters_first;
   };
 
-  std::vector<Item> items(std::size_t groups, const std::vector<UnitPlan>& placed) const {
-    std::vector<Item> result;
-    const auto offer = [&](UnitId unit, Part part, std::uint64_t saved, std::size_t held) {
-      const bool in_shards = placed[unit].tier(part) == Tier::kRanks;
-      const bool stored = part == Part::kParameters && placed[unit].shard_on_disk;
-      const bool fixed = (in_shards && !stored) || in_.request.place(part);
-      if (placed[unit].resident(part) || fixed || saved == 0) return;
-      result.push_back({unit, part, static_cast<double>(saved) / static_cast<double>(held)});
-    };
-    for (UnitId unit = 0; unit < placed.size(); ++unit) {
-      if (placed[unit].shard_on_disk)
-        offer(unit, Part::kParameters,
-              placement_.fetched_of_shard(unit, groups) + placement_.shard_traffic(unit).total(),
-              placement_.shard_bytes(unit));
-      else
-        offer(unit, Part::kParameters, placement_.parameter_traffic(unit, groups).total(),
-              placement_.parameter_bytes(unit));
-      if (placed[unit].gradient_stored)
-        offer(unit, Part::kGradient, placement_.gradient_traffic(unit, groups).total(),
-              placement_.kept_gradient_bytes(unit, placed[unit]));
-      offer(unit, Part::kState, placement_.state_traffic(unit).total(), placement_.state_bytes(unit));
-    }
-    std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
-    return result;
+  Tiers::Placed placed(Tier rest, std::size_t groups) const {
+    return tiers_.place_all(rest, groups, std::vector(in_.profile.units.size(), kCpuTier));
   }
 
   // Puts into memory, while it fits, what saves most traffic for its bytes. All of it takes less of the disk,
   // whose budget may be kept only then.
   std::optional<Plan> fill(const Shape& shape, const Start& start, bool parameters_first) const {
-    Plan plan = describe(shape, start.everything);
-    if (fits(plan)) return plan;
-    plan = describe(shape, start.least);
+    Plan plan = tiers_.describe(shape, start.everything);
+    if (fits(plan, in_.budget)) return plan;
+    plan = tiers_.describe(shape, start.least);
     if (plan.peak_memory > in_.budget.memory && !parameters_first) return std::nullopt;
-    Footprint footprint = start.least.footprint;
-    Frames frames = start.least.frames[shape.ahead];
-    for (const Item& item : parameters_first ? start.parameters_first : start.by_gain) {
-      UnitPlan larger = plan.units[item.unit];
-      Footprint then = footprint;
-      placement_.to_memory(item.unit, item.part, larger, then);
-      const bool frees_frames = item.part != Part::kState && larger.resident(item.part);
-      const auto fits_in = [&](std::size_t extents) {
-        return sum(host_bytes(plan, shape, then, extents)) <= in_.budget.memory;
-      };
-      // With parameters first, it may fit only when the last of them free their frames.
-      if (!(parameters_first && item.part == Part::kParameters && frees_frames) && !fits_in(frames.bound()) &&
-          !fits_in(frees_frames ? frames.most_without(item.unit, item.part) : frames.most()))
-        continue;
-      if (frees_frames) frames.remove(item.unit, item.part);
-      plan.units[item.unit] = larger;
-      footprint = then;
-    }
-    predict_memory(plan, shape, footprint, frames.most());
-    return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
-  }
-
-  Plan describe(const Shape& shape, const Placed& placed) const {
-    Plan plan;
-    plan.ranks = in_.request.ranks;
-    plan.knows_link = in_.rates.link.has_value();
-    plan.clip = in_.request.clip;
-    plan.reproducible = in_.request.reproducible;
-    plan.sums_bytes = placement_.sums_bytes();
-    plan.group = shape.group;
-    plan.prefetch = shape.lookahead.prefetch;
-    plan.sums_beside = shape.lookahead.sums;
-    // Extents of this size need few enough mappings for a pool of any size.
-    plan.extent_bytes = kHugePage;
-    plan.chunk_elements = placement_.format().shards().chunk_elements();
-    plan.state_bytes_per_parameter = element_bytes_;
-    plan.units = placed.units;
-    for (UnitId unit = 0; unit < plan.units.size(); ++unit)
-      plan.units[unit].choice = choice_of(unit, shape.level);
-    plan.activation_bytes = placement_.activation_bytes(plan.units, shape.group);
-    plan.workspace_bytes = placement_.workspace_bytes(plan.units);
-    predict_memory(plan, shape, placed.footprint, placed.frames[shape.ahead].bound());
-    return plan;
-  }
-
-  std::size_t slots_of(const Shape& shape, const Footprint& footprint) const {
-    return footprint.streamed > 0 ? shape.slots : needs_scratch_ ? 1 : 0;
-  }
-
-  // As many as keep the disk busy, and as many that are sent meanwhile.
-  std::size_t pieces_of(const Shape& shape, const Footprint& footprint) const {
-    if (footprint.shards_on_disk == 0) return 0;
-    if (shape.fewest()) return StoredShards::kFewestPieces;
-    return std::clamp(2 * divide_up(in_.rates.disk_in_flight, StoredShards::kPiece),
-                      StoredShards::kFewestPieces, kMostServingPieces);
-  }
-
-  using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
-  Bytes host_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
-                   std::size_t extents) const {
-    Bytes host = {};
-    host[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes +
-                                       round_up(footprint.shards[index(Part::kParameters)], kHugePage);
-    host[index(Purpose::kGradient)] = footprint.memory(Part::kGradient) +
-                                      round_up(footprint.shards[index(Part::kGradient)], kHugePage) +
-                                      round_up(plan.sums_bytes, kHugePage);
-    host[index(Purpose::kOptimizerState)] =
-        footprint.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);
-    host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
-    host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + in_.profile.hidden_bytes +
-                                       round_up(placement_.rounds().bytes, kHugePage);
-    const std::size_t slot = slot_bytes_[footprint.shards_on_disk > 0 ? 1 : 0];
-    host[index(Purpose::kStaging)] = round_up(slots_of(shape, footprint) * slot, kHugePage) +
-                                     round_up(pieces_of(shape, footprint) * StoredShards::kPiece, kHugePage) +
-                                     placement_.relay_bytes(shape.fewest());
-    host[index(Purpose::kBase)] = in_.budget.base + footprint.metadata;
-    return host;
-  }
-
-  static std::uint64_t sum(const auto& bytes) {
-    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
-  }
-
-  void predict_memory(Plan& plan, const Shape& shape, const Footprint& footprint, std::size_t extents) const {
-    plan.extents = extents;
-    plan.staging_slots = slots_of(shape, footprint);
-    plan.serving_pieces = pieces_of(shape, footprint);
-    plan.relay_pieces = placement_.relay_pieces(shape.fewest());
-    plan.relay_piece_bytes = placement_.relay_piece_bytes();
-    plan.bytes[index(Tier::kHost)] = host_bytes(plan, shape, footprint, extents);
-    Bytes& disk = plan.bytes[index(Tier::kDisk)];
-    disk[index(Purpose::kParameter)] = footprint.disk[index(Part::kParameters)];
-    disk[index(Purpose::kGradient)] = footprint.disk[index(Part::kGradient)];
-    disk[index(Purpose::kOptimizerState)] = footprint.disk[index(Part::kState)];
-    plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
-    plan.disk_bytes = sum(disk);
+    tiers_.fill(plan, shape, start.least, parameters_first ? start.parameters_first : start.by_gain,
+                Tier::kHost, parameters_first);
+    return fits(plan, in_.budget) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
   }
 
   // `last` is the last plan with the same look-ahead, which may make the same step.
@@ -352,14 +158,14 @@ class Planner {
     if (beyond > 0) predict_step(shorter.emplace(plan), lookahead, beyond + kLastGroups);
     predict_step(plan, lookahead, beyond);
     if (beyond > 0) add_groups(plan, *shorter, beyond);
-    plan.step_bytes_read_apart = plan.step_bytes_read + placement_.read_apart(plan.units, plan.group);
+    plan.step_bytes_read_apart = plan.step_bytes_read + tiers_.placement().read_apart(plan.units, plan.group);
   }
 
   // Of a step of as many groups as are planned, but `beyond`.
   void predict_step(Plan& plan, const Lookahead& lookahead, std::size_t beyond) const {
-    const std::vector<Visit> visits =
-        placement_.visits(plan.units, plan.group, times_, in_.profile.micro_batches - beyond * plan.group);
-    placement_.count_bytes(visits, plan);
+    const std::vector<Visit> visits = tiers_.placement().visits(
+        plan.units, plan.group, times_, in_.profile.micro_batches - beyond * plan.group);
+    tiers_.placement().count_bytes(visits, plan);
     const std::size_t window =
         (in_.profile.any_order ? in_.profile.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
     const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);
@@ -379,30 +185,276 @@ class Planner {
       plan.*each += (plan.*each - shorter.*each) / kLastGroups * more;
   }
 
-  bool fits(const Plan& plan) const {
-    return plan.peak_memory <= in_.budget.memory && plan.disk_bytes <= in_.budget.disk;
+  const PlanInputs in_;
+  const Tiers tiers_;
+  std::vector<Placement::Times> times_;  // by unit
+  std::vector<std::size_t> levels_;      // of recomputation
+};
+
+constexpr std::size_t kMostSlots = 4;  // on a GPU: where there is room, one more waits
+// The CPU's slots beside it are as few as there where memory is short. Otherwise some more than chunks that
+// it updates at a time come in and go out meanwhile.
+constexpr std::size_t kMoreHostSlots = 8;
+// What is on the GPU may take one part in so many more with larger extents than with the smallest, and so
+// may the frames that all that is elsewhere would take together.
+constexpr std::uint64_t kExtentWaste = 16;
+
+// The largest unit has at least so many chunks, so that their copies and updates run side by side; all slots
+// may have one part in so many of the memory that is stated.
+constexpr std::size_t kLeastChunks = 16;
+constexpr std::uint64_t kSlotsShare = 64;
+
+constexpr std::uint64_t kAnyDisk = std::numeric_limits<std::uint64_t>::max();
+
+std::size_t most_host_slots(const MachineRates& rates) {
+  return static_cast<std::size_t>(chunks_at_a_time(rates.cores)) + kMoreHostSlots;
+}
+
+// Takes the first way to run a step that fits where a GPU computes: as much as fits is on it, first what
+// saves most seconds for its bytes, and of the rest as much as fits in host memory. Where the rest fits there
+// as a whole the disk is not used, also if it is given; more memory never makes a plan use it. Where all of
+// the model fits on the GPU, all of it is there.
+//
+// The GPU updates what has its state there. Of the other units, whose state or whose gradients and parameters
+// must be copied, so many are updated by the CPU that a step takes least (share_updates()). What a GPU cannot
+// update at all (Adafactor, Muon) is the CPU's.
+class DevicePlanner {
+ public:
+  explicit DevicePlanner(const PlanInputs& in)
+      : in_(in), tiers_(in), updates_(std::vector(in.profile.units.size(), Tier::kDevice), "the GPU") {
+    const bool by_gpu = in_.optimizer.elementwise({}).has_value();
+    check_updates(by_gpu);
+    keep_shards_with_the_cpu();
+    chooses_updates_ = by_gpu && !in_.request.updates;
+    if (chooses_updates_) return;
+    const Tier by = in_.request.updates.value_or(Tier::kHost);
+    std::ranges::fill(updates_.first, by);
+    updates_.second = fmt::format(
+        "the {}, {}", by == Tier::kHost ? "CPU" : "GPU",
+        in_.request.updates ? "as asked"
+                            : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
+  }
+
+  std::optional<Plan> find() {
+    std::optional<Plan> plan = attempt(in_.budget.disk);
+    if (chooses_updates_ && !tiers_.placement().partitions_any_parameters())
+      if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
+    if (plan) predict_device_step(tiers_.placement(), in_.rates, in_.request.computing, *plan);
+    return plan;
+  }
+
+  [[noreturn]] void refuse() const {
+    const Plan elsewhere = describe(shapes().back(), Tier::kDisk), there = all_on_gpu();
+    if (std::min(elsewhere.device_bytes, there.device_bytes) > in_.budget.device)
+      refuse_device_memory(in_.budget, elsewhere.device_bytes, there.device_bytes);
+    refuse_beside_gpu({in_.profile, in_.request, in_.budget, in_.optimizer.name(), tiers_.placement(),
+                       LeastOfRanks(least({false, true}, {InMemory::kAll})),
+                       LeastOfRanks(least({true}, {InMemory::kAllButCpuState, InMemory::kNothing}))},
+                      attempt(kAnyDisk));
+  }
+
+ private:
+  // Replaces the plan by one in which the CPU updates, too, unless that uses a disk and the plan does not.
+  // alone: a plan by which the GPU updates everything.
+  void share(const Plan& alone, std::optional<Plan>& plan) {
+    Plan both = alone;
+    both.host_slots = most_host_slots(in_.rates);
+    updates_ = share_updates(tiers_.placement(), in_.rates, both, in_.request.computing.value_or(0));
+    std::optional<Plan> shared = attempt(in_.budget.disk);
+    if (shared && (!plan || plan->uses_disk() || !shared->uses_disk()))
+      plan = std::move(shared);
+    else if (plan)
+      plan->updates_because = "the GPU, since memory is too short for updates by the CPU beside it";
+  }
+
+  void check_updates(bool by_gpu) const {
+    if (in_.request.updates == Tier::kDevice && !by_gpu)
+      fail(ErrorCode::kInvalidArgument,
+           "updates on the GPU are asked for, and {} looks at each parameter as a whole, which only the CPU "
+           "does; let the CPU update, or choose adamw, adam, lion or sgd",
+           in_.optimizer.name());
+    if (in_.request.place(Part::kState) == Tier::kDevice && (in_.request.updates == Tier::kHost || !by_gpu))
+      fail(ErrorCode::kInvalidArgument,
+           "optimizer state on the GPU is asked for, and the CPU updates; leave the state in memory or on "
+           "disk");
+  }
+
+  // Where GPUs do not copy shards of parameters from each other, these are in host memory, from where all
+  // ranks read them.
+  void keep_shards_with_the_cpu() {
+    const Placement& placement = tiers_.placement();
+    if (!placement.partitions_any_parameters() || placement.shards_on_gpus()) return;
+    if (in_.request.updates == Tier::kDevice)
+      fail(ErrorCode::kInvalidArgument,
+           "updates on the GPU are asked for at stage 3, at which the CPU updates each rank's shard of the "
+           "parameters, in host memory, unless all ranks have theirs on GPUs that read each other's memory; "
+           "let the CPU update, or ask for stage 1");
+    for (UnitId unit = 0; unit < updates_.first.size(); ++unit)
+      if (placement.partitions_parameters(unit)) updates_.first[unit] = Tier::kHost;
+    updates_.second = "the CPU where parameters are partitioned, and else the GPU";
+  }
+
+  std::vector<Shape> shapes() const {
+    std::vector<Shape> result;
+    for (std::size_t ahead = 0; ahead < tiers_.lookaheads().size(); ++ahead)
+      for (const auto& [slots, host_slots] :
+           {std::pair{kMostSlots, most_host_slots(in_.rates)}, {kLeastSlots, kLeastSlots}})
+        result.push_back({1, 0, tiers_.lookaheads()[ahead], ahead, slots, host_slots});
+    return result;
+  }
+
+  // What of all that is elsewhere is in host memory: all that may be there; all but what the CPU alone uses;
+  // or nothing. What is on disk passes through memory that is there while anything is, so that the last parts
+  // may fit into memory together where none of them would alone.
+  enum class InMemory { kAll, kAllButCpuState, kNothing };
+
+  // Disks are slow, so any plan that does without is better than one that does not.
+  std::optional<Plan> attempt(std::uint64_t disk) const {
+    Budget budget = in_.budget;
+    budget.disk = disk;
+    if (Plan plan = all_on_gpu(); fits(plan, budget)) return plan;
+    for (const bool with_disk : {false, true})
+      for (const Shape& shape : shapes())
+        if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
+          if (Plan plan = in_memory(*on_gpu, shape, InMemory::kAll); fits(plan, budget)) return plan;
+    for (const Shape& shape : shapes())
+      if (const std::optional<Plan> on_gpu = fill_gpu(shape, true))
+        for (const InMemory least : {InMemory::kAllButCpuState, InMemory::kNothing}) {
+          Plan plan = in_memory(*on_gpu, shape, least);
+          if (plan.peak_memory > budget.memory) continue;
+          const auto items = tiers_.items(plan.units, groups(), true);
+          tiers_.fill(plan, shape, tiers_.placed(plan.units), items, Tier::kHost);
+          if (fits(plan, budget)) return plan;
+        }
+    return std::nullopt;
+  }
+
+  std::size_t groups() const { return in_.profile.micro_batches; }
+
+  // Gradients that do not wait are applied as they come, in the only group of a step.
+  Tiers::Placed placed(Tier rest) const { return tiers_.place_all(rest, 1, updates_.first); }
+
+  Plan describe(const Shape& shape, const Tiers::Placed& placed) const {
+    Plan plan = tiers_.describe(shape, placed);
+    plan.updates_because = updates_.second;
+    return plan;
+  }
+  Plan describe(const Shape& shape, Tier rest) const { return describe(shape, placed(rest)); }
+
+  // The plan with everything on the GPU. It needs neither frames nor slots, so it may fit where no plan does
+  // that leaves a little elsewhere.
+  Plan all_on_gpu() const { return describe(shapes().front(), Tier::kDevice); }
+
+  // A plan with as much on the GPU as fits there, and the rest on disk, where it may be there. with_disk:
+  // whether what saves most is found for a plan that uses the disk.
+  std::optional<Plan> fill_gpu(const Shape& shape, bool with_disk) const {
+    const Tiers::Placed least = placed(Tier::kDisk);
+    Plan plan = describe(shape, least);
+    if (plan.device_bytes > in_.budget.device) return std::nullopt;
+    tiers_.fill(plan, shape, least, tiers_.items(least.units, groups(), with_disk), Tier::kDevice);
+    enlarge_extents(plan, shape);
+    return plan;
+  }
+
+  // Takes the largest extents with which all that is on the GPU still fits there, and with which neither that
+  // nor the frames of all that is elsewhere are much larger.
+  void enlarge_extents(Plan& plan, const Shape& shape) const {
+    const Placement& placement = tiers_.placement();
+    const auto frames_of_all = [&](const FrameNeeds& needs, std::size_t extent_bytes) {
+      std::uint64_t extents = 0;
+      for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+        for (const Part part : {Part::kParameters, Part::kGradient})
+          if (!plan.units[unit].resident(part)) extents += needs.extents[index(part)][unit];
+      return extents * extent_bytes;
+    };
+    const auto most = [](std::uint64_t smallest_take) {
+      return smallest_take + smallest_take / kExtentWaste;
+    };
+    const std::uint64_t elsewhere = most(frames_of_all(placement.frame_needs(shape.lookahead), kHugePage));
+    const std::uint64_t here = std::min(in_.budget.device, most(plan.device_bytes));
+    const Footprint footprint = placement.footprint(plan.units);
+    for (std::size_t bytes = kLargestExtentBytes; bytes > kHugePage; bytes /= 2) {
+      const FrameNeeds needs = placement.frame_needs(shape.lookahead, bytes);
+      if (frames_of_all(needs, bytes) > elsewhere) continue;
+      Plan larger = plan;
+      larger.extent_bytes = bytes;
+      tiers_.count(larger, shape, footprint, Frames(needs, plan.units).most());
+      if (larger.device_bytes > here) continue;
+      plan = std::move(larger);
+      return;
+    }
+  }
+
+  Plan in_memory(Plan plan, const Shape& shape, InMemory what) const {
+    for (UnitPlan& unit : plan.units)
+      for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+        const bool is_movable = unit.tier(part) == Tier::kDisk && !in_.request.place(part);
+        const bool is_cpu_state = part == Part::kState && unit.updated_by_cpu();
+        if (is_movable && (what == InMemory::kAll || (what == InMemory::kAllButCpuState && !is_cpu_state)))
+          unit.place(part, Tier::kHost);
+      }
+    tiers_.count(plan, shape, tiers_.placement().footprint(plan.units), plan.extents);
+    return plan;
+  }
+
+  // Of the plans that fit on the GPU, the one that takes least host memory.
+  Plan least(std::initializer_list<bool> orders, std::initializer_list<InMemory> ways) const {
+    std::optional<Plan> least;
+    if (Plan all = all_on_gpu(); all.device_bytes <= in_.budget.device) least = std::move(all);
+    for (const bool with_disk : orders)
+      for (const Shape& shape : shapes())
+        if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
+          for (const InMemory way : ways)
+            if (Plan plan = in_memory(*on_gpu, shape, way); !least || plan.peak_memory < least->peak_memory)
+              least = std::move(plan);
+    predict_device_step(tiers_.placement(), in_.rates, in_.request.computing, *least);
+    return *least;
   }
 
   const PlanInputs in_;
-  Placement placement_;
-  bool needs_scratch_;
-  std::vector<Placement::Times> times_;  // by unit
-  std::vector<std::size_t> levels_;      // of recomputation
-  double element_bytes_;
-  std::array<std::size_t, 2> slot_bytes_ = {};  // of a staging slot without parameters, and with them
-  std::vector<FrameNeeds> needs_;               // by look-ahead
+  const Tiers tiers_;
+  std::pair<std::vector<Tier>, std::string> updates_;  // what updates each unit, and why
+  bool chooses_updates_ = false;
 };
+
+// A chunk costs a dozen calls of the driver, whatever its size, and what a client queues waits behind those
+// of a unit's chunks: the driver has about 1,000 places for what is queued, and then lets the caller wait.
+std::size_t larger_chunk(const PlanInputs& in, PlanRequest at, std::size_t elements) {
+  const Layout layout(in.profile.units);
+  std::size_t most = 0;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    most = std::max(most, layout.unit_elements(unit));
+  for (std::size_t larger = 2 * elements; larger <= kMostChunk && larger * kLeastChunks <= most;
+       larger *= 2) {
+    at.chunk_elements = larger;
+    const Placement placement(in.profile, in.optimizer, at);
+    const std::size_t slot = UpdatePipeline::slot_bytes(placement.format(), layout, false);
+    const std::size_t slot_of_cpu = UpdatePipeline::cpu_slot_bytes(placement.format(), layout, true);
+    if (kMostSlots * slot > in.budget.device / kSlotsShare ||
+        most_host_slots(in.rates) * slot_of_cpu > in.budget.memory / kSlotsShare)
+      break;
+    elements = larger;
+  }
+  return elements;
+}
 
 }  // namespace
 
+// Updates take long enough with the larger chunk, with which staging may not fit.
 std::optional<Plan> find_plan(const PlanInputs& in) {
-  const std::size_t chunk = Placement(in.profile, in.optimizer, in.request).chunk_for(in.rates);
-  if (!in.request.chunk_elements && chunk > kChunkGrain) {
-    PlanRequest larger = in.request;
-    larger.chunk_elements = chunk;
-    if (std::optional<Plan> plan = Planner(in.with(larger)).find()) return plan;
-  }
-  return Planner(in).find();
+  const bool on_gpu = in.request.compute == Tier::kDevice;
+  const auto find = [&](const PlanRequest& request) {
+    return on_gpu ? DevicePlanner(in.with(request)).find() : Planner(in.with(request)).find();
+  };
+  PlanRequest at = in.request;
+  if (at.chunk_elements) return find(at);
+  const std::size_t chunk = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
+  const std::size_t least = on_gpu ? chunk : kChunkGrain;
+  at.chunk_elements = on_gpu ? larger_chunk(in, at, chunk) : chunk;
+  if (*at.chunk_elements > least)
+    if (std::optional<Plan> plan = find(at); plan && !(on_gpu && plan->uses_disk())) return plan;
+  at.chunk_elements = least;
+  return find(at);
 }
 
 std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim::Optimizer& optimizer,
@@ -420,6 +472,11 @@ std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim
 }
 
 void refuse_plan(const PlanInputs& in) {
+  if (in.request.compute == Tier::kDevice) {
+    PlanRequest at = in.request;
+    if (!at.chunk_elements) at.chunk_elements = Placement(in.profile, in.optimizer, at).chunk_for(in.rates);
+    DevicePlanner(in.with(at)).refuse();
+  }
   const std::vector<int> ranks = largest_ranks(in.profile, in.optimizer, in.request);
   std::optional<LeastOfRanks> in_memory, on_disk;
   // One micro-batch at a time takes least for activations. With all at a time gradients are final at once,

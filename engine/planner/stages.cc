@@ -9,11 +9,14 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/layout/kind.h"
-#include "engine/planner/device_plan.h"
 #include "engine/planner/placement.h"
 #include "engine/planner/planner.h"
+#include "engine/planner/tiers.h"
 
 namespace sluice::engine {
+
+using allocator::Tier;
+
 namespace {
 
 // With these a plan is found in seconds.
@@ -121,7 +124,7 @@ class StagesOfUnits {
     std::vector<std::uint64_t> received;
     for (UnitId unit = 0; unit < in_.profile.units.size(); ++unit) {
       UnitPlan plan;
-      if (placement.partitions_parameters(unit)) plan.place(Part::kParameters, allocator::Tier::kRanks);
+      if (placement.partitions_parameters(unit)) plan.place(Part::kParameters, Tier::kRanks);
       received.push_back(placement.received_bytes(unit, plan, groups));
     }
     return received;
@@ -195,6 +198,94 @@ std::size_t group_of_step(const WholeStep& step, const PlanRequest& request) {
          "a group of {} micro-batches is asked for, and the step has groups of {}", *request.group,
          step.group);
   return step.group;
+}
+
+PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
+  if (request.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "device memory is given to a reproducible run, which the CPU computes; leave one of them out");
+  if (!profile.any_order)
+    fail(ErrorCode::kInvalidArgument,
+         "device memory is given to a native model, which the CPU computes; leave it out");
+  PlanRequest result = request;
+  result.compute = Tier::kDevice;
+  if (request.ranks.size == 1) result.stage = 0;
+  return result;
+}
+
+// The stages that may be, and with each where shards may lie.
+std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& asked) {
+  std::vector<PlanRequest> requests;
+  const auto add = [&](const PlanRequest& request) {
+    const Placement first(in.profile, in.optimizer, request);
+    if (!first.partitions_any_parameters()) return requests.push_back(request);
+    for (const ShardPlace shards : {ShardPlace::kGpu, ShardPlace::kPassed, ShardPlace::kHost}) {
+      if (shards < first.shards() || shards != request.shards.value_or(shards)) continue;
+      if (first.shards_on_gpus() && shards != ShardPlace::kGpu && request.updates == Tier::kDevice) continue;
+      requests.push_back(request);
+      requests.back().shards = shards;
+    }
+  };
+  const bool gives_stage = asked.stage || !asked.stages.empty();
+  if (gives_stage) add(asked);
+  for (const std::size_t stage : {std::size_t{0}, std::size_t{1}, kMostStage}) {
+    if (gives_stage) break;
+    PlanRequest at = asked;
+    at.stages.assign(in.profile.units.size(), stage);
+    if (stage < kMostStage || at.updates != Tier::kDevice || at.ranks.gpus_meet) add(at);
+  }
+  return requests;
+}
+
+// The one with the shortest step with which nothing is on disk, and of those that are alike the first one; or
+// else the one that moves least from the disk and to it.
+std::optional<Plan> best_of(const PlanInputs& in, const std::vector<PlanRequest>& requests) {
+  const auto moved = [](const Plan& of) { return of.step_bytes_read + of.step_bytes_written; };
+  const auto is_better = [&](const Plan& plan, const Plan& than) {
+    if (plan.uses_disk() || than.uses_disk()) return moved(plan) < moved(than);
+    return plan.device_time.step < kAlike * than.device_time.step;
+  };
+  std::optional<Plan> best;
+  for (const PlanRequest& request : requests) {
+    std::optional<Plan> plan = find_plan(in.with(request));
+    if (plan && (!best || is_better(*plan, *best))) best = std::move(plan);
+  }
+  return best;
+}
+
+// Where parts of gradients do not fit in memory, or are asked to be on disk, gradients stay whole. Changes
+// `asked` to what was tried last.
+std::optional<Plan> find_for(const PlanInputs& in, PlanRequest& asked) {
+  asked.whole_gradients = asked.place(Part::kGradient) == Tier::kDisk;
+  std::optional<Plan> best = best_of(in, requests_for(in, asked));
+  if (!best && !std::exchange(asked.whole_gradients, true)) best = best_of(in, requests_for(in, asked));
+  return best;
+}
+
+// Of two plans that differ in what joins the GPUs.
+bool is_joined_better(const Plan& plan, const Plan& than) {
+  if (plan.uses_disk() != than.uses_disk()) return than.uses_disk();
+  return plan.device_time.step < kAlike * than.device_time.step;
+}
+
+// Whether ranks with GPUs that meet may do without: GPUs do not update shards of the host's.
+bool may_join_by_host(const PlanRequest& asked) {
+  const bool has_shards = asked.stage == kMostStage || std::ranges::count(asked.stages, kMostStage) > 0;
+  return asked.chooses_links && asked.ranks.gpus_meet && !(has_shards && asked.updates == Tier::kDevice);
+}
+
+// Where a GPU computes, whose memory is budget.device.
+Plan make_device_plan(const PlanInputs& in) {
+  PlanRequest asked = on_device(in.profile, in.request);
+  std::optional<Plan> best = find_for(in, asked);
+  if (may_join_by_host(asked)) {
+    asked.ranks.gpus_meet = false;
+    std::optional<Plan> in_host = find_for(in, asked);
+    if (best && !in_host) best->needs_gpus_to_meet = true;
+    if (in_host && (!best || is_joined_better(*in_host, *best))) best = std::move(in_host);
+  }
+  if (best) return *best;
+  refuse_plan(in.with(requests_for(in, asked).back()));
 }
 
 }  // namespace

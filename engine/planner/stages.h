@@ -17,8 +17,9 @@ bool faster(const Plan& a, const Plan& b);
 // How many micro-batches may pass through a unit together, from the most to the least.
 std::vector<std::size_t> group_sizes_of(std::size_t micro_batches);
 
-// Returns the plan that is fastest at the stages of the request, if any fits. Throws Error(kInvalidArgument)
-// as make_plan(). REQUIRES: the stages are given, and the group, where gradients are added pairwise.
+// Returns the plan that make_plan() would at the stages of the request, if any fits. Throws
+// Error(kInvalidArgument) as make_plan(). REQUIRES: the stages are given, and the group, where gradients are
+// added pairwise.
 std::optional<Plan> find_plan(const PlanInputs& in);
 // Throws why there is none: Error(kBudget).
 [[noreturn]] void refuse_plan(const PlanInputs& in);

@@ -1,5 +1,4 @@
 #include "cuda/engine_fixture.h"
-#include "engine/planner/device_plan.h"
 #include "engine/planner/planner.h"
 #include "testing.h"
 

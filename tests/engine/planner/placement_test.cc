@@ -143,7 +143,7 @@ TEST(Placement, ShardsOfFinalGradientsTakeAsMuchOfAllRanksAsTheGradientOfOne) {
     on_disk += footprint.disk[index(Part::kGradient)];
     EXPECT_EQ(footprint.shards[index(Part::kGradient)], 0u);
     for (UnitId unit = 0; unit < units.size(); ++unit) {
-      placement.to_memory(unit, Part::kGradient, units[unit], footprint);
+      placement.to_memory(unit, Part::kGradient, kCpuTier, units[unit], footprint);
       EXPECT_EQ(units[unit].tier(Part::kGradient), allocator::Tier::kRanks);
     }
     in_memory += footprint.shards[index(Part::kGradient)];
@@ -190,7 +190,7 @@ TEST(Placement, ShardsOfParametersTakeAsMuchOfAllRanksAsTheParametersOfOne) {
       EXPECT_EQ(footprint.shards[index(Part::kParameters)], 0u);
       for (const Visit& visit : placement.visits(units, 1, placement.times({}))) fetched += visit.fetched;
       for (UnitId unit = 0; unit < units.size(); ++unit)
-        placement.to_memory(unit, Part::kParameters, units[unit], footprint);
+        placement.to_memory(unit, Part::kParameters, kCpuTier, units[unit], footprint);
       for (const Visit& visit : placement.visits(units, 1, placement.times({}))) EXPECT_EQ(visit.fetched, 0u);
       in_memory += footprint.shards[index(Part::kParameters)];
       EXPECT_EQ(footprint.disk[index(Part::kParameters)], 0u);
