@@ -1,4 +1,4 @@
-#include "engine/planner/device_walk.h"
+#include "engine/planner/walk.h"
 
 #include <algorithm>
 #include <array>

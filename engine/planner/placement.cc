@@ -512,8 +512,9 @@ double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
   return std::max(arithmetic, bytes / rates.memory_bandwidth) + product_flops_[unit] / rates.flops;
 }
 
-double Placement::gpu_update_seconds(UnitId unit, const GpuRates& rates) const {
-  return updated(unit) ? static_cast<double>(format_.shards().here(unit).size()) * rates.update_seconds : 0;
+double Placement::update_seconds(UnitId unit, const UnitPlan& plan, const MachineRates& rates) const {
+  if (plan.updated_by_cpu() || !updated(unit)) return update_seconds(unit, rates);
+  return static_cast<double>(format_.shards().here(unit).size()) * rates.gpu.update_seconds;
 }
 
 std::size_t Placement::chunk_for(const MachineRates& rates) const {

@@ -89,7 +89,6 @@ class Placement {
     return plan.tier(Part::kParameters) != allocator::Tier::kRanks || buckets_[unit].front().rounds > 0 ||
            (on_disk && !plan.updated_by_cpu());
   }
-  bool ends_micro_batches() const { return profile_.ends_micro_batches; }
   // The part of a step's computing beside which ranks may sum: its last micro-batch.
   double last_micro_batch() const {
     return ranks_.size > 1 ? 1 / static_cast<double>(profile_.micro_batches) : 1;
@@ -149,8 +148,8 @@ class Placement {
     std::uint64_t sum = 0, gather = 0;
   };
   Moved moved_of_shared(UnitId unit, const UnitPlan& plan) const;
-  double update_seconds(UnitId unit, const MachineRates& rates) const;  // by the CPU
-  double gpu_update_seconds(UnitId unit, const GpuRates& rates) const;
+  double update_seconds(UnitId unit, const MachineRates& rates) const;                        // by the CPU
+  double update_seconds(UnitId unit, const UnitPlan& plan, const MachineRates& rates) const;  // by either
   // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
   // and for its update.
   std::uint64_t fetched_of_shard(UnitId unit, std::size_t groups) const {
@@ -241,6 +240,16 @@ class Placement {
   // The same of a step of fewer micro-batches.
   std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
                             const std::vector<Times>& times, std::size_t micro_batches) const;
+  // Of a unit's sum and gather, also where all threads of a rank read what the others have (RankMemory); and
+  // of a fetch.
+  struct SecondsOfRanks {
+    double sum = 0, gather = 0, fetch = 0;
+  };
+  SecondsOfRanks ranks_seconds(UnitId unit, const UnitPlan& plan, const MachineRates& rates) const;
+  // Completes a plan for a GPU: what its step moves, and Plan::device_time; or, of the latter, how long the
+  // step takes.
+  void predict_on_gpu(const MachineRates& rates, std::optional<double> computing, Plan& plan) const;
+  void walk_on_gpu(const MachineRates& rates, std::optional<double> computing, Plan& plan) const;
   // Adds up what a step of these visits moves.
   void count_bytes(const std::vector<Visit>& visits, Plan& plan) const;
   // The smallest chunk of which every update takes long enough at this machine's bandwidth of memory.
@@ -318,6 +327,9 @@ class Placement {
   }
   void add_computing(const std::vector<UnitPlan>& units, std::size_t group, const std::vector<Times>& times,
                      std::size_t all_micro_batches, std::vector<Visit>& visits) const;
+  // A plan's step on a GPU, for engine::walk_on_gpu(), in which the client computes for so many seconds.
+  std::vector<UnitOnGpu> units_on_gpu(const Plan& plan, const MachineRates& rates, double computing) const;
+  GpuReach reach_on_gpu(const Plan& plan) const;
   // Calls body(parameter, StateFormat::update_bytes()) for each parameter that is updated.
   template <class Body>
   void for_each_updated(UnitId unit, const Body& body) const;

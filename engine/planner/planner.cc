@@ -239,7 +239,7 @@ class DevicePlanner {
     std::optional<Plan> plan = attempt(in_.budget.disk);
     if (chooses_updates_ && !tiers_.placement().partitions_any_parameters())
       if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
-    if (plan) predict_device_step(tiers_.placement(), in_.rates, in_.request.computing, *plan);
+    if (plan) tiers_.placement().predict_on_gpu(in_.rates, in_.request.computing, *plan);
     return plan;
   }
 
@@ -407,7 +407,7 @@ class DevicePlanner {
           for (const InMemory way : ways)
             if (Plan plan = in_memory(*on_gpu, shape, way); !least || plan.peak_memory < least->peak_memory)
               least = std::move(plan);
-    predict_device_step(tiers_.placement(), in_.rates, in_.request.computing, *least);
+    tiers_.placement().predict_on_gpu(in_.rates, in_.request.computing, *least);
     return *least;
   }
 
@@ -469,6 +469,23 @@ std::vector<SectionSeconds> seconds_of_units(const Profile& profile, const optim
     if (std::ranges::count(profile.schedule, unit, &Access::unit) == 1)
       seconds[unit].backward += std::exchange(seconds[unit].forward, 0);
   return seconds;
+}
+
+void state_computing(const Profile& profile, const optim::Optimizer& optimizer, const MachineRates& rates,
+                     double computing, Plan& plan) {
+  PlanRequest request;
+  request.clip = plan.clip;
+  request.ranks = plan.ranks;
+  request.stages = plan.stages();
+  request.shards = plan.shard_place();
+  if (plan.sums_in_backward)
+    request.stage = plan.one_stage();
+  else
+    request.whole_gradients = true;
+  // A small model's chunks end with its largest unit, which is no size that can be asked for.
+  request.chunk_elements = round_up(plan.chunk_elements, kChunkGrain);
+  request.compute = Tier::kDevice;
+  Placement(profile, optimizer, request).walk_on_gpu(rates, computing, plan);
 }
 
 void refuse_plan(const PlanInputs& in) {

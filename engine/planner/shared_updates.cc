@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "core/bytes.h"
-#include "engine/planner/device_walk.h"
 
 namespace sluice::engine {
 
@@ -21,13 +23,12 @@ class Sharing {
   Sharing(const Placement& placement, const MachineRates& rates, const Plan& by_gpu, double computing)
       : placement_(placement), rates_(rates), by_gpu_(by_gpu), computing_(computing) {
     for (UnitId unit = 0; unit < by_gpu.units.size(); ++unit) {
-      UnitPlan plan = by_gpu.units[unit];
-      const Beside now(placement, rates, unit, plan);
-      plan.updated_on = Tier::kHost;
-      const Beside then(placement, rates, unit, plan);
-      const double saved = now.copying(rates) - then.copying(rates);
-      if (then.cpu > 0 && saved > 0 && !by_gpu.units[unit].resident(Part::kState))
-        choices_.push_back({unit, saved / then.cpu});
+      if (by_gpu.units[unit].resident(Part::kState)) continue;
+      UnitPlan by_cpu = by_gpu.units[unit];
+      by_cpu.updated_on = Tier::kHost;
+      const double saved = copying(unit, by_gpu.units[unit]) - copying(unit, by_cpu);
+      const double seconds = placement.update_seconds(unit, rates);
+      if (seconds > 0 && saved > 0) choices_.push_back({unit, saved / seconds});
     }
     std::ranges::stable_sort(choices_, std::greater<>(), &Choice::gain);
     seconds_.resize(choices_.size() + 1);
@@ -56,8 +57,8 @@ class Sharing {
     if (!known) {
       Plan plan = by_gpu_;
       for (const UnitId unit : chosen(count)) plan.units[unit].updated_on = Tier::kHost;
-      known = walk_on_gpu(units_on_gpu(placement_, plan, rates_, computing_), reach_on_gpu(placement_, plan),
-                          rates_);
+      placement_.walk_on_gpu(rates_, computing_, plan);
+      known = plan.device_time.step;
     }
     return *known;
   }
@@ -81,6 +82,11 @@ class Sharing {
     UnitId unit;
     double gain;  // seconds of copies that are saved for each of the CPU
   };
+  double copying(UnitId unit, const UnitPlan& plan) const {
+    const Placement::Traffic copied = placement_.link_traffic(unit, plan);
+    return copy_seconds(copied.read, copied.written, rates_.gpu);
+  }
+
   const Placement& placement_;
   const MachineRates& rates_;
   const Plan& by_gpu_;

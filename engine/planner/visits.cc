@@ -2,10 +2,14 @@
 #include <utility>
 
 #include "core/bytes.h"
+#include "engine/memory/device_ranks.h"
 #include "engine/planner/placement.h"
 
-// Describes a step as the visits over which walk() goes.
+// Describes a step as walk() and walk_on_gpu() go over it.
 namespace sluice::engine {
+
+using allocator::Tier;
+
 namespace {
 
 class Pace {
@@ -37,6 +41,69 @@ class Pace {
   const MachineRates& rates_;
   std::vector<double> each_;
 };
+
+// Of what the client computes, the part that is forward: a third, or a quarter where backward computes it
+// again, which a plan does not know.
+constexpr double kForward = 0.3;
+
+// Unless somebody knows better, a message takes a little less than those of communicator_bench on two cores
+// that are busy.
+double seconds_of_message(const MachineRates& rates) {
+  constexpr double kAssumedLatency = 5e-5;
+  return rates.link ? rates.link->latency : kAssumedLatency;
+}
+
+double between_gpus(const Arriving& arriving, const MachineRates& rates) {
+  return rates.gpu.between > 0 ? static_cast<double>(arriving.bytes) / rates.gpu.between : 0;
+}
+
+bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
+
+// Where a unit is fetched once, it was still there for the other use: the last units for backward, and the
+// first ones for the next step's forward. Those of earlier micro-batches count with the last one's forward.
+void add_fetches(const Placement& placement, UnitId id, std::size_t units, const UnitPlan& plan,
+                 UnitOnGpu& unit) {
+  const std::uint64_t bytes = placement.parameter_bytes(id);
+  const bool in_shards = plan.tier(Part::kParameters) == Tier::kRanks;
+  const std::uint64_t fetches = bytes == 0  ? 0
+                                : in_shards ? placement.fetches(id)
+                                            : placement.parameter_traffic(id, 1).read / bytes;
+  const bool late = id >= units / 2;
+  unit.forward.fetched = fetches > 1 || (fetches == 1 && late) ? bytes : 0;
+  unit.backward.fetched = fetches > 1 || (fetches == 1 && !late) ? bytes : 0;
+  unit.forward.fetched += placement.fetches(id) * (placement.micro_batches() - 1) * bytes;
+  if (on_disk(plan, Part::kParameters)) {
+    unit.forward.from_disk = unit.forward.fetched;
+    unit.backward.from_disk = unit.backward.fetched;
+  }
+}
+
+// A gradient that waits elsewhere comes to each later micro-batch, and leaves after each of them.
+void add_gradient(const Placement& placement, UnitId id, const UnitPlan& plan, UnitOnGpu& unit) {
+  const Placement::Traffic kept = placement.kept_gradient_traffic(id, placement.micro_batches());
+  const std::uint64_t final = placement.gradient_traffic(id, 1).written;
+  unit.forward.fetched += kept.read;
+  unit.forward.left = kept.written;
+  unit.backward.left = final;
+  if (!on_disk(plan, Part::kGradient)) return;
+  unit.forward.from_disk += kept.read;
+  unit.forward.to_disk = kept.written;
+  unit.backward.to_disk = final;
+}
+
+void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, const MachineRates& rates,
+               UnitOnGpu& unit) {
+  const Placement::OfRanks moved = placement.link_traffic_of_ranks(id, plan);
+  const Placement::SecondsOfRanks seconds = placement.ranks_seconds(id, plan, rates);
+  unit.sum = {moved.sum.written, moved.sum.read, seconds.sum, moved.kept};
+  unit.gather = {moved.gather.written, moved.gather.read, seconds.gather};
+  if (plan.tier(Part::kParameters) != Tier::kRanks) return;
+  for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward}) {
+    const std::uint64_t fetches = use->fetched / placement.parameter_bytes(id);
+    use->from_ranks = seconds.fetch * static_cast<double>(fetches);
+    use->fetched = placement.fetched_by_link(id, plan) * fetches;
+  }
+}
 
 }  // namespace
 
@@ -130,7 +197,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
       if (sums_early(unit, plan, use))
         visits[(groups - 1) * length + own.last_writes[static_cast<std::size_t>(use)]].summed +=
             received_of_sum(unit, use);
-    if (plan.tier(Part::kParameters) == allocator::Tier::kRanks && own.fetches > 0) {
+    if (plan.tier(Part::kParameters) == Tier::kRanks && own.fetches > 0) {
       const std::uint64_t fetches = own.fetches * groups;
       const std::uint64_t from_disk = plan.shard_on_disk ? fetched_of_shard(unit, groups) / fetches : 0;
       for (std::size_t g = 0; g < groups; ++g)
@@ -147,7 +214,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     const Traffic state = plan.resident(Part::kState) ? Traffic() : state_traffic(unit);
     update.read += state.read;
     update.written += state.written;
-    if (plan.tier(Part::kParameters) == allocator::Tier::kDisk) {
+    if (plan.tier(Part::kParameters) == Tier::kDisk) {
       const Traffic traffic = parameter_traffic(unit, groups);
       updated_at.written += traffic.written;
       std::uint64_t left = traffic.read;
@@ -186,6 +253,132 @@ void Placement::count_bytes(const std::vector<Visit>& visits, Plan& plan) const 
     plan.step_bytes_read += visit.read_bytes();
     plan.step_bytes_written += visit.written_bytes();
   }
+}
+
+// ---- on a GPU ----
+
+Placement::SecondsOfRanks Placement::ranks_seconds(UnitId unit, const UnitPlan& plan,
+                                                   const MachineRates& rates) const {
+  SecondsOfRanks result;
+  const Received received = this->received(unit, plan);
+  // Ranks tell each other when a piece is there.
+  const auto telling = [&](bool on_gpus) {
+    const std::size_t piece = DeviceRanks::pace(layout_, on_gpus).elements;
+    return static_cast<double>(divide_up(layout_.unit_elements(unit), piece)) * seconds_of_message(rates);
+  };
+  const Placement::Moved moved = moved_of_shared(unit, plan);
+  const auto seconds = [&](const Arriving& arriving, std::uint64_t in_host, bool on_gpus) {
+    if (arriving.bytes == 0 && (on_gpus || in_host == 0)) return 0.0;
+    if (on_gpus) return telling(true) + between_gpus(arriving, rates);
+    if (!reads_pieces(unit) || rates.rank_processor_seconds == 0) return seconds_of_ranks(arriving, rates);
+    return telling(false) +
+           std::max(over_links(arriving, rates), static_cast<double>(in_host) / rates.memory_bandwidth);
+  };
+  result.sum = seconds(received.gradient, moved.sum, sums_on_gpus(plan));
+  result.gather = seconds(received.updated, moved.gather, gathers_on_gpus(plan));
+  if (plan.tier(Part::kParameters) != Tier::kRanks) return result;
+  if (plan.shard_on_gpu() || passes_shards())
+    result.fetch = seconds_of_message(rates) + between_gpus(received.fetched, rates);
+  else if (copies_shards())
+    result.fetch = seconds_of_message(rates);
+  else
+    result.fetch = seconds_of_ranks(received.fetched, rates);
+  return result;
+}
+
+std::vector<UnitOnGpu> Placement::units_on_gpu(const Plan& plan, const MachineRates& rates,
+                                               double computing) const {
+  double all = 0;
+  for (UnitId id = 0; id < plan.units.size(); ++id) all += static_cast<double>(layout_.unit_elements(id));
+  // Earlier micro-batches count with the last one's forward.
+  const double last = last_micro_batch();
+  std::vector<UnitOnGpu> units(plan.units.size());
+  for (UnitId id = 0; id < units.size(); ++id) {
+    const UnitPlan& placed = plan.units[id];
+    UnitOnGpu& unit = units[id];
+    const double share = static_cast<double>(layout_.unit_elements(id)) / all;
+    unit.backward.compute = (1 - kForward) * share * last * computing;
+    unit.forward.compute =
+        last == 1 ? kForward * share * computing : share * computing - unit.backward.compute;
+    const auto extents = [&](Part part, std::size_t bytes) {
+      return placed.resident(part) ? 0 : divide_up(bytes, plan.extent_bytes);
+    };
+    unit.forward.extents = extents(Part::kParameters, parameter_bytes(id));
+    unit.backward.extents = unit.forward.extents + extents(Part::kGradient, gradient_bytes(id));
+    if (!placed.resident(Part::kParameters)) add_fetches(*this, id, units.size(), placed, unit);
+    add_ranks(*this, id, placed, rates, unit);
+    if (gradient_bytes(id) == 0) continue;
+    if (placed.gradient_stored && !placed.resident(Part::kGradient)) add_gradient(*this, id, placed, unit);
+    unit.by_cpu = placed.updated_by_cpu();
+    unit.elements = layout_.unit_elements(id);
+    unit.update = update_seconds(id, placed, rates);
+    const Placement::Traffic link = link_traffic(id, placed);
+    const std::uint64_t other_in =
+        unit.forward.fetched + unit.backward.fetched + unit.sum.in + unit.gather.in;
+    const std::uint64_t other_out =
+        unit.forward.left + unit.backward.left + unit.sum.out + unit.sum.kept + unit.gather.out;
+    unit.in = link.read - std::min(link.read, other_in);
+    unit.out = link.written - std::min(link.written, other_out);
+    if (on_disk(placed, Part::kParameters)) unit.written += parameter_traffic(id, 1).written;
+    if (on_disk(placed, Part::kState)) {
+      unit.read += state_traffic(id).read;
+      unit.written += state_traffic(id).written;
+    }
+    if (on_disk(placed, Part::kGradient) && placed.gradient_stored)
+      unit.read += gradient_traffic(id, 1, brings_whole_gradient(id, placed)).read;
+  }
+  return units;
+}
+
+GpuReach Placement::reach_on_gpu(const Plan& plan) const {
+  GpuReach reach;
+  reach.ahead = plan.prefetch;
+  reach.extents = plan.extents;
+  reach.in_backward = !plan.clip;
+  reach.sums_beside = profile_.ends_micro_batches;
+  for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+    reach.settles = reach.settles || settles(unit, plan.units[unit]);
+  reach.gpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.staging_slots)};
+  reach.cpu = {plan.chunk_elements, std::max<std::size_t>(1, plan.host_slots)};
+  const DeviceRanks::Pace pace = DeviceRanks::pace(layout_, meeting().on_gpus);
+  reach.ranks = {std::max<std::size_t>(1, pace.elements), pace.pieces};
+  return reach;
+}
+
+void Placement::predict_on_gpu(const MachineRates& rates, std::optional<double> computing, Plan& plan) const {
+  DeviceTime& time = plan.device_time;
+  Traffic copied;
+  for (UnitId id = 0; id < plan.units.size(); ++id) {
+    const UnitPlan& unit = plan.units[id];
+    const Traffic link = link_traffic(id, unit);
+    copied.read += link.read;
+    copied.written += link.written;
+    (unit.updated_by_cpu() ? time.cpu_updates : time.gpu_updates) += update_seconds(id, unit, rates);
+    const SecondsOfRanks of_ranks = ranks_seconds(id, unit, rates);
+    time.ranks +=
+        of_ranks.sum + of_ranks.gather + static_cast<double>(fetches(id) * micro_batches()) * of_ranks.fetch;
+    plan.step_bytes_received += received_bytes(id, unit, micro_batches());
+    plan.step_bytes_from_hosts += received_from_hosts(id, unit);
+    for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
+      if (!on_disk(unit, part)) continue;
+      const Traffic moved = traffic(id, part, unit, micro_batches(), brings_whole_gradient(id, unit));
+      plan.step_bytes_read += moved.read;
+      plan.step_bytes_written += moved.written;
+    }
+  }
+  plan.step_bytes_in = copied.read;
+  plan.step_bytes_out = copied.written;
+  time.link = copy_seconds(copied.read, copied.written, rates.gpu);
+  time.disk = disk_seconds(plan.step_bytes_read, plan.step_bytes_written, rates);
+  time.rates = rates.gpu;
+  time.cpu_memory = rates.memory_bandwidth;
+  walk_on_gpu(rates, computing, plan);
+}
+
+void Placement::walk_on_gpu(const MachineRates& rates, std::optional<double> computing, Plan& plan) const {
+  plan.device_time.computing = computing;
+  plan.device_time.step =
+      engine::walk_on_gpu(units_on_gpu(plan, rates, computing.value_or(0)), reach_on_gpu(plan), rates);
 }
 
 }  // namespace sluice::engine

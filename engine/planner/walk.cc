@@ -90,8 +90,7 @@ class Walk {
   // Returns when what is asked for at that time has come from other ranks.
   double receive(double since, const Arriving& arriving) {
     owed_to_ranks_ += static_cast<double>(arriving.bytes) * rates_.rank_processor_seconds / rates_.cores;
-    const double seconds =
-        link_seconds(arriving.by_link, rates_.link) + link_seconds(arriving.in_host, rates_.host_link);
+    const double seconds = over_links(arriving, rates_);
     if (seconds == 0) return since;
     time_.link += seconds;
     return link_ = std::max(link_, since) + seconds;
@@ -246,6 +245,15 @@ class Walk {
 };
 
 }  // namespace
+
+double over_links(const Arriving& arriving, const MachineRates& rates) {
+  return link_seconds(arriving.by_link, rates.link) + link_seconds(arriving.in_host, rates.host_link);
+}
+
+double seconds_of_ranks(const Arriving& arriving, const MachineRates& rates) {
+  return std::max(over_links(arriving, rates),
+                  static_cast<double>(arriving.bytes) * rates.rank_processor_seconds);
+}
 
 StepTime walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates) {
   return visits.empty() ? StepTime() : Walk(visits, reach, rates).run();

@@ -1,4 +1,4 @@
-#include "engine/planner/device_walk.h"
+#include "engine/planner/walk.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/bytes.h"
+#include "engine/planner/placement.h"
 
 namespace sluice::engine {
 namespace device_walk_test {
@@ -267,7 +268,7 @@ TEST(RanksOnGpus, ReadEachOthersMemoryAsFastAsTheirLinkIs) {
     const Placement placement(profile, *optim::make_optimizer({}), request);
     const std::uint64_t others = (kRanks - 1) * 2 * (stage == 0 ? kElements : kElements / kRanks);
     const double messages = kPieces * rates.link->latency;
-    const SecondsOfRanks seconds(placement, 0, plan, rates);
+    const Placement::SecondsOfRanks seconds = placement.ranks_seconds(0, plan, rates);
     EXPECT_DOUBLE_EQ(seconds.sum, messages + static_cast<double>(others) / rates.gpu.between);
     EXPECT_DOUBLE_EQ(seconds.gather, stage == 0 ? 0 : seconds.sum);
     EXPECT_EQ(placement.received_bytes(0, plan, 1), others * (stage + 1));
