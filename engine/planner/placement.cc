@@ -346,31 +346,29 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
   }
 }
 
+void Placement::count(UnitId unit, const UnitPlan& plan, std::uint64_t times, Footprint& footprint) const {
+  footprint.streamed += streams(unit, plan) ? times : 0;
+  footprint.cpu_streamed += streams_through_cpu(unit, plan) ? times : 0;
+  for (std::size_t part = 0; part < kParts; ++part)
+    count(unit, static_cast<Part>(part), plan, times, footprint);
+}
+
 Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
   Footprint footprint;
-  for (UnitId unit = 0; unit < units.size(); ++unit) {
-    footprint.streamed += streams(unit, units[unit]) ? 1 : 0;
-    footprint.cpu_streamed += streams_through_cpu(unit, units[unit]) ? 1 : 0;
-    for (std::size_t part = 0; part < kParts; ++part)
-      count(unit, static_cast<Part>(part), units[unit], 1, footprint);
-  }
+  for (UnitId unit = 0; unit < units.size(); ++unit) count(unit, units[unit], 1, footprint);
   return footprint;
 }
 
 void Placement::to_memory(UnitId unit, Part part, allocator::Tier tier, UnitPlan& plan,
                           Footprint& footprint) const {
-  footprint.streamed -= streams(unit, plan) ? 1 : 0;
-  footprint.cpu_streamed -= streams_through_cpu(unit, plan) ? 1 : 0;
-  count(unit, part, plan, -std::uint64_t{1}, footprint);
+  count(unit, plan, -std::uint64_t{1}, footprint);
   const bool shard = part == Part::kGradient && plan.gradient_in_shards;
   if (part == Part::kParameters && plan.shard_on_disk)
     plan.shard_on_disk = false;
   else
     plan.place(part, shard ? allocator::Tier::kRanks : tier);
   if (shard) plan.gradient_stored = false;
-  count(unit, part, plan, 1, footprint);
-  footprint.streamed += streams(unit, plan) ? 1 : 0;
-  footprint.cpu_streamed += streams_through_cpu(unit, plan) ? 1 : 0;
+  count(unit, plan, 1, footprint);
 }
 
 bool Placement::needs_scratch() const {

@@ -89,10 +89,6 @@ class Placement {
     return plan.tier(Part::kParameters) != allocator::Tier::kRanks || buckets_[unit].front().rounds > 0 ||
            (on_disk && !plan.updated_by_cpu());
   }
-  // The part of a step's computing beside which ranks may sum: its last micro-batch.
-  double last_micro_batch() const {
-    return ranks_.size > 1 ? 1 / static_cast<double>(profile_.micro_batches) : 1;
-  }
   std::size_t fetches(UnitId unit) const { return units_[unit].at.fetches; }  // of parameters, by a group
   // Where a GPU computes, a group is one of so many micro-batches of a step.
   std::size_t micro_batches() const { return profile_.micro_batches; }
@@ -361,7 +357,9 @@ class Placement {
   // Whether a use of the unit's gradient is summed before others of it are final.
   bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;
   Traffic measured_shard_traffic(UnitId unit) const;
-  // Adds to the footprint, so many times (-1: once less), what the part takes where the plan puts it.
+  // Adds to the footprint, so many times (-1: once less), what the unit, or the part, takes where the plan
+  // puts it.
+  void count(UnitId unit, const UnitPlan& plan, std::uint64_t times, Footprint& footprint) const;
   void count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times, Footprint& footprint) const;
   void find_positions();
   void measure(UnitId unit);

@@ -65,8 +65,7 @@ class Planner {
   };
   // REQUIRES: the group is given.
   Least least() const {
-    const std::vector<Lookahead>& lookaheads = tiers_.lookaheads();
-    const Shape shape{*in_.request.group, levels_.back(), lookaheads.back(), lookaheads.size() - 1};
+    const Shape shape = shapes(*in_.request.group).back();
     const Start start(*this, in_.profile.repeats(shape.group));
     return {tiers_.describe(shape, start.everything), tiers_.describe(shape, start.least)};
   }
@@ -79,26 +78,18 @@ class Planner {
 
   // One slot is updated; the others keep the disk busy both ways, also while a transfer ends. In any order
   // chunks are updated only between accesses: those of a typical unit should arrive meanwhile.
-  std::vector<std::size_t> slot_counts() const {
+  std::vector<Tiers::Slots> slots() const {
     const Placement& placement = tiers_.placement();
     const std::size_t slot = UpdatePipeline::slot_bytes(placement.format(), placement.layout(), false);
     const std::size_t one_way = 1 + divide_up(in_.rates.disk_in_flight, std::max<std::size_t>(slot, 1));
     const std::size_t between = in_.profile.any_order ? placement.chunks_of_typical_unit() : 0;
     const std::size_t wanted =
         std::clamp(1 + std::max(2 * one_way, one_way + between), kLeastSlots, kMostStagingSlots);
-    if (wanted == kLeastSlots) return {wanted};
-    return {wanted, kLeastSlots};
+    if (wanted == kLeastSlots) return {{wanted, 0}};
+    return {{wanted, 0}, {kLeastSlots, 0}};
   }
 
-  std::vector<Shape> shapes(std::size_t group) const {
-    std::vector<Shape> result;
-    const std::vector<Lookahead>& all = tiers_.lookaheads();
-    for (const std::size_t level : levels_)
-      for (std::size_t ahead = 0; ahead < all.size(); ++ahead)
-        for (const std::size_t slots : slot_counts())
-          result.push_back({group, level, all[ahead], ahead, slots});
-    return result;
-  }
+  std::vector<Shape> shapes(std::size_t group) const { return tiers_.shapes(group, levels_, slots()); }
 
   double computing(std::size_t level) const {
     double seconds = 0;
@@ -295,12 +286,7 @@ class DevicePlanner {
   }
 
   std::vector<Shape> shapes() const {
-    std::vector<Shape> result;
-    for (std::size_t ahead = 0; ahead < tiers_.lookaheads().size(); ++ahead)
-      for (const auto& [slots, host_slots] :
-           {std::pair{kMostSlots, most_host_slots(in_.rates)}, {kLeastSlots, kLeastSlots}})
-        result.push_back({1, 0, tiers_.lookaheads()[ahead], ahead, slots, host_slots});
-    return result;
+    return tiers_.shapes(1, {0}, {{kMostSlots, most_host_slots(in_.rates)}, {kLeastSlots, kLeastSlots}});
   }
 
   // What of all that is elsewhere is in host memory: all that may be there; all but what the CPU alone uses;

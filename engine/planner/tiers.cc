@@ -174,6 +174,16 @@ std::vector<Tiers::Item> Tiers::items(const std::vector<UnitPlan>& units, std::s
   return result;
 }
 
+std::vector<Shape> Tiers::shapes(std::size_t group, const std::vector<std::size_t>& levels,
+                                 const std::vector<Slots>& slots) const {
+  std::vector<Shape> result;
+  for (const std::size_t level : levels)
+    for (std::size_t ahead = 0; ahead < lookaheads_.size(); ++ahead)
+      for (const auto& [own, of_host] : slots)
+        result.push_back({group, level, lookaheads_[ahead], ahead, own, of_host});
+  return result;
+}
+
 Plan Tiers::describe(const Shape& shape, const Placed& placed) const {
   Plan plan;
   plan.ranks = in_.request.ranks;

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "engine/planner/inputs.h"
@@ -64,6 +65,11 @@ class Tiers {
   // What saves most comes first.
   std::vector<Item> items(const std::vector<UnitPlan>& units, std::size_t groups, bool with_disk) const;
 
+  // All of them with these levels and slots: of the processor that computes, and of the CPU beside a GPU. The
+  // last one takes least memory.
+  using Slots = std::pair<std::size_t, std::size_t>;
+  std::vector<Shape> shapes(std::size_t group, const std::vector<std::size_t>& levels,
+                            const std::vector<Slots>& slots) const;
   Plan describe(const Shape& shape, const Placed& placed) const;
   // Brings items to that tier while they fit in its memory, the first ones first. The plan has the units of
   // `placed`. parameters_first: parameters that leave frames without use are brought in any case, since it

@@ -266,7 +266,7 @@ Placement::SecondsOfRanks Placement::ranks_seconds(UnitId unit, const UnitPlan& 
     const std::size_t piece = DeviceRanks::pace(layout_, on_gpus).elements;
     return static_cast<double>(divide_up(layout_.unit_elements(unit), piece)) * seconds_of_message(rates);
   };
-  const Placement::Moved moved = moved_of_shared(unit, plan);
+  const Moved moved = moved_of_shared(unit, plan);
   const auto seconds = [&](const Arriving& arriving, std::uint64_t in_host, bool on_gpus) {
     if (arriving.bytes == 0 && (on_gpus || in_host == 0)) return 0.0;
     if (on_gpus) return telling(true) + between_gpus(arriving, rates);
@@ -290,8 +290,8 @@ std::vector<UnitOnGpu> Placement::units_on_gpu(const Plan& plan, const MachineRa
                                                double computing) const {
   double all = 0;
   for (UnitId id = 0; id < plan.units.size(); ++id) all += static_cast<double>(layout_.unit_elements(id));
-  // Earlier micro-batches count with the last one's forward.
-  const double last = last_micro_batch();
+  // The part beside which ranks may sum is the last micro-batch; earlier ones count with its forward.
+  const double last = ranks_.size > 1 ? 1 / static_cast<double>(profile_.micro_batches) : 1;
   std::vector<UnitOnGpu> units(plan.units.size());
   for (UnitId id = 0; id < units.size(); ++id) {
     const UnitPlan& placed = plan.units[id];
@@ -312,7 +312,7 @@ std::vector<UnitOnGpu> Placement::units_on_gpu(const Plan& plan, const MachineRa
     unit.by_cpu = placed.updated_by_cpu();
     unit.elements = layout_.unit_elements(id);
     unit.update = update_seconds(id, placed, rates);
-    const Placement::Traffic link = link_traffic(id, placed);
+    const Traffic link = link_traffic(id, placed);
     const std::uint64_t other_in =
         unit.forward.fetched + unit.backward.fetched + unit.sum.in + unit.gather.in;
     const std::uint64_t other_out =
