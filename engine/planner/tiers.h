@@ -12,8 +12,7 @@ namespace sluice::engine {
 // One slot of an update's staging comes in, one is updated and one goes out.
 inline constexpr std::size_t kLeastSlots = 3;
 
-// Beside a GPU, gains of at least this part of the greatest are alike, and times where it is of the longer
-// one.
+// Where a GPU computes, gains are alike of which one is at least this part of the other, and so are times.
 inline constexpr double kAlike = 0.98;
 
 // One way to run a step, apart from where everything is.
@@ -65,8 +64,8 @@ class Tiers {
   // What saves most comes first.
   std::vector<Item> items(const std::vector<UnitPlan>& units, std::size_t groups, bool with_disk) const;
 
-  // All of them with these levels and slots: of the processor that computes, and of the CPU beside a GPU. The
-  // last one takes least memory.
+  // All ways to run a step with these levels and slots: of the processor that computes, and of the CPU beside
+  // a GPU. The last one takes least memory.
   using Slots = std::pair<std::size_t, std::size_t>;
   std::vector<Shape> shapes(std::size_t group, const std::vector<std::size_t>& levels,
                             const std::vector<Slots>& slots) const;
