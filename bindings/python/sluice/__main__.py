@@ -1,4 +1,4 @@
-"""`python -m sluice`: every command of the program `sluice`, and those that need a tokenizer."""
+"""`python -m sluice`: all commands of the program `sluice`, and the commands that need a tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _run(words: list[str]) -> int:
         status = subprocess.run([program, *words]).returncode
         print(_MORE_HELP, end="")
         return status
-    os.execv(program, [str(program), *words])  # so that signals reach the program and its exit status counts
+    os.execv(program, [str(program), *words])  # so that the program gets signals and determines the exit status
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The C ABI as ctypes sees it: structs, prototypes and statuses of bindings/c/sluice*.h, and nothing more."""
+"""The C ABI for ctypes: structs, prototypes and statuses of bindings/c/sluice*.h, and nothing more."""
 
 from __future__ import annotations
 
@@ -282,14 +282,14 @@ _OTHER_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 
 def version_of(library: ctypes.CDLL) -> int:
-    """Returns what sluice_abi_version() says. Raises AttributeError where the library has no such function."""
+    """Returns the result of sluice_abi_version(). Raises AttributeError where the library has no such function."""
     library.sluice_abi_version.argtypes = []
     library.sluice_abi_version.restype = c_uint32
     return int(library.sluice_abi_version())
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Gives every function its types. Raises AttributeError where one is missing."""
+    """Sets the argument and result types of every function. Raises AttributeError where one is missing."""
     for name, arguments in _STATUS_FUNCTIONS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, ctypes.c_int

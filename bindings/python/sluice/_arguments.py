@@ -1,4 +1,4 @@
-"""Options of the commands that are written in Python."""
+"""Parses the options of commands that are written in Python."""
 
 from __future__ import annotations
 

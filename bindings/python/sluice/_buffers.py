@@ -34,7 +34,8 @@ class _PyBuffer(ctypes.Structure):
 
 _PYBUF_SIMPLE = 0
 
-# The prototypes of ctypes.pythonapi belong to the whole process, so these are others. They run with the GIL held.
+# The prototypes of ctypes.pythonapi belong to the whole process, so this module has its own. These functions run with
+# the GIL held.
 _get_buffer = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, POINTER(_PyBuffer), c_int)(
     ("PyObject_GetBuffer", ctypes.pythonapi)
 )
@@ -51,8 +52,8 @@ def _array_of(length: int) -> type[ctypes.Array[ctypes.c_char]]:
 
 
 def view_of_memory(address: int, shape: tuple[int, ...], dtype: str, writable: bool = False) -> memoryview:
-    """The memory at `address` as an array; bf16 and f16 are their 16 bits ("H"). The view does not keep the memory alive;
-    its `obj` lives as long as anything that was made of it."""
+    """Returns the memory at `address` as an array; bf16 and f16 are their 16 bits ("H"). The view does not keep the
+    memory alive; its `obj` lives as long as any object that was made from it."""
     raw = memoryview(_array_of(math.prod(shape) * _ITEM_BYTES[dtype]).from_address(address)).cast("B")
     view: memoryview = _shaped(raw if writable else raw.toreadonly(), dtype, shape)
     return view
@@ -63,19 +64,20 @@ def _shaped(raw: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def new_array(shape: tuple[int, ...], dtype: str) -> memoryview:
-    """A new array of zeros."""
+    """Returns a new array of zeros."""
     view: memoryview = _shaped(memoryview(bytearray(math.prod(shape) * _ITEM_BYTES[dtype])), dtype, shape)
     return view
 
 
 def floats_of(raw: memoryview, shape: tuple[int, ...]) -> memoryview:
-    """Bytes as an array in f32."""
+    """Returns bytes as an array in f32."""
     view: memoryview = _shaped(raw, "f32", shape)
     return view
 
 
 def bytes_of(values: Any, what: str, elements: int, dtype: str) -> memoryview:
-    """The bytes of an object with the buffer protocol that holds `elements` values of `dtype`, as such or raw."""
+    """Returns the bytes of an object with the buffer protocol that holds `elements` values of `dtype`, in that type or
+    as raw bytes."""
     try:
         view = memoryview(values)
     except TypeError as error:
@@ -100,7 +102,7 @@ def bytes_of(values: Any, what: str, elements: int, dtype: str) -> memoryview:
 
 @contextlib.contextmanager
 def address_of(view: memoryview) -> Iterator[int]:
-    """The address of a contiguous buffer's memory, also of a read-only one. Valid inside the `with`."""
+    """Gives the address of a contiguous buffer's memory, also of a read-only one. Valid inside the `with`."""
     held = _PyBuffer()
     _get_buffer(view, ctypes.byref(held), _PYBUF_SIMPLE)
     try:
@@ -110,13 +112,13 @@ def address_of(view: memoryview) -> Iterator[int]:
 
 
 def hand_out(each: Callable[[str, int, memoryview], object], name: str, first: int, part: memoryview) -> None:
-    """Calls the caller's function with elements of a parameter that are valid during the call. Raises StateError where it
-    kept them."""
+    """Calls the caller's function with elements of a parameter that are valid during the call. Raises StateError where
+    the function kept a reference to them."""
     memory = weakref.ref(part.obj)
     each(name, first, part)
     with contextlib.suppress(BufferError):
         part.release()
-    if memory() is not None:  # an array or a slice of the elements is left
+    if memory() is not None:  # an array or a slice of the elements still exists
         raise StateError(
             f"the function that was given elements of '{name}' kept them, and they are valid during its call only; "
             "copy them"

@@ -1,4 +1,4 @@
-"""`python -m sluice generate --tokenizer FOLDER`: text in and text out of a model whose tokens are not bytes."""
+"""`python -m sluice generate --tokenizer FOLDER`: generates text with a model whose tokens are not bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
             for line in process.stdout:
                 print(shown, end="", flush=True)
                 shown = decoder.add(int(line))
-        except BaseException:  # Ctrl-C, or nobody reads the output any more
+        except BaseException:  # Ctrl-C, or the reader of the output has closed it
             process.terminate()
             raise
         if (status := process.wait()) == 0:

@@ -1,4 +1,4 @@
-"""What is behind an Engine: the C handle, safe against use after close, in callbacks and in forked processes."""
+"""The C handle of an Engine, protected against use after close, in callbacks and in forked processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def call(function: str, *arguments: Any) -> None:
 
 
 def text_of(function: str, *arguments: Any) -> str:
-    """Calls a function whose last argument gives a text to the caller. Returns the text, or "" where there is none."""
+    """Calls a function that returns a text through its last argument. Returns the text, or "" where there is none."""
     text = ctypes.c_void_p()
     call(function, *arguments, ctypes.byref(text))
     try:
@@ -36,10 +36,10 @@ class Handle:
     """A sluice_engine, which is destroyed once, when no thread is inside a call on it."""
 
     def __init__(self, address: int, ended: Sequence[Callable[[], None]] = ()) -> None:
-        """ended: are called when it was destroyed."""
+        """ended: functions that are called after the engine was destroyed."""
         self._address, self._ended = address, ended
         self._process = os.getpid()
-        self._lock = threading.RLock()  # a finalizer may come while it is held
+        self._lock = threading.RLock()  # a finalizer may run while the lock is held
         self._changed = threading.Condition(self._lock)
         self._users: dict[object, int] = {}  # calls, and the threads that are inside of them
         self._closed = False
@@ -50,12 +50,12 @@ class Handle:
 
     @property
     def inherited(self) -> bool:
-        """Whether this is a forked child, and the engine its parent's."""
+        """Whether this process is a forked child, and the engine belongs to its parent."""
         return self._process != os.getpid()
 
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
-        """The engine's address, valid inside the `with`."""
+        """Gives the engine's address, valid inside the `with`."""
         call = object()
         try:
             yield self._begin(call)
@@ -72,7 +72,7 @@ class Handle:
             self._tell_close()
 
     def ask(self, question: str, *of: int | None, kind: Any = ctypes.c_uint32) -> Any:
-        """Returns the number with which the library answers, of this kind."""
+        """Returns a number of this type, which the function of the library gives."""
         answer = kind()
         self.call(question, *of, ctypes.byref(answer))
         return answer.value
@@ -85,7 +85,7 @@ class Handle:
             try:
                 run(*arguments)
                 return 0
-            except BaseException as error:  # a KeyboardInterrupt, too: it is raised where the engine was called
+            except BaseException as error:  # also a KeyboardInterrupt: the caller of the engine raises it
                 raised.append(error)
                 return 1
 
@@ -117,7 +117,8 @@ class Handle:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Destroys the engine once the calls of other threads are done; does nothing where it is destroyed."""
+        """Destroys the engine after the calls of other threads have returned; does nothing if it is destroyed
+        already."""
         if self.inherited:
             return  # the engine and its threads are the parent's
         with self._changed:
@@ -131,7 +132,7 @@ class Handle:
             tell()
 
     def check(self) -> None:
-        """Raises in a process that was forked from the engine's."""
+        """Raises StateError in a process that was forked from the engine's process."""
         if self.inherited:
             raise StateError(
                 f"the engine was made in process {self._process} and is used in {os.getpid()}, which was forked "

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """A unit that is held. The end of its `with` releases it, or release() does."""
+    """A unit that is held, until release() or the end of its `with`."""
 
     def __init__(self, engine: Engine, unit: int) -> None:
         self._engine, self._unit, self._released = engine, unit, False
 
     def release(self) -> None:
-        """Releases the unit, once; views of its parameters end when nothing else holds it."""
+        """Releases the unit, once; views of its parameters become invalid when no other acquire() holds it."""
         if self._released:
             raise StateError(f"'{self._engine.units[self._unit].name}' is released and was not acquired again")
         self._engine._release(self._unit)

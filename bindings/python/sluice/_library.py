@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def _places() -> list[Path]:
-    """The paths at which the library may be, the best first."""
+    """The paths at which the library may be, in order of preference."""
     places = [_PACKAGE / LIBRARY]
     if given := os.environ.get(VARIABLE):
         path = Path(given).absolute()
@@ -25,8 +25,8 @@ def _places() -> list[Path]:
 
 
 def find_library() -> Path:
-    """The library of the package, else that of SLUICE_LIBRARY_PATH (the file or its folder), else that of the
-    checkout which the package lies in."""
+    """Returns the library in the package, else that of SLUICE_LIBRARY_PATH (the file or its folder), else that of the
+    source tree that contains the package."""
     places = _places()
     for path in places:
         if path.is_file():
@@ -39,7 +39,7 @@ def find_library() -> Path:
 
 
 def find_program() -> Path:
-    """The program `sluice`: beside the library, or in the folder `bin` next to the library's."""
+    """Returns the path of the program `sluice`: beside the library, or in the folder `bin` next to the library's."""
     folder = find_library().parent
     places = [folder / "sluice", folder.parent / "bin" / "sluice"]
     for path in places:
@@ -53,7 +53,7 @@ def find_program() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library, loaded once. Its functions release the GIL while they run."""
+    """Loads the library, once. Its functions release the GIL while they run."""
     path = find_library()
     try:
         loaded = ctypes.CDLL(str(path))

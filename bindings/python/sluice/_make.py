@@ -1,4 +1,4 @@
-"""Turns Python's description of a model and its options into the C ABI's."""
+"""Converts Python's description of a model and its options to structs of the C ABI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACED = ("parameters", "gradients", "state")
 
 
 def text(value: str, what: str) -> bytes:
-    """A text for C, in which a text ends at its first NUL."""
+    """Encodes a text for C; raises where it contains a NUL, which would end it there."""
     if not isinstance(value, str) or "\0" in value:
         raise InvalidArgumentError(f"{what} is {value!r}; a text without NUL is needed")
     try:
@@ -29,7 +29,7 @@ def text(value: str, what: str) -> bytes:
 
 
 def path_of(path: Path) -> bytes:
-    """A path for C, of whatever bytes it consists."""
+    """Encodes a path for C, also one that is not valid UTF-8."""
     encoded = os.fsencode(path)
     if b"\0" in encoded:
         raise InvalidArgumentError(f"the path {path!r} contains NUL")
@@ -37,7 +37,7 @@ def path_of(path: Path) -> bytes:
 
 
 def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """The settings of each group, which differ only in what may change from step to step."""
+    """The settings of each group, which differ only in the settings that may change from step to step."""
     groups = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not groups or not all(type(group) is not Optimizer and isinstance(group, Optimizer) for group in groups):
         raise InvalidArgumentError(
@@ -53,7 +53,7 @@ def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 
 @contextlib.contextmanager
 def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
-    """A sluice_model, which lives inside the `with`. dtype: the type of parameters that have none of their own."""
+    """Makes a sluice_model, valid inside the `with`. dtype: the type of parameters that state none."""
     model = ctypes.c_void_p()
     call("sluice_model_create", ctypes.byref(model))
     try:
@@ -79,12 +79,12 @@ def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
 
 
 def all_units(units: Sequence[Unit], options: Options) -> Sequence[Unit]:
-    """The units of the model of which an engine has these."""
+    """All units of the model to which an engine's units belong."""
     return units if options.sections is None else options.sections.units
 
 
 def files_of(files: Mapping[str, Sequence[Any]], stack: contextlib.ExitStack) -> ctypes.Array[_abi.File]:
-    """Files as C structs, which show the buffers' memory until the stack is left."""
+    """Makes C structs of files, which point to the buffers' memory until the stack is left."""
     made = []
     for name, buffers in files.items():
         views = [memoryview(buffer).cast("B") for buffer in buffers]
@@ -106,7 +106,7 @@ def _folders(disk: Path | Folder | Sequence[Path | Folder] | None) -> list[_abi.
     for folder in folders_of(disk):
         path = os.fspath(folder.path)
         if ":" in path:
-            path = os.path.join(path, "")  # with a slash at its end, no part of it is taken for a size
+            path = os.path.join(path, "")  # with a slash at its end, no part of the path can be parsed as a size
         made.append(_abi.Folder(path_of(path), size_of(folder.limit or 0, f"the limit of '{path}'")))
     return made
 
@@ -122,7 +122,7 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
 
 
 def _stage(stage: int | None) -> int:
-    """A stage for C, where 0 means that the plans choose."""
+    """Converts a stage for C, where 0 means that the plans choose."""
     if stage is not None and (isinstance(stage, bool) or stage not in range(4)):
         raise InvalidArgumentError(
             f"stage is {stage!r}; it is 0 (nothing is partitioned over the ranks), 1 (state), 2 (gradients, too), 3 (parameters, "
@@ -138,7 +138,7 @@ def _function(address: Any, what: str, where: str) -> int | None:
 
 
 def _facts(facts: DeviceFacts | None) -> Any:
-    """What is known of a GPU, for C."""
+    """Converts facts about a GPU for C."""
     if facts is None:
         return None
     if not isinstance(facts, DeviceFacts):
@@ -153,7 +153,7 @@ def _facts(facts: DeviceFacts | None) -> Any:
 
 
 def options_of(given: Options) -> _abi.EngineOptions:
-    """The options as a C struct, which keeps alive what it points to."""
+    """Converts options to a C struct, which keeps alive the objects that it points to."""
     if given.state not in _abi.STATE_TYPES:
         raise InvalidArgumentError(f"state is {given.state!r}; it may be {', '.join(_abi.STATE_TYPES)}")
     if given.master not in ("f32", "none"):
@@ -221,7 +221,7 @@ def settings_of(
     gradient_factor: float,
     keep_gradients: bool,
 ) -> _abi.StepSettings:
-    """The settings for sluice_engine_step(), where 0 means no clipping and a factor of 1."""
+    """Makes the settings for sluice_engine_step(), where 0 means no clipping and a factor of 1."""
     for what, bound in (("clip", clip), ("clip_value", clip_value)):
         if bound is not None and not bound > 0:
             raise InvalidArgumentError(f"{what} is {bound}; a bound above 0 is needed, or None for no clipping")

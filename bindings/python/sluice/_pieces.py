@@ -1,11 +1,12 @@
-"""Tokens of a text of any length, from pieces of it that are encoded one by one, as if the text were encoded whole.
+"""Computes the tokens of a text of any length from pieces of it, with the same result as if the text were encoded
+whole.
 
-The tokens of a character depend on the text around it (a word, blanks, letters that are merged), by rules of the
-tokenizer that are not known here. So a text is cut where two things hold with `margin` characters on both sides: no token
-reaches over the cut, and what follows has the same tokens when it is encoded from the cut on. A piece is then encoded with
-the margin that follows it. The margin's tokens are left out, but must be those with which the next piece begins;
-otherwise the two pieces are encoded as one. Only a tokenizer that looks further than the margin, and of which nothing
-shows within it, could have other tokens.
+The tokens of a character depend on the text around it (a word, blanks, letters that are merged), by rules of the tokenizer
+that are not known here. So a text is cut where two things hold with `margin` characters on both sides: no token spans the
+cut, and the text after it has the same tokens when its encoding begins at the cut. A piece is then encoded with the margin
+that follows it. The margin's tokens are left out, but must be those with which the next piece begins; otherwise the two
+pieces are encoded as one. Only a tokenizer that looks further than the margin, without any effect within it, could give
+other tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from .errors import InvalidArgumentError
 PIECE = 1 << 18  # characters
 MARGIN = 1 << 12
 LONGEST = 1 << 23  # the most characters without a possible cut
-_TRIES = 16  # cuts that are tried near one position, before the next position is
-_AT_ONCE = min(os.cpu_count() or 1, 16)  # pieces that are encoded at once, each on its thread
+_TRIES = 16  # number of cuts to try near one position before the next position
+_AT_ONCE = min(os.cpu_count() or 1, 16)  # number of pieces that are encoded concurrently, each on its thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,8 @@ class _Piece:
 
 
 def encode(tokenizer: Any, chunks: Iterable[str], piece: int = PIECE, margin: int = MARGIN) -> Iterator[list[int]]:
-    """The token ids of all chunks together, in lists. Special tokens are found in the text, and none are added."""
+    """Yields the token ids of all chunks together, in lists. Special tokens in the text are recognised, and none are
+    added."""
     held: _Piece | None = None
     held_encoding: Any = None
     for found, encoding in _encoded(tokenizer, _pieces(tokenizer, chunks, piece, margin)):
@@ -72,12 +74,13 @@ def _pieces(tokenizer: Any, chunks: Iterable[str], size: int, margin: int) -> It
 
 
 def _cut(tokenizer: Any, around: str, margin: int) -> tuple[int, int] | None:
-    """Finds a cut behind the middle of a text: where the left piece ends and the right one begins."""
+    """Finds a cut after the middle of a text: where the left piece ends and the right one begins."""
     encoding = tokenizer.encode(around, add_special_tokens=False)
     ids, offsets = encoding.ids, encoding.offsets
     behind = (j for j in range(1, len(ids)) if margin <= offsets[j][0] < margin + margin // 2)
     for j in itertools.islice((j for j in behind if offsets[j - 1][1] <= offsets[j][0]), _TRIES):
-        # Blanks that no token covers belong to the right piece. The first may also be one that the tokenizer adds.
+        # Blanks that no token covers belong to the right piece. The first blank may also be one that the tokenizer
+        # adds.
         start = offsets[j - 1][1]
         for following in (start, start + 1) if around[start] == " " else (start,):
             if tokenizer.encode(around[following:], add_special_tokens=False).ids == ids[j:]:
@@ -86,7 +89,8 @@ def _cut(tokenizer: Any, around: str, margin: int) -> tuple[int, int] | None:
 
 
 def _ids_before(piece: _Piece, encoding: Any, following: Any, margin: int) -> list[int] | None:
-    """The tokens before the piece's end, or None where those behind it are not the first of the next piece."""
+    """Returns the tokens before the piece's end, or None where the tokens after it are not the first of the next
+    piece."""
     first = _token_behind(encoding, piece.end, len(piece.text))
     last = _token_behind(encoding, piece.next + margin // 2, len(piece.text))
     if first is None or last is None or encoding.token_to_chars(first)[0] < piece.end:
@@ -98,7 +102,7 @@ def _ids_before(piece: _Piece, encoding: Any, following: Any, margin: int) -> li
 
 
 def _token_behind(encoding: Any, character: int, end: int) -> int | None:
-    """The first token that begins at this character or behind it."""
+    """Returns the first token that begins at this character or after it."""
     found = (encoding.char_to_token(at) for at in range(character, end))
     return next((token for token in found if token is not None), None)
 

@@ -1,4 +1,4 @@
-"""The text files that are tokenized: which ones, as docs/formats/tokens.md says, and what is in them."""
+"""Finds and reads the text files to tokenize (docs/formats/tokens.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHUNK = 1 << 20  # bytes
 
 
 def find(paths: Sequence[Path]) -> list[str]:
-    """The text files among the paths and in the folders, in their order."""
+    """Returns the text files among the paths and in the folders, in their order."""
     found = []
     for path in [os.fspath(path) for path in paths]:
         if os.path.isdir(path):
@@ -51,7 +51,8 @@ def _is_text(file: str) -> bool:
 
 
 def chunks(file: str, told: Callable[[int], object]) -> Iterator[str]:
-    """The text of a UTF-8 file in chunks, with its line ends as they are. Calls `told` with each chunk's bytes."""
+    """Yields the text of a UTF-8 file in chunks, with unchanged line ends. Calls `told` with the number of bytes of
+    each chunk."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0  # bytes before the chunk
     with open(file, "rb") as opened:

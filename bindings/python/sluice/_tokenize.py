@@ -1,4 +1,4 @@
-"""`python -m sluice tokenize`: text files into a token file that `sluice train` reads."""
+"""`python -m sluice tokenize`: converts text files to a token file that `sluice train` reads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from ._arguments import Parser
 from .errors import InvalidArgumentError
 
 _HEADER = 256 * 4
-_MOST = 2**31 - 1  # tokens: what the header can count
+_MOST = 2**31 - 1  # the most tokens that the header can count
 
 
 class _TokenFile:
-    """A token file of llm.c (docs/formats/tokens.md) for a `with`. It appears whole, in finish(), or not at all."""
+    """A token file of llm.c (docs/formats/tokens.md) for a `with`. finish() makes it appear, complete; without finish()
+    no file appears."""
 
     def __init__(self, path: str, largest: int, force: bool) -> None:
         if not path.endswith(".bin"):
@@ -54,7 +55,7 @@ class _TokenFile:
         file.write(struct.pack("<3i", *self._kind, self.tokens))
         file.flush()
         os.fsync(file.fileno())
-        self._refuse_existing()  # another may have come meanwhile
+        self._refuse_existing()  # another process may have made one meanwhile
         os.rename(self._partial, self._path)
         descriptor = os.open(self._folder, os.O_RDONLY)
         try:
@@ -63,7 +64,7 @@ class _TokenFile:
             os.close(descriptor)
 
     def _opened(self) -> BinaryIO:
-        """Makes the file; it is called inside the `with`, whose end removes what is not finished."""
+        """Makes the file; it is called inside the `with`, whose end removes an unfinished file."""
         if self._file is None:
             self._file = open(self._partial, "xb")
             self._file.write(bytes(_HEADER))
@@ -87,14 +88,14 @@ class _TokenFile:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # the error of writing was raised already
+            with contextlib.suppress(OSError):  # the write error was raised already
                 self._file.close()
         with contextlib.suppress(FileNotFoundError):  # the file has its name
             os.unlink(self._partial)
 
 
 class _Progress:
-    """Shows one line on the error output at most every second, and rewrites it on a terminal."""
+    """Prints one line to the standard error at most every second; on a terminal it rewrites the line."""
 
     def __init__(self, total: int, shown: bool) -> None:
         self._total, self._shown = total, shown
@@ -161,7 +162,7 @@ def _runs(tokenizer: Any, files: Sequence[str], separator: list[int], progress: 
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM an exception, so that nothing half written is left."""
+    """Turns SIGTERM into an exception, so that no incomplete file is left."""
 
     def end(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)

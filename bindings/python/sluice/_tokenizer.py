@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, by the library tokenizers, which no other module needs."""
+"""Loads the tokenizer of a Hugging Face folder with the library `tokenizers`, which only this module needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "tokenizer.json"
 
 
 def load(path: Path) -> Any:
-    """The tokenizer of a folder with a tokenizer.json, or of that file, without truncation and padding."""
+    """Loads the tokenizer of a folder with a tokenizer.json, or of that file, without truncation and padding."""
     try:
         import tokenizers
     except ImportError as error:
@@ -30,7 +30,7 @@ def load(path: Path) -> Any:
         )
     try:
         tokenizer = tokenizers.Tokenizer.from_file(file)
-    except Exception as error:  # the library has no type of its own for this
+    except Exception as error:  # the library has no exception type for this
         raise InvalidArgumentError(
             f"'{file}' is no tokenizer that tokenizers {tokenizers.__version__} reads: {error}"
         ) from None
@@ -40,12 +40,12 @@ def load(path: Path) -> Any:
 
 
 class Decoder:
-    """Makes text of tokens, one after another. A character of several tokens is shown with its last one."""
+    """Converts tokens to text, one after another. A character of several tokens is shown with its last token."""
 
     def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(before)
-        # A token's text can depend on the tokens before it: it is what their text becomes longer by.
+        # A token's text can depend on the tokens before it: it is the text by which theirs becomes longer.
         self._context, self._shown = 0, len(self._ids)
 
     def add(self, token: int) -> str:
@@ -58,7 +58,7 @@ class Decoder:
         return text
 
     def end(self) -> str:
-        """Returns what there is of a character that has no end."""
+        """Returns the text of an incomplete last character."""
         return self._rest()
 
     def _rest(self) -> str:

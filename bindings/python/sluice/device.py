@@ -1,4 +1,4 @@
-"""The engine on a GPU, whose arrays are addresses."""
+"""The engine on a GPU, whose arrays are given by addresses."""
 
 from __future__ import annotations
 
@@ -15,53 +15,57 @@ from .model import DeviceFacts
 
 
 def device_of(engine: Engine) -> dict[str, Any]:
-    """On which GPU an engine computes, how much of its memory is free, and by which "facts" its plan was made; empty where the CPU
-    computes."""
+    """Describes the GPU on which an engine computes, its free memory, and the "facts" from which its plan was made; empty where
+    the CPU computes."""
     with engine._handle.use() as address:
         made: dict[str, Any] = json.loads(text_of("sluice_engine_device", address) or "{}")
         return made
 
 
 def facts_of(engine: Engine) -> DeviceFacts:
-    """What the plan of an engine on a GPU was made by."""
+    """Returns the facts from which the plan of an engine on a GPU was made."""
     facts = device_of(engine)["facts"]
     return DeviceFacts(**{field.name: facts[field.name] for field in dataclasses.fields(DeviceFacts)})
 
 
 def predicted(engine: Engine, computing: float) -> dict[str, Any]:
-    """The plan of an engine on a GPU, with how long a step takes in which the caller computes there for so many seconds."""
+    """Returns the plan of an engine on a GPU, with the predicted time of a step in which the caller computes there for so
+    many seconds."""
     with engine._handle.use() as address:
         made: dict[str, Any] = json.loads(text_of("sluice_engine_predict", address, computing))
         return made
 
 
 class DeviceEngine(Engine):
-    """An Engine that computes on a GPU, with Options.device_memory. Values and state are the host's, as ever; parameters
-    and gradients are addresses in the GPU's memory, of arrays whose elements lie one after another.
+    """An Engine that computes on a GPU, with Options.device_memory. Values and state are in host memory, as on the CPU;
+    parameters and gradients are addresses of contiguous arrays in the GPU's memory.
 
-    The caller queues its work on one stream: what it queues after acquire() begins when the unit is there, and what it has
-    queued before release() has the unit until it ends. No thread waits for either. See bindings/c/sluice_device.h."""
+    The caller queues its work on one stream: work that it queues after acquire() begins when the unit is present, and the
+    unit stays present until the work that was queued before release() has ended. No thread waits for either. See
+    bindings/c/sluice_device.h."""
 
     _by_address: ClassVar[bool] = True
 
     def use_stream(self, stream: int) -> None:
-        """The caller queues its work on this stream of CUDA's from now on; 0 is the default stream, which is the first."""
+        """States that the caller queues its work on this CUDA stream from now on; 0 is the default stream, which is used
+        before the first call."""
         self._handle.call("sluice_engine_use_stream", stream)
 
     def device(self) -> dict[str, Any]:
-        """On which GPU the engine computes, how much of its memory is free, and by which "facts" its plan was made."""
+        """Describes the GPU on which the engine computes, its free memory, and the "facts" from which its plan was
+        made."""
         return device_of(self)
 
     def facts(self) -> DeviceFacts:
-        """What the plan was made by: as it was measured, or stated. Options.device_facts takes it."""
+        """The facts from which the plan was made, as measured or stated. Options.device_facts takes them."""
         return facts_of(self)
 
     def address(self, name: str) -> int:
-        """The address of a parameter, which never changes. Its values are there while its unit is held."""
+        """Returns the address of a parameter, which never changes. The values are present while the unit is held."""
         return int(self._handle.ask("sluice_engine_parameter", self._parameter(name)[0], kind=ctypes.c_void_p) or 0)
 
     def add_gradient(self, name: str, gradient: int, dtype: str = "f32") -> None:
-        """Adds a gradient, all of whose elements lie at this address of the GPU's memory."""
+        """Adds a gradient, which is contiguous at this address of the GPU's memory."""
         self._handle.call("sluice_engine_add_gradient", self._parameter(name)[0], gradient, _dtype(dtype))
 
     def gradient_into(self, name: str, address: int, dtype: str = "f32") -> None:

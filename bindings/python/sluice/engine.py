@@ -32,26 +32,26 @@ Values = Union[Mapping[str, Any], Stream]
 
 
 def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
-    """Plans where every byte would live, without taking any, and returns what `sluice plan --json` prints. Raises
-    BudgetError that says which budget is short, by how much, and what would fit."""
+    """Plans the place of every byte, without allocating memory, and returns the object that `sluice plan --json`
+    prints. Raises BudgetError, which says which budget is short, by how much, and what would fit."""
     with _make.model_of(_make.all_units(units, options), options.dtype) as model:
         made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(_make.options_of(options))))
         return made
 
 
 class Engine:
-    """Takes all memory and disk space of its plan, and gives it back on close(), or when its `with` is left.
+    """Allocates all memory and disk space of its plan, and frees it on close(), or when its `with` is left.
 
     First every unit is given values (set_values, load_values or load). Then in each step: begin_step(); for each unit,
-    in any order and as often as needed, acquire it, compute with its parameters where they lie, add gradients, release
-    it; step(). Outside a step units may be acquired for reading.
+    in any order and as often as needed, acquire it, compute with its parameters in place, add gradients, release it;
+    step(). Outside a step units may be acquired for reading.
 
-    May be used from any thread; calls take turns, and the GIL is free while the engine works. Errors are exceptions of
-    sluice.Error. Memoryviews of its parameters end with what they show; what was made of them (slices, arrays of numpy)
-    is not to be touched after that.
+    May be used from any thread; calls are serialized, and the GIL is released while the engine works. Errors are
+    exceptions of sluice.Error. Memoryviews of parameters become invalid when the unit is released; objects made from
+    them (slices, arrays of numpy) must not be accessed after that.
     """
 
-    _by_address: ClassVar[bool] = False  # whether arrays are given by their addresses, as those of a GPU are
+    _by_address: ClassVar[bool] = False  # whether arrays are given by their addresses, as on a GPU
 
     def __init__(self, units: Sequence[Unit], options: Options) -> None:
         if size_of(options.device_memory, "device_memory") and not self._by_address:
@@ -80,7 +80,7 @@ class Engine:
         self._finalizer = weakref.finalize(self, self._handle.close)
 
     def close(self) -> None:
-        """Waits for what is under way, and gives memory and disk space back. A closed engine may be closed again."""
+        """Waits for work in flight, and frees memory and disk space. A closed engine may be closed again."""
         self._handle.close()
         for unit in range(len(self.units)):
             self._end_views(unit)
@@ -99,7 +99,7 @@ class Engine:
     # ---- values ----
 
     def set_values(self, unit: str, values: Values) -> None:
-        """Gives all parameters of a unit their values, from buffers or by a function that fills in elements; the
+        """Sets the values of all parameters of a unit, from buffers or by a function that fills in elements; the
         optimizer's state becomes zero. Raises what the function raises; the unit must then be given values anew."""
         u = self._unit(unit)
         if callable(values):
@@ -109,7 +109,7 @@ class Engine:
 
     def get_values(self, unit: str, into: Values | None = None) -> dict[str, memoryview]:
         """Reads the values of a unit in f32 (the masters where there are any), with a pending update applied, into the
-        buffers that are given, by the function, or into new buffers. Returns the buffers by name."""
+        given buffers, through the function, or into new buffers. Returns the buffers by name."""
         u = self._unit(unit)
         if callable(into):
             self._stream("sluice_engine_get_values", u, into, writable=False)
@@ -137,8 +137,9 @@ class Engine:
 
     def get_state(self, unit: str, into: StateStream) -> None:
         """Calls the function with all state of a trainable unit in f32, run by run, from any thread but never from two at
-        once. It must not call the engine, and meanwhile no other thread may touch a parameter of a unit that is not held:
-        that thread would wait for the engine while it holds the GIL, which the function needs."""
+        once. The function must not call the engine, and meanwhile no other thread may access a parameter of a unit that
+        is not held: that thread would wait for the page fault to be served while it holds the GIL, which the function
+        needs."""
         self._stream_state("sluice_engine_get_state", self._unit(unit), into, writable=False)
 
     def set_state(self, unit: str, fill: StateStream) -> None:
@@ -147,11 +148,11 @@ class Engine:
         self._stream_state("sluice_engine_set_state", self._unit(unit), fill, writable=True)
 
     def updates(self, name: str) -> int:
-        """How often a parameter was updated, which the optimizer's bias correction needs."""
+        """The number of updates of a parameter, which the optimizer's bias correction needs."""
         return int(self._handle.ask("sluice_engine_updates", self._parameter(name)[0], kind=ctypes.c_uint64))
 
     def set_updates(self, name: str, updates: int) -> None:
-        """Sets how often a parameter was updated."""
+        """Sets the number of updates of a parameter."""
         self._handle.call("sluice_engine_set_updates", self._parameter(name)[0], whole(updates, "updates", 2**64))
 
     # ---- a step ----
@@ -173,8 +174,8 @@ class Engine:
         self._handle.call("sluice_engine_begin_step", settings)
 
     def acquire(self, unit: str, gradient: bool = False) -> Held:
-        """Makes the unit's parameters present, with a pending update applied, and waits for the disk. Is for a `with`.
-        With `gradient`, within a step, gradients may be added."""
+        """Makes the unit's parameters present, with a pending update applied, and waits for the disk. Use it in a
+        `with`. With `gradient`, within a step, gradients may be added."""
         u = self._unit(unit)
         self._handle.call("sluice_engine_acquire", u, _abi.GRADIENT if gradient else _abi.READ)
         return Held(self, u)
@@ -185,7 +186,7 @@ class Engine:
 
     def parameter(self, name: str) -> memoryview:
         """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of bf16 or
-        f16 ("H"). The view ends when the unit is released."""
+        f16 ("H"). The view becomes invalid when the unit is released."""
         p, parameter, unit = self._parameter(name)
         address = self._handle.ask("sluice_engine_parameter", p, kind=ctypes.c_void_p) or 0
         with self._lock:
@@ -230,12 +231,14 @@ class Engine:
         self._drop_gradients([self._parameter(name)[0]])
 
     def end_gradients(self, unit: str) -> None:
-        """This rank adds no more to the unit's gradients in this micro-batch; in a step's last one their sum over ranks begins."""
+        """States that this rank adds no more to the unit's gradients in this micro-batch; in a step's last micro-batch their sum
+        over ranks begins."""
         self._handle.call("sluice_engine_end_gradients", self._unit(unit))
 
     def end_micro_batch(self) -> None:
         """Ends one of Options.micro_batches, to which, with Options.reproducible, each parameter has added one gradient at most.
-        Otherwise the last one of a step waits for the other ranks, and takes the mean; to update in backward, release all before."""
+        Otherwise the end of a step's last micro-batch waits for the other ranks, and takes the mean; with updates in backward, all
+        units must be released before."""
         self._handle.call("sluice_engine_end_micro_batch")
 
     def abandon_step(self) -> None:
@@ -255,9 +258,9 @@ class Engine:
         gradient_factor: float = 1.0,
         keep_gradients: bool = False,
     ) -> StepResult:
-        """Ends the step and updates every parameter that has a gradient; where anything is on disk, updates go on after
-        this call. `optimizer` states other values of settings that may change than options.optimizer. Gradients are
-        multiplied by `gradient_factor`, then `clip` bounds their global norm, then `clip_value` each element. With
+        """Ends the step and updates every parameter that has a gradient; where any part is on disk, updates continue
+        after this call. `optimizer` gives other values than options.optimizer for settings that may change. Gradients
+        are multiplied by `gradient_factor`, then `clip` bounds their global norm, then `clip_value` each element. With
         `keep_gradients` the next step adds to them. Raises NotFiniteError, with no value changed. With
         options.update_in_backward updates were made already, and no settings may be given."""
         if not self.options.update_in_backward:
@@ -290,12 +293,12 @@ class Engine:
         return _make.settings_of(groups, clip, clip_value, gradient_factor, keep_gradients)
 
     def settle(self) -> None:
-        """Waits until all updates are applied."""
+        """Waits until all updates are complete."""
         self._handle.call("sluice_engine_settle")
 
     @property
     def steps(self) -> int:
-        """How many steps have ended."""
+        """The number of steps that have ended."""
         return int(self._handle.ask("sluice_engine_steps", kind=ctypes.c_uint64))
 
     @property
@@ -305,7 +308,7 @@ class Engine:
 
     @property
     def failure(self) -> str:
-        """Why the engine has failed and refuses everything; "" where it has not."""
+        """Why the engine has failed and refuses all calls; "" where it has not failed."""
         with self._handle.use() as address:
             return text_of("sluice_engine_failure", address)
 
@@ -313,8 +316,8 @@ class Engine:
 
     def save(self, out: Path, keep: int = 0, files: Mapping[str, Sequence[Any]] | None = None) -> str:
         """Writes a checkpoint into the folder `out`, whole or not at all, between steps. The newest `keep` (0: all) stay.
-        files: those of the caller's own, by their names: objects with the buffer protocol, whose bytes follow each other. Returns
-        the checkpoint's folder."""
+        files: the caller's own files, by name: each a sequence of objects with the buffer protocol, whose bytes are
+            concatenated. Returns the checkpoint's folder."""
         with contextlib.ExitStack() as stack:
             made = _make.files_of(files or {}, stack)
             address = stack.enter_context(self._handle.use())
@@ -331,8 +334,8 @@ class Engine:
         self._handle.call("sluice_engine_load", _make.path_of(path))
 
     def replan(self, reserved: Size) -> None:
-        """Plans anew for another Options.reserved, between steps, and moves what the new plan has elsewhere, within the
-        stated memory. Raises BudgetError, with nothing changed, where there is no plan."""
+        """Plans anew for another Options.reserved, between steps, and moves the parts that the new plan places
+        elsewhere, within the stated memory. Raises BudgetError, with nothing changed, where no plan fits."""
         self._handle.call("sluice_engine_replan", size_of(reserved, "reserved"))
 
     def plan(self) -> dict[str, Any]:
@@ -342,7 +345,7 @@ class Engine:
             return made
 
     def ledger(self) -> list[LedgerLine]:
-        """The bytes that are taken, now and at most so far, by tier and purpose."""
+        """The allocated bytes, now and at most so far, by tier and purpose."""
         count = ctypes.c_size_t()
         self._handle.call("sluice_engine_ledger", None, 0, ctypes.byref(count))
         lines = (_abi.LedgerLine * count.value)()
@@ -350,13 +353,14 @@ class Engine:
         return [LedgerLine(line.tier.decode(), line.purpose.decode(), line.current, line.peak) for line in lines]
 
     def counters(self) -> Counters:
-        """Where time went, and how often parameters were touched while their unit was not held."""
+        """The times that the engine waited and updated, and the number of page faults on parameters whose unit was not
+        held."""
         counters = _abi.Counters(ctypes.sizeof(_abi.Counters))
         self._handle.call("sluice_engine_counters", ctypes.byref(counters))
         return Counters(counters.wait_seconds, counters.optimizer_seconds, counters.touches)
 
     def save_trace(self, path: Path) -> None:
-        """Writes what happened when, as Trace Event JSON (Perfetto opens it). Needs options.trace_events."""
+        """Writes a trace of the latest events as Trace Event JSON, which Perfetto opens. Needs options.trace_events."""
         self._handle.call("sluice_engine_save_trace", _make.path_of(path))
 
     # ---- inside ----
@@ -386,13 +390,13 @@ class Engine:
         self._handle.call("sluice_engine_drop_gradients", (ctypes.c_uint32 * count)(*parameters), count)
 
     def _accesses(self, unit: int) -> int:
-        """By which accesses the unit is held: 1 << READ and so on."""
+        """The accesses that hold the unit, as bits: 1 << READ and so on."""
         accesses = ctypes.c_uint32()
         self._handle.call("sluice_engine_held", unit, ctypes.byref(accesses), None)
         return accesses.value
 
     def _times_held(self, unit: int) -> int:
-        """How often the unit has to be released."""
+        """The number of releases that the unit still needs."""
         return int(self._handle.ask("sluice_engine_held", unit, None))
 
     def _held_units(self) -> list[int]:
@@ -408,11 +412,11 @@ class Engine:
 
     def _end_views(self, unit: int) -> None:
         for view in list(self._views[unit].values()):
-            with contextlib.suppress(BufferError):  # an array was made of the view: see Engine
+            with contextlib.suppress(BufferError):  # an array was made from the view: see Engine
                 view.release()
 
     def _buffers(self, unit: int, values: Mapping[str, Any]) -> dict[str, memoryview]:
-        """The bytes of all parameters of the unit. Raises where one is missing, or not of the unit."""
+        """The bytes of all parameters of the unit. Raises where one is missing, or does not belong to the unit."""
         wanted = {p.key: p.elements for p in self.units[unit].parameters}
         for name in wanted.keys() ^ values.keys():
             problem = "has no values" if name in wanted else "is not a parameter"
@@ -420,7 +424,7 @@ class Engine:
         return {name: _buffers.bytes_of(values[name], f"'{name}'", n, "f32") for name, n in wanted.items()}
 
     def _whole(self, function: str, ready_made: str, unit: int, buffers: Mapping[str, memoryview]) -> None:
-        """Moves the values of a whole unit, in f32, by whole_arrays()."""
+        """Copies the values of a whole unit, in f32, by whole_arrays()."""
         with contextlib.ExitStack() as stack:
             rows = [
                 [_abi.Array(stack.enter_context(_buffers.address_of(buffers[p.key])), _abi.DTYPES["f32"])]
@@ -430,8 +434,8 @@ class Engine:
 
     def whole_arrays(self, function: str, ready_made: str, unit: int, rows: Sequence[Sequence[_abi.Array]]) -> None:
         """Calls an engine's function for values or state with a callback of the library's own, which works on whole
-        arrays: those of each parameter of the unit. No Python runs in the call: it would wait for the GIL, whose holder
-        may have touched a parameter and wait for the engine."""
+        arrays: those of each parameter of the unit. No Python code runs in the call: it would wait for the GIL, whose
+        holder may wait for the engine to serve a page fault."""
         flat = [array for row in rows for array in row]
         data = (_abi.Array * len(flat))(*flat)
         first = self._ids[self.units[unit].parameters[0].key]

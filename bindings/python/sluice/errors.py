@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Error(Exception):
-    """An error of Sluice, whose text says what was asked, what was found and what to do."""
+    """An error of Sluice, whose text names the request, the finding and the remedy."""
 
 
 class LibraryError(Error, ImportError):
@@ -15,7 +15,7 @@ class LibraryError(Error, ImportError):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """A call asked for what is not valid; nothing was changed."""
+    """An argument of a call is not valid; nothing was changed."""
 
 
 class NotFoundError(Error, FileNotFoundError):
@@ -23,11 +23,11 @@ class NotFoundError(Error, FileNotFoundError):
 
 
 class BudgetError(Error, MemoryError):
-    """Something does not fit in the memory or the disk space that was stated."""
+    """A plan or an allocation does not fit in the stated memory or disk space."""
 
 
 class SystemIOError(Error, OSError):
-    """The system refused or failed an operation."""
+    """An operation of the operating system was refused or failed."""
 
 
 class CorruptError(Error):

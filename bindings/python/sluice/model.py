@@ -1,4 +1,4 @@
-"""What an engine is made of: units with parameters, the optimizer's settings, sizes and folders."""
+"""The description from which an engine is made: units with parameters, the optimizer's settings, sizes and folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def size_of(size: Size, what: str) -> int:
 
 
 def whole(number: int, what: str, below: int = 2**32) -> int:
-    """Returns `number`, or raises where C cannot take it: ctypes would cut off its upper bits without a word."""
+    """Returns `number`, or raises where C cannot represent it: ctypes would silently cut off its upper bits."""
     if not isinstance(number, int) or not 0 <= number < below:
         raise InvalidArgumentError(f"{what} is {number!r}; it is a whole number from 0 to {below - 1}")
     return int(number)
@@ -49,9 +49,10 @@ class Parameter:
     """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings. A frozen one is
     never updated, and has no optimizer state; either all parameters of a unit are frozen, or none is.
 
-    span: where a large parameter spans several units, the first element and how many its unit has. The spans follow
-        each other in consecutive units, which have nothing else; all but the last have a multiple of SPAN_GRAIN elements.
-        They share one name in a checkpoint, and each has its `key` here; elements of a span count from its first.
+    span: where a large parameter spans several units, the first element and how many its unit has. The spans follow each
+        other in consecutive units, which have no other parameters; all but the last have a multiple of SPAN_GRAIN
+        elements. They share one name in a checkpoint, and each has its `key` here; elements of a span count from its
+        first.
     dtype: "f32", "bf16" or "f16", one for all parameters of a unit; None: that of the options.
     by_elements: an optimizer of matrices (Muon) leaves the parameter to AdamW, as it does those that have not two
         dimensions: best for embeddings and heads."""
@@ -79,17 +80,17 @@ class Parameter:
 
     @property
     def key(self) -> str:
-        """The name by which an engine knows it: the parameter's, and for a span also where it begins."""
+        """The name that an engine uses: the parameter's, and for a span also its first element."""
         return self.name if self.span is None else f"{self.name}[{self.span[0]}:]"
 
     @property
     def elements(self) -> int:
-        """How many elements its unit has; 1 for the shape ()."""
+        """The number of elements in its unit; 1 for the shape ()."""
         return math.prod(self.shape) if self.span is None else self.span[1]
 
     @property
     def first(self) -> int:
-        """The first element that its unit has."""
+        """The first element in its unit."""
         return 0 if self.span is None else self.span[0]
 
     @property
@@ -108,7 +109,7 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """A folder on disk, and how much of it may be taken; None: what is free, less a twentieth."""
+    """A folder on disk, and the bytes that may be allocated there; None: the free space, less a twentieth."""
 
     path: Path
     limit: Optional[Size] = None
@@ -119,7 +120,7 @@ class Folder:
 
 
 def folders_of(disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None]) -> list[Folder]:
-    """The folders that are meant, of which a text may be "FOLDER:SIZE", as the program takes it."""
+    """Returns the folders as objects; a text may be "FOLDER:SIZE", as for the program."""
     each = [disk] if isinstance(disk, (str, os.PathLike, Folder)) else disk or []
     return [folder if isinstance(folder, Folder) else _folder(os.fspath(folder)) for folder in each]
 
@@ -135,15 +136,17 @@ def _folder(text: str) -> Folder:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFacts:
-    """What is known of a GPU, by which a plan decides what is where, and what the CPU updates; no bit depends on it.
+    """Facts about a GPU, from which a plan decides the place of every part, and which units the CPU updates; no bit
+    depends on them.
 
-    to_gpu, from_gpu, both_ways: bytes a second of copies to the GPU alone, from it alone, and both ways at once, where both count.
+    to_gpu, from_gpu, both_ways: bytes a second of copies to the GPU alone, from it alone, and in both directions at once, added
+        up.
     gpu_updates: elements a second that the GPU updates in its memory.
-    cpu_memory: bytes a second that loops of the CPU read and write in memory, while copies go both ways.
+    cpu_memory: bytes a second that loops of the CPU read and write in memory, while copies run in both directions.
     base: the memory of the GPU that CUDA's context and Sluice's kernels take.
-    computing: seconds that the caller computes on the GPU in a step, by which the plan says how long a step takes; 0: not known.
-    between_gpus: of ranks on one host, bytes a second that a GPU reads of the others' memory, while all of them do; 0: it is measured,
-        and plan() takes GPUs for ones that do not.
+    computing: seconds that the caller computes on the GPU in a step, for the plan's prediction of the step's time; 0: not known.
+    between_gpus: bytes a second that a GPU reads from the memory of the host's other GPUs, while all GPUs do so; 0: it is measured,
+        and plan() assumes that the GPUs do not read each other's memory.
     """
 
     to_gpu: float
@@ -158,7 +161,8 @@ class DeviceFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Sections:
-    """The ranks that have sections of one model: the units of all of it, in the model's order, and how many of them each rank has."""
+    """The ranks that have sections of one model: all units of the model, in the model's order, and the number of units of each
+    rank."""
 
     ranks: Ranks
     units: tuple[Unit, ...]
@@ -167,49 +171,55 @@ class Sections:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How an engine is made. Only `memory` must be stated.
+    """The options of an engine. Only `memory` must be stated.
 
-    memory: the budget of the whole process, what the caller itself needs (`reserved`) included.
-    disk: a folder, or several that are striped, for what does not fit in memory: "FOLDER", "FOLDER:SIZE" or Folder.
-    reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
+    memory: the budget of the whole process, including the caller's own memory (`reserved`).
+    disk: a folder, or several that are striped, for the parts that do not fit in memory: "FOLDER", "FOLDER:SIZE" or
+        Folder.
+    reserved: memory that the caller will allocate beyond the process's present memory: activations, workspace,
+        gradients.
     optimizer: AdamW, Adam, Lion, SGD, Adafactor or Muon with its settings, or a list with one for each group.
-    dtype: the type of parameters that have none of their own, "f32", "bf16" or "f16"; the optimizer keeps f32 masters of
-        the narrower ones.
+    dtype: the type of parameters that state none, "f32", "bf16" or "f16"; the optimizer keeps f32 masters of the
+        narrower types.
     state: the type of the optimizer's arrays, "f32", "bf16" or "8bit".
     master: "none": no masters of bf16 parameters are kept, and updates are rounded stochastically, by `seed`.
-    threads: how many threads update; 0: one for each core that the process may use.
-    held_units: the most units that are held at once.
-    trace_events: how many of the latest events are kept for Engine.save_trace(); 0: none.
-    prefetch: how many accesses are fetched ahead; 0: as planned.
+    threads: the number of threads for updates; 0: one for each core that the process may use.
+    held_units: the maximum number of units that are held at once.
+    trace_events: the number of latest events that are kept for Engine.save_trace(); 0: none.
+    prefetch: the number of accesses to prefetch; 0: as planned.
     place: "memory", "disk" (or on a GPU "device") for everything, or a mapping of "parameters", "gradients" and "state" to
         these; None: as planned. It is for tests and measurements.
     given_back: the bytes that the process holds now and gives back before the last unit has its values.
     update_in_backward: a unit is updated as soon as it is released with gradients, which are never stored.
         Engine.begin_step() then takes the settings; gradients can neither be clipped by their norm nor kept.
-    serve_touches: a unit that is touched while it is not held is fetched; otherwise a touch ends the process with a
-        message.
+    serve_touches: an access to a unit that is not held is served as a page fault, which fetches the unit; otherwise
+        such an access ends the process with a message.
     sgemm: the address of a BLAS' sgemm_ (32-bit integers) for Muon's products, whose memory is in `reserved`; None: the
         matrix library beside Sluice's is loaded, with an OpenMP of its own. See sluice.torch.sgemm().
-    ranks: this process' place among several that train the model together (sluice.Ranks); update_in_backward then needs
-        `micro_batches` to be their number. None: the process trains alone.
-    stage: what is partitioned over the ranks, from 0 (nothing) to 3 (parameters, too); None: the plans choose.
-    planned: for sluice.plan() without `ranks`: a rank, and of how many; None: the process trains alone.
+    ranks: this process's place among several that train the model together (sluice.Ranks); update_in_backward then
+        needs `micro_batches` to be their number. None: the process trains alone.
+    stage: the ZeRO stage, which says what is partitioned over the ranks, from 0 (nothing) to 3 (also parameters); None:
+        the plans choose.
+    planned: for sluice.plan() without `ranks`: a rank, and the number of ranks; None: the process trains alone.
     reproducible: gradients are the mean over the `micro_batches` that a step has over all ranks, with the same bits at any
         number of ranks: Engine.end_micro_batch() ends each.
-    micro_batches: how many a step has over all ranks, a multiple of their number, where Engine.end_micro_batch() ends each;
-        0: they are not counted. Without `reproducible` they say when sums over ranks may begin: Engine.end_gradients().
-    device_memory: the budget of a GPU's memory, on which the engine computes then; 0: the CPU computes.
-    device_reserved: what of device_memory the engine leaves to the caller's own memory there. What CUDA's context takes is counted
-        besides.
+    micro_batches: the micro-batches of a step over all ranks, a multiple of the number of ranks, where
+        Engine.end_micro_batch() ends each;
+        0: they are not counted. Without `reproducible` the number tells when sums over ranks may begin:
+            Engine.end_gradients().
+    device_memory: the budget of a GPU's memory, and makes the engine compute on the GPU; 0: the CPU computes.
+    device_reserved: the part of device_memory that the engine leaves to the caller. The memory of CUDA's context is counted in
+        addition.
     device: the index of the GPU among those that the process may use.
-    updates: what updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses, unit by unit, and says why. Bits are the same.
-    links: what joins ranks on GPUs of one host, "gpus", which read each other's memory, or "host", through whose memory they pass what they
-        sum; None: the plan chooses, by what was measured. Bits are the same.
-    device_facts: what is known of the GPU. None: an engine measures it (DeviceEngine.facts()), and plan() assumes it.
+    updates: the processor of updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses for each unit, and says why. Bits
+        are the same.
+    links: how ranks on GPUs of one host exchange data: "gpus", which read each other's memory, or "host", through host memory; None: the
+        plan chooses from measured rates. Bits are the same.
+    device_facts: facts about the GPU. None: an engine measures them (DeviceEngine.facts()), and plan() assumes them.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
-    sections: the ranks among which the model is cut, where the engine has the units of one. `ranks` are then those that have the same
-        section: both are Ranks.along() of the same ranks. None: it has all.
+    sections: the ranks among which the model is cut, where the engine has one rank's units. `ranks` are then the ranks with the same
+        section: both are Ranks.along() of the same ranks. None: the engine has all units.
     """
 
     memory: Size
@@ -245,7 +255,7 @@ class Options:
 
     @property
     def groups(self) -> list[Ranks]:
-        """`ranks` and those of the sections, where they are given."""
+        """`ranks` and the sections' ranks, where they are given."""
         given = (self.ranks, None if self.sections is None else self.sections.ranks)
         return [ranks for ranks in given if ranks is not None]
 
@@ -265,8 +275,8 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Counts of an engine's life: seconds in which the caller waited for transfers, seconds of the optimizer's
-    arithmetic, and touches that were served."""
+    """Counts since an engine was made: seconds in which the caller waited for transfers, seconds of the optimizer's
+    arithmetic, and page faults that were served."""
 
     wait_seconds: float
     optimizer_seconds: float

@@ -26,7 +26,8 @@ def table() -> dict[str, list[dict[str, Any]]]:
 
 @functools.cache
 def _keywords(optimizer: str) -> dict[str, list[dict[str, Any]]]:
-    """The table's settings by keyword: one for each, or two for a pair, whose names are betas[0] and betas[1]."""
+    """The table's settings by keyword: one setting for each keyword, or two for a pair, whose names are betas[0] and
+    betas[1]."""
     found: dict[str, list[dict[str, Any]]] = {}
     for setting in table()[optimizer]:
         found.setdefault(setting["python"].partition("[")[0], []).append(setting)
@@ -66,13 +67,13 @@ def _signature(cls: Any) -> inspect.Signature:
 
 
 class Optimizer(metaclass=_FromTable):
-    """What all optimizers have. Settings named in `of_step` may change from step to step, and differ between groups. The
-    others are fixed when an engine is made, and so is whether there is momentum."""
+    """The base class of all optimizers. Settings named in `of_step` may change from step to step, and differ between
+    groups. The others are fixed when an engine is made, and so is whether there is momentum."""
 
     name: ClassVar[str]
-    whole_arrays: ClassVar[tuple[str, ...]] = ()  # arrays of state that a parameter has as a whole, in f32
+    whole_arrays: ClassVar[tuple[str, ...]] = ()  # arrays of state that belong to a parameter as a whole, in f32
     _implied: ClassVar[Mapping[str, Any]] = {}
-    _own: ClassVar[Mapping[str, Any]]  # keywords besides the library's, with their defaults; "lr" is the first
+    _own: ClassVar[Mapping[str, Any]]  # keywords in addition to the library's, with their defaults; "lr" is the first
 
     def __init__(self, *lr: Any, **settings: Any) -> None:
         signature = type(self).__signature__
@@ -98,11 +99,11 @@ class Optimizer(metaclass=_FromTable):
                 raise InvalidArgumentError(f"{name} is {value!r}; a number of at least 0 is needed")
 
     def replaced(self, **settings: Any) -> Any:
-        """The same optimizer with other values of some settings."""
+        """Returns the same optimizer with other values of some settings."""
         return type(self)(**{**self.__dict__, **settings})
 
     def for_c(self, by_step: bool = False) -> ctypes.Array[_abi.Setting]:
-        """The settings as C structs; by_step: only those that may change from step to step."""
+        """Returns the settings as C structs; by_step: only those that may change from step to step."""
         made = []
         for keyword, parts in _keywords(self.name).items():
             for part, value in zip(parts, self._parts(keyword, parts), strict=True):
@@ -139,7 +140,7 @@ class Optimizer(metaclass=_FromTable):
         return shape
 
     def same_but_for_a_step(self, other: Optimizer) -> bool:
-        """Whether the two differ only in what may change from step to step."""
+        """Whether the two differ only in settings that may change from step to step."""
         if type(self) is not type(other) or self.has_momentum != other.has_momentum:
             return False
         return all(getattr(self, name) == getattr(other, name) for name in self.fixed)
@@ -181,12 +182,13 @@ def _float(value: Any) -> float:
 
 
 def _setting(keyword: str, part: Mapping[str, Any], value: Any) -> _abi.Setting:
-    """A setting as a C struct. Its type is checked here, since C has one for all, and its range by the library."""
+    """Returns a setting as a C struct. Its type is checked here, since C has one type for all settings; the library
+    checks its range."""
     kind = part["type"]
     kinds = {"switch": bool, "choice": str, "whole": numbers.Integral}
     if not isinstance(value, kinds.get(kind, numbers.Real)) or (isinstance(value, bool) and kind != "switch"):
         raise InvalidArgumentError(f"{keyword} is {value!r}; {_NEEDED[kind]} is needed")
-    if isinstance(value, str):  # no choice has a ?, so the library refuses what C cannot take, too
+    if isinstance(value, str):  # no choice contains a ?, so the library also refuses text that C cannot represent
         return _abi.Setting(part["python"].encode(), 0.0, value.encode(errors="replace").replace(b"\0", b"?"))
     return _abi.Setting(part["python"].encode(), _float(value), None)
 

@@ -28,37 +28,39 @@ MOST_EXCHANGED = 65536
 
 
 class Links(Protocol):
-    """What moves packets between ranks that share no memory: short arrays of bytes, which arrive unchanged, once, and in order
-    between each two ranks. One thread of the engine's calls all functions but wake(), which any thread calls. No function may
-    call Sluice, or wait for a thread that waits for Sluice. An exception ends the work of all ranks."""
+    """The transport of packets between ranks that share no memory: short arrays of bytes, which arrive unchanged, once, and in
+    order between each two ranks. One thread of the engine calls all functions but wake(), which any thread may call. No
+    function may call Sluice, or wait for a thread that waits for Sluice. An exception ends the work of all ranks."""
 
     rank: int
     size: int
     packet_bytes: int
 
     def send(self, to: int, packet: bytes) -> bool:
-        """Sends a packet. Returns False where there is no room now."""
+        """Sends a packet. Returns False where there is no room at present."""
 
     def receive(self, source: int) -> Optional[memoryview]:
-        """The next packet of that rank, which may be written to; None where there is none. Does not wait."""
+        """Returns the next packet from that rank, as writable memory; None where there is none. Does not wait."""
 
     def wait(self, seconds: float) -> None:
-        """Waits until something may have changed, wake() was called since the last wait, or the time has passed."""
+        """Waits until a packet may have arrived or room may have become free, wake() was called since the last wait, or
+        the time has passed."""
 
     def wake(self) -> None:
         """Ends the wait, or the next one."""
 
     def gone(self, rank: int) -> Optional[tuple[bool, str]]:
-        """None where the rank may be alive; else whether it left in order, and how, as in "its process has ended"."""
+        """Returns None where the rank may be alive; else whether it left in order, and how, as in "its process has
+        ended"."""
 
     def close(self) -> None:
-        """Tells the others that this rank leaves in order. What was sent still arrives."""
+        """Tells the others that this rank leaves in order. Packets that were sent still arrive."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The bytes that a rank has sent and received: of gradients, parameters, state and broadcasts; and all other. Of those received,
-    which ranks of other hosts sent."""
+    """The bytes that a rank has sent and received: of gradients, parameters, state and broadcasts; and of everything else; and those
+    of the received bytes that ranks of other hosts sent."""
 
     sent: int
     received: int
@@ -68,18 +70,19 @@ class Traffic:
 
 
 def shared_memory(ranks: int) -> int:
-    """Makes the memory through which so many ranks of this machine exchange bytes. Returns a descriptor, which the caller
-    closes once all have joined by it. Other processes open /proc/PID/fd/DESCRIPTOR for reading and writing."""
+    """Makes the shared memory through which so many ranks of this machine exchange bytes. Returns a descriptor, which the
+    caller closes once all ranks have joined by it. Other processes open /proc/PID/fd/DESCRIPTOR for reading and
+    writing."""
     descriptor = ctypes.c_int()
     call("sluice_ranks_memory", ranks, ctypes.byref(descriptor))
     return descriptor.value
 
 
 class _RanksHandle:
-    """A sluice_ranks, which is destroyed once, when it was closed and no engine has it."""
+    """A sluice_ranks, which is destroyed once, when it was closed and no engine uses it."""
 
     def __init__(self, address: int, keeps: Any, ended: Callable[[], None]) -> None:
-        """keeps: what must live as long as it; ended: is called when it was destroyed."""
+        """keeps: an object that must live as long as the handle; ended: is called after it was destroyed."""
         self.address, self._keeps, self._ended = address, keeps, ended
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -116,22 +119,23 @@ class _RanksHandle:
 
 
 class Message:
-    """A message that was begun. It is awaited once, also after an error."""
+    """A message in flight. It is awaited once, also after an error."""
 
     def __init__(self, ranks: Ranks, address: int) -> None:
         self._ranks, self._address = ranks, address  # it needs the ranks until then
 
     def wait(self) -> None:
-        """Waits until its bytes have come, or are sent. Raises the error of the rank that failed first."""
+        """Waits until its bytes are received, or sent. Raises the error of the rank that failed first."""
         address, self._address = self._address, 0
         call("sluice_message_wait", address)
 
 
 class Ranks:
-    """This process' place among the ranks that train a model together: Options.ranks, of one engine. close() leaves; the engine is
-    closed before. All ranks call exchange(), broadcast() and barrier() in the same order, and wait for each other there. A rank that
-    fails ends the work of all: errors on every rank name the one that failed first, and why. Where an exception ends this process'
-    Python, the others are told. A process does not fork afterwards. May be used from any thread."""
+    """This process's place among the ranks that train a model together: Options.ranks, of one engine. close() leaves the ranks; the
+    engine must be closed before. exchange(), broadcast() and barrier() are collective: all ranks call them in the same order, and
+    wait for each other there. A rank that fails ends the work of all: errors on every rank name the one that failed first, and why.
+    Where an exception ends this process's Python, the others are told. A process must not fork afterwards. May be used from any
+    thread."""
 
     def __init__(self, address: int, keeps: Any = None, of: Optional[Ranks] = None) -> None:
         """Use local(), linked() or along()."""
@@ -147,8 +151,8 @@ class Ranks:
     def local(descriptor: int, rank: int, *, silence: float = 30.0, patience: float = 600.0) -> Ranks:
         """Joins the ranks of this machine by a descriptor of shared_memory(), which may be closed afterwards.
 
-        silence: after so many seconds without a sign of life a rank has failed.
-        patience: after so many seconds a rank has failed that lives, and does not take part.
+        silence: after so many seconds without a heartbeat a rank counts as failed.
+        patience: after so many seconds a rank that is alive but does not take part counts as failed.
         """
         address = ctypes.c_void_p()
         options = _options(silence, patience)
@@ -157,10 +161,10 @@ class Ranks:
 
     @staticmethod
     def linked(links: Links, what: str, *, host: str = "", silence: float = 30.0, patience: float = 600.0) -> Ranks:
-        """Joins ranks that the caller connects; what: the links' name in texts. The links are closed with the ranks.
+        """Joins ranks that the caller connects; what: the links' name in messages. The links are closed with the ranks.
 
-        host: a name that ranks of one host have alike, which then share memory, so that the links join hosts alone; all ranks wait for
-        each other here. Where all share it, the links are closed at once. "" on all ranks: none share memory.
+        host: a name that is the same for all ranks of a host, which then share memory, so that the links join hosts only; all ranks
+        wait for each other here. Where all ranks share memory, the links are closed at once. "" on all ranks: no ranks share memory.
         """
         address = ctypes.c_void_p()
         made = _functions_of(links, what, host)
@@ -169,20 +173,20 @@ class Ranks:
         return Ranks(address.value or 0, made)
 
     def along(self, mesh: str, axis: str) -> Optional[Ranks]:
-        """The ranks that differ from this one along one axis of a mesh alone, with this one, as ranks of their own: `rank` is then the
-        place along the axis. None: this rank is alone there. An error that ends them ends all ranks.
+        """Returns this rank and the ranks that differ from it along this axis of a mesh only, as a group: `rank` is then the place
+        along the axis. None: this rank is alone there. An error that ends the group ends all ranks.
 
-        mesh: the axes of all ranks, as "data=2,pipeline=4"; ranks that follow each other differ in the last one.
+        mesh: the axes of all ranks, as "data=2,pipeline=4"; consecutive ranks differ in the last axis.
         """
         return along(self, mesh, axis)
 
     @property
     def all(self) -> Ranks:
-        """The ranks of which these are some along an axis; or they themselves."""
+        """The ranks from which along() made this group; else the object itself."""
         return self if self._of is None else self._of.all
 
     def close(self) -> None:
-        """Leaves. The others can work on as long as they need nothing of this rank."""
+        """Leaves the ranks. The others can continue as long as they need nothing from this rank."""
         self._finalizer()
 
     @property
@@ -194,17 +198,17 @@ class Ranks:
 
     @property
     def failure(self) -> str:
-        """Which rank failed first, and why; "" where none has."""
+        """The rank that failed first, and why; "" where none has failed."""
         return text_of("sluice_ranks_failure", self.address)
 
     def traffic(self) -> Traffic:
-        """What this rank has sent and received so far."""
+        """The bytes that this rank has sent and received so far."""
         made = _abi.Traffic(ctypes.sizeof(_abi.Traffic))
         call("sluice_ranks_traffic", self.address, ctypes.byref(made))
         return Traffic(made.sent, made.received, made.sent_besides, made.received_besides, made.received_from_hosts)
 
     def exchange(self, name: str, own: bytes) -> list[bytes]:
-        """What each rank gives. name: what it is for, in texts."""
+        """Returns the bytes that each rank gives. name: the purpose, for messages."""
         if len(own) > MOST_EXCHANGED:
             raise InvalidArgumentError(f"{len(own)} bytes are to be exchanged, and {MOST_EXCHANGED} are the most; broadcast them")
         gathered, sizes = ctypes.c_void_p(), (ctypes.c_size_t * self.size)()
@@ -217,7 +221,8 @@ class Ranks:
         return [every[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def agreed(self, name: str, make: Callable[[], T]) -> T:
-        """What make() returns, where it raises no sluice.Error on any rank; else an error on every one. It is an exchange."""
+        """Returns the result of make(), if it raises no sluice.Error on any rank; else raises an error on every rank.
+        Collective, like exchange()."""
         problem: Optional[Error] = None
         try:
             made = make()
@@ -232,7 +237,8 @@ class Ranks:
         return made
 
     def broadcast(self, name: str, address: int, count: int) -> None:
-        """Brings rank 0's bytes at its address to the others' addresses: as many, of any number."""
+        """Copies rank 0's bytes at its address to the other ranks' addresses; the count is the same on all ranks, and
+        not limited."""
         call("sluice_ranks_broadcast", self.address, name.encode(), address, count)
 
     def barrier(self, name: str) -> None:
@@ -240,12 +246,12 @@ class Ranks:
         call("sluice_ranks_barrier", self.address, name.encode())
 
     def send(self, to: int, name: str, address: int, count: int) -> Message:
-        """Begins to send bytes to another rank. Messages of one name arrive in the order of the calls. The memory stays as it is
-        until the message was awaited."""
+        """Begins to send bytes to another rank. Messages of one name arrive in the order of the calls. The memory must stay
+        unchanged until the message was awaited."""
         return self._message("sluice_ranks_send", to, name, address, count)
 
     def receive(self, source: int, name: str, address: int, count: int) -> Message:
-        """Begins to receive as many bytes as that rank sends, which are there when the message was awaited."""
+        """Begins to receive as many bytes as that rank sends; they are there once the message was awaited."""
         return self._message("sluice_ranks_receive", source, name, address, count)
 
     def _message(self, function: str, other: int, name: str, address: int, count: int) -> Message:
@@ -254,12 +260,13 @@ class Ranks:
         return Message(self, made.value or 0)
 
     def fail(self, text: str) -> None:
-        """Ends the work of all ranks, whose errors name this one and the text. Does nothing once it was closed."""
+        """Ends the work of all ranks, whose errors name this one and the text. Does nothing after close()."""
         if self._handle.usable:
             call("sluice_ranks_fail", self.address, text.replace("\0", " ").encode("utf-8", "replace"))
 
     def lend(self) -> Callable[[], None]:
-        """Comes when an engine has been made with it. Returns what is to be called when the engine is gone."""
+        """Is called when an engine has been made with these ranks. Returns a function to call when the engine is
+        gone."""
         self._handle.taken()
         return self._handle.given_back
 
@@ -278,7 +285,7 @@ def along(ranks: Optional[Ranks], mesh: str, axis: str) -> Optional[Ranks]:
 
 
 def check_deadlines(silence: float, patience: float) -> None:
-    """Raises InvalidArgumentError for what are no numbers of seconds that ranks wait."""
+    """Raises InvalidArgumentError for values that are not valid numbers of seconds to wait."""
     for name, seconds in (("silence", silence), ("patience", patience)):
         if not isinstance(seconds, (int, float)) or not 0 < seconds < 1e9:
             raise InvalidArgumentError(f"{name} is {seconds!r}; it is a number of seconds above 0")
@@ -290,7 +297,7 @@ def _options(silence: float, patience: float) -> _abi.RanksOptions:
 
 
 def _functions_of(links: Links, what: str, host: str) -> _abi.Links:
-    """The links as C calls them. Keeps them, and the texts that it gave."""
+    """Makes C functions of the links. Keeps the links, and the texts that it returned, alive."""
     texts: dict[int, bytes] = {}
 
     def guarded(run: Callable[..., None]) -> Callable[..., int]:
@@ -298,7 +305,7 @@ def _functions_of(links: Links, what: str, host: str) -> _abi.Links:
             try:
                 run(*arguments)
                 return 0
-            except BaseException as error:  # nothing may pass through C
+            except BaseException as error:  # no exception may pass through C
                 traceback.print_exception(error)
                 return 1
 
@@ -340,11 +347,11 @@ def _functions_of(links: Links, what: str, host: str) -> _abi.Links:
 
 
 _living: weakref.WeakSet[Ranks] = weakref.WeakSet()
-_hook: list[Callable[..., Any]] = []  # the hook of exceptions that was there before
+_hook: list[Callable[..., Any]] = []  # the previous exception hook
 
 
 def _tell_of_exceptions(ranks: Ranks) -> None:
-    """Lets the others know where an exception ends this process."""
+    """Tells the other ranks where an exception ends this process."""
     _living.add(ranks)
     if not _hook:
         _hook.append(sys.excepthook)
@@ -355,6 +362,6 @@ def _on_exception(kind: type[BaseException], error: BaseException, trace: Traceb
     for ranks in list(_living):
         try:
             ranks.fail(f"{kind.__name__}: {error}"[:2000])
-        except Exception:  # the exception itself is what is to be shown
+        except Exception:  # the exception itself must be shown
             continue
     _hook[0](kind, error, trace)

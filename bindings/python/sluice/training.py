@@ -1,7 +1,7 @@
 """Training of the native models: `sluice train` as a function.
 
-The program runs as a child process: its matrix library has an OpenMP of its own, which must not come into a process that
-may have torch, and the budget of `memory` is the run's alone.
+The program runs as a child process: its matrix library has an OpenMP of its own, which must not be loaded into a process
+that may have torch, and the `memory` budget is for the run alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .optimizers import table
 class TrainResult:
     """The result of a run.
 
-    steps: how many were done, those of runs that it went on from included.
+    steps: the number of completed steps, including those of runs that it resumed.
     last_loss: the last step's; None where no step was left to do, or where it was not finite (a skipped step).
     checkpoint: the newest in `out`, or None.
     best: the checkpoint in `out` with the least validation loss (`eval_every`), or None; `best_loss`: that loss.
@@ -107,10 +107,10 @@ def train(
     log_level: str | None = None,
     **settings: Any,
 ) -> TrainResult:
-    """Trains a native model from a preset or a Hugging Face folder, as `sluice train` does, within the memory that is
-    stated for the run. The options are the command line's (`python -m sluice train --help` explains them), and None is
-    its default. `disk` takes "FOLDER", "FOLDER:SIZE" or sluice.Folder, one or several. `settings` are the optimizer's, by
-    the names of docs/optimizers.md; of a switch True and False (`nesterov=False` is the command line's --no-nesterov).
+    """Trains a native model from a preset or a Hugging Face folder, as `sluice train` does, within the stated memory. The
+    options are the command line's (`python -m sluice train --help` explains them), and None is its default. `disk` takes
+    "FOLDER", "FOLDER:SIZE" or sluice.Folder, one or several. `settings` are the optimizer's, by the names of
+    docs/optimizers.md; of a switch True and False (`nesterov=False` is the command line's --no-nesterov).
 
     Progress goes to this process's standard output, as the command line shows it (`progress`: "auto", "bar", "lines"
     or "none"). Errors are exceptions of sluice.Error with the engine's own text. A KeyboardInterrupt saves at the end
@@ -142,7 +142,7 @@ def _known(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _setting(name: str, given: Mapping[str, Any]) -> str | None:
-    """The path of this name, which the file of `config` may have instead. The program reports errors of that file."""
+    """The path of this name; it may be in the `config` file instead. The program reports errors of that file."""
     if name in given:
         return str(os.fspath(given[name]))
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -151,7 +151,7 @@ def _setting(name: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _words(given: Mapping[str, Any]) -> Iterator[str]:
-    """The program's arguments for what was given."""
+    """Returns the program's arguments for the given options."""
     switches = _switches()
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
@@ -170,14 +170,14 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _word(value: Any) -> str:
     if isinstance(value, Folder):
-        # With a slash at its end, no part of the path is taken for a size.
+        # With a slash at its end, no part of the path can be parsed as a size.
         path = os.path.join(os.fspath(value.path), "")
         return path if value.limit is None else f"{path}:{size_of(value.limit, f'the limit of {path!r}')}"
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
 class _Errors(threading.Thread):
-    """Copies what the program writes to its error output, except for the line that says why it failed."""
+    """Copies the program's standard error, except for the line with the reason of a failure."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         super().__init__(daemon=True)
@@ -222,7 +222,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the end of the run. Returns how often the keyboard interrupted it."""
+    """Waits for the end of the run. Returns the number of keyboard interrupts."""
     interrupts = 0
     try:
         while True:
@@ -231,10 +231,10 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
                 return interrupts
             except KeyboardInterrupt:
                 interrupts += 1
-                # In a terminal Ctrl-C reaches the run as well, to which a second SIGINT means to stop at once.
+                # In a terminal Ctrl-C reaches the run as well, and a second SIGINT would make it stop at once.
                 process.send_signal(signal.SIGUSR1 if interrupts == 1 else signal.SIGINT)
     finally:
-        process.send_signal(signal.SIGTERM)  # a run must not be left behind
+        process.send_signal(signal.SIGTERM)  # no child process must remain
 
 
 def _result(metrics: pathlib.Path, out: str | None) -> TrainResult:
