@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
 """Trains a network like the AmoebaNet of GPipe's paper by sluice.torch.Pipeline in two stages under torchrun, and in one process with the same
-micro-batches, and compares what each process held and what the losses are: each stage is to take about half of the memory, and the losses
-are to be the same bits, else the exit status is 1.
+micro-batches, and compares each process's memory and losses: each stage should take about half of the memory, and the losses must have the
+same bits, else the exit status is 1.
 
 The network has a stem, two reduction cells, and three groups of normal cells with a reduction cell between two groups, which halves the
 image's sides and doubles the channels. A cell takes the outputs of the two cells before it, so that tuples pass between stages. Its five sums
-are of separable convolutions, pooling and what goes in; those that no other sum takes are joined. Batch norm takes its statistics of each
-micro-batch.
+add separable convolutions, pooling and the cell's inputs; the sums that no other sum takes are concatenated. Batch norm computes its
+statistics from each micro-batch.
 
     557m   18 normal cells, 557M parameters: 8.9 GB of f32 parameters, gradients and AdamW's state
     tiny   3 normal cells: it shows that the bench works, and no memory
 
-The model is built on the meta device. Each rank has one thread, and --memory is its budget; the one process has one thread and twice that.
-Of what forward keeps for backward the first stage has more, and that for two micro-batches at once, so that the cut gives it fewer parameters.
-Memory is the most that a process held (VmHWM). Seconds are medians of all steps but the first. --json prints JSON, whose "run" is for
-docs/benchmarks/runs.json.
+The model is built on the meta device. Each rank has one thread, and --memory is its budget; the one process has one thread and twice that. The
+first stage keeps more activations for backward, for two micro-batches at once, so the cut gives it fewer parameters. Memory is a process's
+peak (VmHWM). Seconds are medians of all steps but the first. --json prints JSON, whose "run" is for docs/benchmarks/runs.json.
 
     .venv/bin/python bench/python/amoebanet_pipeline.py --steps 3
 """
@@ -33,8 +32,8 @@ sys.path.insert(0, str(ROOT / "bindings" / "python"))
 STAGES, CLASSES = 2, 1000
 CASES = {"557m": {"channels": 446, "cells": 6}, "tiny": {"channels": 16, "cells": 1}}
 CUTS = {"557m": "0-35,36-45", "tiny": "0-11,12-15"}
-# Of each sum its two parts: which value (0 and 1 are the outputs of the cells before the last one and of the last one, 2 is the first sum),
-# and what is made of it.
+# For each sum its two parts: the index of a value (0 and 1 are the outputs of the last cell but one and of the last cell, 2 is the first
+# sum), and the operation on it.
 NORMAL = (((0, "separable 7"), (1, "separable 3")), ((0, "separable 3"), (1, "same")), ((1, "average"), (0, "same")),
           ((1, "separable 7"), (0, "average")), ((1, "separable 3"), (2, "separable 3")))
 REDUCTION = (((0, "separable 7"), (1, "separable 5")), ((1, "most"), (0, "separable 7")), ((1, "average"), (0, "separable 5")),
@@ -56,13 +55,13 @@ def network(channels, cells):
     from torch import nn
 
     class Changed(nn.Sequential):
-        """Another number of channels, and with a stride of 2 half of the sides."""
+        """Changes the number of channels, and with a stride of 2 halves the sides."""
 
         def __init__(self, before, after, stride=1):
             super().__init__(nn.ReLU(), nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
 
     class Separable(nn.Sequential):
-        """Twice a convolution of each channel by itself, and then one over all channels."""
+        """Twice a depthwise convolution followed by one over all channels."""
 
         def __init__(self, width, size, stride):
             twice = [[nn.ReLU(), nn.Conv2d(width, width, size, each, size // 2, groups=width, bias=False), nn.Conv2d(width, width, 1, bias=False),
@@ -89,7 +88,7 @@ def network(channels, cells):
             return values, values
 
     class Entry(nn.Module):
-        """The first half of a cell: what its sums take, after the output of the layer before."""
+        """The first half of a cell: computes the inputs of its sums from the output of the previous layer."""
 
         def __init__(self, before, last, width, is_larger):
             """before, last: the channels of the pair; is_larger: the former has twice the sides of the latter."""
@@ -158,14 +157,14 @@ def run_rank(a):
     told = {"stage": pipe.stage, "parameters": parameters, "own": own, "seconds": seconds, "losses": losses, "peak": peak_bytes(),
             "predicted": plan["predicted_peak"]}
     pipe.close(values=False)
-    sys.stdout.write(json.dumps(told) + "\n")  # at once, since ranks share the output
+    sys.stdout.write(json.dumps(told) + "\n")  # in one write, since ranks share the output
 
 
 # ---- both sides ----
 
 
 def ran(a, stages):
-    """Returns what the ranks of a run tell, by stage."""
+    """Returns the reports of a run's ranks, by stage."""
     from sluice.model import size_of
 
     settings = {"case": a.case, "batch": a.batch, "micro": a.micro, "side": a.side, "steps": a.steps, "stages": stages,
@@ -186,7 +185,7 @@ def measure(a):
 
 
 def run_of(a, result):
-    """Returns the entry of docs/benchmarks/runs.json but for the machine, which whoever adds it knows."""
+    """Returns the entry of docs/benchmarks/runs.json without the machine, which the user adds."""
     import torch
 
     whole, seconds = result["whole"], result["seconds"]

@@ -1,7 +1,7 @@
-"""Hosts that are made of this machine (scripts/hosts.sh, which needs root), and plain TCP streams between them.
+"""Makes hosts from this machine (scripts/hosts.sh, which needs root), and plain TCP streams between them.
 
-The cores of the machine also carry the packets, and a delay is made by a program. Streams that carry as many bytes as a run of ranks, beside
-the same computing in shared memory, show what of a slower step is the price of such hosts, whatever program sends."""
+The cores of the machine also process the packets, and a program delays them. Streams that carry as many bytes as a run of ranks, beside the
+same computing in shared memory, show how much of a slower step such hosts cost any program."""
 import contextlib
 import socket
 import subprocess
@@ -18,7 +18,7 @@ PIECE = 1 << 20
 
 @contextlib.contextmanager
 def hosts(count, rate, folder, delay="0ms"):
-    """Makes hosts, and gives the program that runs commands on one: PROGRAM ADDRESS COMMAND..."""
+    """Makes hosts, and gives the path of a program that runs a command on one of them: PROGRAM ADDRESS COMMAND..."""
     on = folder / "on"
     command = [ROOT / "scripts/hosts.sh", "--hosts", str(count), "--rate", rate, "--delay", delay, "--on", on]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
@@ -30,7 +30,7 @@ def hosts(count, rate, folder, delay="0ms"):
 
 @contextlib.contextmanager
 def streams(on, count, bytes_per_second):
-    """While the block runs, each of the hosts sends so many bytes a second to the next one."""
+    """While the block runs, each host sends so many bytes a second to the next one."""
     own = [sys.executable, __file__]
     senders = [subprocess.Popen([on, ADDRESS.format(host), *own, ADDRESS.format(host % count + 1), str(int(bytes_per_second))],
                                 stdin=subprocess.PIPE) for host in range(1, count + 1)]

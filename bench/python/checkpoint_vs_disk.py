@@ -2,8 +2,9 @@
 """Measures how fast a checkpoint is saved and loaded, and how fast fio writes (with fsync) and reads files of the same lengths on
 the same disk. Rounds alternate, and the figures are medians. --json prints JSON.
 
-Loading takes memory that the process never used. On a virtual machine the host may have to find it first, more slowly than
-the disk reads. So the memory is used once before (--warm, in MiB), which gives the speed of bare metal.
+Loading allocates memory that the process never used. On a virtual machine the hypervisor may first have to provide it,
+more slowly than the disk reads. So the memory is written once before (--warm, in MiB), which gives the speed of bare
+metal.
 
     python3 bench/python/checkpoint_vs_disk.py --disk FOLDER --model gpt2-124m
 """

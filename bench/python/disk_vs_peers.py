@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares a sequential stream through Sluice's File seam, with checksums, with fio (io_uring) and DeepSpeed's aio handle, each
-with its best settings, on one disk in one run.
+"""Compares a sequential stream through Sluice's File interface, with checksums, with fio (io_uring) and DeepSpeed's aio handle,
+each with its best settings, on one disk in one run.
 
 Each round runs `sluice bench disk` (in turn records, files without checksums, a bare io_uring, and fio at the best of 12 shapes,
 plain and with registered buffers), and then DeepSpeed. Before the rounds DeepSpeed's block size, queue depth, threads, events,
@@ -23,7 +23,7 @@ from side_by_side import ROOT, parser_of, temporary_folder
 
 MIB = 1 << 20
 WAYS = ("write", "read")
-# The settings that are tried, in this order, each with the best values of those before it.
+# The settings to try, in this order, each with the best values of the previous ones.
 START = {"block_size": MIB, "queue_depth": 32, "single_submit": False, "overlap_events": True, "intra_op_parallelism": 1,
          "call": 0}
 TUNED = {
@@ -44,7 +44,7 @@ def arguments():
 
 
 class Handle:
-    """DeepSpeed's side, in a process of its own. Moves a file once, one call after another."""
+    """DeepSpeed's side, in a process of its own. Reads or writes a file once, one call after another."""
 
     def __init__(self, path, size):
         import torch
@@ -69,7 +69,7 @@ class Handle:
 
 
 def work(path, size):
-    """Answers on the original standard output. What libraries print goes to standard error."""
+    """Answers on the original standard output. The output of libraries goes to standard error."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         handle = Handle(path, size)

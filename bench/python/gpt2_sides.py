@@ -4,7 +4,8 @@ trained by plain PyTorch, by sluice.torch or by DeepSpeed, alone or as one of se
     python gpt2_sides.py SETTINGS      (JSON; turns.py makes them)
 
 It answers each line of its input with a line of JSON. A number asks for so many steps; the answer has their seconds and losses, the
-peaks of memory so far, and figures of the side's own. An empty line ends it. What libraries print goes to standard error.
+peaks of memory so far, and figures of the side's own. An empty line ends the process. The output of libraries goes to standard
+error.
 """
 import contextlib
 import json
@@ -19,7 +20,7 @@ LR, WEIGHT_DECAY, CLIP = 3e-4, 0.01, 1.0
 
 
 class Plain:
-    """Plain PyTorch. Writes the values with which all sides begin, where they are not there."""
+    """Plain PyTorch. Writes the first values of all sides, unless they exist."""
 
     def __init__(self, a):
         import torch
@@ -47,7 +48,7 @@ class Plain:
         return mean
 
     def sending(self, last):
-        """Lets a micro-batch send its gradients to other ranks where it is the last of a step."""
+        """Lets only the last micro-batch of a step send gradients to other ranks."""
         return contextlib.nullcontext()
 
     def told(self):
@@ -83,7 +84,7 @@ class Sluice(Plain):
 
 
 class Ddp(Plain):
-    """A rank of DistributedDataParallel over Gloo. Its gradients are views of the buckets, so that there is no copy of them."""
+    """A rank of DistributedDataParallel over Gloo. Its gradients are views of the buckets, so they are not copied."""
 
     def __init__(self, a):
         import torch
@@ -99,9 +100,9 @@ class Ddp(Plain):
 
 
 class Fsdp(Plain):
-    """A rank of FSDP2 over Gloo: each block is sharded, and all that is not in a block stays whole between forward and backward,
-    which is the best for a model whose head is its embedding. Where gradients are accumulated, parameters stay whole until the last
-    backward pass, and gradients are summed in it, so that a step sends least."""
+    """A rank of FSDP2 over Gloo: each block is sharded, and all parameters outside of blocks stay whole between forward and
+    backward, which is best for a model whose head is its embedding. Where gradients are accumulated, parameters stay whole until
+    the last backward pass, which sums the gradients over ranks, so that a step sends the fewest bytes."""
 
     def __init__(self, a):
         import torch
@@ -149,7 +150,7 @@ class Wrapped(Plain):
 
 
 class DeepSpeed:
-    """ZeRO stage 3 with parameters and optimizer state in files. Gradients are in memory, too, whatever is set."""
+    """ZeRO stage 3 with parameters and optimizer state in files. Gradients are in memory, whatever the settings."""
 
     def __init__(self, a):
         import deepspeed
@@ -180,7 +181,8 @@ class DeepSpeed:
 
 
 def one_process():
-    """Sets what DeepSpeed needs for a job of one process on the CPU. Its kernels are built with the environment's ninja."""
+    """Sets the environment that DeepSpeed needs for a job of one process on the CPU. Its kernels are built with the
+    environment's ninja."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
                    "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]}

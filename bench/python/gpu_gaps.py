@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Says when a GPU had nothing to compute in a trace of gpu_vs_pytorch.py --trace FOLDER, and why.
+"""Prints when a GPU was idle in a trace of gpu_vs_pytorch.py --trace FOLDER, and why.
 
     python3 bench/python/gpu_gaps.py FOLDER/sluice.trace.json.gz
 
-The stream that computes is the one whose kernels take longest. A gap on it ends with work that the host had queued before, so that it
-waited for other work of the GPU, or that the host queued late. Beside it stand the copies that were under way in the gap, and for each stream
-how much it did in all. The profiler itself stops a step now and then, for 50 to 250 ms: a gap that comes once tells nothing."""
+The computing stream is the one whose kernels take longest. A gap on it ends with work that the host had queued before, so the stream waited
+for other work of the GPU, or with work that the host queued late. For each gap the output lists the copies in flight, and for each stream its
+total work. The profiler itself stops a step now and then, for 50 to 250 ms: a gap that occurs once means nothing."""
 import argparse
 import collections
 import gzip
@@ -20,7 +20,8 @@ def arguments():
 
 
 def read(path):
-    """Returns what the GPU did, in order, each as (begin, end, stream, event), in ms; and when it was queued, by correlation."""
+    """Returns the GPU's work, in order, each as (begin, end, stream, event), in ms; and the times of queueing, by
+    correlation."""
     opened = gzip.open if path.endswith(".gz") else open
     with opened(path, "rt") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
@@ -32,7 +33,7 @@ def read(path):
 
 
 def gaps_of(done, queued, stream):
-    """The gaps of a stream: (begin, length, what ended it, why)."""
+    """The gaps of a stream: (begin, length, the event that ended it, why)."""
     end, found = None, []
     for begin, until, on, event in done:
         if on != stream:

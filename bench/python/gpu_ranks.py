@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains a small Llama of transformers with two ranks that share one GPU: the same bits at stages 0 to 3, wherever the model lies, and whether
-they read each other's memory of the GPU or use the host's, and losses near those of two ranks on the CPU. So it is with the two stages of a
-pipeline.
+"""Trains a small Llama of transformers with two ranks that share one GPU. The bits must be the same at stages 0 to 3, wherever the model is
+placed, and whether ranks read each other's GPU memory or use host memory; the losses must be near those of two ranks on the CPU. The same
+holds for the two stages of a pipeline.
 
     python3 bench/python/gpu_ranks.py
 
 The exit status is 4 where PyTorch sees no GPU, or there is no transformers. --fake runs a tiny model on the tests' fake driver, which
-$SLUICE_CUDA_DRIVER names: it shows that this works, and nothing of a GPU."""
+$SLUICE_CUDA_DRIVER names: this tests the script, and shows nothing about a GPU."""
 import argparse
 import json
 import os
@@ -23,7 +23,8 @@ from gpu_transformers import CLIP, FAKE, NEAR, REAL, STEPS, Ways
 
 RANKS, LIMIT_S = 2, 80
 CPU = "on the CPU"
-# By stage, place, what joins the ranks, and who updates. Two ranks on one GPU do not measure it, so that its rates are stated.
+# By stage, place, links of the ranks, and processor of updates. Two ranks on one GPU do not measure it, so its rates are
+# stated.
 RUNS = [(0, "device", "gpus", None), (1, "memory", "host", None), (1, "disk", "gpus", None), (3, "device", "gpus", None),
         (2, "device", "gpus", None), (3, "memory", "host", None), (3, "memory", "gpus", "cpu")]
 OF_STAGES = ["device", "memory"]
@@ -77,7 +78,7 @@ def name_of(stage, place, links, updates):
 
 
 def rank(given):
-    """What a rank tells: the losses and norms of each run, and those on the CPU, of ranks and of stages."""
+    """Returns a rank's report: the losses and norms of each run, and those on the CPU, of ranks and of stages."""
     find_packages(given)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // RANKS))
@@ -90,7 +91,7 @@ def rank(given):
 
 
 def line_of(told):
-    """What is said of all ranks' runs. Raises AssertionError where they differ."""
+    """Returns the line that describes all ranks' runs. Raises AssertionError where they differ."""
     return ", and ".join(line_of_kind(kind, [runs[kind] for runs in told]) for kind in told[0])
 
 
@@ -107,7 +108,7 @@ def line_of_kind(kind, told):
 
 
 def run(given):
-    """Starts the ranks, and returns what they tell."""
+    """Starts the ranks, and returns their reports."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -137,7 +138,7 @@ def main():
     a = parser.parse_args()
     if a.rank is not None:
         print(json.dumps(rank(a.rank)), flush=True)
-        os._exit(0)  # what libraries do at their end takes time
+        os._exit(0)  # the shutdown of libraries takes time
     if not gpu_vs_pytorch.is_installed("transformers"):
         gpu_vs_pytorch.refuse_without_gpu("this Python has no transformers")
     if not a.fake and not torch.cuda.is_available():

@@ -1,5 +1,5 @@
 """Predicts the step of Llama-like models on 1 to 8 GPUs of one host, each with a rank. Nothing is trained, and no GPU is needed: these are
-the seconds of plans, made by rates that are stated here, as tables for docs/scaling.md.
+the seconds of plans with the rates that this file states, as tables for docs/scaling.md.
 
     python bench/python/gpu_scaling_model.py --tokens 16384
 """
@@ -15,13 +15,13 @@ sys.path.insert(0, str(REPO / "bindings/python"))
 
 import sluice  # noqa: E402
 
-OF_PEAK = 0.5  # what computing reaches of the GPU's peak: an assumption
+OF_PEAK = 0.5  # the share of the GPU's peak that computing reaches: an assumption
 BASE = "700MiB"  # of a GPU's memory, for CUDA's context and kernels
 
 
 @dataclass(frozen=True)
 class Host:
-    """Bytes and operations a second. Ranks share what all of them have equally."""
+    """Bytes and operations a second. Ranks share the host's resources equally."""
 
     name: str
     peak: float  # dense products of bf16, of a GPU
@@ -30,12 +30,12 @@ class Host:
     from_gpu: float
     both_ways: float
     gpu_updates: float  # elements a second
-    memory: int  # of all ranks, as what follows
+    memory: int  # of all ranks, as the following fields
     bandwidth: float  # of that memory
     cores: int
     most_bandwidth: float  # that a rank reaches alone
     most_cores: int  # that a rank has
-    between: float = 0  # that a GPU reads of the others' memory, while all of them do; 0: they do not
+    between: float = 0  # that a GPU reads from the others' memory, while all GPUs do; 0: they do not
 
 
 GIB = 2**30
@@ -72,7 +72,7 @@ def units_of(shape: Shape) -> list[sluice.Unit]:
 
 
 def plan(host: Host, model: str, gpus: int, in_backward: bool, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The plan of rank 0."""
+    """Returns the plan of rank 0."""
     units = units_of(MODELS[model])
     parameters = sum(parameter.elements for unit in units for parameter in unit.parameters)
     computing = 6 * parameters * arguments.tokens / gpus / (host.peak * OF_PEAK)
@@ -98,8 +98,8 @@ def plan(host: Host, model: str, gpus: int, in_backward: bool, arguments: argpar
 
 
 def plan_that_fits(host: Host, model: str, gpus: int, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """A plan with updates at the step's end, where all gradients are there at once, if that fits; else with updates in backward, which add
-    up no micro-batches."""
+    """Returns a plan with updates at the step's end, which holds all gradients at once, if it fits; else one with updates in backward,
+    which cannot accumulate micro-batches."""
     if arguments.backward and gpus * arguments.accumulate > 1:
         return plan(host, model, gpus, True, arguments), "backward"
     try:

@@ -1,10 +1,10 @@
 """Runs one side of gpu_vs_pytorch.py in a process of its own, so that the memory is its own: a Llama in bf16 that PyTorch computes on a
-GPU, with an optimizer of PyTorch's, of FSDP2's, of DeepSpeed's, of Sluice's, or with none.
+GPU, with the optimizer of PyTorch, FSDP2, DeepSpeed or Sluice, or without one.
 
     python gpu_sides.py SETTINGS      (JSON; gpu_vs_pytorch.py makes them)
 
-It prints a line of JSON: the seconds and losses of each step, and the most bytes of the GPU that PyTorch held. What libraries print
-goes to standard error.
+It prints a line of JSON: the seconds and losses of each step, and PyTorch's peak GPU memory. The output of libraries goes to
+standard error.
 """
 import ctypes
 import json
@@ -22,7 +22,7 @@ LR, WEIGHT_DECAY = 1e-4, 0.01
 # Layers, width, heads, heads of keys and values, width of the feed-forward layers, words of the vocabulary.
 LLAMAS = {"llama-8b": (32, 4096, 32, 8, 14336, 32000), "llama-3b": (28, 3072, 24, 8, 8192, 32000), "llama-1b": (16, 2048, 32, 8, 8192, 32000),
           "tiny": (3, 64, 4, 2, 160, 300)}
-LOSS_ROWS = 2048  # of the logits, that are there at once where layers are computed again
+LOSS_ROWS = 2048  # of the logits that exist at once with recomputation
 
 
 class Block(torch.nn.Module):
@@ -54,7 +54,7 @@ class Block(torch.nn.Module):
 
 
 class Llama(torch.nn.Module):
-    """The shape of a Llama, whose call returns the loss. recompute: blocks and logits are computed again in backward."""
+    """The shape of a Llama, whose call returns the loss. recompute: backward recomputes blocks and logits."""
 
     def __init__(self, layers, width, heads, kv_heads, inner, words, recompute):
         super().__init__()
@@ -65,7 +65,7 @@ class Llama(torch.nn.Module):
         self.size, self.recompute = width // heads, recompute
 
     def _init_weights(self, module):
-        """Sluice asks for first values here; fill() gives them to every side."""
+        """Sluice calls this for first values; fill() sets them on every side."""
 
     def again(self, function, *given):
         return checkpoint(function, *given, use_reentrant=False) if self.recompute else function(*given)
@@ -90,7 +90,7 @@ class Llama(torch.nn.Module):
 
 
 class OfTransformers(torch.nn.Module):
-    """The same shape as a model of transformers."""
+    """The same shape, as a model of transformers."""
 
     def __init__(self, layers, width, heads, kv_heads, inner, words):
         import transformers
@@ -105,8 +105,8 @@ class OfTransformers(torch.nn.Module):
 
 
 def made(a, device, kind=torch.bfloat16):
-    """A model without values, which fill() gives: random ones of 3.0G parameters take the CPU half a minute. One of transformers has
-    values that it computes itself, and is made on the GPU."""
+    """Returns a model without values, which fill() sets: random values of 3.0G parameters take the CPU half a minute. A model of
+    transformers has buffers that it computes itself, and is made on the GPU."""
     if a.get("of") == "transformers":
         with torch.device(a["device"]):
             return OfTransformers(*LLAMAS[a["model"]]).to(kind)
@@ -117,7 +117,8 @@ def made(a, device, kind=torch.bfloat16):
 
 @torch.no_grad()
 def fill(model, device):
-    """Gives a model its first values, which are the same on every side: the GPU makes them, wherever they go."""
+    """Sets a model's first values, which are the same on every side: the GPU computes them, wherever they are
+    stored."""
     generator = torch.Generator(device).manual_seed(1)
     for p in model.parameters():
         if p.dim() > 1:
@@ -151,7 +152,8 @@ class Fused:
 
 
 class Compute(Fused):
-    """Forward and backward alone: what the GPU takes where nothing is moved or updated. A gradient ends where it is made."""
+    """Forward and backward alone: the GPU's time without transfers and updates. A gradient is dropped where it is
+    computed."""
 
     def __init__(self, a):
         self.model = fill(made(a, a["device"]), a["device"])
@@ -165,7 +167,7 @@ class Compute(Fused):
 
 
 def alone(**others):
-    """Sets what a job of one process needs, which reaches no other machine."""
+    """Sets the environment of a job of one process, which contacts no other machine."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} | others
 
 
@@ -189,7 +191,7 @@ class Fsdp(Fused):
 
 
 class DeepSpeed(Fused):
-    """ZeRO stage 3 on one GPU with f32 masters and state on the CPU, and parameters there, too."""
+    """ZeRO stage 3 on one GPU, with f32 masters, state and parameters on the CPU."""
 
     def __init__(self, a):
         import deepspeed
@@ -220,7 +222,7 @@ def sluice_options(a):
 
 
 class Sluice(Fused):
-    """sluice.torch, which is given a model without values, since it may be larger than the GPU."""
+    """sluice.torch, which gets a model without values, since the model may be larger than the GPU's memory."""
 
     def __init__(self, a):
         import sluice.torch
@@ -242,15 +244,15 @@ SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpe
 
 
 def find_packages(a):
-    """Lets Sluice's package be imported, and, of what Python does not have, the peers' that were carried."""
+    """Makes Sluice's package importable, and those packages of the peers in the archive that this Python lacks."""
     sys.path.insert(0, a["package"])
     sys.path.append(a["peers"])
-    if a["fake"]:  # the driver of the tests, whose memory PyTorch's CPU shares
+    if a["fake"]:  # the tests' fake driver, whose memory is the CPU's
         ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0), 1, 1)
 
 
 def trace(side, ids, folder):
-    """Writes what the GPU does in two steps, on which stream, for chrome://tracing."""
+    """Writes the GPU's work in two steps, by stream, for chrome://tracing."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA if ids.is_cuda else ProfilerActivity.CPU]) as found:
@@ -262,7 +264,7 @@ def trace(side, ids, folder):
 def main():
     a = json.loads(sys.argv[1])
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print
+    os.dup2(2, 1)  # the output of libraries
     find_packages(a)
     on_gpu = a["device"] != "cpu"
     if on_gpu and not torch.cuda.is_available():
@@ -275,7 +277,7 @@ def main():
     words, seconds, losses = LLAMAS[a["model"]][-1], [], []
     while len(seconds) < a["warm"] + a["steps"]:
         if len(seconds) > a["warm"] and time.time() + seconds[-1] > a["until"]:
-            break  # what was measured counts
+            break  # the measured steps count
         ids = torch.randint(words, (a["batch"], a["seq"] + 1), device=a["device"], generator=generator)
         begin = time.perf_counter()
         losses.append(side.step(ids).item())
@@ -287,7 +289,7 @@ def main():
         trace(side, ids, a["trace"])
     told = {"seconds": seconds[a["warm"]:], "losses": losses, "pytorch_peak": torch.cuda.max_memory_reserved() if on_gpu else 0}
     print(json.dumps(told | side.told()), file=answer, flush=True)
-    os._exit(0)  # what libraries do at their end takes time, and nothing is left to be saved
+    os._exit(0)  # the shutdown of libraries takes time, and there is nothing left to save
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 """Uses a small Llama of transformers on one GPU as users do, wrapped by Sluice: loops with clipping, Trainer, generate(), state_dict(),
 save_pretrained(), gradient checkpointing, compiled blocks, and budgets that need the disk.
 
-Each way of training has the same bits wherever the model lies: all on the GPU, in host memory, on disk; and losses near those of plain
-PyTorch. A line tells of each way, also after one has failed, and --json ends with all of them. The exit status is 4 where PyTorch sees
-no GPU, or there is no transformers.
+Each way of training must have the same bits wherever the model is placed (GPU memory, host memory or disk), and losses near those of
+plain PyTorch. The script prints a line for each way, also after one has failed, and with --json all lines at the end. The exit status
+is 4 where PyTorch sees no GPU, or there is no transformers.
 
     python3 bench/python/gpu_transformers.py
 
---fake runs tiny models on the tests' fake driver, which $SLUICE_CUDA_DRIVER names: it shows that this works, and nothing of a GPU."""
+--fake runs tiny models on the tests' fake driver, which $SLUICE_CUDA_DRIVER names: this tests the script, and shows nothing about a
+GPU."""
 import argparse
 import functools
 import gc
@@ -18,13 +19,13 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with which products have the same bits each time
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes products have the same bits each time
 import gpu_vs_pytorch
 import torch
 from gpu_sides import find_packages
 
 STEPS, LR, CLIP = 3, 1e-3, 0.5
-NEAR = 1e-3  # of a loss in f32: updates differ in their last bits, and what follows from these
+NEAR = 1e-3  # of a loss in f32: updates differ in their last bits, and so do later values
 REAL = {"device": "cuda:0", "rows": 2, "seq": 128, "device_memory": "8GiB", "reserve": "512MiB", "llama": {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4,
     "vocab_size": 4000}}
@@ -34,7 +35,7 @@ FAKE = {"device": "cpu", "rows": 2, "seq": 16, "device_memory": "800MiB", "reser
 
 
 class Ways:
-    """What is tried, each by a function that returns a line, or raises."""
+    """The ways to try, each a function that returns a line, or raises."""
 
     def __init__(self, chosen, fake, folder):
         import sluice
@@ -48,13 +49,13 @@ class Ways:
         self.rows = torch.randint(chosen["llama"]["vocab_size"], shape, generator=generator)
 
     def made(self, kind=torch.float32):
-        """The model on the CPU with its first values, which are the same each time."""
+        """Returns the model on the CPU with its first values, which are the same each time."""
         torch.manual_seed(1)
         config = self.transformers.LlamaConfig(max_position_embeddings=512, attn_implementation="eager", **self.chosen["llama"])
         return self.transformers.LlamaForCausalLM(config).to(kind)
 
     def options(self, place):
-        """Arguments of wrap(): the memory is stated, and nothing else. place "plan": budgets of which the plan needs the disk."""
+        """Arguments of wrap(): only budgets of memory. place "plan": budgets with which the plan needs the disk."""
         given = {"memory": "48GiB", "device": "cuda", "device_memory": self.chosen["device_memory"], "disk": f"{self.folder}:4GiB",
                  "place": place}
         if self.fake:
@@ -70,7 +71,7 @@ class Ways:
                 return None
 
         def middle(name, most, **others):
-            """Between the least with which there is a plan and that which all takes, in MiB."""
+            """Returns a budget between the smallest with which a plan fits and the one for everything, in MiB."""
             low, high = 0, most
             while high - low > 1:
                 at = (low + high) // 2
@@ -86,7 +87,8 @@ class Ways:
         return self.sluice.AdamW(lr=LR, weight_decay=0.01)
 
     def wrapped(self, place, prepare=lambda model: None, **options):
-        """A model and its optimizer, wrapped, or for place None plain ones on the device. prepare: is done to it before."""
+        """Returns a model and its optimizer, wrapped, or for place None plain ones on the device. prepare: a function that
+        is applied to the model before."""
         model = self.made(options.pop("kind", torch.float32))
         prepare(model)
         if place is None:
@@ -109,7 +111,7 @@ class Ways:
         return self.rows[step * rows : (step + 1) * rows].to(self.device)
 
     def losses(self, place, **options):
-        """The losses and norms of a user's loop."""
+        """Returns the losses and norms of a user's loop."""
         model, optimizer = self.wrapped(place, **options)
         if not self.fake:
             model.to("cuda").cuda()
@@ -130,7 +132,8 @@ class Ways:
         return seen
 
     def compared(self, seen, places, near=NEAR):
-        """The line of seen(place), a list of numbers, for all of these places and plain PyTorch. Raises where they differ."""
+        """Returns the line that compares seen(place), a list of numbers, for all of these places and plain PyTorch. Raises
+        where they differ."""
         places = places[:2] if self.fake else places  # which is slow
         plain, first, *others = (seen(place) for place in (None, *places))
         for place, found in zip(places[1:], others, strict=True):
@@ -147,11 +150,11 @@ class Ways:
         return self.compared(self.losses, ["device", "memory", "disk"])
 
     def loop_bf16(self):
-        """Plain PyTorch has no f32 masters, so that it is less near."""
+        """Plain PyTorch has no f32 masters, so its losses are less near."""
         return self.compared(lambda place: self.losses(place, kind=torch.bfloat16), ["device", "memory", "disk"], near=0.1)
 
     def budgets(self):
-        """Of fewer layers none takes much less of the GPU than all of them do, and the plan needs no disk."""
+        """With fewer layers a single layer is a large share of the memory of all, and the plan needs no disk."""
         before = self.chosen
         self.chosen = before | {"llama": before["llama"] | {"num_hidden_layers": 6}}
         try:
@@ -195,7 +198,8 @@ class Ways:
         return self.compared(seen, ["device", "memory", "disk"], near=0)
 
     def saved(self):
-        """state_dict() and save_pretrained() after a step of each place, and what transformers loads of it."""
+        """Compares state_dict() and save_pretrained() after a step in each place, and the model that transformers loads
+        from them."""
         def seen(place):
             model, optimizer = self.wrapped(place)
             ids = self.batch(0)
@@ -222,11 +226,11 @@ WAYS = {
 
 
 def tried(way):
-    """How a way has ended, how long it took, and its line."""
+    """Returns the result of a way, its seconds, and its line."""
     begin = time.monotonic()
     try:
         told = {"passed": True, "line": way()}
-    except Exception as error:  # the others are tried all the same
+    except Exception as error:  # the other ways still run
         told = {"passed": False, "line": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
     gc.collect()
     return told | {"seconds": round(time.monotonic() - begin, 1)}
@@ -250,12 +254,12 @@ def main():
         for name in a.only:
             told[name] = tried(functools.partial(getattr(ways, name)))
             if not a.fake:
-                torch.cuda.set_per_process_memory_fraction(1.0)  # a model that failed may have left less to PyTorch
+                torch.cuda.set_per_process_memory_fraction(1.0)  # a failed model may still hold memory
             print(f"{WAYS[name]}: {'passed' if told[name]['passed'] else 'failed'} in {told[name]['seconds']} s: {told[name]['line']}",
                   file=sys.stderr if a.json else sys.stdout, flush=True)
     if a.json:
         print(json.dumps(told), flush=True)
-    os._exit(0 if all(each["passed"] for each in told.values()) or a.json else 1)  # what libraries do at their end takes time
+    os._exit(0 if all(each["passed"] for each in told.values()) or a.json else 1)  # the shutdown of libraries takes time
 
 
 if __name__ == "__main__":

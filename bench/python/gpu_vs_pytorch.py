@@ -11,13 +11,13 @@
 
 Each side is a process of its own, and they run one after the other, Sluice first. The model, its first values and the data are the
 same, and a peer whose first loss is another one counts as failed. Seconds are medians of --steps steps, after two that are not
-counted, or of fewer where --limit leaves no time for more. What a peer lacks is a line. --json prints JSON.
+counted, or of fewer where --limit leaves no time for more. The output names missing peers. --json prints JSON.
 
     python3 bench/python/gpu_vs_pytorch.py --case offload
 
 It needs a PyTorch that sees a GPU (exit status 4 where there is none), and takes Sluice from a wheel in wheels/ or from the checkout.
-Peers are those that this Python has, else what wheels/ has of them.
---fake runs a tiny model on the tests' fake driver, which $SLUICE_CUDA_DRIVER names: it shows that the bench works, and no time."""
+Peers are imported from this Python, else from wheels/. --fake runs a tiny model on the tests' fake driver, which $SLUICE_CUDA_DRIVER
+names: this tests the bench, and measures nothing."""
 import argparse
 import contextlib
 import json
@@ -35,7 +35,7 @@ from importlib.machinery import PathFinder
 from side_by_side import ROOT
 
 NO_GPU = 4
-ENDING_S = 3  # of a side's time, in which it tells what it has measured
+ENDING_S = 3  # of a side's time, for the report of its measurements
 LOSS_TOLERANCE = 0.02  # of the first loss: sums of bf16 products in other orders, and of 8 bits each
 IN_BACKWARD = {"update_in_backward": True}
 CASES = {
@@ -78,7 +78,7 @@ def refuse_without_gpu(why):
 
 @contextlib.contextmanager
 def packages():
-    """The folders of which Sluice's package is imported, and what peers need that this Python does not have."""
+    """The folders from which to import Sluice's package, and the peers' packages that this Python lacks."""
     with tempfile.TemporaryDirectory() as folder:
         own, peers = pathlib.Path(folder, "sluice"), pathlib.Path(folder, "peers")
         for wheel in (ROOT / "wheels").glob("*.whl"):
@@ -87,7 +87,7 @@ def packages():
 
 
 def is_installed(name, folder=None):
-    """Whether this Python can import it, of that folder, too."""
+    """Whether this Python can import it, also from that folder."""
     return PathFinder.find_spec(name, sys.path + [folder] * (folder is not None)) is not None
 
 
@@ -98,7 +98,8 @@ def settings(a, where):
 
 
 def run(side, chosen, limit_s):
-    """Returns what a side tells; or {"failed": why, such as the last line of what it printed}. Ends where PyTorch sees no GPU."""
+    """Returns a side's report, or {"failed": reason, such as the last line of its output}. Ends the process where PyTorch sees no
+    GPU."""
     if limit_s <= ENDING_S:
         return {"failed": "the sides before it took all of the time"}
     script = pathlib.Path(__file__).with_name("gpu_sides.py")

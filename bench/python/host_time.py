@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures the host's time of a wrapped model's step that is all on the device: what it takes more than the same step of plain PyTorch.
+"""Measures the host time that a wrapped model's step, with everything on the device, takes beyond the same step of plain PyTorch.
 
     SLUICE_CUDA_DRIVER=build/lib/libsluice_fake_cuda.so python bench/python/host_time.py
 
 A Llama of transformers with 16 layers of tiny sizes is wrapped on the tests' fake driver, where the CPU computes in no time. So nearly all of a
-step is the host's: PyTorch's own, the wrapper's and the engine's. Counted is the processor's time of the thread that computes, also in
-backward. It prints the seconds of a step of each, their difference, and per step the calls of the engine, and of Python's functions.
---parts says which part of the step takes how much, --profile which functions."""
+step is host time: of PyTorch, the wrapper and the engine. The figure is the CPU time of the computing thread, also in backward. The script
+prints the seconds of a step of each side, their difference, and per step the calls of the engine and of Python functions. --parts splits the
+time by parts of the step, --profile by functions."""
 import argparse
 import collections
 import ctypes
@@ -35,7 +35,7 @@ def made(layers):
 
 
 def steps(model, optimizer, count):
-    """The seconds of each part of each step."""
+    """Returns the seconds of each part of each step."""
     ids = torch.zeros(1, 8, dtype=torch.long)
     found = []
     for _ in range(count):
@@ -79,7 +79,7 @@ class Counter:
 
 
 def functions_called(run):
-    """How many calls of functions in sluice there are, and of all Python functions."""
+    """Returns the numbers of calls of functions in sluice, and of all Python functions."""
     counts = collections.Counter()
 
     def trace(frame, event, argument):

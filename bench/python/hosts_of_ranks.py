@@ -2,8 +2,8 @@
 """Measures steps of several hosts with several ranks of one thread each, at each stage, beside as many ranks of one host, alone and
 with bare TCP streams of as many bytes beside them, and beside the plan: seconds, and the bytes that a host receives from others.
 
-Hosts are network namespaces of this machine (scripts/hosts.sh; needs root), which share its cores: so what is measured is what the wire
-costs, and no speed-up. What a step takes more than one beside bare streams, Sluice adds; the rest is the price of making hosts
+Hosts are network namespaces of this machine (scripts/hosts.sh; needs root), which share its cores: so the bench measures the cost of the
+wire, and no speed-up. The time that a step takes beyond one beside bare streams is Sluice's; the rest is the price of making hosts
 (bare_wire.py). The model has a vocabulary of bytes. Sides take turns, and figures are medians over the rounds and over a run's steps but its
 first. Bytes are those of the first host's ranks. --json prints JSON.
 
@@ -56,7 +56,8 @@ def side(a, text, folder, stage, between_hosts):
 
 
 def take_turns(a, text, folder, stage):
-    """One round: on hosts, on one host, and there beside streams that carry what the hosts' wires did."""
+    """Runs one round: on hosts, on one host, and there beside streams that carry as many bytes as the hosts' wires
+    did."""
     sides = {"hosts": side(a, text, folder, stage, True), "one_host": side(a, text, folder, stage, False)}
     with hosts(a.hosts, a.rate, folder, a.delay) as on, streams(on, a.hosts, sides["hosts"]["bytes"] / sides["hosts"]["seconds"]):
         sides["beside_streams"] = side(a, text, folder, stage, False)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Trains a model that is larger than two hosts' memory together, cut by its layers over them (`--mesh pipeline=2`), with bf16 parameters without
-masters and 8-bit state of AdamW; beside the plan: each rank's most memory, the seconds of a step, and the bytes that come from the other host.
-Then one rank trains the same steps with twice the memory and the disk of both, and its losses must be the same bits, else the exit status is 1.
+masters and 8-bit state of AdamW; beside the plan it prints each rank's peak memory, the seconds of a step, and the bytes received from the other
+host. Then one rank trains the same steps with twice the memory and the disk of both, and its losses must be the same bits, else the exit status
+is 1.
 
     6b    a Llama of 128 layers of 2048, 6.0G parameters: 24.3 GB of parameters and state, and 24 GB of gradients that are added up
     tiny  4 layers of 64: it shows that the bench works
@@ -74,7 +75,7 @@ def trained(words, folder, name):
 
 
 def rank_of(rows, stage):
-    """Returns what a rank has measured, beside what was planned for its stage."""
+    """Returns a rank's measurements, beside the plan of its stage."""
     return {"names": stage["names"], "peak": rows[-1]["peak_memory"], "predicted": rows[-1]["predicted_peak"], "planned": stage["predicted_peak"],
             "received": [row["received_from_hosts"] for row in rows], "received_planned": sum(stage["bytes_received"].values()),
             "waits": [row["rank_wait_seconds"] for row in rows], "read": rows[-1]["disk_read"], "written": rows[-1]["disk_written"]}
@@ -106,7 +107,7 @@ def told(numbers, digits=1):
 
 
 def run_of(a, result):
-    """Returns the entry of docs/benchmarks/runs.json but for the machine, which whoever adds it knows."""
+    """Returns the entry of docs/benchmarks/runs.json without the machine, which the user adds."""
     layers, width, heads, hidden = CASES[a.case]
     parameters = layers * (4 * width * width + 3 * width * hidden + 2 * width) + 513 * width
     rows = [[f"rank {rank}: {each['names']}", str(each["peak"]), str(each["predicted"]), ", ".join(map(str, each["received"])),

@@ -2,8 +2,8 @@
 """Shows the host memory that a run takes beyond its resident state, with the optimizer's state on disk: staging, workspace,
 activations and the process itself, as the plan states them, and the measured peak beside the predicted one.
 
-It runs three steps for each optimizer and type of state that is asked for. The resident state is what parameters and gradients
-take. --json prints JSON.
+It runs three steps for each requested optimizer and type of state. The resident state is the memory of parameters and
+gradients. --json prints JSON.
 
     python3 bench/python/memory_beyond_state.py --disk FOLDER --model gpt2-124m --batch 1 --seq 256
 """

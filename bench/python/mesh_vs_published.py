@@ -1,8 +1,8 @@
-"""Plans the meshes of published runs, and prints what the model says they can reach beside what they have reached. Nothing is trained.
+"""Plans the meshes of published runs, and prints the predicted limit of their speed beside their published speed. Nothing is trained.
 
-Each product counts at the GPU's peak. So the model says what bubbles, updates, loops over memory, sums over data, sums within layers and
-messages along the pipeline leave of the peak, and a run that is faster would show it wrong. A mesh is planned for the memory that its GPUs
-have, and where it needs more, for more.
+Each product runs at the GPU's peak. So the prediction is the share of the peak that bubbles, updates, loops over memory, sums over data, sums
+within layers and messages along the pipeline leave, and a faster run would refute it. A mesh is planned for the memory of its GPUs, and where
+it needs more, for more.
 
     python bench/python/mesh_vs_published.py
 """
@@ -30,7 +30,7 @@ class Gpu(NamedTuple):
     memory: int
     bandwidth: float
     link: str  # of a host to others
-    link_host: str  # of a GPU to those of its host
+    link_host: str  # of a GPU to other GPUs of its host
 
 
 A100 = Gpu(312e12, 80 * 10**9, 2.039e12, "1600Gbit/s,5us", "300GB/s,2us")
@@ -38,7 +38,7 @@ H100 = Gpu(989e12, 96 * 10**9, 2.4e12, "3200Gbit/s,5us", "450GB/s,2us")
 
 
 class Run(NamedTuple):
-    """Of Megatron-LM (Narayanan et al. 2021, table 1)."""
+    """A run of Megatron-LM (Narayanan et al. 2021, table 1)."""
 
     layers: int
     width: int
@@ -50,7 +50,7 @@ class Run(NamedTuple):
     reached: int  # teraflop/s of a GPU
 
     def operations(self) -> float:
-        """Of a step whose activations are all computed again, as the paper counts them."""
+        """The operations of a step with full recomputation, as the paper counts them."""
         length, vocabulary = 2048, 51200
         each = 96 * self.batch * length * self.layers * self.width**2
         return each * (1 + length / (6 * self.width) + vocabulary / (16 * self.layers * self.width))
@@ -83,7 +83,7 @@ class DoesNotFitError(Exception):
 def plan(folder: Path, config: dict[str, Any], gpu: Gpu, words: list[str], more: int = 1) -> dict[str, Any]:
     """more: times as much memory as a GPU has."""
     model = write(folder / "model" / "config.json", config).parent
-    # Of two cores of each rank one computes, with the rates of its GPU, and one is left for what ranks send.
+    # Each rank has two cores: one computes, with the rates of its GPU, and one is left for messages.
     cores = 2 * GPUS_OF_A_HOST
     machine = {
         "version": 2,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures what narrow training saves and costs: bf16 parameters without masters (stochastic rounding) and 8-bit AdamW state, 4
-bytes a parameter, beside f32 with f32 state. Measured are bytes on disk, bytes that a step moves, seconds of a step, peak memory,
-and the loss over the steps, on the same text, batch, budget and disk. One side runs after the other; figures are medians of the
-steps after the first. --json prints JSON.
+"""Measures the savings and the costs of narrow training: bf16 parameters without masters (stochastic rounding) and 8-bit AdamW
+state, 4 bytes a parameter, beside f32 with f32 state. It measures bytes on disk, bytes that a step moves, seconds of a step,
+peak memory, and the loss over the steps, on the same text, batch, budget and disk. One side runs after the other; figures are
+medians of the steps after the first. --json prints JSON.
 
 The model keeps its own vocabulary; the text's bytes are its tokens, so that no tokenizer is needed.
 
@@ -34,7 +34,7 @@ def byte_tokens(text, path):
 
 
 def run(a, side, tokens, folder):
-    """Returns what one side measured. Both sides have everything on disk, whatever would fit in memory."""
+    """Returns one side's measurements. Both sides have everything on disk, even if it would fit in memory."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     # Without clipping by the norm each gradient is used in the backward pass, and never stored.

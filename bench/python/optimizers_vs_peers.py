@@ -2,11 +2,10 @@
 
     python bench/python/optimizers_vs_peers.py [--only f32 bf16-8bit ...]     # any Python 3.10; torch is not needed for it
 
-For each kind of work it prints what Sluice reached, its share of the lower of two limits, and the peers' rates. `sluice bench
-optimizer` measures all of Sluice's figures in turn. One limit is a loop with the same streams of memory, in place where the update
-is in place; the other is the same arithmetic in the caches. The limit of memory is measured in two ways: with 4 KiB of each stream in
-turn, and (by lines) with the same 64 elements of all streams, as an update must do. Figures are medians over the rounds. --json
-prints JSON.
+For each kind of work it prints Sluice's rate, its share of the lower of two limits, and the peers' rates. `sluice bench optimizer`
+measures all of Sluice's figures in turn. One limit is a loop with the same streams of memory, in place where the update is in place;
+the other is the same arithmetic in the caches. The limit of memory is measured in two ways: with 4 KiB of each stream in turn, and
+(by lines) with the same 64 elements of all streams, as an update must do. Figures are medians over the rounds. --json prints JSON.
 
 Peers run in processes of their own, from environments that have them. Missing ones are named and left out:
 
@@ -41,7 +40,7 @@ ROUND_SECONDS = 0.4  # the least duration of a peer's turn
 # The sizes of a GPT-2 124M's tensors, which are repeated.
 MODEL = [768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768, 768, 768]
 
-# By name: the types of parameters and of state, whether there are masters, and the peers that do the same.
+# By name: the types of parameters and of state, whether masters are kept, and the peers that do the same.
 WORKS: dict[str, tuple[str, str, bool, list[str]]] = {
     "f32": ("f32", "f32", True, ["torch one", "torch many", "deepspeed"]),
     "f32-bf16": ("f32", "bf16", True, []),
@@ -89,7 +88,7 @@ def make_optimizer(peer: str, state: str, parameters: list[Any]) -> Any:
 def serve(peer: str, dtype: str, state: str, elements: int, threads: int) -> None:
     """Runs in a peer's process. For each line of input it prints the seconds of a step."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keeps what libraries print out of the answers
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
     import torch
 
     torch.set_num_threads(threads)

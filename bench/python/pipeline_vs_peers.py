@@ -11,7 +11,7 @@ Sluice with as many threads, which computes as much without a bubble.
 With bf16 the other sides keep f32 values: Sluice as masters; PyTorch and wrapped models compute by autocast.
 
 Sides have the same shapes, micro-batches and optimizer, and take turns; each round has processes of its own, whose first step is not
-counted. Figures are medians. Memory is the most that a rank held (VmHWM). The cut is Sluice's, and PyTorch's stages have the same
+counted. Figures are medians. Memory is the greatest peak of a rank (VmHWM). The cut is Sluice's, and PyTorch's stages have the same
 blocks. --sides "torch 1f1b,wrapped 1f1b" runs these alone. --json prints JSON.
 
     .venv/bin/python bench/python/pipeline_vs_peers.py --rounds 2 --steps 3
@@ -27,7 +27,7 @@ from side_by_side import (CORES, ROOT, SHAPES, add_half, gpt2_config, make_token
                           sluice_ranks, temporary_folder, torch_ranks)
 
 ORDERS = {"1f1b": (), "gpipe": (), "zb-h1": (), "interleaved": ("--pipeline", "1f1b", "--chunks", 2)}
-ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other ones are of several stages a rank
+ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other schedules have several stages on each rank
 
 
 def arguments():
@@ -129,7 +129,7 @@ class Wrapped:
         import torch
 
         targets = torch.full_like(tokens, -100)
-        targets[:, 1:] = tokens[:, :-1]  # the model shifts them back, so that the loss is as the other side's
+        targets[:, 1:] = tokens[:, :-1]  # the model shifts them back, so that the loss equals the other side's
         with cast(self.settings):
             self.pipe.train_step({"input_ids": tokens, "labels": targets}, clip=1.0)
 
@@ -145,14 +145,14 @@ def model_of(a):
 
 
 def cast(a):
-    """Returns what computes in the type of --dtype where values are f32."""
+    """Returns a context in which f32 values are computed in the type of --dtype."""
     import torch
 
     return torch.autocast("cpu", torch.bfloat16) if a["dtype"] == "bf16" and not a["narrow"] else contextlib.nullcontext()
 
 
 def run_stage(a):
-    """One stage of a pipeline in PyTorch: tells its seconds and its peak."""
+    """Runs one stage of a pipeline in PyTorch, and reports its seconds and its peak memory."""
     import torch
 
     torch.set_num_threads(1)

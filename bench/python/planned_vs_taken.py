@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compares the seconds of a step that `sluice plan` predicts with those that steps then take, for runs in memory and on disk, in
-f32 and bf16, from GPT-2 to a Llama of 8B, with AdamW state in f32 and in 8 bits, with one micro-batch and several, by one rank and
-by several, in the memory of one machine and over a wire. One run follows the other; figures are medians of the steps after the
-first. --json prints JSON.
+"""Compares the seconds of a step that `sluice plan` predicts with measured steps, for runs in memory and on disk, in f32 and bf16,
+from GPT-2 to a Llama of 8B, with AdamW state in f32 and in 8 bits, with one micro-batch and several, by one rank and by several,
+in the memory of one machine and over a wire. One run follows the other; figures are medians of the steps after the first. --json
+prints JSON.
 
 For both sides it prints where a step's seconds go: products and loops, updates, and waiting for the disk.
 
 Hosts with a wire between them are made of this machine, and plans are for hosts that have a machine each. So for these runs it also measures
-the ranks on one host, planned as they are run, alone and beside bare TCP streams that carry as many bytes (bare_wire.py). The ratio counts
-the planned step as longer by what ranks have too few cores, and by what streams slow them.
+the ranks on one host, planned as they are run, alone and beside bare TCP streams that carry as many bytes (bare_wire.py). For the ratio the
+planned step is lengthened by the slowdown from ranks sharing cores, and by that from the streams.
 
     python3 bench/python/planned_vs_taken.py --disk FOLDER [RUN ...]
 """
@@ -36,7 +36,8 @@ class Run:
     rate: str | None = None  # of the wire, where each rank has a host of its own (scripts/hosts.sh, which needs root)
 
     def link(self):
-        """What the plan is told of it: a wire's latency is that of two programs that poll, and memory's bandwidth that of sums."""
+        """The link that is stated to the plan: a wire's latency is that of two polling programs, and memory's bandwidth is that of
+        sums."""
         return "1Gbit/s,100us" if self.rate else "20Gbit/s,20us"
 
 
@@ -79,7 +80,8 @@ def arguments():
 
 
 def price_of_hosts(r, rows, steps, folder):
-    """How many times as long a step takes where hosts share this machine's cores, whatever program uses the wire between them."""
+    """The factor by which a step is longer because hosts share this machine's cores, whatever program uses the wire between
+    them."""
     def seconds(rows):
         return statistics.median(row["seconds"] for row in rows)
 

@@ -2,9 +2,9 @@
 """Measures how much processor time a step takes with several ranks of one thread on this machine, at each stage, beside one rank with as
 many threads as there are cores, which computes the same micro-batches.
 
-The processor's seconds are those of all processes of a run, user's and system's, from the end of its first step to the end of its last but
-one, for each step. The model has a vocabulary of bytes, so that all ranks fit. Sides take turns, and figures are medians over the rounds.
-Peak memory is rank 0's. --json prints JSON.
+The processor's seconds, divided by the number of steps, are the user and system time of all processes of a run, from the end of its first
+step to the end of its last but one. The model has a vocabulary of bytes, so that all ranks fit. Sides take turns, and figures are medians
+over the rounds. Peak memory is rank 0's. --json prints JSON.
 
     python3 bench/python/processor_of_ranks.py --model gpt2-124m --batch 1 --seq 256 --accumulate 16 --ranks 8
 """
@@ -29,7 +29,7 @@ def arguments():
 
 
 def processor_seconds(process):
-    """What the process and its children have used so far: the user's and the system's seconds."""
+    """Returns the user and system seconds of the process and its children so far."""
     tick = os.sysconf("SC_CLK_TCK")
     children = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
     stats = [pathlib.Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in (process, *children)]
@@ -44,7 +44,7 @@ def wait_for_rows(process, metrics, count):
 
 
 def side(a, build, text, folder, more):
-    """The processor's seconds of a step, of user and of system."""
+    """Returns the user and system seconds of a step."""
     metrics = folder / "metrics.jsonl"
     for earlier in folder.glob("metrics*.jsonl"):
         earlier.unlink()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what it costs to train with several ranks on one machine. It compares the step of N ranks of one thread each, at each stage,
+"""Measures the cost of training with several ranks on one machine. It compares the step of N ranks of one thread each, at each stage,
 with the step of one rank of N threads, which computes as much with as many threads. Beside it is the peak memory of rank 0.
 
 Rounds alternate, and figures are medians. --json prints JSON.

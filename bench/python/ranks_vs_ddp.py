@@ -2,12 +2,12 @@
 """Compares several ranks of one machine that train a GPT-2 of transformers in f32: PyTorch's DistributedDataParallel and FSDP2 over
 Gloo, sluice.torch.wrap(), and the native model of `sluice train --ranks`.
 
-All begin with the same values, and have the same batch, clipping and threads a rank. The sides of PyTorch and the wrapped model
-train on the same data, each rank in a process of its own; their first losses must equal DDP's, so that they do the same work. The
-native model, which has an order of data of its own, trains in a process for each round, whose first step is not counted. Sides take
-turns. Figures are medians over all rounds but the first; tokens are those of all ranks. Memory is the most that a rank held in its
-steps (VmHWM; of the native model, rank 0's), so the memory that ranks share counts for each. --json prints JSON. With --rate each rank
-is a host of its own, whose wire has this bandwidth (scripts/hosts.sh, which needs root).
+All begin with the same values, and have the same batch, clipping and threads a rank. The sides of PyTorch and the wrapped model train
+on the same data, each rank in a process of its own; their first losses must equal DDP's, so that they do the same work. The native
+model, which has an order of data of its own, trains in a process for each round, whose first step is not counted. Sides take turns.
+Figures are medians over all rounds but the first; tokens are those of all ranks. Memory is the greatest peak of a rank in its steps
+(VmHWM; of the native model, rank 0's), so the memory that ranks share counts for each. --json prints JSON. With --rate each rank is a
+host of its own, whose wire has this bandwidth (scripts/hosts.sh, which needs root).
 
     .venv/bin/python bench/python/ranks_vs_ddp.py --rounds 4 --steps 4
 """
@@ -35,10 +35,10 @@ def arguments():
 
 
 class Ranks:
-    """The ranks of one side, which train together when they are asked to."""
+    """The ranks of one side, which train together on request."""
 
     def __init__(self, a, kind, folder, on=None):
-        """`on` is the program that runs commands on hosts; None: there are none."""
+        """`on` is the program that runs commands on hosts; None: all ranks run on this machine."""
         self.name = kind
         common = {"WORLD_SIZE": str(a.ranks), "MASTER_ADDR": "127.0.0.1" if on is None else ADDRESS.format(1), "MASTER_PORT": free_port()}
         if on is not None:
@@ -71,7 +71,7 @@ class Ranks:
 
 
 def native(a, weights, folder):
-    """The metrics of a run's steps after the first."""
+    """Returns the metrics of a run's steps after the first."""
     tokens = folder / "tokens.bin"
     if not tokens.exists():
         make_tokens(tokens, 64 * a.ranks * a.batch * a.seq)

@@ -19,8 +19,8 @@ SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16), "gpt2-774m": 
 
 
 def parser_of(doc, disk=None, shapes=False, **defaults):
-    """Makes the parser of a bench's options: --json; --disk, where `disk` says what the folder is for; and one for each of
-    `defaults`, of its type. With `shapes` the model must be one of SHAPES."""
+    """Makes the parser of a bench's options: --json; --disk, where `disk` describes the folder's purpose; and one for each
+    of `defaults`, of its type. With `shapes` the model must be one of SHAPES."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     if disk:
@@ -40,7 +40,7 @@ def gpt2_config(model):
 
 
 def peak_bytes():
-    """Returns the most memory that this process held since it began, or since forget_peak()."""
+    """Returns this process's peak memory since its start, or since forget_peak()."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
@@ -58,7 +58,7 @@ def temporary_folder(disk):
 
 
 def free_port():
-    """Returns a port of this machine, as text, on which nobody listens now."""
+    """Returns a port of this machine, as text, on which no process listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])
@@ -70,7 +70,7 @@ def make_tokens(path, count):
 
 
 def sluice(*arguments, build=ROOT / "build", launcher=()):
-    """Runs a command of a build to its end, after the launcher's words, and returns what it printed."""
+    """Runs a command of a build to its end, after the launcher's words, and returns its output."""
     command = [*launcher, pathlib.Path(build, "bin/sluice"), *arguments]
     return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -85,8 +85,8 @@ def sluice_steps(folder, *arguments, build=ROOT / "build", launcher=()):
 
 
 def sluice_ranks(folder, *arguments):
-    """Returns what the ranks of a run tell together: the seconds of the steps after the first, the losses of all steps, the most memory
-    that a rank held, and for how long a rank waited for others in a step."""
+    """Returns the combined report of a run's ranks: the seconds of the steps after the first, the losses of all steps, the greatest
+    peak memory of a rank, and the seconds of a step in which a rank waited for others."""
     rows = sluice_steps(folder, *arguments)
     of_ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in folder.glob("metrics*.jsonl")]
     return {"seconds": [row["seconds"] for row in rows], "losses": [row["loss"] for row in of_ranks[0]],
@@ -95,7 +95,7 @@ def sluice_ranks(folder, *arguments):
 
 
 def torch_ranks(script, ranks, settings):
-    """Runs ranks of PyTorch, of one thread each, and returns what they tell together. Each is a process `script --rank SETTINGS` (JSON),
+    """Runs ranks of PyTorch, of one thread each, and returns their combined report. Each is a process `script --rank SETTINGS` (JSON),
     which prints a line of JSON: its "seconds", its "peak", and, where they are compared, the "losses", which all ranks know."""
     common = os.environ | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
     processes = [subprocess.Popen([sys.executable, script, "--rank", json.dumps(settings)], env=common | {"RANK": str(rank)},
@@ -104,7 +104,7 @@ def torch_ranks(script, ranks, settings):
         printed = [process.communicate()[0] for process in processes]
     finally:
         for process in processes:
-            process.kill()  # which does nothing to one that has ended
+            process.kill()  # no effect on a process that has ended
     if any(process.returncode for process in processes):
         raise RuntimeError(f"a rank of PyTorch failed with {json.dumps(settings)}")
     told = [json.loads(text) for text in printed]
@@ -113,7 +113,7 @@ def torch_ranks(script, ranks, settings):
 
 
 def ran_by_turns(sides, rounds):
-    """Calls each of the sides, which are functions by name, in each round, and returns by name what they returned."""
+    """Calls each of the sides, which are functions by name, in each round, and returns their results by name."""
     found = {name: [] for name in sides}
     for number in range(rounds):
         for name, side in sides.items():
@@ -123,7 +123,7 @@ def ran_by_turns(sides, rounds):
 
 
 def add_half(sides, name, peer, side):
-    """Adds a side that is called with half of the bytes that a rank of the peer, which is a side before it, took in the same round."""
+    """Adds a side that is called with half of the bytes that a rank of the peer, an earlier side, took in the same round."""
     given, peaks = sides[peer], []
 
     def remembered():
@@ -136,7 +136,7 @@ def add_half(sides, name, peer, side):
 
 def medians(found, tokens):
     """Returns, by side, the median of a step's seconds over all rounds, the rate at which it trains on a step's tokens, the most memory
-    of a rank and, where it is known, the mean wait for other ranks. `found` is what ran_by_turns() returned."""
+    of a rank and, where it is known, the mean wait for other ranks. `found` is the result of ran_by_turns()."""
     sides = {}
     for name, runs in found.items():
         seconds = statistics.median(second for run in runs for second in run["seconds"])

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what the disk tier costs a step. It compares a step with everything on disk (with --only-state the optimizer's state
-alone) with a step in memory, and with the time that fio takes to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB
-blocks, depth 32, huge-page buffers).
+"""Measures the cost of the disk tier for a step. It compares a step with everything on disk (with --only-state the optimizer's
+state alone) with a step in memory, and with the time that fio takes to replay the step's reads and writes (io_uring, O_DIRECT,
+1 MiB blocks, depth 32, huge-page buffers).
 
-The figure is step on disk / max(step in memory, fio's replay). Beside it is the most that a step on disk is meant to take: 1.05
-times the larger of the two, plus the processor's seconds of fio's replay, which the cores share. Rounds alternate, and figures are
-medians. --json prints JSON.
+The figure is step on disk / max(step in memory, fio's replay). Beside it is the goal for a step on disk, at most 1.05 times the
+larger of the two, plus the processor's seconds of fio's replay, which the cores share. Rounds alternate, and figures are medians.
+--json prints JSON.
 
     python3 bench/python/step_vs_disk.py --disk FOLDER --model gpt2-124m --batch 4 --seq 256
 """

@@ -22,7 +22,7 @@ With bf16 the other sides keep f32 values: Sluice as masters; PyTorch computes b
 Sides begin with the same values, have the same AdamW and clipping, and train in each step on the same windows, which are all of the data, so
 that their losses must agree: each within 1e-4 of the first side's with f32, and within 2e-2 with bf16, whose products are rounded to 8 bits;
 else the exit status is 1. Sides take turns; each round has processes of its own, whose first step is not counted. Figures are medians. Memory
-is the most that a rank held (VmHWM), of PyTorch's in its steps alone. --json prints JSON, whose "run" is for docs/benchmarks/runs.json.
+is the greatest peak of a rank (VmHWM), for PyTorch in its steps alone. --json prints JSON, whose "run" is for docs/benchmarks/runs.json.
 
     .venv/bin/python bench/python/tensor_vs_peers.py --case llama-gqa --dtype bf16 --rounds 3 --steps 4
 """
@@ -41,7 +41,7 @@ RANKS = 2
 LR, BETAS, WEIGHT_DECAY, CLIP = 3e-4, (0.9, 0.95), 0.1, 1.0
 # Layers, width, heads, heads of keys and values, width of the hidden layers, words of the vocabulary.
 CASES = {"llama": (12, 768, 12, 12, 2048, 32000), "llama-gqa": (12, 768, 12, 4, 2048, 32000), "tiny": (2, 128, 4, 2, 352, 512)}
-# Of a loss; sums in other orders, and with bf16 products of rounded values, differ by so much at most.
+# The tolerance of a loss: sums in other orders, and with bf16 products of rounded values, differ by at most that.
 LOSS_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}
 ALONG_TENSOR = ("--mesh", f"tensor={RANKS}", "--threads", 1)
 NARROW = ("--state", "bf16", "--master", "none")
@@ -118,7 +118,7 @@ def torch_side(a, folder, side):
 
 def load(folder, dtype):
     """Returns the model of transformers with PyTorch's own norms, as torchtitan has them, of which a DTensor takes less time. Their weights
-    are copies, since one tensor that lies in the mapped file keeps all of it in memory."""
+    are copies, since one tensor in the mapped file keeps all of the file in memory."""
     import torch
     from transformers import LlamaForCausalLM
     from transformers.utils import logging
@@ -138,14 +138,14 @@ def load(folder, dtype):
 
 
 def share_out(model, is_sequence):
-    """Lets the ranks share out the layers, as parallelize_llama() of torchtitan does. With `is_sequence` what passes from block to block is
-    cut along the sequence, else it is whole on each rank."""
+    """Lets the ranks share out the layers, as parallelize_llama() of torchtitan does. With `is_sequence` the tensors between blocks are cut
+    along the sequence, else they are whole on each rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
 
     between = Shard(1) if is_sequence else Replicate()
-    # A layer's input becomes a DTensor once, so that its gradients are added up by the rank before the ranks add up theirs.
+    # A layer's input becomes a DTensor once, so that a rank adds up its own gradients before they are summed over ranks.
     plan = {
         "self_attn": PrepareModuleInput(input_kwarg_layouts={"hidden_states": between}, desired_input_kwarg_layouts={"hidden_states": Replicate()}),
         "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
@@ -189,7 +189,8 @@ class Torch:
         return self.model.lm_head(inner.norm(x))
 
     def clip(self):
-        """Clips as clip_grad_norm_() does, which takes no mixture of DTensors, such as matrices, and tensors, such as norms may be."""
+        """Clips as clip_grad_norm_() does, which does not accept a mixture of DTensors (the matrices) and tensors (the norms' weights
+        may be)."""
         import torch
 
         norms = [torch.nn.utils.get_total_norm([p.grad for p in kind]) for kind in self.kinds]
@@ -215,14 +216,14 @@ class Torch:
 
 
 def run_rank(a):
-    """One rank of PyTorch: tells its seconds, its losses, and the most memory that it held in its steps."""
+    """Runs one rank of PyTorch, and reports its seconds, its losses, and its peak memory in its steps."""
     import torch
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     side = Torch(a)
     inputs, targets = windows(a["tokens"], a["batch"], a["seq"])
-    gc.collect()  # the mapped file of the whole model, which else counts as this rank's
+    gc.collect()  # the mapped file of the whole model, which would otherwise count as this rank's
     forget_peak()
     seconds, losses = [], []
     for _ in range(a["steps"] + 1):
@@ -243,13 +244,13 @@ def loss_errors(found):
 
 
 def ratios_of(sides):
-    """Returns how many times a peer's seconds and memory each of Sluice's sides took."""
+    """Returns the ratios of the seconds and memory of each of Sluice's sides to a peer's."""
     return {side: {peer: {what: sides[side][what] / sides[peer][what] for what in ("seconds", "peak")} for peer in peers if peer in sides}
             for side, peers in PEERS.items() if side in sides}
 
 
 def table_of(result):
-    """Returns what was measured as a table of docs/benchmarks/runs.json."""
+    """Returns the measurements as a table of docs/benchmarks/runs.json."""
     sides = result["sides"]
     peers = [name for name in ("alone", *OF_TORCH) if name in sides]
     rows = [[name, f"{side['seconds']:.2f}", *(f"{side['seconds'] / sides[peer]['seconds']:.3f}" for peer in peers),
@@ -261,7 +262,7 @@ def table_of(result):
 
 
 def run_of(a, result):
-    """Returns the entry of docs/benchmarks/runs.json but for the machine, which whoever adds it knows."""
+    """Returns the entry of docs/benchmarks/runs.json without the machine, which the user adds."""
     import torch
 
     layers, width, heads, kv_heads, hidden, words = CASES[a.case]

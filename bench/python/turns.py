@@ -1,4 +1,5 @@
-"""Makes models train in turns, each in a process of its own (gpt2_sides.py), so that changes of the machine's pace meet all."""
+"""Makes models train alternately, each in a process of its own (gpt2_sides.py), so that changes of the machine's speed affect
+all of them."""
 import contextlib
 import json
 import os
@@ -8,7 +9,8 @@ import statistics
 import subprocess
 import sys
 
-# The losses of so many first steps must equal plain PyTorch's, within the tolerance: then all sides do the same work.
+# The losses of this number of first steps must equal plain PyTorch's, within the tolerance: then all sides do the same
+# work.
 CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
 
 
@@ -22,7 +24,7 @@ def turns_of(a, parser):
 
 
 class Side:
-    """A process that trains when it is asked to. What it prints goes to a file, whose end is shown where the process fails.
+    """A process that trains on request. Its output goes to a file, whose end is shown where the process fails.
 
     `a` has the bench's arguments (model, batch, seq, threads, and where there are several micro-batches in a step, accumulate).
     `host` are words before the command, which a shell there reads. `kind` is one of gpt2_sides.py's; `settings` are the kind's own.
@@ -64,7 +66,7 @@ class Side:
             print(count, file=self.process.stdin, flush=True)
 
     def answer(self):
-        """Waits for what it answers."""
+        """Waits for the answer."""
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))

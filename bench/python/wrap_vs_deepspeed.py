@@ -30,7 +30,8 @@ from side_by_side import CORES, gpt2_config, parser_of, temporary_folder
 from turns import Side, plain_losses, take_turns, turns_of
 
 OPTIMIZER = "zero_optimization.offload_optimizer."
-# What --tune tries, in this order, each with the best of those before it. A choice is a group of settings.
+# The choices that --tune tries, in this order, each with the best of the previous ones. A choice is a group of
+# settings.
 TUNED = [
     [{"aio.block_size": size} for size in (1 << 20, 1 << 18, 1 << 22, 1 << 23)],
     [{"aio.queue_depth": depth} for depth in (32, 8, 128)],
@@ -71,7 +72,8 @@ def put(config, path, value):
 
 
 def deepspeed_config(a, disk):
-    """The configuration has as few buffers as work, each as large as the embedding, which DeepSpeed does not divide."""
+    """The configuration has the fewest buffers that work, each as large as the embedding, which DeepSpeed does not
+    divide."""
     shape = gpt2_config(a.model)
     largest = shape.vocab_size * shape.n_embd
     aligned = -(-largest // (1 << 20)) << 20
@@ -102,7 +104,8 @@ def deepspeed_config(a, disk):
 
 
 def tune(a, folder, config):
-    """Finds the best of each choice in turn, by the quickest of 3 steps. What cannot run is reported and left out."""
+    """Finds the best of each choice in turn, by the fastest of 3 steps. A setting that cannot run is reported and left
+    out."""
     for choices in TUNED:
         best, chosen = None, None
         for choice in choices:
