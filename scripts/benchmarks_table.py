@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes docs/benchmarks.md: a table of the claims that stand, each with its figure, what it stands beside, machine, date and command.
+"""Makes docs/benchmarks.md: a table of the valid claims, each with its figure, the compared figure, machine, date and command.
 
     scripts/benchmarks_table.py [--write]     prints the document, or writes it
-    scripts/benchmarks_table.py --run ID      prints all that a run measured
+    scripts/benchmarks_table.py --run ID      prints all measurements of a run
 
-docs/benchmarks/runs.json has what was measured, run by run, with the rows that no longer stand. docs/benchmarks/claims.json has the
-claims, each of which names its run. A claim's numbers must stand in its run."""
+docs/benchmarks/runs.json has the measurements of each run, including rows that are no longer valid. docs/benchmarks/claims.json has
+the claims, each of which names its run. A claim's numbers must occur in its run."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ def machine_of(claim, run):
 
 
 def unfounded(claims, runs):
-    """What is claimed, and stands in no run."""
+    """Yields a description of each claim that its run does not support."""
     for claim in (claim for section in claims["sections"] for claim in section["claims"]):
         run = runs["runs"].get(claim["run"])
         if run is None or machine_of(claim, run) not in runs["machines"]:

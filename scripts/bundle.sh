@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes one archive of less than 50 MB, build/bundle/sluice-gpu.tar.gz, with which a machine with a GPU is checked that has neither a
-# package registry nor a compiler. It needs a driver (580 or later), glibc 2.36 and libstdc++ of GCC 12, or later ones, and Python 3;
-# PyTorch for CUDA is used where it is there.
+# Makes one archive of less than 50 MB, build/bundle/sluice-gpu.tar.gz, for checking a GPU machine that has neither a package
+# registry nor a compiler. It needs a driver (580 or later), glibc 2.36 and libstdc++ of GCC 12, or later ones, and Python 3; PyTorch
+# for CUDA is used where it is there.
 #   scripts/bundle.sh [--built] [--wheel FILE] [--peers FOLDER]
-# --built uses build/ and .venv as they are. --wheel takes a wheel that there is already. --peers adds the pure wheels (py3-none-any)
-# of a folder, with what they need, the smallest first, as long as there is room, and says which it leaves out. There gpu_vs_pytorch.py
-# imports of them what Python does not have. This command fetches them:
+# --built uses build/ and .venv as they are. --wheel takes an existing wheel. --peers adds the pure wheels (py3-none-any) of a folder,
+# with their dependencies, the smallest first, as long as there is room, and prints which it leaves out. gpu_vs_pytorch.py imports
+# from them the packages that Python lacks on that machine. This command fetches them:
 #   .venv/bin/python -m pip download --no-deps --only-binary :all: --platform any --implementation py --abi none -d FOLDER NAME==VERSION
 # On the other machine:
 #   tar xzf sluice-gpu.tar.gz && sluice-gpu/scripts/gpu_check.sh
@@ -26,7 +26,7 @@ while (($#)); do
   esac
 done
 most=50000000  # bytes of the archive
-glibc=2.36 libstdcxx=3.4.30 cxxabi=1.3.13  # the other machine's: Debian 12 has them, and what is newer
+glibc=2.36 libstdcxx=3.4.30 cxxabi=1.3.13  # the other machine's: Debian 12 and later systems have them
 build=${SLUICE_BUILD:-build}
 out=${SLUICE_BUNDLE:-$build/bundle}
 [[ -z $wheel || -f $wheel ]] || { echo "bundle: there is no wheel $wheel" >&2; exit 1; }
@@ -48,7 +48,7 @@ if [[ -z $wheel ]]; then
   wheel=$(ls "$work"/made/sluice_train-*.whl)
 fi
 
-# It has the folders of a checkout, so that scripts find everything where it is there.
+# The archive has the folders of a source tree, so that scripts find all files at their usual places.
 top=$work/sluice-gpu
 mkdir -p "$top"/{build/bin,build/lib,wheels,scripts}
 cp "${programs[@]/#/$build/bin/}" "$top/build/bin"
@@ -59,14 +59,15 @@ scripts/kernels.sh --list | xargs cp --parents -t "$top"
 cp --parents LICENSE docs/gpu.md bench/python/*.py "$top"
 git describe --always --dirty --abbrev=12 > "$top/COMMIT" 2> /dev/null || echo unknown > "$top/COMMIT"
 
-# The libraries that are not the other machine's. (The matrix library, of 40 MB, is in the wheel, from which gpu_check.py takes it.)
+# The libraries that the other machine does not provide. (The matrix library, of 40 MB, is in the wheel, from which gpu_check.py
+# takes it.)
 natives=("$top"/build/bin/* "$top"/build/lib/*.so)
 system='^(linux-vdso|ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+)\.so'
 LD_LIBRARY_PATH=$top/build/lib ldd "${natives[@]}" | awk '$2 == "=>" {print $1, $3}' | sort -u | while read -r name path; do
   if [[ ! $name =~ $system && ! -e $top/build/lib/$name ]]; then cp -L "$path" "$top/build/lib/$name"; fi
 done
 strip --strip-unneeded "${natives[@]}"
-# They come before what LD_LIBRARY_PATH names there.
+# As DT_RPATH they take precedence over that machine's LD_LIBRARY_PATH.
 patchelf --force-rpath --set-rpath '$ORIGIN/../lib' "$top"/build/bin/*
 patchelf --force-rpath --set-rpath '$ORIGIN' "$top"/build/lib/*.so*
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Tells whether two builds compute the same: runs each of twelve small trainings with both, and compares every loss and every
-file of the last checkpoint, byte by byte.
+"""Tests whether two builds compute the same bits: runs each of twelve small trainings with both, and compares every loss and
+every file of the last checkpoint, byte by byte.
 
     scripts/compare_builds.py FOLDER [FOLDER]
 
-FOLDER is a build folder: the program is FOLDER/bin/sluice. Without a second one it is build. Families, types, optimizers,
-recomputation, accumulation and placements are combined so that each is in several runs. The exit status is 1 where the builds
-differ, or one of them fails."""
+FOLDER is a build folder: the program is FOLDER/bin/sluice. Without a second FOLDER the second build is build/. Families,
+types, optimizers, recomputation, accumulation and placements are combined so that each is in several runs. The exit status is
+1 where the builds differ, or one of them fails."""
 import argparse
 import json
 import pathlib

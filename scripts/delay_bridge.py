@@ -4,8 +4,8 @@
     scripts/delay_bridge.py SECONDS NAMESPACE...
 
 makes the TUN device "wire" in each namespace and passes packets from one to another for as long as it runs. The last number of an
-address counts the namespaces from 1. It says "ready" once the devices are there; their addresses, sizes of packets and bandwidth are
-the caller's to set. It needs root, and ends with its standard input.
+address counts the namespaces from 1. It prints "ready" once the devices exist; the caller sets their addresses, packet sizes and
+bandwidth. It needs root, and ends at the end of its standard input.
 """
 
 import collections
@@ -23,7 +23,7 @@ LARGEST = 1 << 16
 
 
 def make_wire(namespace):
-    """Returns the descriptor whose reads are what the namespace sends. The device lives as long as it is open."""
+    """Returns the descriptor from which the namespace's packets are read. The device exists as long as it is open."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
@@ -37,7 +37,8 @@ def make_wire(namespace):
 
 
 def receiver(packet, wires):
-    """Returns the index of the wire that a packet is for, or None: not each packet of a network is for a host."""
+    """Returns the index of the wire to which a packet is addressed, or None: not every packet is addressed to a
+    host."""
     if len(packet) < 20 or packet[0] >> 4 != 4:
         return None
     return packet[19] - 1 if 0 < packet[19] <= len(wires) else None
@@ -60,7 +61,7 @@ def main():
     delay = float(sys.argv[1])
     wires = [make_wire(namespace) for namespace in sys.argv[2:]]
     print("ready", flush=True)
-    under_way = collections.deque()  # in the order in which they are due, since all take the same time
+    under_way = collections.deque()  # in the order in which they are due, since the delay is the same for all
     while True:
         wait = max(0, under_way[0][0] - time.monotonic()) if under_way else None
         readable, _, _ = select.select([sys.stdin, *wires], [], [], wait)
@@ -74,7 +75,7 @@ def main():
             try:
                 os.write(wire, packet)
             except OSError:
-                pass  # a network may lose packets, and this one does where a host is gone or does not keep up
+                pass  # a network may lose packets: this one does where a host is gone or receives too slowly
 
 
 main()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets everything up and runs the main job in a few minutes: a transformer whose training state does not fit in the
-# memory that is stated learns from real text; the run is killed, goes on, and writes a sample.
+# stated memory learns from real text; the run is killed, resumes, and writes a sample.
 #   scripts/demo.sh [TEXT]    TEXT is a file or folder of text, by default sources of Python's standard library
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,8 +12,8 @@ work=$(mktemp -d "${TMPDIR:-$PWD/build}/demo.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/swap"
 sluice=build/bin/sluice
-# The model is a Llama of 5 million parameters, from its config.json alone. Its weights, gradients and optimizer state are 78
-# MiB and the process itself takes 64 MiB; the budget for all is 150 MiB.
+# The model is a Llama of 5 million parameters, made from its config.json alone. Its weights, gradients and optimizer state
+# are 78 MiB and the process itself takes 64 MiB; the budget for all is 150 MiB.
 run=(--config scripts/demo/settings.json --data "$text" --disk "$work/swap:2GiB" --metrics "$work/metrics.jsonl")
 step() { printf '\n== %s\n' "$*"; }
 

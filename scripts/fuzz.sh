@@ -2,7 +2,7 @@
 # Builds the fuzzers (tests/fuzz has one for each parser) and runs each from its corpus, as many at a time as there are cores. A finding
 # ends the run.
 #   scripts/fuzz.sh [SECONDS [NAME...]]    runs each for SECONDS, by default 60; NAMEs ("manifest") limit which
-# Inputs that reach new code are kept in build/fuzz/found/NAME, and a later run goes on from them.
+# Inputs that reach new code are kept in build/fuzz/found/NAME, and a later run begins with them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
@@ -22,7 +22,7 @@ run() {
       "$found" "tests/fuzz/corpus/$name" > "build/fuzz/$name.log" 2>&1; then
     echo "fuzz: $name failed:"
     tail -n 40 "build/fuzz/$name.log"
-    return 255  # xargs starts no other one
+    return 255  # makes xargs start no further ones
   fi
   echo "fuzz: $name, $seconds s: $(tail -n 1 "build/fuzz/$name.log")"
 }

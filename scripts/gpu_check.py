@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Looks at a machine's GPU in at most 8 minutes: what the link to it allows, whether its driver does what the tests' fake driver
-does, whether kernels and engine have the bits of the CPU's, how long a step takes, and what compute-sanitizer finds.
+"""Checks a machine's GPU in at most 8 minutes: the rates of its link, whether its driver behaves as the tests' fake driver,
+whether kernels and engine have the bits of the CPU's, the time of a step, and the findings of compute-sanitizer.
 
     scripts/gpu_check.sh [--driver PATH] [--only PART...] [--out FOLDER]
 
-Each part is a process with a time limit of its own, to which comes what those before it have left over, and all are tried whatever
-becomes of the others. FOLDER (build/gpu_check) gets report.json, report.txt and log.txt, which are written anew after each part.
-scripts/gpu_report.py makes the table of docs/gpu.md of such reports. Where no GPU can be opened, each part says why it was skipped.
-With --driver build/lib/libsluice_fake_cuda.so it runs on the tests' fake driver, with small sizes, and the report says that it
-proves nothing about a GPU.
+Each part is a process with a time limit of its own, to which the unused time of earlier parts is added, and every part runs whether
+or not others fail. FOLDER (build/gpu_check) gets report.json, report.txt and log.txt, which are rewritten after each part.
+scripts/gpu_report.py makes the table of docs/gpu.md from such reports. Where no GPU can be opened, each part reports why it was
+skipped. With --driver build/lib/libsluice_fake_cuda.so the script runs on the tests' fake driver, with small sizes, and the report
+states that it proves nothing about a GPU.
 
 The exit status is 0 where every part that ran has passed, 1 where one has failed, and 3 where nothing was seen."""
 import argparse
@@ -33,7 +33,7 @@ FAKE = "This was the fake driver of the tests, which proves nothing about a GPU.
 
 
 def ended(process, limit_s):
-    """Waits for a process, and kills it and all that it has started where it takes longer. Returns whether it has ended by itself."""
+    """Waits for a process, and at the time limit kills it and all its descendants. Returns whether it ended by itself."""
     try:
         process.wait(limit_s)
         return True
@@ -47,11 +47,11 @@ def ended(process, limit_s):
         try:
             process.wait(5)
         except subprocess.TimeoutExpired:
-            pass  # the driver holds it, and nothing ends it
+            pass  # the process hangs in the driver, and no signal ends it
 
 
 def run(command, limit_s, environment):
-    """Runs a command. Returns None where its time was over, else Done; and what it printed."""
+    """Runs a command. Returns None after a timeout, else Done; and its output."""
     with tempfile.TemporaryDirectory() as folder:
         tests, log = pathlib.Path(folder, "tests.json"), pathlib.Path(folder, "log")
         variables = environment | {"GTEST_OUTPUT": f"json:{tests}"}
@@ -85,13 +85,14 @@ def look(part, unusable, is_fake, limit_s, environment, log):
         entry |= {"outcome": "skipped", "why": str(skip)}
     except Failure as failure:
         entry |= {"outcome": "failed", "why": str(failure)}
-    except Exception as error:  # a defect of this script's must not stop the other parts
+    except Exception as error:  # a defect in this script must not stop the other parts
         entry |= {"outcome": "failed", "why": f"it cannot be judged: {type(error).__name__}: {error}"}
     return entry | {"seconds": round(time.monotonic() - begin, 1)}
 
 
 def probe(environment, log):
-    """Returns what the GPU is, whether it is the fake, and None; or nothing, and why none can be opened."""
+    """Returns the GPU's description, whether it is the fake, and None; or nothing, and the reason why no GPU can be
+    opened."""
     try:
         whole = environment | {"GTEST_TOTAL_SHARDS": "1", "GTEST_SHARD_INDEX": "0"}  # it is one test, which a share may not have
         done, output = run(gpu_parts.probe_command(), PROBE_LIMIT_S, whole)
@@ -118,7 +119,7 @@ def driver_version():
 
 
 def commit():
-    """The commit that scripts/bundle.sh has packed, or that of the checkout, whose build may be older."""
+    """The commit that scripts/bundle.sh packed, or that of the source tree, whose build may be older."""
     packed = ROOT / "COMMIT"
     if packed.exists():
         return packed.read_text().strip()
@@ -135,7 +136,7 @@ def machine():
 
 
 def to_text(report):
-    """The report for people."""
+    """Returns the report as text."""
     gpu = report["gpu"]
     lines = [f"GPU check of {report['date']}, sources {report['commit']}"]
     if gpu:
@@ -156,7 +157,7 @@ def write(report, folder):
 
 
 def check(parts, driver, folder):
-    """Looks at all parts, and returns the report."""
+    """Runs all parts, and returns the report."""
     begin = time.monotonic()
     environment = os.environ | {"SLUICE_CUDA_DRIVER": str(pathlib.Path(driver).resolve()) if pathlib.Path(driver).exists() else driver}
     with (folder / "log.txt").open("w") as log, tempfile.TemporaryDirectory() as libraries:
@@ -188,7 +189,7 @@ def main():
                         help="one or more of " + ", ".join(part.name for part in PARTS))
     parser.add_argument("--out", type=pathlib.Path, default=BUILD / "gpu_check", help="the report's folder")
     a = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the part under way is killed, too
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the running part is killed, too
     a.out.mkdir(parents=True, exist_ok=True)
     report = check([part for part in PARTS if not a.only or part.name in a.only], a.driver, a.out)
     print(to_text(report), end="")

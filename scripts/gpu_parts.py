@@ -1,4 +1,4 @@
-"""The parts of scripts/gpu_check.sh: what each of them runs, how long it may take, and what its output shows."""
+"""The parts of scripts/gpu_check.sh: the command of each part, its time limit, and the reading of its output."""
 import dataclasses
 import json
 import os
@@ -13,37 +13,37 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", ROOT / "build"))
 WHOLE_LIMIT_S = 480
 PROBE_LIMIT_S = 30
-ENDING_S = 10  # in which a process ends that holds much of the host's memory for the GPU, and what it measured is read
+ENDING_S = 10  # for the exit of a process that holds much pinned host memory, and for reading its measurements
 KERNELS = "UpdateTest.*:SquaresTest.*"
 TWINS = "DeviceEngineTest.*:Seeds/DeviceEngineOrdersTest.*:Updates/DeviceEngineFailuresTest.*:CpuUpdatesTest.*"
 LACKS_MEMORY = 3  # the exit status of Sluice's programs where a budget is too small
 
 
 class Skip(Exception):
-    """A part shows nothing here; the text says why."""
+    """A part cannot run here; the text says why."""
 
 
 class Failure(Exception):
-    """A part has found something wrong; the text says what."""
+    """A part has found an error; the text describes it."""
 
 
 @dataclasses.dataclass
 class Done:
-    """How a part's command has ended."""
+    """The result of a part's command."""
 
     status: int
     output: str
-    tests: str  # what a test program has written of its tests, in JSON; else empty
+    tests: str  # a test program's JSON report of its tests; else empty
 
 
 @dataclasses.dataclass
 class Part:
-    """`lines` are what it shows, by name. command(is_fake, limit_s) gives its words; read(done) gives a figure for each line that was
-    seen. Both may raise Skip, and read() Failure."""
+    """`lines` are the properties that it checks, by name. command(is_fake, limit_s) returns the command's words; read(done) returns a
+    figure for each line that was checked. Both may raise Skip, and read() Failure."""
 
     name: str
-    limit_s: int  # the seconds that it has at least; what the parts before it have left over comes to that
-    shown: str  # the command as people type it on a machine with a GPU
+    limit_s: int  # its minimum of seconds, to which the unused time of earlier parts is added
+    shown: str  # the command that a user types on a machine with a GPU
     lines: dict
     command: typing.Callable
     read: typing.Callable
@@ -60,14 +60,15 @@ def program(name):
 
 
 def tests_of(text):
-    """Returns the tests that a program of GoogleTest has run, each as its JSON with `name` whole; none where it came to no end."""
+    """Returns the tests that a program of GoogleTest has run, each as its JSON with the full `name`; none where the program did
+    not complete."""
     suites = json.loads(text)["testsuites"] if text else []
     return [test | {"name": f"{suite['name']}.{test['name']}"} for suite in suites for test in suite["testsuite"]
             if test["status"] == "RUN"]
 
 
 def first_line(test):
-    """What a test says of its first failure, in a line that is not too long: the words of an exception, or the message."""
+    """Returns a test's first failure as a short line: the text of an exception, or the message."""
     text = test["failures"][0]["failure"]
     thrown = re.search(r'exception with description "(.*)" thrown', text, re.DOTALL)
     return " ".join((thrown[1] if thrown else text).split())[:300]
@@ -135,8 +136,8 @@ def sanitizer_part(tool, limit_s, tests, title):
 
 
 def packed_libraries(folder):
-    """What the programs need beside build/, as environment variables. In the archive the matrix library is in the wheel alone, which is
-    unpacked into the folder."""
+    """Returns environment variables for the libraries that programs need besides build/. In the archive the matrix library is only
+    in the wheel, which is unpacked into the folder."""
     for wheel in (ROOT / "wheels").glob("sluice_train-*.whl"):
         zipfile.ZipFile(wheel).extractall(folder)
         return {"SLUICE_LIBRARY_PATH": str(pathlib.Path(folder, "sluice"))}
@@ -260,7 +261,8 @@ def peers_command(case, limit_s, is_fake):
 
 
 def taken_text(took):
-    """What Sluice's plan says of PyTorch after some steps, in bytes and seconds; None for what was not measured."""
+    """Returns the figures for PyTorch in Sluice's plan after some steps, in bytes and seconds; None for a figure that
+    was not measured."""
     texts = []
     if took["seconds"]:
         texts.append(f"{took['seconds']['waiting']:.3f} s of a step of {took['seconds']['step']:.3f} s waited for units")
@@ -318,7 +320,7 @@ def read_ways(done):
     return {name: f"{way['line']} ({way['seconds']} s)" for name, way in told.items()}
 
 
-# On the fake driver all sizes are small: it computes on the CPU, and its times mean nothing.
+# On the fake driver all sizes are small: it computes on the CPU, and its times are meaningless.
 #
 # On an H200 with 16 cores (docs/gpu) `offload` took 106 s beside FSDP2 and 168 with DeepSpeed, too, `transformers` 86, `8b` 59, `at-step` 35 of
 # Sluice alone, `on-device` 35, `step` 14, and each of the others less than 12. `offload` has less than that where earlier parts leave nothing over, and then its last sides measure fewer steps: making 35 GB
@@ -368,13 +370,13 @@ def probe_command():
 
 
 def read_probe(done):
-    """Returns what the GPU is, and whether it is the fake driver's. Raises Skip where none can be opened."""
+    """Returns the GPU's description, and whether it is the fake driver's. Raises Skip where no GPU can be opened."""
     tests = tests_of(done.tests)
     if not tests:
         raise Skip(f"no GPU can be opened: build/bin/cuda_test ended with status {done.status}: {done.output.strip()[-300:]}")
     if "failures" in tests[0]:
         raise Skip(f"no GPU can be opened: {first_line(tests[0])}")
     found = tests[0]
-    is_fake = found["is_fake"] == "1" or found["gpu"] == "fake GPU"  # the fake says so also where it has lost its controls
+    is_fake = found["is_fake"] == "1" or found["gpu"] == "fake GPU"  # the fake driver is recognised even without its control functions
     return {"name": found["gpu"], "capability": found["capability"], "memory": int(found["memory"]),
             "cuda_of_driver": int(found["cuda_of_driver"])}, is_fake

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the table of docs/gpu.md of reports of scripts/gpu_check.sh: what was seen on which GPU, and what not yet.
+"""Makes the table of docs/gpu.md from reports of scripts/gpu_check.sh: the properties checked on each GPU, and those
+not checked yet.
 
     scripts/gpu_report.py [--write] [REPORT...]
 
-Without reports it takes docs/gpu/*.json, where reports that count are kept. It prints the table, or puts it into docs/gpu.md. Of
-each kind of GPU the newest report counts in which a line was seen, or its part failed. A report of the fake driver is refused."""
+Without arguments it reads docs/gpu/*.json, the published reports. It prints the table, or writes it into docs/gpu.md. For each
+kind of GPU and each line, the newest report counts in which the line was checked, or its part failed. A report of the fake driver
+is refused."""
 import argparse
 import json
 import pathlib
@@ -27,7 +29,7 @@ def read(path):
 
 
 def seen(part, line, report):
-    """What a report says of a line; None where it says nothing."""
+    """Returns a report's text about a line; None where it has none."""
     for entry in report["parts"]:
         if entry["part"] == part.name and report["gpu"]:
             if line in entry["figures"]:
@@ -38,7 +40,7 @@ def seen(part, line, report):
 
 
 def cell(part, line, reports):
-    """What was seen of a line on each kind of GPU, the newest first."""
+    """Returns the results for a line on each kind of GPU, the newest first."""
     newest = {}
     for report in sorted(reports, key=lambda report: report["date"]):
         if (told := seen(part, line, report)) is not None:
@@ -52,7 +54,7 @@ def table(reports):
 
 
 def with_table(document, made):
-    """The document with this table in place of its own."""
+    """Returns the document with this table in place of its own."""
     lines = document.splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if line.startswith("|"))
     after = next((i for i in range(first, len(lines)) if not lines[i].startswith("|")), len(lines))

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs mpirun between hosts that it makes of this machine for as long as it runs: network namespaces, each with a host name and
-# shared memory of its own, whose wires have a bandwidth and a delay.
+# Runs mpirun between hosts that it makes from this machine while it runs: network namespaces, each with a host name and shared
+# memory of its own, whose wires have a bandwidth and a delay.
 #   scripts/hosts.sh [--hosts 2] [--ranks 1] [--rate 1gbit] [--delay 0ms] PROGRAM [ARGUMENT...]
 #   scripts/hosts.sh [--hosts 2] [--rate 1gbit] [--delay 0ms] --on FILE
-# --ranks counts the ranks of each host, --rate is what a host sends at most (tc's tbf), and --delay is that of each packet, in one
-# direction, in ms (scripts/delay_bridge.py). $MPIRUN_FLAGS are further words for mpirun. It needs root, iproute2 and Open MPI.
-# --on starts nothing: it makes the program FILE, where `FILE 10.99.0.2 COMMAND...` runs a command on the second host, says "ready", and
-# keeps the hosts until its standard input ends.
+# --ranks counts the ranks of each host, --rate is a host's maximum send rate (tc's tbf), and --delay is that of each packet, in one
+# direction, in ms (scripts/delay_bridge.py). $MPIRUN_FLAGS are further words for mpirun. It needs root, iproute2 and Open MPI. --on
+# starts nothing: it makes the program FILE, where `FILE 10.99.0.2 COMMAND...` runs a command on the second host, prints "ready",
+# and keeps the hosts until its standard input ends.
 set -euo pipefail
 hosts=2 ranks=1 rate=1gbit delay=0ms on=
 while [[ "${1:-}" == --* ]]; do
@@ -49,20 +49,20 @@ else
   names=()
   for ((i = 1; i <= hosts; ++i)); do names+=("$name-$i"); done
   coproc bridge { exec "$(dirname "$0")/delay_bridge.py" "${delay%ms}e-3" "${names[@]}"; }
-  read -r _ <&"${bridge[0]}" || exit 1  # it has said why it makes no wires
+  read -r _ <&"${bridge[0]}" || exit 1  # it has printed why it makes no wires
 fi
 list=
 for ((i = 1; i <= hosts; ++i)); do
   ip -n "$name-$i" addr add "10.99.0.$i/24" dev wire
   ip -n "$name-$i" link set lo up
-  [[ $delay == 0ms ]] || ip -n "$name-$i" link set wire mtu 60000  # the bridge passes few large packets, and not many small ones
+  [[ $delay == 0ms ]] || ip -n "$name-$i" link set wire mtu 60000  # the bridge forwards few large packets rather than many small ones
   ip -n "$name-$i" link set wire up
   tc -n "$name-$i" qdisc add dev wire root tbf rate "$rate" burst 256kb latency 50ms
   list+=${list:+,}10.99.0.$i:$ranks
 done
 
-# mpirun starts its part of another host as by ssh: HOST COMMAND... Ranks that find each other by process ids, as those of torchrun do,
-# would share memory if these meant the same on all hosts.
+# mpirun starts its daemon on another host as with ssh: HOST COMMAND... Ranks that open each other's memory by process ids, as those of
+# torchrun do, would share memory if process ids were the same on all hosts.
 apart=(--mount --uts)
 [[ -z $on ]] || apart+=(--pid --fork --kill-child --mount-proc)
 cat > "$work/on" << END

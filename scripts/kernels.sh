@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the file of GPU kernels with CUDA's compiler alone, which is all that it needs: $NVCC, else the first nvcc of CUDA 13 or later
-# among that of the Python packages in .venv (scripts/setup.sh --cuda), of the PATH, and of $CUDA_HOME.
+# Makes the file of GPU kernels, and needs only CUDA's compiler: $NVCC, else the first nvcc of CUDA 13 or later in the Python packages
+# in .venv (scripts/setup.sh --cuda), in the PATH, and in $CUDA_HOME.
 #   scripts/kernels.sh FILE       makes it (libsluice_kernels.fatbin, beside libsluice_cuda.so)
 #   scripts/kernels.sh --id FILE  writes the header that tells the plug-in which sources the kernels are of
 #   scripts/kernels.sh --list     lists all files that this needs
@@ -16,7 +16,7 @@ if [[ "${1:-}" == --list ]]; then
   printf '%s\n' "${sources[@]}" "${headers[@]}"
   exit
 fi
-# Says which compiler is taken, or what those that there are lack.
+# Prints which compiler is taken, or what the installed ones lack.
 find_nvcc() {
   local places=("$root"/.venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc "$(command -v nvcc || true)" "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
   local file major old=""
@@ -48,8 +48,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # One compilation of all sources makes one fat binary.
 printf '#include "%s"\n' "${sources[@]}" > "$work/all.cu"
-# A sum that is contracted, a warning or a register that is spilled to memory ends it: the first would change bits, the last time.
-# PTX for compute_90 would be the same but for its name, and takes the compiler as long again.
+# A contracted sum, a warning or a register that is spilled to memory ends the script: the first would change bits, the last would
+# take time. PTX for compute_90 would differ only in its name, and would double the compiler's time.
 "$nvcc" -std=c++20 --expt-relaxed-constexpr --fmad=false -Werror all-warnings -Xptxas --warn-on-spills,--warning-as-error -I "$root" \
   -gencode 'arch=compute_80,code=[sm_80,sm_90]' -gencode 'arch=compute_100,code=[sm_100,compute_100]' \
   --compress-mode=size --threads 2 --fatbin -o "$work/kernels" "$work/all.cu"

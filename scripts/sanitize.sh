@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds a sanitizer preset and runs the tests of the rooms that it can follow. Rooms in which threads meet come first.
+# Builds a sanitizer preset and runs the tests of the rooms (top-level folders) that it can instrument. Rooms with code
+# shared by threads come first.
 #   scripts/sanitize.sh        both presets, one after the other, and says how long each took
 #   scripts/sanitize.sh asan   AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
 #   scripts/sanitize.sh tsan   ThreadSanitizer
-# Further arguments are names of rooms, and limit the run to them. SLUICE_JOBS is the number of compilers that run at a time (by
-# default one a core).
+# Further arguments are names of rooms, and limit the run to them. SLUICE_JOBS is the number of concurrent compilers (by default
+# one a core).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if (($# == 0)); then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the build needs. It may be run again, and does nothing where all are installed. Options add
-# what only tests need: --clang installs clang, for the fuzzers, clang-format, clang-tidy, and doxygen; --python makes .venv with the packages of
-# requirements.txt, with which the Python tests compare. --cuda adds CUDA's compiler to .venv (300 MB) where the system has none
-# of CUDA 13 or later.
+# Installs the Debian packages that the build needs. It may be run again, and does nothing where all are installed. Options add packages for
+# tests only: --clang installs clang, for the fuzzers, clang-format, clang-tidy, and doxygen; --python makes .venv with the packages of
+# requirements.txt, with which the Python tests compare. --cuda adds CUDA's compiler to .venv (300 MB) where the system lacks CUDA 13 or
+# later.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

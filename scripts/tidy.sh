@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Looks at sources with clang-tidy, as .clang-tidy says. A finding ends the run.
+# Checks sources with clang-tidy and the settings in .clang-tidy. A finding ends the run.
 #   scripts/tidy.sh [ROOM...]    of these rooms ("engine", "c", "cli"); by default of all, which takes three minutes on two cores
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +8,8 @@ rooms=$(IFS='|'; echo "${*:-[a-z]+}")
 scripts/setup.sh --clang
 cmake --preset fuzz > /dev/null  # for clang's flags
 scripts/kernels.sh --id build/fuzz/generated/kernels_id.h
-# Files of a room are read together, as they are compiled, so that headers are read once. The plug-in of oneDNN needs GCC's omp.h.
+# Files of a room are checked in one unit, as they are compiled, so that headers are parsed once. The plug-in of oneDNN needs
+# GCC's omp.h.
 mapfile -t files < <(grep -oE '"file": "[^"]+"' build/fuzz/compile_commands.json | cut -d'"' -f4 |
   grep -E "/sluice_($rooms)\.dir/Unity/" | grep -v /sluice_dnnl.dir/)
 ((${#files[@]})) || { echo "tidy: no room is named so: $*" >&2; exit 2; }

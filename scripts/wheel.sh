@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the wheel of the Python package, with the engine and all that it needs inside: build/wheel/sluice_train-*.whl.
+# Builds the wheel of the Python package, which contains the engine and its libraries: build/wheel/sluice_train-*.whl.
 #   scripts/wheel.sh [--built] [--cpu]
-# --built uses build/ and .venv as they are. Without it CUDA's compiler, which makes the GPU's kernels, is installed where there is none
-# (scripts/setup.sh --cuda). A wheel without these would refuse every GPU, so it is only made with --cpu: one for the CPU alone, also
-# where the build has what a GPU needs.
-# The systems on which the wheel runs follow from the symbols that its libraries use: auditwheel finds them and names the wheel.
+# --built uses build/ and .venv as they are. Without it CUDA's compiler, which makes the GPU kernels, is installed if missing
+# (scripts/setup.sh --cuda). A wheel without kernels would refuse every GPU, so it is only made with --cpu: a wheel for the CPU alone,
+# even if the build has kernels. The systems on which the wheel runs follow from the symbols that its libraries use: auditwheel finds
+# them and names the wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 is_built=false for_cpu=false
@@ -16,7 +16,7 @@ for word in "$@"; do
   esac
 done
 if ! $is_built; then
-  # First, since the build takes CUDA's header and compiler of .venv.
+  # First, since the build uses CUDA's header and compiler in .venv.
   if $for_cpu; then scripts/setup.sh --python; else scripts/setup.sh --python --cuda; fi
   scripts/build.sh
 fi
@@ -44,7 +44,7 @@ native=("$work"/installed/lib/*.so "$work/installed/bin/sluice")
 patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of the libraries that it copies
 cp "${native[@]}" "$package/sluice"
 $for_cpu || cp "$kernels" "$package/sluice"
-# auditwheel writes the wheel anew, and compresses it.
+# auditwheel rewrites the wheel, and compresses it.
 printf '[bdist_wheel]\nplat_name = linux_%s\ncompression = stored\n' "$(uname -m)" > "$package/setup.cfg"
 
 # The wheel has the licences of the libraries that auditwheel copies, and of those that are compiled in. The C and C++ libraries

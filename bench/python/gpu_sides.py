@@ -244,7 +244,7 @@ SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpe
 
 
 def find_packages(a):
-    """Makes Sluice's package importable, and those packages of the peers in the archive that this Python lacks."""
+    """Makes Sluice's package importable, and the peers' packages that this Python lacks."""
     sys.path.insert(0, a["package"])
     sys.path.append(a["peers"])
     if a["fake"]:  # the tests' fake driver, whose memory is the CPU's

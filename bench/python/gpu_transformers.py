@@ -254,7 +254,7 @@ def main():
         for name in a.only:
             told[name] = tried(functools.partial(getattr(ways, name)))
             if not a.fake:
-                torch.cuda.set_per_process_memory_fraction(1.0)  # a failed model may still hold memory
+                torch.cuda.set_per_process_memory_fraction(1.0)  # a failed model may have left a lower limit
             print(f"{WAYS[name]}: {'passed' if told[name]['passed'] else 'failed'} in {told[name]['seconds']} s: {told[name]['line']}",
                   file=sys.stderr if a.json else sys.stdout, flush=True)
     if a.json:

@@ -1,8 +1,8 @@
-"""Real faults, of which a run of `sluice train` must survive each with the same bits, or report it: bits flipped in the swap file, or its
-end cut off, during the run; a file-size limit; a file system that others fill; io_uring forbidden; no locked memory; a run that is
-stopped and continued. After an error --resume must lead to the bits of a run without faults. Faults that the machine cannot produce
-are named. build/bin/fault_campaign injects others by the thousand into the files of short runs: errors, a full disk, flipped bits,
-lost writes, truncation, delays."""
+"""Causes real faults, each of which a run of `sluice train` must survive with the same bits, or report: bits flipped in the swap file, or
+its end truncated, during the run; a file-size limit; a file system that other processes fill; io_uring forbidden; no locked memory; a run
+that is stopped and continued. After an error --resume must lead to the bits of a run without faults. Faults that the machine cannot
+produce are listed. build/bin/fault_campaign injects thousands of other faults into the files of short runs: errors, a full disk, flipped
+bits, lost writes, truncation, delays."""
 import ctypes
 import os
 import pathlib
@@ -81,7 +81,7 @@ class RealFaults:
         return self.swap_file(process)
 
     def flip_bits(self, process, path):
-        """Flips one bit in each MiB, so that the next read finds damage, unless a write comes before it."""
+        """Flips one bit in each MiB, so that the next read finds damage, unless a write precedes it."""
         with open(path, "r+b", buffering=0) as file:
             for offset in range(0, os.fstat(file.fileno()).st_size, 1 << 20):
                 at = offset + self.random.randrange(4096)
@@ -98,7 +98,7 @@ class RealFaults:
         process.send_signal(signal.SIGCONT)
 
     def end(self, process, name, must_survive):
-        """Checks how the run ended. After an error, resumes it and checks the result."""
+        """Checks the end of the run. After an error, resumes the run and checks the result."""
         status = process.wait(timeout=PATIENCE)
         log = (self.folder / f"{name}.log").read_text(errors="replace")
         if status == 0:
@@ -174,7 +174,7 @@ class RealFaults:
         }
 
     def all(self, rounds, tell, chosen=None):
-        """Produces each kind of fault, or those that are chosen by name, so many times."""
+        """Produces each kind of fault, or the kinds chosen by name, so many times."""
         kinds = self.kinds()
         for name in chosen or kinds:
             run = kinds[name]

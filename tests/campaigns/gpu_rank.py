@@ -1,5 +1,5 @@
-"""A rank of a run of gpu_rank_campaign.py: trains a wrapped model from the newest checkpoint in a folder on, saves after each step, and
-prints what it saw, a line of JSON each.
+"""A rank of a run of gpu_rank_campaign.py: resumes a wrapped model from the newest checkpoint in a folder, saves after each step, and
+prints a line of JSON for each step.
 
     gpu_rank.py FOLDER STEPS OPTIONS    OPTIONS is JSON: "gpu", with the driver's schedule and seed, or null; the rest is wrap()'s"""
 import contextlib

@@ -1,7 +1,6 @@
-"""Kills (SIGKILL) or stops (SIGSTOP) a random rank of a wrapped model at a random moment, also inside saves, where ranks compute on fake
-GPUs. All others must end in time with an error that names that rank. Then the run goes on at another stage, in another place, and in
-every fourth round on CPUs. At the end its losses, norms, parameters and checkpoint must be those of ranks on CPUs to which nothing
-happened."""
+"""Kills (SIGKILL) or stops (SIGSTOP) a random rank of a wrapped model at a random moment, also during saves, where ranks compute on fake
+GPUs. All others must end in time with an error that names that rank. Then the run resumes at another stage, in another place, and in
+every fourth round on CPUs. At the end its losses, norms, parameters and checkpoint must be those of an undisturbed run on CPUs."""
 import collections
 import json
 import os
@@ -19,7 +18,7 @@ from support import rank_pool
 
 RANK = pathlib.Path(__file__).resolve().parent / "gpu_rank.py"
 STEPS = 6
-SETTINGS = {  # a run may go on with any of them
+SETTINGS = {  # a run may resume with any of them
     "stage": [0, 1, 2, 3],
     "place": ["memory", "disk", {"parameters": "memory", "gradients": "device", "state": "memory"}],
 }
@@ -34,7 +33,7 @@ class GpuRankCampaign(Campaign):
         self.reference = self.result("reference")
 
     def options(self):
-        """Those of a run, drawn anew."""
+        """The options of a run, drawn anew."""
         gpu = {"schedule": self.random.choice(["early", "late", "random"]), "seed": self.random.randrange(1000)}
         gpu["has_peers"] = self.random.random() < 0.5
         chosen = {name: self.random.choice(values) for name, values in SETTINGS.items()}
@@ -43,11 +42,11 @@ class GpuRankCampaign(Campaign):
         on_cpu = self.random.randrange(4) == 0
         if on_cpu and chosen["place"] not in SETTINGS["place"][:2]:
             chosen["place"] = "memory"
-        updates = None if on_cpu else self.random.choice([None, "cpu"])  # with which shards are in the host's memory
+        updates = None if on_cpu else self.random.choice([None, "cpu"])  # with which shards are in host memory
         return {"gpu": None if on_cpu else gpu, "updates": updates} | chosen
 
     def start(self, name, options):
-        """The processes of all ranks."""
+        """Starts the processes of all ranks."""
         port, self.outputs = rank_pool.free_port(), []
         words = [str(self.folder / name), str(self.steps), json.dumps({**options, "silence": SILENCE})]
         processes = []
@@ -60,12 +59,12 @@ class GpuRankCampaign(Campaign):
         return processes
 
     def lines(self, rank):
-        """What a rank has told."""
+        """The lines that a rank has printed."""
         text = self.outputs[rank].read_text(errors="replace")
         return [json.loads(line) for line in text.splitlines() if line.startswith("[") and line.endswith("]")]
 
     def note(self):
-        """Takes what all ranks have told of steps. What is computed again must be the same."""
+        """Records the ranks' results of steps. A step that is computed again must have the same result."""
         for rank in range(self.ranks):
             for first, *seen in self.lines(rank):
                 if first != "ready":
@@ -113,7 +112,7 @@ class GpuRankCampaign(Campaign):
             assert ended, f"rank {victim} got {number.name} ({where}), and others live on: {self.log(options)}"
             processes[victim].kill()
             if ["ended"] in [line[:1] for rank in range(self.ranks) for line in self.lines(rank)]:
-                return False  # one that is lost after the last step is missed by nobody
+                return False  # no rank notices a loss after the last step
             self.check_names(victim, number, options)
             self.note()
             self.kills[f"{'killed' if number == signal.SIGKILL else 'stopped'} {where}"] += 1

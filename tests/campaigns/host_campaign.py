@@ -1,6 +1,6 @@
-"""Each rank is a host of its own (scripts/hosts.sh), and the wire of a random one
-is cut at a random moment after the first step, also inside saves. (Earlier it may be MPI that waits for the other hosts.) All ranks
-must end in time, and those that still reach each other must name the one that they lost. Then the run goes on as in rank_campaign.py."""
+"""Each rank is a host of its own (scripts/hosts.sh), and the wire of a random one is cut at a random moment after the first step, also
+during saves. (Earlier, MPI itself may wait for the other hosts.) All ranks must end in time, and those that still reach each other must
+name the lost rank. Then the run resumes as in rank_campaign.py."""
 import contextlib
 import os
 import pathlib
@@ -11,12 +11,12 @@ import time
 from kill_campaign import PATIENCE, SOURCE, leftovers, written
 from rank_campaign import SILENCE, RankCampaign, processes_of
 
-FAREWELL = 2  # seconds for which a rank that ends waits for those that it has lost
+FAREWELL = 2  # seconds for which an ending rank waits for lost ranks
 HOSTS = SOURCE / "scripts" / "hosts.sh"
 
 
 def ranks_of_hosts(word):
-    """The processes of a run's ranks, by rank, without those of mpirun and of shells, which have the same words."""
+    """The processes of a run's ranks, by rank, without those of mpirun and of shells, which have the same arguments."""
     ranks = {}
     for pid in processes_of(word):
         try:
@@ -32,7 +32,7 @@ def ranks_of_hosts(word):
 
 class HostCampaign(RankCampaign):
     def on_ranks(self, name, words):
-        # mpirun may end before it has handed on what ranks write last.
+        # mpirun may end before it has forwarded the ranks' last output.
         aside = ["sh", "-c", 'exec "$@" 2> "$0.$OMPI_COMM_WORLD_RANK"', str(self.errors(name))]
         return [str(HOSTS), "--hosts", str(self.ranks), *aside, *words]
 
@@ -63,7 +63,7 @@ class HostCampaign(RankCampaign):
             self.set_wire(process, victim, "down")
             where = self.interrupted(out, before)
             ended = self.wait_for_ranks(str(out), begin)
-            self.set_wire(process, victim, "up")  # mpirun ends what it has started there
+            self.set_wire(process, victim, "up")  # mpirun ends the processes that it has started there
             log = self.log(name, process.args)
             assert ended, f"{name}: the wire of rank {victim} was cut ({where}), and {ranks_of_hosts(str(out))} live on: {log}"
             if process.wait(PATIENCE) == 0:
@@ -79,7 +79,7 @@ class HostCampaign(RankCampaign):
             process.wait(PATIENCE)
 
     def end_hosts(self, process):
-        """Ends all processes of the hosts, also those by which mpirun is on them."""
+        """Ends all processes of the hosts, including mpirun's daemons."""
         for host in range(1, self.ranks + 1):
             found = subprocess.run(["ip", "netns", "pids", f"sluice{process.pid}-{host}"], capture_output=True, text=True)
             for pid in found.stdout.split():
@@ -90,7 +90,7 @@ class HostCampaign(RankCampaign):
         subprocess.run(["ip", "-n", f"sluice{process.pid}-{victim + 1}", "link", "set", "wire", state], capture_output=True)
 
     def wait_for_ranks(self, word, begin):
-        """Waits until no rank is left. Returns False where some live on."""
+        """Waits until no rank is left. Returns False where some remain."""
         expected = SILENCE + FAREWELL
         while (spent := time.monotonic() - begin - expected) < self.within:
             if not ranks_of_hosts(word):

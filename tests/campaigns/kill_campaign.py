@@ -1,4 +1,4 @@
-"""Kills a training run at random moments, also inside saves, resumes it each time, and compares the result with that of a run that
+"""Kills a training run at random moments, also during saves, resumes it each time, and compares the result with that of a run that
 was never stopped."""
 import collections
 import json
@@ -34,7 +34,7 @@ def lesson(bytes_wanted=30000):
 
 
 def written(file):
-    """Returns the file's bytes, or none where it is missing: a run that begins makes it to try whether it can, and removes it."""
+    """Returns the file's bytes, or none where it is missing: a starting run creates it as a test, and removes it."""
     try:
         return file.read_bytes()
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def best_of(out):
 
 
 def leftovers(out):
-    """The folders of checkpoints that are being written or removed, or were when their run was killed."""
+    """The folders of checkpoints that are being written or removed, or that a killed run left incomplete."""
     return {name for name in os.listdir(out) if LEFTOVER.fullmatch(name)} if os.path.isdir(out) else set()
 
 
@@ -109,7 +109,7 @@ class Campaign:
         return self.straight("reference", self.command("reference", "memory"))
 
     def straight(self, name, words):
-        """Trains without a stop. Returns the result, and has its best checkpoint."""
+        """Trains without interruption. Returns the result, including its best checkpoint."""
         subprocess.run(words, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
         self.best = best_of(self.folder / name)
         assert self.best[0] < self.steps - 2, "the best checkpoint is among the newest, so the test cannot tell that it is kept"
@@ -173,7 +173,7 @@ class Campaign:
         return False
 
     def interrupted(self, out, before):
-        """Says where a run was by what it has left, without what others left before."""
+        """Names the phase of a killed run by the files that it left, without those that earlier runs left."""
         kinds = {LEFTOVER.fullmatch(name)[1] for name in leftovers(out) - before}
         return "inside a save" if "partial" in kinds else "inside a removal" if kinds else "elsewhere"
 
@@ -190,7 +190,8 @@ class Campaign:
         assert os.listdir(self.disk) == [], f"{os.listdir(self.disk)} are left of swap files"
 
     def run(self, kills, tell=lambda text: None):
-        """Runs rounds until there were so many kills. Each round is resumed to its end. Raises AssertionError where bits differ."""
+        """Runs rounds until it has killed so many runs. Each round is resumed to its end. Raises AssertionError where bits
+        differ."""
         while self.killed < kills:
             name = f"round{self.rounds}"
             while self.killed < kills and self.kill_once(name):

@@ -4,8 +4,8 @@ Each cell trains a small model twice (`sluice train`, preset tiny): with everyth
 Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs must be refused with the reason
 that refused() states. The cells of several ranks are those of rank_matrix.py.
 
-A file of results has each as soon as it is there; cells that have one there are not tried again, unless it was wrong, and results
-of another build are refused. So a matrix can be run in slices."""
+Each result is written to a file of results at once; cells with a result there are not tried again, unless it was wrong, and
+results of another build are refused. So a matrix can be run in slices."""
 import concurrent.futures
 import functools
 import hashlib
@@ -44,7 +44,7 @@ AXES = [list(OPTIMIZERS), STATES, list(PRECISIONS), list(CLIPS), ACCUMULATIONS]
 
 
 def refused(cell):
-    """The words with which the program refuses the cell, or None where it must run."""
+    """Returns the words with which the program refuses the cell, or None where it must run."""
     optimizer, state = cell[:2]
     if optimizer in ("sgd", "adafactor") and state != "f32":
         return "but without momentum there is no array"  # of state by elements, which could have the type
@@ -77,7 +77,7 @@ def pairs_of(*sets, together=2):
 
 
 def run(folder, cell, place):
-    """Returns what short_training() does."""
+    """Returns the result of short_training()."""
     optimizer, state, precision, clip, accumulate = cell
     return short_training(SLUICE, folder, place, STEPS, "--model", "tiny", "--threads", "1", "--state", state, "--accumulate",
                           accumulate, *OPTIMIZERS[optimizer], *PRECISIONS[precision], *CLIPS[clip], *PLACES[place])
@@ -101,7 +101,7 @@ def try_cell(cell):
 
 
 def checksum_of_build():
-    """Of the program and the libraries that it loads."""
+    """Returns the checksum of the program and the libraries that it loads."""
     sums = hashlib.sha256()
     for file in [SLUICE, *sorted((SLUICE.parents[1] / "lib").glob("*.so"))]:
         sums.update(file.read_bytes())
@@ -109,7 +109,7 @@ def checksum_of_build():
 
 
 class Results:
-    """Results by the names of cells, those of an earlier slice among them, and how many are there. Thread rule: one thread."""
+    """Results by the names of cells, including those of an earlier slice, and their number. Thread rule: one thread."""
 
     def __init__(self, names, file=None, resume=False):
         self.names, self.file, self.build, self.all = names, file, checksum_of_build(), {}
@@ -123,13 +123,13 @@ class Results:
 
     def add(self, some):
         self.all |= some
-        if self.file:  # whoever ends this process meanwhile leaves the file of the result before
+        if self.file:  # if this process is killed meanwhile, the file with the previous results remains
             new = self.file.with_name(self.file.name + ".new")
             new.write_text(json.dumps({"build": self.build, "results": self.all}, indent=1))
             new.rename(self.file)
 
     def tell(self, some, each):
-        """Prints what is wrong, and how far all is after `each` results more."""
+        """Prints wrong results, and the progress after each `each` further results."""
         for name, result in some.items():
             if result.startswith("WRONG"):
                 print(f"{name}: {result}", flush=True)
@@ -140,7 +140,7 @@ class Results:
         print(f"{self.told}/{len(self.names)}, about {minutes:.0f} minutes to go: {name}: {result}", flush=True)
 
     def finish(self, cells, kinds):
-        """Tells how many results are of which kind. Returns the exit status."""
+        """Prints the number of results of each kind. Returns the exit status."""
         count = {kind: sum(result.startswith(kind) for result in self.all.values()) for kind in kinds}
         print(f"{len(self.all)} of {len(self.names)} {cells}: " + ", ".join(f"{count[kind]} {words}" for kind, words in kinds.items()))
         return 1 if count["WRONG"] else 0
@@ -155,7 +155,7 @@ def try_all(tasks, a, each):
         for done in concurrent.futures.as_completed([pool.submit(task) for task in left]):
             results.add(done.result())
             results.tell(done.result(), each)
-    finally:  # Ctrl-C ends with the cells that are under way
+    finally:  # Ctrl-C waits for the running cells
         pool.shutdown(cancel_futures=True)
     return results
 

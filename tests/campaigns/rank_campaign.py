@@ -1,8 +1,7 @@
-"""Kills (SIGKILL) or stops (SIGSTOP) a random rank of a run at a random moment, also
-inside saves. All other ranks must end in time and name that rank, and no process of the run may be left. Then the run goes on with
-another stage and another placement, and every other round, which is --reproducible, with another number of ranks and another mesh of
-them. At the end its bits must be those of a run that was never stopped: of one rank for --reproducible, otherwise of as many ranks. (host_campaign.py cuts
-wires of hosts.)"""
+"""Kills (SIGKILL) or stops (SIGSTOP) a random rank of a run at a random moment, also during saves. All other ranks must end in time and name that
+rank, and no process of the run may be left. Then the run resumes with another stage and another placement, and every other round, which is
+--reproducible, with another number of ranks and another mesh of them. At the end its bits must be those of a run that was never stopped: of one rank
+for --reproducible, otherwise of as many ranks. (host_campaign.py cuts wires of hosts.)"""
 import os
 import pathlib
 import signal
@@ -20,7 +19,7 @@ SILENCE = 3  # seconds: a machine that is busy with other work must not seem sil
 
 
 def processes_of(word):
-    """The ids of processes that have the word among those that they were started with, but for zombies."""
+    """The ids of processes with this word among their arguments, except zombies."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         try:
@@ -58,7 +57,7 @@ class RankCampaign(Campaign):
         return self.reference_of(1)
 
     def reference_of(self, ranks):
-        """The result of a run that is never stopped, of so many ranks that have everything in memory."""
+        """Returns the result of an uninterrupted run of so many ranks with everything in memory."""
         if ranks not in self.references:
             name = f"reference{ranks}"
             more = ["--reproducible"] if ranks == 1 else ["--ranks", str(ranks), "--stage", "0"]
@@ -67,14 +66,14 @@ class RankCampaign(Campaign):
         return self.references[ranks][0]
 
     def begin_round(self):
-        """Draws whether the round's runs are reproducible, or else of how many ranks each is."""
+        """Draws whether the round's runs are reproducible, and else their number of ranks."""
         fixed = None if self.rounds % 2 == 0 else self.random.choice(self.counts)
         self.rule = (self.rounds, fixed)
         reference = self.reference_of(fixed or 1)
         self.reference, self.best = reference, self.references[fixed or 1][1]
 
     def resumed(self, name, place=None):
-        """Words of a run of this round, with another placement and stage than before."""
+        """Returns the arguments of a run of this round, with another placement and stage than before."""
         if self.rule is None or self.rule[0] != self.rounds:
             self.begin_round()
         fixed = self.rule[1]
@@ -127,7 +126,7 @@ class RankCampaign(Campaign):
             assert ended, f"{name}: rank {victim} got {number.name} ({where}), and {processes_of(str(out))} live on: {log}"
             if process.returncode == 0:
                 return False
-            # Before, a rank that is lost may not have been started; after the last checkpoint nobody may miss it.
+            # Earlier, the lost rank may not have been started; after the last checkpoint no rank may notice the loss.
             if all_there and not (out / f"step-{self.steps:08}").exists():
                 self.check_names(name, victim, number, log)
             self.kills[f"{'killed' if number == signal.SIGKILL else 'stopped'} {where}"] += 1
@@ -139,7 +138,7 @@ class RankCampaign(Campaign):
             process.wait()
 
     def check_memory(self, pid):
-        """What ranks share must have no name, so that nothing can be left of it."""
+        """The memory that ranks share must have no name, so that none can be left behind."""
         try:
             maps = pathlib.Path(f"/proc/{pid}/maps").read_text()
         except OSError:  # it has ended
@@ -147,8 +146,8 @@ class RankCampaign(Campaign):
         assert "/dev/shm/" not in maps, maps
 
     def wait_for_others(self, process, victim, pid, number, word, begin):
-        """Waits until no process of the run is left, but for a stopped rank 0, which is then killed. Returns False where others
-        live on."""
+        """Waits until no process of the run is left except a stopped rank 0, which is then killed. Returns False where others
+        remain."""
         allowed = self.within + (0 if number == signal.SIGKILL else SILENCE + 2)  # rank 0 waits for a stopped rank for 2 s
         while time.monotonic() < begin + allowed:
             process.poll()
@@ -163,7 +162,7 @@ class RankCampaign(Campaign):
         return False
 
     def check_names(self, name, victim, number, log):
-        """Each other rank must have named the one that was lost, and its place where the model is cut."""
+        """Each other rank must have named the lost rank, and where the model is cut its place."""
         lines = log.splitlines()
         reason = f"rank {victim} is gone" if number == signal.SIGKILL else f"rank {victim} has given no sign of life"
         place = f"; rank {victim} is " if self.mesh != f"data={self.ranks}" else ""

@@ -1,5 +1,5 @@
-"""Real faults that hit a random rank of a run of several, as those of fault_campaign.py hit a run of one. Whatever hits one rank, no rank may hang, all others must name what has failed first, and
---resume must lead to the bits of a run without faults, with other ranks, stages and places (rank_campaign.py)."""
+"""Causes real faults at a random rank of a run of several, as fault_campaign.py does for a run of one. After any fault, no rank may hang, all others
+must name the first failure, and --resume must lead to the bits of a run without faults, with other ranks, stages and places (rank_campaign.py)."""
 import os
 import pathlib
 import random
@@ -15,7 +15,7 @@ from rank_campaign import SILENCE, RankCampaign, processes_of, ranks_of
 
 
 class OneRank:
-    """A rank in the place of a run's process."""
+    """A rank in place of a run's process."""
 
     def __init__(self, pid):
         self.pid = pid
@@ -40,7 +40,7 @@ class RankFaults(RealFaults):
             return subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=before)  # noqa: PLW1509 - no threads here
 
     def of_a_rank(self, hit):
-        """Returns a fault that hits any rank instead of the process that was started, which is rank 0."""
+        """Returns a fault that hits any rank instead of the started process, which is rank 0."""
 
         def hit_one(process, path):
             ranks = ranks_of(str(self.campaign.folder / self.name_of(process)))
@@ -60,8 +60,8 @@ class RankFaults(RealFaults):
         return pathlib.Path(process.args[process.args.index("--out") + 1]).name
 
     def limit_file_size(self, rank, path):
-        """The rank can write nothing beyond half a MiB of a file any more, which its part of the next checkpoint is. (Its swap file has
-        its size, but what it writes there counts, too.)"""
+        """From now on the rank cannot write beyond half a MiB of a file, which its part of the next checkpoint exceeds. (Its swap file
+        has its size, but what it writes there counts, too.)"""
         resource.prlimit(rank.pid, resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
 
     def stop(self, rank, path):
@@ -85,7 +85,7 @@ class RankFaults(RealFaults):
         super().end(process, name, must_survive)
 
     def check_names(self, name, ranks):
-        """The rank that was hit says what happened to it, and each other rank names it."""
+        """The rank with the fault reports it, and each other rank names that rank."""
         log = (self.folder / f"{name}.log").read_text(errors="replace")
         for rank in range(ranks):
             begin = re.escape("sluice: error: " if rank == 0 else f"sluice: rank {rank}: error: ")

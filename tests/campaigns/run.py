@@ -14,9 +14,8 @@
                have every pair, and loads the checkpoint of each mesh at each other one; with --count N so many others, at random
   all          each of these with its own number, as before an issue ends
 
-Whatever happens to a run, it must end with the bits of one to which nothing happened, or with an error after which --resume leads to
-them. CI runs a share of each (tests/python/cli/test_campaigns.py; those of gpu-rank, host and rank-fault are marked as long). The exit status is 1
-where something was wrong."""
+A disturbed run must end with the bits of an undisturbed one, or with an error after which --resume leads to those bits. CI runs a share of each
+(tests/python/cli/test_campaigns.py; those of gpu-rank, host and rank-fault are marked as long). The exit status is 1 where a check failed."""
 import argparse
 import pathlib
 import sys
@@ -33,7 +32,7 @@ from kill_campaign import Campaign  # noqa: E402
 from rank_campaign import RankCampaign  # noqa: E402
 from rank_faults import RankFaults  # noqa: E402
 
-REAL_ROUNDS = 3  # how often each real fault is produced
+REAL_ROUNDS = 3  # the number of times that each real fault is produced
 
 
 def kill(campaign, a):
@@ -65,7 +64,7 @@ def fault(make, a, program="fault_campaign"):
     return 0
 
 
-# The number of each kind, and what runs it.
+# The default number of each kind, and its function.
 KINDS = {
     "kill": (200, lambda folder, a: kill(Campaign(folder, a.seed), a)),
     "rank": (100, lambda folder, a: kill(RankCampaign(folder, a.ranks or 4, a.seed, a.within), a)),
