@@ -132,7 +132,8 @@ class Optimizer(metaclass=_FromTable):
 
     @property
     def implied(self) -> Mapping[str, Any]:
-        """What the groups of the same optimizer of torch.optim, or of transformers, state besides, with the values that hold here."""
+        """The further settings that groups of the same optimizer of torch.optim, or of transformers, state, with the values that hold
+        here."""
         return self._implied
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
