@@ -209,8 +209,8 @@ class UpdatesWithRoundsTest : public UpdatePipelineTest {
   NotingExecutor noting_{*executor_, notes_};
 };
 
-// A rank would else wait in the sums of the later update, while another one, which has no memory for that yet,
-// waits for this one to gather what the earlier update has changed.
+// A rank would else wait in the sums of the later update, while another one, which has no memory for that
+// yet, waits for this one to gather what the earlier update has changed.
 TEST_F(UpdatesWithRoundsTest, AnUpdateIsReportedBeforeALaterOneIsGiven) {
   for (const UnitId unit : {0U, 1U}) add([&, unit] { notes_ += " end of " + std::to_string(unit); }, unit);
   while (!pipeline_->idle()) pipeline_->pump();
