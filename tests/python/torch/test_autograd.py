@@ -96,6 +96,20 @@ def test_models(make):
     check_as_plain(make, plain_loop)
 
 
+@OF_OTHERS
+def test_an_operator_with_bodies_under_autocast():
+    def loop(model, optimizer, note):
+        for step in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(model, step)
+            loss.backward()
+            note(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    check_as_plain(Branching, loop)
+
+
 def test_sparse_gradients_count_as_dense_ones():
     def make(sparse):
         return lambda: nn.Sequential(nn.Embedding(50, WIDTH, sparse=sparse), nn.Linear(WIDTH, WIDTH))

@@ -1,6 +1,7 @@
 """wrap() with nothing stated but memory and disk: each call is estimated before it computes, and keeps to the budget or is
 refused."""
 
+import collections
 import tempfile
 import textwrap
 
@@ -328,6 +329,28 @@ def test_an_encoder_that_leaves_out_what_is_padded_is_estimated():
     with torch.no_grad():
         assert torch.equal(model(inputs, src_key_padding_mask=padded), encoder()(inputs, src_key_padding_mask=padded))
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_transforms_of_functions_are_not_estimated():
+    model, _ = wrapped("6GiB", lambda: torch.nn.Linear(4, 1))
+    weight, x = model.weight.detach().clone(), torch.randn(4)
+    for call in (lambda: torch.func.vmap(model)(x.expand(2, 4)), lambda: torch.func.jvp(model, (x,), (x,))):
+        call()
+    assert torch.equal(torch.func.jacfwd(model)(x), weight)
+
+
+class Batch(collections.namedtuple("Batch", "x")):
+    """A class of its own, of which a namedtuple is the base."""
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sizes_of_all_kinds_of_arguments_are_told_apart():
+    module, rows = torch.nn.Linear(4, 4), lambda n: torch.zeros(n, 4)
+    kinds = (rows, lambda n: [rows(n)], lambda n: {"x": rows(n)}, lambda n: Batch(rows(n)), lambda n: n,
+             lambda n: torch.nn.utils.rnn.pack_sequence([rows(n)]), lambda n: torch.nested.nested_tensor([rows(n), rows(2)]))  # fmt: skip
+    for make in kinds:
+        (kind, sizes), (same_kind, others) = (_estimate.kind_of(module, (make(n),), {}, True) for n in (3, 5))
+        assert kind == same_kind and len(sizes) == len(others) and sizes != others, make(3)
 
 
 def test_generation_keeps_its_cache_and_estimates_seldom(monkeypatch):

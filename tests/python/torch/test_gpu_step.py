@@ -2,6 +2,7 @@
 takes nothing of; or a card of this file's own, which PyTorch has."""
 
 import collections
+import gc
 import re
 import time
 import warnings
@@ -16,7 +17,7 @@ import sluice
 import sluice.torch
 from sluice import _handle
 from sluice.torch import _measures
-from sluice.torch._gpu import HOST, Account
+from sluice.torch._gpu import HOST, Account, Gpu
 from sluice.torch._measures import FirstStepOnGpu
 
 MIB = 1 << 20
@@ -165,6 +166,35 @@ def test_a_wrapped_model_tells_what_its_steps_took(in_backward):
         assert made["step"]["seconds"] >= made["step"]["compute_seconds"]
         sluice.torch.close(model)
         del optimizer, told
+
+
+@pytest.mark.parametrize("taken, told", [(4, True), pytest.param(80, False, marks=pytest.mark.long)])
+def test_a_smaller_reserve_is_told_where_it_moves_less(taken, told, monkeypatch):
+    """Of 256 MiB PyTorch gets half where nothing is stated, and the model has not all of its state beside that."""
+    monkeypatch.setattr(Gpu, "peak", lambda self: taken * MIB)
+    options = {"place": None, "device_memory": "256MiB", "device_facts": fake_gpu.FACTS}
+    with fake_gpu.shared():
+        model, optimizer = wrap(Layers(blocks=8, width=384), reserve=None, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(model, optimizer, range(2))
+        found = [re.search(r"reserve='(\d+MiB)': a step then moves (\S+) GB .*, and now (\S+) GB", str(w.message)) for w in caught]
+        assert bool(found) == told
+        before = sluice.torch.engine_of(model).plan()["step"]
+        sluice.torch.close(model, values=False)
+        del model, optimizer
+        gc.collect()
+        if not told:
+            return
+        reserve, then, now = found[0].groups()
+        model, optimizer = wrap(Layers(blocks=8, width=384), reserve=reserve, **options)
+        after = sluice.torch.engine_of(model).plan()["step"]
+        assert [f"{(step['bytes_in'] + step['bytes_out']) / 1e9:.3g}" for step in (after, before)] == [then, now]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(model, optimizer, range(2))
+        sluice.torch.close(model, values=False)
+        del model, optimizer
 
 
 def test_the_engine_is_asked_nothing_at_each_use(monkeypatch):

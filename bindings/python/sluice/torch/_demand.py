@@ -15,7 +15,6 @@ from ..errors import BudgetError, Error, StateError
 from ._backward import in_pass, on_failures
 from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
 from ._presence import Presence
-from ._saved import allows_hooks
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
 _MOST = 32  # the most estimates that are kept for one kind of calls
@@ -209,8 +208,8 @@ class Demand:
 
 def _is_no_call() -> bool:
     """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
-    torch.func.grad() and its like, where no model runs with fakes."""
-    return in_pass() or not allows_hooks()
+    transforms of torch.func, where no model runs with fakes."""
+    return in_pass() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class OutOfMemoryError(BudgetError, torch.OutOfMemoryError):

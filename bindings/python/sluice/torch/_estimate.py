@@ -129,7 +129,7 @@ def _add_kind(value: Any, kinds: list[Any], sizes: list[int]) -> None:
             _add_kind(part, kinds, sizes)
     elif isinstance(value, torch.Tensor):
         kinds.append((value.dtype, value.dim(), value.requires_grad))
-        sizes += value.shape
+        sizes += _sizes_of(value)
     elif value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and value < 2):
         kinds.append(value)
     elif isinstance(value, int):
@@ -138,7 +138,14 @@ def _add_kind(value: Any, kinds: list[Any], sizes: list[int]) -> None:
     else:
         held = [] if isinstance(value, float) else tensors_in([value])
         kinds.append((type(value), *((t.dtype, t.dim()) for t in held)))
-        sizes += [size for t in held for size in t.shape]
+        sizes += [size for t in held for size in _sizes_of(t)]
+
+
+def _sizes_of(tensor: torch.Tensor) -> Sequence[int]:
+    """The sizes of a tensor, or of all parts of a nested one, which has none of its own."""
+    if tensor.is_nested and tensor.layout == torch.strided:
+        return [size for part in tensor.unbind() for size in part.shape]
+    return tensor.shape
 
 
 def autocast_types() -> list[torch.dtype | None]:

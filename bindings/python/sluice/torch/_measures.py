@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .._handle import call
+from ..errors import BudgetError
 from . import _safetensors
 from ._gpu import HOST, Account, Gpu, Mark
 
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
 _MIB = 1 << 20
+_MORE = 32 << 20  # bytes that a warning adds to what was measured and a quarter of it, for the reserve that it names
+_MUCH = 0.9  # the part of the bytes that a step moves below which another reserve is worth a warning
 _COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine learns their order, and maps memory
 _RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
 
@@ -143,10 +146,11 @@ class FirstStepOnGpu(FirstStep):
         estimated: int | None,
         account: Callable[[], Account],
         reserved: int,
+        plan_with: Callable[[int], Mapping[str, Any]] | None = None,
     ) -> None:
         """memory: of the host; reserve, estimated: of the GPU; account: tells how much the GPU has now; reserved: what the plan leaves
-        there to PyTorch and CUDA."""
-        self._reserved = reserved
+        there to PyTorch and CUDA; plan_with: makes the plan with another reserve, where the user has stated nothing of it."""
+        self._reserved, self._plan_with = reserved, plan_with
         self._gpu, self._account = gpu, account
         self._steps = 0  # that have ended
         self._step_begun = 0.0
@@ -191,7 +195,27 @@ class FirstStepOnGpu(FirstStep):
             explained = there.engine - self._before.engine + self._gpu.held() - self._held_before
             self._beside = max(0, self._before.free - there.free - explained)
             self._warn_of_the_gpu(self._beside)
+        self._tell_of_less()
         super().end()
+
+    def _tell_of_less(self) -> None:
+        """Warns where a plan that leaves PyTorch what it has taken moves much less than this one."""
+        reserve, measured = self._of_gpu["reserve"] or 0, self._of_gpu["measured"]
+        if self._plan_with is None or measured is None:
+            return
+        enough = (measured + measured // 4 + _MORE) // _MIB * _MIB
+        if enough >= reserve:
+            return
+        with contextlib.suppress(BudgetError):
+            now, then = _moved(self._plan), _moved(self._plan_with(enough))
+            if then < _MUCH * now:
+                warnings.warn(
+                    f"PyTorch took {measured // _MIB} MiB of the GPU's memory in the first step, and may take {reserve // _MIB} MiB, since "
+                    f"neither reserve nor sample_batch was stated. Where no step is larger, wrap the model with reserve='{enough // _MIB}MiB': "
+                    f"a step then moves {then / 1e9:.3g} GB to and from the GPU and the disk, and now {now / 1e9:.3g} GB",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def _warn_of_the_gpu(self, beside: int) -> None:
         budget = self._plan["budget"]["device"]
@@ -221,6 +245,11 @@ class FirstStepOnGpu(FirstStep):
     def as_dict(self) -> dict[str, Any]:
         told = {"beside": self._beside, "host": self.measured, "seconds": self._shortest}
         return {**self._of_gpu, **UNMEASURED, **told}
+
+
+def _moved(plan: Mapping[str, Any]) -> int:
+    """The bytes that a step moves by a plan for a GPU."""
+    return sum(plan["step"][way] for way in ("bytes_in", "bytes_out", "bytes_read", "bytes_written"))
 
 
 class Keeper:

@@ -25,10 +25,12 @@ class Mode(TorchDispatchMode):
 
 
 def parts_of(value: Any) -> Collection[Any] | None:
-    """The parts of a list, a tuple, a namedtuple or a dict; None for all else, such as a PackedSequence, whose tensors belong together."""
+    """The parts of a list, a tuple, a namedtuple or a dict; None for all else."""
     if isinstance(value, MutableMapping):
         return value.values()
-    is_plain = type(value) in (list, tuple) or (isinstance(value, tuple) and type(value).__bases__ == (tuple,))
+    if not isinstance(value, (list, tuple)):
+        return None
+    is_plain = type(value) in (list, tuple) or type(value).__bases__ == (tuple,) or hasattr(value, "_fields")
     return value if is_plain else None
 
 
@@ -53,7 +55,7 @@ def mapped(value: Any, use: Callable[[torch.Tensor], Any]) -> Any:
     if (parts := parts_of(value)) is None:
         return value
     made = [mapped(part, use) for part in parts]
-    return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    return getattr(type(value), "_make", type(value))(made)
 
 
 _BREAKS = (

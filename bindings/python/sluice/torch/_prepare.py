@@ -60,10 +60,14 @@ class Prepared(NamedTuple):
         """The bytes of the GPU's memory that the plan leaves to PyTorch and CUDA."""
         return size_of(self.options.device_reserved, "device_reserved")
 
-    def first_step(self, account: Callable[[], Account], plan: Mapping[str, Any]) -> FirstStep:
-        """What measures the first step. account: tells how much of the GPU's memory is free, and the engine's."""
+    def first_step(
+        self, account: Callable[[], Account], plan: Mapping[str, Any], plan_with: Callable[[int], Mapping[str, Any]]
+    ) -> FirstStep:
+        """What measures the first step. account: tells how much of the GPU's memory is free, and the engine's; plan_with: makes the plan
+        that leaves PyTorch so many bytes of it."""
         if self.gpu is not None:
-            return FirstStepOnGpu(self.gpu, self.memory, self.of_pytorch(plan), self.estimated, account, self._of_device)
+            other = None if self.stated or self.sampled else plan_with
+            return FirstStepOnGpu(self.gpu, self.memory, self.of_pytorch(plan), self.estimated, account, self._of_device, other)
         return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
 
     def told(self, plan: Mapping[str, Any]) -> dict[str, Any]:

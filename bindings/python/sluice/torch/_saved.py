@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -101,15 +102,6 @@ def _same_version(saved: _Plain) -> torch.Tensor:
     return saved.tensor
 
 
-def allows_hooks() -> bool:
-    """Whether hooks of saved tensors are allowed here. In torch.func.grad(), vjp() and jacrev() they are not."""
-    try:
-        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            return True
-    except RuntimeError:
-        return False
-
-
 class Scope:
     """Inside of the `with`, which is one call of the model, autograd keeps references."""
 
@@ -168,7 +160,29 @@ _CAST = torch.ops.aten._to_copy.default
 
 
 def _writes(target: Any) -> bool:
-    return bool(target._schema.is_mutable)
+    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))  # operators with bodies have no schema
+
+
+class _KeptParameters(threading.local):
+    """Lets a graph of torch.compile() that is made meanwhile keep the parameter for backward, and not a cast that one of its kernels makes
+    and no mode sees. PyTorch keeps each patch of its settings forever, so a thread has one."""
+
+    def __init__(self) -> None:
+        self._patch = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._patch.__enter__()
+        self._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._patch.__exit__(*error)
+
+
+_kept_parameters = _KeptParameters()
 
 
 class Casts(Mode):
@@ -180,20 +194,16 @@ class Casts(Mode):
         self._homes = by_storage
         self._casts: dict[int, tuple[StorageWeakRef, int, Cast]] = {}  # each with the version that it had
         self._cached = False
-        self._patch: Any = None
 
     def __enter__(self) -> Any:
         self._cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
-        # A graph of torch.compile() that is made meanwhile keeps the parameter for backward, and not a cast that one of its kernels makes and
-        # no mode sees.
-        self._patch = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
-        self._patch.__enter__()
+        _kept_parameters.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._patch.__exit__(*error)
+        _kept_parameters.__exit__(*error)
         torch.set_autocast_cache_enabled(self._cached)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -62,10 +62,11 @@ class Session:
             plan = self.engine.plan()
             self._of_pytorch = prepared.of_pytorch(plan)
             self._sums_in_backward = plan.get("sums_in_backward", False)
-            account = functools.partial(_account, weakref.ref(self.engine))
+            engine = weakref.ref(self.engine)
+            account = functools.partial(_account, engine)
             if prepared.gpu is not None:
                 prepared.gpu.check_room(model, self._of_pytorch, account())
-            self.engine.first_step = prepared.first_step(account, plan)
+            self.engine.first_step = prepared.first_step(account, plan, functools.partial(_plan_with, engine))
             with ready.phase("values"):
                 homes = self._moving.move_in(prepared.groups, train, stored)
             self.presence = Presence(
@@ -333,6 +334,12 @@ def _engine_for(model: torch.nn.Module, prepared: Prepared) -> WrappedEngine:
             f"{error}. The model's parameters are on the GPU already, where they take {there >> 20} MiB beside that until they have "
             "moved; if that is what is missing, keep the model on the CPU, or on the meta device, until wrap(device='cuda')"
         ) from error
+
+
+def _plan_with(engine: weakref.ref[WrappedEngine], of_pytorch: int) -> dict[str, Any]:
+    alive = engine()
+    assert alive is not None, "a model that is in use has its engine"
+    return alive.plan_with(of_pytorch)
 
 
 def _account(engine: weakref.ref[WrappedEngine]) -> Account:

@@ -409,9 +409,11 @@ class Fetching(Lookups):
     def __init__(self, fill: Callable[[Any], Any]) -> None:
         """fill: what it gives where a call is estimated."""
         self._fill = fill
+        self._came: dict[int, dict[int, torch.Tensor]] = {}
+        self.item, self.ids = 0, ()
 
     def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
-        self._came: dict[int, dict[int, torch.Tensor]] = {}
+        self._came.clear()
         return super().begin(border, ids)  # a call takes what it fetches
 
     def begin_messages(self) -> None:
@@ -422,7 +424,7 @@ class Fetching(Lookups):
         """The embedding's output for the tokens of the micro-batch."""
         if not has_memory(ids):
             return self._fill(ids)
-        if self.item in self._came or not torch.equal(ids, self.ids[self.item]):
+        if not self.ids or self.item in self._came or not torch.equal(ids, self.ids[self.item]):
             _refuse_embedding(f"is called with other values than the batch's {IDS}, or more than once")
         came = self._came[self.item] = {}
         return self.border.value(self.item, came.__setitem__)
