@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the build needs. It may be run again, and does nothing where all are installed. Options add packages for
-# tests only: --clang installs clang, for the fuzzers, clang-format, clang-tidy, and doxygen; --python makes .venv with the packages of
+# tests only: --clang installs clang, for the fuzzers, clang-format, and doxygen; --tidy clang-tidy; --python makes .venv with the packages of
 # requirements.txt, with which the Python tests compare. --cuda adds CUDA's compiler to .venv (300 MB) where the system lacks CUDA 13 or
 # later.
 set -euo pipefail
@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 packages=(g++ cmake ninja-build ccache pkg-config git python3 python3-venv
   liburing-dev libtbb-dev libhwy-dev libdnnl-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev
   libxxhash-dev libopenmpi-dev openmpi-bin libjs-chart.js libgtest-dev libgmock-dev libbenchmark-dev)
-if [[ " $* " == *" --clang "* ]]; then packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-16 doxygen); fi
+if [[ " $* " == *" --clang "* ]]; then packages+=(clang-14 libclang-rt-14-dev clang-format-14 doxygen); fi
+if [[ " $* " == *" --tidy "* ]]; then packages+=(clang-tidy-16); fi
 
 missing=()
 for package in "${packages[@]}"; do

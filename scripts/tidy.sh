@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 rooms=$(IFS='|'; echo "${*:-[a-z]+}")
 
-scripts/setup.sh --clang
+scripts/setup.sh --clang --tidy
 cmake --preset fuzz > /dev/null  # for clang's flags
 scripts/kernels.sh --id build/fuzz/generated/kernels_id.h
 # Files of a room are checked in one unit, as they are compiled, so that headers are parsed once. The plug-in of oneDNN needs

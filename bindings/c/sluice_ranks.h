@@ -48,7 +48,8 @@ extern "C" {
 
 /* A rank's membership in the run. It has threads of its own, so the process must not fork afterwards. It
  * serves one engine, possibly by its groups, and is destroyed after that engine. Any thread may call its
- * functions. */
+ * functions, but those that wait for all ranks come in one order, from one thread at a time: two ranks that
+ * wait for each other in different ones fail after 5 seconds. */
 
 typedef struct sluice_ranks_options {
   size_t size;

@@ -132,8 +132,8 @@ class Message:
 
 class Ranks:
     """This process's place among the ranks that train a model together: Options.ranks, of one engine. close() leaves the ranks; the
-    engine must be closed before. exchange(), broadcast() and barrier() are collective: all ranks call them in the same order, and
-    wait for each other there. A rank that fails ends the work of all: errors on every rank name the one that failed first, and why.
+    engine must be closed before. exchange(), broadcast() and barrier() are collective: all ranks call them in the same order, from one
+    thread at a time, and wait for each other there. Two ranks that wait for each other in different ones fail after 5 seconds. A rank that fails ends the work of all: errors on every rank name the one that failed first, and why.
     Where an exception ends this process's Python, the others are told. A process must not fork afterwards. May be used from any
     thread."""
 
