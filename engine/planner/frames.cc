@@ -1,9 +1,7 @@
 #include "engine/planner/frames.h"
 
 #include <algorithm>
-#include <iterator>
-#include <numeric>
-#include <utility>
+#include <bit>
 
 #include "core/bytes.h"
 
@@ -35,6 +33,18 @@ void add_windows(std::ptrdiff_t first, std::ptrdiff_t end, std::size_t windows, 
   };
   range(std::max<std::ptrdiff_t>(first, 0), std::min(end, all));
   range(first + all, std::min(end, std::ptrdiff_t{0}) + all);
+}
+
+std::vector<std::uint64_t> known_values(const FrameNeeds& needs) {
+  std::vector<std::uint64_t> known = {0};
+  for (std::size_t unit = 0; unit < needs.extents[0].size(); ++unit) {
+    const std::uint64_t parameters = needs.extents[kParameters][unit],
+                        gradient = needs.extents[kGradient][unit];
+    known.insert(known.end(), {parameters, gradient, parameters + gradient});
+  }
+  std::ranges::sort(known);
+  known.erase(std::unique(known.begin(), known.end()), known.end());
+  return known;
 }
 
 }  // namespace
@@ -85,15 +95,34 @@ std::uint64_t Maximum::most_if_lower(const std::vector<Range>& ranges) {
   return then;
 }
 
+LargestFew::LargestFew(std::vector<std::uint64_t> known, std::size_t few)
+    : known_(std::move(known)), few_(few), counts_(known_.size() + 1), sums_(known_.size() + 1) {}
+
+void LargestFew::count(std::uint64_t value, std::int64_t more) {
+  const auto above = known_.end() - std::ranges::lower_bound(known_, value);
+  for (auto i = static_cast<std::size_t>(above); i < counts_.size(); i += i & (~i + 1)) {
+    counts_[i] += more;
+    sums_[i] += static_cast<std::uint64_t>(more) * value;
+  }
+}
+
 void LargestFew::replace(std::uint64_t value, std::uint64_t by) {
-  auto node = values_.extract(value);
-  node.value() = by;
-  values_.insert(std::move(node));
+  count(value, -1);
+  count(by, 1);
 }
 
 std::uint64_t LargestFew::sum() const {
-  const auto few = static_cast<std::ptrdiff_t>(std::min(few_, values_.size()));
-  return std::accumulate(values_.begin(), std::next(values_.begin(), few), std::uint64_t{0});
+  std::size_t at = 0;
+  auto left = static_cast<std::int64_t>(few_);
+  std::uint64_t sum = 0;
+  for (std::size_t step = std::bit_floor(counts_.size() - 1); step > 0; step /= 2)
+    if (at + step < counts_.size() && counts_[at + step] <= left) {
+      at += step;
+      left -= counts_[at];
+      sum += sums_[at];
+    }
+  return at + 1 < counts_.size() ? sum + static_cast<std::uint64_t>(left) * known_[known_.size() - 1 - at]
+                                 : sum;
 }
 
 FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::vector<int>& uses,
@@ -147,7 +176,10 @@ FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::
 }
 
 Frames::Frames(const FrameNeeds& needs, const std::vector<UnitPlan>& units)
-    : needs_(&needs), windows_(needs.windows), passes_(needs.in_passes.size()), largest_(needs.window) {
+    : needs_(&needs),
+      windows_(needs.windows),
+      passes_(needs.in_passes.size()),
+      largest_(known_values(needs), needs.window) {
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     for (const Part part : {Part::kParameters, Part::kGradient}) {
       if (needs.any_order) resident_[index(part)].push_back(units[unit].resident(part));

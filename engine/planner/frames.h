@@ -1,8 +1,6 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <functional>
-#include <set>
 #include <vector>
 
 #include "engine/plan/plan.h"
@@ -49,14 +47,19 @@ class Maximum {
 // Numbers of which the few largest are added up.
 class LargestFew {
  public:
-  explicit LargestFew(std::size_t few) : few_(few) {}
-  void insert(std::uint64_t value) { values_.insert(value); }
+  // `known` has every value that a number may have, ascending, each once.
+  LargestFew(std::vector<std::uint64_t> known, std::size_t few);
+  void insert(std::uint64_t value) { count(value, 1); }
   void replace(std::uint64_t value, std::uint64_t by);
   std::uint64_t sum() const;
 
  private:
+  void count(std::uint64_t value, std::int64_t more);
+
+  std::vector<std::uint64_t> known_;
   std::size_t few_;
-  std::multiset<std::uint64_t, std::greater<>> values_;
+  std::vector<std::int64_t> counts_;  // a Fenwick tree, the largest value first
+  std::vector<std::uint64_t> sums_;   // a Fenwick tree of the same order
 };
 
 // How many frames each part of each unit takes while it is not resident, and when in a step.

@@ -361,14 +361,18 @@ Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
 
 void Placement::to_memory(UnitId unit, Part part, allocator::Tier tier, UnitPlan& plan,
                           Footprint& footprint) const {
-  count(unit, plan, -std::uint64_t{1}, footprint);
+  footprint.streamed -= streams(unit, plan) ? 1 : 0;
+  footprint.cpu_streamed -= streams_through_cpu(unit, plan) ? 1 : 0;
+  count(unit, part, plan, -std::uint64_t{1}, footprint);
   const bool shard = part == Part::kGradient && plan.gradient_in_shards;
   if (part == Part::kParameters && plan.shard_on_disk)
     plan.shard_on_disk = false;
   else
     plan.place(part, shard ? allocator::Tier::kRanks : tier);
   if (shard) plan.gradient_stored = false;
-  count(unit, plan, 1, footprint);
+  count(unit, part, plan, 1, footprint);
+  footprint.streamed += streams(unit, plan) ? 1 : 0;
+  footprint.cpu_streamed += streams_through_cpu(unit, plan) ? 1 : 0;
 }
 
 bool Placement::needs_scratch() const {

@@ -63,6 +63,7 @@ Tiers::Tiers(const PlanInputs& in)
       placement_(in.profile, in.optimizer, in.request),
       lookaheads_(lookaheads_of(in, placement_)),
       needs_scratch_(!on_gpu() && placement_.needs_scratch()),
+      element_bytes_(placement_.element_bytes()),
       fixed_(fixed_bytes()) {
   for (const Lookahead& lookahead : lookaheads_) needs_.push_back(placement_.frame_needs(lookahead));
   for (const bool more : {false, true}) {
@@ -198,7 +199,7 @@ Plan Tiers::describe(const Shape& shape, const Placed& placed) const {
   // Extents of this size need few enough mappings for a pool of any size in the host's memory.
   plan.extent_bytes = kHugePage;
   plan.chunk_elements = placement_.format().shards().chunk_elements();
-  plan.state_bytes_per_parameter = placement_.element_bytes();
+  plan.state_bytes_per_parameter = element_bytes_;
   plan.units = placed.units;
   for (UnitId unit = 0; unit < plan.units.size(); ++unit)
     plan.units[unit].choice = placement_.choice_of(unit, shape.level);

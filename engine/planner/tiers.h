@@ -96,6 +96,7 @@ class Tiers {
   std::vector<Lookahead> lookaheads_;
   std::vector<FrameNeeds> needs_;  // by look-ahead
   bool needs_scratch_;
+  double element_bytes_;
   std::array<std::size_t, 2> slot_bytes_ = {};       // of a staging slot without parameters, and with them
   std::array<std::size_t, 2> host_slot_bytes_ = {};  // of one beside a GPU, without the disk, and with it
   Bytes fixed_;                                      // what every plan takes
