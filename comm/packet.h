@@ -16,12 +16,13 @@ enum class PacketKind : std::uint8_t {
   kAnswer,   // bytes that answer read `tag`, from offset `bytes` on
   kRefusal,  // an error in reply to read `tag`: its code and text
   kFailure,  // the first failure of the run: the failed rank, code and text
-  kAlive,    // heartbeat: tag = how often the rank has reported work
+  kAlive,    // heartbeat: tag = how often the rank has reported work; text: the exchange in which it waits,
+             // where this rank waits for it in another one
   kGoodbye,  // last packet of a rank that leaves in order
 };
 
 inline constexpr std::uint64_t kHelloMagic = 0x6f6c6c656863756c;  // "luchello"
-inline constexpr std::uint64_t kPacketVersion = 2;
+inline constexpr std::uint64_t kPacketVersion = 3;
 
 struct Head {
   PacketKind kind = PacketKind::kAlive;

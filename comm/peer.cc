@@ -207,24 +207,21 @@ std::string Peer::what_is_missing() const {
   return fmt::format("has not taken {} messages", under_way_.size());
 }
 
-std::optional<Time> Peer::apart_since() const {
+std::optional<Peer::Apart> Peer::apart() const {
   const auto first_exchange = [](const auto& messages) {
-    std::optional<Time> first;
-    for (const auto& [tag, message] : messages)
-      if (message.call.kind == static_cast<std::uint8_t>(CallKind::kExchange))
-        first = first ? std::min(*first, message.since) : message.since;
+    auto first = messages.end();
+    for (auto at = messages.begin(); at != messages.end(); ++at)
+      if (at->second.call.kind == static_cast<std::uint8_t>(CallKind::kExchange) &&
+          (first == messages.end() || at->second.since < first->second.since))
+        first = at;
     return first;
   };
   // The other rank has asked for a message of its exchange, and for none of this rank's.
-  const std::optional<Time> theirs = first_exchange(grants_), own = first_exchange(ungranted_);
-  return theirs && own ? std::max(theirs, own) : std::nullopt;
-}
-
-std::string Peer::own_exchange() const {
-  for (const auto& [tag, message] : ungranted_)
-    if (message.call.kind == static_cast<std::uint8_t>(CallKind::kExchange))
-      return wire_.describe(tag, message.call);
-  return {};
+  const auto theirs = first_exchange(grants_);
+  const auto own = first_exchange(ungranted_);
+  if (theirs == grants_.end() || own == ungranted_.end()) return std::nullopt;
+  return Apart{std::max(theirs->second.since, own->second.since),
+               wire_.describe(own->first, own->second.call)};
 }
 
 std::vector<Done> Peer::abandon() {

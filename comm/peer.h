@@ -81,10 +81,13 @@ class Peer {
   // as in "has not come to the sum of 'h.3'".
   std::optional<Time> waiting_since() const;
   std::string what_is_missing() const;
-  // Returns since when this rank and the other one have waited for each other in different exchanges, and the
-  // name of this rank's exchange.
-  std::optional<Time> apart_since() const;
-  std::string own_exchange() const;
+  // This rank's exchange, in words, where this rank and the other one have waited for each other in different
+  // exchanges since that time.
+  struct Apart {
+    Time since;
+    std::string own;
+  };
+  std::optional<Apart> apart() const;
   // Forgets all messages and reads, and returns their callbacks for the caller to call.
   std::vector<Done> abandon();
 
@@ -93,7 +96,8 @@ class Peer {
   bool left = false;     // in order; it can receive nothing any more
   bool garbled = false;  // it sent an invalid packet, so its packets are ignored
   Time heard{0}, spoken{0};
-  std::uint64_t work = 0, told = 0;  // its reports of work that arrived here; those that it was told of
+  std::uint64_t work = 0, told = 0;        // its reports of work that arrived here; those that it was told of
+  std::string own_exchange, its_exchange;  // in which they are apart, as each has told the other
 
  private:
   struct Control {

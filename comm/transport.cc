@@ -207,6 +207,7 @@ void Transport::State::take(int rank, std::span<const std::byte> packet) {
     case PacketKind::kHello:
       return;
     case PacketKind::kAlive:
+      if (!body.empty()) peer.its_exchange = {reinterpret_cast<const char*>(body.data()), body.size()};
       if (std::exchange(peer.work, head.tag) != head.tag) last_work = wire.now;
       return;
     case PacketKind::kRead:
@@ -327,7 +328,7 @@ void Transport::State::find_late() {
   std::optional<int> late;
   Time since = wire.now - deadlines.patience;
   for (int rank = 0; rank < links->size(); ++rank) {
-    const Peer* const peer = peers[static_cast<std::size_t>(rank)].get();
+    Peer* const peer = peers[static_cast<std::size_t>(rank)].get();
     if (peer == nullptr || peer->left) continue;
     if (peer->begun && wire.now - peer->heard > deadlines.silence)
       return fail(rank, ErrorCode::kIo,
@@ -337,12 +338,18 @@ void Transport::State::find_late() {
       return fail(rank, ErrorCode::kIo,
                   fmt::format("rank {} has given no sign of life since the start, for {:.3g} s", rank,
                               std::chrono::duration<double>(*deadlines.start).count()));
-    if (const auto apart = peer->apart_since(); apart && wire.now - *apart > deadlines.apart)
-      return fail(rank, ErrorCode::kState,
-                  fmt::format("rank {} is in {}, and rank {} in another exchange, so that each waits for the "
-                              "other: all ranks make the same calls in the same order, as to step, to use "
-                              "gradients, or to save a checkpoint",
-                              links->rank(), peer->own_exchange(), rank));
+    const auto apart = peer->apart();
+    const std::string own = apart ? apart->own : std::string();
+    if (std::exchange(peer->own_exchange, own) != own && apart)
+      peer->say({.kind = PacketKind::kAlive, .tag = work.load(std::memory_order_relaxed)}, own);
+    if (apart && wire.now - apart->since > deadlines.apart)
+      return fail(
+          rank, ErrorCode::kState,
+          fmt::format("rank {} is in {}, and rank {} in {}, so that each waits for the other: all ranks "
+                      "make the same calls in the same order, as to step, to use gradients, to save a "
+                      "checkpoint, or to close",
+                      links->rank(), own, rank,
+                      peer->its_exchange.empty() ? "another exchange" : peer->its_exchange));
     const std::optional<Time> waiting = peer->waiting_since();
     if (!waiting || std::max(*waiting, last_work) >= since) continue;
     since = std::max(*waiting, last_work);
