@@ -35,4 +35,4 @@ def test_a_snippet_runs(code, tmp_path):
 
 
 def test_there_are_snippets():
-    assert len(list(snippets())) == 6
+    assert len(list(snippets())) == 7
