@@ -97,7 +97,7 @@ class Peer {
   bool garbled = false;  // it sent an invalid packet, so its packets are ignored
   Time heard{0}, spoken{0};
   std::uint64_t work = 0, told = 0;        // its reports of work that arrived here; those that it was told of
-  std::string own_exchange, its_exchange;  // in which they are apart, as each has told the other
+  std::string own_exchange, its_exchange;  // where the two ranks wait for each other, in words
 
  private:
   struct Control {

@@ -46,7 +46,7 @@ Answer answer_of(const std::shared_ptr<Inbox>& inbox, const Read& read, std::uin
     } catch (...) {
       order.text = "an unknown error";
     }
-    if (!inbox->post(std::move(order)))  // which leaves it unchanged then
+    if (!inbox->post(std::move(order)))  // post() has left the order unchanged
       call_with(order.done,              // NOLINT(bugprone-use-after-move)
                 error_of(ErrorCode::kState, "the transport has ended"));
   };
