@@ -7,6 +7,12 @@
 The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.step(), zero_grad().
 """
 
+import torch
+
+from ._versions import check_version
+
+check_version(torch, __name__)  # before the modules below, whose import an older version would fail
+
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._optimizer import Optimizer

@@ -29,6 +29,7 @@ from ._safetensors import InFiles, tensors_of_model
 from ._session import Session
 from ._modes import outside_of_graphs
 from ._together import Together, Which, together, unmet
+from ._versions import check_version
 from ._weights import stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -279,6 +280,7 @@ def from_pretrained(
     check_known(from_pretrained, options)
     import transformers
 
+    check_version(transformers, "from_pretrained()")
     name = os.fspath(folder)
     if not os.path.isfile(os.path.join(name, "config.json")):
         what = "has no config.json" if os.path.isdir(name) else "does not exist"
