@@ -46,6 +46,27 @@ TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
   }
 }
 
+// With 1F1B a stage holds as many micro-batches as there are stages from it to the last one. Differences of
+// two stages are compared, in which what every process takes beside its plan cancels out.
+TEST_F(PipelineRunsTest, HoldTheMicroBatchesThatTheirPlansSay) {
+  constexpr int kStages = 4;
+  std::vector<std::string> all = words("run", kStages, 1, "--mesh pipeline=4 --group 1 --recompute none");
+  for (const auto& [flag, value] : {std::pair("--batch", "96"), {"--seq", "64"}, {"--accumulate", "4"}})
+    *(std::ranges::find(all, flag) + 1) = value;
+  expect_done(run_sluice(all));
+  std::vector<double> planned, taken;
+  for (int rank = 0; rank < kStages; ++rank) {
+    const Json row = rows(rank == 0 ? "run" : "run.rank" + std::to_string(rank)).back();
+    planned.push_back(row.at("predicted_peak"));
+    taken.push_back(row.at("peak_memory"));
+  }
+  for (int stage = 0; stage + 1 < kStages; ++stage) {
+    const double more = planned[stage] - planned[stage + 1];
+    EXPECT_GT(more, 20 << 20) << stage;
+    EXPECT_NEAR(taken[stage] - taken[stage + 1], more, 0.02 * more) << stage;
+  }
+}
+
 TEST_F(PipelineRunsTest, HavePassesAndMessagesInTheirTrace) {
   const std::string trace = folder_ / "trace.json";
   expect_done(
