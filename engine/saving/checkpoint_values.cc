@@ -349,6 +349,8 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
   }
   exchange(communicator, "the files of the checkpoint", {});  // exist
   shared.open(io, ledger, folder, buffer_bytes);
+  // Before that, a rank 0 that fails, and so removes them, would make another rank report missing files.
+  exchange(communicator, "the open files of the checkpoint", {});
   put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
              std::span<const std::byte> bytes) { shared.put(file, tensor, first, bytes); };
   const UnitSink files = section == nullptr ? sink() : of_section(sink(), section->section);
