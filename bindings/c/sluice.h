@@ -420,9 +420,10 @@ SLUICE_API sluice_status sluice_engine_failure(const sluice_engine* engine, char
 SLUICE_API sluice_status sluice_engine_save(sluice_engine* engine, const char* out, uint64_t keep,
                                             char** path);
 /* Loads such a checkpoint: `path` is a folder that sluice_engine_save() gave, or `out`, which means the
- * newest checkpoint there. Every byte is verified. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT (another model,
- * another optimizer) name what is wrong. State of another type is converted. An error that comes after values
- * were changed leaves the engine failed. */
+ * newest whole checkpoint there, by manifests and lengths of files; a warning on standard error names those
+ * that are not whole. Every byte is verified as it is read. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT
+ * (another model, another optimizer) name what is wrong. State of another type is converted. An error that
+ * comes after values were changed leaves the engine failed. */
 SLUICE_API sluice_status sluice_engine_load(sluice_engine* engine, const char* path);
 
 /* ---- the ledger and the trace ---- */

@@ -64,14 +64,20 @@ void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpe
          spec.name, tensor.type, path);
 }
 
-// Returns the checkpoint at a path: the path itself, or the newest checkpoint in that folder.
-std::string checkpoint_at(const std::string& path) {
-  if (fs::exists(fs::path(path) / engine::kManifestFile)) return path;
-  const engine::CheckpointList list = engine::list_checkpoints(path);
-  if (!list.whole.empty()) return list.whole.back().path;
-  if (!list.broken.empty())
-    fail(ErrorCode::kCorrupt, "'{}' holds no whole checkpoint: {}", path, list.broken.back().reason);
-  fail(ErrorCode::kNotFound, "'{}' is not a checkpoint, and holds none", path);
+// Calls `use` with the checkpoint at a path: the path itself, or the newest whole checkpoint in that folder.
+void with_checkpoint(sluice_engine& e, const std::string& path,
+                     const std::function<void(const engine::CheckpointReader&)>& use) {
+  std::optional<std::string> folder = path;
+  if (!fs::exists(fs::path(path) / engine::kManifestFile)) folder = engine::newest_checkpoint(path);
+  if (!folder) fail(ErrorCode::kNotFound, "'{}' is not a checkpoint, and holds none", path);
+  const auto buffer = stream_buffer(e);
+  engine::ReadAhead ahead(buffer.bytes(), &e.threads);
+  try {
+    use(engine::CheckpointReader(*e.planned.io, *folder, ahead));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    engine::fail_damaged(error, *folder);
+  }
 }
 
 // Returns the layout of the checkpoint's files.
@@ -291,25 +297,24 @@ sluice_status sluice_engine_save_with_files(sluice_engine* handle, const char* o
 sluice_status sluice_engine_checkpoint_file(sluice_engine* handle, const char* path, const char* name,
                                             char** file) {
   return with_engine(handle, [&](sluice_engine& e) {
-    const auto buffer = stream_buffer(e);
-    engine::ReadAhead ahead(buffer.bytes(), &e.threads);
-    const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
-    const auto found = checkpoint.verified(&required(name, "name"));
-    required(file, "file") = found ? new_text(*found) : nullptr;
+    const std::string wanted = &required(name, "name");
+    with_checkpoint(e, &required(path, "path"), [&](const engine::CheckpointReader& checkpoint) {
+      const auto found = checkpoint.verified(wanted);
+      required(file, "file") = found ? new_text(*found) : nullptr;
+    });
   });
 }
 
 sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
   return with_engine(handle, [&](sluice_engine& e) {
     check_between_steps(e, "loaded");
-    const auto buffer = stream_buffer(e);
-    engine::ReadAhead ahead(buffer.bytes(), &e.threads);
-    const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
-    check_optimizer(checkpoint, *e.planned.optimizer);
-    sluice::engine::CheckpointValues values(checkpoint, model_of(e), *e.planned.optimizer);
-    const engine::Section* const section = e.planned.section.get();
-    e.engine->load_all(section == nullptr ? values.source() : of_section(values.source(), *section));
-    e.engine->settle();
-    set_steps(*e.engine, checkpoint);
+    with_checkpoint(e, &required(path, "path"), [&](const engine::CheckpointReader& checkpoint) {
+      check_optimizer(checkpoint, *e.planned.optimizer);
+      engine::CheckpointValues values(checkpoint, model_of(e), *e.planned.optimizer);
+      const engine::Section* const section = e.planned.section.get();
+      e.engine->load_all(section == nullptr ? values.source() : of_section(values.source(), *section));
+      e.engine->settle();
+      set_steps(*e.engine, checkpoint);
+    });
   });
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/descriptor.h"
+#include "core/error.h"
 #include "core/json.h"
 #include "engine/checkpoint/safetensors.h"
 
@@ -139,7 +140,7 @@ class CheckpointReader {
 
   // Every byte is verified before it is handed out. Throws Error(kNotFound | kCorrupt | kIo).
   std::unique_ptr<SafetensorsReader> open_tensors(std::string_view name) const;
-  // Verifies a whole file. Returns its path; nullopt where there is no such file.
+  // Verifies a whole file. Returns its path; nullopt where there is no such file. The manifest is verified.
   std::optional<std::string> verified(std::string_view name) const;
   // Reads and verifies every byte. Throws Error(kCorrupt) that names the first damaged file and offset.
   void verify() const;
@@ -171,6 +172,15 @@ struct CheckpointList {
 };
 // Checks manifests and lengths, not contents. A folder that does not exist has no checkpoint.
 CheckpointList list_checkpoints(const std::string& out);
+
+// Returns the newest whole checkpoint in a folder, by list_checkpoints(); nothing where the folder has none,
+// whole or broken. A warning names each broken one, and what is taken instead. Throws Error(kCorrupt) where
+// all are broken.
+std::optional<std::string> newest_checkpoint(const std::string& out);
+
+// Throws Error(kCorrupt) that says what is damaged in a checkpoint and, where a whole one is older, its
+// folder.
+[[noreturn]] void fail_damaged(const Error& damage, const std::string& folder);
 
 // Removes what killed runs left half written or half deleted, and nothing that a live run uses. Returns the
 // names of the removed folders.

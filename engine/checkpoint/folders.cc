@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/text_file.h"
 #include "engine/checkpoint/checkpoint.h"
 
@@ -182,6 +183,32 @@ CheckpointList list_checkpoints(const std::string& out) {
   std::sort(list.whole.begin(), list.whole.end(),
             [](const auto& a, const auto& b) { return a.step < b.step; });
   return list;
+}
+
+std::optional<std::string> newest_checkpoint(const std::string& out) {
+  const CheckpointList list = list_checkpoints(out);
+  const std::string taken = list.whole.empty() ? "" : fmt::format("; '{}' is taken", list.whole.back().path);
+  for (const auto& broken : list.broken)
+    log().warn("'{}' is not a whole checkpoint: {}{}", broken.path, broken.reason, taken);
+  if (!list.whole.empty()) return list.whole.back().path;
+  if (list.broken.empty()) return std::nullopt;
+  fail(ErrorCode::kCorrupt,
+       "'{}' holds no whole checkpoint to go on from; move those that the warnings name away to begin at the "
+       "start, or name another folder",
+       out);
+}
+
+void fail_damaged(const Error& damage, const std::string& folder) {
+  fs::path path = folder;
+  if (!path.has_filename()) path = path.parent_path();
+  const auto step = checkpoint_step(path.filename().string());
+  const std::string out = path.has_parent_path() ? path.parent_path().string() : ".";
+  std::string before;
+  for (const auto& whole : list_checkpoints(out).whole)
+    if (whole.step < step) before = whole.path;
+  if (before.empty()) fail(ErrorCode::kCorrupt, "{}", damage.what());
+  fail(ErrorCode::kCorrupt, "{}; move '{}' away to go on from the checkpoint before it, '{}'", damage.what(),
+       path.string(), before);
 }
 
 std::vector<std::string> remove_leftovers(const std::string& out) {

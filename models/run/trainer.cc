@@ -33,17 +33,9 @@ void refuse_other_run(const TrainSettings& settings) {
 // Returns the checkpoint to resume from; nothing for a new run.
 std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
   if (settings.out.empty() || !settings.resume) return std::nullopt;
-  const engine::CheckpointList list = engine::list_checkpoints(settings.out);
-  for (const auto& broken : list.broken)
-    log().warn("'{}' is not a whole checkpoint: {}", broken.path, broken.reason);
-  if (!list.whole.empty()) return list.whole.back().path;
-  if (!list.broken.empty())
-    fail(ErrorCode::kCorrupt,
-         "--out '{}' holds no whole checkpoint to resume from; move those that the warnings name away to "
-         "begin at the start, or name another folder",
-         settings.out);
-  log().info("'{}' holds no checkpoint yet: the run begins at its start", settings.out);
-  return std::nullopt;
+  std::optional<std::string> found = engine::newest_checkpoint(settings.out);
+  if (!found) log().info("'{}' holds no checkpoint yet: the run begins at its start", settings.out);
+  return found;
 }
 
 void resume_from(TrainingRun& run, const std::string& checkpoint) {
@@ -51,8 +43,7 @@ void resume_from(TrainingRun& run, const std::string& checkpoint) {
     run.resume(checkpoint);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCorrupt) throw;
-    fail(ErrorCode::kCorrupt, "{}; move '{}' away to resume from the checkpoint before it", error.what(),
-         checkpoint);
+    engine::fail_damaged(error, checkpoint);
   }
 }
 

@@ -160,7 +160,7 @@ TEST_F(TrainingTest, AnotherRunsFolderAndSettingsAreRefused) {
 }
 
 TEST_F(TrainingTest, ADamagedCheckpointIsNamed) {
-  expect_done(run_sluice(words("damaged", 2)));
+  expect_done(run_sluice(words("damaged", 2, {"--save-every", "1"})));
   const std::string path = step_folder("damaged", 2) + "/optimizer.exp_avg.safetensors";
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(-5, std::ios::end);
@@ -172,6 +172,9 @@ TEST_F(TrainingTest, ADamagedCheckpointIsNamed) {
   const Outcome outcome = run_sluice(words("damaged", 4, {"--resume"}));
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("exp_avg"));
+  EXPECT_THAT(outcome.error, HasSubstr("move '" + step_folder("damaged", 2) +
+                                       "' away to go on from the checkpoint before it, '" +
+                                       step_folder("damaged", 1) + "'"));
 }
 
 TEST_F(TrainingTest, ALossThatIsNotFiniteStopsTheRun) {

@@ -325,12 +325,14 @@ class Engine:
             return text_of("sluice_engine_save_with_files", address, *given)
 
     def checkpoint_file(self, path: Path, name: str) -> str:
-        """Verifies one of the caller's own files in a checkpoint (see load()). Returns its path; "" where there is none."""
+        """Verifies one of the caller's own files, or manifest.json, in a checkpoint (see load()). Returns its path; "" where there is
+        none."""
         with self._handle.use() as address:
             return text_of("sluice_engine_checkpoint_file", address, _make.path_of(path), _make.text(name, "a file's name"))
 
     def load(self, path: Path) -> None:
-        """Loads a checkpoint that save() gave, or the newest in such a folder. Every byte is verified."""
+        """Loads a checkpoint that save() gave, or of such a folder the newest whole one, by manifests and lengths of files; a warning
+        on standard error names those that are not whole. Every byte is verified as it is read."""
         self._handle.call("sluice_engine_load", _make.path_of(path))
 
     def replan(self, reserved: Size) -> None:

@@ -113,6 +113,33 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(tmp_path):
     sluice.torch.engine_of(other).load(folder)
 
 
+def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named(tmp_path, capfd):
+    model, optimizer, _ = started("memory")
+    engine, folders, buffers = sluice.torch.engine_of(model), [], []
+    for _ in range(2):
+        train(model, optimizer, loss_of, steps=1)
+        folders.append(engine.save(tmp_path))
+        buffers.append(buffers_of(model))
+    file = tmp_path / "step-00000002" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    capfd.readouterr()
+    engine.load(tmp_path)
+    told = capfd.readouterr().err
+    assert told.count("warning") == 1 and f"'{folders[1]}' is not a whole checkpoint: 'model.safetensors' has" in told
+    assert f"; '{folders[0]}' is taken" in told
+    assert engine.steps == 1 and same_values(buffers_of(model), buffers[0])
+    refused(folders[1], sluice.CorruptError, f"model.safetensors.*move '{folders[1]}' away to go on from .*'{folders[0]}'", model)
+
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(sluice.CorruptError, match=f"is damaged in the.*move '{folders[1]}' away to go on from .*'{folders[0]}'"):
+        engine.load(tmp_path)
+    for folder in folders:
+        (tmp_path / folder / "manifest.json").unlink()
+    other, _, _ = started("memory")
+    refused(tmp_path, sluice.CorruptError, "holds no whole checkpoint to go on from", other)
+
+
 class Keeping(nn.Linear):
     def get_extra_state(self):
         return {"calls": 3}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import pathlib
 import warnings
 import weakref
@@ -116,17 +115,18 @@ class WrappedEngine(ModelEngine):
 
     def _read_beside(self, path: Path, model: torch.nn.Module) -> tuple[Path, Callable[[], object]]:
         """The checkpoint's folder, and a function that sets what it has beside values and state."""
-        found = {name: self.checkpoint_file(path, name) for name in (_BUFFERS, _GROUPS)}
+        folder = pathlib.Path(self.checkpoint_file(path, "manifest.json")).parent
+        found = {name: self.checkpoint_file(folder, name) for name in (_BUFFERS, _GROUPS)}
         if all(found.values()):
             elsewhere = () if self.buffers_of_all is None else self.buffers_of_all[0]
-            return os.path.dirname(found[_BUFFERS]), _reader_of(model, self.groups_of(), found, elsewhere)
+            return folder, _reader_of(model, self.groups_of(), found, elsewhere)
         warnings.warn(
-            f"the checkpoint '{os.fspath(path)}' was not saved by a wrapped model: it has neither buffers nor the settings of "
+            f"the checkpoint '{folder}' was not saved by a wrapped model: it has neither buffers nor the settings of "
             "parameter groups, which stay as they are",
             UserWarning,
             stacklevel=4,
         )
-        return path, lambda: None
+        return folder, lambda: None
 
     def set_values(self, unit: str, values: Values) -> None:
         """Sets values as Engine does, also after forward passes, whose graphs backward then refuses."""
