@@ -121,10 +121,10 @@ void SharedGradients::compare_counts(const std::vector<Report>& all) const {
     const auto other = static_cast<ParameterId>(most(all[rank]));
     if (all[rank].known[other].added != count)
       refuse(ErrorCode::kState,
-             "'{}' got {} gradients on rank {}, the most of all there, and '{}' got {} on rank 0; compute as "
+             "rank {} added up to {} gradients to a parameter ('{}'), and rank 0 up to {} ('{}'); compute as "
              "many micro-batches on each rank before gradients are used",
-             core_.layout.spec(other).name, all[rank].known[other].added, rank, core_.layout.spec(p).name,
-             count);
+             rank, all[rank].known[other].added, core_.layout.spec(other).name, count,
+             core_.layout.spec(p).name);
   }
 }
 

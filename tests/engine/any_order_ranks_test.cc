@@ -159,7 +159,7 @@ TEST_P(EveryStage, DifferencesAreRefusedOnAllRanks) {
     for (int i = 0; i < (first ? 1 : 2); ++i) rank.add_constant(kA, 1);
     rank.add_constant(kC, 1);
     EXPECT_THAT(refused(),
-                AllOf(HasSubstr("'a' got 2 gradients on rank 1"), HasSubstr("'a' got 1 on rank 0")));
+                HasSubstr("rank 1 added up to 2 gradients to a parameter ('a'), and rank 0 up to 1 ('a'); "));
     if (first) rank.add_constant(kA, 1);
     EXPECT_THAT(refused(Rank::settings(first ? 1 : 2)), HasSubstr("\"clip\":1"));
     if (first) rank.engine.multiply_gradient(kA, 0.5);
@@ -169,7 +169,7 @@ TEST_P(EveryStage, DifferencesAreRefusedOnAllRanks) {
     EXPECT_THAT(refused(), AllOf(HasSubstr("'c' was dropped on rank 1"), HasSubstr("there on rank 0")));
     if (first) rank.engine.drop_gradient(kC);
     if (first) rank.add_constant(kA, 1);
-    EXPECT_THAT(refused(), HasSubstr("got 1 on rank 0"));
+    EXPECT_THAT(refused(), HasSubstr("rank 1 added up to 0 gradients"));
     if (!first) rank.add_constant(kA, 1);
     if (first && setup(2).stage < 3) {
       rank.engine.acquire(kLast, Hold::kEdit);
