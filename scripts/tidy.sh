@@ -10,8 +10,10 @@ cmake --preset fuzz > /dev/null  # for clang's flags
 scripts/kernels.sh --id build/fuzz/generated/kernels_id.h
 # Files of a room are checked in one unit, as they are compiled, so that headers are parsed once. The plug-in of oneDNN needs
 # GCC's omp.h.
-mapfile -t files < <(grep -oE '"file": "[^"]+"' build/fuzz/compile_commands.json | cut -d'"' -f4 |
-  grep -E "/sluice_($rooms)\.dir/Unity/" | grep -v /sluice_dnnl.dir/)
-((${#files[@]})) || { echo "tidy: no room is named so: $*" >&2; exit 2; }
-printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy-16 -p build/fuzz --quiet --config-file=.clang-tidy 2> \
+files=$(grep -oE '"file": "[^"]+"' build/fuzz/compile_commands.json | cut -d'"' -f4 |
+  grep -E "/sluice_[a-z]+\.dir/Unity/" | grep -v /sluice_dnnl.dir/)
+for room; do
+  grep -q "/sluice_$room\.dir/" <<< "$files" || { echo "tidy: no room is named so: $room" >&2; exit 2; }
+done
+grep -E "/sluice_($rooms)\.dir/" <<< "$files" | xargs -P "$(nproc)" -n 1 clang-tidy-16 -p build/fuzz --quiet --config-file=.clang-tidy 2> \
   >(grep -v 'warnings generated\|^$' >&2)

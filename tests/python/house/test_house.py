@@ -4,6 +4,8 @@ the modules of sluice.torch to one direction, and what is written of files and f
 import ast
 import pathlib
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -160,3 +162,9 @@ def test_the_readme_of_a_door_names_its_files(room):
     named = set(re.findall(r"[`/]([\w*]+\.[\w*]+)`", text))
     assert len(files) >= 7
     assert [f.name for f in files if not named & {f.name, f"{f.stem}.*"} and f.name != "__init__.py"] == []
+
+
+@pytest.mark.skipif(shutil.which("clang-tidy-16") is None, reason="there is no clang-tidy (scripts/setup.sh --tidy)")
+def test_tidy_refuses_a_room_that_there_is_not_beside_others():
+    done = subprocess.run([ROOT / "scripts" / "tidy.sh", "core", "cor"], capture_output=True, text=True)
+    assert done.returncode == 2 and "no room is named so: cor\n" in done.stderr
