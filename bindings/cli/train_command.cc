@@ -105,15 +105,21 @@ std::optional<int> asked_ranks(const TrainOptions& options, const models::TrainS
 }
 
 // Returns the ranks of the run, or null for a run of one rank.
-std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, std::optional<int> asked) {
+std::unique_ptr<Ranks> join_ranks(const TrainOptions& options, models::TrainSettings settings,
+                                  std::optional<int> asked) {
   const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
                                   std::chrono::seconds(options.patience)};
   if (options.ranks == 1) return nullptr;
   if (LocalRanks::own_rank() > 0 && asked) return std::make_unique<LocalRanks>(*asked, deadlines);
   const std::optional<comm::MpiLauncher> launcher = comm::find_mpi_launcher();
   if (options.chooses_mesh() && !asked && !launcher) refuse_unknown_ranks();
-  if (!launcher || launcher->ranks == 1)
-    return asked.value_or(1) > 1 ? std::make_unique<LocalRanks>(*asked, deadlines) : nullptr;
+  if (!launcher || launcher->ranks == 1) {
+    if (asked.value_or(1) == 1) return nullptr;
+    settings.ranks = {0, *asked};
+    settings.ranks_here = *asked;
+    models::check_request(settings);  // before there are other ranks, which would report the same error
+    return std::make_unique<LocalRanks>(*asked, deadlines);
+  }
   const auto refuse_others = [&](int ranks) {
     if (options.ranks && ranks != 0 && *options.ranks != ranks)
       fail(ErrorCode::kInvalidArgument,
@@ -167,7 +173,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
          options.machine);
   models::TrainSettings own = settings;
   File unseen(nullptr, std::fclose);
-  const std::unique_ptr<Ranks> ranks = join_ranks(options, asked_ranks(options, settings));
+  const std::unique_ptr<Ranks> ranks = join_ranks(options, settings, asked_ranks(options, settings));
   if (ranks != nullptr) {
     own.ranks_here = ranks->ranks_here();
     own.share_of_cores = ranks->share_of_cpus();

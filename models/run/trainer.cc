@@ -17,9 +17,16 @@
 namespace sluice::models {
 namespace {
 
-void refuse_other_run(const TrainSettings& settings) {
-  if (settings.out.empty() || settings.resume) return;
+// Throws where the checkpoints in --out do not allow the run.
+void check_out(const TrainSettings& settings) {
+  if (settings.out.empty()) return;
   const engine::CheckpointList list = engine::list_checkpoints(settings.out);
+  if (settings.resume) {
+    if (!list.whole.empty() && list.whole.back().step > settings.steps)
+      fail(ErrorCode::kInvalidArgument, "'{}' is at step {}, beyond --steps {}; give more steps",
+           list.whole.back().path, list.whole.back().step, settings.steps);
+    return;
+  }
   if (list.whole.empty() && list.broken.empty()) return;
   if (list.whole.empty())
     fail(ErrorCode::kInvalidArgument,
@@ -48,6 +55,12 @@ void resume_from(TrainingRun& run, const std::string& checkpoint) {
 }
 
 }  // namespace
+
+void check_request(const TrainSettings& settings) {
+  check_settings(settings);
+  if (settings.memory != 0) engine::check_group_limit(settings.memory, settings.ranks_here, "--memory is");
+  check_out(settings);
+}
 
 PlanResult plan_training(const TrainSettings& settings) { return prepare(settings).plan; }
 
@@ -91,7 +104,7 @@ TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& e
           "--out '{}' lies in memory (tmpfs or ramfs): no budget counts the {} that each checkpoint takes of "
           "it; name a folder on a disk",
           settings.out, format_size(setup.plan.checkpoint_bytes));
-    refuse_other_run(settings);  // one that has ended meanwhile
+    check_out(settings);  // a run may have ended meanwhile
     for (const std::string& leftover : engine::remove_leftovers(settings.out))
       log().warn("'{}', which a killed run left half written or half deleted, was removed", leftover);
   }
@@ -114,9 +127,7 @@ TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& e
 }
 
 TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events) {
-  check_settings(settings);
-  if (settings.memory != 0) engine::check_group_limit(settings.memory, settings.ranks_here, "--memory is");
-  refuse_other_run(settings);  // before the work of planning
+  check_request(settings);
   allocator::install_touch_reporter();
   Setup setup = prepare(settings);
   RunRanks ranks(setup.settings);  // its mesh may have been chosen just now

@@ -184,7 +184,11 @@ PlanResult plan_training(const TrainSettings& settings);
 // Returns the table for people: the plan, the recipe, and the room for checkpoints.
 std::string plan_text(const PlanResult& result);
 
-// Plans, loads or initializes or resumes, trains, and saves. Throws Error.
+// Throws Error where the settings, or the checkpoints in --out, do not allow the run. Begins nothing.
+void check_request(const TrainSettings& settings);
+
+// Makes the checks of check_request(), plans, loads or initializes or resumes, trains, and saves. Throws
+// Error.
 TrainResult train(const TrainSettings& settings, const TrainEvents& events);
 
 }  // namespace sluice::models

@@ -161,9 +161,6 @@ void TrainingRun::resume(const std::string& folder) {
   if (ranks_.is_first()) compare_run_record(checkpoint.run(), run_record(setup_, {}), folder);
   run_id_ = json_field<std::string>(checkpoint.run(), "run", folder);
   step_ = saved_step_ = checkpoint.step();
-  if (step_ > settings_.steps)
-    fail(ErrorCode::kInvalidArgument, "'{}' is at step {}, beyond --steps {}; give more steps", folder, step_,
-         settings_.steps);
   resume_metrics();
   next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
   skipped_ = json_field<std::uint64_t>(checkpoint.run(), "skipped", folder);

@@ -230,13 +230,17 @@ TEST_F(RanksTest, WithUpdatesInRoundsAndWithoutClippingGoOn) {
 }
 
 TEST_F(RanksTest, ThatCannotBeAreRefused) {
-  const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part) {
+  const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part,
+                                  bool told_once = false) {
     const Outcome outcome = run_sluice(words("refused", ranks, 3, flags));
     EXPECT_EQ(outcome.status, 2) << outcome.error;
     EXPECT_THAT(outcome.error, HasSubstr(part));
+    if (told_once) {
+      EXPECT_EQ(outcome.error.find(part), outcome.error.rfind(part)) << outcome.error;
+    }
     EXPECT_FALSE(std::filesystem::exists(folder_ / "refused"));
   };
-  expect_refused(5, "", "give a multiple of 5");
+  expect_refused(5, "", "give a multiple of 5", true);
   expect_refused(2, "--stage 4", "stage 4");
   const Outcome small = run_sluice(words("small", 2, 3, "", "20MiB"));
   EXPECT_EQ(small.status, 3) << small.error;

@@ -148,6 +148,10 @@ TEST_F(TrainingTest, AnotherRunsFolderAndSettingsAreRefused) {
   Outcome outcome = run_sluice(words("first", 2, {}));
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("--resume"));
+  outcome = run_sluice(words("first", 1, {"--resume"}));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(outcome.out, "");  // no plan
+  EXPECT_THAT(outcome.error, HasSubstr("'" + step_folder("first", 2) + "' is at step 2, beyond --steps 1"));
   std::vector<std::string> other = words("first", 4, {"--resume", "--seed", "9"});
   outcome = run_sluice(other);
   EXPECT_EQ(outcome.status, 2);
