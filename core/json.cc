@@ -24,6 +24,16 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+// Returns what a message of the parser says of the text, without the parser's names for the error and for its
+// place, and without the text itself, which may be anything.
+std::string_view defect_of(std::string_view message) {
+  message = message.substr(0, message.find("; last read"));
+  for (const std::string_view before : {"] ", "syntax error while parsing ", " - "})
+    if (const std::size_t at = message.find(before); at != std::string_view::npos)
+      message.remove_prefix(at + before.size());
+  return message;
+}
+
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view source) {
@@ -41,10 +51,13 @@ Json parse_json(std::string_view text, std::string_view source) {
   };
   try {
     return Json::parse(text, check);
-  } catch (const nlohmann::json::exception& error) {
-    const std::string_view reason(error.what());  // it ends with the input itself, which may be anything
-    fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source,
-         reason.substr(0, reason.find("; last read")));
+  } catch (const Json::parse_error& error) {
+    const std::string_view before = text.substr(0, error.byte == 0 ? 0 : error.byte - 1);
+    fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: line {}, column {}: {}", source,
+         1 + std::ranges::count(before, '\n'), before.size() - (before.rfind('\n') + 1) + 1,
+         defect_of(error.what()));
+  } catch (const Json::exception& error) {
+    fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source, defect_of(error.what()));
   }
 }
 

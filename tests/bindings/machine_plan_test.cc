@@ -129,7 +129,7 @@ TEST_F(MachinePlan, AWrongFileIsRefused) {
   };
   refused(plan, {folder_ / "none.json"}, "none.json");
   refused(plan, {folder_.path()}, "is not a file");
-  refused(plan, {text_}, "is not valid JSON");
+  refused(plan, {text_}, "is not valid JSON: line 1, column 1: ");
   refused(plan, {machine_, "--disk", "/other:1GiB"}, "'/other' is no disk of the machine");
   refused({"train", "--model", "tiny", "--data", text_, "--machine"}, {machine_},
           "use sluice plan --machine to plan for another");
