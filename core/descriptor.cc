@@ -29,7 +29,8 @@ const char* kind_of(mode_t mode) {
 void fail_system(const char* what, const std::string& path) {
   const int number = errno;
   const bool absent = number == ENOENT || number == ENOTDIR;
-  fail(absent ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot {} '{}': {}", what, path, errno_text(number));
+  fail(absent ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot {} '{}': {}{}", what, path, errno_text(number),
+       errno_advice(number));
 }
 
 Descriptor::Descriptor(const std::string& path, int flags)

@@ -1,6 +1,7 @@
 #include "core/error.h"
 
 #include <array>
+#include <cerrno>
 #include <system_error>
 
 namespace sluice {
@@ -22,6 +23,20 @@ std::string_view name_of(ErrorCode code) { return kCodeRows[static_cast<std::siz
 
 std::string errno_text(int error_number) {
   return fmt::format("{} ({})", std::generic_category().message(error_number), error_number);
+}
+
+std::string_view errno_advice(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT:
+      return "; the disk is full: free space on it";
+    case EFBIG:
+      return "; the file would pass a limit: see 'ulimit -f' and the file system's largest file size";
+    case EIO:
+      return "; the device reports a failure: see the kernel's log";
+    default:
+      return "";
+  }
 }
 
 }  // namespace sluice

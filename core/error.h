@@ -54,4 +54,8 @@ void ensure(bool condition, fmt::format_string<Arguments...> text, Arguments&&..
 // Returns the text of an errno value, as in "No space left on device (28)".
 std::string errno_text(int error_number);
 
+// Returns what to do about an errno of a call on a file, as in "; the disk is full: free space on it"; ""
+// where nothing is known.
+std::string_view errno_advice(int error_number);
+
 }  // namespace sluice

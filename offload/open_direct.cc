@@ -31,6 +31,11 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
+// What messages call a file without a name.
+std::string name_of_unnamed(const std::string& folder) {
+  return fmt::format("the file without a name in '{}'", folder);
+}
+
 [[noreturn]] void fail_without_direct(const std::string& folder) {
   fail(ErrorCode::kInvalidArgument,
        "the file system of the folder '{}' does not offer O_DIRECT (reads and writes past the page cache, "
@@ -55,7 +60,8 @@ std::string folder_of(const std::string& path) {
       fail(ErrorCode::kInvalidArgument, "this user may not open '{}': {}: change its rights or name another",
            path, errno_text(error_number));
     default:
-      fail(ErrorCode::kIo, "'{}' cannot be opened: {}", path, errno_text(error_number));
+      fail(ErrorCode::kIo, "'{}' cannot be opened: {}{}", path, errno_text(error_number),
+           errno_advice(error_number));
   }
 }
 
@@ -68,7 +74,9 @@ void probe_direct(const OpenedFile& file, bool is_new) {
   const ssize_t moved = is_new ? ::pwrite(number, zeros.data(), zeros.size(), 0)
                                : ::pread(number, read_back.data(), read_back.size(), 0);
   if (moved < 0 && errno == EINVAL) fail_without_direct(file.folder);
-  if (moved < 0) fail(ErrorCode::kIo, "{}: the first transfer failed: {}", file.name, errno_text(errno));
+  if (moved < 0)
+    fail(ErrorCode::kIo, "{}: the first transfer failed: {}{}", file.name, errno_text(errno),
+         errno_advice(errno));
   if (is_new && ::ftruncate(number, 0) != 0)
     fail(ErrorCode::kIo, "{}: cannot be cut to 0 bytes: {}", file.name, errno_text(errno));
 }
@@ -91,7 +99,7 @@ void check_folder(const std::string& folder) {
 OpenedFile open_unnamed(const std::string& folder) {
   check_folder(folder);
   const int number = open_retrying(folder, O_TMPFILE | O_EXCL | O_RDWR | kDirect, 0600);
-  if (number >= 0) return {Descriptor(number), folder + "/(unnamed)", folder};
+  if (number >= 0) return {Descriptor(number), name_of_unnamed(folder), folder};
   if (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT) return open_and_unlink(folder);
   fail_to_open(folder, folder, errno);
 }
@@ -125,7 +133,7 @@ OpenedFile open_and_unlink(const std::string& folder) {
   const int error_number = errno;
   if (number >= 0 || error_number == EINVAL) ::unlink(path.c_str());
   if (number < 0) fail_to_open(path, folder, error_number);
-  return {Descriptor(number), folder + "/(unnamed)", folder};
+  return {Descriptor(number), name_of_unnamed(folder), folder};
 }
 
 OpenedFile open_direct(const std::string& path, OpenMode mode) {

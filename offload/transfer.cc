@@ -22,19 +22,6 @@ std::exception_ptr io_error(const std::string& text) {
   return std::make_exception_ptr(Error(ErrorCode::kIo, text));
 }
 
-const char* remedy(int error_number) {
-  switch (error_number) {
-    case ENOSPC:
-      return "; the disk is full: free space on it";
-    case EFBIG:
-      return "; the file would pass a limit: see 'ulimit -f' and the file system's largest file size";
-    case EIO:
-      return "; the device reports a failure: see the kernel's log";
-    default:
-      return "";
-  }
-}
-
 }  // namespace
 
 void check_aligned(const std::string& file, Direction direction, std::uint64_t offset, const void* data,
@@ -57,7 +44,7 @@ std::exception_ptr read_past_end(const std::string& file, std::uint64_t offset, 
 std::exception_ptr transfer_error(const std::string& file, Direction direction, std::uint64_t offset,
                                   std::size_t expected, int error_number) {
   return io_error(fmt::format("{}: {} at offset {}: expected {} bytes, found: {}{}", file, verb(direction),
-                              offset, expected, errno_text(error_number), remedy(error_number)));
+                              offset, expected, errno_text(error_number), errno_advice(error_number)));
 }
 
 std::exception_ptr transfer_stuck(const Transfer& transfer, std::chrono::milliseconds patience) {

@@ -99,7 +99,9 @@ CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& le
   check_room(options_.out, options_.bytes);
   std::error_code error;
   fs::create_directories(options_.out, error);
-  if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", options_.out, error.message());
+  if (error)
+    fail(ErrorCode::kIo, "cannot make the folder '{}': {}{}", options_.out, errno_text(error.value()),
+         errno_advice(error.value()));
   partial_ = path_in(options_.out, partial_name(options_.step));
   lock_ = make_locked_folder(partial_);
 }

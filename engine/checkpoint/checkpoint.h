@@ -38,6 +38,7 @@ class RunLock {
 
  private:
   bool try_lock();
+  void release();
 
   std::string out_, path_;
   std::vector<std::string> made_;  // the folders that it made, innermost first

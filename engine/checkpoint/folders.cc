@@ -133,7 +133,9 @@ void exchange_or_rename(const std::string& from, const std::string& to) {
 bool RunLock::try_lock() {
   std::error_code error;
   fs::create_directories(out_, error);
-  if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", out_, error.message());
+  if (error)
+    fail(ErrorCode::kIo, "cannot make the folder '{}': {}{}", out_, errno_text(error.value()),
+         errno_advice(error.value()));
   try {
     file_ = open_file(path_, O_RDWR | O_CREAT | O_NOFOLLOW);
   } catch (const Error& failure) {
@@ -155,13 +157,18 @@ RunLock::RunLock(const std::string& out) : out_(out), path_(path_in(out, ".lock"
   for (int tries = 1; !try_lock(); ++tries)
     if (tries == kTries) fail(ErrorCode::kIo, "'{}' is taken away again and again by other runs", path_);
   const std::string text = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0)
-    fail_system("write", path_);
+  if (::ftruncate(file_.get(), 0) == 0 && ::pwrite(file_.get(), text.data(), text.size(), 0) >= 0) return;
+  const int error_number = errno;
+  release();
+  errno = error_number;
+  fail_system("write into the folder", out_);
 }
+
+RunLock::~RunLock() { release(); }
 
 // The file is removed while it is locked: a process that opened it before finds that the path no longer names
 // it.
-RunLock::~RunLock() {
+void RunLock::release() {
   ::unlink(path_.c_str());
   for (const std::string& folder : made_)
     if (::rmdir(folder.c_str()) != 0 && errno != ENOENT) break;

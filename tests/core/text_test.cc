@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <csignal>
 
+#include "core/descriptor.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/text_file.h"
@@ -21,6 +22,12 @@ TEST(Error, CarriesCodeAndText) {
   ensure(true, "fine");
   EXPECT_EQ(thrown_by([] { ensure(false, "broken {}", 1); }).code, ErrorCode::kInternal);
   EXPECT_EQ(errno_text(ENOSPC), "No space left on device (28)");
+  const Thrown full = thrown_by([] {
+    errno = ENOSPC;
+    fail_system("write", "/a/b");
+  });
+  EXPECT_EQ(full.text,
+            "cannot write '/a/b': No space left on device (28); the disk is full: free space on it");
 }
 
 TEST(Error, ExitStatusOfTheCommandLine) {

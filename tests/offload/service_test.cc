@@ -173,6 +173,7 @@ TEST_P(ServiceTest, AFileSizeLimitIsReported) {
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(error.code(), ErrorCode::kIo) << error.what();
   EXPECT_THAT(error.what(), HasSubstr(errno_text(EFBIG)));
+  EXPECT_THAT(error.what(), HasSubstr("the file without a name in '" + folder_.path() + "'"));
   EXPECT_THAT(error.what(), HasSubstr("ulimit"));
 }
 

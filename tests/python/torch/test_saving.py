@@ -124,6 +124,9 @@ def test_where_there_is_no_room_what_was_saved_before_stands(trained, tmp_path):
             sluice.torch.save_file(model.state_dict(), file)
         with pytest.raises(sluice.BudgetError, match="raise the limit"):
             engine.save(tmp_path / "out")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        with pytest.raises(sluice.Error, match="cannot write into the folder '.*/out': File too large .*; the file would pass a limit"):
+            engine.save(tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with pytest.raises(FileNotFoundError, match="cannot be written.*/none/a.safetensors'"):
