@@ -35,9 +35,12 @@ typedef struct sluice_file {
 SLUICE_API sluice_status sluice_engine_save_with_files(sluice_engine* engine, const char* out, uint64_t keep,
                                                        const sluice_file* files, size_t file_count,
                                                        char** path);
-/* Verifies every byte of such a file, or of manifest.json, which every checkpoint has, in the checkpoint at
- * `path`, which is as for sluice_engine_load(). `file` gets its path, given to the caller; NULL where the
- * checkpoint has no file of that name. */
+/* `folder` gets the checkpoint that sluice_engine_load() would load from `path`, given to the caller. One of
+ * another model or optimizer is refused as there. */
+SLUICE_API sluice_status sluice_engine_find_checkpoint(sluice_engine* engine, const char* path,
+                                                       char** folder);
+/* Verifies every byte of such a file in the checkpoint at `path`, which is as for sluice_engine_load().
+ * `file` gets its path, given to the caller; NULL where the checkpoint has no file of that name. */
 SLUICE_API sluice_status sluice_engine_checkpoint_file(sluice_engine* engine, const char* path,
                                                        const char* name, char** file);
 

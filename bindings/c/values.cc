@@ -110,8 +110,17 @@ void check_optimizer(const engine::CheckpointReader& checkpoint, const optim::Op
   const std::string name = made.value("name", "adamw");
   if (name != optimizer.name())
     fail(ErrorCode::kInvalidArgument,
-         "'{}' was made by the optimizer '{}', and this engine has '{}'; make one with '{}'",
-         checkpoint.path(), name, optimizer.name(), name);
+         "'{}' was saved in a training by the optimizer '{}', and this engine has '{}'; give the engine or "
+         "the "
+         "wrapped model '{}', or load the parameters alone, by load_values() of '{}'",
+         checkpoint.path(), name, optimizer.name(), name,
+         (fs::path(checkpoint.path()) / engine::kModelFile).string());
+}
+
+// Throws where the checkpoint is of another model or optimizer.
+engine::CheckpointValues values_of(const sluice_engine& e, const engine::CheckpointReader& checkpoint) {
+  check_optimizer(checkpoint, *e.planned.optimizer);
+  return {checkpoint, model_of(e), *e.planned.optimizer};
 }
 
 void set_steps(engine::Engine& engine, const engine::CheckpointReader& checkpoint) {
@@ -294,6 +303,15 @@ sluice_status sluice_engine_save_with_files(sluice_engine* handle, const char* o
   });
 }
 
+sluice_status sluice_engine_find_checkpoint(sluice_engine* handle, const char* path, char** folder) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    with_checkpoint(e, &required(path, "path"), [&](const engine::CheckpointReader& checkpoint) {
+      values_of(e, checkpoint);
+      required(folder, "folder") = new_text(checkpoint.path());
+    });
+  });
+}
+
 sluice_status sluice_engine_checkpoint_file(sluice_engine* handle, const char* path, const char* name,
                                             char** file) {
   return with_engine(handle, [&](sluice_engine& e) {
@@ -309,8 +327,7 @@ sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
   return with_engine(handle, [&](sluice_engine& e) {
     check_between_steps(e, "loaded");
     with_checkpoint(e, &required(path, "path"), [&](const engine::CheckpointReader& checkpoint) {
-      check_optimizer(checkpoint, *e.planned.optimizer);
-      engine::CheckpointValues values(checkpoint, model_of(e), *e.planned.optimizer);
+      engine::CheckpointValues values = values_of(e, checkpoint);
       const engine::Section* const section = e.planned.section.get();
       e.engine->load_all(section == nullptr ? values.source() : of_section(values.source(), *section));
       e.engine->settle();

@@ -221,7 +221,6 @@ std::unique_ptr<SafetensorsReader> CheckpointReader::open_tensors(std::string_vi
 }
 
 std::optional<std::string> CheckpointReader::verified(std::string_view name) const {
-  if (name == kManifestFile) return path_in(folder_, kManifestFile);
   const CheckpointFile* const found = find(name);
   if (found == nullptr) return std::nullopt;
   verify(*found);

@@ -141,7 +141,7 @@ class CheckpointReader {
 
   // Every byte is verified before it is handed out. Throws Error(kNotFound | kCorrupt | kIo).
   std::unique_ptr<SafetensorsReader> open_tensors(std::string_view name) const;
-  // Verifies a whole file. Returns its path; nullopt where there is no such file. The manifest is verified.
+  // Verifies a whole file. Returns its path; nullopt where there is no such file.
   std::optional<std::string> verified(std::string_view name) const;
   // Reads and verifies every byte. Throws Error(kCorrupt) that names the first damaged file and offset.
   void verify() const;

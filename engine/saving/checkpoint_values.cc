@@ -77,6 +77,16 @@ std::vector<bool> keepers(const Layout& layout, const optim::Optimizer& optimize
 
 bool any(const std::vector<bool>& all) { return std::find(all.begin(), all.end(), true) != all.end(); }
 
+std::string list_of(const std::set<std::string>& files) {
+  return files.empty() ? "nothing" : fmt::format("{}", fmt::join(files, ", "));
+}
+
+[[noreturn]] void fail_for_model(const std::string& path, const std::string& difference) {
+  fail(ErrorCode::kInvalidArgument,
+       "'{}' is of another model than this one: {}; build the model as it was when the checkpoint was saved",
+       path, difference);
+}
+
 // The same optimizer keeps other arrays with other settings, as SGD does with and without momentum.
 void check_state(const CheckpointReader& checkpoint, const Layout& layout,
                  const optim::Optimizer& optimizer) {
@@ -93,9 +103,9 @@ void check_state(const CheckpointReader& checkpoint, const Layout& layout,
   if (wanted != found)
     fail(
         ErrorCode::kInvalidArgument,
-        "'{}' holds the optimizer state [{}], and [{}] is needed; use the optimizer and the settings that it "
-        "was made with",
-        checkpoint.path(), fmt::join(found, ", "), fmt::join(wanted, ", "));
+        "'{}' holds of optimizer state {}, and {} needs {}; use the optimizer and the settings with which it "
+        "was saved",
+        checkpoint.path(), list_of(found), optimizer.name(), list_of(wanted));
 }
 
 }  // namespace
@@ -103,6 +113,11 @@ void check_state(const CheckpointReader& checkpoint, const Layout& layout,
 CheckpointValues::CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout)
     : layout_(layout), parameters_(checkpoint.open_tensors(kModelFile)) {
   check(*parameters_, [](ParameterId) { return true; });
+  std::set<std::string_view> names;
+  for (ParameterId id = 0; id < layout.parameters(); ++id) names.insert(layout.spec(id).name);
+  for (const StoredTensor& tensor : parameters_->header().tensors())
+    if (!names.contains(tensor.name))
+      fail_for_model(parameters_->path(), fmt::format("it has '{}', too", tensor.name));
 }
 
 CheckpointValues::CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout,
@@ -146,12 +161,16 @@ void CheckpointValues::check(const SafetensorsReader& reader,
     if (!has(id)) continue;
     const ParameterSpec& spec = layout_.spec(id);
     const StoredTensor* tensor = reader.find(spec.name);
-    if (tensor == nullptr)
-      fail(ErrorCode::kInvalidArgument, "'{}' is of another model: it has no '{}'", reader.path(), spec.name);
-    if (!has_shape(*tensor, spec.shape) || !is_float(*tensor))
+    if (tensor == nullptr && &reader != parameters_.get())
       fail(ErrorCode::kInvalidArgument,
-           "'{}' is of another model: '{}' is {} [{}] in it, and a float of shape [{}] here", reader.path(),
-           tensor->name, tensor->type, fmt::join(tensor->shape, ", "), fmt::join(spec.shape, ", "));
+           "'{}' has nothing of '{}', which is trained here; freeze what was frozen when the checkpoint was "
+           "saved",
+           reader.path(), spec.name);
+    if (tensor == nullptr) fail_for_model(reader.path(), fmt::format("it has no '{}'", spec.name));
+    if (!has_shape(*tensor, spec.shape) || !is_float(*tensor))
+      fail_for_model(reader.path(),
+                     fmt::format("'{}' is {} [{}] in it, and a float of shape [{}] here", tensor->name,
+                                 tensor->type, fmt::join(tensor->shape, ", "), fmt::join(spec.shape, ", ")));
   }
 }
 

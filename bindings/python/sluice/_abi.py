@@ -244,6 +244,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_failure": [c_void_p, _TEXT_OUT],
     "sluice_engine_save": [c_void_p, c_char_p, c_uint64, _TEXT_OUT],
     "sluice_engine_save_with_files": [c_void_p, c_char_p, c_uint64, POINTER(File), c_size_t, _TEXT_OUT],
+    "sluice_engine_find_checkpoint": [c_void_p, c_char_p, _TEXT_OUT],
     "sluice_engine_checkpoint_file": [c_void_p, c_char_p, c_char_p, _TEXT_OUT],
     "sluice_engine_load": [c_void_p, c_char_p],
     "sluice_engine_use_stream": [c_void_p, c_void_p],

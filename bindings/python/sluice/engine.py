@@ -324,9 +324,13 @@ class Engine:
             given = (_make.path_of(out), whole(keep, "keep", 2**64), made, len(made))
             return text_of("sluice_engine_save_with_files", address, *given)
 
+    def find_checkpoint(self, path: Path) -> str:
+        """The folder of the checkpoint that load() would load. One of another model or optimizer is refused."""
+        with self._handle.use() as address:
+            return text_of("sluice_engine_find_checkpoint", address, _make.path_of(path))
+
     def checkpoint_file(self, path: Path, name: str) -> str:
-        """Verifies one of the caller's own files, or manifest.json, in a checkpoint (see load()). Returns its path; "" where there is
-        none."""
+        """Verifies one of the caller's own files in a checkpoint (see load()). Returns its path; "" where there is none."""
         with self._handle.use() as address:
             return text_of("sluice_engine_checkpoint_file", address, _make.path_of(path), _make.text(name, "a file's name"))
 

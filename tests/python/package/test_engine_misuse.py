@@ -243,7 +243,7 @@ def test_a_forked_process_may_not_use_the_engine(engine):
 def test_a_checkpoint_of_another_model_is_told_by_what_differs(engine, tmp_path):
     engine.save(tmp_path / "run")
     for parameter, *parts in (
-        (sluice.Parameter("other", (7,)), "of another model", "no 'other'"),
+        (sluice.Parameter("other", (7,)), "of another model than this one: it has no 'other'; build the model as"),
         (sluice.Parameter("first.weight", (1000, 30)), "of another model", "'first.weight'", "30, 1000", "1000, 30"),
     ):
         # The stated memory also has to hold what earlier tests have left in this process.

@@ -216,9 +216,9 @@ def test_state_of_one_type_is_loaded_into_the_other(tmp_path, optimizer):
     "made, asked, match",
     [
         (sluice.AdamW(), sluice.Adam(), "'adamw'.*'adam'"),
-        (sluice.SGD(), sluice.SGD(momentum=0.9), r"\[\].*\[optimizer.momentum_buffer.safetensors\]"),
+        (sluice.SGD(), sluice.SGD(momentum=0.9), "holds of optimizer state nothing, and sgd needs optimizer.momentum_buffer.safetensors;"),
         (sluice.SGD(momentum=0.9), sluice.Muon(), "'sgd'.*'muon'"),
-        (sluice.SGD(momentum=0.9), sluice.SGD(), r"\[optimizer.momentum_buffer.safetensors\].*\[\]"),
+        (sluice.SGD(momentum=0.9), sluice.SGD(), "holds of optimizer state optimizer.momentum_buffer.safetensors, and sgd needs nothing;"),
     ],
 )
 def test_another_optimizers_checkpoint_is_refused_by_name(tmp_path, made, asked, match):

@@ -140,6 +140,28 @@ def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named(tmp_path
     refused(tmp_path, sluice.CorruptError, "holds no whole checkpoint to go on from", other)
 
 
+def test_a_checkpoint_of_other_training_says_of_what(tmp_path):
+    def wrapped(optimizer, layers=2, frozen=0):
+        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)])
+        for layer in model[:frozen]:
+            layer.requires_grad_(False)
+        return wrap(model, "memory", disk=[], optimizer=optimizer)[0]
+
+    folder = sluice.torch.engine_of(wrapped(sluice.AdamW())).save(tmp_path / "adamw")
+    build, remedy = "; build the model as it was when the checkpoint was saved", f"by load_values.. of '{folder}/model.safetensors'"
+    for other, match in (
+        (wrapped(sluice.SGD()), f"'{folder}' was saved in a training by the optimizer 'adamw', and this engine has 'sgd'; .*{remedy}"),
+        (wrapped(sluice.AdamW(), layers=3), f"model.safetensors' is of another model than this one: it has no '2.weight'{build}"),
+        (wrapped(sluice.AdamW(), layers=1), f"model.safetensors' is of another model than this one: it has '1.weight', too{build}"),
+    ):
+        refused(folder, sluice.InvalidArgumentError, match, other)
+    sluice.torch.engine_of(other := wrapped(sluice.SGD())).load_values(f"{folder}/model.safetensors")
+    refused(sluice.torch.engine_of(other).save(tmp_path / "sgd"), sluice.InvalidArgumentError,
+            "holds of optimizer state nothing, and sgd needs optimizer.momentum_buffer", wrapped(sluice.SGD(momentum=0.9)))  # fmt: skip
+    folder = sluice.torch.engine_of(wrapped(sluice.AdamW(), frozen=1)).save(tmp_path / "frozen")
+    refused(folder, sluice.InvalidArgumentError, "has nothing of '0.weight', which is trained here; freeze what", wrapped(sluice.AdamW()))
+
+
 class Keeping(nn.Linear):
     def get_extra_state(self):
         return {"calls": 3}

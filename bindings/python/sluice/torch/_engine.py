@@ -115,7 +115,7 @@ class WrappedEngine(ModelEngine):
 
     def _read_beside(self, path: Path, model: torch.nn.Module) -> tuple[Path, Callable[[], object]]:
         """The checkpoint's folder, and a function that sets what it has beside values and state."""
-        folder = pathlib.Path(self.checkpoint_file(path, "manifest.json")).parent
+        folder = pathlib.Path(self.find_checkpoint(path))
         found = {name: self.checkpoint_file(folder, name) for name in (_BUFFERS, _GROUPS)}
         if all(found.values()):
             elsewhere = () if self.buffers_of_all is None else self.buffers_of_all[0]
@@ -214,7 +214,10 @@ def _reader_of(
     buffers = {name: buffer for name, buffer in saved_buffers(model).items() if _can_be_saved(buffer)}
     for name in (found.keys() ^ buffers.keys()) - (found.keys() & set(elsewhere)):
         which = "this model" if name in found else "the checkpoint"
-        raise InvalidArgumentError(f"'{files[_BUFFERS]}' is of another model: {which} has no buffer '{name}'")
+        raise InvalidArgumentError(
+            f"'{files[_BUFFERS]}' is of another model: {which} has no buffer '{name}'; build the model as it was when the checkpoint was "
+            "saved"
+        )
     for name, buffer in buffers.items():
         if (found[name].dtype, found[name].shape) != (buffer.dtype, tuple(buffer.shape)):
             raise InvalidArgumentError(
@@ -225,7 +228,10 @@ def _reader_of(
     for name, value in values.items():
         found[name].read(0, value.view(-1))
     told = _told_in(files[_GROUPS])
-    take_groups = None if groups is None or told is None else groups.taken(told)
+    try:
+        take_groups = None if groups is None or told is None else groups.taken(told)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"'{files[_GROUPS]}' has other parameter groups than this optimizer: {error}") from error
 
     def take() -> None:
         with torch.no_grad():
