@@ -365,6 +365,9 @@ SLUICE_API sluice_status sluice_engine_held_units(const sluice_engine* engine, u
  * edit. A system call on absent memory fails with EFAULT. */
 SLUICE_API sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t parameter,
                                                  const void** data);
+/* Installs the handler of SIGSEGV that serves touches anew, for a caller that has let another library install
+ * its own, or put an earlier one back. sluice_engine_acquire() does so, too. */
+SLUICE_API sluice_status sluice_catch_touches(void);
 /* Adds a gradient, with all of its elements, to what this step has of the parameter. REQUIRES: its unit is
  * held with SLUICE_GRADIENT or SLUICE_GRADIENT_ONLY. A step leaves a parameter without a gradient unchanged,
  * as torch.optim does. `gradient` may lie in the memory of the engine's own parameters only while their unit

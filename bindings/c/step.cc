@@ -97,6 +97,10 @@ sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice
   });
 }
 
+sluice_status sluice_catch_touches() {
+  return guarded([] { sluice::allocator::install_touch_reporter(); });
+}
+
 sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit) {
   return with_engine(engine, [&](sluice_engine& e) { e.engine->release(unit_of(e, unit)); });
 }

@@ -227,6 +227,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_held": [c_void_p, c_uint32, POINTER(c_uint32), POINTER(c_uint32)],
     "sluice_engine_held_units": [c_void_p, POINTER(c_uint32), c_size_t, POINTER(c_size_t)],
     "sluice_engine_parameter": [c_void_p, c_uint32, POINTER(c_void_p)],
+    "sluice_catch_touches": [],
     "sluice_engine_add_gradient": [c_void_p, c_uint32, c_void_p, ctypes.c_int],
     "sluice_engine_get_gradient": [c_void_p, c_uint32, c_void_p, ctypes.c_int],
     "sluice_engine_has_gradient": [c_void_p, c_uint32, POINTER(c_uint32)],

@@ -326,6 +326,19 @@ def test_use_in_a_forked_child_is_an_error():
 
 
 @fake_gpu.cpu_alone("nobody is told of a touch of a GPU's memory")
+def test_parameters_are_brought_in_after_a_handler_of_signals_was_set_back():
+    """Lightning sets all of them back at the end of fit()."""
+    finished = run("""
+        import signal
+        optimizer.step()
+        sluice.torch.engine_of(model).settle()
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        print(sum(p.sum() for p in model.parameters()).isfinite(), sluice.torch.engine_of(model).counters().touches > 0)
+    """)
+    assert finished.returncode == 0 and "tensor(True) True" in finished.stdout, finished.stderr
+
+
+@fake_gpu.cpu_alone("nobody is told of a touch of a GPU's memory")
 def test_a_touch_in_a_forked_child_ends_it_with_a_message():
     finished = run("""
         child = os.fork()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from .._handle import call
 from ..errors import InvalidArgumentError, StateError
 from ..optimizers import Optimizer as Settings
 
@@ -48,6 +50,24 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device
             override(module, "_apply", functools.partial(_apply, module, dtypes, device))
             override(module, "__deepcopy__", functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part"))
             override(module, "__reduce_ex__", functools.partial(refuse_copy, "pickled in whole or in part"))
+
+
+def keep_touches_served() -> None:
+    """Has signal.signal() leave the handler in place that brings absent parameters in. Python does not know of it, so that Lightning, which
+    at the end of fit() sets for every signal the handler that Python knew before, would take it away."""
+    given = signal.signal
+    if getattr(given, "keeps_touches_served", False):
+        return
+
+    @functools.wraps(given)
+    def keeping(signalnum: Any, handler: Any) -> Any:
+        before = given(signalnum, handler)
+        if signalnum == signal.SIGSEGV:
+            call("sluice_catch_touches")
+        return before
+
+    keeping.keeps_touches_served = True  # type: ignore[attr-defined]
+    signal.signal = keeping
 
 
 def _apply(

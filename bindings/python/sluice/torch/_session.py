@@ -21,7 +21,7 @@ from ._demand import Beside, Demand
 from ._engine import WrappedEngine
 from ._gpu import Account
 from ._gradients import Arrived, Gradient, Gradients
-from ._guards import guard, override, refuse_copy, restore
+from ._guards import guard, keep_touches_served, override, refuse_copy, restore
 from ._homes import Home
 from ._measures import Keeper, Ready, resident_bytes
 from ._moving import Moving, places_of, replace
@@ -81,6 +81,8 @@ class Session:
             self._arrived = Arrived(self.presence)
             self._install(model, owners)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
+            if prepared.gpu is None:
+                keep_touches_served()
             if together.ranks is not None and not hasattr(model, "no_sync"):
                 override(model, "no_sync", contextlib.nullcontext)  # for scripts that know DDP; which pass is the last is counted
             for home in homes if prepared.gpu is not None else ():
