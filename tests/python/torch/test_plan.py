@@ -1,5 +1,6 @@
 """sluice.torch.plan() returns wrap()'s plan for the same arguments, and refuses what wrap() refuses."""
 
+import re
 import tempfile
 
 import pytest
@@ -81,6 +82,24 @@ def test_a_refusal_speaks_of_what_a_wrapped_model_has():
     assert "micro-batch" not in str(refused.value)
     with pytest.raises(sluice.BudgetError, match="64.0 MiB are reserved, which is more than the memory of 2 B: state more"):
         sluice.torch.plan(wide(), sluice.AdamW(), memory=2, reserve="64MiB")
+
+
+@OF_HOST
+def test_the_memory_that_a_refusal_names_is_enough_or_it_says_why_not():
+    model, rows, given = wide(), torch.zeros(2000, 2048), {"memory": "500MiB", "disk": tempfile.gettempdir()}
+    for call in (sluice.torch.plan, sluice.torch.wrap):
+        with pytest.raises(sluice.BudgetError, match=r"memory is short by .*\. What PyTorch takes in a call is known .*give sample_batch="):
+            call(model, sluice.AdamW(), **given)
+    with pytest.raises(sluice.BudgetError, match=r"memory=\d+MiB") as refused:
+        sluice.torch.wrap(model, sluice.AdamW(), sample_batch=rows, **given)
+    assert "sample_batch=" not in str(refused.value)
+    enough = re.search(r"memory=(\d+MiB)", str(refused.value)).group(1)
+    model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), sample_batch=rows, **given | {"memory": enough})
+    for _ in range(2):
+        model(rows).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sluice.torch.close(model, values=False)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -74,6 +74,19 @@ class Prepared(NamedTuple):
         """What a plan says of PyTorch before anything is measured."""
         told = {"peak": self.estimated, "reserve": self.of_pytorch(plan), "measured": None}
         return told if self.gpu is None else {**told, **UNMEASURED}
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
+        """A `with` in which a plan is made. A refusal that names memory says, too, where that may not be enough for the first call."""
+        try:
+            yield
+        except BudgetError as error:
+            if self.stated or self.sampled or "memory=" not in str(error):
+                raise
+            raise BudgetError(
+                f"{error}. What PyTorch takes in a call is known from the first call on alone: give sample_batch= (what the model is "
+                "called with), so that the memory that is named here is enough for it"
+            ) from error
 
     def after_cut(self) -> Prepared:
         """The same, once the memory of what other stages have was given back."""

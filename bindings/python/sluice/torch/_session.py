@@ -328,7 +328,8 @@ def _engine_for(model: torch.nn.Module, prepared: Prepared) -> WrappedEngine:
     if prepared.gpu is not None:
         prepared.gpu.give_back()  # what PyTorch's allocator keeps, and no tensor has, counts as free
     try:
-        return WrappedEngine(prepared.units, prepared.options, prepared.gpu)
+        with prepared.planning():
+            return WrappedEngine(prepared.units, prepared.options, prepared.gpu)
     except BudgetError as error:
         if prepared.gpu is None or not (there := prepared.gpu.bytes_of(model)):
             raise

@@ -212,7 +212,8 @@ def plan(
     prepared = prepare(model, optimizer, memory=memory, together=unmet(ranks), **options)
     if weights is not None:
         stored_of(model, weights)
-    made = _plan(prepared.units, prepared.options)
+    with prepared.planning():
+        made = _plan(prepared.units, prepared.options)
     made["pytorch"] = prepared.told(made)
     return made
 
