@@ -125,6 +125,9 @@ class Raises(Wide):
     def forward(self, x, how="own"):
         if how == "own":
             raise UserError("of the model's own")
+        if how == "cond":
+            one, other = self.layers[0].weight, self.layers[1].weight
+            return torch.cond(x.sum() > 0, lambda x: x @ one, lambda x: x @ other, (super().forward(x),))
         if how == "key":
             return {}["no such key"]
         if how == "values":
@@ -151,6 +154,8 @@ def test_an_exception_of_the_models_own_comes_as_it_is():
         model(rows(2), how="values")
     with pytest.raises(UserError):
         sluice.torch.plan(Raises(), sluice.AdamW(), memory="2GiB", sample_batch=rows(2))
+    with pytest.raises(sluice.InvalidArgumentError, match=r"in Raises an operator with bodies \(torch.cond, .*wrap\(reserve="):
+        model(rows(2), how="cond")
     model(rows(2), how="none").mean().backward()
     optimizer.step()
 

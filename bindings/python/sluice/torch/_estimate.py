@@ -187,7 +187,11 @@ def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.devi
 def _refusal(
     model: torch.nn.Module, called: torch.nn.Module, error: Exception, so_far: int, what: str, call: str
 ) -> InvalidArgumentError:
-    why = "its operations depend on values" if isinstance(error, _ON_VALUES) else "it was run without memory"
+    why = "it was run without memory"
+    if isinstance(error, _ON_VALUES):
+        why = "its operations depend on values"
+    elif _is_of_bodies(error):
+        why = "an operator with bodies (torch.cond, while_loop, scan) was run without memory"
     begin = max(_RESERVES[0], with_margin(so_far) + _FIXED) >> 20
     return InvalidArgumentError(
         f"what the model takes for this {what} cannot be estimated: in {_module_of(model, called, error)} {why}, and "
@@ -199,6 +203,12 @@ def _refusal(
 def _lacks_values(error: BaseException) -> bool:
     """Whether PyTorch has raised this, or what the model raised it after: it tells by RuntimeErrors of what it cannot do without values."""
     return isinstance(error, RuntimeError) or (error.__context__ is not None and _lacks_values(error.__context__))
+
+
+def _is_of_bodies(error: BaseException) -> bool:
+    """Whether it comes from one of PyTorch's operators with bodies, whose own code runs the bodies again for gradients."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith("torch._higher_order_ops.") for name in modules)
 
 
 def _module_of(model: torch.nn.Module, called: torch.nn.Module, error: Exception) -> str:
@@ -241,9 +251,9 @@ def estimate_call(
     except Error:
         raise
     except Exception as error:
-        if not _lacks_values(error):
+        if not (_lacks_values(error) or _is_of_bodies(error)):
             if sys.version_info >= (3, 11):
-                error.add_note(f"Sluice had called {what} without values, to estimate its memory; state `reserve` to leave that out.")
+                error.add_note(f"Sluice had run the model without values, to estimate this {what}; state `reserve` to leave that out.")
             raise
         raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
     return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
