@@ -101,6 +101,7 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
       {"counters", [&] { return sluice_engine_counters(engine, &counters); }},
       {"device", [&] { return freed(sluice_engine_device(engine, &text)); }},
       {"failure", [&] { return freed(sluice_engine_failure(engine, &text)); }},
+      {"find_checkpoint", [&] { return freed(sluice_engine_find_checkpoint(engine, saved.c_str(), &text)); }},
       {"has_gradient", [&] { return sluice_engine_has_gradient(engine, 0, &number); }},
       {"held", [&] { return sluice_engine_held(engine, 0, nullptr, nullptr); }},
       {"held_units", [&] { return sluice_engine_held_units(engine, nullptr, 0, &size); }},

@@ -182,6 +182,11 @@ TEST_F(MisuseTest, FilesOfTheCallersAreChecked) {
   char* file = nullptr;
   expect_error(sluice_engine_checkpoint_file(engine(), out.c_str(), "own", &file), SLUICE_NOT_FOUND, {out});
   EXPECT_EQ(file, nullptr);
+  expect_error(sluice_engine_find_checkpoint(engine(), out.c_str(), &file), SLUICE_NOT_FOUND, {out});
+  ASSERT_EQ(sluice_engine_save(engine(), out.c_str(), 0, nullptr), SLUICE_OK);
+  ASSERT_EQ(sluice_engine_find_checkpoint(engine(), out.c_str(), &file), SLUICE_OK);
+  EXPECT_EQ(file, out + "/step-00000000");
+  sluice_text_destroy(file);
 }
 
 TEST_F(MisuseTest, ValuesThatAreSetAnewBeginAnew) {
