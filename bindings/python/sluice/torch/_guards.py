@@ -3,6 +3,7 @@ to do. DDP and FSDP, and what uses them (Accelerate, transformers' Trainer), wou
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import math
 import signal
@@ -49,25 +50,26 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device
         if next(module.parameters(), None) is not None:
             override(module, "_apply", functools.partial(_apply, module, dtypes, device))
             override(module, "__deepcopy__", functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part"))
-            override(module, "__reduce_ex__", functools.partial(refuse_copy, "pickled in whole or in part"))
+            override(module, "__reduce_ex__", functools.partial(refuse_copy, "copied or pickled in whole or in part"))
 
 
 def keep_touches_served() -> None:
-    """Has signal.signal() leave the handler in place that brings absent parameters in. Python does not know of it, so that Lightning, which
-    at the end of fit() sets for every signal the handler that Python knew before, would take it away."""
-    given = signal.signal
-    if getattr(given, "keeps_touches_served", False):
-        return
+    """Has signal.signal() and faulthandler.enable() leave the handler in place that brings absent parameters in. Python does not know of it,
+    so that Lightning, which at the end of fit() sets for every signal the handler that Python knew before, would take it away."""
+    for module, name in ((signal, "signal"), (faulthandler, "enable")):
+        if not hasattr(getattr(module, name), "keeps_touches_served"):
+            setattr(module, name, _keeping(getattr(module, name)))
 
+
+def _keeping(given: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(given)
-    def keeping(signalnum: Any, handler: Any) -> Any:
-        before = given(signalnum, handler)
-        if signalnum == signal.SIGSEGV:
-            call("sluice_catch_touches")
-        return before
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        result = given(*args, **kwargs)
+        call("sluice_catch_touches")
+        return result
 
     keeping.keeps_touches_served = True  # type: ignore[attr-defined]
-    signal.signal = keeping
+    return keeping
 
 
 def _apply(
