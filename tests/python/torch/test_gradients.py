@@ -1,6 +1,7 @@
 """p.grad of a wrapped parameter means what it means in PyTorch."""
 
 import gc
+import math
 
 import numpy
 import pytest
@@ -42,7 +43,8 @@ def read(model, note):
 
 def write(model, note):
     model.first.weight.grad.clamp_(-1e-3, 1e-3)
-    model.first.bias.grad.copy_(torch.arange(24.0))
+    model.first.bias.grad.copy_(torch.arange(24.0).index_fill(0, torch.tensor([3]), math.nan))
+    model.first.bias.grad.nan_to_num_(7.0)
     model.middle.weight.grad += 0.1
     model.middle.bias.grad.add_(model.last.bias.grad, alpha=0.5)
     model.last.weight.grad.div_(torch.tensor(3.0))

@@ -242,7 +242,7 @@ _Copies = dict[int, tuple[Gradient, torch.Tensor]]  # by the slot's id
 
 
 _WRITES = frozenset(
-    ("copy_", "add_", "sub_", "mul_", "div_", "zero_", "fill_", "clamp_", "clamp_min_", "clamp_max_", "set_", "_amp_foreach_non_finite_check_and_unscale_")
+    ("copy_", "add_", "sub_", "mul_", "div_", "zero_", "fill_", "clamp_", "clamp_min_", "clamp_max_", "nan_to_num_", "set_", "_amp_foreach_non_finite_check_and_unscale_")
 )
 
 
