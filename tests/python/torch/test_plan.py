@@ -80,7 +80,7 @@ def test_a_refusal_speaks_of_what_a_wrapped_model_has():
         sluice.torch.plan(wide(), sluice.AdamW(), memory="300MiB", reserve="64MiB", disk=tempfile.gettempdir())
     assert "with everything on disk that can be it needs" in str(refused.value)
     assert "micro-batch" not in str(refused.value)
-    with pytest.raises(sluice.BudgetError, match="64.0 MiB are reserved, which is more than the memory of 2 B: state more"):
+    with pytest.raises(sluice.BudgetError, match="64.0 MiB are reserved for what the process takes beside the engine, which is more than the memory of 2 B: state more"):
         sluice.torch.plan(wide(), sluice.AdamW(), memory=2, reserve="64MiB")
 
 

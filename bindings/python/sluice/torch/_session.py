@@ -186,7 +186,7 @@ class Session:
                 parameter.grad = None
                 raise StateError(
                     f"the gradient of '{home.name}' has a graph of its own (create_graph=True), which would hold "
-                    "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
+                    "parameters that come and go; call torch.autograd.grad(), which returns gradients instead"
                 )
             parameter.grad = self._gradients.put(home, gradient)
         if self._counts:
