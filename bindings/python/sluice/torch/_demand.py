@@ -208,8 +208,9 @@ class Demand:
 
 def _is_no_call() -> bool:
     """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
-    transforms of torch.func, where no model runs with fakes."""
-    return in_pass() or torch._C._functorch.peek_interpreter_stack() is not None
+    transforms of torch.func and traces of TorchScript, where no model runs with fakes."""
+    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return is_traced or in_pass() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class OutOfMemoryError(BudgetError, torch.OutOfMemoryError):

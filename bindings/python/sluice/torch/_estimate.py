@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import gc
 import random
 import sys
 import threading
@@ -25,6 +27,9 @@ from ._modes import Mode, mapped, parts_of, tensors_among
 CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_LIBRARIES = ("torch", "sluice")
+_CONTAINERS = (dict, list, deque, set)
+_MOST_HELD = 1 << 16  # longer containers are a user's data, which no model writes
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
 _PARTS_OF_GPU = (2, 4, 8, 16)  # what PyTorch gets of a GPU's memory where nothing is known of it is one of so many parts, and what is free
@@ -82,6 +87,16 @@ class _Alive(Mode):
         if id(tensor.untyped_storage()) in self._casts:
             return tuple(tensor.shape), tensor.stride(), tensor.dtype
         return tensor if tensor.grad_fn is None else tensor.detach()
+
+    def expect_none(self, what: str) -> None:
+        """Raises InvalidArgumentError where code outside of the model has kept tensors, which would then meet those of the real run."""
+        if self.current:
+            gc.collect()
+        if self.current:
+            raise InvalidArgumentError(
+                f"code outside of the model, such as a hook, has kept {self.current} bytes of tensors without values, with which Sluice had "
+                f"run the model to estimate this {what}, where it is not found: state `reserve`, which leaves the estimate out"
+            )
 
     def _note(self, storage: Any) -> None:
         key = id(storage)
@@ -248,6 +263,8 @@ def estimate_call(
                 unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
                 with uncompiled, fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
                     kept = _step(called, call[0], call[1], train, alive)
+            del call, tensors, tensor
+            alive.expect_none(what)
     except Error:
         raise
     except Exception as error:
@@ -327,17 +344,20 @@ def faked(
     model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = (), device: torch.device = CPU
 ) -> Iterator[list[torch.Tensor]]:
     """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
-    and for tensors of objects among its arguments (caches), which are yielded. Afterwards modules, and the lists, dicts,
-    sets and objects that they hold, have what they had, whatever forward and backward put there. device: where those on the
-    meta device will be; a GPU: where all will be."""
+    for tensors of objects among its arguments (caches), and for results that the model has kept, which are yielded. Afterwards
+    modules, their hooks, and the lists, dicts, sets and objects that these hold, have what they had, whatever forward and
+    backward put there. device: where those on the meta device will be; a GPU: where all will be."""
     with fake:
         made = {id(p): _like(p, device).requires_grad_(p.requires_grad and train) for p in model.parameters()}
         made |= {id(b): _like(b, device) for b in model.buffers() if id(b) not in made}
+    made |= {id(b): _with_value(fake, b) for b in model.buffers() if b.numel() == 1 and b.device == device == CPU}
     gradients = [(p, p.grad) for p in model.parameters()]
     held = [(holder, _contents(holder)) for holder in _holders(call)]
     made |= {id(t): fake_of(fake, t, train, device) for t in _plain_tensors(contents for _, contents in held)}
     known = {id(holder) for holder, _ in held}
-    held += [(holder, _contents(holder)) for holder in _holders([model]) if id(holder) not in known]
+    held += [(holder, _contents(holder)) for holder in _holders([model, *_beside(model)]) if id(holder) not in known]
+    of_graphs = [t for t in _plain_tensors(contents for _, contents in held) if t.grad_fn is not None and id(t) not in made]
+    made |= {id(t): fake_of(fake, t, train, device) for t in of_graphs}
     try:
         for holder, contents in held:
             swapped = _swapped(contents, made)
@@ -367,6 +387,50 @@ def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=device if is_moved else tensor.device)
 
 
+def _with_value(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor that has a value of its own, for models that read counters and flags."""
+    return fake.fake_tensor_converter.from_real_tensor(fake, tensor.detach().clone(), make_constant=True)
+
+
+def _beside(model: torch.nn.Module) -> list[Any]:
+    """What hooks of the model's modules, and their own forward(), reach outside of the model: the object whose method it is, what a
+    function closes over, and the containers that it names among its module's."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    open_ends: list[Any] = []
+    for module in model.modules():
+        open_ends += [type(module).forward, *module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    while open_ends:
+        value = open_ends.pop()
+        if id(value) in seen or _library_of(value) in _LIBRARIES:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.MethodType):
+            open_ends += [value.__self__, value.__func__]
+        elif isinstance(value, functools.partial):
+            open_ends += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, types.FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            named = [value.__globals__.get(name) for name in value.__code__.co_names]
+            open_ends += [*cells, *(each for each in named if isinstance(each, _CONTAINERS))]
+        else:
+            found.append(value)
+    return found
+
+
+def _library_of(value: Any) -> str:
+    """The library whose function or object this is."""
+    of = value if isinstance(value, types.FunctionType) else type(value)
+    return str(of.__module__).partition(".")[0]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors that these objects hold."""
     return _plain_tensors(_contents(holder) for holder in _holders(values))
@@ -392,7 +456,9 @@ def _holders(values: Sequence[Any]) -> list[Any]:
         if id(value) in seen or isinstance(value, _OPAQUE):
             continue
         seen.add(id(value))
-        if isinstance(value, (dict, list, deque, set)):
+        if isinstance(value, _CONTAINERS):
+            if len(value) > _MOST_HELD:
+                continue
             found.append(value)
             open_ends += value.values() if isinstance(value, dict) else value
         elif isinstance(value, (tuple, frozenset)):
@@ -403,8 +469,8 @@ def _holders(values: Sequence[Any]) -> list[Any]:
 
 
 def _is_of_the_model(value: Any) -> bool:
-    """Whether an object belongs to the model, and not to PyTorch itself, such as the compiler's state."""
-    return isinstance(value, torch.nn.Module) or not type(value).__module__.startswith("torch")
+    """Whether an object belongs to the model, and not to PyTorch itself, such as the compiler's state, or to this package."""
+    return isinstance(value, torch.nn.Module) or _library_of(value) not in _LIBRARIES
 
 
 def _contents(holder: Any) -> Any:

@@ -1,0 +1,215 @@
+"""An estimate runs the model once more, without values: nothing of that is left with the model, its hooks or its callers."""
+
+import collections
+import functools
+
+import pytest
+import torch
+from support import fake_gpu
+from support.wrapped_models import values_of
+
+import sluice
+import sluice.torch
+
+pytestmark = fake_gpu.cpu_alone("on a GPU calls are not estimated")
+SETTINGS = dict(lr=1e-2, weight_decay=0.0)
+SEEN = []  # what hooks have been given
+LOSSES = []
+
+
+def layers():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+
+
+def train(model, loss_of, steps=3):
+    """Trains a model plainly, and wrapped, and returns the losses of both and their values."""
+    results = []
+    for wrapped in (False, True):
+        made = model()
+        if wrapped:
+            made, optimizer = sluice.torch.wrap(made, sluice.AdamW(**SETTINGS), memory="4GiB")
+        else:
+            optimizer = torch.optim.AdamW(made.parameters(), **SETTINGS)
+        losses = []
+        for step in range(steps):
+            loss = loss_of(made, step)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append((losses, values_of(made)))
+    (plain, values), (own, own_values) = results
+    assert plain == pytest.approx(own, rel=1e-5)
+    assert values.keys() == own_values.keys()
+    for name, value in values.items():
+        torch.testing.assert_close(own_values[name], value, rtol=1e-5, atol=1e-6)
+
+
+def x(step, rows=4):
+    return torch.randn(rows + step, 8, generator=torch.Generator().manual_seed(step))
+
+
+class Collector:
+    def __init__(self):
+        self.seen, self.calls, self.last = [], 0, {}
+
+    def hook(self, module, args, output):
+        self.seen.append(output)
+        self.calls += 1
+        self.last["output"] = output
+
+
+def by_closure(layer):
+    seen = collections.deque()
+    layer.register_forward_hook(lambda module, args, output: seen.append(output))
+    return lambda: list(seen), seen.clear
+
+
+def by_method(layer):
+    collector = Collector()
+    layer.register_forward_hook(collector.hook)
+
+    def found():
+        assert collector.calls == len(collector.seen) and collector.last["output"] is collector.seen[-1]
+        return list(collector.seen)
+
+    def clear():
+        collector.seen.clear()
+        collector.calls = 0
+
+    return found, clear
+
+
+def by_partial(layer):
+    seen = []
+
+    def note(to, module, args):
+        to.append(args[0] * 2)
+
+    layer.register_forward_pre_hook(functools.partial(note, seen))
+    return lambda: list(seen), seen.clear
+
+
+def by_module(layer):
+    layer.register_forward_hook(note_for_all)
+    return lambda: list(SEEN), SEEN.clear
+
+
+def note_for_all(module, args, output):
+    SEEN.append(output)
+
+
+@pytest.mark.parametrize("register", [by_closure, by_method, by_partial, by_module])
+def test_hooks_keep_what_the_real_calls_gave_alone(register):
+    found = {}
+
+    def made():
+        model = layers()
+        found[model], clear = register(model[1])
+        clear()
+        model.clear = clear
+        return model
+
+    def loss_of(model, step):
+        model.clear()
+        output = model(x(step))
+        seen = found[model]()
+        assert [type(each) for each in seen] == [torch.Tensor]
+        return output.square().mean() + sum(each.abs().mean() for each in seen)
+
+    train(made, loss_of)
+
+
+class WithLosses(torch.nn.Module):
+    """A model whose forward() writes to a list outside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, given):
+        hidden = self.layers[0](given)
+        LOSSES.append(hidden.square().mean())
+        return self.layers[2](hidden)
+
+
+def test_a_list_outside_of_the_model_has_what_the_real_calls_gave_alone():
+    def loss_of(model, step):
+        LOSSES.clear()
+        output = model(x(step))
+        assert len(LOSSES) == 1
+        return output.square().mean() + LOSSES[0]
+
+    train(WithLosses, loss_of)
+
+
+class Recurrent(torch.nn.Module):
+    """A model that keeps a result, with its graph, for its next call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.state = layers(), None
+
+    def forward(self, given):
+        hidden = self.layers[0](given).tanh()
+        if self.state is not None:
+            hidden = hidden + self.state.mean(0)
+        self.state = hidden
+        return self.layers[2](hidden)
+
+
+def test_a_result_that_a_model_keeps_is_no_part_of_the_estimate():
+    def loss_of(model, step):
+        model.state = None
+        return model(x(step)).square().mean() + model(x(step, 7)).square().mean()
+
+    train(Recurrent, loss_of)
+
+
+class Counting(torch.nn.Module):
+    """A model that reads buffers of one element."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.norm = layers(), torch.nn.BatchNorm1d(8, momentum=None)
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("queue", torch.zeros(4, 8))
+
+    def forward(self, given):
+        hidden = self.norm(self.layers[0](given).tanh())
+        at = int(self.place)
+        self.queue[at] = hidden.detach()[0]
+        self.place[0] = (at + 1) % len(self.queue)
+        return self.layers[2](hidden + self.queue.mean(0))
+
+
+def test_models_may_read_buffers_of_one_element():
+    train(Counting, lambda model, step: model(x(step)).square().mean(), steps=6)
+
+
+def test_what_keeps_an_estimates_tensors_where_they_are_not_found_is_refused():
+    class Kept:
+        output = None
+
+    def keep(module, args, output):
+        Kept.output = output
+
+    model = layers()
+    model[1].register_forward_hook(keep)
+    wrapped, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB")
+    with pytest.raises(sluice.InvalidArgumentError, match="outside of the model, such as a hook, has kept 128 bytes of tensors .* state `reserve`"):
+        wrapped(x(0))
+    Kept.output = None
+    sluice.torch.close(wrapped)
+    wrapped, optimizer = sluice.torch.wrap(wrapped, sluice.AdamW(), memory="4GiB", reserve="256MiB")
+    wrapped(x(0)).sum().backward()
+    optimizer.step()
+    assert type(Kept.output) is torch.Tensor
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_is_no_call_to_estimate():
+    model, _ = sluice.torch.wrap(layers(), sluice.AdamW(), memory="4GiB")
+    traced = torch.jit.trace(model, x(0))
+    assert torch.equal(traced(x(3)), model(x(3)))
