@@ -306,7 +306,7 @@ class Client {
 
   static constexpr UnitId kHeld = 1;
   bool spoils_ = false, refused_ = false;
-  const Case& setup_;
+  const Case setup_;
   AnyOrderEngine& engine_;
   const Layout& layout_;
   Hands& hands_;
