@@ -35,7 +35,8 @@ struct Settings {
   bool has_virtual_memory = true;  // whether it can map memory where the caller wants it
   int compute_mode = 0;            // as CUcomputemode
   bool is_busy = false;            // whether another process has the device for itself
-  bool has_peers = true;           // whether it reaches the memory of other processes' devices
+  bool has_peers = true;           // whether it reaches the memory of other processes' devices,
+  int peers = 8;                   // and then that of the neighbours with which it is one of so many
   // Whether the CPU may use the device's memory, where it is mapped, also between calls. The default stream
   // is then what the CPU does: whatever is queued there is done before its call returns. Host memory counts
   // as the device's, too. All other streams are as adversarial as ever.
@@ -47,8 +48,12 @@ struct Counts {
   // Calls with which a thread waits for the device: cuEventSynchronize and cuStreamSynchronize.
   std::map<std::thread::id, std::uint64_t> waits;
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_within = 0;
-  // Copies to the device, by the addresses on the device and on the host with which they begin.
-  std::map<std::uint64_t, std::uint64_t> copied_to, copied_from;
+  struct OfDevice {
+    std::map<std::string, std::uint64_t> calls;  // in its context, by function
+    // That its copies, and its kernels, read in memory that another rank has made.
+    std::uint64_t bytes_copied = 0, bytes_added = 0;
+  };
+  std::map<int, OfDevice> of_devices;
 };
 
 // A wait that is left out: the driver says that it has done it, and has not. So tests can show that they
@@ -90,7 +95,8 @@ class Control {
 extern "C" {
 sluice::fake_cuda::Control* sluice_fake_cuda();
 // What follows is for callers in C or Python. The first begins anew with memory that is shared. `schedule` is
-// a Schedule by its number. There are so many devices, of which a process uses one. has_peers: 1 or 0.
+// a Schedule by its number. There are so many devices, of which a process uses one. has_peers: 1 or 0,
+// or Settings::peers.
 void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices,
                                    int has_peers);
 int sluice_fake_cuda_shares_memory(void);  // 1 or 0

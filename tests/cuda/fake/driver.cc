@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/fake/fibers.h"
+#include "kernels/cuda/sum.h"
 
 namespace sluice::fake_cuda {
 
@@ -31,6 +32,11 @@ void FakeDriver::fail(const std::string& function, std::uint64_t n, int result) 
 void FakeDriver::fail_device(int device, std::uint64_t n, int result) {
   const std::lock_guard lock(mutex_);
   faults_[context_of(device)] = {n, static_cast<CUresult>(result)};
+}
+int FakeDriver::device_of(CUcontext context) const {
+  for (const std::unique_ptr<int>& made : made_contexts_)
+    if (reinterpret_cast<CUcontext>(made.get()) == context) return *made;
+  return static_cast<int>(reinterpret_cast<std::uint64_t>(context) - kFirstContext);
 }
 void FakeDriver::refuse_after_a_fault(CUcontext context) {
   const auto found = faults_.find(context);
@@ -119,7 +125,6 @@ void FakeDriver::copy(CUstream stream, CUdeviceptr device, std::byte* host, std:
                  });
                });
   (is_in ? counts_.bytes_in : counts_.bytes_out) += bytes;
-  if (is_in) ++counts_.copied_to[device], ++counts_.copied_from[begin];
 }
 void FakeDriver::copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   memory_->expect_mapped(to, bytes);
@@ -136,6 +141,7 @@ void FakeDriver::copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, 
     });
   });
   counts_.bytes_within += bytes;
+  if (memory_->is_imported(from)) own_counts().bytes_copied += bytes;
 }
 void FakeDriver::fill(CUstream stream, CUdeviceptr to, unsigned char value, std::size_t bytes) {
   memory_->expect_mapped(to, bytes);
@@ -159,6 +165,7 @@ void FakeDriver::launch(CUstream stream, CUfunction function, unsigned blocks, u
                   fmt::format("a kernel is given {} blocks of {} threads", blocks, threads)};
   const auto* const first = static_cast<const std::byte*>(arguments[0]);
   std::vector<std::byte> copy(first, first + kernel.argument_bytes);
+  own_counts().bytes_added += read_of_others(kernel, copy.data());
   // How much of the memory behind its arguments a kernel uses is not known, so none of it may go.
   std::vector<Range> ranges;
   for (std::size_t at = 0; at + sizeof(CUdeviceptr) <= copy.size(); at += sizeof(CUdeviceptr)) {
@@ -171,6 +178,16 @@ void FakeDriver::launch(CUstream stream, CUfunction function, unsigned blocks, u
     const Memory::Open open(*memory_);
     run_kernel(kernel, blocks, threads, copy.data(), random_);
   });
+}
+// The mean over ranks is the only kernel that may read what others have made.
+std::uint64_t FakeDriver::read_of_others(const Kernel& kernel, const void* arguments) const {
+  kernels::GpuMean mean;
+  if (&kernel == find_kernel("sluice_mean")) std::memcpy(&mean, arguments, sizeof mean);
+  std::uint64_t bytes = 0;
+  for (std::uint32_t rank = 0; rank < mean.ranks; ++rank)
+    if (memory_->is_imported(reinterpret_cast<CUdeviceptr>(mean.of_ranks[rank])))
+      bytes += mean.count * (mean.types[rank] == Dtype::kF32 ? 4 : 2);
+  return bytes;
 }
 void FakeDriver::account() {
   const std::size_t all = made_contexts_.size() + (retained_ > 0 ? 1 : 0);
@@ -210,6 +227,9 @@ int FakeDriver::attribute(CUdevice_attribute what) const {
 void FakeDriver::expect_device(CUdevice device) const {
   if (device < 0 || device >= settings_.devices)
     throw Refusal{CUDA_ERROR_INVALID_DEVICE, "there is no such device"};
+}
+bool FakeDriver::reaches(CUdevice device, CUdeviceptr imported) const {
+  return settings_.has_peers && device / settings_.peers == memory_->device_at(imported) / settings_.peers;
 }
 
 FakeDriver& fake() {

@@ -20,6 +20,8 @@
 
 namespace sluice::fake_cuda {
 
+struct Kernel;
+
 // The driver, whose functions are in functions.cc: each of them is one call().
 class FakeDriver final : public Control {
  public:
@@ -58,6 +60,7 @@ class FakeDriver final : public Control {
       if (needs_context && (contexts_.empty() || retained_ == 0))
         throw Refusal{CUDA_ERROR_INVALID_CONTEXT, "no context is current"};
       work_->captures().refuse_unsafe(function);
+      if (needs_context) ++own_counts().calls[function];
       if (needs_context && !ends(function)) refuse_after_a_fault(contexts_.back());
       work_->turn();
       body();
@@ -84,8 +87,9 @@ class FakeDriver final : public Control {
   void unregister_host(void* memory);
   int attribute(CUdevice_attribute what) const;
   void expect_device(CUdevice device) const;
+  bool reaches(CUdevice device, CUdeviceptr imported) const;
   static CUcontext context_of(CUdevice device) {
-    return reinterpret_cast<CUcontext>(std::uint64_t{0x1000} + static_cast<unsigned>(device));
+    return reinterpret_cast<CUcontext>(kFirstContext + static_cast<unsigned>(device));
   }
 
   static inline thread_local std::vector<CUcontext> contexts_;  // of this thread, the current one last
@@ -97,6 +101,11 @@ class FakeDriver final : public Control {
   std::vector<std::unique_ptr<int>> made_contexts_;  // beside the primary one
 
  private:
+  static constexpr std::uint64_t kFirstContext = 0x1000;
+  int device_of(CUcontext context) const;
+  // Of the device in whose context the thread calls. REQUIRES: there is one.
+  Counts::OfDevice& own_counts() { return counts_.of_devices[device_of(contexts_.back())]; }
+  std::uint64_t read_of_others(const Kernel& kernel, const void* arguments) const;
   void refuse_after_a_fault(CUcontext context);
   static bool ends(std::string_view function);
 

@@ -71,6 +71,13 @@ CUresult cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
     std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0", 0x1B + device);  // as drivers do
   });
 }
+CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  return fake().call("cuDeviceGetUuid", false, [&] {
+    fake().expect_device(device);
+    *uuid = {};
+    uuid->bytes[0] = static_cast<char>(device);
+  });
+}
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute what, CUdevice device) {
   return fake().call("cuDeviceGetAttribute", false, [&] {
     fake().expect_device(device);
@@ -167,7 +174,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
     const auto exported = properties->requestedHandleTypes;
     if (exported != 0 && exported != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
       throw Refusal{CUDA_ERROR_NOT_SUPPORTED, "memory is exported by what is no descriptor"};
-    *handle = fake().memory_->create(bytes, exported != 0);
+    *handle = fake().memory_->create(bytes, exported != 0, properties->location.id);
   });
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
@@ -206,7 +213,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAcces
     if (count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       throw Refusal{CUDA_ERROR_INVALID_VALUE, "access is given that is not one device's to read and write"};
     fake().expect_device(access->location.id);
-    if (!fake().settings_.has_peers && fake().memory_->is_imported(address))
+    if (fake().memory_->is_imported(address) && !fake().reaches(access->location.id, address))
       throw Refusal{CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, {}};
     fake().memory_->allow(address, bytes);
   });

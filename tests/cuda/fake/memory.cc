@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string_view>
@@ -17,7 +18,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-constexpr const char* kName = "device memory";
+constexpr std::string_view kName = "device memory ";  // and the device's number
 
 [[noreturn]] void refuse(CUresult result, std::string misuse) { throw Refusal{result, std::move(misuse)}; }
 
@@ -73,10 +74,10 @@ int key() {
 
 }  // namespace
 
-Memory::Extent::Extent(std::size_t size, std::size_t& all, bool is_shared)
-    : bytes(size), taken(&all), shared(is_shared) {
+Memory::Extent::Extent(std::size_t size, std::size_t& all, bool is_shared, int of)
+    : bytes(size), taken(&all), shared(is_shared), device(of) {
   if (!shared && spares().take(bytes, file, seen)) {
-  } else if (file = ::memfd_create(kName, MFD_CLOEXEC);
+  } else if (file = ::memfd_create(fmt::format("{}{}", kName, device).c_str(), MFD_CLOEXEC);
              file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) == 0) {
     see();
   } else {
@@ -89,9 +90,11 @@ Memory::Extent::Extent(int exported) {
   char name[64] = {};
   const std::string link = fmt::format("/proc/self/fd/{}", exported);
   struct stat found {};
-  if (::readlink(link.c_str(), name, sizeof name - 1) < 0 ||
-      std::string_view(name).find(kName) == std::string_view::npos || ::fstat(exported, &found) != 0)
+  const bool has_name = ::readlink(link.c_str(), name, sizeof name - 1) >= 0;
+  const char* const begin = has_name ? std::strstr(name, kName.data()) : nullptr;
+  if (begin == nullptr || ::fstat(exported, &found) != 0)
     refuse(CUDA_ERROR_INVALID_VALUE, "a descriptor is imported that is no extent's");
+  device = std::atoi(begin + kName.size());
   bytes = static_cast<std::size_t>(found.st_size);
   file = ::fcntl(exported, F_DUPFD_CLOEXEC, 0);
   see();
@@ -112,10 +115,10 @@ Memory::~Memory() {
   for (const auto& [address, bytes] : reservations_) ::munmap(at(address), bytes);
 }
 
-std::uint64_t Memory::create(std::size_t bytes, bool shared) {
+std::uint64_t Memory::create(std::size_t bytes, bool shared, int device) {
   expect_whole("an extent's size", bytes);
   if (bytes > free_bytes()) refuse(CUDA_ERROR_OUT_OF_MEMORY, {});
-  handles_.emplace(next_handle_, std::make_shared<Extent>(bytes, taken_, shared));
+  handles_.emplace(next_handle_, std::make_shared<Extent>(bytes, taken_, shared, device));
   return next_handle_++;
 }
 void Memory::release(std::uint64_t handle) {
@@ -221,18 +224,19 @@ void Memory::protect(bool is_open) const {
       ::mprotect(at(address), mapping.extent->bytes, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-const Memory::Mapping& Memory::mapped_at(CUdeviceptr address) const {
+const Memory::Mapping* Memory::find_mapping(CUdeviceptr address) const {
   const auto after = mappings_.upper_bound(address);
-  if (after == mappings_.begin() ||
-      std::prev(after)->second.address + std::prev(after)->second.extent->bytes <= address)
-    refuse(CUDA_ERROR_ILLEGAL_ADDRESS, fmt::format("{:#x} is used, and nothing is mapped there", address));
-  return std::prev(after)->second;
+  if (after == mappings_.begin()) return nullptr;
+  const Mapping& before = std::prev(after)->second;
+  return before.address + before.extent->bytes <= address ? nullptr : &before;
 }
 const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
-  const Mapping& mapping = mapped_at(address);
-  if (!mapping.is_allowed)
+  const Mapping* const mapping = find_mapping(address);
+  if (mapping == nullptr)
+    refuse(CUDA_ERROR_ILLEGAL_ADDRESS, fmt::format("{:#x} is used, and nothing is mapped there", address));
+  if (!mapping->is_allowed)
     refuse(CUDA_ERROR_ILLEGAL_ADDRESS, fmt::format("{:#x} is used, to which no access was given", address));
-  return mapping;
+  return *mapping;
 }
 
 void Memory::register_host(void* memory, std::size_t bytes) {

@@ -30,8 +30,9 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // shared: whether it may be exported: as its file, which other processes then see, too.
-  std::uint64_t create(std::size_t bytes, bool shared);
+  // shared: whether it may be exported: as its file, which other processes then see, too. device: that has
+  // it.
+  std::uint64_t create(std::size_t bytes, bool shared, int device);
   void release(std::uint64_t handle);
   int export_file(std::uint64_t handle) const;
   std::uint64_t import_file(int file);
@@ -40,7 +41,13 @@ class Memory {
   void map(CUdeviceptr address, std::size_t bytes, std::uint64_t handle);
   void unmap(CUdeviceptr address, std::size_t bytes);
   void allow(CUdeviceptr address, std::size_t bytes);
-  bool is_imported(CUdeviceptr address) const { return mapped_at(address).extent->taken == nullptr; }
+  // Whether another rank has made the memory that is mapped there.
+  bool is_imported(CUdeviceptr address) const {
+    const Mapping* const mapping = find_mapping(address);
+    return mapping != nullptr && mapping->extent->taken == nullptr;
+  }
+  // The device that has the memory which is mapped there.
+  int device_at(CUdeviceptr address) const { return find_mapping(address)->extent->device; }
   void register_host(void* memory, std::size_t bytes);
   void unregister_host(void* memory);
 
@@ -87,7 +94,7 @@ class Memory {
 
  private:
   struct Extent {
-    Extent(std::size_t bytes, std::size_t& taken, bool shared);
+    Extent(std::size_t bytes, std::size_t& taken, bool shared, int device);
     explicit Extent(int file);  // imported
     ~Extent();
     Extent(const Extent&) = delete;
@@ -96,6 +103,7 @@ class Memory {
     std::size_t bytes = 0;
     std::size_t* taken = nullptr;  // null: another process has taken it, or this one before
     bool shared = false;
+    int device = 0;
     int file = -1;
     std::byte* seen = nullptr;
   };
@@ -104,7 +112,7 @@ class Memory {
     std::shared_ptr<Extent> extent;
     bool is_allowed;
   };
-  const Mapping& mapped_at(CUdeviceptr address) const;
+  const Mapping* find_mapping(CUdeviceptr address) const;
   const Mapping& mapping_of(CUdeviceptr address) const;  // to which access was given
   void protect(bool is_open) const;
   bool is_reserved(CUdeviceptr address) const { return reservation_of(address).has_value(); }

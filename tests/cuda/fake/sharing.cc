@@ -22,6 +22,7 @@ void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint
   settings.seed = seed;
   settings.devices = devices;
   settings.has_peers = has_peers != 0;
+  if (has_peers > 1) settings.peers = has_peers;
   settings.shares_memory = true;
   sluice_fake_cuda()->begin(settings);
 }

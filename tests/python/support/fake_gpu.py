@@ -75,7 +75,8 @@ def _driver():
 
 def share_memory(memory=1 << 30, schedule="random", seed=0, devices=1, has_peers=True):
     """Gives this process a fake GPU with so much memory, on which nothing is alive. schedule: when its work is done. devices: how many
-    there are, of which the process uses one. has_peers: whether it reaches the memory of other processes' GPUs."""
+    there are, of which the process uses one. has_peers: whether it reaches the memory of other processes' GPUs, or of how many neighbours it
+    is one that do."""
     loaded = _driver()
     os.environ["SLUICE_CUDA_DRIVER"] = str(DRIVER)
     loaded.sluice_fake_cuda_share_memory(memory, SCHEDULES.index(schedule), seed, devices, int(has_peers))
