@@ -427,7 +427,8 @@ Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan&
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
   OfRanks traffic;
-  if (plan.gradient_shard_in_host()) traffic.kept = kept_elements(unit) * sizeof(float);
+  if (plan.gradient_shard_in_host())
+    traffic.kept = elements_of_parameters(unit, format_.shards().here(unit)) * sizeof(float);
   if (!sums_in_host(plan) && !sums_on_gpus(plan))
     traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
   if (!gathers(unit, plan) || plan.gathers_in_host() || gathers_on_gpus(plan)) return traffic;
@@ -452,11 +453,11 @@ Placement::Moved Placement::moved_of_shared(UnitId unit, const UnitPlan& plan) c
   return moved;
 }
 
-// Of this rank's part without what pads parameters.
-std::size_t Placement::kept_elements(UnitId unit) const {
+// Of a part of a unit, without what pads parameters.
+std::size_t Placement::elements_of_parameters(UnitId unit, const ElementRange& part) const {
   std::size_t elements = 0;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    elements += intersection(format_.shards().here(unit), elements_of(layout_, p)).size();
+    elements += intersection(part, elements_of(layout_, p)).size();
   return elements;
 }
 

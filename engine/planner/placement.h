@@ -346,7 +346,7 @@ class Placement {
   Arriving shards_of_others(UnitId unit) const;
   Arriving received_of_sum(UnitId unit, int use) const;
   Arriving read_by_gpu(UnitId unit) const;
-  std::size_t kept_elements(UnitId unit) const;
+  std::size_t elements_of_parameters(UnitId unit, const ElementRange& part) const;
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
   std::size_t sent_to(UnitId unit, int use, int owner) const;
   std::size_t sent_to(UnitId unit, int use, int owner, const std::vector<SentArray>& arrays) const;

@@ -82,8 +82,9 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const
 
 // Each GPU reads what all others have of what its rank needs the sum of, and passes nothing on.
 Arriving Placement::read_by_gpu(UnitId unit) const {
+  const ElementRange all = {0, layout_.unit_elements(unit)};
   const std::size_t needed =
-      stages_[unit] > 0 ? format_.shards().here(unit).size() : layout_.unit_elements(unit);
+      elements_of_parameters(unit, stages_[unit] > 0 ? format_.shards().here(unit) : all);
   const Dtype given = profile_.micro_batches == 1 ? layout_.dtype(unit) : Dtype::kF32;
   Arriving arriving;
   arriving.bytes = static_cast<std::size_t>(ranks_.size - 1) * needed * size_of(given);

@@ -114,6 +114,7 @@ class OneOfRanks {
     return std::memcmp(back_.data(), all.data(), layout_.unit_bytes(0)) == 0;
   }
   std::size_t unit_bytes() const { return layout_.unit_bytes(0); }
+  std::size_t shard_bytes() const { return ranks_.own(0).size() * sizeof(float); }
   std::size_t bytes_of_others() const { return layout_.unit_bytes(0) - ranks_.own(0).size() * sizeof(float); }
   std::size_t staging() const {
     return ledger_.snapshot()
@@ -307,6 +308,21 @@ TEST_F(DeviceShardsTest, ThatArePassedCrossOneLinkOnce) {
           EXPECT_EQ(fake()->counts().bytes_in - before, rank.unit_bytes());
         }
       });
+}
+
+// A GPU reads the other ranks' shards in their memory once in a fetch, and its own one nowhere else.
+TEST_F(DeviceShardsTest, AreReadFromOtherGpusOnceInAFetch) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const ShardPlace place : {ShardPlace::kGpu, ShardPlace::kPassed})
+    run(World::kThreads, 3, Schedule::kRandom, place, [](comm::Communicator& of, OneOfRanks& rank) {
+      const auto read = [&] { return fake()->counts().of_devices[of.rank()].bytes_copied; };
+      rank.change(1);
+      const std::uint64_t before = read();
+      rank.fetch();
+      EXPECT_TRUE(rank.has(1));
+      EXPECT_EQ(read() - before, rank.unit_bytes() - rank.shard_bytes());
+      of.barrier(1, "all have read");
+    });
 }
 
 // With one place, for two parts of each shard, which all ranks ask for at once.

@@ -71,6 +71,25 @@ class RanksOnGpusTest : public DeviceEngineTest {
       EXPECT_TRUE(found[rank] == expected[rank]) << "rank " << rank << " has other parameters or state";
     }
   }
+  // What a plan says that a rank's GPU copies of others at stage 3: the last unit is still there in backward,
+  // and small ones are gathered once.
+  static std::uint64_t planned_copies(const OnGpu& gpu) {
+    const Layout& layout = gpu.engine.layout();
+    const RankOf& ranks = gpu.made.plan.ranks;
+    const Shards shards(layout, *gpu.made.optimizer, kChunkGrain, Shards::of(ranks.rank, ranks.size, {}));
+    const UnitId last = layout.units().size() - 1;
+    std::uint64_t bytes = 0;
+    for (UnitId unit = 0; unit <= last; ++unit) {
+      const bool in_shards = gpu.made.plan.units[unit].tier(Part::kParameters) == allocator::Tier::kRanks;
+      const std::size_t fetches = gpu.made.profile.micro_batches * (unit < last ? 2 : 1);
+      const std::size_t of_others = layout.unit_elements(unit) - shards.here(unit).size();
+      bytes += (in_shards                ? fetches
+                : layout.trainable(unit) ? 1
+                                         : 0) *
+               of_others * size_of(layout.dtype(unit));
+    }
+    return bytes;
+  }
   // Ranks of one host read each other's pieces; those of several send them.
   comm::World world_ = comm::World::kThreads;
   // Several devices of a fake driver that begins anew.
@@ -239,6 +258,57 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
     const std::uint64_t left = after.bytes_out - before.bytes_out;
     const std::uint64_t squares = gpus_meet && (gradients == kDevice || stage >= 2) ? 64u << 10 : 0;
     EXPECT_TRUE((left >= out || !all_leave) && left <= out + squares) << left << ", planned " << out;
+  }
+}
+
+// Where all that ranks exchange in a step passes between their GPUs. device_shards_test.cc counts what a
+// fetch reads, of which a GPU with more memory than it needs has fewer than a plan says.
+TEST_F(RanksOnGpusTest, WhatGpusReadOfEachOtherInAStepIsPlannedToTheByte) {
+  SLUICE_NEEDS_THE_FAKE();
+  constexpr int kRanks = 3;
+  struct Placed {
+    std::size_t stage;
+    allocator::Tier updates;
+    Dtype type;
+    std::size_t micro_batches = 1;
+  };
+  for (const auto& [stage, updates, type, micro_batches] :
+       {Placed{0, kDevice, Dtype::kF32}, Placed{0, kDevice, Dtype::kBf16}, Placed{1, kDevice, Dtype::kF32},
+        Placed{1, kDevice, Dtype::kBf16, 2}, Placed{2, kDevice, Dtype::kBf16},
+        Placed{3, kDevice, Dtype::kF32}, Placed{3, kDevice, Dtype::kBf16, 2},
+        Placed{3, kHost, Dtype::kBf16}}) {
+    SCOPED_TRACE(fmt::format("{}, stage {}, updates by the {}", name_of(type), stage, name_of(updates)));
+    Case all;
+    if (type != Dtype::kF32) all.optimizer = optimizer_of("adamw", Dtype::kF32, true);
+    all.dtype = type;
+    all.once = micro_batches == 1;
+    all.micro_batches = micro_batches;
+    all.ends = stage >= 2 || micro_batches > 1;
+    all.device = 256 * kMiB;
+    all.stage = stage;
+    all.updates = updates;
+    all.places = {kDevice, updates, updates};
+    all.ranks.gpus_meet = true;
+    begin_devices(kRanks, Schedule::kRandom, 7);
+    comm::run_communicators(comm::World::kThreads, kRanks, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_for(of);
+      OnGpu gpu(of_rank(all, of), *device, &of);
+      EXPECT_EQ(gpu.made.plan.shard_place(), shards_of(all));
+      const auto read = [&] {
+        gpu.engine.settle();
+        of.barrier(1, "the step before");
+        const fake_cuda::Counts::OfDevice counts = fake()->counts().of_devices[of.rank()];
+        of.barrier(1, "the count");
+        return counts.bytes_added + (stage < 3 ? counts.bytes_copied : 0);
+      };
+      gpu.client.load();
+      gpu.client.step(0);
+      const std::uint64_t before = read();
+      gpu.client.step(1);
+      EXPECT_EQ(gpu.made.plan.partitions_any(Part::kParameters), stage == 3);
+      const std::uint64_t copied = stage < 3 ? 0 : planned_copies(gpu);
+      EXPECT_EQ(read() - before, gpu.made.plan.step_bytes_received - copied) << "rank " << of.rank();
+    });
   }
 }
 
