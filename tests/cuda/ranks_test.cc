@@ -626,6 +626,60 @@ TEST_F(RanksOnGpusTest, RanksAgreeOnWhatJoinsTheirGpus) {
     });
 }
 
+// In a steady order nothing is mapped after two steps. The threads that exchange pieces wait for these alone,
+// and tell the caller the norm.
+TEST_F(RanksOnGpusTest, ASteadyStepMapsNothingAndItsCallerWaitsForNoGpu) {
+  SLUICE_NEEDS_THE_FAKE();
+  constexpr int kSteady = 3;
+  const auto maps = [](const std::string& function) {
+    return function.starts_with("cuMem") && !function.starts_with("cuMemcpy") &&
+           !function.starts_with("cuMemset") && function != "cuMemGetInfo";
+  };
+  for (const auto& [stage, updates] : {std::pair<std::size_t, allocator::Tier>{0, kDevice},
+                                       {1, kDevice},
+                                       {1, kHost},
+                                       {2, kDevice},
+                                       {3, kDevice},
+                                       {3, kHost}}) {
+    SCOPED_TRACE(fmt::format("stage {}, updates by the {}", stage, name_of(updates)));
+    Case all;
+    all.ends = all.once = true;
+    all.blocks = 5, all.steps = kSteady + 2;
+    all.stage = stage;
+    all.device = 256 * kMiB;
+    all.updates = updates;
+    all.places = {kHost, updates, updates};
+    all.ranks.gpus_meet = true;
+    begin_devices(2, Schedule::kLate, 1);
+    comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_for(of);
+      OnGpu gpu(of_rank(all, of), *device, &of);
+      EXPECT_TRUE(gpu.made.plan.ranks.gpus_meet);
+      EXPECT_EQ(gpu.made.plan.shard_place(), shards_of(all));
+      gpu.client.load();
+      for (int step = 0; step < all.steps; ++step) {
+        fake_cuda::Counts before = fake()->counts();
+        gpu.client.step(0);  // which has the same order each time
+        fake_cuda::Counts after = fake()->counts();
+        const auto me = std::this_thread::get_id();
+        auto& calls = after.of_devices[of.rank()].calls;
+        for (const auto& [function, count] : before.of_devices[of.rank()].calls) calls[function] -= count;
+        EXPECT_GT(calls["cuEventRecord"], 0u) << "the counts of another device";
+        EXPECT_GT(before.of_devices[of.rank()].calls["cuMemMap"], 0u);
+        for (const auto& [function, count] : calls) {
+          if (step >= kSteady && (maps(function) || function == "cuStreamSynchronize")) {
+            EXPECT_EQ(count, 0u) << function << ", rank " << of.rank() << ", step " << step;
+          }
+        }
+        if (step >= kSteady) {
+          EXPECT_EQ(after.waits[me] - before.waits[me], 0u) << "rank " << of.rank() << ", step " << step;
+        }
+      }
+      of.barrier(1, "the end of a test");
+    });
+  }
+}
+
 // What is done with gradients between their sums and the step, by all ranks alike or not.
 TEST_F(RanksOnGpusTest, PartsOfGradientsAreDroppedAndKeptByAllRanksAlike) {
   Case setup;
