@@ -5,6 +5,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
+
+#include "comm/forbidden.h"
 #include "comm/worlds.h"
 
 // Descriptors that ranks of one host give each other.
@@ -57,6 +60,18 @@ TEST(Descriptors, ARankThatHasNoneTellsTheOthers) {
                                                  has ? "" : "it has no file");
     EXPECT_EQ(all.problem, "rank 1: it has no file");
     EXPECT_TRUE(all.of_ranks.empty());
+    communicator.barrier(1, "the end of a test");
+  });
+}
+
+TEST(Descriptors, ARankThatMaySendNoneTellsTheOthersAtOnce) {
+  run_communicators(World::kThreads, 3, [](Communicator& communicator) {
+    const Descriptor own = file_of(communicator.rank());
+    if (communicator.rank() == 1) forbid_descriptors();
+    const auto begin = std::chrono::steady_clock::now();
+    const Descriptors all = exchange_descriptors(communicator, kId, "a test's files", &own, {});
+    EXPECT_EQ(all.problem, "rank 1: sendmsg: Operation not permitted (1)");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
     communicator.barrier(1, "the end of a test");
   });
 }

@@ -103,9 +103,9 @@ def test_they_do_where_blocks_are_compiled(pool):
 
 
 @pytest.mark.parametrize("size, stage, place, has_peers", [
-    (3, 3, "device", True), (4, 3, "memory", False),
+    (3, 3, "device", True), (4, 3, "memory", 2),
     *(pytest.param(size, stage, place, has_peers, marks=LONG) for size, stage, place, has_peers in (
-        (3, 3, "memory", False), (3, 1, "device", True), (3, 1, "memory", False),
+        (4, 3, "memory", False), (3, 3, "memory", False), (3, 1, "device", True), (3, 1, "memory", False),
         (4, 3, "device", True), (4, 1, "device", False), (4, 1, "memory", True),
     )),
 ])  # fmt: skip
@@ -135,6 +135,10 @@ def test_gpus_of_one_host_copy_shards_from_where_they_are(pools):
 ])  # fmt: skip
 def test_gpus_that_read_each_others_memory_join_ranks_unless_the_host_is_to(pool, has_peers, asked, links):
     assert pool.call("on_gpus", called="joined", has_peers=has_peers, of_ranks=asked) == 2 * [[links, links == "gpus"]]
+
+
+def test_gpus_of_which_some_pairs_alone_read_each_others_memory_leave_it_to_the_host(pools):
+    assert pools[4].call("on_gpus", called="joined", has_peers=2, of_ranks=4 * [None]) == 4 * [["host", False]]
 
 
 def test_what_ranks_find_of_each_others_memory_is_measured_where_it_is_not_stated(pool):
