@@ -333,9 +333,9 @@ def joined(of_ranks, device_facts=fake_gpu.FACTS, **options):
     return [plan["links"], plan["rates"]["between_gpus"] > 0]
 
 
-def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_meta=False, kinds=None, **options):
+def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_meta=False, kinds=None, address=None, **options):
     """Wraps a model, where each process sees so many GPUs. of_ranks: what each rank gives besides the options. local_ranks, hosts, kinds: each
-    rank's LOCAL_RANK, machine, and kind of GPU. Returns the number of its GPU, or the error, and whether the model is as it was."""
+    rank's LOCAL_RANK, machine, and kind of GPU. address: that of the card of which all GPUs are parts. Returns the number of its GPU, or the error, and whether the model is as it was."""
     torch.manual_seed(3)
     with torch.device("meta" if on_meta else "cpu"):
         model = MODELS["normed"]()
@@ -352,6 +352,8 @@ def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_m
             until.enter_context(unittest.mock.patch.object(_together, "place_of_process", lambda: [hosts[RANK], *place[1:]]))
         if kinds is not None:
             until.enter_context(unittest.mock.patch.object(_together.Driver, "name", lambda self, index: kinds[RANK]))
+        if address is not None:
+            until.enter_context(unittest.mock.patch.object(_together.Driver, "pci_address", lambda self, index: address))
         try:
             model, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", place="memory", patience=60, **given)
         except sluice.Error as error:

@@ -247,6 +247,11 @@ def test_each_rank_has_the_gpu_of_its_place_on_the_machine(pool):
     assert pool.call("placed_on_gpus", devices=1, hosts=["one", "other"]) == 2 * [[0, "0000:1b:00.0", False]]
 
 
+def test_parts_of_one_card_are_gpus_of_their_own(pool):
+    found = pool.call("placed_on_gpus", address="0000:1b:00.0")
+    assert [(index, shared) for index, _, shared in found] == [(0, False), (1, False)]
+
+
 def test_a_rank_without_a_gpu_is_told(pool):
     first, second = pool.call("placed_on_gpus", local_ranks=["0", "2"])
     assert first[1] and first[0].startswith("StateError: rank 1 has an error, so that no rank goes on: device is 'cuda', which is GPU 2")

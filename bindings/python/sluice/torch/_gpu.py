@@ -247,12 +247,21 @@ class Driver:
         """As sluice_engine_device() has it."""
         return self._text("cuDeviceGetPCIBusId", index).lower()
 
+    def uuid(self, index: int) -> str:
+        """What no other GPU has, and no other MIG instance of the same card, which has the card's address."""
+        uuid = ctypes.create_string_buffer(16)
+        self._call("cuDeviceGetUuid_v2", uuid, self._device(index))
+        return uuid.raw.hex()
+
     def _text(self, function: str, index: int) -> str:
         text = ctypes.create_string_buffer(256)
+        self._call(function, text, len(text), self._device(index))
+        return text.value.decode("utf-8", "replace")
+
+    def _device(self, index: int) -> ctypes.c_int:
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), index)
-        self._call(function, text, len(text), device)
-        return text.value.decode("utf-8", "replace")
+        return device
 
     def _call(self, function: str, *given: Any) -> None:
         result = getattr(self._library, function)(*given)

@@ -210,6 +210,7 @@ class GpuOfRank(NamedTuple):
     """A rank's GPU, as it tells the others."""
 
     host: str
+    uuid: str
     address: str
     kind: str
     number: int  # to its process
@@ -217,13 +218,13 @@ class GpuOfRank(NamedTuple):
     draws: bool  # whether first values are drawn there
 
     def is_that_of(self, other: GpuOfRank) -> bool:
-        return (self.host, self.address) == (other.host, other.address)
+        return (self.host, self.uuid) == (other.host, other.uuid)
 
 
 def _place_of(gpu: Gpu, draws: bool) -> GpuOfRank:
     driver = Driver()
-    address, kind = driver.pci_address(gpu.index), driver.name(gpu.index)
-    return GpuOfRank(place_of_process()[0], address, kind, gpu.index, gpu.stated, draws)
+    uuid, address, kind = driver.uuid(gpu.index), driver.pci_address(gpu.index), driver.name(gpu.index)
+    return GpuOfRank(place_of_process()[0], uuid, address, kind, gpu.index, gpu.stated, draws)
 
 
 def _check_places(places: Mapping[int, GpuOfRank], ranks: int) -> None:
