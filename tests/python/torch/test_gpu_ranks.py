@@ -379,7 +379,13 @@ model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), device="cuda", devic
 units = sluice.torch.engine_of(model).plan()["units"]
 assert [unit["parameters"] == "ranks" for unit in units] == 2 * [os.environ["STAGE"] == "3"]
 """
-FAILS = BEGINS + """
+FAILS = BEGINS.replace("device_facts=", 'accumulate=2 if os.environ["HOW"] == "in backward" else 0, device_facts=') + """
+def refuse(module, gradients):
+    if RANK == 1 and number == 2:
+        raise ValueError("the data of this rank is bad")
+if os.environ["HOW"] == "in backward":
+    assert sluice.torch.engine_of(model).plan()["sums_in_backward"]
+    model[0].register_full_backward_pre_hook(refuse)
 began = time.monotonic()
 try:
     for number in range(100):
@@ -400,9 +406,11 @@ print(json.dumps([*told, fake_gpu.alive(), fake_gpu.take_misuses()]), flush=True
 """
 
 
-@pytest.mark.parametrize("how", ["killed", "raises"])
-def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how):
-    stage = STAGES[0] if how == "raises" else STAGES[-1]
+@pytest.mark.parametrize("how, stage", [
+    ("killed", STAGES[-1]), ("raises", STAGES[0]), ("in backward", 2), pytest.param("in backward", 3, marks=LONG),
+])  # fmt: skip
+def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how, stage):
+    """In backward: when sums of that pass have begun, and others wait for them."""
     (status, out, errors), (status_there, _, errors_there) = rank_pool.run_program(FAILS, HOW=how, STAGE=str(stage))
     assert status == 0, errors
     kind, text, seconds, alive, misuses = json.loads(out.splitlines()[-2])

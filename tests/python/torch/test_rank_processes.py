@@ -34,6 +34,11 @@ from sluice.torch import _together
 if "gloo" in os.environ["HOW"]:
     _together._opened = lambda group: None
 model, optimizer = make(stage=int(os.environ["STAGE"]))
+def refuse(module, gradients):
+    if RANK == 1 and number == 2:
+        raise ValueError("the data of this rank is bad")
+if "in backward" in os.environ["HOW"]:
+    model[0].register_full_backward_pre_hook(refuse)
 began = time.monotonic()
 try:
     for number in range(100):
@@ -47,7 +52,7 @@ except sluice.Error as error:
 """
 
 
-@pytest.mark.parametrize("how, stage", [("killed, gloo", "3"), ("raises", "0"), pytest.param("killed", "3", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how, stage", [("killed, gloo", "3"), ("raises", "0"), ("in backward", "3"), pytest.param("killed", "3", marks=pytest.mark.long)])
 def test_the_others_end_and_name_the_rank_that_failed(how, stage):
     (status, out, errors), (status_there, _, errors_there) = run(FAILS, HOW=how, STAGE=stage)
     assert status == 0, errors
