@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trains a small Llama of transformers with two ranks that share one GPU. The bits must be the same at stages 0 to 3, wherever the model is
-placed, and whether ranks read each other's GPU memory or use host memory; the losses must be near those of two ranks on the CPU. The same
-holds for the two stages of a pipeline.
+"""Trains a small Llama of transformers with two ranks, and with three, that share one GPU. The bits must be the same at stages 0 to 3,
+wherever the model is placed, and whether ranks read each other's GPU memory or use host memory; the losses must be near those of as many
+ranks on the CPU. The same holds for the two stages of a pipeline.
 
     python3 bench/python/gpu_ranks.py
 
@@ -21,10 +21,9 @@ import torch
 from gpu_sides import find_packages
 from gpu_transformers import CLIP, FAKE, NEAR, REAL, STEPS, Ways
 
-RANKS, LIMIT_S = 2, 80
+SIZES, LIMIT_S, LIMIT_OF_FAKE_S = {2: "two ranks", 3: "three ranks"}, 85, 400
 CPU = "on the CPU"
-# By stage, place, links of the ranks, and processor of updates. Two ranks on one GPU do not measure it, so its rates are
-# stated.
+# By stage, place, links of the ranks, and processor of updates. Ranks on one GPU do not measure it, so its rates are stated.
 RUNS = [(0, "device", "gpus", None), (1, "memory", "host", None), (1, "disk", "gpus", None), (3, "device", "gpus", None),
         (2, "device", "gpus", None), (3, "memory", "host", None), (3, "memory", "gpus", "cpu")]
 OF_STAGES = ["device", "memory"]
@@ -33,13 +32,13 @@ OF_STAGES = ["device", "memory"]
 class Ranks(Ways):
     """A rank's part of each run."""
 
-    def __init__(self, rank, chosen, fake, folder):
-        share = {"device_memory": "400MiB" if fake else chosen["device_memory"], "rows": RANKS * chosen["rows"]}
+    def __init__(self, rank, size, chosen, fake, folder):
+        share = {"device_memory": "400MiB" if fake else chosen["device_memory"], "rows": size * chosen["rows"]}
         super().__init__(chosen | share, fake, folder)
-        self.rank, self.of_rank = rank, chosen["rows"]
+        self.rank, self.size, self.of_rank = rank, size, chosen["rows"]
 
     def batch(self, step):
-        first = (RANKS * step + self.rank) * self.of_rank
+        first = (self.size * step + self.rank) * self.of_rank
         return self.rows[first : first + self.of_rank].to(self.device)
 
     def on_shared_gpu(self):
@@ -47,12 +46,12 @@ class Ranks(Ways):
         return {"device": "cuda:0", "reserve": self.chosen["reserve"], "device_facts": facts}
 
     def losses_of(self, stage, place, links, updates):
-        return self.losses(place, stage=stage, accumulate=RANKS, links=links, updates=updates, **self.on_shared_gpu())
+        return self.losses(place, stage=stage, accumulate=self.size, links=links, updates=updates, **self.on_shared_gpu())
 
     def losses_of_stages(self, place):
         """The losses and norms of a pipeline, which has the ranks' batches as micro-batches. place None: on the CPU."""
         given = {"memory": "16GiB", "reserve": "1GiB"} if place is None else self.options(place) | self.on_shared_gpu()
-        pipe = self.sluice.torch.Pipeline(self.made(), self.optimizer(), micro_batches=RANKS, **given)
+        pipe = self.sluice.torch.Pipeline(self.made(), self.optimizer(), micro_batches=self.size, **given)
         seen = []
         for ids in self.rows.chunk(STEPS):
             seen.append(pipe.forward_backward({"input_ids": ids, "labels": ids}).item())
@@ -65,7 +64,7 @@ class Ranks(Ways):
     def losses_on_cpu(self):
         self.device, before = "cpu", self.device
         try:
-            model, optimizer = self.sluice.torch.wrap(self.made(), self.optimizer(), memory="16GiB", accumulate=RANKS, reserve="1GiB")
+            model, optimizer = self.sluice.torch.wrap(self.made(), self.optimizer(), memory="16GiB", accumulate=self.size, reserve="1GiB")
             seen = self.trained(model, optimizer)
             self.sluice.torch.close(model, values=False)
             return seen
@@ -78,16 +77,17 @@ def name_of(stage, place, links, updates):
 
 
 def rank(given):
-    """Returns a rank's report: the losses and norms of each run, and those on the CPU, of ranks and of stages."""
+    """Returns a rank's report: the losses and norms of each run, and those on the CPU, of ranks and of two stages."""
     find_packages(given)
+    size = int(os.environ["WORLD_SIZE"])
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // RANKS))
-    ways = Ranks(int(os.environ["RANK"]), FAKE if given["fake"] else REAL, given["fake"], given["folder"])
-    runs, places = (RUNS[::3], OF_STAGES[1:]) if given["fake"] else (RUNS, OF_STAGES)  # which is slow
-    return {
-        "two ranks": {CPU: ways.losses_on_cpu()} | {name_of(*run): ways.losses_of(*run) for run in runs},
-        "a pipeline of two": {CPU: ways.losses_of_stages(None)} | {place: ways.losses_of_stages(place) for place in places},
-    }
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    ways = Ranks(int(os.environ["RANK"]), size, FAKE if given["fake"] else REAL, given["fake"], given["folder"])
+    runs, places = (RUNS[:: 3 * (size - 1)], OF_STAGES[1:]) if given["fake"] else (RUNS, OF_STAGES)  # which is slow
+    told = {SIZES[size]: {CPU: ways.losses_on_cpu()} | {name_of(*run): ways.losses_of(*run) for run in runs}}
+    if size == 2:
+        told["a pipeline of two"] = {CPU: ways.losses_of_stages(None)} | {place: ways.losses_of_stages(place) for place in places}
+    return told
 
 
 def line_of(told):
@@ -107,19 +107,18 @@ def line_of_kind(kind, told):
     return f"{kind}: the same bits at {'; '.join(name for name in told[0] if name != CPU)}; {far:.1e} from the CPU"
 
 
-def run(given):
-    """Starts the ranks, and returns their reports."""
+def run(given, size, end):
+    """Starts so many ranks, and returns their reports. end: when they must have ended."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     ranks = []
-    for number in range(RANKS):
-        variables = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
+    for number in range(size):
+        variables = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
                      "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         ranks.append(subprocess.Popen([sys.executable, __file__, "--rank", json.dumps(given)], env=os.environ | variables,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
-        end = time.monotonic() + LIMIT_S
         told = [each.communicate(timeout=max(1, end - time.monotonic())) for each in ranks]
     finally:
         for each in ranks:
@@ -144,9 +143,11 @@ def main():
     if not a.fake and not torch.cuda.is_available():
         gpu_vs_pytorch.refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)")
     begun = time.monotonic()
+    end = begun + (LIMIT_OF_FAKE_S if a.fake else LIMIT_S)
     with gpu_vs_pytorch.packages() as where, tempfile.TemporaryDirectory() as folder:
         try:
-            told = {"passed": True, "line": line_of(run(where | {"fake": a.fake, "folder": folder}))}
+            lines = [line_of(run(where | {"fake": a.fake, "folder": folder}, size, end)) for size in SIZES]
+            told = {"passed": True, "line": ", and ".join(lines)}
         except (AssertionError, subprocess.TimeoutExpired) as error:
             told = {"passed": False, "line": f"{type(error).__name__}: {error}"}
     told["seconds"] = round(time.monotonic() - begun, 1)
