@@ -23,7 +23,8 @@ constexpr const char* kNames[] = {"the client's", "in",      "out",   "chunks in
 // Those that a stream has to wait for itself. Others it needs not, since it has waited for a third one that
 // has, or since the caller has: before anything is updated, for the norm. What the client changes while it
 // goes out goes out again, over what went out then. A shard is brought to a place, and copied from there,
-// when the caller has waited for what was there before. That chunks in wait for what goes out, and for
+// when the caller has waited for what was there before. Before others use what a piece brings, the thread
+// that exchanges it has waited for the stream of ranks. That chunks in wait for what goes out, and for
 // updates where gradients alone stream, shows here in some runs only.
 std::vector<Stream> awaited_by(Stream stream) {
   switch (stream) {
@@ -52,6 +53,8 @@ std::vector<Stream> awaited_by(Stream stream) {
 
 class LeftOutWaitsTest : public KernelTest {
  protected:
+  // Of a DeviceWork, in the order in which it makes them, with the client's.
+  static constexpr int kStreams = static_cast<int>(DeviceWork::kStreams) + 1;
   using Schedule = fake_cuda::Schedule;
   struct Scenario {
     Case setup;
@@ -265,10 +268,42 @@ TEST_F(LeftOutWaitsTest, OfShardsOnGpusAreFound) {
   expect_found(scenario, {"cuEventSynchronize", kIn});
 }
 
+// Where a piece of memory passes from one stream to another, and nobody else has waited.
+TEST_F(LeftOutWaitsTest, OfEachStreamForEachOtherIsFound) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (int pair = 0; pair < kStreams * kStreams; ++pair)
+    for (const bool leaves_out : {false, true}) {
+      const int stream = pair / kStreams, awaited = pair % kStreams;
+      if (stream == awaited) continue;
+      device_.reset();
+      fake()->begin({.schedule = Schedule::kLate});
+      if (leaves_out) fake()->leave_out({"cuStreamWaitEvent", stream, awaited});
+      device_ = open_device(0);
+      allocator::Ledger ledger;
+      const allocator::DeviceRegion region(ledger, *device_, allocator::Purpose::kStaging, kHugePage);
+      const DeviceWork::Memory memory(reinterpret_cast<const std::byte*>(region.address()), kHugePage);
+      HostMemory seen(*device_, 16);
+      DeviceWork work(*device_);
+      work.add(memory, memory.size());
+      std::vector<CUstream_st*> all;
+      std::ranges::copy(work.streams(), std::back_inserter(all));
+      all.push_back(work.client());
+      for (const int writer : {awaited, stream}) {
+        CUstream_st* const on = all[static_cast<std::size_t>(writer)];
+        work.queue(on, {}, {&memory, 1},
+                   [&] { device_->fill(on, region.address(), std::byte{writer == stream}, seen.size()); });
+      }
+      work.wait(memory, DeviceWork::Use::kRead);
+      work.wait_for_all();
+      device_->copy_out(work.client(), seen.data(), region.address(), seen.size());
+      work.wait_for_all();
+      EXPECT_EQ(seen[0] == std::byte{1}, !leaves_out) << stream << " for " << awaited;
+    }
+}
+
 // Before memory is unmapped, in the first steps and at the end.
 TEST_F(LeftOutWaitsTest, EachStreamThatNobodyWaitsForIsFound) {
   SLUICE_NEEDS_THE_FAKE();
-  constexpr int kStreams = static_cast<int>(DeviceWork::kStreams) + 1;  // and the client's
   for (int left_out = -1; left_out < kStreams; ++left_out) {
     device_.reset();
     fake()->begin({.schedule = Schedule::kLate});
