@@ -35,8 +35,8 @@ struct Settings {
   bool has_virtual_memory = true;  // whether it can map memory where the caller wants it
   int compute_mode = 0;            // as CUcomputemode
   bool is_busy = false;            // whether another process has the device for itself
-  bool has_peers = true;           // whether it reaches the memory of other processes' devices,
-  int peers = 8;                   // and then that of the neighbours with which it is one of so many
+  bool has_peers = true;           // whether it reaches the memory of other processes' devices
+  int peers = 8;                   // which do: the first so many each other's, the next so many, and so on
   // Whether the CPU may use the device's memory, where it is mapped, also between calls. The default stream
   // is then what the CPU does: whatever is queued there is done before its call returns. Host memory counts
   // as the device's, too. All other streams are as adversarial as ever.
@@ -50,7 +50,7 @@ struct Counts {
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_within = 0;
   struct OfDevice {
     std::map<std::string, std::uint64_t> calls;  // in its context, by function
-    // That its copies, and its kernels, read in memory that another rank has made.
+    // How much its copies, and its kernels, read of memory that another rank has made.
     std::uint64_t bytes_copied = 0, bytes_added = 0;
   };
   std::map<int, OfDevice> of_devices;
