@@ -61,9 +61,23 @@ class Collector:
 
 
 def by_closure(layer):
-    seen = collections.deque()
-    layer.register_forward_hook(lambda module, args, output: seen.append(output))
-    return lambda: list(seen), seen.clear
+    seen, counts = collections.deque(), collections.OrderedDict(calls=0)
+
+    def hook(module, args, output):
+        seen.append(output)
+        counts["calls"] += 1
+
+    layer.register_forward_hook(hook)
+
+    def found():
+        assert counts.pop("calls") == len(seen)
+        return list(seen)
+
+    def clear():
+        seen.clear()
+        counts["calls"] = 0
+
+    return found, clear
 
 
 def by_method(layer):

@@ -13,7 +13,7 @@ import traceback
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -355,7 +355,8 @@ def faked(
     held = [(holder, _contents(holder)) for holder in _holders(call)]
     made |= {id(t): fake_of(fake, t, train, device) for t in _plain_tensors(contents for _, contents in held)}
     known = {id(holder) for holder, _ in held}
-    held += [(holder, _contents(holder)) for holder in _holders([model, *_beside(model)]) if id(holder) not in known]
+    of_model = {id(holder): holder for holder in (*_holders([model]), *_beside(model))}
+    held += [(holder, _contents(holder)) for key, holder in of_model.items() if key not in known]
     of_graphs = [t for t in _plain_tensors(contents for _, contents in held) if t.grad_fn is not None and id(t) not in made]
     made |= {id(t): fake_of(fake, t, train, device) for t in of_graphs}
     try:
@@ -393,8 +394,9 @@ def _with_value(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _beside(model: torch.nn.Module) -> list[Any]:
-    """What hooks of the model's modules, and their own forward(), reach outside of the model: the object whose method it is, what a
-    function closes over, and the containers that it names among its module's."""
+    """What hooks of the model's modules, and their own forward(), can write to outside of the model: attributes of the object whose method
+    it is, what a function closes over, and containers that it names among its module's. Objects in these are another program's, and left
+    alone: other threads may change them meanwhile."""
     found: list[Any] = []
     seen: set[int] = set()
     open_ends: list[Any] = []
@@ -413,8 +415,9 @@ def _beside(model: torch.nn.Module) -> list[Any]:
             cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
             named = [value.__globals__.get(name) for name in value.__code__.co_names]
             open_ends += [*cells, *(each for each in named if isinstance(each, _CONTAINERS))]
-        else:
-            found.append(value)
+        elif not isinstance(value, _OPAQUE):
+            held = value if isinstance(value, (*_CONTAINERS, tuple)) else getattr(value, "__dict__", None)
+            found += _holders([held], lambda inside: False)
     return found
 
 
@@ -446,8 +449,10 @@ def _plain_tensors(held: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _holders(values: Sequence[Any]) -> list[Any]:
-    """All dicts, lists, deques and sets in these values, attributes of modules and other objects included."""
+def _holders(values: Sequence[Any], enters: Callable[[Any], bool] | None = None) -> list[Any]:
+    """All dicts, lists, deques and sets in these values, and in the attributes of objects; enters: of which, by default those of the
+    model."""
+    enters = _is_of_the_model if enters is None else enters
     found: list[Any] = []
     seen: set[int] = set()
     open_ends: list[Any] = list(values)
@@ -463,7 +468,7 @@ def _holders(values: Sequence[Any]) -> list[Any]:
             open_ends += value.values() if isinstance(value, dict) else value
         elif isinstance(value, (tuple, frozenset)):
             open_ends += value
-        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and _is_of_the_model(value):
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and enters(value):
             open_ends.append(attributes)
     return found
 
