@@ -202,8 +202,8 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
     fail(ErrorCode::kInvalidArgument, "options.memory is 0; state what memory there is");
   if (options.reserved > options.memory || options.trace_events > options.memory / engine::kTraceEventBytes)
     fail(ErrorCode::kBudget,
-         "{} are reserved for what the process takes beside the engine{}, which is more than the memory of {}: "
-         "state more, or reserve or trace less",
+         "{} are reserved for what the process takes beside the engine{}, which is more than the memory of "
+         "{}: state more, or reserve or trace less",
          format_size(options.reserved),
          options.trace_events == 0 ? ""
                                    : fmt::format(", and {} events of {} bytes are traced",
