@@ -54,9 +54,9 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device
 
 
 def keep_touches_served() -> None:
-    """Has signal.signal() and faulthandler.enable() leave the handler in place that brings absent parameters in. Python does not know of it,
-    so that Lightning, which at the end of fit() sets for every signal the handler that Python knew before, would take it away."""
-    for module, name in ((signal, "signal"), (faulthandler, "enable")):
+    """Has signal.signal() and faulthandler leave the handler in place that brings absent parameters in. Python does not know of it, so that
+    Lightning, which at the end of fit() sets for every signal the handler that Python knew before, would take it away."""
+    for module, name in ((signal, "signal"), (faulthandler, "enable"), (faulthandler, "disable")):
         if not hasattr(getattr(module, name), "keeps_touches_served"):
             setattr(module, name, _keeping(getattr(module, name)))
 
