@@ -7,6 +7,8 @@ import hashlib
 import itertools
 import math
 import os
+import pathlib
+import shutil
 import tempfile
 import unittest.mock
 import warnings
@@ -251,6 +253,25 @@ def go_on(folder, way, stage=None, place="memory", saves_on_gpu=False, goes_on_o
     second = _result(model, *_loop(model, optimizer, "gpt2", 2, SIZE, first=2))
     sluice.torch.close(model)
     return first, second
+
+
+def load_from_folders_that_differ(folder):
+    """Loads from a folder of each rank's own, of which the last one's newest checkpoint is damaged. Returns the error."""
+    model, optimizer = wrap(MODELS["gpt2"](), "memory")
+    for step in range(2):
+        _loop(model, optimizer, "gpt2", 1, SIZE, first=step)
+        made = pathlib.Path(sluice.torch.engine_of(model).save(folder))
+    own = pathlib.Path(folder) / f"of-rank-{RANK}"
+    for whole in made.parent.glob("step-*"):
+        shutil.copytree(whole, own / whole.name)
+    if RANK == SIZE - 1:
+        (own / made.name / "model.safetensors").write_bytes(b"")
+    try:
+        sluice.torch.engine_of(model).load(own)
+    except sluice.InvalidArgumentError as error:
+        return str(error)
+    finally:
+        sluice.torch.close(model)
 
 
 def from_meta(name="normed", **options):

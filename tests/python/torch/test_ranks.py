@@ -159,6 +159,11 @@ def test_ranks_of_a_process_group(pool, kind):
     assert pool.call("of_group", kind=kind) == pool.call("train")
 
 
+def test_ranks_that_find_other_checkpoints_load_none(pool, tmp_path):
+    for error in pool.call("load_from_folders_that_differ", folder=str(tmp_path)):
+        assert re.search("of the folder to load from rank [0-9]+ has 'step-0*1' as its newest whole checkpoint, and rank 0 'step-0*2'", error)
+
+
 @pytest.mark.parametrize("differing, says", [
     (("lr", 0.5), "InvalidArgumentError: the optimizer is .*lr=0.5.* on rank 1, and .*lr=0.001.* on rank 0"),
     (("stage", 2), "InvalidArgumentError: stage is 2 on rank 1, and None on rank 0"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import pathlib
 import warnings
 import weakref
@@ -109,9 +110,22 @@ class WrappedEngine(ModelEngine):
                 return super().load(path)
             presence.end_begun_step("loaded")
             folder, take = self.agreed("what a checkpoint has beside", functools.partial(self._read_beside, path, model))
+            self._check_alike(folder)
             super().load(folder)
             presence.changed()
             take()
+
+    def _check_alike(self, folder: Path) -> None:
+        """Raises InvalidArgumentError where another rank has found another checkpoint: it sees another folder, or one that is damaged."""
+        if (ranks := self.options.others) is None:
+            return
+        found = [name.decode() for name in ranks.exchange("the checkpoint to load", os.path.basename(os.fspath(folder)).encode())]
+        for rank, name in enumerate(found):
+            if name != found[0]:
+                raise InvalidArgumentError(
+                    f"of the folder to load from rank {rank} has '{name}' as its newest whole checkpoint, and rank 0 '{found[0]}': name one "
+                    "checkpoint that is whole on all ranks"
+                )
 
     def _read_beside(self, path: Path, model: torch.nn.Module) -> tuple[Path, Callable[[], object]]:
         """The checkpoint's folder, and a function that sets what it has beside values and state."""
