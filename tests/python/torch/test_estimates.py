@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import queue
+import threading
 
 import pytest
 import torch
@@ -13,8 +15,15 @@ import sluice.torch
 
 pytestmark = fake_gpu.cpu_alone("on a GPU calls are not estimated")
 SETTINGS = dict(lr=1e-2, weight_decay=0.0)
-SEEN = []  # what hooks have been given
-LOSSES = []
+SEEN: list = []  # what hooks have been given
+LOSSES: list = []
+
+
+@pytest.fixture(autouse=True)
+def lists_of_a_running_program(monkeypatch):
+    """Those above are frozen: the collector of the tests' processes does not look at what is made before they run."""
+    monkeypatch.setitem(globals(), "SEEN", [])
+    monkeypatch.setitem(globals(), "LOSSES", [])
 
 
 def layers():
@@ -52,32 +61,17 @@ def x(step, rows=4):
 
 class Collector:
     def __init__(self):
-        self.seen, self.calls, self.last = [], 0, {}
+        self.seen, self.last = [], {}
 
     def hook(self, module, args, output):
         self.seen.append(output)
-        self.calls += 1
-        self.last["output"] = output
+        self.last["output"] = self.output = output
 
 
 def by_closure(layer):
-    seen, counts = collections.deque(), collections.OrderedDict(calls=0)
-
-    def hook(module, args, output):
-        seen.append(output)
-        counts["calls"] += 1
-
-    layer.register_forward_hook(hook)
-
-    def found():
-        assert counts.pop("calls") == len(seen)
-        return list(seen)
-
-    def clear():
-        seen.clear()
-        counts["calls"] = 0
-
-    return found, clear
+    seen = collections.deque()
+    layer.register_forward_hook(lambda module, args, output: seen.append(output))
+    return lambda: list(seen), seen.clear
 
 
 def by_method(layer):
@@ -85,24 +79,20 @@ def by_method(layer):
     layer.register_forward_hook(collector.hook)
 
     def found():
-        assert collector.calls == len(collector.seen) and collector.last["output"] is collector.seen[-1]
+        assert collector.output is collector.last["output"] is collector.seen[-1]
         return list(collector.seen)
 
-    def clear():
-        collector.seen.clear()
-        collector.calls = 0
-
-    return found, clear
+    return found, collector.seen.clear
 
 
 def by_partial(layer):
-    seen = []
+    seen = {}
 
     def note(to, module, args):
-        to.append(args[0] * 2)
+        to[len(to)] = args[0] * 2
 
     layer.register_forward_pre_hook(functools.partial(note, seen))
-    return lambda: list(seen), seen.clear
+    return lambda: list(seen.values()), seen.clear
 
 
 def by_module(layer):
@@ -114,7 +104,23 @@ def note_for_all(module, args, output):
     SEEN.append(output)
 
 
-@pytest.mark.parametrize("register", [by_closure, by_method, by_partial, by_module])
+def by_variable(layer):
+    last = None
+
+    def hook(module, args, output):
+        nonlocal last
+        assert last is None
+        last = output
+
+    def clear():
+        nonlocal last
+        last = None
+
+    layer.register_forward_hook(hook)
+    return lambda: [last], clear
+
+
+@pytest.mark.parametrize("register", [by_closure, by_method, by_partial, by_module, by_variable])
 def test_hooks_keep_what_the_real_calls_gave_alone(register):
     found = {}
 
@@ -133,6 +139,14 @@ def test_hooks_keep_what_the_real_calls_gave_alone(register):
         return output.square().mean() + sum(each.abs().mean() for each in seen)
 
     train(made, loss_of)
+
+
+def test_hooks_of_backward_passes_keep_what_the_real_ones_gave_alone():
+    model, seen = layers(), []
+    model[1].register_full_backward_hook(lambda module, given, output: seen.append(output[0]))
+    wrapped, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB")
+    wrapped(x(0)).sum().backward()
+    assert [type(each) for each in seen] == [torch.Tensor]
 
 
 class WithLosses(torch.nn.Module):
@@ -198,6 +212,53 @@ class Counting(torch.nn.Module):
         return self.layers[2](hidden + self.queue.mean(0))
 
 
+def handle(items):
+    while (item := items.get()) is not None:
+        SEEN.append(item)
+        items.task_done()
+
+
+class OfOthers(torch.nn.Module):
+    """A model that holds what is not to be entered, or refuses to be written: a queue with a worker, and a dict whose items are made."""
+
+    class Made(collections.OrderedDict):
+        def __getitem__(self, key):
+            return super().__getitem__(key)()
+
+        def update(self, *args, **kwargs):
+            raise TypeError("no")
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.made = layers(), self.Made(tanh=torch.nn.Tanh)
+        self.state, self.kept = None, self.Made()
+        self.queue = queue.Queue()
+        threading.Thread(target=handle, args=(self.queue,), daemon=True).start()
+
+    def forward(self, given):
+        hidden = self.made["tanh"](self.layers[0](given))
+        collections.OrderedDict.__setitem__(self.kept, "hidden", hidden)
+        return self.layers[2](hidden)
+
+
+def test_what_a_model_holds_of_others_stays_as_it_is():
+    SEEN.clear()
+    wrapped, optimizer = sluice.torch.wrap(OfOthers(), sluice.AdamW(), memory="4GiB")
+    for step in range(3):
+        wrapped.queue.put(step)
+        wrapped(x(step)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wrapped.queue.join()
+    wrapped.queue.put(None)
+    assert SEEN == [0, 1, 2] and dict.items(wrapped.made) == {"tanh": torch.nn.Tanh}.items()
+    assert all(type(p) is torch.nn.Parameter for p in wrapped.parameters())
+
+
+def test_a_model_without_parameters_is_estimated():
+    assert sluice.torch.estimate(torch.nn.ReLU(), torch.ones(4, 8), train=True).peak > 0
+
+
 def test_models_may_read_buffers_of_one_element():
     train(Counting, lambda model, step: model(x(step)).square().mean(), steps=6)
 
@@ -212,7 +273,7 @@ def test_what_keeps_an_estimates_tensors_where_they_are_not_found_is_refused():
     model = layers()
     model[1].register_forward_hook(keep)
     wrapped, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB")
-    with pytest.raises(sluice.InvalidArgumentError, match="outside of the model, such as a hook, has kept 128 bytes of tensors .* state `reserve`"):
+    with pytest.raises(sluice.InvalidArgumentError, match="outside of it, such as a hook, keeps 128 bytes .* state `reserve`"):
         wrapped(x(0))
     Kept.output = None
     sluice.torch.close(wrapped)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import random
 import sys
@@ -12,8 +11,8 @@ import threading
 import traceback
 import types
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +26,7 @@ from ._modes import Mode, mapped, parts_of, tensors_among
 CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-_LIBRARIES = ("torch", "sluice")
-_CONTAINERS = (dict, list, deque, set)
-_MOST_HELD = 1 << 16  # longer containers are a user's data, which no model writes
+_CONTAINERS = (OrderedDict, dict, list, deque, set)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
 _PARTS_OF_GPU = (2, 4, 8, 16)  # what PyTorch gets of a GPU's memory where nothing is known of it is one of so many parts, and what is free
@@ -55,8 +52,9 @@ _one_at_a_time = threading.RLock()
 class _Alive(Mode):
     """Adds up the memory of the tensors that are made while it is active, as long as they live."""
 
-    def __init__(self) -> None:
+    def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
+        self._fake = fake
         self.ignored: set[int] = set()  # storages of parameters
         self._seen: set[int] = set()
         self._casts: set[int] = set()  # the storages of parameters' casts
@@ -88,14 +86,18 @@ class _Alive(Mode):
             return tuple(tensor.shape), tensor.stride(), tensor.dtype
         return tensor if tensor.grad_fn is None else tensor.detach()
 
-    def expect_none(self, what: str) -> None:
-        """Raises InvalidArgumentError where code outside of the model has kept tensors, which would then meet those of the real run."""
+    def take_back(self, what: str) -> None:
+        """Takes the tensors that hooks and other code outside of the model have kept from where these are, since they would meet those of
+        the real run, which gives such code its own. Raises InvalidArgumentError where that cannot be done."""
         if self.current:
             gc.collect()
         if self.current:
+            _take_from_holders([t for t in gc.get_objects() if type(t) is FakeTensor and t.fake_mode is self._fake])
+        if self.current:
             raise InvalidArgumentError(
-                f"code outside of the model, such as a hook, has kept {self.current} bytes of tensors without values, with which Sluice had "
-                f"run the model to estimate this {what}, where it is not found: state `reserve`, which leaves the estimate out"
+                f"to estimate this {what} Sluice has run the model on tensors without values, and code outside of it, such as a hook, keeps "
+                f"{self.current} bytes of them where they cannot be taken back: make anew what it keeps them in, and state `reserve`, with "
+                "which nothing is estimated"
             )
 
     def _note(self, storage: Any) -> None:
@@ -250,21 +252,20 @@ def estimate_call(
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
     of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises
     what the model itself raises, and InvalidArgumentError where there can be no estimate; what, call_of_it: the call, for its message."""
-    alive, fake = _Alive(), FakeTensorMode(allow_non_fake_inputs=True)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    alive = _Alive(fake)
     try:
         with _one_at_a_time, _random_states_kept(device), _without_nested_tensors():
             call = mapped([list(args), dict(kwargs)], lambda tensor: fake_of(fake, tensor, train, device))
             with faked(model, fake, train, call, device) as tensors:
-                for tensor in tensors:
-                    if tensor.is_leaf and tensor.requires_grad:
-                        tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
+                _give_up_gradients(tensors)
                 alive.ignored.update(id(tensor.untyped_storage()) for tensor in tensors)
                 # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
                 unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
                 with uncompiled, fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
                     kept = _step(called, call[0], call[1], train, alive)
-            del call, tensors, tensor
-            alive.expect_none(what)
+            del call, tensors
+            alive.take_back(what)
     except Error:
         raise
     except Exception as error:
@@ -311,6 +312,13 @@ def _step(called: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], trai
     return kept
 
 
+def _give_up_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    """In a wrapped model the engine has them."""
+    for tensor in tensors:
+        if tensor.is_leaf and tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(_give_up)
+
+
 def _give_up(p: torch.Tensor) -> None:
     p.grad = None
 
@@ -345,8 +353,8 @@ def faked(
 ) -> Iterator[list[torch.Tensor]]:
     """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
     for tensors of objects among its arguments (caches), and for results that the model has kept, which are yielded. Afterwards
-    modules, their hooks, and the lists, dicts, sets and objects that these hold, have what they had, whatever forward and
-    backward put there. device: where those on the meta device will be; a GPU: where all will be."""
+    modules, and the lists, dicts, sets and objects that they hold, have what they had, whatever forward and backward put there.
+    device: where those on the meta device will be; a GPU: where all will be."""
     with fake:
         made = {id(p): _like(p, device).requires_grad_(p.requires_grad and train) for p in model.parameters()}
         made |= {id(b): _like(b, device) for b in model.buffers() if id(b) not in made}
@@ -355,8 +363,7 @@ def faked(
     held = [(holder, _contents(holder)) for holder in _holders(call)]
     made |= {id(t): fake_of(fake, t, train, device) for t in _plain_tensors(contents for _, contents in held)}
     known = {id(holder) for holder, _ in held}
-    of_model = {id(holder): holder for holder in (*_holders([model]), *_beside(model))}
-    held += [(holder, _contents(holder)) for key, holder in of_model.items() if key not in known]
+    held += [(holder, _contents(holder)) for holder in _holders([model]) if id(holder) not in known]
     of_graphs = [t for t in _plain_tensors(contents for _, contents in held) if t.grad_fn is not None and id(t) not in made]
     made |= {id(t): fake_of(fake, t, train, device) for t in of_graphs}
     try:
@@ -393,47 +400,6 @@ def _with_value(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return fake.fake_tensor_converter.from_real_tensor(fake, tensor.detach().clone(), make_constant=True)
 
 
-def _beside(model: torch.nn.Module) -> list[Any]:
-    """What hooks of the model's modules, and their own forward(), can write to outside of the model: attributes of the object whose method
-    it is, what a function closes over, and containers that it names among its module's. Objects in these are another program's, and left
-    alone: other threads may change them meanwhile."""
-    found: list[Any] = []
-    seen: set[int] = set()
-    open_ends: list[Any] = []
-    for module in model.modules():
-        open_ends += [type(module).forward, *module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    while open_ends:
-        value = open_ends.pop()
-        if id(value) in seen or _library_of(value) in _LIBRARIES:
-            continue
-        seen.add(id(value))
-        if isinstance(value, types.MethodType):
-            open_ends += [value.__self__, value.__func__]
-        elif isinstance(value, functools.partial):
-            open_ends += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, types.FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-            named = [value.__globals__.get(name) for name in value.__code__.co_names]
-            open_ends += [*cells, *(each for each in named if isinstance(each, _CONTAINERS))]
-        elif not isinstance(value, _OPAQUE):
-            held = value if isinstance(value, (*_CONTAINERS, tuple)) else getattr(value, "__dict__", None)
-            found += _holders([held], lambda inside: False)
-    return found
-
-
-def _library_of(value: Any) -> str:
-    """The library whose function or object this is."""
-    of = value if isinstance(value, types.FunctionType) else type(value)
-    return str(of.__module__).partition(".")[0]
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors that these objects hold."""
     return _plain_tensors(_contents(holder) for holder in _holders(values))
@@ -449,10 +415,8 @@ def _plain_tensors(held: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _holders(values: Sequence[Any], enters: Callable[[Any], bool] | None = None) -> list[Any]:
-    """All dicts, lists, deques and sets in these values, and in the attributes of objects; enters: of which, by default those of the
-    model."""
-    enters = _is_of_the_model if enters is None else enters
+def _holders(values: Sequence[Any]) -> list[Any]:
+    """All dicts, lists, deques and sets in these values, attributes of modules and other objects included."""
     found: list[Any] = []
     seen: set[int] = set()
     open_ends: list[Any] = list(values)
@@ -462,24 +426,32 @@ def _holders(values: Sequence[Any], enters: Callable[[Any], bool] | None = None)
             continue
         seen.add(id(value))
         if isinstance(value, _CONTAINERS):
-            if len(value) > _MOST_HELD:
-                continue
             found.append(value)
-            open_ends += value.values() if isinstance(value, dict) else value
+            contents = _contents(value)
+            open_ends += contents.values() if isinstance(contents, dict) else contents
         elif isinstance(value, (tuple, frozenset)):
             open_ends += value
-        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and enters(value):
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and _is_of_the_model(value):
             open_ends.append(attributes)
     return found
 
 
 def _is_of_the_model(value: Any) -> bool:
-    """Whether an object belongs to the model, and not to PyTorch itself, such as the compiler's state, or to this package."""
-    return isinstance(value, torch.nn.Module) or _library_of(value) not in _LIBRARIES
+    """Whether an object belongs to the model, and not to PyTorch itself, such as the compiler's state, or to Python, whose queues and locks
+    other threads may use meanwhile."""
+    library = type(value).__module__.partition(".")[0]
+    is_anothers = library == "torch" or library in sys.stdlib_module_names
+    return isinstance(value, (torch.nn.Module, types.SimpleNamespace)) or not is_anothers
+
+
+def _base_of(holder: Any) -> Any:
+    """The container whose kind this is. Its methods do what they say, those of a class that is made of it may make or refuse contents."""
+    return next(kind for kind in _CONTAINERS if isinstance(holder, kind))
 
 
 def _contents(holder: Any) -> Any:
-    return dict(holder) if isinstance(holder, dict) else set(holder) if isinstance(holder, set) else list(holder)
+    base = _base_of(holder)
+    return dict(base.items(holder)) if issubclass(base, dict) else set(holder) if base is set else list(base.__iter__(holder))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -494,8 +466,34 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _fill(holder: Any, contents: Any) -> None:
-    holder.clear()
-    holder.extend(contents) if isinstance(holder, (list, deque)) else holder.update(contents)
+    base = _base_of(holder)
+    base.clear(holder)
+    if issubclass(base, dict):
+        for key, value in contents.items():
+            base.__setitem__(holder, key, value)
+    else:
+        base.update(holder, contents) if base is set else base.extend(holder, contents)
+
+
+def _take_from_holders(tensors: Sequence[torch.Tensor]) -> None:
+    """Removes the tensors from containers, attributes and variables of functions."""
+    taken = {id(tensor) for tensor in tensors}
+    for holder in gc.get_referrers(*tensors):
+        if isinstance(holder, types.CellType):
+            holder.cell_contents = None
+        elif not isinstance(holder, (_CONTAINERS, types.FrameType, type)):
+            holder = getattr(holder, "__dict__", None)  # which some versions of Python make when it is asked for
+        if isinstance(holder, _CONTAINERS) and holder is not tensors:
+            _remove(taken, holder)
+
+
+def _remove(taken: set[int], holder: Any) -> None:
+    contents = _contents(holder)
+    if not isinstance(contents, dict):
+        _fill(holder, [value for value in contents if id(value) not in taken])
+    elif "__module__" not in contents:  # else it is that of a class
+        for key in [key for key, value in contents.items() if id(value) in taken]:
+            _base_of(holder).__delitem__(holder, key)
 
 
 def _swapped(contents: Any, made: Mapping[int, torch.Tensor]) -> Any:
