@@ -111,8 +111,7 @@ void check_optimizer(const engine::CheckpointReader& checkpoint, const optim::Op
   if (name != optimizer.name())
     fail(ErrorCode::kInvalidArgument,
          "'{}' was saved in a training by the optimizer '{}', and this engine has '{}'; give the engine or "
-         "the "
-         "wrapped model '{}', or load the parameters alone, by load_values() of '{}'",
+         "the wrapped model '{}', or load the parameters alone, by load_values() of '{}'",
          checkpoint.path(), name, optimizer.name(), name,
          (fs::path(checkpoint.path()) / engine::kModelFile).string());
 }
