@@ -440,7 +440,7 @@ def _is_of_the_model(value: Any) -> bool:
     """Whether an object belongs to the model, and not to PyTorch itself, such as the compiler's state, or to Python, whose queues and locks
     other threads may use meanwhile."""
     library = type(value).__module__.partition(".")[0]
-    is_anothers = library == "torch" or library in sys.stdlib_module_names
+    is_anothers = library.startswith("torch") or library in sys.stdlib_module_names
     return isinstance(value, (torch.nn.Module, types.SimpleNamespace)) or not is_anothers
 
 
