@@ -28,6 +28,7 @@ def train(folder, steps, place, gpu, **options):
         tell(step, losses, norms)
         engine.save(folder, keep=2)
     tell("ended", over_ranks._digest(model))
+    engine.options.others.barrier("the end of the run")  # until then others read shards of this rank
     sluice.torch.close(model, values=False)
 
 
