@@ -23,6 +23,8 @@ def train(folder, steps, place, gpu, **options):
     if any(pathlib.Path(folder).glob("step-*")):
         engine.load(folder)
     tell("ready")
+    if engine.steps == steps:
+        engine.save(folder, keep=2)  # which removes what a save that was killed has left
     for step in range(engine.steps, steps):
         losses, norms = over_ranks._loop(model, optimizer, "wide", 1, over_ranks.SIZE, clip=1.0, first=step)
         tell(step, losses, norms)
