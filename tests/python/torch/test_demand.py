@@ -130,6 +130,8 @@ class Raises(Wide):
             return torch.cond(x.sum() > 0, lambda x: x @ one, lambda x: x @ other, (super().forward(x),))
         if how == "key":
             return {}["no such key"]
+        if how == "key in a branch":
+            return torch.cond(x.sum() > 0, lambda x: {}["no such key"], lambda x: x, (x,))
         if how == "values":
             try:
                 return super().forward(x) * x.sum().item()
@@ -145,7 +147,7 @@ class UserError(Exception):
 def test_an_exception_of_the_models_own_comes_as_it_is():
     """Before anything is computed, and the model goes on. What comes of missing values is a refusal that says what to state."""
     model, optimizer = wrapped("2GiB", Raises)
-    for how, error in (("own", UserError), ("key", KeyError)):
+    for how, error in (("own", UserError), ("key", KeyError), ("key in a branch", KeyError)):
         with pytest.raises(error, match="own|no such key"):
             model(rows(2), how=how)
     with pytest.raises(TypeError, match="forward.* missing 1 required positional argument: 'x'"):

@@ -224,8 +224,8 @@ def _lacks_values(error: BaseException) -> bool:
 
 def _is_of_bodies(error: BaseException) -> bool:
     """Whether it comes from one of PyTorch's operators with bodies, whose own code runs the bodies again for gradients."""
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name.startswith("torch._higher_order_ops.") for name in modules)
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return modules[-1].startswith("torch.") and any(name.startswith("torch._higher_order_ops.") for name in modules)
 
 
 def _module_of(model: torch.nn.Module, called: torch.nn.Module, error: Exception) -> str:
