@@ -310,7 +310,7 @@ TEST_F(DeviceShardsTest, ThatArePassedCrossOneLinkOnce) {
       });
 }
 
-// A GPU reads the other ranks' shards in their memory once in a fetch, and its own one nowhere else.
+// A fetch reads the shard of each other rank once, in the memory of that rank's GPU, and nothing more there.
 TEST_F(DeviceShardsTest, AreReadFromOtherGpusOnceInAFetch) {
   SLUICE_NEEDS_THE_FAKE();
   for (const ShardPlace place : {ShardPlace::kGpu, ShardPlace::kPassed})

@@ -268,7 +268,7 @@ TEST_F(LeftOutWaitsTest, OfShardsOnGpusAreFound) {
   expect_found(scenario, {"cuEventSynchronize", kIn});
 }
 
-// Where a piece of memory passes from one stream to another, and nobody else has waited.
+// A piece of memory passes from one stream to another, and no third stream or thread has waited for it.
 TEST_F(LeftOutWaitsTest, OfEachStreamForEachOtherIsFound) {
   SLUICE_NEEDS_THE_FAKE();
   for (int pair = 0; pair < kStreams * kStreams; ++pair)

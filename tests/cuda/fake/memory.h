@@ -30,8 +30,8 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // shared: whether it may be exported: as its file, which other processes then see, too. device: that has
-  // it.
+  // shared: whether the memory may be exported, as a file that other processes can map. device: whose memory
+  // it is.
   std::uint64_t create(std::size_t bytes, bool shared, int device);
   void release(std::uint64_t handle);
   int export_file(std::uint64_t handle) const;
@@ -46,7 +46,7 @@ class Memory {
     const Mapping* const mapping = find_mapping(address);
     return mapping != nullptr && mapping->extent->taken == nullptr;
   }
-  // The device that has the memory which is mapped there.
+  // Returns the device whose memory is mapped at the address.
   int device_at(CUdeviceptr address) const { return find_mapping(address)->extent->device; }
   void register_host(void* memory, std::size_t bytes);
   void unregister_host(void* memory);
