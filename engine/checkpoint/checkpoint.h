@@ -175,8 +175,8 @@ struct CheckpointList {
 CheckpointList list_checkpoints(const std::string& out);
 
 // Returns the newest whole checkpoint in a folder, by list_checkpoints(); nothing where the folder has none,
-// whole or broken. A warning names each broken one, and what is taken instead. Throws Error(kCorrupt) where
-// all are broken.
+// whole or broken. A warning names each broken one, and what is taken instead of a newer one. Throws
+// Error(kCorrupt) where all are broken.
 std::optional<std::string> newest_checkpoint(const std::string& out);
 
 // Throws Error(kCorrupt) that says what is damaged in a checkpoint and, where a whole one is older, its

@@ -194,9 +194,12 @@ CheckpointList list_checkpoints(const std::string& out) {
 
 std::optional<std::string> newest_checkpoint(const std::string& out) {
   const CheckpointList list = list_checkpoints(out);
-  const std::string taken = list.whole.empty() ? "" : fmt::format("; '{}' is taken", list.whole.back().path);
-  for (const auto& broken : list.broken)
-    log().warn("'{}' is not a whole checkpoint: {}{}", broken.path, broken.reason, taken);
+  for (const auto& broken : list.broken) {
+    const auto step = checkpoint_step(fs::path(broken.path).filename().string());
+    const bool is_newest = !list.whole.empty() && step > list.whole.back().step;
+    log().warn("'{}' is not a whole checkpoint: {}{}", broken.path, broken.reason,
+               is_newest ? fmt::format("; '{}' is taken", list.whole.back().path) : "");
+  }
   if (!list.whole.empty()) return list.whole.back().path;
   if (list.broken.empty()) return std::nullopt;
   fail(ErrorCode::kCorrupt,

@@ -134,9 +134,14 @@ def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named(tmp_path
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(sluice.CorruptError, match=f"is damaged in the.*move '{folders[1]}' away to go on from .*'{folders[0]}'"):
         engine.load(tmp_path)
-    for folder in folders:
-        (tmp_path / folder / "manifest.json").unlink()
+    file.write_bytes(whole)
     other, _, _ = started("memory")
+    (tmp_path / folders[0] / "manifest.json").unlink()
+    capfd.readouterr()
+    sluice.torch.engine_of(other).load(tmp_path)  # an older one that is broken is no choice
+    told = capfd.readouterr().err
+    assert f"'{folders[0]}' is not a whole checkpoint" in told and "is taken" not in told
+    (tmp_path / folders[1] / "manifest.json").unlink()
     refused(tmp_path, sluice.CorruptError, "holds no whole checkpoint to go on from", other)
 
 
