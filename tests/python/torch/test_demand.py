@@ -134,7 +134,7 @@ class Raises(Wide):
             return torch.cond(x.sum() > 0, lambda x: {}["no such key"], lambda x: x, (x,))
         if how == "values":
             try:
-                return super().forward(x) * x.sum().item()
+                return x * super().forward(x).sum().item()
             except RuntimeError as error:
                 raise UserError("of what came before") from error
         return super().forward(x)

@@ -133,6 +133,35 @@ def test_what_pytorch_took_is_held_against_what_was_planned():
     assert "MiB in the first step, and 128 MiB were planned for it" in finished.stdout
 
 
+@measures_the_process
+def test_a_batch_whose_values_take_more_than_is_stated_is_told_of_once():
+    """The test has a process of its own."""
+    finished = run_big("""
+        import warnings, torch
+        class Chosen(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(512, 512)
+            def forward(self, x, chosen):
+                return self.layer(x[chosen]).square()
+        memory = 700 << 20
+        model, optimizer = sluice.torch.wrap(Chosen(), sluice.AdamW(), memory=memory)
+        x, chosen = torch.ones(100_000, 512), torch.zeros(100_000, dtype=torch.bool)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for rows in (64, 64, 100_000, 100_000):
+                chosen[:rows] = True
+                model(x, chosen).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        [warning] = [w for w in warned if w.category is RuntimeWarning]
+        print(str(warning.message))
+        sluice.torch.close(model)
+    """)
+    assert finished.returncode == 0, finished.stderr
+    assert "in a later step than the first, and the memory that was stated is 700 MiB" in finished.stdout
+
+
 @fake_gpu.cpu_alone("what PyTorch takes of the fake GPU, where the CPU stands in for it, cannot be measured")
 def test_what_was_estimated_is_enough_for_the_first_step():
     model, batch, step = big_activations(100 << 20)

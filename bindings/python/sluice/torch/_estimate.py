@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
 from ._gpu import HOST, WORKSPACES, Gpu
-from ._modes import Mode, mapped, parts_of, tensors_among
+from ._estimate_values import ON_VALUES, NumbersFromTensors, Values
+from ._modes import mapped, parts_of, tensors_among
 
 CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
-_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _CONTAINERS = (OrderedDict, dict, list, deque, set)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
@@ -49,19 +49,18 @@ class Estimate:
 _one_at_a_time = threading.RLock()
 
 
-class _Alive(Mode):
+class _Alive(Values):
     """Adds up the memory of the tensors that are made while it is active, as long as they live."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
-        super().__init__()
-        self._fake = fake
+        super().__init__(fake)
         self.ignored: set[int] = set()  # storages of parameters
         self._seen: set[int] = set()
         self._casts: set[int] = set()  # the storages of parameters' casts
         self.current = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = _in_groups(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
+        result = _in_groups(*args, **(kwargs or {})) if func is _GROUPED else super().__torch_dispatch__(func, types, args, kwargs)
         for tensor in tensors_among(result):
             self._note(tensor.untyped_storage())
         if func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self.ignored:
@@ -92,7 +91,7 @@ class _Alive(Mode):
         if self.current:
             gc.collect()
         if self.current:
-            _take_from_holders([t for t in gc.get_objects() if type(t) is FakeTensor and t.fake_mode is self._fake])
+            _take_from_holders([t for t in gc.get_objects() if type(t) is FakeTensor and t.fake_mode is self.fake])
         if self.current:
             raise InvalidArgumentError(
                 f"to estimate this {what} Sluice has run the model on tensors without values, and code outside of it, such as a hook, keeps "
@@ -205,7 +204,7 @@ def _refusal(
     model: torch.nn.Module, called: torch.nn.Module, error: Exception, so_far: int, what: str, call: str
 ) -> InvalidArgumentError:
     why = "it was run without memory"
-    if isinstance(error, _ON_VALUES):
+    if isinstance(error, ON_VALUES):
         why = "its operations depend on values"
     elif _is_of_bodies(error):
         why = "an operator with bodies (torch.cond, while_loop, scan) was run without memory"
@@ -256,13 +255,13 @@ def estimate_call(
     alive = _Alive(fake)
     try:
         with _one_at_a_time, _random_states_kept(device), _without_nested_tensors():
-            call = mapped([list(args), dict(kwargs)], lambda tensor: fake_of(fake, tensor, train, device))
-            with faked(model, fake, train, call, device) as tensors:
+            call = mapped([list(args), dict(kwargs)], lambda tensor: fake_of(alive, tensor, train, device, is_argument=True))
+            with faked(model, alive, train, call, device) as tensors:
                 _give_up_gradients(tensors)
                 alive.ignored.update(id(tensor.untyped_storage()) for tensor in tensors)
                 # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
                 unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
-                with uncompiled, fake, alive, torch.set_grad_enabled(train), alive.casts_made_again(device.type), unchecked:
+                with uncompiled, unchecked, fake, alive, NumbersFromTensors(), torch.set_grad_enabled(train), alive.casts_made_again(device.type):
                     kept = _step(called, call[0], call[1], train, alive)
             del call, tensors
             alive.take_back(what)
@@ -349,23 +348,22 @@ def _cross_entropy_of(output: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def faked(
-    model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = (), device: torch.device = CPU
+    model: torch.nn.Module, values: Values, train: bool, call: Sequence[Any] = (), device: torch.device = CPU
 ) -> Iterator[list[torch.Tensor]]:
     """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
     for tensors of objects among its arguments (caches), and for results that the model has kept, which are yielded. Afterwards
     modules, and the lists, dicts, sets and objects that they hold, have what they had, whatever forward and backward put there.
     device: where those on the meta device will be; a GPU: where all will be."""
-    with fake:
+    with values.fake:
         made = {id(p): _like(p, device).requires_grad_(p.requires_grad and train) for p in model.parameters()}
-        made |= {id(b): _like(b, device) for b in model.buffers() if id(b) not in made}
-    made |= {id(b): _with_value(fake, b) for b in model.buffers() if b.numel() == 1 and b.device == device == CPU}
+        made |= {id(b): values.give(_like(b, device), b) for b in model.buffers() if id(b) not in made}
     gradients = [(p, p.grad) for p in model.parameters()]
     held = [(holder, _contents(holder)) for holder in _holders(call)]
-    made |= {id(t): fake_of(fake, t, train, device) for t in _plain_tensors(contents for _, contents in held)}
+    made |= {id(t): fake_of(values, t, train, device) for t in _plain_tensors(contents for _, contents in held)}
     known = {id(holder) for holder, _ in held}
     held += [(holder, _contents(holder)) for holder in _holders([model]) if id(holder) not in known]
     of_graphs = [t for t in _plain_tensors(contents for _, contents in held) if t.grad_fn is not None and id(t) not in made]
-    made |= {id(t): fake_of(fake, t, train, device) for t in of_graphs}
+    made |= {id(t): fake_of(values, t, train, device) for t in of_graphs}
     try:
         for holder, contents in held:
             swapped = _swapped(contents, made)
@@ -381,23 +379,22 @@ def faked(
                 p.grad = gradient
 
 
-def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool, device: torch.device = CPU) -> torch.Tensor:
-    """A fake tensor that is like this one, and a leaf of backward where this one is. device: a GPU where it is to be."""
-    made: torch.Tensor = fake.from_tensor(tensor.detach())
-    with fake:
+def fake_of(
+    values: Values, tensor: torch.Tensor, train: bool, device: torch.device = CPU, *, is_argument: bool = False
+) -> torch.Tensor:
+    """A fake tensor that is like this one, and a leaf of backward where this one is. device: a GPU where it is to be. is_argument: of the
+    model's call."""
+    made: torch.Tensor = values.fake.from_tensor(tensor.detach())
+    with values.fake:
         made = made.to(device) if device.type != "cpu" else made
         made.requires_grad_(train and tensor.requires_grad)
-        return made.clone() if train and tensor.grad_fn is not None else made  # which operations may write to
+        made = made.clone() if train and tensor.grad_fn is not None else made  # which operations may write to
+    return values.give(made, tensor, is_argument=is_argument)
 
 
 def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     is_moved = tensor.is_meta or device.type != "cpu"
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=device if is_moved else tensor.device)
-
-
-def _with_value(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor that has a value of its own, for models that read counters and flags."""
-    return fake.fake_tensor_converter.from_real_tensor(fake, tensor.detach().clone(), make_constant=True)
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:

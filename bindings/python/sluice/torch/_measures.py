@@ -67,6 +67,7 @@ class FirstStep:
         self.begin()
         self.measured: int | None = None
         self.lacking = 0  # the bytes by which the reserve was too small
+        self._expected = 0  # the most bytes that the process may have after the first step; 0: it was warned of
 
     def begin(self) -> None:
         """Comes before the step."""
@@ -99,12 +100,14 @@ class FirstStep:
         """Comes when the unit is acquired."""
 
     def end(self) -> None:
-        """Comes after each step, and warns where the first took more than was stated."""
-        if self.measured is not None:
-            return
+        """Comes after each step, and warns where the first took more than was stated, or a later one more than that and the budget."""
         peak = _peak_bytes()  # where it has changed, it was reached in this step
+        if self.measured is not None:
+            self._compare(peak)
+            return
         highest = peak if peak > self._peak_before else max(self._seen, resident_bytes())
         self.measured = max(0, highest - self.held)
+        self._expected = max(peak, self.memory)
         room = self.reserve if self._stated else self.room
         if self.measured <= room:
             return
@@ -114,6 +117,20 @@ class FirstStep:
                 f"PyTorch took {self.measured >> 20} MiB in the first step, and {self.reserve >> 20} MiB were planned for "
                 f"it{self._of_estimate()}; the process has {highest >> 20} MiB at most, and the memory that was stated is "
                 f"{self.memory >> 20} MiB. {self._advice(highest)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _compare(self, peak: int) -> None:
+        """Warns, once, where a step took more than any before it and than the stated memory. Calls that were estimated by the values of a
+        batch may do so with others."""
+        if 0 < self._expected < peak:
+            self._expected = 0
+            more = peak - self.memory
+            warnings.warn(
+                f"The process has had {peak >> 20} MiB in a later step than the first, and the memory that was stated is {self.memory >> 20} "
+                f"MiB. Where the model took them, for a batch whose values let it compute more, wrap it with "
+                f"reserve='{(self.reserve + more + more // 16 >> 20) + 1}MiB'",
                 RuntimeWarning,
                 stacklevel=2,
             )

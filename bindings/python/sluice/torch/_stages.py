@@ -18,6 +18,7 @@ from ..errors import InvalidArgumentError
 from ..ranks import Ranks
 from ._borders import Border
 from ._estimate import CPU, faked
+from ._estimate_values import Values
 from ._homes import has_memory
 from ._moving import DRAWN
 from ._units import Group, find_units, has_children
@@ -542,12 +543,12 @@ def _called(model: torch.nn.Module, holder: str, besides: Sequence[str], tuples:
     hooks = [model.get_submodule(name).register_forward_hook(other(name), with_kwargs=True) for name in besides]
     places = model.get_submodule(holder)
     blocks = {name: places.get_submodule(name) for name in _children(places)}
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    values = Values(FakeTensorMode(allow_non_fake_inputs=True))
     place = next((p.device for p in model.parameters() if not p.is_meta), CPU)
     try:
         for name, module in blocks.items():
             setattr(places, name, _Elsewhere(module, block))
-        with torch.random.fork_rng([]), faked(model, fake, False), fake, torch.no_grad():
+        with torch.random.fork_rng([]), faked(model, values, False), values.fake, values, torch.no_grad():
             model(input_ids=torch.ones(1, 2, dtype=torch.int64, device=place), use_cache=False)
     except (InvalidArgumentError, _TakesFirst):
         raise

@@ -1,0 +1,224 @@
+"""A model that chooses by integers, flags or its arguments what it computes is estimated: these have values in an estimate."""
+
+import pytest
+import torch
+from support import fake_gpu
+
+import sluice
+import sluice.torch
+from sluice.torch._estimate import estimate
+
+WIDTH, ROWS = 16, 64
+MIB = 1 << 20
+
+
+class Chooses(torch.nn.Module):
+    """Computes one linear layer on what `choose` makes of the rows."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
+        self.choose = choose
+        self.register_buffer("places", torch.arange(ROWS))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, ids):
+        self.seen += 1
+        return self.layer(self.choose(self, x, ids)).square().mean()
+
+
+def by_mask(_, x, ids):
+    return x[ids > 0]
+
+
+def by_places(_, x, ids):
+    return x.index_select(0, (ids > 0).nonzero().squeeze(1))
+
+
+def by_places_of_a_buffer(model, x, ids):
+    return x[model.places[ids > 0]]
+
+
+def by_masked_select(_, x, ids):
+    return x.masked_select((ids > 0)[:, None]).view(-1, WIDTH)
+
+
+def by_a_number(_, x, ids):
+    return x[: (ids > 0).sum().item()]
+
+
+def by_numbers(_, x, ids):
+    return torch.cat([x[place : place + 1] for place in (ids > 0).nonzero().flatten().tolist()])
+
+
+def by_a_tensor_of_numbers(_, x, ids):
+    return x[torch.tensor([place for place in (ids > 0).nonzero().flatten()])]
+
+
+def by_lengths(_, x, ids):
+    return torch.cat([part[: len(part)] for part in x.split([int((ids > 0).sum()), int((ids <= 0).sum())])][:1])
+
+
+def by_repeats(_, x, ids):
+    return x.repeat_interleave((ids > 0).long(), dim=0)
+
+
+def by_the_numbers_of_an_argument(_, x, ids):
+    return x[(x != 0).any(dim=1)]
+
+
+def by_flags_that_are_written(_, x, ids):
+    chosen = torch.zeros(len(ids), dtype=torch.bool)
+    chosen[ids > 0] = True
+    return x[chosen]
+
+
+CHOICES = [
+    by_mask,
+    by_places,
+    by_places_of_a_buffer,
+    by_masked_select,
+    by_a_number,
+    by_numbers,
+    by_a_tensor_of_numbers,
+    by_lengths,
+    by_repeats,
+    by_the_numbers_of_an_argument,
+    by_flags_that_are_written,
+]
+
+
+def batch(chosen, rows=ROWS):
+    """So many rows, of which the first ones are chosen, and not zeros."""
+    ids = (torch.arange(rows) < chosen).long()
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)) * ids[:, None], ids
+
+
+@pytest.mark.parametrize("choose", CHOICES)
+def test_what_is_chosen_by_values_is_estimated(choose):
+    """More rows that are chosen take more; the model, its buffers and its arguments stay as they are."""
+    model = Chooses(choose).train()
+    given = batch(8)
+    kept = [tensor.clone() for tensor in given]
+    few, many = (estimate(model, batch(chosen), True).peak for chosen in (8, ROWS))
+    estimate(model, given, True)
+    assert many - few >= (ROWS - 8) * WIDTH * 4, "the product of the rows that were chosen"
+    assert model.seen == 0 and torch.equal(model.places, torch.arange(ROWS))
+    assert all(map(torch.equal, given, kept))
+
+
+@fake_gpu.cpu_alone("on a GPU calls are not estimated")
+@pytest.mark.parametrize("choose", CHOICES)
+def test_a_wrapped_model_chooses_as_a_plain_one(choose):
+    losses = []
+    for is_wrapped in (False, True):
+        torch.manual_seed(1)
+        model = Chooses(choose).train()
+        if is_wrapped:
+            model, _ = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="2GiB")
+        losses.append([model(*batch(chosen)).item() for chosen in (8, 40)])
+        assert model.seen == 2
+    assert losses[0] == losses[1]
+
+
+def test_what_a_call_writes_to_an_argument_is_not_written_by_its_estimate():
+    def choose(_, x, ids):
+        ids[:4] = 0
+        x[0] = 1
+        return x[ids > 0]
+
+    model, given = Chooses(choose).train(), batch(8)
+    kept = [tensor.clone() for tensor in given]
+    few, many = (estimate(model, batch(chosen), True).peak for chosen in (8, ROWS))
+    estimate(model, given, True)
+    assert many > few and all(map(torch.equal, given, kept))
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch was built without CUDA, and does not compare a GPU's tensors")
+def test_places_for_a_gpu_are_there(monkeypatch):
+    """An estimate for a GPU takes the values of tensors on the CPU, and those that it makes are on the GPU. (Backward needs one.)"""
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([7]))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    for choose in (by_places, by_masked_select, by_a_number, by_numbers, by_repeats):
+        model = Chooses(choose).train()
+        few, many = (estimate(model, batch(chosen), False, torch.device("cuda", 0)).peak for chosen in (8, ROWS))
+        assert many > few
+
+
+def test_results_of_unknown_values_are_refused_as_before():
+    def choose(model, x, ids):
+        return x[: int(model.layer(x).sum())]
+
+    with pytest.raises(sluice.InvalidArgumentError, match="in Chooses its operations depend on values"):
+        estimate(Chooses(choose), batch(8), True)
+
+
+def test_values_that_something_unknown_is_written_into_are_unknown():
+    def choose(model, x, ids):
+        places = torch.zeros(4, dtype=torch.int64)
+        places.copy_(model.layer(x)[0, :4])
+        return x[: int(places.sum())]
+
+    with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
+        estimate(Chooses(choose), batch(8), True)
+
+
+def test_large_masks_have_no_values():
+    """An estimate takes little memory itself."""
+
+    def choose(_, x, ids):
+        return x[(ids[:, None] > ids[None]).any(dim=1)]
+
+    rows = 3000
+    assert rows * rows > 8 * MIB
+    with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
+        estimate(Chooses(choose), batch(8, rows), True)
+
+
+def test_an_operation_that_a_gpu_alone_has_is_estimated_without_values():
+    """It has a rule for its shapes, as all that is estimated, and nothing for the CPU."""
+
+    @torch.library.custom_op("sluice_tests::places", mutates_args=(), device_types="cuda")
+    def places(ids: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    @places.register_fake
+    def _(ids):
+        return torch.empty_like(ids)
+
+    with pytest.raises(NotImplementedError):
+        places(torch.ones(4, dtype=torch.int64))
+    assert estimate(Chooses(lambda _, x, ids: x + places(ids)[:, None]), batch(8), True).peak > 0
+    with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
+        estimate(Chooses(lambda _, x, ids: x[: int(places(ids).sum())]), batch(8), True)
+
+
+class Listens(torch.nn.Module):
+    """A loss over lengths (CTC), and layers that chance leaves out."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x, targets, lengths):
+        for layer in self.layers:
+            if torch.rand([]) < 0.5:
+                x = x + layer(x)
+        steps = torch.full((x.shape[1],), len(x))
+        return {"loss": torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, steps, lengths)}
+
+
+@fake_gpu.cpu_alone("on a GPU calls are not estimated")
+def test_a_loss_over_lengths_and_layers_left_out_by_chance_are_estimated():
+    x, targets = torch.randn(20, 3, WIDTH), torch.randint(1, WIDTH, (3, 6))
+    losses = []
+    for is_wrapped in (False, True):
+        torch.manual_seed(1)
+        model = Listens().train()
+        if is_wrapped:
+            model, _ = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="2GiB")
+        torch.manual_seed(2)
+        losses.append(model(x, targets, torch.tensor([6, 2, 4]))["loss"].item())
+    assert losses[0] == losses[1]
+    short, long = (estimate(Listens().train(), (x, targets, torch.full((3,), n)), True).peak for n in (1, 6))
+    assert long > short
