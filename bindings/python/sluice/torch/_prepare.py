@@ -77,15 +77,15 @@ class Prepared(NamedTuple):
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
-        """A `with` in which a plan is made. A refusal that names memory says, too, where that may not be enough for the first call."""
+        """A `with` in which a plan is made. A refusal says, too, where the plan does not contain yet what PyTorch takes in a call."""
         try:
             yield
         except BudgetError as error:
-            if self.stated or self.sampled or "memory=" not in str(error):
+            if self.stated or self.sampled:
                 raise
             raise BudgetError(
                 f"{error}. What PyTorch takes in a call is known from the first call on alone: give sample_batch= (what the model is "
-                "called with), so that the memory that is named here is enough for it"
+                "called with), so that what is named here is enough for it"
             ) from error
 
     def after_cut(self) -> Prepared:
