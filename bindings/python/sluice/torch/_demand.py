@@ -22,8 +22,8 @@ _MIB = 1 << 20
 
 
 @dataclasses.dataclass
-class Beside:
-    """What a call is planned with, besides what it takes itself. A pipeline changes it between calls."""
+class InFlight:
+    """What is in flight beside a call. A pipeline changes it between calls."""
 
     calls: int = 1  # calls like it whose backward passes have not come, itself among them
     bytes: int = 0  # that others keep
@@ -52,13 +52,13 @@ class Demand:
     itself is not called. The engine is planned for the estimate of the call and for what earlier calls keep for backward
     passes that have not come. Where there is no such plan, the call is refused. A reserve that the user stated is never changed."""
 
-    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int, beside: Beside) -> None:
+    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int, in_flight: InFlight) -> None:
         """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes."""
-        self._presence, self.stated, self._fitted, self._may_take, self._beside = presence, stated, fitted, may_take, beside
+        self._presence, self.stated, self._fitted, self._may_take, self._in_flight = presence, stated, fitted, may_take, in_flight
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._most = 0  # the most bytes that a call needed
-        self._besides: int | None = None  # bytes of other use that the process took from wrapping to the first call
+        self._grown: int | None = None  # the bytes of other use that the process took from wrapping to the first call
         self.inside = False  # whether a call from outside has not ended
         self._estimating: int | None = None  # the thread that estimates a call now
         if presence.engine.gpu is not None:
@@ -124,23 +124,20 @@ class Demand:
 
     # ---- the plan for it ----
 
-    def _left(self) -> int:
-        """The bytes that earlier calls keep for backward passes."""
-        return sum(kept.size for kept in self._kept)
-
-    def _besides_it(self, found: Estimate) -> int:
+    def _kept_by_others(self, found: Estimate) -> int:
         """The bytes that calls like this one, or those before it, keep for backward passes beside it, and what others keep."""
-        return max(self._left(), (self._beside.calls - 1) * found.kept) + self._beside.bytes
+        earlier = sum(kept.size for kept in self._kept)
+        return max(earlier, (self._in_flight.calls - 1) * found.kept) + self._in_flight.bytes
 
     def _need(self, found: Estimate) -> int:
-        return found.reserve + with_margin(self._besides_it(found)) + (self._besides or 0) + self._presence.first_step.lacking
+        return found.reserve + with_margin(self._kept_by_others(found)) + (self._grown or 0) + self._presence.first_step.lacking
 
     def _provide(self, module: torch.nn.Module, found: Estimate, train: bool) -> None:
         presence = self._presence
         with presence.lock:
             first = presence.first_step
-            if self._besides is None:
-                self._besides = presence.grown()
+            if self._grown is None:
+                self._grown = presence.grown()
             need = self._need(found)
             fits = need <= first.room
             if fits and (self._fitted or (presence.trainable and not train)):
@@ -157,7 +154,7 @@ class Demand:
 
     def _refusal(self, module: torch.nn.Module, found: Estimate, error: Error) -> str:
         first, need = self._presence.first_step, self._need(found)
-        kept = self._besides_it(found)
+        kept = self._kept_by_others(found)
         before = f" (with {kept >> 20} MiB that other calls keep for backward)" if kept else ""
         return (
             f"this call of {type(module).__name__} is not begun: by an estimate for its arguments PyTorch takes "

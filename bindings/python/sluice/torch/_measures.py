@@ -174,7 +174,7 @@ class FirstStepOnGpu(FirstStep):
         self._waits: list[tuple[Mark, Mark]] = []
         self._shortest: dict[str, float] | None = None  # the seconds of a step, and those of them in which PyTorch's stream waited
         self._of_gpu: dict[str, int | None] = {"peak": estimated, "reserve": reserve, "measured": None}
-        self._beside: int | None = None
+        self._taken_beside: int | None = None
         self._plan: Mapping[str, Any] = {}
         self._before, self._held_before = account(), gpu.held()
         super().__init__(memory, HOST, None, False)
@@ -210,8 +210,8 @@ class FirstStepOnGpu(FirstStep):
         if not self._gpu.shared:  # otherwise other ranks' memory would count, too
             there = self._account()
             explained = there.engine - self._before.engine + self._gpu.held() - self._held_before
-            self._beside = max(0, self._before.free - there.free - explained)
-            self._warn_of_the_gpu(self._beside)
+            self._taken_beside = max(0, self._before.free - there.free - explained)
+            self._warn_of_the_gpu(self._taken_beside)
         self._tell_of_less()
         super().end()
 
@@ -260,7 +260,7 @@ class FirstStepOnGpu(FirstStep):
         return None if self._shortest is None else self._shortest["step"] - self._shortest["waiting"]
 
     def as_dict(self) -> dict[str, Any]:
-        told = {"beside": self._beside, "host": self.measured, "seconds": self._shortest}
+        told = {"beside": self._taken_beside, "host": self.measured, "seconds": self._shortest}
         return {**self._of_gpu, **UNMEASURED, **told}
 
 

@@ -22,7 +22,7 @@ from ..optimizers import Optimizer as Settings
 from ..ranks import MOST_EXCHANGED, Message, Ranks
 from ._borders import Border, Kind
 from ._calls import calls_with
-from ._demand import Beside
+from ._demand import InFlight
 from ._engine import WrappedEngine, saved_buffers
 from ._estimate import CPU, autocast_types
 from ._gradients import norms_of
@@ -130,8 +130,8 @@ class Pipeline:
 
     def _moved_in(self, model: torch.nn.Module, planned: _Planned, ready: Ready) -> tuple[torch.nn.Module, Optimizer]:
         """Wraps this stage's part, and drops the rest."""
-        self._beside = Beside(_most_at_once(self._actions))
-        cut, prepared = planned.cut, planned.prepared._replace(beside=self._beside)
+        self._in_flight = InFlight(_most_at_once(self._actions))
+        cut, prepared = planned.cut, planned.prepared._replace(in_flight=self._in_flight)
         if cut is not None:
             cut.keep_own(planned.stored)
             prepared = prepared.after_cut()
@@ -382,7 +382,7 @@ class _Step:
         self._lookups = None if pipe._cut_of is None else pipe._cut_of.lookups
         if self._lookups is not None:
             ids = [pipe._here(inputs[IDS]) for inputs, _ in parts]
-            pipe._beside.bytes = self._lookups.begin(self._border(last - stage, kinds), ids)
+            pipe._in_flight.bytes = self._lookups.begin(self._border(last - stage, kinds), ids)
         self._outputs: dict[int, Any] = {}
         self._came: dict[int, dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and tensor
         self.loss: Optional[torch.Tensor] = None

@@ -17,7 +17,7 @@ from ..errors import BudgetError, InvalidArgumentError, NotFoundError
 from ..model import Options, Sections, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
-from ._demand import Beside
+from ._demand import InFlight
 from ._guards import check_model, check_optimizer
 from ._estimate import reserves_of
 from ._gpu import HOST, Account, Gpu, gpu_of
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     sampled: bool  # whether it was estimated for a batch of the user's
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
-    beside: Optional[Beside] = None  # what calls are planned with
+    in_flight: InFlight  # beside each call
 
     def of_pytorch(self, plan: Mapping[str, Any]) -> int:
         """The bytes that PyTorch may take where it computes, by this plan."""
@@ -184,7 +184,7 @@ def prepare(
     train, stated = optimizer is not None, reserve is not None
     return Prepared(
         groups, declared, settings, roles, options, budget, size_of(options.reserved, "reserve"), train, estimated, stated,
-        sample_batch is not None, clip_value, gpu,
+        sample_batch is not None, clip_value, gpu, InFlight(),
     )  # fmt: skip
 
 

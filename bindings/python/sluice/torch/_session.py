@@ -17,7 +17,7 @@ from ..errors import BudgetError, StateError
 from ..optimizers import Optimizer as Settings
 from . import _full, _homes, _reproducible
 from ._calls import Calls
-from ._demand import Beside, Demand
+from ._demand import Demand
 from ._engine import WrappedEngine
 from ._gpu import Account
 from ._gradients import Arrived, Gradient, Gradients
@@ -75,7 +75,7 @@ class Session:
             if several or self._counts:  # otherwise nothing depends on when a pass begins and ends
                 self.presence.users.watch(self.begin_backward, self.end_backward, self._counts)
             stated = prepared.stated or prepared.gpu is not None
-            self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch, prepared.beside or Beside())
+            self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch, prepared.in_flight)
             self._calls = Calls(self.presence, self._demand)
             self._gradients = Gradients(self.presence)
             self._arrived = Arrived(self.presence)
