@@ -11,7 +11,7 @@ import pathlib
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,16 +26,6 @@ from ._safetensors import TYPES, pieces_of, tensors_of
 
 _BUFFERS, _GROUPS = "buffers.safetensors", "groups.json"
 _VERSION = 1
-
-
-class Groups(Protocol):
-    """An optimizer with parameter groups."""
-
-    def told(self) -> list[dict[str, Any]]:
-        """The groups' settings and other keys, with "params" as names."""
-
-    def taken(self, groups: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
-        """A function that sets them. Raises InvalidArgumentError where they do not fit."""
 
 
 def _refused(call: str, remedy: str) -> Any:
@@ -55,7 +45,7 @@ class WrappedEngine(ModelEngine):
     first_step: FirstStep | None = None
     ready: Ready | None = None
     presence: weakref.ref[Presence] | None = None  # set once the model has moved in
-    groups_of: Callable[[], Groups | None] = staticmethod(lambda: None)  # the optimizer, as long as it lives
+    optimizer: Callable[[], Any] = staticmethod(lambda: None)  # an Optimizer of _optimizer.py, as long as it lives
     # Of a stage of a pipeline: the names of all stages' buffers, and what gathers them from their own.
     buffers_of_all: tuple[Sequence[str], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
 
@@ -96,7 +86,7 @@ class WrappedEngine(ModelEngine):
             for name in {_BUFFERS, _GROUPS} & (files or {}).keys():
                 raise InvalidArgumentError(f"'{name}' is a file of the checkpoint's own; give yours another name")
             presence.end_begun_step("saved")
-            beside, lacking = _files_of(model, self.groups_of(), self.buffers_of_all)
+            beside, lacking = _files_of(model, self.optimizer(), self.buffers_of_all)
             made = super().save(out, keep, {**(files or {}), **beside})
         if lacking:
             warnings.warn(f"the checkpoint '{made}' has not {', '.join(lacking)}; save that yourself", UserWarning, stacklevel=2)
@@ -109,7 +99,7 @@ class WrappedEngine(ModelEngine):
             if presence is None or (model := presence.model()) is None:
                 return super().load(path)
             presence.end_begun_step("loaded")
-            folder, take = self.agreed("what a checkpoint has beside", functools.partial(self._read_beside, path, model))
+            folder, take = self.agreed("what a checkpoint has beside", functools.partial(self._read_extras, path, model))
             self._check_alike(folder)
             super().load(folder)
             presence.changed()
@@ -127,13 +117,18 @@ class WrappedEngine(ModelEngine):
                     "checkpoint that is whole on all ranks"
                 )
 
-    def _read_beside(self, path: Path, model: torch.nn.Module) -> tuple[Path, Callable[[], object]]:
+    def _read_extras(self, path: Path, model: torch.nn.Module) -> tuple[Path, Callable[[], object]]:
         """The checkpoint's folder, and a function that sets what it has beside values and state."""
-        folder = pathlib.Path(self.find_checkpoint(path))
-        found = {name: self.checkpoint_file(folder, name) for name in (_BUFFERS, _GROUPS)}
-        if all(found.values()):
+        groups = self.checkpoint_file(path, _GROUPS)
+        folder = os.path.dirname(groups)
+        if groups and (buffers := self.checkpoint_file(folder, _BUFFERS)):
             elsewhere = () if self.buffers_of_all is None else self.buffers_of_all[0]
-            return folder, _reader_of(model, self.groups_of(), found, elsewhere)
+            try:
+                return folder, _reader_of(model, self.optimizer(), buffers, groups, elsewhere)
+            except InvalidArgumentError:
+                self.find_checkpoint(folder)  # says so where the values are of another model, too
+                raise
+        folder = self.find_checkpoint(path)
         warnings.warn(
             f"the checkpoint '{folder}' was not saved by a wrapped model: it has neither buffers nor the settings of "
             "parameter groups, which stay as they are",
@@ -172,7 +167,7 @@ class WrappedEngine(ModelEngine):
 # ---- what checkpoints have beside ----
 
 
-def _files_of(model: torch.nn.Module, groups: Groups | None, of_all: Any) -> tuple[dict[str, list[memoryview]], list[str]]:
+def _files_of(model: torch.nn.Module, optimizer: Any, of_all: Any) -> tuple[dict[str, list[memoryview]], list[str]]:
     """The files, in pieces, and what cannot be saved, in words. of_all: WrappedEngine.buffers_of_all."""
     lacking = [
         f"the extra state of '{name}' ({type(module).__name__}.get_extra_state())"
@@ -185,8 +180,8 @@ def _files_of(model: torch.nn.Module, groups: Groups | None, of_all: Any) -> tup
     if of_all is not None:
         buffers = of_all[1](buffers)
     told: list[dict[str, Any]] | None = None
-    if groups is not None:
-        told = groups.told()
+    if optimizer is not None:
+        told = optimizer.told()
         for number, group in enumerate(told):
             for key in [key for key, value in group.items() if not _is_plain(value)]:
                 del group[key]
@@ -219,33 +214,30 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _reader_of(
-    model: torch.nn.Module, groups: Groups | None, files: Mapping[str, str], elsewhere: Collection[str] = ()
-) -> Callable[[], None]:
-    """A function that sets buffers and groups to what a checkpoint's files have. files: their paths, by their names; elsewhere: buffers
-    that may be other stages'. Raises InvalidArgumentError or CorruptError where they do not fit."""
-    found = tensors_of(pathlib.Path(files[_BUFFERS]))
+def _reader_of(model: torch.nn.Module, optimizer: Any, of_buffers: str, of_groups: str, elsewhere: Collection[str]) -> Callable[[], None]:
+    """A function that sets buffers and parameter groups to what a checkpoint's files of these have. elsewhere: buffers that may be other stages'.
+    Raises InvalidArgumentError or CorruptError where they do not fit."""
+    found = tensors_of(pathlib.Path(of_buffers))
     buffers = {name: buffer for name, buffer in saved_buffers(model).items() if _can_be_saved(buffer)}
     for name in (found.keys() ^ buffers.keys()) - (found.keys() & set(elsewhere)):
         which = "this model" if name in found else "the checkpoint"
         raise InvalidArgumentError(
-            f"'{files[_BUFFERS]}' is of another model: {which} has no buffer '{name}'; build the model as it was when the checkpoint was "
-            "saved"
+            f"'{of_buffers}' is of another model: {which} has no buffer '{name}'; build the model as it was when the checkpoint was saved"
         )
     for name, buffer in buffers.items():
         if (found[name].dtype, found[name].shape) != (buffer.dtype, tuple(buffer.shape)):
             raise InvalidArgumentError(
-                f"the buffer '{name}' is {found[name].dtype} {list(found[name].shape)} in '{files[_BUFFERS]}', and {buffer.dtype} "
+                f"the buffer '{name}' is {found[name].dtype} {list(found[name].shape)} in '{of_buffers}', and {buffer.dtype} "
                 f"{list(buffer.shape)} in the model"
             )
     values = {name: torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu") for name, buffer in buffers.items()}
     for name, value in values.items():
         found[name].read(0, value.view(-1))
-    told = _told_in(files[_GROUPS])
+    told = _told_in(of_groups)
     try:
-        take_groups = None if groups is None or told is None else groups.taken(told)
+        take_groups = None if optimizer is None or told is None else optimizer.taken(told)
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"'{files[_GROUPS]}' has other parameter groups than this optimizer: {error}") from error
+        raise InvalidArgumentError(f"'{of_groups}' has other parameter groups than this optimizer: {error}") from error
 
     def take() -> None:
         with torch.no_grad():

@@ -42,7 +42,7 @@ class Optimizer(torch.optim.Optimizer):
         self._names = roles.members
         self._members = [[id(p) for p in group["params"]] for group in self.param_groups]
         self._sealed = True
-        session.engine.groups_of = weakref.ref(self)
+        session.engine.optimizer = weakref.ref(self)
         if presence.engine.options.update_in_backward:
             presence.updates = UpdatesInBackward(presence.homes, weakref.WeakMethod(self._settings))
 
