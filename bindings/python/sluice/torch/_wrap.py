@@ -7,8 +7,7 @@ import functools
 import inspect
 import os
 import re
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional, TypeVar, Union
 
@@ -23,7 +22,6 @@ from ._full import full
 from ._moving import check_rules, give_first_values
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
-from ._presence import Presence
 from ._measures import Ready
 from ._safetensors import InFiles, tensors_of_model
 from ._session import Session
@@ -33,9 +31,6 @@ from ._versions import check_version
 from ._weights import stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-
-# The model's parameters keep its session: kept here, the session would outlive the collection that ends the model.
-_sessions: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 
 
 def wrap(
@@ -189,7 +184,6 @@ def move_in(
         others.watch_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
     session.moved_in()
-    _sessions[model] = weakref.ref(session)
     return model, made
 
 
@@ -218,12 +212,13 @@ def plan(
     return made
 
 
-def _session(model: torch.nn.Module) -> Session:
-    kept = _sessions.get(model)
-    session = None if kept is None else kept()
-    if session is None:
+def _session(model: torch.nn.Module, inside: bool = False) -> Session:
+    """The session of a wrapped model, or, `inside`, also of one that the module is in. The model's parameters keep it."""
+    sessions: Iterator[Session] = (p._sluice for p in model.parameters() if hasattr(p, "_sluice"))
+    found = next((session for session in sessions if inside or session.model() is model), None)
+    if found is None:
         raise StateError(f"the model ({type(model).__name__}) is not wrapped; see sluice.torch.wrap()")
-    return session
+    return found
 
 
 def engine_of(model: torch.nn.Module) -> Engine:
@@ -240,7 +235,6 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
     values=False: no values are kept. The model has new parameters on the meta device, and the old ones must not be touched.
     """
     _session(model).close(values)
-    del _sessions[model]
 
 
 @outside_of_graphs
@@ -251,11 +245,7 @@ def full_parameters(module: torch.nn.Module, *, writeback: bool = True) -> Abstr
 
     writeback: False: nothing is written.
     """
-    session = _sessions.get(module) if module in _sessions else None
-    found = next((p._sluice for p in module.parameters() if hasattr(p, "_sluice")), None) if session is None else session()
-    if found is None:
-        raise StateError(f"the model ({type(module).__name__}) is not wrapped; see sluice.torch.wrap()")
-    presence: Presence = found.presence
+    presence = _session(module, inside=True).presence
     return full(presence, [presence.by_id[id(p)] for p in module.parameters() if id(p) in presence.by_id], writeback)
 
 
