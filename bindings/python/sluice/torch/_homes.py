@@ -15,11 +15,11 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .._library import library
-from ..device import facts_of
+from ..device import device_of, facts_of
 from ..engine import Engine, plan
 from ..errors import StateError
 from ..model import Options, Unit
-from ._gpu import Gpu
+from ._gpu import Account, Gpu
 from ._modes import Mode, tensors_among
 
 T = TypeVar("T")
@@ -348,6 +348,11 @@ class ModelEngine(Engine):
             return
         self._handle.call("sluice_engine_use_stream", stream)
         self._queues_on = stream
+
+    def account(self) -> Account:
+        """What of the GPU's memory is free, and what the engine has there."""
+        lines = {line.purpose: line.current for line in self.ledger() if line.tier == "device"}
+        return Account(device_of(self)["free"], lines["total"] - lines["base"])  # which is for CUDA and PyTorch
 
     def plan_with(self, of_pytorch: int) -> dict[str, Any]:
         """The plan of a GPU that leaves PyTorch so many bytes of its memory, by the rates of this one. Raises BudgetError where there is

@@ -7,7 +7,8 @@ import ctypes
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -20,7 +21,8 @@ from ..optimizers import Optimizer as Settings
 from ._demand import InFlight
 from ._guards import check_model, check_optimizer
 from ._estimate import reserves_of
-from ._gpu import HOST, Account, Gpu, gpu_of
+from ._gpu import HOST, Gpu, gpu_of
+from ._homes import ModelEngine
 from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
 from ._stages import Cut
@@ -60,15 +62,14 @@ class Prepared(NamedTuple):
         """The bytes of the GPU's memory that the plan leaves to PyTorch and CUDA."""
         return size_of(self.options.device_reserved, "device_reserved")
 
-    def first_step(
-        self, account: Callable[[], Account], plan: Mapping[str, Any], plan_with: Callable[[int], Mapping[str, Any]]
-    ) -> FirstStep:
-        """What measures the first step. account: tells how much of the GPU's memory is free, and the engine's; plan_with: makes the plan
-        that leaves PyTorch so many bytes of it."""
-        if self.gpu is not None:
-            other = None if self.stated or self.sampled else plan_with
-            return FirstStepOnGpu(self.gpu, self.memory, self.of_pytorch(plan), self.estimated, account, self._of_device, other)
-        return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
+    def first_step(self, engine: ModelEngine, plan: Mapping[str, Any]) -> FirstStep:
+        """What measures the first step, and does not keep the engine alive."""
+        if self.gpu is None:
+            return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
+        alive = weakref.proxy(engine)
+        other = None if self.stated or self.sampled else lambda of_pytorch: alive.plan_with(of_pytorch)
+        reserve = self.of_pytorch(plan)
+        return FirstStepOnGpu(self.gpu, self.memory, reserve, self.estimated, lambda: alive.account(), self._of_device, other)
 
     def told(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """What a plan says of PyTorch before anything is measured."""

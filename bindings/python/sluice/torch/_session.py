@@ -12,14 +12,12 @@ from typing import Any, NoReturn
 import torch
 
 from .. import _abi
-from ..device import device_of
 from ..errors import BudgetError, StateError
 from ..optimizers import Optimizer as Settings
 from . import _full, _homes, _reproducible
 from ._calls import Calls
 from ._demand import Demand
 from ._engine import WrappedEngine
-from ._gpu import Account
 from ._gradients import Arrived, Gradient, Gradients
 from ._guards import guard, keep_touches_served, override, refuse_copy, restore
 from ._homes import Home
@@ -62,11 +60,9 @@ class Session:
             plan = self.engine.plan()
             self._of_pytorch = prepared.of_pytorch(plan)
             self._sums_in_backward = plan.get("sums_in_backward", False)
-            engine = weakref.ref(self.engine)
-            account = functools.partial(_account, engine)
             if prepared.gpu is not None:
-                prepared.gpu.check_room(model, self._of_pytorch, account())
-            self.engine.first_step = prepared.first_step(account, plan, functools.partial(_plan_with, engine))
+                prepared.gpu.check_room(model, self._of_pytorch, self.engine.account())
+            self.engine.first_step = prepared.first_step(self.engine, plan)
             with ready.phase("values"):
                 homes = self._moving.move_in(prepared.groups, train, stored)
             self.presence = Presence(
@@ -337,21 +333,6 @@ def _engine_for(model: torch.nn.Module, prepared: Prepared) -> WrappedEngine:
             f"{error}. The model's parameters are on the GPU already, where they take {there >> 20} MiB beside that until they have "
             "moved; if that is what is missing, keep the model on the CPU, or on the meta device, until wrap(device='cuda')"
         ) from error
-
-
-def _plan_with(engine: weakref.ref[WrappedEngine], of_pytorch: int) -> dict[str, Any]:
-    alive = engine()
-    assert alive is not None, "a model that is in use has its engine"
-    return alive.plan_with(of_pytorch)
-
-
-def _account(engine: weakref.ref[WrappedEngine]) -> Account:
-    """What of the GPU's memory is free, and what the engine has there."""
-    alive = engine()
-    assert alive is not None, "a model that is in use has its engine"
-    lines = {line.purpose: line.current for line in alive.ledger() if line.tier == "device"}
-    taken = lines["total"] - lines["base"]  # which is for CUDA and PyTorch
-    return Account(device_of(alive)["free"], taken)
 
 
 def _before_gradient(session: weakref.ref[Session], gradient: torch.Tensor) -> None:
