@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -10,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional
+from typing import Any, NoReturn, Optional
 
 import torch
 
@@ -31,8 +32,9 @@ from ._modes import mapped
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
-from ._stages import IDS, Blocks, Cut, Table, blocks_of, model_of
-from ._together import Together, Which, together
+from ._stages import IDS, Blocks, Cut, Lookups, Table, blocks_of, model_of
+from ._together import Which, together
+from ._units import bytes_in_memory
 from ._weights import stored_of
 from ._wrap import check_known, checked, close, engine_of, move_in
 
@@ -90,54 +92,63 @@ class Pipeline:
         patience: float = 600.0,
         **options: Any,
     ) -> None:
-        _check(optimizer, micro_batches, pipeline, options)
+        _check(optimizer, micro_batches, pipeline, mesh, options)
         self.micro_batches, self._closed = micro_batches, False
         model, ready = model_of(model), Ready()
         with together(ranks, silence, patience) as others:
             self._others, self._ranks = others, others.ranks
-            mesh = f"pipeline={1 if self._ranks is None else self._ranks.size}" if mesh is None else mesh
-            _check_axes(mesh)
+            mesh = f"pipeline={others.size}" if mesh is None else mesh
             self._of_stage, self._of_pipeline = (others.along(text(mesh, "mesh").decode(), axis) for axis in ("data", "pipeline"))
-            (self.data_rank, self.data_ranks), (self.stage, self.stages) = map(_place, (self._of_stage, self._of_pipeline))
+            self.data_rank, self.data_ranks = self._of_stage.rank, self._of_stage.size
+            self.stage, self.stages = self._of_pipeline.rank, self._of_pipeline.size
             told = [json.loads(place) for place in self._told("the mesh", json.dumps([mesh, self.data_rank]).encode())]
             self._compare("the meshes", [given.encode() for given, _ in told], f"it is {mesh!r} here")
             self._pipelines = [data for _, data in told]
+            along = self._of_pipeline.ranks
+
+            def planned() -> tuple[Blocks, Optional[Cut], Prepared, Mapping[str, InFiles]]:
+                blocks = blocks_of(model)
+                cut = None if along is None else Cut(model, blocks, along, pipeline, micro_batches, stages)
+                prepared = prepare(model, optimizer, memory=memory, together=self._of_stage, cut=cut, **options)
+                return blocks, cut, prepared, {} if weights is None else stored_of(model, weights)
+
             with ready.phase("planning"):
-                given = {**options, "memory": memory}
-                data, ranks_of_cut = self._of_stage, self._of_pipeline.ranks
-                planned = others.agreed(
-                    lambda: _planned(model, optimizer, data, ranks_of_cut, pipeline, micro_batches, stages, weights, given)
-                )
+                blocks, self._cut_of, prepared, stored = others.agreed(planned)
                 alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
-                planned = planned._replace(prepared=checked(model, planned.prepared, planned.stored, others, **alike))
+                prepared = checked(model, prepared, stored, others, **alike)
             found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
             self._actions: list[tuple[str, int]] = json.loads(found)
-            self._of_transformers = planned.blocks.of_transformers
+            self._of_transformers = blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
-            self._owners = _owners(model, planned.cut)
-            self._cut_of = planned.cut
-            self._device = CPU if (gpu := planned.prepared.gpu) is None else gpu.device
+            self._owners = _owners(model, self._cut_of)
+            self._device = CPU if prepared.gpu is None else prepared.gpu.device
             buffers = list(saved_buffers(model))
-            self.module, self.optimizer = self._moved_in(model, planned, ready)
+            self.module, self.optimizer = self._moved_in(model, prepared, stored, ready)
         if self._ranks is not None:
             self.optimizer.register_step_pre_hook(self._compare_settings)
         if self._of_pipeline.ranks is not None:
             # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
-            _engine_of(self.module).buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
+            engine = engine_of(self.module)
+            assert isinstance(engine, WrappedEngine), "the model is wrapped"
+            engine.buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
 
-    def _moved_in(self, model: torch.nn.Module, planned: _Planned, ready: Ready) -> tuple[torch.nn.Module, Optimizer]:
+    def _moved_in(
+        self, model: torch.nn.Module, prepared: Prepared, stored: Mapping[str, InFiles], ready: Ready
+    ) -> tuple[torch.nn.Module, Optimizer]:
         """Wraps this stage's part, and drops the rest."""
-        self._in_flight = InFlight(_most_at_once(self._actions))
-        cut, prepared = planned.cut, planned.prepared._replace(in_flight=self._in_flight)
+        changes = ({"forward": 1, "backward": -1}.get(what, 0) for what, _ in self._actions)
+        self._in_flight = InFlight(max(itertools.accumulate(changes)))
+        prepared, cut = prepared._replace(in_flight=self._in_flight), self._cut_of
         if cut is not None:
-            cut.keep_own(planned.stored)
-            prepared = prepared.after_cut()
+            cut.keep_own(stored)
+            given_back = bytes_in_memory(prepared.groups)  # without what other stages had
+            prepared = prepared._replace(options=dataclasses.replace(prepared.options, given_back=given_back))
             Keeper(prepared.memory, 0).give_back()
         with self._others.random_of_rank_0(prepared.gpu):
-            module, optimizer = move_in(model, prepared, planned.stored, self._of_stage, ready)
+            module, optimizer = move_in(model, prepared, stored, self._of_stage, ready)
         if cut is not None:
             cut.forget_others()
             if isinstance(cut.lookups, Table) and prepared.gpu is not None:
@@ -216,7 +227,7 @@ class Pipeline:
         """Leaves this stage's layers plain modules, as sluice.torch.close() does. Nothing happens where it was closed before."""
         if not self._closed:
             close(self.module, values=values)
-            if self._cut_of is not None and isinstance(self._cut_of.lookups, Table):
+            if self._cut_of is not None:
                 self._cut_of.lookups.close()
             self._closed = True
             self._of_pipeline.close()
@@ -379,8 +390,8 @@ class _Step:
         stage, last = pipe.stage, pipe.stages - 1
         self._before = None if stage == 0 else self._border(stage - 1, kinds)
         self._after = None if stage == last else self._border(stage + 1, kinds)
-        self._lookups = None if pipe._cut_of is None else pipe._cut_of.lookups
-        if self._lookups is not None:
+        self._lookups = Lookups() if pipe._cut_of is None else pipe._cut_of.lookups
+        if self._lookups.are_made:
             ids = [pipe._here(inputs[IDS]) for inputs, _ in parts]
             pipe._in_flight.bytes = self._lookups.begin(self._border(last - stage, kinds), ids)
         self._outputs: dict[int, Any] = {}
@@ -394,8 +405,7 @@ class _Step:
         return self._borders[-1]
 
     def begin(self) -> None:
-        if self._lookups is not None:
-            self._lookups.begin_messages()
+        self._lookups.begin_messages()
 
     def receive_input(self, item: int) -> None:
         assert self._before is not None
@@ -406,11 +416,9 @@ class _Step:
         if self._before is not None:
             came = self._came[item] = {}
             value = (self._before.value(item, came.__setitem__),)
-        if self._lookups is not None:
-            self._lookups.before_forward(item)
+        self._lookups.item = item
         self._outputs[item] = self._called(value, *self._parts[item])
-        if self._lookups is not None:
-            self._lookups.after_forward(item)
+        self._lookups.after_forward(item)
 
     def _called(self, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
         """What this stage gives: the loss on the last one."""
@@ -450,72 +458,27 @@ class _Step:
             pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
             if pairs:
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-        if self._lookups is not None:
-            self._lookups.after_backward(item)
+        self._lookups.after_backward(item)
 
     def send_gradient(self, item: int) -> None:
         assert self._before is not None
         self._before.send_gradients(item, self._came.pop(item))
 
     def end(self) -> None:
-        if self._lookups is not None:
-            self._lookups.end()
+        self._lookups.end()
         for border in self._borders:
             border.end()
 
     def drain(self) -> None:
         for border in self._borders:
             border.drain()
-        if self._lookups is not None:
-            self._lookups.drop()
+        self._lookups.drop()
 
     def kinds(self) -> list[Optional[list[Kind]]]:
         return [border.kinds for border in self._borders]
 
 
-class _Planned(NamedTuple):
-    blocks: Blocks
-    cut: Optional[Cut]  # None: one rank has all
-    prepared: Prepared
-    stored: Mapping[str, InFiles]
-
-
-def _planned(
-    model: torch.nn.Module,
-    optimizer: Settings,
-    data: Together,
-    ranks: Optional[Ranks],
-    pipeline: str,
-    micro_batches: int,
-    stages: Optional[str],
-    weights: Optional[Path],
-    options: Mapping[str, Any],
-) -> _Planned:
-    """data: the ranks of this stage; ranks: those of this pipeline. The others are Pipeline's. Takes no memory, and leaves the model as it
-    is."""
-    blocks = blocks_of(model)
-    cut = None if ranks is None else Cut(model, blocks, ranks, pipeline, micro_batches, stages)
-    prepared = prepare(model, optimizer, together=data, cut=cut, **options)
-    return _Planned(blocks, cut, prepared, {} if weights is None else stored_of(model, weights))
-
-
-def _most_at_once(actions: Sequence[tuple[str, int]]) -> int:
-    """The most items whose backward pass has not come."""
-    changes = ({"forward": 1, "backward": -1}.get(what, 0) for what, _ in actions)
-    return max(itertools.accumulate(changes))
-
-
-def _place(along: Together) -> tuple[int, int]:
-    return (0, 1) if along.ranks is None else (along.ranks.rank, along.ranks.size)
-
-
-def _engine_of(model: torch.nn.Module) -> WrappedEngine:
-    engine = engine_of(model)
-    assert isinstance(engine, WrappedEngine), "the model is wrapped"
-    return engine
-
-
-def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[str, Any]) -> None:
+def _check(optimizer: Any, micro_batches: Any, pipeline: Any, mesh: Any, options: Mapping[str, Any]) -> None:
     if not isinstance(optimizer, Settings):
         raise InvalidArgumentError(f"the optimizer is {optimizer!r:.80}; a pipeline trains, by one such as sluice.AdamW()")
     if whole(micro_batches, "micro_batches") < 1:
@@ -532,9 +495,6 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, options: Mapping[s
             f"processes as there are stages (torchrun --nproc-per-node {len(device)})"
         )
     check_known(Pipeline, options)
-
-
-def _check_axes(mesh: Any) -> None:
     for axis in ("tensor", "sequence"):
         if isinstance(mesh, str) and f"{axis}=" in mesh:
             raise InvalidArgumentError(

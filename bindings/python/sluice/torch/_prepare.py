@@ -89,10 +89,6 @@ class Prepared(NamedTuple):
                 "called with), so that what is named here is enough for it"
             ) from error
 
-    def after_cut(self) -> Prepared:
-        """The same, once the memory of what other stages have was given back."""
-        return self._replace(options=dataclasses.replace(self.options, given_back=bytes_in_memory(self.groups)))
-
     @property
     def alike(self) -> dict[str, Any]:
         """What is the same on all ranks."""

@@ -53,7 +53,7 @@ class Cut:
         self.tied = _tied_embedding(model, blocks.before, blocks.after)
         is_first = self.tied is not None and self.stage == 0
         # Where embedding and head share a table: Fetching on the first stage, and Table on the last one.
-        self.lookups: Optional[Lookups] = Fetching(_filler(blocks.before[self.tied or ""])) if is_first else None
+        self.lookups: Lookups = Fetching(_filler(blocks.before[self.tied or ""])) if is_first else Lookups()
         work = [0.0, *(_elements(model, [name]) for name in self.blocks.names), _elements(model, self.blocks.after)]
         given = None if stages is None else text(stages, "stages")
         array = (ctypes.c_double * len(work))(*work)
@@ -258,11 +258,13 @@ class _Use(torch.autograd.Function):
 
 
 class Lookups:
-    """The lookups in a shared table on one of the two stages that have to do with it. A step begins by begin(), and calls the other methods
-    as it comes to its micro-batches (items)."""
+    """The lookups in a shared table, which this stage makes none of. Where it does, a step begins by begin(), and calls the other methods as
+    it comes to its micro-batches (items)."""
 
+    are_made = False  # whether this is one of the two stages that have to do with a shared table
     border: Border
     ids: Sequence[torch.Tensor]  # the tokens of each micro-batch
+    item = 0  # the micro-batch that is computed
 
     def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
         """Begins a step. Returns the most bytes that it holds beside what its calls take."""
@@ -271,9 +273,6 @@ class Lookups:
 
     def begin_messages(self) -> None:
         """Begins to pass on what the first micro-batches need."""
-
-    def before_forward(self, item: int) -> None:
-        self.item = item
 
     def after_forward(self, item: int) -> None:
         """Comes after the stage's forward pass."""
@@ -287,6 +286,9 @@ class Lookups:
     def drop(self) -> None:
         """Comes instead where the step has failed."""
 
+    def close(self) -> None:
+        """Leaves the modules as they were."""
+
 
 class Table(Lookups):
     """The table, on the last stage, which looks tokens up some micro-batches ahead of the first stage, so that this waits for none.
@@ -295,6 +297,8 @@ class Table(Lookups):
     there after the first stage's, and is 0 but for rows of the micro-batch's tokens. One rank adds the two, and then micro-batch to
     micro-batch. Here the head's part waits for the other one, in the rows that the step looks up: so the same numbers are added in the same
     order."""
+
+    are_made = True
 
     def __init__(self, model: torch.nn.Module, embedding: str, heads: Sequence[str], stages: int, fill: Callable[[Any], Any]) -> None:
         """fill: what the model's own code gets of the embedding on this stage, where no value of it counts."""
@@ -318,7 +322,6 @@ class Table(Lookups):
         return self._module.weight  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Leaves the modules as they were."""
         for module in self._changed:
             vars(module).pop("forward", None)
 
@@ -406,6 +409,8 @@ class Table(Lookups):
 
 class Fetching(Lookups):
     """What stands for the embedding on the first stage: it fetches what the last stage looks up."""
+
+    are_made = True
 
     def __init__(self, fill: Callable[[Any], Any]) -> None:
         """fill: what it gives where a call is estimated."""

@@ -44,6 +44,7 @@ class Together:
     ) -> None:
         """here: how many ranks share this machine. planned: as Options has it, for a plan alone."""
         self.ranks, self.here, self.planned = ranks, here, planned
+        self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
         self._model: Callable[[], Optional[torch.nn.Module]] = lambda: None
 
     def along(self, mesh: str, axis: str) -> Together:
