@@ -4,25 +4,31 @@ parameter groups."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import dataclasses
 import functools
+import gc
 import json
 import os
 import pathlib
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
-from ..device import predicted
-from ..engine import Values
+from .._library import library
+from ..device import device_of, facts_of, predicted
+from ..engine import Engine, Values, plan
 from ..errors import CorruptError, InvalidArgumentError, StateError
-from ..model import Path
-from ._homes import ModelEngine
+from ..model import Options, Path, Unit
+from ._gpu import Account, Gpu
+from ._homes import Lent, Span
 from ._measures import FirstStep, Ready
-from ._presence import Presence
 from ._safetensors import TYPES, pieces_of, tensors_of
+
+T = TypeVar("T")
 
 _BUFFERS, _GROUPS = "buffers.safetensors", "groups.json"
 _VERSION = 1
@@ -38,13 +44,15 @@ def _refused(call: str, remedy: str) -> Any:
     return refuse
 
 
-class WrappedEngine(ModelEngine):
-    """A wrapped model's engine. A user may save, load and set values; calls for steps and units are refused, since the
-    model's hooks and its optimizer make them."""
+class ModelEngine(Engine):
+    """The engine of a wrapped model. Its parameters are tensors, which may outlive it: a unit's addresses stay reserved until the last
+    tensor over them is gone, views that the user made included. A user may save, load and set values; calls for steps and units are
+    refused, since the model's hooks and its optimizer make them."""
 
+    _by_address = True
     first_step: FirstStep | None = None
     ready: Ready | None = None
-    presence: weakref.ref[Presence] | None = None  # set once the model has moved in
+    presence: weakref.ref[Any] | None = None  # a Presence of _presence.py, once the model has moved in
     optimizer: Callable[[], Any] = staticmethod(lambda: None)  # an Optimizer of _optimizer.py, as long as it lives
     # Of a stage of a pipeline: the names of all stages' buffers, and what gathers them from their own.
     buffers_of_all: tuple[Sequence[str], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
@@ -60,8 +68,108 @@ class WrappedEngine(ModelEngine):
     drop_gradient = _refused("drop_gradient", "set p.grad of the model's parameter to None")
     replan = _refused("replan", "what PyTorch needs is found at each call of the model, or stated as wrap(reserve=...)")
 
+    def __init__(self, units: Sequence[Unit], options: Options, gpu: Gpu | None = None) -> None:
+        """gpu: where the parameters are; None: in the memory of the CPU."""
+        super().__init__(units, options)
+        self.gpu = gpu
+        self._queues_on = 0  # the stream; 0: the default one
+        self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # the units of each tensor, and the memory that it was lent
+        self.left = False  # whether sluice.torch.close() has closed it
+        self.ended = False  # whether it was closed while views of a GPU's memory were there
+
+    @property
+    def own(self) -> Engine:
+        """This engine with all calls, also those that users are refused: for the model's hooks and its optimizer."""
+        return cast(Engine, super())
+
+    def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over a parameter's memory, which is not touched. The tensor and its views keep the engine alive until it
+        is closed."""
+        address = self._handle.ask("sluice_engine_parameter", spans[0].index, kind=ctypes.c_void_p) or 0
+        units = [span.unit for span in spans]
+        lent = Lent(self)
+        self._seen.append((units, weakref.ref(lent)))
+        return lent.tensor(address, shape, dtype, torch.device("cpu") if self.gpu is None else self.gpu.device)
+
+    def follow_stream(self, moves: bool = True) -> None:
+        """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now. moves:
+        units may move, which is refused while a graph is captured there."""
+        if self.gpu is None or (stream := self.gpu.stream()) == self._queues_on or (not moves and self.gpu.captures):
+            return
+        self._handle.call("sluice_engine_use_stream", stream)
+        self._queues_on = stream
+
+    def account(self) -> Account:
+        """What of the GPU's memory is free, and what the engine has there."""
+        lines = {line.purpose: line.current for line in self.ledger() if line.tier == "device"}
+        return Account(device_of(self)["free"], lines["total"] - lines["base"])  # which is for CUDA and PyTorch
+
+    def plan_with(self, of_pytorch: int) -> dict[str, Any]:
+        """The plan of a GPU that leaves PyTorch so many bytes of its memory, by the rates of this one. Raises BudgetError where there is
+        none."""
+        assert self.gpu is not None, "the plan is a GPU's"
+        given_back = sum(line.current for line in self.ledger() if (line.tier, line.purpose) == ("host", "total"))
+        options = dataclasses.replace(
+            self.options, device_reserved=of_pytorch + self.gpu.beside, given_back=given_back, device_facts=facts_of(self)
+        )
+        return plan(self.units, options)
+
+    def end_on_gpu(self) -> None:
+        """Closes the engine of a GPU, without values. Where users have views of its memory, that is theirs until the last of
+        them is gone, and has no values any more."""
+        self.ended = True
+        if self._is_seen():
+            gc.collect()
+        if not self._is_seen():
+            super().close()
+
+    def _is_seen(self) -> bool:
+        return any(reference() is not None for _, reference in self._seen)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self.ended or self._handle.closed
+
+    def agreed(self, what: str, make: Callable[[], T]) -> T:
+        """Returns what make() returns. Where ranks train the model together, it raises on every one of them where it raises on one."""
+        ranks = self.options.others
+        return make() if ranks is None else ranks.agreed(what, make)
+
+    def check_leaving(self) -> None:
+        """Raises BudgetError where leave(True) would."""
+        self._handle.call("sluice_engine_leave", 1, 0, None)
+
+    def leave(self, values: bool) -> None:
+        """Closes the engine. The tensors then lie in ordinary memory with their values, or, without `values`, in none, and
+        a touch ends the process with a message. Raises BudgetError, with nothing changed, where there is too little
+        memory; after any other error the tensors of some units have no values."""
+        homes = (ctypes.c_void_p * len(self.units))()
+        try:
+            self._handle.call("sluice_engine_leave", 1 if values else 0, 0, homes)
+        finally:
+            kept = [None if home is None else _FormerHome(home) for home in homes]
+            if all(home is not None for home in kept):
+                for units, reference in self._seen:
+                    if (lent := reference()) is not None:
+                        lent.keeps = [kept[unit] for unit in units]
+                super().close()
+
+    def close(self) -> None:
+        """Closes the engine without keeping the values, which sluice.torch.close() keeps."""
+        if self.presence is not None and (presence := self.presence()) is not None:
+            presence.forget_held()
+        if self.closed or self._handle.inherited:
+            return
+        if self.gpu is None:
+            self.leave(values=False)
+        else:
+            self.end_on_gpu()
+
+    # ---- what users call ----
+
     def plan(self) -> dict[str, Any]:
-        """Engine's plan, with "pytorch": the bytes that PyTorch was estimated to take at once ("peak"), those that were
+        """The engine's plan, with "pytorch": the bytes that PyTorch was estimated to take at once ("peak"), those that were
         planned for it ("reserve"), and those that the first step took ("measured"); None for what is not known. On a GPU
         also what was taken "beside" that and of the "host", and "seconds", by which the plan then says how long a step takes: the
         README of bindings/python says what they are. "ready" has the seconds in which the model was made ready, by phase."""
@@ -70,12 +178,6 @@ class WrappedEngine(ModelEngine):
         if self.ready is not None:
             made["ready"] = dict(self.ready.seconds)
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
-
-    def close(self) -> None:
-        """As ModelEngine's."""
-        if self.presence is not None and (presence := self.presence()) is not None:
-            presence.forget_held()
-        super().close()
 
     def save(self, out: Path, keep: int = 0, files: Mapping[str, Sequence[Any]] | None = None) -> str:
         """Saves as Engine does, also after forward passes, with the model's buffers (those of its state_dict()) and the settings of
@@ -157,18 +259,25 @@ class WrappedEngine(ModelEngine):
                 presence.changed()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[Presence | None]:
+    def _turn(self) -> Iterator[Any]:
         """A `with` in which no other thread uses the model. Yields None where it is not wrapped."""
         presence = None if self.presence is None or self.closed else self.presence()
         with contextlib.nullcontext() if presence is None else presence.users:
             yield presence
 
 
+class _FormerHome:
+    """Keeps a unit's addresses reserved for as long as this object lives."""
+
+    def __init__(self, address: int) -> None:
+        weakref.finalize(self, library().sluice_home_destroy, address).atexit = False
+
+
 # ---- what checkpoints have beside ----
 
 
 def _files_of(model: torch.nn.Module, optimizer: Any, of_all: Any) -> tuple[dict[str, list[memoryview]], list[str]]:
-    """The files, in pieces, and what cannot be saved, in words. of_all: WrappedEngine.buffers_of_all."""
+    """The files, in pieces, and what cannot be saved, in words. of_all: ModelEngine.buffers_of_all."""
     lacking = [
         f"the extra state of '{name}' ({type(module).__name__}.get_extra_state())"
         for name, module in model.named_modules()

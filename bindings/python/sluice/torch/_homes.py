@@ -6,23 +6,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import gc
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from .._library import library
-from ..device import device_of, facts_of
-from ..engine import Engine, plan
 from ..errors import StateError
-from ..model import Options, Unit
-from ._gpu import Account, Gpu
 from ._modes import Mode, tensors_among
-
-T = TypeVar("T")
 
 # ---- parameters whose unit is not on the GPU ----
 
@@ -310,116 +301,6 @@ _lent: dict[int, Lent] = {}  # what PyTorch has, by the address of its descripti
 _deleter = _Deleter(lambda address: _lent.pop(address, None) and None)
 ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
-
-
-class ModelEngine(Engine):
-    """An engine whose parameters are tensors, which may outlive it: a unit's addresses stay reserved until the last tensor
-    over them is gone, views that the user made included."""
-
-    _by_address = True
-
-    def __init__(self, units: Sequence[Unit], options: Options, gpu: Gpu | None = None) -> None:
-        """gpu: where the parameters are; None: in the memory of the CPU."""
-        super().__init__(units, options)
-        self.gpu = gpu
-        self._queues_on = 0  # the stream; 0: the default one
-        self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # the units of each tensor, and the memory that it was lent
-        self.left = False  # whether sluice.torch.close() has closed it
-        self.ended = False  # whether it was closed while views of a GPU's memory were there
-
-    @property
-    def own(self) -> Engine:
-        """This engine with all calls, also those that users are refused: for the model's hooks and its optimizer."""
-        return cast(Engine, super())
-
-    def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor over a parameter's memory, which is not touched. The tensor and its views keep the engine alive until it
-        is closed."""
-        address = self._handle.ask("sluice_engine_parameter", spans[0].index, kind=ctypes.c_void_p) or 0
-        units = [span.unit for span in spans]
-        lent = Lent(self)
-        self._seen.append((units, weakref.ref(lent)))
-        return lent.tensor(address, shape, dtype, torch.device("cpu") if self.gpu is None else self.gpu.device)
-
-    def follow_stream(self, moves: bool = True) -> None:
-        """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now. moves:
-        units may move, which is refused while a graph is captured there."""
-        if self.gpu is None or (stream := self.gpu.stream()) == self._queues_on or (not moves and self.gpu.captures):
-            return
-        self._handle.call("sluice_engine_use_stream", stream)
-        self._queues_on = stream
-
-    def account(self) -> Account:
-        """What of the GPU's memory is free, and what the engine has there."""
-        lines = {line.purpose: line.current for line in self.ledger() if line.tier == "device"}
-        return Account(device_of(self)["free"], lines["total"] - lines["base"])  # which is for CUDA and PyTorch
-
-    def plan_with(self, of_pytorch: int) -> dict[str, Any]:
-        """The plan of a GPU that leaves PyTorch so many bytes of its memory, by the rates of this one. Raises BudgetError where there is
-        none."""
-        assert self.gpu is not None, "the plan is a GPU's"
-        given_back = sum(line.current for line in self.ledger() if (line.tier, line.purpose) == ("host", "total"))
-        options = dataclasses.replace(
-            self.options, device_reserved=of_pytorch + self.gpu.beside, given_back=given_back, device_facts=facts_of(self)
-        )
-        return plan(self.units, options)
-
-    def end_on_gpu(self) -> None:
-        """Closes the engine of a GPU, without values. Where users have views of its memory, that is theirs until the last of
-        them is gone, and has no values any more."""
-        self.ended = True
-        if self._is_seen():
-            gc.collect()
-        if not self._is_seen():
-            super().close()
-
-    def _is_seen(self) -> bool:
-        return any(reference() is not None for _, reference in self._seen)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self.ended or self._handle.closed
-
-    def agreed(self, what: str, make: Callable[[], T]) -> T:
-        """Returns what make() returns. Where ranks train the model together, it raises on every one of them where it raises on one."""
-        ranks = self.options.others
-        return make() if ranks is None else ranks.agreed(what, make)
-
-    def check_leaving(self) -> None:
-        """Raises BudgetError where leave(True) would."""
-        self._handle.call("sluice_engine_leave", 1, 0, None)
-
-    def leave(self, values: bool) -> None:
-        """Closes the engine. The tensors then lie in ordinary memory with their values, or, without `values`, in none, and
-        a touch ends the process with a message. Raises BudgetError, with nothing changed, where there is too little
-        memory; after any other error the tensors of some units have no values."""
-        homes = (ctypes.c_void_p * len(self.units))()
-        try:
-            self._handle.call("sluice_engine_leave", 1 if values else 0, 0, homes)
-        finally:
-            kept = [None if home is None else _FormerHome(home) for home in homes]
-            if all(home is not None for home in kept):
-                for units, reference in self._seen:
-                    if (lent := reference()) is not None:
-                        lent.keeps = [kept[unit] for unit in units]
-                super().close()
-
-    def close(self) -> None:
-        """Closes the engine without keeping the values, which sluice.torch.close() keeps."""
-        if self.closed or self._handle.inherited:
-            return
-        if self.gpu is None:
-            self.leave(values=False)
-        else:
-            self.end_on_gpu()
-
-
-class _FormerHome:
-    """Keeps a unit's addresses reserved for as long as this object lives."""
-
-    def __init__(self, address: int) -> None:
-        weakref.finalize(self, library().sluice_home_destroy, address).atexit = False
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

@@ -16,7 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .. import _abi
 from ..errors import Error, InvalidArgumentError
 from ..model import Unit
-from ._homes import Home, ModelEngine, Span
+from ._engine import ModelEngine
+from ._homes import Home, Span
 from ._modes import Mode
 from ._presence import Presence
 from ._safetensors import InFiles

@@ -24,7 +24,7 @@ from ..ranks import MOST_EXCHANGED, Message, Ranks
 from ._borders import Border, Kind
 from ._calls import calls_with
 from ._demand import InFlight
-from ._engine import WrappedEngine, saved_buffers
+from ._engine import ModelEngine, saved_buffers
 from ._estimate import CPU, autocast_types
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
@@ -129,7 +129,7 @@ class Pipeline:
         if self._of_pipeline.ranks is not None:
             # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
             engine = engine_of(self.module)
-            assert isinstance(engine, WrappedEngine), "the model is wrapped"
+            assert isinstance(engine, ModelEngine), "the model is wrapped"
             engine.buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save

@@ -19,10 +19,10 @@ from ..model import Options, Sections, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._demand import InFlight
+from ._engine import ModelEngine
 from ._guards import check_model, check_optimizer
 from ._estimate import reserves_of
 from ._gpu import HOST, Gpu, gpu_of
-from ._homes import ModelEngine
 from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
 from ._stages import Cut
@@ -250,12 +250,12 @@ def settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings
     InvalidArgumentError where one is not valid, cannot change, or is a setting that this optimizer does not have."""
     had = vars(made_with)
     for name, always in {**dict.fromkeys(_OF_OTHERS, False), **made_with.implied}.items():
-        if name not in had and group.get(name) is not None and _plain(group[name]) != always:
+        if name not in had and group.get(name) is not None and plain(group[name]) != always:
             raise InvalidArgumentError(
                 f"{name} is {group[name]}, which the wrapped model's optimizer does not have: to {type(made_with).__name__} it is always "
                 f"{always}; leave it out; what another optimizer saved is loaded by that one"
             )
-    made: Settings = made_with.replaced(**{name: _plain(value) for name, value in group.items() if name in had})
+    made: Settings = made_with.replaced(**{name: plain(value) for name, value in group.items() if name in had})
     for name in made_with.fixed:
         if getattr(made, name) != getattr(made_with, name):
             raise InvalidArgumentError(
@@ -271,10 +271,11 @@ def settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings
     return made
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A setting as a number or a tuple, where it is a tensor with one element or a list."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
-    return tuple(_plain(each) for each in value) if isinstance(value, (list, tuple)) else value
+    return tuple(plain(each) for each in value) if isinstance(value, (list, tuple)) else value
 
 
 def _members(

@@ -17,7 +17,8 @@ from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from . import _homes
 from ._backward import Users, in_pass
-from ._homes import Home, ModelEngine, storage_of
+from ._engine import ModelEngine
+from ._homes import Home, storage_of
 from ._measures import FirstStep, Keeper, resident_bytes
 from ._stored import Stored
 

@@ -17,7 +17,7 @@ from ..optimizers import Optimizer as Settings
 from . import _full, _homes, _reproducible
 from ._calls import Calls
 from ._demand import Demand
-from ._engine import WrappedEngine
+from ._engine import ModelEngine
 from ._gradients import Arrived, Gradient, Gradients
 from ._guards import guard, keep_touches_served, override, refuse_copy, restore
 from ._homes import Home
@@ -31,7 +31,7 @@ from ._together import Together
 from ._units import owners_of
 
 
-_engines: weakref.WeakSet[WrappedEngine] = weakref.WeakSet()  # of this process
+_engines: weakref.WeakSet[ModelEngine] = weakref.WeakSet()  # of this process
 
 
 class Session:
@@ -320,12 +320,12 @@ def _without_values(presence: Presence) -> None:
         _homes.show(home.parameter, torch.empty(0, dtype=home.memory.dtype, device=home.memory.device))
 
 
-def _engine_for(model: torch.nn.Module, prepared: Prepared) -> WrappedEngine:
+def _engine_for(model: torch.nn.Module, prepared: Prepared) -> ModelEngine:
     if prepared.gpu is not None:
         prepared.gpu.give_back()  # what PyTorch's allocator keeps, and no tensor has, counts as free
     try:
         with prepared.planning():
-            return WrappedEngine(prepared.units, prepared.options, prepared.gpu)
+            return ModelEngine(prepared.units, prepared.options, prepared.gpu)
     except BudgetError as error:
         if prepared.gpu is None or not (there := prepared.gpu.bytes_of(model)):
             raise

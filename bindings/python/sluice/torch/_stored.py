@@ -15,7 +15,8 @@ import torch
 from .. import _abi
 from ..errors import StateError
 from . import _homes
-from ._homes import Home, ModelEngine
+from ._engine import ModelEngine
+from ._homes import Home
 from ._units import DTYPES
 
 
