@@ -58,13 +58,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return torch.ops.aten.is_non_overlapping_and_dense(tensor) if tensor.numel() else tensor.is_contiguous()
 
 
-def described(value: Any, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
-    """A value as JSON, and the tensors in it, which are their numbers there. device: where the stage computes."""
-    tensors: list[torch.Tensor] = []
-    return _told(value, device, tensors), tensors
-
-
-def _told(value: Any, device: torch.device, tensors: list[torch.Tensor]) -> Any:
+def described(value: Any, device: torch.device, tensors: list[torch.Tensor]) -> Any:
+    """A value as JSON, in which tensors are their numbers in the list, which is filled. device: where the stage computes."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.device not in (device, CPU):
             there = "on the CPU" + ("" if device == CPU else f" or {device}, where this stage computes,")
@@ -73,9 +68,9 @@ def _told(value: Any, device: torch.device, tensors: list[torch.Tensor]) -> Any:
             tensors.append(value)
         return {"tensor": next(number for number, t in enumerate(tensors) if t is value)}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [_told(each, device, tensors) for each in value]}
+        return {type(value).__name__: [described(each, device, tensors) for each in value]}
     if type(value) is dict:
-        return {"dict": [[_told(key, device, tensors), _told(each, device, tensors)] for key, each in value.items()]}
+        return {"dict": [[described(key, device, tensors), described(each, device, tensors)] for key, each in value.items()]}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InvalidArgumentError(
@@ -129,7 +124,8 @@ class Border:
 
     def send(self, item: int, value: Any) -> list[torch.Tensor]:
         """Begins to send a value. Returns its tensors."""
-        told, tensors = described(value, self._device)
+        tensors: list[torch.Tensor] = []
+        told = described(value, self._device, tensors)
         kinds = [Kind.of(t) for t in tensors]
         self.kinds = kinds if self.kinds is None else self.kinds
         if kinds != self.kinds:

@@ -143,7 +143,7 @@ class Calls:
         presence.users.__enter__()
         try:
             if presence.users.is_outermost():
-                self._demand.begin_anew()
+                self._demand.inside = False  # Ctrl-C may have ended a call without its end
                 if self._scopes:
                     raise StateError(
                         "a call of the wrapped model was interrupted (Ctrl-C) before it could end, and has left hooks of saved tensors in "
@@ -229,7 +229,7 @@ class Calls:
     def bring_in(self, home: Home) -> None:
         """Comes in a backward pass that needs a parameter."""
         presence = self._presence
-        if self._on_gpu and not presence.are_shown(home.units):
+        if self._on_gpu:
             presence.pinned = {*presence.pinned, *home.units}  # until the backward of the next call begins
         for unit in home.units:
             presence.use(unit)

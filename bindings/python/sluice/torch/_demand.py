@@ -91,10 +91,6 @@ class Demand:
                     tensor.grad_fn.metadata[id(self)] = kept  # type: ignore[index]
                     self._kept.add(kept)
 
-    def begin_anew(self) -> None:
-        """Comes before a call when no other one goes on: Ctrl-C may have ended one without its end."""
-        self.inside = False
-
     def freed(self) -> None:
         """Comes in a backward pass, which frees what was kept for it."""
         self._kept.clear()

@@ -194,9 +194,10 @@ def reserve_for(found: Estimate) -> int:
 
 def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.device = CPU) -> Estimate:
     """Estimates a step on a batch: what the model is called with, a dict of keyword arguments, a tuple of arguments, or one
-    argument, of whose tensors only shapes and types count. Where the output has no `loss`, a cross entropy of the outputs
+    argument, of whose tensors shapes and types count, and values where the model depends on them. Where the output has no `loss`, a cross entropy of the outputs
     is allowed for, in f32 and of a shifted copy."""
-    args, kwargs = _call_of(batch)
+    kwargs = batch if isinstance(batch, Mapping) else {}
+    args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
     return estimate_call(model, model, args, kwargs, train, device, "sample_batch", "model(sample_batch)")
 
 
@@ -315,17 +316,7 @@ def _give_up_gradients(tensors: Iterable[torch.Tensor]) -> None:
     """In a wrapped model the engine has them."""
     for tensor in tensors:
         if tensor.is_leaf and tensor.requires_grad:
-            tensor.register_post_accumulate_grad_hook(_give_up)
-
-
-def _give_up(p: torch.Tensor) -> None:
-    p.grad = None
-
-
-def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)), {}
+            tensor.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
 
 
 def _loss_of(output: Any) -> torch.Tensor | None:

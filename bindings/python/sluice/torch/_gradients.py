@@ -221,8 +221,8 @@ class Arrived:
         self._known: set[int] = set()  # units all of whose gradients have come in an earlier pass
         self._repeated: set[int] = set()  # those of which one has come twice in a pass
 
-    def forget(self) -> None:
-        """Begins a backward pass."""
+    def begin_pass(self) -> None:
+        """Comes when a backward pass begins."""
         self._known.update(unit for unit, homes in self._of_unit.items() if homes <= self._came)
         self._came.clear()
 
@@ -427,11 +427,6 @@ def _is_finite(value: Gradient) -> bool:
     return norms is None or math.isfinite(norms[0])
 
 
-def _detach(value: Gradient) -> Gradient:
-    """Another tensor of the same gradient, which stays in the engine until the last of them is gone."""
-    return value
-
-
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.add_.Tensor: _add,
     _aten.mul_.Tensor: _multiply,
@@ -439,7 +434,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.div_.Tensor: _divide,
     _aten.div_.Scalar: _divide,
     _aten.zero_.default: _zero,
-    _aten.detach.default: _detach,
+    _aten.detach.default: lambda value: value,  # it stays in the engine until the last tensor of it is gone
     _aten.linalg_vector_norm.default: _norm,
     _aten._foreach_norm.Scalar: _foreach_norm,
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,

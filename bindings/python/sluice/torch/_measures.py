@@ -114,8 +114,9 @@ class FirstStep:
         self.lacking = self.measured - self.reserve + self.measured // 16
         if self._stated or highest > self.memory:
             warnings.warn(
-                f"PyTorch took {self.measured >> 20} MiB in the first step, and {self.reserve >> 20} MiB were planned for "
-                f"it{self._of_estimate()}; the process has {highest >> 20} MiB at most, and the memory that was stated is "
+                f"PyTorch took {self.measured >> 20} MiB in the first step, and {self.reserve >> 20} MiB were planned for it"
+                + ("" if self._estimated is None else f" ({self._estimated >> 20} MiB were estimated)")
+                + f"; the process has {highest >> 20} MiB at most, and the memory that was stated is "
                 f"{self.memory >> 20} MiB. {self._advice(highest)}",
                 RuntimeWarning,
                 stacklevel=2,
@@ -139,9 +140,6 @@ class FirstStep:
         """What to state instead. highest: the most bytes that the process had."""
         assert self.measured is not None, "the step was measured"
         return f"Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'"
-
-    def _of_estimate(self) -> str:
-        return "" if self._estimated is None else f" ({self._estimated >> 20} MiB were estimated)"
 
     def as_dict(self) -> dict[str, Any]:
         """What plan() shows, mostly in bytes; None for what is not known."""

@@ -91,7 +91,6 @@ class UpdatesInBackward(Updates):
 
     @property
     def begun(self) -> bool:
-        """Whether a gradient of this step was applied already."""
         return bool(self._had)
 
     def _settings(self) -> Sequence[Settings]:
@@ -101,16 +100,10 @@ class UpdatesInBackward(Updates):
         return method()
 
     def before_use(self, presence: Presence) -> None:
-        """Comes before a use of parameters. The gradients of a backward pass that has failed are applied now,
-        before graphs are made of the parameters that they change."""
-        if self._has_failed(presence):
-            self._end(presence)
-
-    def _has_failed(self, presence: Presence) -> bool:
-        return presence.users.failed and not in_pass()
+        if presence.users.failed and not in_pass():
+            self._end(presence)  # before graphs are made of the parameters that the gradients of that pass change
 
     def begin(self, presence: Presence) -> None:
-        """Begins the engine's step."""
         self._given = self._settings()
         self._had.clear()
         self._open.clear()
@@ -133,19 +126,19 @@ class UpdatesInBackward(Updates):
                 presence.release(unit)
 
     def release(self, unit: int) -> None:
-        """Comes when a unit is released, which makes its gradients final."""
         for home in self._open.pop(unit, ()):
             home.changed()
 
     def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
-        """Ends the engine's step, whose updates were made, but for gradients that the user put there since."""
         return self._end(presence) and bool(got)
 
     def _end(self, presence: Presence) -> bool:
-        several = presence.engine.options.ranks is not None
-        if several and self._has_failed(presence):
-            return self._abandon(presence)
+        several, failed = presence.engine.options.ranks is not None, presence.users.failed
         presence.users.failed = False
+        if several and failed and not in_pass():  # other ranks may have gradients of that pass that this one has not
+            presence.abandon_step()
+            self._had.clear()
+            return False
         presence.release_all()
         if several:
             presence.begin_step()  # other ranks may have gradients
@@ -157,13 +150,6 @@ class UpdatesInBackward(Updates):
         self._had.clear()
         presence.first_step.end()
         return True
-
-    def _abandon(self, presence: Presence) -> bool:
-        """Ends a step whose backward pass failed on this rank: others may have gradients of it that this one does not."""
-        presence.users.failed = False
-        presence.abandon_step()
-        self._had.clear()
-        return False
 
 
 class Presence:
@@ -297,10 +283,6 @@ class Presence:
             self._conceal(unit)
         for unit in units.keys() - self._shown:
             self._show(unit)
-
-    def are_shown(self, units: Iterable[int]) -> bool:
-        """Whether the parameters of these units on a GPU show their memory, and stay until other ones are shown."""
-        return all(unit in self._shown and unit in self.pinned for unit in units)
 
     def _show(self, unit: int) -> None:
         self._shown.add(unit)

@@ -159,10 +159,6 @@ class Scope:
 _CAST = torch.ops.aten._to_copy.default
 
 
-def _writes(target: Any) -> bool:
-    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))  # operators with bodies have no schema
-
-
 class _KeptParameters(threading.local):
     """Lets a graph of torch.compile() that is made meanwhile keep the parameter for backward, and not a cast that one of its kernels makes
     and no mode sees. PyTorch keeps each patch of its settings forever, so a thread has one."""
@@ -213,7 +209,8 @@ class Casts(Mode):
             if home is not None and result.storage_offset() == 0:
                 cast = Cast(home, View.of(args[0]), View.of(result))
                 self._casts[storage_of(result)] = (StorageWeakRef(result.untyped_storage()), result._version, cast)
-        if self._casts and _writes(func):
+        schema = getattr(func, "_schema", None)  # operators with bodies have none
+        if self._casts and schema is not None and schema.is_mutable:
             for tensor in written_by(func, args, kwargs or {}):
                 if has_memory(tensor) and tensor.layout == torch.strided:
                     self._casts.pop(storage_of(tensor), None)

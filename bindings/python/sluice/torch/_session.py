@@ -68,13 +68,13 @@ class Session:
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )
+            self._arrived = Arrived(self.presence)
             if several or self._counts:  # otherwise nothing depends on when a pass begins and ends
-                self.presence.users.watch(self.begin_backward, self.end_backward, self._counts)
+                self.presence.users.watch(self._arrived.begin_pass, self.end_backward, self._counts)
             stated = prepared.stated or prepared.gpu is not None
             self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch, prepared.in_flight)
             self._calls = Calls(self.presence, self._demand)
             self._gradients = Gradients(self.presence)
-            self._arrived = Arrived(self.presence)
             self._install(model, owners)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
             if prepared.gpu is None:
@@ -187,9 +187,6 @@ class Session:
             parameter.grad = self._gradients.put(home, gradient)
         if self._counts:
             self._arrived.note(home)
-
-    def begin_backward(self) -> None:
-        self._arrived.forget()
 
     def end_backward(self) -> None:
         """Ends a micro-batch, where these are counted. Where others are ranks, each parameter then has a gradient: one of them may

@@ -100,10 +100,11 @@ def find_units(
     last = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}
     _Collected(names, last, taken, rest).add(model, "")
     apart = _split(_merge_small(rest, by_calls))
-    found = _named_apart(own + (apart if by_calls else _span_large(apart)))
+    found = own + (apart if by_calls else _span_large(apart))
     if not found:
         raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
-    return found
+    used: set[str] = set()
+    return [dataclasses.replace(group, name=_apart(group.name, used)) for group in found]
 
 
 def _named(
@@ -140,12 +141,6 @@ def _names_of(unit: str, members: Any) -> list[str]:
             f"the unit {unit!r} has {members!r:.80}; names of modules or parameters are needed, such as ['head.weight']"
         )
     return names
-
-
-def _named_apart(groups: Sequence[Group]) -> list[Group]:
-    """The same groups with different names: the first of equal ones keeps its name."""
-    taken: set[str] = set()
-    return [dataclasses.replace(group, name=_apart(group.name, taken)) for group in groups]
 
 
 def _apart(name: str, taken: set[str]) -> str:

@@ -302,16 +302,14 @@ def _class_of(config: Any, folder: str) -> Any:
 
 def _type_of(dtype: Union[torch.dtype, str, None], config: Any, folder: Path) -> torch.dtype:
     if dtype is None or dtype == "auto":
-        dtype = getattr(config, "dtype", None) or _first_type(folder)
+        dtype = getattr(config, "dtype", None)
+    if dtype is None:
+        types = (there.dtype for there in tensors_of_model(folder).values())
+        dtype = next((each for each in types if each is not None and each.is_floating_point), torch.float32)
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         raise InvalidArgumentError(f"dtype is {dtype!r:.80}; it is a type such as torch.bfloat16, its name, or 'auto'")
     return found
-
-
-def _first_type(folder: Path) -> torch.dtype:
-    types = (there.dtype for there in tensors_of_model(folder).values())
-    return next((each for each in types if each is not None and each.is_floating_point), torch.float32)
 
 
 def _build(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
