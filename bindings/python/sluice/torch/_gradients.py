@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 
+from .. import _abi
 from ..errors import InvalidArgumentError, StateError
-from ._homes import Home, name_of, written_by
-from ._presence import Presence
+from ._homes import Home, name_of, outside, written_by
 from ._modes import outside_of_graphs, tensors_among
-from ._stored import Entry
+from ._presence import Presence
+from ._units import DTYPES
 
 _aten = torch.ops.aten
 
 
 @dataclasses.dataclass(eq=False)
-class Slot(Entry):
-    """The entry of a gradient that p.grad shows. It keeps neither the presence nor the parameter alive: Python's collector
-    does not see what p.grad refers to, so that they would never end."""
+class Slot:
+    """A parameter's gradient, from its first backward until it is given up. It keeps neither the presence nor the parameter alive: Python's
+    collector does not see what p.grad refers to, so that they would never end."""
 
+    index: int  # the parameter's
     owner: weakref.ref[Presence]
+    alive: bool = True  # whether it was not given up
+    absent: bool = False  # this rank has added nothing to it; others may have
     applied: bool = False  # it was applied in backward, and nothing is left of it
     zeroed: bool = False  # zero_grad() was called since it was applied
     gradient: weakref.ref[Gradient] | None = None  # the tensor whose version counter its views share
@@ -74,7 +80,8 @@ class Slot(Entry):
         self.check()
         if self.applied:
             return torch.zeros_like(self.home.memory)
-        return self.presence.stored.read(self.home)
+        copy: torch.Tensor = self.presence.gradients.read(self.home)
+        return copy
 
     def replace(self, values: torch.Tensor) -> None:
         """Sets the gradient to `values`."""
@@ -88,7 +95,7 @@ class Slot(Entry):
             self.presence.apply_gradient(self.home, values)
             self.zeroed = False
             return
-        self.presence.stored.set(self.home, values)
+        self.presence.gradients.set(self.home, values)
 
 
 class Gradient(torch.Tensor):
@@ -159,51 +166,177 @@ class Gradient(torch.Tensor):
 
 
 class Gradients:
-    """Makes a model's gradients. Their objects are made between steps: small objects that are made in backward would stay
-    in memory that big ones leave, and break it up."""
+    """The gradients of one wrapped model, which the engine has. They share a lock with all that uses the engine.
+
+    The objects that p.grad shows are made between steps: small objects that are made in backward would stay in memory that big ones leave,
+    and break it up."""
 
     def __init__(self, presence: Presence) -> None:
-        self._presence, self._homes = presence, [home for home in presence.homes if home.trainable]
-        self._ready: dict[int, Gradient] = {}
+        self._presence, self._engine, self._lock = presence, presence.engine, presence.lock
+        self.slots: dict[int, Slot] = {}  # of those that the engine may have, by the parameter's index
+        self._ended: deque[Slot] = deque()  # those to which there is no reference; finalizers add them, even inside of an engine's call
+        self._ready: dict[int, Gradient] = {}  # that no backward pass has needed yet
         self.prepare()
 
     def prepare(self) -> None:
         """Makes the objects that the next backward may need."""
-        for home in self._homes:
-            if home.index not in self._ready:
+        for home in self._presence.homes:
+            if home.trainable and home.index not in self._ready:
                 self._ready[home.index] = self._make(home)
-
-    def put(self, home: Home, values: torch.Tensor) -> Gradient:
-        """Puts a plain gradient into the engine, where it lives as long as the Gradient that is returned. With updates in
-        backward it is applied, and nothing stays in the engine."""
-        gradient = self._taken(home)
-        if self._presence.updates.in_backward:
-            self._presence.apply_gradient(home, values)
-            gradient._slot.applied = True
-        else:
-            self._presence.stored.begin(gradient._slot, values)
-        return gradient
-
-    def absent(self, home: Home) -> Gradient:
-        """The gradient of a parameter to which this rank has added nothing."""
-        gradient = self._taken(home)
-        if self._presence.updates.in_backward:
-            gradient._slot.applied = True
-        else:
-            self._presence.stored.begin(gradient._slot)
-        return gradient
-
-    def _taken(self, home: Home) -> Gradient:
-        gradient = self._ready.pop(home.index, None)
-        return self._make(home) if gradient is None else gradient
 
     def _make(self, home: Home) -> Gradient:
         gradient = Gradient(self._presence, home)
-        slot = gradient._slot
-        slot.gradient = weakref.ref(gradient)
+        gradient._slot.gradient = weakref.ref(gradient)
         # The finalizer must not keep this object, which keeps the gradients that are ready.
-        weakref.finalize(gradient, self._presence.stored.ended.append, slot).atexit = False
+        weakref.finalize(gradient, self._ended.append, gradient._slot).atexit = False
         return gradient
+
+    def put(self, home: Home, values: torch.Tensor | None) -> Gradient:
+        """Puts a plain gradient into the engine, in place of one that is there. It lives as long as the Gradient that is returned. With
+        updates in backward it is applied, and nothing stays in the engine. values: None: this rank has added nothing to it."""
+        gradient = self._ready.pop(home.index) if home.index in self._ready else self._make(home)
+        slot = gradient._slot
+        if self._presence.updates.in_backward:
+            if values is not None:
+                self._presence.apply_gradient(home, values)
+            slot.applied = True
+            return gradient
+        with self._lock:
+            self.give_up(home)
+            self.slots[home.index] = slot  # comes first: what is added has a slot, and is dropped with it
+            slot.absent = values is None
+            if values is not None:
+                self.add(home, values)
+        return gradient
+
+    # ---- their end ----
+
+    def give_up(self, home: Home) -> None:
+        """Ends the parameter's gradient in the engine, if there is one."""
+        self.end(slot for slot in [self.slots.get(home.index)] if slot is not None)
+
+    def end(self, slots: Iterable[Slot]) -> None:
+        """Ends these gradients, which the engine drops."""
+        ended = list(slots)
+        self._drop(*(self._presence.homes[slot.index] for slot in ended))
+        for slot in ended:
+            slot.alive = False
+            del self.slots[slot.index]
+
+    def drop_ended(self) -> None:
+        """Ends the gradients to which there is no reference."""
+        count = len(self._ended)  # finalizers may add others at any time, which an iterator would not bear
+        self.end(slot for slot in (self._ended[i] for i in range(count)) if self.slots.get(slot.index) is slot)
+        for _ in range(count):
+            self._ended.popleft()  # they stay where they could not be ended
+
+    def drop_absent(self, home: Home) -> bool:
+        """Drops what other ranks have added where this one has added nothing. Returns whether that is so. It asks nobody. With
+        `reproducible` every gradient that becomes zero is then such a one: zeros would be a gradient of no micro-batch."""
+        with self._lock:
+            slot = self.slots.get(home.index)
+            if slot is None or not (slot.absent or self._engine.options.reproducible):
+                return False
+            self._drop(home)
+            slot.absent = True
+            return True
+
+    def _drop(self, *homes: Home) -> None:
+        if homes:
+            self._engine._drop_gradients(_indices(homes))
+
+    # ---- their elements ----
+
+    def _lacks(self, home: Home) -> bool:
+        """Whether no rank has added anything to the gradient. Where this rank has not, all ranks are asked: it is a use."""
+        slot = self.slots.get(home.index)
+        if slot is None or not slot.absent:
+            return False
+        try:
+            self._engine._gradient_norms(_indices([home]))
+            return False
+        except StateError as error:
+            if "has no gradient in this step" not in str(error):
+                raise  # what ranks have differs
+            ask = self._engine._handle.ask
+            if self._engine.failure or any(ask("sluice_engine_has_gradient", span.index) for span in home.spans):
+                raise
+            return True
+
+    def set(self, home: Home, values: torch.Tensor) -> None:
+        """Sets the gradient to `values`."""
+        if self._engine.options.reproducible:
+            raise StateError(
+                f"the gradient of '{home.name}' is to be written, and the model was wrapped with reproducible=True, whose gradients "
+                "are those of micro-batches; scale it, clip it by norm, drop it (zero_grad()), or use wrap(clip_value=)"
+            )
+        with self._lock:
+            self._drop(home)
+            self.add(home, values)
+
+    def add(self, home: Home, values: torch.Tensor) -> None:
+        """Adds to the gradient."""
+        dense = (values.to_dense() if values.layout != torch.strided else values).detach()
+        if dense.dtype not in DTYPES:
+            dense = dense.float()
+        dense = outside(dense.contiguous(), self._presence.by_storage)
+        address, size, kind = dense.data_ptr(), dense.element_size(), _abi.DTYPES[DTYPES[dense.dtype]]
+        with self._lock:
+            if (slot := self.slots.get(home.index)) is not None:
+                slot.absent = False
+            self._engine.follow_stream()
+            for span in home.spans:
+                self._presence.use(span.unit, _abi.GRADIENT_ONLY)
+                self._engine._handle.call("sluice_engine_add_gradient", span.index, address + span.first * size, kind)
+
+    def multiply(self, homes: Sequence[Home], factor: float) -> None:
+        """Multiplies the gradients of these parameters."""
+        for some in self._in_order(homes):
+            self._engine._multiply_gradients(_indices(some), factor)
+
+    def norms(self, homes: Sequence[Home]) -> list[float]:
+        """The norm of each one's gradient: NaN where an element is, else infinite where one is."""
+        found = {}
+        for some in self._in_order(homes):
+            parts = iter(self._engine._gradient_norms(_indices(some)))
+            found.update({home.index: _together(list(itertools.islice(parts, len(home.spans)))) for home in some})
+        return [found.get(home.index, 0.0) for home in homes]
+
+    def _in_order(self, homes: Sequence[Home]) -> Iterator[Sequence[Home]]:
+        """Those that have a gradient: all at once, or, where other ranks may have what this one lacks, one after another, since ranks use
+        gradients in the same order."""
+        if not any(slot.absent for home in homes if (slot := self.slots.get(home.index)) is not None):
+            yield homes
+            return
+        for home in homes:
+            if not self._lacks(home):
+                yield [home]
+
+    def read(self, home: Home) -> torch.Tensor:
+        """A copy of the gradient."""
+        if self._lacks(home):
+            return torch.zeros_like(home.memory, memory_format=torch.contiguous_format)
+        copy = torch.empty_like(home.memory, memory_format=torch.contiguous_format)
+        kind = _abi.DTYPES[DTYPES[copy.dtype]]
+        with self._lock:
+            self._engine.follow_stream()
+            for span in home.spans:
+                to = span.of(copy.view(-1)).data_ptr()
+                self._engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)
+        return copy
+
+
+def _indices(homes: Iterable[Home]) -> list[int]:
+    """The engine's numbers for all spans of these parameters."""
+    return [span.index for home in homes for span in home.spans]
+
+
+def _together(norms: Sequence[float]) -> float:
+    """The norm of what has these norms in its parts."""
+    if len(norms) == 1:
+        return norms[0]
+    nan = next((norm for norm in norms if math.isnan(norm)), None)  # for hypot() infinity comes before NaN
+    return math.hypot(*norms) if nan is None else nan
 
 
 class Arrived:
@@ -297,7 +430,7 @@ def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:
     if target._slot.applied:
         target._slot.replace(other)
         return target
-    target._slot.presence.stored.add(target._slot.home, other)
+    target._slot.presence.gradients.add(target._slot.home, other)
     return target
 
 
@@ -320,7 +453,7 @@ def _multiply(target: Any, other: Any) -> Any:
 def _multiply_all(gradients: Sequence[Gradient], factor: float) -> None:
     """Multiplies gradients in the engine, which may be of several models."""
     for presence, slots in _by_model(gradients).items():
-        presence.stored.multiply([slot.home for slot in slots], factor)
+        presence.gradients.multiply([slot.home for slot in slots], factor)
 
 
 def _by_model(gradients: Iterable[Gradient]) -> dict[Presence, list[Slot]]:
@@ -343,7 +476,7 @@ def _zero(target: Gradient) -> Gradient:
         target._slot.zeroed = True
         return target
     target._slot.check()
-    if target._slot.presence.stored.drop_absent(target._slot.home):
+    if target._slot.presence.gradients.drop_absent(target._slot.home):
         return target
     target._slot.replace(torch.zeros_like(target._slot.home.memory))
     return target
@@ -364,7 +497,7 @@ def _norms_of(values: Sequence[Any]) -> list[float] | None:
         return None
     norms: dict[int, float] = {}
     for presence, slots in by_model.items():
-        norms.update(zip(map(id, slots), presence.stored.norms([slot.home for slot in slots]), strict=True))
+        norms.update(zip(map(id, slots), presence.gradients.norms([slot.home for slot in slots]), strict=True))
     return [norms[id(value._slot)] for value in values]
 
 

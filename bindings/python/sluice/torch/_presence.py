@@ -20,7 +20,6 @@ from ._backward import Users, in_pass
 from ._engine import ModelEngine
 from ._homes import Home, storage_of
 from ._measures import FirstStep, Keeper, resident_bytes
-from ._stored import Stored
 
 _OLD_GRAPH = (
     "backward goes through a graph that was made before the model was closed (sluice.torch.close()); run forward again"
@@ -120,7 +119,7 @@ class UpdatesInBackward(Updates):
         self._had.add(home.index)
         for unit in home.units:
             self._open.setdefault(unit, []).append(home)
-        presence.stored.add(home, values)
+        presence.gradients.add(home, values)
         for unit in home.units:
             if all(other.index in self._had for other in self._homes[unit]):
                 presence.release(unit)
@@ -175,7 +174,7 @@ class Presence:
         self.by_storage = {storage_of(home.memory): home for home in homes}
         self.users = Users()
         self.lock: AbstractContextManager[Any] = threading.RLock()
-        self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
+        self.gradients: Any = None  # the Gradients of _gradients.py, which the session makes
         self.updates = Updates()
         self.pinned: Collection[int] = ()  # units that nothing else takes the room of, on a GPU
         self.in_call = False  # whether a call of the model on a GPU, or its backward, goes on
@@ -214,7 +213,7 @@ class Presence:
                 self.begin_step()
             if self.engine.gpu is None or self.first_step.measured is None:
                 self.first_step.note(self.keeper.look())
-            self.stored.drop_ended()
+            self.gradients.drop_ended()
             if not held:
                 self._make_room(unit)
             self.engine.follow_stream()
@@ -378,10 +377,10 @@ class Presence:
                 raise StateError(
                     f"a checkpoint is {verb} between backward and optimizer.step(), which ends a step; do it after that"
                 )
-            if self.stored.entries:
-                names = ", ".join(repr(self.homes[index].name) for index in list(self.stored.entries)[:3])
+            if self.gradients.slots:
+                names = ", ".join(repr(self.homes[index].name) for index in list(self.gradients.slots)[:3])
                 raise StateError(
-                    f"a checkpoint is {verb} while {len(self.stored.entries)} parameters ({names}, ...) have gradients, which "
+                    f"a checkpoint is {verb} while {len(self.gradients.slots)} parameters ({names}, ...) have gradients, which "
                     "it does not hold; do it after optimizer.step() and before the next forward pass, or after "
                     "optimizer.zero_grad(set_to_none=True)"
                 )
@@ -395,10 +394,9 @@ class Presence:
 
     def _drop_unused(self) -> None:
         """Drops the engine's gradients that are no longer any parameter's."""
-        self.stored.drop_ended()
-        for entry in list(self.stored.entries.values()):
-            if getattr(self.homes[entry.index].parameter.grad, "_slot", None) is not entry:
-                self.stored.end(entry)
+        self.gradients.drop_ended()
+        slots = self.gradients.slots.values()
+        self.gradients.end(slot for slot in slots if getattr(self.homes[slot.index].parameter.grad, "_slot", None) is not slot)
 
     # ---- the plan ----
 
@@ -411,7 +409,7 @@ class Presence:
         there is no such plan, and StateError where there are gradients, with nothing changed."""
         with self.lock:
             self._drop_unused()
-            if self.stored.entries or (self.engine.in_step and self.updates.begun):
+            if self.gradients.slots or (self.engine.in_step and self.updates.begun):
                 raise StateError("there are gradients, of a step that optimizer.step() and zero_grad() have not ended")
             self.release_all()
             self.abandon_step()

@@ -68,13 +68,12 @@ class Session:
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )
-            self._arrived = Arrived(self.presence)
+            self.presence.gradients, self._arrived = Gradients(self.presence), Arrived(self.presence)
             if several or self._counts:  # otherwise nothing depends on when a pass begins and ends
                 self.presence.users.watch(self._arrived.begin_pass, self.end_backward, self._counts)
             stated = prepared.stated or prepared.gpu is not None
             self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch, prepared.in_flight)
             self._calls = Calls(self.presence, self._demand)
-            self._gradients = Gradients(self.presence)
             self._install(model, owners)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
             if prepared.gpu is None:
@@ -184,7 +183,7 @@ class Session:
                     f"the gradient of '{home.name}' has a graph of its own (create_graph=True), which would hold "
                     "parameters that come and go; call torch.autograd.grad(), which returns gradients instead"
                 )
-            parameter.grad = self._gradients.put(home, gradient)
+            parameter.grad = self.presence.gradients.put(home, gradient)
         if self._counts:
             self._arrived.note(home)
 
@@ -204,7 +203,7 @@ class Session:
             with self.presence.lock:
                 for home in self.presence.homes:
                     if home.trainable and home.parameter.grad is None:
-                        home.parameter.grad = self._gradients.absent(home)
+                        home.parameter.grad = self.presence.gradients.put(home, None)
 
     # ---- the step ----
 
@@ -225,7 +224,7 @@ class Session:
             if (model := self.model()) is not None:
                 _homes.check_places(model, got)
             presence.check_unwritten(presence.homes)
-            self._gradients.prepare()  # before a wait for a GPU, which would have nothing to do meanwhile
+            presence.gradients.prepare()  # before a wait for a GPU, which would have nothing to do meanwhile
             if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
                 raise StateError(f"optimizer.step() is called, and no parameter of the wrapped model has a gradient{self._added()}")
             if not reproducible:
@@ -253,7 +252,7 @@ class Session:
         """Returns whether the parameter has a gradient, and puts one that the user gave it into the engine."""
         gradient = home.parameter.grad
         if gradient is None:
-            self.presence.stored.give_up(home)  # an old reference to it becomes an error
+            self.presence.gradients.give_up(home)  # an old reference to it becomes an error
             return False
         if not home.trainable:
             raise StateError(
@@ -265,7 +264,7 @@ class Session:
         if isinstance(gradient, Gradient):
             gradient._slot.check()
         else:
-            home.parameter.grad = self._gradients.put(home, gradient)
+            home.parameter.grad = self.presence.gradients.put(home, gradient)
         home.check_memory()
         return True
 
