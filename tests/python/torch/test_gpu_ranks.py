@@ -316,7 +316,7 @@ def test_values_and_buffers_of_a_gpu_are_rank_0s():
     def share(rank):
         together = Together(Ranks.local(descriptor, rank))
         together.share_values(models[rank])
-        together.watch_buffers(models[rank])
+        together.share_buffers(models[rank])
         together.close()
 
     threads = [threading.Thread(target=share, args=(rank,)) for rank in range(2)]

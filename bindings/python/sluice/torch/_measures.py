@@ -19,6 +19,7 @@ _MIB = 1 << 20
 _MORE = 32 << 20  # bytes that a warning adds to what was measured and a quarter of it, for the reserve that it names
 _MUCH = 0.9  # the part of the bytes that a step moves below which another reserve is worth a warning
 _COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine learns their order, and maps memory
+_trim = ctypes.CDLL(None).malloc_trim  # of glibc
 _RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
 
 # What a plan says besides of PyTorch on a GPU, before it is measured.
@@ -276,14 +277,11 @@ class Keeper:
         # Autograd holds a tied parameter's gradients of both uses, and their sum, at once.
         self._threshold = budget - 3 * largest_gradient - budget // 32
         self._after = 0
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if self._trim is not None:
-            self._trim.argtypes, self._trim.restype = [ctypes.c_size_t], ctypes.c_int
 
     def look(self) -> int:
         """Comes now and then in a step. Gives memory back where that is due; returns the bytes that the process had."""
         resident = resident_bytes()
-        if self._trim is not None and resident > max(self._threshold, self._after + _WORTH):
+        if resident > max(self._threshold, self._after + _WORTH):
             self._after = self.give_back()
         elif self._after:
             self._after = min(self._after, resident)
@@ -291,7 +289,6 @@ class Keeper:
 
     def give_back(self) -> int:
         """Gives the memory back at once; returns the bytes that the process has then."""
-        if self._trim is not None:
-            self._trim(0)
+        _trim(0)
         _safetensors.give_up_all()
         return resident_bytes()

@@ -45,7 +45,6 @@ class Prepared(NamedTuple):
     train: bool  # whether there is an optimizer
     estimated: Optional[int]  # the most bytes that PyTorch has at once, where they were estimated
     stated: bool  # whether the user stated the reserve
-    sampled: bool  # whether it was estimated for a batch of the user's
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
     in_flight: InFlight  # beside each call
@@ -54,8 +53,13 @@ class Prepared(NamedTuple):
         """The bytes that PyTorch may take where it computes, by this plan."""
         if self.gpu is None:
             return self.reserve
-        free = 0 if self.stated or self.sampled else max(0, plan["budget"]["device"] - plan["device"])
+        free = 0 if self.is_known else max(0, plan["budget"]["device"] - plan["device"])
         return self._of_device - self.gpu.beside + free
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what PyTorch takes was stated, or estimated for a batch of the user's."""
+        return self.stated or self.estimated is not None
 
     @property
     def _of_device(self) -> int:
@@ -67,7 +71,7 @@ class Prepared(NamedTuple):
         if self.gpu is None:
             return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
         alive = weakref.proxy(engine)
-        other = None if self.stated or self.sampled else lambda of_pytorch: alive.plan_with(of_pytorch)
+        other = None if self.is_known else lambda of_pytorch: alive.plan_with(of_pytorch)
         reserve = self.of_pytorch(plan)
         return FirstStepOnGpu(self.gpu, self.memory, reserve, self.estimated, lambda: alive.account(), self._of_device, other)
 
@@ -82,7 +86,7 @@ class Prepared(NamedTuple):
         try:
             yield
         except BudgetError as error:
-            if self.stated or self.sampled:
+            if self.is_known:
                 raise
             raise BudgetError(
                 f"{error}. What PyTorch takes in a call is known from the first call on alone: give sample_batch= (what the model is "
@@ -181,7 +185,7 @@ def prepare(
     train, stated = optimizer is not None, reserve is not None
     return Prepared(
         groups, declared, settings, roles, options, budget, size_of(options.reserved, "reserve"), train, estimated, stated,
-        sample_batch is not None, clip_value, gpu, InFlight(),
+        clip_value, gpu, InFlight(),
     )  # fmt: skip
 
 

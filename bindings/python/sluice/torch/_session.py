@@ -214,21 +214,22 @@ class Session:
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         reproducible = self.engine.options.reproducible
         with presence.users, presence.lock:
-            if reproducible:
-                self._together.compare_buffers()
+            model = self.model()
+            if reproducible and model is not None:
+                self._together.compare_buffers(model)
             self._exchange()
             got = [home for home in presence.homes if self._collect(home)]
             alone = self._together.ranks is None
             if not alone:
                 self.complete()
-            if (model := self.model()) is not None:
+            if model is not None:
                 _homes.check_places(model, got)
             presence.check_unwritten(presence.homes)
             presence.gradients.prepare()  # before a wait for a GPU, which would have nothing to do meanwhile
             if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
                 raise StateError(f"optimizer.step() is called, and no parameter of the wrapped model has a gradient{self._added()}")
-            if not reproducible:
-                self._together.share_buffers()
+            if not reproducible and model is not None:
+                self._together.share_buffers(model)
 
     def _added(self) -> str:
         """What to do where no wrapped parameter has a gradient, for a message."""

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
@@ -45,7 +44,6 @@ class Together:
         """here: how many ranks share this machine. planned: as Options has it, for a plan alone."""
         self.ranks, self.here, self.planned = ranks, here, planned
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
-        self._model: Callable[[], Optional[torch.nn.Module]] = lambda: None
 
     def along(self, mesh: str, axis: str) -> Together:
         """Those along an axis of a mesh, as Ranks.along() has them."""
@@ -80,7 +78,7 @@ class Together:
         the user has asked for, and where it does not work. draws: first values are drawn on it."""
         if self.ranks is None:
             return gpu
-        own = None if gpu is None else _place_of(gpu, draws)._asdict()
+        own = None if gpu is None else GpuOfRank.of(gpu, draws)._asdict()
         told = self._exchange("the GPUs", own)
         places = {rank: GpuOfRank(**place) for rank, place in enumerate(told) if place is not None}
         _check_places(places, len(told))
@@ -128,29 +126,28 @@ class Together:
                 torch.cuda.set_rng_state(state, device)
             yield
 
-    def watch_buffers(self, model: torch.nn.Module) -> None:
-        """Brings rank 0's buffers to all ranks, now and at each share_buffers()."""
-        self._model = weakref.ref(model)
-        self.share_buffers()
-
-    def share_buffers(self) -> None:
+    def share_buffers(self, model: torch.nn.Module) -> None:
         """Brings rank 0's values of the buffers in which ranks differ to all of them."""
-        buffers = self._buffers()
-        self._share("a buffer", [buffers[name] for name in sorted(self._differing(buffers))])
+        self._share("a buffer", [model.get_buffer(name) for name in sorted(self._differing(model))])
 
-    def compare_buffers(self) -> None:
+    def compare_buffers(self, model: torch.nn.Module) -> None:
         """Refuses, on all ranks, buffers that are not the same on all of them."""
-        for name, rank in self._differing(self._buffers()).items():
+        for name, rank in self._differing(model).items():
+            owner = name.rpartition(".")[0]
+            of = f" of '{owner}' ({type(model.get_submodule(owner)).__name__})"
             raise StateError(
-                f"the buffer '{name}'{self._owner(name)} has other values on rank {rank} than on rank 0, and the model was "
+                f"the buffer '{name}'{of} has other values on rank {rank} than on rank 0, and the model was "
                 "wrapped with reproducible=True; let it depend neither on inputs nor on how many there were, or freeze "
                 "what changes it by eval()"
             )
 
-    def _differing(self, buffers: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def _differing(self, model: torch.nn.Module) -> dict[str, int]:
         """The buffers that a rank has otherwise than rank 0, with that rank. (Batch norm changes its buffers without a trace in their
         version counters.)"""
-        if self.ranks is None or not buffers:
+        if self.ranks is None:
+            return {}
+        buffers = {name: b for name, b in model.named_buffers() if b.numel() and not b.is_meta}
+        if not buffers:
             return {}
         kinds = hashlib.sha256(repr([(name, b.dtype, tuple(b.shape)) for name, b in buffers.items()]).encode()).hexdigest()
         found = self._exchange("buffers", [kinds, *(_digest(buffer) for buffer in buffers.values())])
@@ -162,16 +159,6 @@ class Together:
                 )
             differing |= {name: rank for name, one, first in zip(buffers, digests, found[0][1:], strict=True) if one != first}
         return differing
-
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        model = self._model()
-        return {} if model is None else {name: b for name, b in model.named_buffers() if b.numel() and not b.is_meta}
-
-    def _owner(self, buffer: str) -> str:
-        """The module that has the buffer, for messages."""
-        model, (module, _, _) = self._model(), buffer.rpartition(".")
-        owner = None if model is None else dict(model.named_modules()).get(module)
-        return "" if owner is None else f" of '{module}' ({type(owner).__name__})"
 
     def _share(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
         if self.ranks is None:
@@ -218,14 +205,13 @@ class GpuOfRank(NamedTuple):
     stated: bool  # whether the user gave the number
     draws: bool  # whether first values are drawn there
 
+    @staticmethod
+    def of(gpu: Gpu, draws: bool) -> GpuOfRank:
+        driver, i = Driver(), gpu.index
+        return GpuOfRank(place_of_process()[0], driver.uuid(i), driver.pci_address(i), driver.name(i), i, gpu.stated, draws)
+
     def is_that_of(self, other: GpuOfRank) -> bool:
         return (self.host, self.uuid) == (other.host, other.uuid)
-
-
-def _place_of(gpu: Gpu, draws: bool) -> GpuOfRank:
-    driver = Driver()
-    uuid, address, kind = driver.uuid(gpu.index), driver.pci_address(gpu.index), driver.name(gpu.index)
-    return GpuOfRank(place_of_process()[0], uuid, address, kind, gpu.index, gpu.stated, draws)
 
 
 def _check_places(places: Mapping[int, GpuOfRank], ranks: int) -> None:

@@ -181,7 +181,7 @@ def move_in(
             with ready.phase("first values"):
                 with others.random_of_rank_0(prepared.gpu):
                     give_first_values(model, unset, stored, session.presence)
-        others.watch_buffers(model)
+        others.share_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
     session.moved_in()
     return model, made
