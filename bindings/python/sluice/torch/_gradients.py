@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import weakref
@@ -392,7 +393,7 @@ def _plain(value: Any, copies: _Copies) -> Any:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    handler = _HANDLERS.get(func)
+    handler = functools.partial(_foreach, func) if name_of(func) in _FOREACH else _HANDLERS.get(func)
     result = NotImplemented if handler is None else handler(*args, **kwargs)
     return _on_copies(func, args, kwargs) if result is NotImplemented else result
 
@@ -524,22 +525,21 @@ def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
     return list(torch.tensor(alone, dtype=kind, device=device).unbind())
 
 
-def _each(by_number: Any, by_tensor: Any, factor_of: Callable[[float], float] | None) -> Callable[..., None]:
-    """An operation on many gradients multiplies them all at once, or does one after another, since copies of all may not fit.
-    factor_of: by what it multiplies, for a number; None: it does something else."""
-
-    def apply(values: Any, others: Any) -> None:
-        given = others if isinstance(others, (list, tuple)) else [others] * len(values)
-        different = {id(other): other for other in given}  # each tensor's number is asked once: for one on a GPU that is a wait
-        numbers = {key: _scalar(other) for key, other in different.items()}
-        only = next(iter(numbers.values())) if len(numbers) == 1 else None
-        if only and factor_of is not None and len(given) == len(values) and all(type(value) is Gradient for value in values):
-            return _multiply_all(values, factor_of(only))
-        for value, other in zip(values, given, strict=True):
-            number = numbers[id(other)]
-            _run(by_tensor, (value, other), {}) if number is None else _run(by_number, (value, number), {})
-
-    return apply
+def _foreach(func: Any, values: Any, others: Any) -> None:
+    """Multiplies, divides or clamps many gradients: all at once where they are multiplied by one number, else one after another, since
+    copies of all may not fit."""
+    name = name_of(func).removeprefix("_foreach_")
+    many = others if isinstance(others, (list, tuple)) else [others] * len(values)
+    different = {id(other): other for other in many}  # each tensor's number is asked once: for one on a GPU that is a wait
+    numbers = {key: _scalar(other) for key, other in different.items()}
+    only = next(iter(numbers.values())) if len(numbers) == 1 else None
+    if only and name in ("mul_", "div_") and all(type(value) is Gradient for value in values):
+        return _multiply_all(values, only if name == "mul_" else 1.0 / only)
+    of_one = getattr(_aten, name)
+    by_number = of_one.Scalar if "Scalar" in of_one.overloads() else of_one.default
+    for value, other in zip(values, many, strict=True):
+        number = numbers[id(other)]
+        _run(of_one.Tensor if number is None else by_number, (value, other if number is None else number), {})
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
@@ -560,6 +560,7 @@ def _is_finite(value: Gradient) -> bool:
     return norms is None or math.isfinite(norms[0])
 
 
+_FOREACH = frozenset(f"_foreach_{name}_" for name in ("mul", "div", "clamp_min", "clamp_max"))
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.add_.Tensor: _add,
     _aten.mul_.Tensor: _multiply,
@@ -572,14 +573,6 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._foreach_norm.Scalar: _foreach_norm,
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
-
-for _many, _by_number, _by_tensor, _factor_of in (
-    (_aten._foreach_mul_, _aten.mul_.Scalar, _aten.mul_.Tensor, lambda number: number),
-    (_aten._foreach_div_, _aten.div_.Scalar, _aten.div_.Tensor, lambda number: 1.0 / number),
-    (_aten._foreach_clamp_min_, _aten.clamp_min_.default, _aten.clamp_min_.Tensor, None),
-    (_aten._foreach_clamp_max_, _aten.clamp_max_.default, _aten.clamp_max_.Tensor, None),
-):
-    _HANDLERS.update({getattr(_many, overload): _each(_by_number, _by_tensor, _factor_of) for overload in _many.overloads()})
 
 # clip_grad_norm_() then asks for all norms at once, and multiplies all by one number. Otherwise each norm would go to a GPU by itself,
 # and each factor come back.

@@ -21,7 +21,7 @@ from ._estimate import CPU, faked
 from ._estimate_values import Values
 from ._homes import has_memory
 from ._moving import DRAWN
-from ._units import Group, find_units, has_children
+from ._units import Group, find_units, has_children, names_of
 
 IDS = "input_ids"  # by which models of transformers know their tokens
 
@@ -98,7 +98,7 @@ class Cut:
         known = {id(p): name for name, p in self.model.named_parameters()}
         of_stages: list[dict[str, Sequence[str]]] = [{} for _ in range(self.count)]
         for unit, members in (units or {}).items():
-            names = [members] if isinstance(members, str) else list(members)
+            names = names_of(unit, members)
             has = [any(_is_in(name, own) or _is_in(own, name) for name in names for own in of_stage) for of_stage in self.names]
             if sum(has) > 1:
                 raise InvalidArgumentError(f"the unit '{unit}' has parameters of several stages; give each stage a unit of its own")

@@ -118,7 +118,7 @@ def _named(
     found = []
     for unit, members in units.items():
         group, elements = Group(unit, []), 0
-        for member in _names_of(unit, members):
+        for member in names_of(unit, members):
             inside = [(n, p) for n, p in parameters.items() if n == member or n.startswith(member + ".")]
             if not inside:
                 raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
@@ -132,7 +132,8 @@ def _named(
     return found
 
 
-def _names_of(unit: str, members: Any) -> list[str]:
+def names_of(unit: str, members: Any) -> list[str]:
+    """The names of modules or parameters of which the user makes a unit."""
     if isinstance(members, str):
         return [members]
     names = list(members) if isinstance(members, Iterable) else [members]
