@@ -70,18 +70,14 @@ def wrap(
     where no `optimizer` is given, for evaluation and generation.
 
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
-    disk: a folder ("/nvme"), also with what may be taken there ("/nvme:40GiB"), or several that are striped, for what does not fit
-        in memory.
+    disk: a folder ("/nvme", or "/nvme:40GiB" with what may be taken there), or several, which are striped, for what does not fit in memory.
     reserve: what PyTorch will take: activations, temporary tensors. A warning says by how much the first step took more. None: each call
-        that is larger than those before is estimated before it computes, and the plan is changed for it; where there is none, the call
-        raises BudgetError with nothing changed. engine_of(model).plan()["pytorch"] has estimates and measures.
+        that is larger than those before is estimated, and the plan is changed for it, or the call raises BudgetError with nothing changed.
     sample_batch: what the model is called with, for which the first plan is made: a dict of keyword arguments, a tuple of
         arguments, or one argument.
-    param_groups: what torch.optim takes: dicts with "params" (parameters, their names, or pairs of named_parameters()), settings that may
-        differ ("lr", "weight_decay", "betas", ...), and keys of your own; or the parameters of one group. The optimizer's groups are
-        these; trained parameters in none are in one more, with the settings of `optimizer`. With Muon also "use_muon":
-        whether matrices of the group are Muon's; without it they are, but for embeddings and the output head (which
-        get_output_embeddings() returns).
+    param_groups: what torch.optim takes, with keys of your own, and "params" also as names; trained parameters in none are in one more
+        group, with the settings of `optimizer`. With Muon also "use_muon": whether matrices of the group are Muon's; without it they are,
+        but for embeddings and the output head (which get_output_embeddings() returns).
     units: the user's own units: name -> names of modules or parameters; the others are found.
     threads: how many threads update; 0: as many as PyTorch uses, of several ranks at most a rank's share of the cores.
     held_units: the most units that are held at once.
@@ -90,24 +86,19 @@ def wrap(
         get first values by the model's own rules.
     state: the type of the optimizer's state, "f32", "bf16" or "8bit".
     update_in_backward: a gradient is applied in backward, as soon as all of its unit are there, and never stored. Clipping by norm,
-        accumulation, loss scaling and looking at p.grad are errors then. optimizer.step() ends the step. Several ranks take one
-        backward() of each in a step, which `accumulate` states.
-    clip_value: the bound of each element of a gradient, which the update applies, also with update_in_backward, after any
-        clipping by norm. None: no bound.
+        accumulation, loss scaling and looking at p.grad are errors then. With several ranks state `accumulate`: one backward() of each.
+    clip_value: the bound of each element of a gradient, which the update applies, after any clipping by norm.
     master: "none" keeps no f32 masters of bfloat16 parameters, and rounds updates stochastically, by `seed`.
-    ranks: which processes train the model together; all of them wrap it. None: those of the script's process group, else
-        those that torchrun has started. False: this process alone. A process group: its ranks. `memory`, `disk` and `threads`
-        are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
+    ranks: which processes train the model together, with budgets of their own; all wrap it. None: those of the script's process group,
+        else those that torchrun has started. False: this process alone. A process group: its ranks.
     stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, but on GPUs that update, with
         one micro-batch of each rank in a step: there a rank keeps its own part alone of gradients. None: the plan chooses.
-    reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
-        `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
-        What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
+    reproducible: the same bits at any number of ranks. Each backward() is a micro-batch, of which a step has `accumulate` over all ranks
+        (those of MicroBatches), and a gradient is the mean over them: losses are not divided. docs/ranks.md says what is refused.
     accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number. Then gradients
         are summed beside the last one of a rank. 0: it is not known, and they are summed at their first use.
-    device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that
-        GPU; or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1"). `reserve` is then what
-        PyTorch takes there; without it and `sample_batch` PyTorch gets a large part, since the plan is made once.
+    device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that GPU,
+        or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1").
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
         and says why. Bits are the same.
     links: what joins ranks on GPUs of one host: "gpus", which read each other's memory, or "host", through whose memory they pass what
