@@ -193,9 +193,9 @@ def reserve_for(found: Estimate) -> int:
 
 
 def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.device = CPU) -> Estimate:
-    """Estimates a step on a batch: what the model is called with, a dict of keyword arguments, a tuple of arguments, or one
-    argument, of whose tensors shapes and types count, and values where the model depends on them. Where the output has no `loss`, a cross entropy of the outputs
-    is allowed for, in f32 and of a shifted copy."""
+    """Estimates a step on a batch: what the model is called with, a dict of keyword arguments, a tuple of arguments, or one argument, of
+    whose tensors shapes and types count, and values where the model depends on them. Where the output has no `loss`, a cross entropy of
+    the outputs is allowed for, in f32 and of a shifted copy."""
     kwargs = batch if isinstance(batch, Mapping) else {}
     args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
     return estimate_call(model, model, args, kwargs, train, device, "sample_batch", "model(sample_batch)")
