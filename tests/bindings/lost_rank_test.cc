@@ -120,7 +120,7 @@ TEST_F(LostRankTest, IsNamedByThoseThatWaitForItsDisk) {
 
 // Ranks write a checkpoint together, so the death of any of them in a save leaves a part of one.
 TEST_F(LostRankTest, InASaveLeavesTheCheckpointBefore) {
-  for (const std::size_t killed : {0, 1, 2}) {
+  for (const std::size_t killed : {0, 2}) {
     const std::string name = "killed" + std::to_string(killed);
     SluiceProcess run(words(name, 3, 100000, "--stage 2 --save-every 1"));
     const auto is_saving = [&] {
