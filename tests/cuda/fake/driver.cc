@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 
 #include "cuda/fake/fibers.h"
 #include "kernels/cuda/sum.h"
@@ -130,14 +131,18 @@ void FakeDriver::copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, 
   memory_->expect_mapped(to, bytes);
   memory_->expect_mapped(from, bytes);
   work_->queue(stream, {{to, to + bytes, false}, {from, from + bytes, false}}, [this, to, from, bytes] {
-    std::vector<std::byte> values;
-    memory_->pieces(from, bytes, [&](const std::byte* seen, std::size_t size) {
-      values.insert(values.end(), seen, seen + size);
-    });
-    const std::byte* now = values.data();
+    std::vector<std::span<const std::byte>> parts;  // of what is copied
+    memory_->pieces(from, bytes,
+                    [&](const std::byte* seen, std::size_t size) { parts.emplace_back(seen, size); });
+    auto part = parts.begin();
     memory_->pieces(to, bytes, [&](std::byte* seen, std::size_t size) {
-      std::memcpy(seen, now, size);
-      now += size;
+      while (size > 0) {
+        const std::size_t now = std::min(size, part->size());
+        std::memmove(seen, part->data(), now);
+        seen += now, size -= now;
+        *part = part->subspan(now);
+        if (part->empty()) ++part;
+      }
     });
   });
   counts_.bytes_within += bytes;
