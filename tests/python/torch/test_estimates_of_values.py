@@ -153,6 +153,21 @@ def test_results_of_unknown_values_are_refused_as_before():
         estimate(Chooses(choose), batch(8), True)
 
 
+def test_results_are_taken_to_be_finite():
+    """Models and hooks look for others."""
+
+    def choose(model, x, ids):
+        x = model.layer(x)
+        assert not torch.isnan(x).any() and not torch.isinf(x).any() and torch.isfinite(x).all()
+        assert not (x != x).any() and (x == x).all() and x.isneginf().sum() == 0
+        return x
+
+    assert estimate(Chooses(choose), batch(8), True).peak > 0
+    for unknown in (lambda x: x == 1.0, lambda x: x != x.flip(0), torch.signbit):
+        with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
+            estimate(Chooses(lambda model, x, ids: x if unknown(model.layer(x)).any() else x[:1]), batch(8), True)
+
+
 def test_values_that_something_unknown_is_written_into_are_unknown():
     def choose(model, x, ids):
         places = torch.zeros(4, dtype=torch.int64)

@@ -4,6 +4,7 @@ alone have values beside, since models decide by masks, lengths and places what 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from ._modes import Mode, mapped, tensors_among
 
 ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_aten = torch.ops.aten
+_NOT_FINITE = (_aten.isnan.default, _aten.isinf.default, _aten.isposinf.default, _aten.isneginf.default)
 _CPU = torch.device("cpu")
 _MOST = 8 << 20  # bytes of the values of a tensor; larger ones have none, so that an estimate takes little memory
 _MAKE = (torch.tensor, torch.as_tensor)
@@ -54,7 +57,7 @@ class Values(Mode):
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an operation makes of tensors with values alone has values, too."""
-        if func is torch.ops.aten.index.Tensor:
+        if func is _aten.index.Tensor:
             args = (args[0], self._places(args[1]), *args[2:])
         values = {id(tensor): _value_of(tensor) for tensor in tensors_among([*args, *kwargs.values()])}
         written = _written_by(func, args) if any(value is not None for value in values.values()) else []
@@ -84,7 +87,11 @@ class Values(Mode):
         written: Sequence[torch.Tensor],
     ) -> Any:
         try:
-            return _forgotten(func(*args, **kwargs), written)
+            result = _forgotten(func(*args, **kwargs), written)
+            if (assumed := _assumed(func, args)) is not None:
+                with unset_fake_temporarily():
+                    result.value = torch.tensor(assumed).expand(result.shape)
+            return result
         except ON_VALUES:
             return self._with_shapes(func, args, kwargs, values)
 
@@ -188,6 +195,18 @@ def _is_repeatable(func: Any, has_arguments: bool) -> bool:
     """Whether the operation can be run beside: chance has no part in it, or it draws numbers by which a model may choose its layers."""
     tags = getattr(func, "tags", None)
     return tags is not None and (torch.Tag.nondeterministic_seeded not in tags or not has_arguments)
+
+
+def _assumed(func: Any, args: Sequence[Any]) -> bool | None:
+    """What a test finds, everywhere, of results that are finite, as those of an estimate are taken to be; None: it is none."""
+    if func in _NOT_FINITE:
+        return False
+    if getattr(func, "overloadpacket", None) not in (_aten.eq, _aten.ne):
+        return None
+    is_equal = func.overloadpacket is _aten.eq
+    if args[0] is args[1]:  # NaN alone differs from itself
+        return is_equal
+    return not is_equal if isinstance(args[1], float) and math.isinf(args[1]) else None
 
 
 def _may_have_values(result: Any, has_arguments: bool) -> bool:
