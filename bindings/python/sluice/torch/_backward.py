@@ -96,10 +96,6 @@ class Users:
         """Whether the thread is inside of one `with`, and no pass has begun."""
         return self._depth == 1 and not self._passes and not in_pass()
 
-    def is_noted(self) -> bool:
-        """Whether this is in a backward pass that has begun to use the model."""
-        return torch._C._current_graph_task_id() in self._passes
-
     def begin_pass(self, ended: Callable[[], object] | None = None) -> bool:
         """Comes in a backward pass, when it is about to use the model; returns whether this is in one. ended: comes once, when it has
         ended or failed."""

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import Error, InvalidArgumentError
 from ..ranks import Message, Ranks
-from ._estimate import CPU
+from ._gpu import CPU
 
 _HEADER = 16384  # the bytes that say what a value is
 _VALUES, _VALUES_OF, _GRADIENTS, _GRADIENTS_OF = (

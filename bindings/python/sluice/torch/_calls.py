@@ -39,17 +39,17 @@ class Owner:
     needs_plan_alone: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class Call:
     """A call of a module that has begun."""
 
-    def __init__(self, name: str, before: Call | None) -> None:
-        self.name = name
-        self.before = before  # what was on the GPU before it, and is after it
-        self.outer: Call | None = None  # the call that it is in
-        self.units: Mapping[int, int] = {}  # what is on the GPU in it, with the units of the calls that it is in
-        self.scope: Scope | None = None  # of a call of the model
-        self.casts: Scope | None = None  # in which it has begun to note casts
-        self.keeps: int | None = None  # see Demand.begin()
+    name: str
+    before: Call | None  # what was on the GPU before it, and is after it
+    outer: Call | None = None  # the call that it is in
+    units: Mapping[int, int] = dataclasses.field(default_factory=dict)  # on the GPU in it, with those of the calls that it is in
+    scope: Scope | None = None  # of a call of the model
+    casts: Scope | None = None  # in which it has begun to note casts
+    keeps: int | None = None  # see Demand.begin()
 
 
 _RAISED = object()  # the output of a call that an exception has ended
@@ -211,10 +211,7 @@ class Calls:
 
     def begin_pass(self) -> bool:
         """Comes in a backward pass, before it uses the model. After it what was there before is there. Returns whether this is in one."""
-        users = self._presence.users
-        if users.is_noted():
-            return True
-        return users.begin_pass(functools.partial(self._go, self._now) if self._on_gpu else None)
+        return self._presence.users.begin_pass(functools.partial(self._go, self._now) if self._on_gpu else None)
 
     def _begin_backward(self, call: Call, gradient: torch.Tensor) -> None:
         self._presence.check_open()

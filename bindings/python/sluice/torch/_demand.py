@@ -13,7 +13,7 @@ import torch
 
 from ..errors import BudgetError, Error, StateError
 from ._backward import in_pass, on_failures
-from ._estimate import CPU, Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
+from ._estimate import Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
 from ._presence import Presence
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
@@ -52,9 +52,10 @@ class Demand:
     itself is not called. The engine is planned for the estimate of the call and for what earlier calls keep for backward
     passes that have not come. Where there is no such plan, the call is refused. A reserve that the user stated is never changed."""
 
-    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int, in_flight: InFlight) -> None:
+    def __init__(self, presence: Presence, stated: bool, fitted: bool, may_take: int) -> None:
         """stated: the user stated the reserve; fitted: it was estimated for a batch; may_take: the bytes of PyTorch where it computes."""
-        self._presence, self.stated, self._fitted, self._may_take, self._in_flight = presence, stated, fitted, may_take, in_flight
+        self._presence, self.stated, self._fitted, self._may_take = presence, stated, fitted, may_take
+        self.in_flight = InFlight()
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._most = 0  # the most bytes that a call needed
@@ -110,11 +111,11 @@ class Demand:
         return found
 
     def _estimated(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> Estimate:
-        model, gpu = self._presence.model(), self._presence.engine.gpu
+        model = self._presence.model()
         assert model is not None, "it was called"
         self._estimating = threading.get_ident()
         try:
-            return estimate_call(model, module, args, kwargs, train, CPU if gpu is None else gpu.device)
+            return estimate_call(model, module, args, kwargs, train, self._presence.engine.device)
         finally:
             self._estimating = None
 
@@ -123,7 +124,7 @@ class Demand:
     def _kept_by_others(self, found: Estimate) -> int:
         """The bytes that calls like this one, or those before it, keep for backward passes beside it, and what others keep."""
         earlier = sum(kept.size for kept in self._kept)
-        return max(earlier, (self._in_flight.calls - 1) * found.kept) + self._in_flight.bytes
+        return max(earlier, (self.in_flight.calls - 1) * found.kept) + self.in_flight.bytes
 
     def _need(self, found: Estimate) -> int:
         return found.reserve + with_margin(self._kept_by_others(found)) + (self._grown or 0) + self._presence.first_step.lacking

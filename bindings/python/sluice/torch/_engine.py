@@ -23,7 +23,7 @@ from ..device import device_of, facts_of, predicted
 from ..engine import Engine, Values, plan
 from ..errors import CorruptError, InvalidArgumentError, StateError
 from ..model import Options, Path, Unit
-from ._gpu import Account, Gpu
+from ._gpu import CPU, Account, Gpu
 from ._homes import Lent, Span
 from ._measures import FirstStep, Ready
 from ._safetensors import TYPES, pieces_of, tensors_of
@@ -72,6 +72,7 @@ class ModelEngine(Engine):
         """gpu: where the parameters are; None: in the memory of the CPU."""
         super().__init__(units, options)
         self.gpu = gpu
+        self.device = CPU if gpu is None else gpu.device  # to PyTorch
         self._queues_on = 0  # the stream; 0: the default one
         self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # the units of each tensor, and the memory that it was lent
         self.left = False  # whether sluice.torch.close() has closed it
@@ -89,7 +90,7 @@ class ModelEngine(Engine):
         units = [span.unit for span in spans]
         lent = Lent(self)
         self._seen.append((units, weakref.ref(lent)))
-        return lent.tensor(address, shape, dtype, torch.device("cpu") if self.gpu is None else self.gpu.device)
+        return lent.tensor(address, shape, dtype, self.device)
 
     def follow_stream(self, moves: bool = True) -> None:
         """Comes before calls that have to do with PyTorch's work on a GPU: tells the engine where PyTorch queues it now. moves:

@@ -20,11 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
-from ._gpu import HOST, WORKSPACES, Gpu
 from ._estimate_values import ON_VALUES, ByValues, Values
+from ._gpu import CPU, HOST, WORKSPACES, Gpu
 from ._modes import mapped, parts_of, tensors_among
 
-CPU = torch.device("cpu")
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 _CONTAINERS = (OrderedDict, dict, list, deque, set)
 _FIXED = HOST  # code of libraries that is loaded in the first step, thread stacks, small objects

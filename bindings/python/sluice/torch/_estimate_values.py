@@ -18,12 +18,12 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 
+from ._gpu import CPU
 from ._modes import Mode, mapped, tensors_among
 
 ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _aten = torch.ops.aten
 _NOT_FINITE = (_aten.isnan.default, _aten.isinf.default, _aten.isposinf.default, _aten.isneginf.default)
-_CPU = torch.device("cpu")
 _MOST = 8 << 20  # bytes of the values of a tensor; larger ones have none, so that an estimate takes little memory
 _MAKE = (torch.tensor, torch.as_tensor)
 _vf = torch._C._VariableFunctions
@@ -49,8 +49,8 @@ class Values(Mode):
             return made
         if _is_whole(tensor) and _is_small(tensor):
             with unset_fake_temporarily():
-                made.value = tensor.detach().to(_CPU, copy=True)  # type: ignore[attr-defined]
-        elif is_argument and tensor.device == _CPU:
+                made.value = tensor.detach().to(CPU, copy=True)  # type: ignore[attr-defined]
+        elif is_argument and tensor.device == CPU:
             made.value = tensor.detach()  # type: ignore[attr-defined]
             self._lent.add(_storage_of(tensor))
         return made
@@ -226,8 +226,8 @@ def _on_cpu(arguments: Any, values: Mapping[int, torch.Tensor | None]) -> Any:
     """The arguments of an operation with the values of tensors, and the CPU as the device."""
     on_cpu = mapped(arguments, lambda tensor: values[id(tensor)])
     if isinstance(on_cpu, dict):
-        return {key: _CPU if isinstance(value, torch.device) else value for key, value in on_cpu.items()}
-    return [_CPU if isinstance(value, torch.device) else value for value in on_cpu]
+        return {key: CPU if isinstance(value, torch.device) else value for key, value in on_cpu.items()}
+    return [CPU if isinstance(value, torch.device) else value for value in on_cpu]
 
 
 def _forgotten(result: Any, written: Sequence[torch.Tensor]) -> Any:

@@ -13,6 +13,7 @@ import torch
 from ..errors import BudgetError, InvalidArgumentError, SystemIOError
 from ..model import Size, size_of
 
+CPU = torch.device("cpu")
 WORKSPACES = 128 << 20  # bytes of a GPU's that matrix products take for themselves, and that segments of the allocator waste
 BESIDE = 160 << 20  # bytes of a GPU's that CUDA's libraries take beside the allocator: 150 MiB on an H200
 HOST = 160 << 20  # bytes of the host's memory that PyTorch takes beside a GPU's: code, thread stacks, small objects
@@ -205,9 +206,9 @@ def _gpu(place: torch.device, several: bool = False) -> Optional[Gpu]:
     """The GPU that a device of PyTorch's is; None where it is none."""
     shared = _is_shared()
     if place.type != "cuda":
-        return Gpu(0, torch.device("cpu")) if shared else None
+        return Gpu(0, CPU) if shared else None
     index = _index(several, shared) if place.index is None else place.index
-    return Gpu(index, torch.device("cpu") if shared else torch.device("cuda", index))
+    return Gpu(index, CPU if shared else torch.device("cuda", index))
 
 
 def _index(several: bool, shared: bool) -> int:

@@ -68,7 +68,7 @@ class Moving:
 
     def __init__(self, model: torch.nn.Module, engine: ModelEngine) -> None:
         self._engine = engine
-        self._device = torch.device("cpu") if engine.gpu is None else engine.gpu.device
+        self._device = engine.device
         self._places = places_of(model)
         self._homes: list[Home] = []
         self._were: dict[int, torch.device] = {}  # where each home's parameter was

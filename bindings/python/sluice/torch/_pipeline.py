@@ -23,9 +23,9 @@ from ..optimizers import Optimizer as Settings
 from ..ranks import MOST_EXCHANGED, Message, Ranks
 from ._borders import Border, Kind
 from ._calls import calls_with
-from ._demand import InFlight
-from ._engine import ModelEngine, saved_buffers
-from ._estimate import CPU, autocast_types
+from ._engine import saved_buffers
+from ._estimate import autocast_types
+from ._gpu import CPU
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
 from ._modes import mapped
@@ -36,7 +36,7 @@ from ._stages import IDS, Blocks, Cut, Lookups, Table, blocks_of, model_of
 from ._together import Which, together
 from ._units import bytes_in_memory
 from ._weights import stored_of
-from ._wrap import check_known, checked, close, engine_of, move_in
+from ._wrap import check_known, checked, close, engine_of, move_in, session_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -128,9 +128,7 @@ class Pipeline:
             self.optimizer.register_step_pre_hook(self._compare_settings)
         if self._of_pipeline.ranks is not None:
             # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
-            engine = engine_of(self.module)
-            assert isinstance(engine, ModelEngine), "the model is wrapped"
-            engine.buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
+            session_of(self.module).engine.buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
             if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
                 vars(self.module)["save_pretrained"] = _refuse_to_save
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
@@ -139,10 +137,7 @@ class Pipeline:
         self, model: torch.nn.Module, prepared: Prepared, stored: Mapping[str, InFiles], ready: Ready
     ) -> tuple[torch.nn.Module, Optimizer]:
         """Wraps this stage's part, and drops the rest."""
-        changes = ({"forward": 1, "backward": -1}.get(what, 0) for what, _ in self._actions)
-        self._in_flight = InFlight(max(itertools.accumulate(changes)))
-        prepared, cut = prepared._replace(in_flight=self._in_flight), self._cut_of
-        if cut is not None:
+        if (cut := self._cut_of) is not None:
             cut.keep_own(stored)
             given_back = bytes_in_memory(prepared.groups)  # without what other stages had
             prepared = prepared._replace(options=dataclasses.replace(prepared.options, given_back=given_back))
@@ -153,6 +148,9 @@ class Pipeline:
             cut.forget_others()
             if isinstance(cut.lookups, Table) and prepared.gpu is not None:
                 cut.lookups.calls = calls_with(module, cut.lookups.weight)
+        changes = ({"forward": 1, "backward": -1}.get(what, 0) for what, _ in self._actions)
+        self._in_flight = session_of(module).demand.in_flight
+        self._in_flight.calls = max(itertools.accumulate(changes))
         assert optimizer is not None, "it trains"
         return module, optimizer
 

@@ -18,7 +18,6 @@ from ..errors import BudgetError, InvalidArgumentError, NotFoundError
 from ..model import Options, Sections, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
-from ._demand import InFlight
 from ._engine import ModelEngine
 from ._guards import check_model, check_optimizer
 from ._estimate import reserves_of
@@ -47,7 +46,6 @@ class Prepared(NamedTuple):
     stated: bool  # whether the user stated the reserve
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
-    in_flight: InFlight  # beside each call
 
     def of_pytorch(self, plan: Mapping[str, Any]) -> int:
         """The bytes that PyTorch may take where it computes, by this plan."""
@@ -185,7 +183,7 @@ def prepare(
     train, stated = optimizer is not None, reserve is not None
     return Prepared(
         groups, declared, settings, roles, options, budget, size_of(options.reserved, "reserve"), train, estimated, stated,
-        clip_value, gpu, InFlight(),
+        clip_value, gpu,
     )  # fmt: skip
 
 

@@ -84,17 +84,12 @@ class MicroBatches(torch.utils.data.Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, begin = divmod(self._next, self.steps)
         self._next = (epoch + 1) * self.steps
-        order = self._order(epoch)
+        generator = torch.Generator().manual_seed((self._seed * 0x9E3779B97F4A7C15 + epoch) % 2**63)
+        order = torch.randperm(self._samples, generator=generator) if self._shuffle else None
         for step in range(begin, self.steps):
             for number in range(self._first, self._first + self.of_rank):
                 at = step * self._of_step + number * self._batch
                 yield list(range(at, at + self._batch)) if order is None else order[at : at + self._batch].tolist()
-
-    def _order(self, epoch: int) -> torch.Tensor | None:
-        if not self._shuffle:
-            return None
-        generator = torch.Generator().manual_seed((self._seed * 0x9E3779B97F4A7C15 + epoch) % 2**63)
-        return torch.randperm(self._samples, generator=generator)
 
 
 # ---- what is refused ----

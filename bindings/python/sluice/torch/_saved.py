@@ -58,7 +58,7 @@ class SavedTensors:
 
     def __init__(self, presence: Presence, bring_in: Callable[[Home], None], begin_pass: Callable[[], object]) -> None:
         """bring_in: brings in a parameter that a backward pass needs; begin_pass: comes before a pass uses what was kept."""
-        self.by_storage, self.gpu = presence.by_storage, presence.engine.gpu
+        self.by_storage, self.engine = presence.by_storage, presence.engine
         self._bring_in, self._begin_pass = bring_in, begin_pass
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
@@ -118,7 +118,7 @@ class Scope:
             self._hooks.__enter__()  # type: ignore[union-attr]
         except RuntimeError as why:
             self._hooks = None
-            if self._saved.gpu is not None:
+            if self._saved.engine.gpu is not None:
                 raise StateError(
                     f"a model that is wrapped on a GPU is called where autograd keeps parameters themselves ({why}), which backward would "
                     "not find there; use torch.autograd.grad() in the place of a transform of torch.func, or wrap the model on the CPU"
@@ -131,7 +131,7 @@ class Scope:
     def begin_casts(self) -> bool:
         """Notes casts until end_casts(), and returns whether it does, which is where autocast is on and they are not noted yet. Autocast
         may be turned on inside of the model's forward, so that each module's call asks."""
-        if self._casting or not torch.is_autocast_enabled("cpu" if self._saved.gpu is None else self._saved.gpu.device.type):
+        if self._casting or not torch.is_autocast_enabled(self._saved.engine.device.type):
             return False
         self._casts.__enter__()
         self._casting = True

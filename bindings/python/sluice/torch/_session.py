@@ -72,8 +72,8 @@ class Session:
             if several or self._counts:  # otherwise nothing depends on when a pass begins and ends
                 self.presence.users.watch(self._arrived.begin_pass, self.end_backward, self._counts)
             stated = prepared.stated or prepared.gpu is not None
-            self._demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch, prepared.in_flight)
-            self._calls = Calls(self.presence, self._demand)
+            self.demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch)
+            self._calls = Calls(self.presence, self.demand)
             self._install(model, owners)
             guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
             if prepared.gpu is None:
@@ -154,7 +154,7 @@ class Session:
         self._calls.install(model, owners)
         _full.install(model, self.presence)
         if self.engine.options.reproducible:
-            self._hooks += _reproducible.watch(model, lambda: self._demand.estimating)
+            self._hooks += _reproducible.watch(model, lambda: self.demand.estimating)
         for home in self.presence.homes:
             home.parameter._sluice = self  # type: ignore[attr-defined]
             if home.trainable:
@@ -168,7 +168,7 @@ class Session:
 
     def take_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Comes after autograd made p.grad or added to it."""
-        self._demand.freed()
+        self.demand.freed()
         home, first_step = self.presence.by_id[id(parameter)], self.presence.first_step
         self.presence.users.note_gradient()
         gradient = parameter.grad

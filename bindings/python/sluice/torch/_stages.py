@@ -17,8 +17,9 @@ from .._make import text
 from ..errors import InvalidArgumentError
 from ..ranks import Ranks
 from ._borders import Border
-from ._estimate import CPU, faked
+from ._estimate import faked
 from ._estimate_values import Values
+from ._gpu import CPU
 from ._homes import has_memory
 from ._moving import DRAWN
 from ._units import Group, find_units, has_children, names_of

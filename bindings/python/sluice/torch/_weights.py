@@ -117,7 +117,7 @@ def _find(names_of: Mapping[str, Sequence[str]], tensors: Collection[str]) -> tu
     plain = dict.fromkeys(plain_name(name) for names in names_of.values() for name in names)
     fronts = Counter(("", front) for key in tensors for front, rest in _cuts(key) if rest in plain)
     fronts.update((front, "") for name in plain for front, rest in _cuts(name) if rest in tensors)
-    forms: list[_Form] = [_as_it_is, plain_name]
+    forms: list[_Form] = [str, plain_name]  # as it is, and without an adapter's words
     for (front, instead), count in fronts.most_common(1):
         if count > sum(name in tensors for name in plain):
             forms.append(functools.partial(_with_other_front, front, instead))
@@ -134,10 +134,6 @@ def _find(names_of: Mapping[str, Sequence[str]], tensors: Collection[str]) -> tu
 
 def _in_forms(names: Iterable[str], forms: Sequence[_Form]) -> Iterator[str]:
     return (key for name in names for form in forms if (key := form(name)) is not None)
-
-
-def _as_it_is(name: str) -> str:
-    return name
 
 
 def plain_name(name: str) -> str:

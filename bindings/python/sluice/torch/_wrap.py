@@ -203,7 +203,7 @@ def plan(
     return made
 
 
-def _session(model: torch.nn.Module, inside: bool = False) -> Session:
+def session_of(model: torch.nn.Module, inside: bool = False) -> Session:
     """The session of a wrapped model, or, `inside`, also of one that the module is in. The model's parameters keep it."""
     sessions: Iterator[Session] = (p._sluice for p in model.parameters() if hasattr(p, "_sluice"))
     found = next((session for session in sessions if inside or session.model() is model), None)
@@ -215,7 +215,7 @@ def _session(model: torch.nn.Module, inside: bool = False) -> Session:
 def engine_of(model: torch.nn.Module) -> Engine:
     """The engine of a wrapped model, for its ledger, plan, counters, trace, checkpoints and values. Calls for steps and
     units are a StateError: those are the optimizer's and the hooks'."""
-    return _session(model).engine
+    return session_of(model).engine
 
 
 def close(model: torch.nn.Module, *, values: bool = True) -> None:
@@ -225,7 +225,7 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
 
     values=False: no values are kept. The model has new parameters on the meta device, and the old ones must not be touched.
     """
-    _session(model).close(values)
+    session_of(model).close(values)
 
 
 @outside_of_graphs
@@ -236,7 +236,7 @@ def full_parameters(module: torch.nn.Module, *, writeback: bool = True) -> Abstr
 
     writeback: False: nothing is written.
     """
-    presence = _session(module, inside=True).presence
+    presence = session_of(module, inside=True).presence
     return full(presence, [presence.by_id[id(p)] for p in module.parameters() if id(p) in presence.by_id], writeback)
 
 
