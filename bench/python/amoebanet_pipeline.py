@@ -17,16 +17,14 @@ peak (VmHWM). Seconds are medians of all steps but the first. --json prints JSON
 
     .venv/bin/python bench/python/amoebanet_pipeline.py --steps 3
 """
-import datetime
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import time
 
-from side_by_side import ROOT, parser_of, peak_bytes
+from side_by_side import ROOT, parser_of, peak_bytes, run_entry, tell
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 STAGES, CLASSES = 2, 1000
@@ -185,7 +183,6 @@ def measure(a):
 
 
 def run_of(a, result):
-    """Returns the entry of docs/benchmarks/runs.json without the machine, which the user adds."""
     import torch
 
     whole, seconds = result["whole"], result["seconds"]
@@ -197,10 +194,8 @@ def run_of(a, result):
             f"batches of {a.batch} images of {a.side} x {a.side}; one thread a process; PyTorch {torch.__version__}. The losses of {a.steps} steps "
             f"are {', '.join(f'{loss:.6f}' for loss in whole['losses'])} in one process, and "
             f"{'the same bits' if result['losses_equal'] else 'OTHERS'} in {STAGES} stages.")
-    words = [word for word in sys.argv[1:] if word != "--json"]
-    return {"date": datetime.date.today().isoformat(), "commands": [shlex.join([".venv/bin/python", "bench/python/amoebanet_pipeline.py", *words])],
-            "tables": [{"columns": ["", "parameters", "most memory", "predicted", "of one process", "seconds a step"], "rows": rows}],
-            "notes": [note]}
+    columns = ["", "parameters", "most memory", "predicted", "of one process", "seconds a step"]
+    return run_entry(__file__, [{"columns": columns, "rows": rows}], [note])
 
 
 def show(result):
@@ -214,7 +209,7 @@ def main():
         return run_rank(json.loads(sys.argv[2]))
     a = arguments()
     result = measure(a)
-    print(json.dumps(result)) if a.json else show(result)
+    tell(a, result, show)
     return 0 if result["losses_equal"] else "stages have other losses than one process"
 
 

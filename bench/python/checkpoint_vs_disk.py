@@ -8,14 +8,13 @@ metal.
 
     python3 bench/python/checkpoint_vs_disk.py --disk FOLDER --model gpt2-124m
 """
-import json
 import mmap
 import re
 import statistics
 import sys
 import time
 
-from side_by_side import fio, make_tokens, parser_of, sluice, temporary_folder
+from side_by_side import fio, make_tokens, options_of, parser_of, sluice, tell, temporary_folder
 
 
 def arguments():
@@ -38,9 +37,8 @@ def seconds_of(event, output):
 
 def run(a, tokens, out, steps):
     warm(a.warm)
-    return sluice("train", "--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
-                  "--steps", steps, "--out", out, "--keep", 1, "--eval-every", 0, "--progress", "lines",
-                  *(["--resume"] if steps > 1 else []))
+    return sluice("train", *options_of(a, "model", "dtype", "memory", "batch", "seq"), "--data", tokens, "--steps", steps, "--out", out, "--keep", 1,
+                  "--eval-every", 0, "--progress", "lines", *(["--resume"] if steps > 1 else []))
 
 
 def fio_seconds(folder, way, sizes):
@@ -52,8 +50,7 @@ def fio_seconds(folder, way, sizes):
 def main():
     a = arguments()
     with temporary_folder(a.disk) as folder:
-        tokens = folder / "tokens.bin"
-        make_tokens(tokens, 100_000)
+        tokens = make_tokens(folder / "tokens.bin", 100_000)
         seconds = {"save": [], "load": [], "fio_write": [], "fio_read": []}
         for number in range(a.rounds):
             out = folder / f"run{number}"
@@ -69,11 +66,9 @@ def main():
     median = {name: statistics.median(times) for name, times in seconds.items()}
     result = {"model": a.model, "dtype": a.dtype, "bytes": sum(sizes), "seconds": median,
               "save_ratio": median["fio_write"] / median["save"], "load_ratio": median["fio_read"] / median["load"]}
-    if a.json:
-        print(json.dumps(result))
-    else:
-        print(f"{a.model} {a.dtype}, {sum(sizes) / 1e9:.2f} GB: saved in {median['save']:.2f} s (fio {median['fio_write']:.2f}, ratio "
-              f"{result['save_ratio']:.2f}), loaded in {median['load']:.2f} s (fio {median['fio_read']:.2f}, ratio {result['load_ratio']:.2f})")
+    tell(a, result, lambda result: print(
+        f"{a.model} {a.dtype}, {sum(sizes) / 1e9:.2f} GB: saved in {median['save']:.2f} s (fio {median['fio_write']:.2f}, ratio "
+        f"{result['save_ratio']:.2f}), loaded in {median['load']:.2f} s (fio {median['fio_read']:.2f}, ratio {result['load_ratio']:.2f})"))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 
-from side_by_side import ROOT, parser_of, temporary_folder
+from side_by_side import Worker, parser_of, sluice, temporary_folder
 
 MIB = 1 << 20
 WAYS = ("write", "read")
@@ -78,11 +77,9 @@ def work(path, size):
             print(json.dumps(handle.rate(command["way"], command["setting"])), file=answers, flush=True)
 
 
-class DeepSpeed:
+class DeepSpeed(Worker):
     def __init__(self, python, path, size):
-        command = [python, __file__, "--disk", path.parent, "--worker", path, "--bytes", size]
-        self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True)
+        super().__init__("DeepSpeed's process", [python, __file__, "--disk", path.parent, "--worker", path, "--bytes", size])
         self.best = {}
 
     def tune(self):
@@ -90,12 +87,7 @@ class DeepSpeed:
         self.best = {way: self.tuned(way) for way in WAYS}
 
     def rate(self, way, setting):
-        self.process.stdin.write(json.dumps({"way": way, "setting": setting}) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"DeepSpeed's process ended with status {self.process.wait()}")
-        return json.loads(answer)
+        return self.answer_to({"way": way, "setting": setting})
 
     def tuned(self, way):
         best, most = dict(START), 0
@@ -106,15 +98,9 @@ class DeepSpeed:
                     best, most = setting, rate
         return best
 
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-
 
 def sluice_round(a):
-    command = [ROOT / "build/bin/sluice", "bench", "disk", a.disk, "--size", a.bytes, "--seconds", a.seconds, "--json"]
-    out = subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
-    report = json.loads(out)
+    report = json.loads(sluice("bench", "disk", a.disk, "--size", a.bytes, "--seconds", a.seconds, "--json"))
     if "fio" not in report["settings"]:
         raise SystemExit("; ".join(report["notes"]))
     return report
@@ -148,7 +134,7 @@ def main():
     with temporary_folder(a.disk) as folder, contextlib.ExitStack() as stack:
         deepspeed = None
         if a.deepspeed_python:
-            deepspeed = stack.enter_context(contextlib.closing(DeepSpeed(a.deepspeed_python, folder / "stream", a.bytes)))
+            deepspeed = stack.enter_context(DeepSpeed(a.deepspeed_python, folder / "stream", a.bytes))
             deepspeed.tune()
         rounds = []
         for number in range(a.rounds):

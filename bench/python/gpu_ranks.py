@@ -10,7 +10,6 @@ $SLUICE_CUDA_DRIVER names: this tests the script, and shows nothing about a GPU.
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import gpu_vs_pytorch
 import torch
 from gpu_sides import find_packages
 from gpu_transformers import CLIP, FAKE, NEAR, REAL, STEPS, Ways
+from side_by_side import free_port
 
 SIZES, LIMIT_S, LIMIT_OF_FAKE_S = {2: "two ranks", 3: "three ranks"}, 85, 400
 CPU = "on the CPU"
@@ -109,10 +109,7 @@ def line_of_kind(kind, told):
 
 def run(given, size, end):
     """Starts so many ranks, and returns their reports. end: when they must have ended."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
+    port, ranks = free_port(), []
     for number in range(size):
         variables = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
                      "MASTER_ADDR": "localhost", "MASTER_PORT": port}
@@ -138,10 +135,7 @@ def main():
     if a.rank is not None:
         print(json.dumps(rank(a.rank)), flush=True)
         os._exit(0)  # the shutdown of libraries takes time
-    if not gpu_vs_pytorch.is_installed("transformers"):
-        gpu_vs_pytorch.refuse_without_gpu("this Python has no transformers")
-    if not a.fake and not torch.cuda.is_available():
-        gpu_vs_pytorch.refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)")
+    gpu_vs_pytorch.check_transformers(a.fake)
     begun = time.monotonic()
     end = begun + (LIMIT_OF_FAKE_S if a.fake else LIMIT_S)
     with gpu_vs_pytorch.packages() as where, tempfile.TemporaryDirectory() as folder:

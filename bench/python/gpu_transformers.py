@@ -242,10 +242,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
     a = parser.parse_args()
-    if not gpu_vs_pytorch.is_installed("transformers"):
-        gpu_vs_pytorch.refuse_without_gpu("this Python has no transformers")
-    if not a.fake and not torch.cuda.is_available():
-        gpu_vs_pytorch.refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)")
+    gpu_vs_pytorch.check_transformers(a.fake)
     torch.use_deterministic_algorithms(True, warn_only=True)
     with gpu_vs_pytorch.packages() as where, tempfile.TemporaryDirectory(dir=os.getcwd() if os.access(".", os.W_OK) else None) as folder:
         find_packages(where | {"fake": a.fake})

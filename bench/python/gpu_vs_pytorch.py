@@ -76,6 +76,16 @@ def refuse_without_gpu(why):
     sys.exit(NO_GPU)
 
 
+def check_transformers(is_fake):
+    """Ends the process where this Python has no transformers, or its PyTorch sees no GPU."""
+    if not is_installed("transformers"):
+        refuse_without_gpu("this Python has no transformers")
+    import torch
+
+    if not is_fake and not torch.cuda.is_available():
+        refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)")
+
+
 @contextlib.contextmanager
 def packages():
     """The folders from which to import Sluice's package, and the peers' packages that this Python lacks."""

@@ -7,7 +7,6 @@ A Llama of transformers with 16 layers of tiny sizes is wrapped on the tests' fa
 step is host time: of PyTorch, the wrapper and the engine. The figure is the CPU time of the computing thread, also in backward. The script
 prints the seconds of a step of each side, their difference, and per step the calls of the engine and of Python functions. --parts splits the
 time by parts of the step, --profile by functions."""
-import argparse
 import collections
 import ctypes
 import cProfile
@@ -19,8 +18,9 @@ import time
 
 import torch
 import transformers
+from side_by_side import ROOT, parser_of
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bindings", "python"))
+sys.path.insert(0, str(ROOT / "bindings" / "python"))
 import sluice  # noqa: E402
 import sluice.torch  # noqa: E402
 
@@ -95,9 +95,7 @@ def functions_called(run):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=25)
+    parser = parser_of(__doc__, as_json=False, layers=16, steps=25)
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--profile", action="store_true")
     a = parser.parse_args()

@@ -11,14 +11,11 @@ first. Bytes are those of the first host's ranks. --json prints JSON.
     python3 bench/python/hosts_of_ranks.py --ranks 1 --accumulate 16 --delay 1ms --stages 0   # two ranks, eight micro-batches each
 """
 import json
-import random
 import statistics
-import subprocess
 import sys
-import tempfile
 
 from bare_wire import hosts, streams
-from side_by_side import ROOT, parser_of, temporary_folder
+from side_by_side import ROOT, make_text, options_of, parser_of, rows_of, sluice, sluice_steps, temporary_folder
 
 
 def arguments():
@@ -31,26 +28,17 @@ def arguments():
     return parser.parse_args()
 
 
-def words_of(a, text, stage, command="train"):
-    return [ROOT / "build/bin/sluice", command, "--model", a.model, "--data", text, "--tokens", "bytes", "--batch", a.batch, "--seq", a.seq,
-            "--accumulate", a.accumulate, "--dtype", a.dtype, "--steps", a.steps + 1, "--memory", a.memory, "--threads", 1, "--stage", stage]
-
-
-def run(words):
-    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"hosts_of_ranks: {' '.join(map(str, words))} ended with {done.returncode}")
-    return done.stdout
+def words_of(a, text, stage):
+    return [*options_of(a, "model", "batch", "seq", "accumulate", "dtype", "memory"), "--data", text, "--tokens", "bytes", "--steps", a.steps + 1,
+            "--threads", 1, "--stage", stage]
 
 
 def side(a, text, folder, stage, between_hosts):
-    for earlier in folder.glob("metrics*.jsonl"):
-        earlier.unlink()
-    own = [*words_of(a, text, stage), "--eval-every", 0, "--progress", "none", "--metrics", folder / "metrics.jsonl"]
     launcher = [ROOT / "scripts/hosts.sh", "--hosts", a.hosts, "--ranks", a.ranks, "--rate", a.rate, "--delay", a.delay]
-    run([*launcher, *own] if between_hosts else [*own, "--ranks", a.hosts * a.ranks])
+    words = words_of(a, text, stage)
+    sluice_steps(folder, *words, launcher=launcher) if between_hosts else sluice_steps(folder, *words, "--ranks", a.hosts * a.ranks)
     files = ["metrics.jsonl", *(f"metrics.rank{rank}.jsonl" for rank in range(1, a.ranks))]
-    rows = [[json.loads(line) for line in (folder / name).read_text().splitlines()][1:] for name in files]
+    rows = [rows_of(folder / name)[1:] for name in files]
     return {"seconds": statistics.median(row["seconds"] for row in rows[0]),
             "bytes": statistics.median(sum(row["received_from_hosts"] for row in step) for step in zip(*rows, strict=True))}
 
@@ -66,7 +54,7 @@ def take_turns(a, text, folder, stage):
 
 def planned(a, text, stage, link):
     more = ["--ranks", a.hosts * a.ranks, "--hosts", a.hosts, "--link", link, "--json"]
-    step = json.loads(run([*words_of(a, text, stage, "plan"), *more]))["step"]
+    step = json.loads(sluice("plan", *words_of(a, text, stage), *more))["step"]
     return {"seconds": step["seconds"], "bytes": step["bytes_received_from_hosts"]}
 
 
@@ -74,9 +62,8 @@ def main():
     a = arguments()
     link = a.rate.removesuffix("bit").replace("g", "Gbit/s").replace("m", "Mbit/s")
     found = {stage: [] for stage in a.stages}
-    with temporary_folder(tempfile.gettempdir()) as folder:
-        text = folder / "text.txt"
-        text.write_bytes(bytes(32 + byte % 95 for byte in random.Random(1).randbytes(64 * a.accumulate * a.batch * a.seq)))
+    with temporary_folder() as folder:
+        text = make_text(folder / "text.txt", 64 * a.accumulate * a.batch * a.seq)
         plans = {stage: planned(a, text, stage, link) for stage in a.stages}
         for number in range(a.rounds):
             for stage in a.stages:

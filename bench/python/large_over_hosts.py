@@ -14,14 +14,12 @@ docs/benchmarks/runs.json.
 
     python3 bench/python/large_over_hosts.py --disk FOLDER
 """
-import datetime
 import json
-import random
 import shlex
 import subprocess
 import sys
 
-from side_by_side import ROOT, parser_of, temporary_folder
+from side_by_side import ROOT, make_text, options_of, parser_of, rows_of, run_entry, tell, temporary_folder
 
 HOSTS = 2
 # Layers, width, heads, width of the hidden layers.
@@ -51,8 +49,8 @@ def write_model(case, folder):
 
 def words_of(a, command, folder, memory, disk, *more):
     given = ["--model", folder / "model", "--data", folder / "text.txt", "--tokens", "bytes", "--dtype", "bf16", "--master", "none",
-             "--state", "8bit", "--batch", a.batch, "--seq", a.seq, "--accumulate", a.accumulate, "--steps", a.steps, "--threads", 1,
-             "--memory", memory, "--disk", f"{folder}:{disk}", *more]
+             "--state", "8bit", *options_of(a, "batch", "seq", "accumulate", "steps"), "--threads", 1, "--memory", memory,
+             "--disk", f"{folder}:{disk}", *more]
     return [str(word) for word in (ROOT / "build/bin/sluice", command, *given)]
 
 
@@ -71,7 +69,7 @@ def trained(words, folder, name):
     more = ["--eval-every", "0", "--progress", "lines", "--metrics", str(folder / f"{name}.jsonl")]
     subprocess.run([*words, *more], check=True, stdout=sys.stderr)
     paths = [folder / f"{name}.jsonl", *sorted(folder.glob(f"{name}.rank*.jsonl"))]
-    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    return list(map(rows_of, paths))
 
 
 def rank_of(rows, stage):
@@ -83,7 +81,7 @@ def rank_of(rows, stage):
 
 def measure(a, folder):
     write_model(a.case, folder / "model")
-    (folder / "text.txt").write_bytes(bytes(32 + byte % 95 for byte in random.Random(1).randbytes(1 << 18)))
+    make_text(folder / "text.txt", 1 << 18)
     plan = planned(a, folder)
     launcher = [str(ROOT / "scripts/hosts.sh"), "--hosts", str(HOSTS), "--rate", a.rate, *shlex.split(a.around)]
     rows = trained([*launcher, *words_of(a, "train", folder, a.memory, a.disk_size, *mesh_of(a))], folder, "hosts")
@@ -107,7 +105,6 @@ def told(numbers, digits=1):
 
 
 def run_of(a, result):
-    """Returns the entry of docs/benchmarks/runs.json without the machine, which the user adds."""
     layers, width, heads, hidden = CASES[a.case]
     parameters = layers * (4 * width * width + 3 * width * hidden + 2 * width) + 513 * width
     rows = [[f"rank {rank}: {each['names']}", str(each["peak"]), str(each["predicted"]), ", ".join(map(str, each["received"])),
@@ -121,10 +118,8 @@ def run_of(a, result):
         equal = "the same bits" if result["losses_equal"] else "OTHERS"
         notes.append(f"One rank of one thread with {a.memory_alone} of memory and {a.disk_size_alone} of disk took {told(alone['seconds'])} s a "
                      f"step; its losses ({len(alone['losses'])} of {a.steps} steps) are {equal}.")
-    words = [word for word in sys.argv[1:] if word != "--json"]
     columns = ["", "most memory, bytes", "predicted", "bytes from the other host, by step", "planned", "seconds of waiting, by step"]
-    return {"date": datetime.date.today().isoformat(), "commands": [shlex.join(["python3", "bench/python/large_over_hosts.py", *words])],
-            "tables": [{"columns": columns, "rows": rows}], "notes": notes}
+    return run_entry(__file__, [{"columns": columns, "rows": rows}], notes)
 
 
 def show(result):
@@ -140,7 +135,7 @@ def main():
     with temporary_folder(a.disk) as folder:
         result = measure(a, folder)
     result["run"] = run_of(a, result)
-    print(json.dumps(result)) if a.json else show(result)
+    tell(a, result, show)
     return 0 if result.get("losses_equal", True) else "ranks on hosts have other losses than one rank"
 
 

@@ -10,7 +10,7 @@ gradients. --json prints JSON.
 import json
 import sys
 
-from side_by_side import CORES, make_tokens, parser_of, sluice, sluice_steps, temporary_folder
+from side_by_side import CORES, make_tokens, options_of, parser_of, sluice, sluice_steps, temporary_folder
 
 RESIDENT = ("parameter", "gradient", "optimizer state")
 BEYOND = ("staging", "workspace", "activation", "base")
@@ -25,9 +25,9 @@ def arguments():
 
 def measure(a, folder, optimizer):
     name, state = optimizer.split(":")
-    words = ["--model", a.model, "--data", folder / "tokens.bin", "--memory", a.memory, "--disk", f"{a.disk}:{a.swap}",
-             "--batch", a.batch, "--seq", a.seq, "--dtype", a.dtype, "--threads", a.threads, "--optimizer", name, "--state", state,
-             "--place-parameters", "memory", "--place-gradients", "memory", "--place-state", "disk", "--steps", 3]
+    words = [*options_of(a, "model", "memory", "batch", "seq", "dtype", "threads"), "--data", folder / "tokens.bin",
+             "--disk", f"{a.disk}:{a.swap}", "--optimizer", name, "--state", state, "--place-parameters", "memory",
+             "--place-gradients", "memory", "--place-state", "disk", "--steps", 3]
     host = json.loads(sluice("plan", "--json", *words))["bytes"]["host"]
     last = sluice_steps(folder, *words)[-1]
     parts = {purpose: host[purpose] for purpose in BEYOND}

@@ -13,7 +13,7 @@ import pathlib
 import statistics
 import sys
 
-from side_by_side import parser_of, sluice, temporary_folder
+from side_by_side import options_of, parser_of, rows_of, sluice, tell, temporary_folder
 
 SIDES = {"f32": ["--dtype", "f32", "--state", "f32"], "bf16 + 8-bit": ["--dtype", "bf16", "--master", "none", "--state", "8bit"]}
 
@@ -38,12 +38,11 @@ def run(a, side, tokens, folder):
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     # Without clipping by the norm each gradient is used in the backward pass, and never stored.
-    options = ["--model", a.model, "--data", tokens, "--memory", a.memory, "--disk", f"{a.disk}:{a.swap}", "--batch", a.batch,
-               "--seq", a.seq, "--steps", a.steps, "--lr", a.lr, "--warmup", min(10, a.steps // 2), "--clip", 0,
-               "--place-parameters", "disk", "--place-state", "disk", *SIDES[side]]
+    options = [*options_of(a, "model", "memory", "batch", "seq", "steps", "lr"), "--data", tokens, "--disk", f"{a.disk}:{a.swap}",
+               "--warmup", min(10, a.steps // 2), "--clip", 0, "--place-parameters", "disk", "--place-state", "disk", *SIDES[side]]
     plan = json.loads(sluice("plan", *options, "--json"))
     sluice("train", *options, "--metrics", metrics, "--progress", "none")
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = rows_of(metrics)
     seconds = [row["seconds"] for row in rows[1:]]
     return {"side": side, "disk": plan["disk"], "read": rows[-1]["disk_read"], "written": rows[-1]["disk_written"],
             "seconds": statistics.median(seconds), "quickest": min(seconds), "predicted_seconds": plan["step"]["seconds"],
@@ -71,10 +70,7 @@ def main():
         for side in SIDES:
             results.append(run(a, side, tokens, folder))
             print(f"{side}: {results[-1]['seconds']:.2f} s a step", file=sys.stderr)
-    if a.json:
-        print(json.dumps(results))
-    else:
-        show(results)
+    tell(a, results, show)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,13 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from side_by_side import ROOT, Worker, parser_of, sluice
+
 ROUND_SECONDS = 0.4  # the least duration of a peer's turn
 # The sizes of a GPT-2 124M's tensors, which are repeated.
 MODEL = [768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768, 768, 768]
@@ -101,7 +100,7 @@ def serve(peer: str, dtype: str, state: str, elements: int, threads: int) -> Non
     optimizer = make_optimizer(peer, state, parameters)
     for _ in range(2):
         optimizer.step()
-    print("ready", file=answers, flush=True)
+    print(json.dumps("ready"), file=answers, flush=True)
     for _ in sys.stdin:
         steps, begin = 0, time.perf_counter()
         while (passed := time.perf_counter() - begin) < ROUND_SECONDS:
@@ -110,36 +109,16 @@ def serve(peer: str, dtype: str, state: str, elements: int, threads: int) -> Non
         print(passed / steps, file=answers, flush=True)
 
 
-class Peer:
+class Peer(Worker):
     def __init__(self, python: str, peer: str, dtype: str, state: str, a: argparse.Namespace) -> None:
-        words = [python, __file__, "--serve", peer, dtype, state, str(a.elements), str(a.threads)]
         environment = os.environ | {"OMP_NUM_THREADS": str(a.threads), "DS_ACCELERATOR": "cpu"}
         environment["PATH"] = f"{pathlib.Path(python).parent}:{environment['PATH']}"
+        super().__init__(peer, [python, __file__, "--serve", peer, dtype, state, a.elements, a.threads], environment)
         self.rates: list[float] = []
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
-        )
         self.elements = a.elements
 
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def why(self) -> str:
-        self.end()
-        self.log.seek(0)
-        lines = self.log.read().strip().splitlines()
-        return lines[-1] if lines else "it ended without a word"
-
     def take_turn(self) -> None:
-        assert self.process.stdin is not None
-        print(file=self.process.stdin, flush=True)
-        self.rates.append(self.elements / float(self.answer()))
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.rates.append(self.elements / self.answer_to(None))
 
 
 def started(work: str, a: argparse.Namespace) -> tuple[dict[str, Peer], list[str]]:
@@ -156,17 +135,17 @@ def started(work: str, a: argparse.Namespace) -> tuple[dict[str, Peer], list[str
             notes.append(f"{work}: {name} is left out, since there is no program '{pythons[name]}'")
             continue
         peer = Peer(pythons[name], name, dtype, state, a)
-        if peer.answer() == "ready":
+        try:
+            peer.answer()
             peers[name] = peer
-        else:
-            notes.append(f"{work}: {name} is left out, since it does not run here: {peer.why()}")
+        except RuntimeError as error:
+            notes.append(f"{work}: {name} is left out, since it does not run here: {str(error).splitlines()[-1]}")
     return peers, notes
 
 
 def sluice_row(options: list[str], a: argparse.Namespace) -> dict[str, Any]:
-    command = [a.sluice, "bench", "optimizer", "--json", "--seconds", a.seconds, "--threads", a.threads, *options]
-    result = subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True)
-    row: dict[str, Any] = json.loads(result.stdout)["rows"][0]
+    words = ["bench", "optimizer", "--json", "--seconds", a.seconds, "--threads", a.threads, *options]
+    row: dict[str, Any] = json.loads(sluice(*words, build=a.build))["rows"][0]
     return row
 
 
@@ -181,7 +160,7 @@ def measure(work: str, a: argparse.Namespace) -> dict[str, Any]:
         for peer in peers.values():
             peer.take_turn()
     for peer in peers.values():
-        peer.end()
+        peer.__exit__()
 
     def median(of: Callable[[dict[str, Any]], float]) -> float:
         return statistics.median(of(row) for row in rows)
@@ -222,17 +201,12 @@ def show(found: dict[str, Any]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # A few hundred MB of elements exceed large caches. The seconds are those of Sluice's turn in a round, with its limits.
+    parser = parser_of(__doc__, elements=64 << 20, threads=len(os.sched_getaffinity(0)), rounds=5, seconds=1.0, build=str(ROOT / "build"))
     parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), help="limit the run to these")
-    parser.add_argument("--elements", type=int, default=64 << 20, help="number of elements; a few hundred MB of them exceed large caches")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1, help="duration of Sluice's turn in a round, with its limits")
-    parser.add_argument("--sluice", default=str(ROOT / "build/bin/sluice"))
     parser.add_argument("--torch-python", default=str(ROOT / ".venv/bin/python"))
     parser.add_argument("--deepspeed-python")
     parser.add_argument("--quantized-python")
-    parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 

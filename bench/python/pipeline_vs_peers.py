@@ -20,11 +20,10 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 
-from side_by_side import (CORES, ROOT, SHAPES, add_half, gpt2_config, make_tokens, medians, parser_of, peak_bytes, ran_by_turns, sluice,
-                          sluice_ranks, temporary_folder, torch_ranks)
+from side_by_side import (CORES, ROOT, SHAPES, add_half, gpt2_config, make_tokens, medians, options_of, parser_of, peak_bytes, ran_by_turns,
+                          sluice, sluice_ranks, temporary_folder, torch_ranks)
 
 ORDERS = {"1f1b": (), "gpipe": (), "zb-h1": (), "interleaved": ("--pipeline", "1f1b", "--chunks", 2)}
 ORDERS_OF_TORCH = ("1f1b", "gpipe")  # its other schedules have several stages on each rank
@@ -41,7 +40,7 @@ def arguments():
 
 
 def shape_of(a, folder, tokens):
-    return ("--model", folder / "model", "--data", tokens, "--batch", a.batch, "--seq", a.seq, "--accumulate", a.micro, "--dtype", a.dtype)
+    return ("--model", folder / "model", "--data", tokens, *options_of(a, "batch", "seq", "dtype"), "--accumulate", a.micro)
 
 
 def cut_of(a, order):
@@ -175,8 +174,7 @@ def measure(a, folder):
     config = gpt2_config(a.model)
     config.tie_word_embeddings = False
     (folder / "model/config.json").write_text(config.to_json_string())
-    tokens = folder / "tokens.bin"
-    make_tokens(tokens, 64 * a.micro * a.batch * a.seq)
+    tokens = make_tokens(folder / "tokens.bin", 64 * a.micro * a.batch * a.seq)
     planned = json.loads(sluice("plan", "--json", *shape_of(a, folder, tokens), "--memory", a.memory, *cut_of(a, "1f1b")))["pipeline"]
     ends = [stage["units"][0][1] - 1 for stage in planned["stages"]]
     ends[-1] = SHAPES[a.model][0]
@@ -201,7 +199,7 @@ def main():
     if sys.argv[1:2] == ["--rank"]:
         return run_stage(json.loads(sys.argv[2]))
     a = arguments()
-    with temporary_folder(tempfile.gettempdir()) as folder:
+    with temporary_folder() as folder:
         result = measure(a, folder)
     if a.json:
         print(json.dumps(result))

@@ -14,13 +14,11 @@ planned step is lengthened by the slowdown from ranks sharing cores, and by that
 """
 import dataclasses
 import json
-import random
 import statistics
-import string
 import sys
 
 from bare_wire import hosts, streams
-from side_by_side import CORES, ROOT, make_tokens, parser_of, sluice, sluice_steps, temporary_folder
+from side_by_side import CORES, ROOT, make_text, make_tokens, parser_of, sluice, sluice_steps, temporary_folder
 
 ON_DISK = ["--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"]
 NARROW = ["--dtype", "bf16", "--master", "none", "--state", "8bit", "--clip", 0]
@@ -92,12 +90,8 @@ def price_of_hosts(r, rows, steps, folder):
 
 def run(a, name, folder):
     r = RUNS[name]
-    data = folder / "tokens.bin"
-    if "--tokens" in r.options:
-        data = data.with_suffix(".txt")
-        data.write_text("".join(random.Random(1).choices(string.ascii_letters, k=64 * r.tokens)))
-    else:
-        make_tokens(data, 64 * r.tokens)
+    is_text = "--tokens" in r.options
+    data = make_text(folder / "text.txt", 64 * r.tokens) if is_text else make_tokens(folder / "tokens.bin", 64 * r.tokens)
     options = [*r.options, "--data", data, *(["--disk", f"{a.disk}:{r.disk}"] if r.disk else [])]
     ranks = ["--ranks", r.ranks] if r.ranks > 1 else []
     planned_for = [*ranks, "--link", r.link(), *(["--hosts", r.ranks] if r.rate else [])] if ranks else []

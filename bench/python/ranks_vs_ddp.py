@@ -15,7 +15,6 @@ import contextlib
 import json
 import statistics
 import sys
-import tempfile
 
 from bare_wire import ADDRESS, hosts
 from gpt2_sides import CLIP, LR, WEIGHT_DECAY
@@ -105,7 +104,7 @@ def measure(a, folder):
 
 def main():
     a = arguments()
-    with temporary_folder(tempfile.gettempdir()) as folder:
+    with temporary_folder() as folder:
         result = measure(a, folder)
     if a.json:
         print(json.dumps(result))

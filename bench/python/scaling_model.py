@@ -7,25 +7,19 @@ those of one step.
       --micro-batches 1024 --links 1600Gbit/s,5us --link-host 300GB/s,2us --meshes data=8,pipeline=8 data=16,pipeline=8,tensor=8
 """
 
-import argparse
 import json
 import math
-import subprocess
-import sys
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--sluice", default="build/bin/sluice", help="the program")
-parser.add_argument("--model", default="gpt2-1.5b", help="a preset")
+from side_by_side import ROOT, options_of, parser_of, sluice
+
+parser = parser_of(__doc__, as_json=False, build=str(ROOT / "build"), model="gpt2-1.5b", dtype="f32", seq=1024, memory="24GiB",
+                   recompute="auto")
 parser.add_argument("--data", help="a text file, whose bytes are the tokens; not needed with --machine")
-parser.add_argument("--dtype", default="f32", help="of parameters")
-parser.add_argument("--seq", type=int, default=1024, help="tokens of a micro-batch")
 parser.add_argument("--micro-batches", type=int, default=8, help="of each rank in a step; of all ranks of a mesh")
-parser.add_argument("--memory", default="24GiB", help="of each rank")
 parser.add_argument("--machine", help="file of another machine, for which is planned")
 parser.add_argument("--threads", type=int, help="of each rank")
 parser.add_argument("--links", nargs="+", default=["10Gbit/s,20us", "100Gbit/s,5us"], help="what joins the ranks")
 parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 256, 1024])
-parser.add_argument("--recompute", default="auto", help="what backward computes again")
 parser.add_argument("--stage", help="what of a stage is partitioned along data")
 parser.add_argument("--meshes", nargs="+", help="in place of --ranks: meshes, as data=16,pipeline=8,tensor=8")
 parser.add_argument("--ranks-of-a-host", type=int, default=1, help="neighbours, which share a machine")
@@ -34,26 +28,13 @@ arguments = parser.parse_args()
 
 
 def plan(ranks: int, link: str, mesh: str | None = None) -> dict:
-    words = ["plan", "--json", "--model", arguments.model, "--dtype", arguments.dtype]
-    if arguments.data:
-        words += ["--data", arguments.data, "--tokens", "bytes"]
-    words += ["--batch", "1", "--seq", str(arguments.seq)]
-    words += ["--accumulate", str(arguments.micro_batches * (1 if mesh else ranks))]
-    words += ["--mesh", mesh] if mesh else ["--ranks", str(ranks)]
-    words += ["--hosts", str(ranks // arguments.ranks_of_a_host), "--memory", arguments.memory, "--link", link]
-    words += ["--recompute", arguments.recompute]
-    if arguments.stage:
-        words += ["--stage", arguments.stage]
-    if arguments.link_host:
-        words += ["--link-host", arguments.link_host]
-    if arguments.machine:
-        words += ["--machine", arguments.machine]
-    if arguments.threads:
-        words += ["--threads", str(arguments.threads)]
-    outcome = subprocess.run([arguments.sluice, *words], capture_output=True, text=True)
-    if outcome.returncode:
-        sys.exit(outcome.stderr.strip())
-    return json.loads(outcome.stdout)
+    words = [*options_of(arguments, "model", "dtype", "seq", "memory", "recompute"), "--batch", 1, "--link", link]
+    words += ["--accumulate", arguments.micro_batches * (1 if mesh else ranks), "--hosts", ranks // arguments.ranks_of_a_host]
+    words += ["--mesh", mesh] if mesh else ["--ranks", ranks]
+    words += ["--data", arguments.data, "--tokens", "bytes"] if arguments.data else []
+    words += options_of(arguments, *(name for name in ("stage", "machine", "threads") if getattr(arguments, name)))
+    words += ["--link-host", arguments.link_host] if arguments.link_host else []
+    return json.loads(sluice("plan", "--json", *words, build=arguments.build))
 
 
 def by_ranks() -> None:

@@ -1,10 +1,12 @@
 """The benches' common parts: models, memory, running the command line and fio, and files."""
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import pathlib
 import random
+import shlex
 import signal
 import socket
 import statistics
@@ -18,11 +20,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1.5b": (48, 1600, 25)}
 
 
-def parser_of(doc, disk=None, shapes=False, **defaults):
-    """Makes the parser of a bench's options: --json; --disk, where `disk` describes the folder's purpose; and one for each
-    of `defaults`, of its type. With `shapes` the model must be one of SHAPES."""
+def parser_of(doc, disk=None, shapes=False, as_json=True, **defaults):
+    """Makes the parser of a bench's options: --json, unless the bench has none; --disk, where `disk` describes the folder's purpose; and one
+    for each of `defaults`, of its type. With `shapes` the model must be one of SHAPES."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    if as_json:
+        parser.add_argument("--json", action="store_true")
     if disk:
         parser.add_argument("--disk", required=True, help=disk)
     for name, value in defaults.items():
@@ -50,8 +53,8 @@ def forget_peak():
 
 
 @contextlib.contextmanager
-def temporary_folder(disk):
-    """Makes a folder that is removed when the block ends, also where SIGTERM ends it."""
+def temporary_folder(disk=None):
+    """Makes a folder, by default among the system's temporary ones, that is removed when the block ends, also where SIGTERM ends it."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(dir=disk) as name:
         yield pathlib.Path(name)
@@ -65,8 +68,75 @@ def free_port():
 
 
 def make_tokens(path, count):
-    """Writes a file of tokens (2 bytes each) of pseudo-random bytes, which every vocabulary has."""
+    """Writes a file of tokens (2 bytes each) of pseudo-random bytes, which every vocabulary has, and returns its path."""
     path.write_bytes(bytes(byte for value in random.Random(1).randbytes(count) for byte in (value, 0)))
+    return path
+
+
+def make_text(path, count):
+    """Writes a text of so many pseudo-random letters, and returns its path."""
+    path.write_bytes(bytes(32 + byte % 95 for byte in random.Random(1).randbytes(count)))
+    return path
+
+
+def options_of(a, *names):
+    """Returns the bench's options of these names as options of the program."""
+    return [word for name in names for word in (f"--{name}", getattr(a, name))]
+
+
+def rows_of(metrics):
+    """Returns the lines of a file of metrics."""
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def tell(a, result, show):
+    """Prints a result: as JSON, or by the function."""
+    print(json.dumps(result)) if a.json else show(result)
+
+
+def run_entry(bench, tables, notes):
+    """Returns the entry of docs/benchmarks/runs.json for this call of a bench, without the machine, which the user adds."""
+    words = [word for word in sys.argv[1:] if word != "--json"]
+    command = shlex.join([".venv/bin/python", f"bench/python/{pathlib.Path(bench).name}", *words])
+    return {"date": datetime.date.today().isoformat(), "commands": [command], "tables": tables, "notes": notes}
+
+
+class Worker:
+    """A process that answers each line of its input with a line of JSON, and ends with its input. Its other output goes to a file, whose end is
+    told where the process fails."""
+
+    def __init__(self, name, words, environment=None):
+        self.name, self.log = name, tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen([str(word) for word in words], stdin=subprocess.PIPE, text=True, stdout=subprocess.PIPE,
+                                        stderr=self.log, env=environment)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def ask(self, question):
+        """Lets the process begin."""
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(question), file=self.process.stdin, flush=True)
+
+    def answer(self):
+        """Waits for the answer."""
+        line = self.process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read().splitlines()[-30:]))
+        return json.loads(line)
+
+    def answer_to(self, question):
+        self.ask(question)
+        return self.answer()
 
 
 def sluice(*arguments, build=ROOT / "build", launcher=()):
@@ -81,14 +151,14 @@ def sluice_steps(folder, *arguments, build=ROOT / "build", launcher=()):
     for earlier in folder.glob("metrics*.jsonl"):  # each rank has one
         earlier.unlink()
     sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments, build=build, launcher=launcher)
-    return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
+    return rows_of(metrics)[1:]
 
 
 def sluice_ranks(folder, *arguments):
     """Returns the combined report of a run's ranks: the seconds of the steps after the first, the losses of all steps, the greatest
     peak memory of a rank, and the seconds of a step in which a rank waited for others."""
     rows = sluice_steps(folder, *arguments)
-    of_ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in folder.glob("metrics*.jsonl")]
+    of_ranks = [rows_of(path) for path in folder.glob("metrics*.jsonl")]
     return {"seconds": [row["seconds"] for row in rows], "losses": [row["loss"] for row in of_ranks[0]],
             "peak": max(of_rank[-1]["peak_memory"] for of_rank in of_ranks),
             "rank_wait": statistics.fmean(row["rank_wait_seconds"] for of_rank in of_ranks for row in of_rank[1:])}

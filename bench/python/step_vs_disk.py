@@ -9,11 +9,10 @@ larger of the two, plus the processor's seconds of fio's replay, which the cores
 
     python3 bench/python/step_vs_disk.py --disk FOLDER --model gpt2-124m --batch 4 --seq 256
 """
-import json
 import statistics
 import sys
 
-from side_by_side import CORES, make_tokens, parser_of, replay, sluice_steps, temporary_folder
+from side_by_side import CORES, make_tokens, options_of, parser_of, replay, sluice_steps, tell, temporary_folder
 
 
 def arguments():
@@ -23,22 +22,17 @@ def arguments():
     return parser.parse_args()
 
 
-def steps(a, tokens, folder, placement):
-    return sluice_steps(folder, "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
-                        "--dtype", a.dtype, "--steps", a.steps, "--threads", a.threads, *placement)
-
-
 def main():
     a = arguments()
     elsewhere = "memory" if a.only_state else "disk"
     on_disk = ["--disk", f"{a.disk}:{a.swap}", "--place-parameters", elsewhere, "--place-gradients", elsewhere, "--place-state", "disk"]
     with temporary_folder(a.disk) as folder:
-        tokens = folder / "tokens.bin"
-        make_tokens(tokens, 64 * a.batch * a.seq)
+        tokens = make_tokens(folder / "tokens.bin", 64 * a.batch * a.seq)
+        words = [*options_of(a, "model", "memory", "batch", "seq", "dtype", "steps", "threads"), "--data", tokens]
         memory, disk, fio, processor, wait = [], [], [], [], []
         for number in range(a.rounds):
-            memory += [row["seconds"] for row in steps(a, tokens, folder, [])]
-            rows = steps(a, tokens, folder, on_disk)
+            memory += [row["seconds"] for row in sluice_steps(folder, *words)]
+            rows = sluice_steps(folder, *words, *on_disk)
             disk += [row["seconds"] for row in rows]
             wait += [row["read_wait_seconds"] + row["write_wait_seconds"] for row in rows]
             read, written = rows[-1]["disk_read"], rows[-1]["disk_written"]
@@ -53,12 +47,10 @@ def main():
     larger = max(result["memory_seconds"], result["fio_seconds"])
     result["ratio"] = result["disk_seconds"] / larger
     result["goal_seconds"] = 1.05 * larger + result["fio_processor_seconds"] / CORES
-    if a.json:
-        print(json.dumps(result))
-    else:
-        print("{model} {dtype}: in memory {memory_seconds:.2f} s a step, on disk {disk_seconds:.2f} s (waited {wait_seconds:.2f} s), fio "
-              "{fio_seconds:.2f} s ({fio_processor_seconds:.2f} s of a processor) for {bytes_read} bytes read and {bytes_written} written; ratio "
-              "{ratio:.3f}, goal {goal_seconds:.2f} s".format(**result))
+    tell(a, result, lambda result: print(
+        "{model} {dtype}: in memory {memory_seconds:.2f} s a step, on disk {disk_seconds:.2f} s (waited {wait_seconds:.2f} s), fio "
+        "{fio_seconds:.2f} s ({fio_processor_seconds:.2f} s of a processor) for {bytes_read} bytes read and {bytes_written} written; ratio "
+        "{ratio:.3f}, goal {goal_seconds:.2f} s".format(**result)))
 
 
 if __name__ == "__main__":

@@ -27,15 +27,13 @@ is the greatest peak of a rank (VmHWM), for PyTorch in its steps alone. --json p
     .venv/bin/python bench/python/tensor_vs_peers.py --case llama-gqa --dtype bf16 --rounds 3 --steps 4
 """
 import contextlib
-import datetime
 import gc
 import json
-import shlex
 import sys
-import tempfile
 import time
 
-from side_by_side import add_half, forget_peak, medians, parser_of, peak_bytes, ran_by_turns, sluice_ranks, temporary_folder, torch_ranks
+from side_by_side import (add_half, forget_peak, medians, options_of, parser_of, peak_bytes, ran_by_turns, run_entry, sluice_ranks, tell,
+                          temporary_folder, torch_ranks)
 
 RANKS = 2
 LR, BETAS, WEIGHT_DECAY, CLIP = 3e-4, (0.9, 0.95), 0.1, 1.0
@@ -106,7 +104,7 @@ def windows(path, batch, seq):
 
 def sluice_side(a, folder, more, memory=None):
     return sluice_ranks(folder, "--model", folder / "model", "--data", folder / "tokens.bin", "--held-out", 0, "--memory", memory or a.memory,
-                        "--batch", a.batch, "--seq", a.seq, "--dtype", a.dtype, "--steps", a.steps + 1, "--optimizer", "adamw", "--lr", LR,
+                        *options_of(a, "batch", "seq", "dtype"), "--steps", a.steps + 1, "--optimizer", "adamw", "--lr", LR,
                         "--beta1", BETAS[0], "--beta2", BETAS[1], "--warmup", 0, "--schedule", "constant", "--weight-decay", WEIGHT_DECAY,
                         "--clip", CLIP, *more)
 
@@ -262,16 +260,13 @@ def table_of(result):
 
 
 def run_of(a, result):
-    """Returns the entry of docs/benchmarks/runs.json without the machine, which the user adds."""
     import torch
 
     layers, width, heads, kv_heads, hidden, words = CASES[a.case]
     note = (f"A Llama of {layers} layers of {width} ({heads} heads, {kv_heads} of keys and values, hidden layers of {hidden}, {words} words), "
             f"{a.dtype}, {a.batch} x {a.seq} tokens a step, {RANKS} ranks of one thread; PyTorch {torch.__version__}; {a.steps} steps of each side "
             f"in each of {a.rounds} rounds. The first loss is {result['losses'][0]:.4f}, the last one {result['losses'][-1]:.4f}.")
-    words = [word for word in sys.argv[1:] if word != "--json"]
-    return {"date": datetime.date.today().isoformat(), "commands": [shlex.join([".venv/bin/python", "bench/python/tensor_vs_peers.py", *words])],
-            "tables": [table_of(result)], "notes": [note]}
+    return run_entry(__file__, [table_of(result)], [note])
 
 
 def measure(a, folder):
@@ -304,9 +299,9 @@ def main():
     if sys.argv[1:2] == ["--rank"]:
         return run_rank(json.loads(sys.argv[2]))
     a = arguments()
-    with temporary_folder(tempfile.gettempdir()) as folder:
+    with temporary_folder() as folder:
         result = measure(a, folder)
-    print(json.dumps(result)) if a.json else show(a, result)
+    tell(a, result, lambda result: show(a, result))
     bound = LOSS_TOLERANCE[a.dtype]
     far = [name for name, side in result["sides"].items() if not side["loss_error"] <= bound]
     return f"{', '.join(far)}: trained another model, since losses differ by more than {bound}" if far else 0

@@ -1,13 +1,13 @@
 """Makes models train alternately, each in a process of its own (gpt2_sides.py), so that changes of the machine's speed affect
 all of them."""
-import contextlib
 import json
 import os
 import pathlib
 import shlex
 import statistics
-import subprocess
 import sys
+
+from side_by_side import Worker
 
 # The losses of this number of first steps must equal plain PyTorch's, within the tolerance: then all sides do the same
 # work.
@@ -23,54 +23,27 @@ def turns_of(a, parser):
     return a
 
 
-class Side:
-    """A process that trains on request. Its output goes to a file, whose end is shown where the process fails.
+class Side(Worker):
+    """A process that trains on request.
 
     `a` has the bench's arguments (model, batch, seq, threads, and where there are several micro-batches in a step, accumulate).
     `host` are words before the command, which a shell there reads. `kind` is one of gpt2_sides.py's; `settings` are the kind's own.
     """
 
     def __init__(self, a, kind, folder, name=None, python=sys.executable, variables=None, host=(), **settings):
-        self.name = name or kind
-        self.log = folder / f"{self.name}.log"
-        (folder / self.name).mkdir(exist_ok=True)
+        disk = folder / (name or kind)
+        disk.mkdir(exist_ok=True)
         settings |= {"side": kind, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
                      "accumulate": getattr(a, "accumulate", 1),
-                     "weights": str(folder / "weights"), "disk": str(folder / self.name)}
+                     "weights": str(folder / "weights"), "disk": str(disk)}
         environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)} | (variables or {})
         script = pathlib.Path(__file__).with_name("gpt2_sides.py")
-        with self.log.open("w") as log:
-            words = [str(python), str(script), json.dumps(settings)]
-            self.process = subprocess.Popen([*host, shlex.join(words)] if host else words, stdin=subprocess.PIPE, text=True,
-                                            stdout=subprocess.PIPE, stderr=log, env=environment)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        words = [str(python), str(script), json.dumps(settings)]
+        super().__init__(disk.name, [*host, shlex.join(words)] if host else words, environment)
 
     def steps(self, count):
         """Trains so many steps and returns the answer. 0 steps wait until the process is ready."""
-        self.ask(count)
-        return self.answer()
-
-    def ask(self, count):
-        """Lets the process begin."""
-        with contextlib.suppress(BrokenPipeError):
-            print(count, file=self.process.stdin, flush=True)
-
-    def answer(self):
-        """Waits for the answer."""
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
-        return json.loads(line)
+        return self.answer_to(count)
 
 
 def plain_losses(a, folder):

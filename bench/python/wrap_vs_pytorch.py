@@ -9,10 +9,9 @@ The figures are plain / in memory, and on disk / max(in memory, fio). --json pri
     .venv/bin/python bench/python/wrap_vs_pytorch.py --disk FOLDER --batch 4 --seq 256
 """
 import contextlib
-import json
 import statistics
 
-from side_by_side import CORES, parser_of, replay, temporary_folder
+from side_by_side import CORES, parser_of, replay, tell, temporary_folder
 from turns import Side, plain_losses, take_turns, turns_of
 
 
@@ -47,11 +46,9 @@ def main():
         result = measure(a, folder)
     result |= {"speed_in_memory": result["plain"] / result["memory"],
                "disk_ratio": result["disk"] / max(result["memory"], result["fio"])}
-    if a.json:
-        print(json.dumps(result))
-    else:
-        print("{plain:.2f} s plain, {memory:.2f} s in memory ({speed_in_memory:.3f}x), {disk:.2f} s on disk, fio {fio:.2f} s "
-              "(ratio {disk_ratio:.3f}); {touches} touches".format(**result))
+    tell(a, result, lambda result: print(
+        "{plain:.2f} s plain, {memory:.2f} s in memory ({speed_in_memory:.3f}x), {disk:.2f} s on disk, fio {fio:.2f} s "
+        "(ratio {disk_ratio:.3f}); {touches} touches".format(**result)))
 
 
 if __name__ == "__main__":
