@@ -1,8 +1,8 @@
 """Causes real faults, each of which a run of `sluice train` must survive with the same bits, or report: bits flipped in the swap file, or
 its end truncated, during the run; a file-size limit; a file system that other processes fill; io_uring forbidden; no locked memory; a run
 that is stopped and continued. After an error --resume must lead to the bits of a run without faults. Faults that the machine cannot
-produce are listed. build/bin/fault_campaign injects thousands of other faults into the files of short runs: errors, a full disk, flipped
-bits, lost writes, truncation, delays."""
+produce are listed. build/bin/engine_test injects thousands of other faults into the files of short runs: errors, a full disk, flipped bits,
+lost writes, truncation, delays."""
 import ctypes
 import os
 import pathlib
@@ -190,8 +190,9 @@ class RealFaults:
                  + (f" ({found[2]} came too late)" if found[2] else ""))
 
 
-def injected(name, count, seed):
-    program = SLUICE.parent / name
+def injected(suite, count, seed):
+    program = SLUICE.parent / "engine_test"
     if not program.exists():
         sys.exit(f"'{program}' is missing; scripts/build.sh builds it")
-    return subprocess.run([str(program), str(count), str(seed)], check=False).returncode == 0
+    asked = os.environ | {"SLUICE_CAMPAIGN_COUNT": str(count), "SLUICE_CAMPAIGN_SEED": str(seed)}
+    return subprocess.run([str(program), f"--gtest_filter=Long/{suite}.*", "--gtest_brief=1"], env=asked, check=False).returncode == 0

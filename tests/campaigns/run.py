@@ -51,8 +51,8 @@ def kill(campaign, a):
     return 0
 
 
-def fault(make, a, program="fault_campaign"):
-    if a.count and not injected(program, a.count, a.seed):
+def fault(make, a, suite="FaultCampaign"):
+    if a.count and not injected(suite, a.count, a.seed):
         return 1
     print("for real, runs of sluice train:")
     try:
@@ -71,7 +71,7 @@ KINDS = {
     "gpu-rank": (100, lambda folder, a: kill(GpuRankCampaign(folder, a.ranks or 2, a.seed, a.within), a)),
     "host": (30, lambda folder, a: kill(HostCampaign(folder, a.ranks or 3, a.seed, a.within), a)),
     "fault": (10000, lambda folder, a: fault(lambda: RealFaults(folder, a.seed), a)),
-    "rank-fault": (1000, lambda folder, a: fault(lambda: RankFaults(folder, a.ranks or 4, a.seed), a, "rank_fault_campaign")),
+    "rank-fault": (1000, lambda folder, a: fault(lambda: RankFaults(folder, a.ranks or 4, a.seed), a, "RankFaultCampaign")),
     "matrix": (None, lambda folder, a: matrix.try_optimizers(a)),
     "rank-matrix": (None, lambda folder, a: matrix.try_ranks(a)),
 }

@@ -1,7 +1,7 @@
 #include "engine/faulty_ranks.h"
 #include "testing.h"
 
-// A short campaign of faults that one of several ranks meets (tests/engine/rank_fault_campaign.cc).
+// A campaign of faults that one of several ranks meets, short or as long as is asked for.
 namespace sluice::engine::faulty::faulty_ranks_test {
 
 class FaultyRanks : public ::testing::TestWithParam<std::size_t> {};
@@ -31,5 +31,27 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FaultyRanks, ::testing::Range(std::size_t{0}, kF
                              if (letter != ' ') name += letter;
                            return name;
                          });
+
+class RankFaultCampaign : public ::testing::TestWithParam<std::uint64_t> {};  // how many runs
+INSTANTIATE_TEST_SUITE_P(Long, RankFaultCampaign, ::testing::Values(20));
+
+TEST_P(RankFaultCampaign, EachRunEndsWithTheSameBitsOrAllNameTheOneThatFailedFirst) {
+  auto [rounds, seed] = asked_or(GetParam());
+  std::array<std::uint64_t, kFaultsOfRanks> well{}, reported{};
+  for (const std::uint64_t end = seed + rounds; seed < end && !HasFailure(); ++seed) {
+    const RankSetup setup = rank_setup_of(seed);
+    const RankFault fault = rank_fault_of(seed, setup);
+    const std::string what = describe(setup, fault, seed);
+    SCOPED_TRACE(what);
+    const Watchdog watchdog(what);
+    const RanksEnding ending = run_with(setup, fault);
+    EXPECT_EQ(ending.defect, "") << "rank " << fault.rank << " said: " << ending.error;
+    ++(ending.well ? well : reported)[static_cast<std::size_t>(fault.kind)];
+  }
+  fmt::print("{} runs; ended with the same bits | with an error of all ranks, from which they went on:\n",
+             rounds);
+  for (std::size_t kind = 0; kind < kFaultsOfRanks; ++kind)
+    fmt::print("{:6} | {:6}  {}\n", well[kind], reported[kind], kFaultNames[kind]);
+}
 
 }  // namespace sluice::engine::faulty::faulty_ranks_test

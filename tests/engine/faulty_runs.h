@@ -1,7 +1,9 @@
 #pragma once
 // Trains a toy model over faulty disks. A run ends with the bits of a run without faults, or with an error
 // that names the file, after which the engine refuses everything but its end.
+#include <cstdlib>
 #include <map>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -230,5 +232,15 @@ inline constexpr Kind kKinds[] = {
     {"ATruncatedFile", [](std::uint64_t r) { return Faults{.truncate_after = r % 150}; }},
     {"AFullDisk", [](std::uint64_t r) { return Faults{.fail_after = r % 150}; }},
 };
+
+// How much of a campaign is asked for (by tests/campaigns/run.py), and its first seed.
+struct Asked {
+  std::uint64_t count, seed;
+};
+inline Asked asked_or(std::uint64_t count) {
+  const char* const stated = std::getenv("SLUICE_CAMPAIGN_COUNT");
+  const char* const seed = std::getenv("SLUICE_CAMPAIGN_SEED");
+  return {stated == nullptr ? count : std::stoull(stated), seed == nullptr ? 0 : std::stoull(seed)};
+}
 
 }  // namespace sluice::engine::faulty
