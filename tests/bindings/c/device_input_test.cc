@@ -8,15 +8,16 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 class DeviceInputTest : public FakeGpuTest {
  protected:
-  using Change = void (*)(sluice_engine_options&);
-  sluice_status made(Change change = nullptr) {
+  using Options = sluice_engine_options;
+  using Change = std::function<void(Options&)>;
+  sluice_status made(const Change& change = {}) {
     const ModelHandle model = make_model();
     const std::string path = folder_.path();
     const sluice_folder disk = {path.c_str(), 0};
     Choice setup;
     setup.device_memory = 128 * kMiB;
     sluice_engine_options options = options_of(setup, &disk);
-    if (change != nullptr) change(options);
+    if (change) change(options);
     sluice_engine* engine = nullptr;
     const sluice_status status = sluice_engine_create(model.get(), &options, &engine);
     EXPECT_EQ(engine == nullptr, status != SLUICE_OK);
@@ -25,7 +26,7 @@ class DeviceInputTest : public FakeGpuTest {
     return status;
   }
   void refused(const fake_cuda::Settings& settings, sluice_status status,
-               const std::vector<std::string>& parts, Change change = nullptr) {
+               const std::vector<std::string>& parts, const Change& change = {}) {
     fake().begin(settings);
     expect_error(made(change), status, parts);
   }
@@ -43,7 +44,7 @@ TEST_F(DeviceInputTest, DriversThatAreMissingOrTooOld) {
 TEST_F(DeviceInputTest, GpusThatAreUnfit) {
   refused({.devices = 0}, SLUICE_NOT_FOUND, {"finds none", "CUDA_VISIBLE_DEVICES"});
   refused({.devices = 2}, SLUICE_NOT_FOUND, {"GPU 7 was asked for", "GPUs 0 to 1 alone"},
-          [](sluice_engine_options& options) { options.device = 7; });
+          [](Options& options) { options.device = 7; });
   refused({.major = 7}, SLUICE_NOT_FOUND, {"capability 7.0", "8.0", "another GPU"});
   refused({.has_virtual_memory = false}, SLUICE_NOT_FOUND, {"cannot map memory", "whole GPU"});
   refused({.compute_mode = 2}, SLUICE_NOT_FOUND, {"prohibited", "nvidia-smi -c DEFAULT"});
@@ -54,9 +55,9 @@ TEST_F(DeviceInputTest, BudgetsThatTheGpuDoesNotHave) {
   refused({.memory = 100 * kMiB}, SLUICE_BUDGET,
           {"device_memory is 128 MiB", "fake GPU", "100 MiB", "state less"});
   refused({}, SLUICE_BUDGET, {"short by", "device_memory="},
-          [](sluice_engine_options& options) { options.device_memory = kMiB; });
+          [](Options& options) { options.device_memory = kMiB; });
   refused({}, SLUICE_BUDGET, {"reserved of the GPU's memory", "state more"},
-          [](sluice_engine_options& options) { options.device_reserved = options.device_memory; });
+          [](Options& options) { options.device_reserved = options.device_memory; });
 }
 
 TEST_F(DeviceInputTest, MemoryThatOthersHave) {
@@ -81,73 +82,44 @@ TEST_F(DeviceInputTest, HostMemoryThatTheDriverDoesNotRegister) {
 }
 
 TEST_F(DeviceInputTest, OptionsThatDoNotGoTogether) {
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.device is 1", "the CPU computes", "state how much"},
-          [](sluice_engine_options& options) { options.device = 1, options.device_memory = 0; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"serve_touches", "cannot be served", "acquire"},
-          [](sluice_engine_options& options) { options.serve_touches = 1; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"reproducible"},
-          [](sluice_engine_options& options) { options.reproducible = options.micro_batches = 1; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.links is 'nvlink'", "'gpus' or 'host'"},
-          [](sluice_engine_options& options) { options.links = "nvlink"; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.links is 'gpus'", "device_memory is 0"},
-          [](sluice_engine_options& options) { options.links = "gpus", options.device_memory = 0; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"'elsewhere'", "device"},
-          [](sluice_engine_options& options) { options.place_state = "elsewhere"; });
-}
-
-TEST_F(DeviceInputTest, UpdatesThatCannotBe) {
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.updates is 'tpu'", "'gpu' or 'cpu'"},
-          [](sluice_engine_options& options) { options.updates = "tpu"; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.updates is 'cpu'", "device_memory is 0"},
-          [](sluice_engine_options& options) { options.updates = "cpu", options.device_memory = 0; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"updates on the GPU", "adafactor", "let the CPU update"},
-          [](sluice_engine_options& options) { options.updates = "gpu", options.optimizer = "adafactor"; });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"state on the GPU", "the CPU updates"},
-          [](sluice_engine_options& options) { options.updates = "cpu", options.place_state = "device"; });
+  const std::pair<std::vector<std::string>, Change> all[] = {
+      {{"options.device is 1", "the CPU computes", "state how much"},
+       [](Options& o) { o.device = 1, o.device_memory = 0; }},
+      {{"serve_touches", "cannot be served", "acquire"}, [](Options& o) { o.serve_touches = 1; }},
+      {{"reproducible"}, [](Options& o) { o.reproducible = o.micro_batches = 1; }},
+      {{"options.links is 'nvlink'", "'gpus' or 'host'"}, [](Options& o) { o.links = "nvlink"; }},
+      {{"options.links is 'gpus'", "device_memory is 0"},
+       [](Options& o) { o.links = "gpus", o.device_memory = 0; }},
+      {{"'elsewhere'", "device"}, [](Options& o) { o.place_state = "elsewhere"; }},
+      {{"options.updates is 'tpu'", "'gpu' or 'cpu'"}, [](Options& o) { o.updates = "tpu"; }},
+      {{"options.updates is 'cpu'", "device_memory is 0"},
+       [](Options& o) { o.updates = "cpu", o.device_memory = 0; }},
+      {{"updates on the GPU", "adafactor", "let the CPU update"},
+       [](Options& o) { o.updates = "gpu", o.optimizer = "adafactor"; }},
+      {{"state on the GPU", "the CPU updates"},
+       [](Options& o) { o.updates = "cpu", o.place_state = "device"; }},
+      // A place on a GPU is not the host's memory where the CPU computes.
+      {{"place is 'device'", "state it"},
+       [](Options& o) { o.device_memory = 0, o.place_parameters = "device"; }}};
+  for (const auto& [parts, change] : all) refused({}, SLUICE_INVALID_ARGUMENT, parts, change);
 }
 
 TEST_F(DeviceInputTest, FactsThatCannotBe) {
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.device_facts.both_ways is 0", "leave out"},
-          [](sluice_engine_options& options) {
-            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
-            facts.to_gpu = facts.from_gpu = 1;
-            options.device_facts = &facts;
-          });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.device_facts.computing is -1", "0 or more"},
-          [](sluice_engine_options& options) {
-            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
-            facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
-            facts.computing = -1;
-            options.device_facts = &facts;
-          });
-  refused({}, SLUICE_INVALID_ARGUMENT, {"options.device_facts.between_gpus is -1", "or 0"},
-          [](sluice_engine_options& options) {
-            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
-            facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
-            facts.between_gpus = -1;
-            options.device_facts = &facts;
-          });
+  sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
+  const auto refuse = [&](sluice_status status, const std::vector<std::string>& parts) {
+    refused({}, status, parts, [&](Options& options) { options.device_facts = &facts; });
+  };
   refused({}, SLUICE_INVALID_ARGUMENT, {"device_facts are given", "device_memory is 0"},
-          [](sluice_engine_options& options) {
-            static const sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
-            options.device_facts = &facts;
-            options.device_memory = 0;
-          });
-  refused({}, SLUICE_BUDGET, {"short by", "1.00 GiB of it for CUDA and the client"},
-          [](sluice_engine_options& options) {
-            static sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);
-            facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
-            facts.base = 1024 * kMiB;
-            options.device_facts = &facts;
-          });
-}
-
-// A place on a GPU is not the host's memory where the CPU computes.
-TEST_F(DeviceInputTest, PlacesThatOnlyAGpuHas) {
-  refused({}, SLUICE_INVALID_ARGUMENT, {"place is 'device'", "state it"}, [](sluice_engine_options& options) {
-    options.device_memory = 0;
-    options.place_parameters = "device";
-  });
+          [&](Options& options) { options.device_facts = &facts, options.device_memory = 0; });
+  facts.to_gpu = facts.from_gpu = 1;
+  refuse(SLUICE_INVALID_ARGUMENT, {"options.device_facts.both_ways is 0", "leave out"});
+  facts.to_gpu = facts.from_gpu = facts.both_ways = facts.gpu_updates = facts.cpu_memory = 1e9;
+  facts.computing = -1;
+  refuse(SLUICE_INVALID_ARGUMENT, {"options.device_facts.computing is -1", "0 or more"});
+  facts.computing = 0, facts.between_gpus = -1;
+  refuse(SLUICE_INVALID_ARGUMENT, {"options.device_facts.between_gpus is -1", "or 0"});
+  facts.between_gpus = 0, facts.base = 1024 * kMiB;
+  refuse(SLUICE_BUDGET, {"short by", "1.00 GiB of it for CUDA and the client"});
 }
 
 TEST_F(DeviceInputTest, WhatAnEngineOnAGpuCannotDoYet) {

@@ -258,16 +258,6 @@ TEST_F(MisuseTest, ResultsWithoutASize) {
   EXPECT_OK(apply(engine()));
 }
 
-TEST_F(MisuseTest, FilesThatCannotBeLoaded) {
-  expect_error(sluice_engine_load(engine(), folder_.path("none").c_str()), SLUICE_NOT_FOUND, {"none"});
-  expect_error(sluice_engine_load_values(engine(), folder_.path("none").c_str()), SLUICE_NOT_FOUND, {"none"});
-  std::ofstream(folder_.path("text.safetensors")) << "no safetensors";
-  expect_error(sluice_engine_load_values(engine(), folder_.path("text.safetensors").c_str()), SLUICE_CORRUPT,
-               {"text"});
-  expect_error(sluice_engine_save_trace(engine(), folder_.path("t.json").c_str()), SLUICE_STATE,
-               {"trace_events"});
-}
-
 TEST_F(MisuseTest, MoreUpdatesThanCanBeCounted) {
   ASSERT_OK(sluice_engine_set_updates(engine(), 0, 5));
   for (const uint64_t updates : {UINT64_MAX, UINT64_MAX - 1, (uint64_t{1} << 53) + 1})
@@ -317,39 +307,33 @@ TEST(PlanTest, HasBounds) {
 }
 
 TEST(PlanTest, SaysWhatIsShort) {
-  const Folder folder;
-  const ModelHandle model = make_model();
-  sluice_engine_options options = options_of({}, nullptr);
-  options.memory = 1 << 20;
-  options.reserved = 0;
-  char* json = nullptr;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"memory", "short"});
-  EXPECT_EQ(json, nullptr);
-  options.memory = 0;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"options.memory"});
-  options = options_of({}, nullptr);
-  options.groups = 1;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT,
-               {"'first.bias'", "group 1"});
+  using Options = sluice_engine_options;
   const sluice_folder missing = {"/no/such/folder", 0};
-  options = options_of({}, &missing);
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_NOT_FOUND, {"/no/such/folder"});
-  options = options_of({"elsewhere"}, nullptr);
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"'elsewhere'"});
-  options = options_of({}, nullptr);
-  options.reserved = UINT64_MAX;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"reserved"});
-  options = options_of({}, nullptr);
-  options.trace_events = uint64_t{1} << 62;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"traced"});
-  options = options_of({}, nullptr);
   const sluice_setting setting = {"beta1", 1, nullptr};
-  options.settings = &setting;
-  options.setting_count = 1;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"adamw", "beta1 is 1"});
-  options.settings = nullptr;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"'options.settings'"});
-  options = options_of({}, nullptr);
+  const struct {
+    sluice_status status;
+    std::vector<std::string> parts;
+    std::function<void(Options&)> change;
+  } all[] = {{SLUICE_BUDGET, {"memory", "short"}, [](Options& o) { o.memory = 1 << 20, o.reserved = 0; }},
+             {SLUICE_INVALID_ARGUMENT, {"options.memory"}, [](Options& o) { o.memory = 0; }},
+             {SLUICE_INVALID_ARGUMENT, {"'first.bias'", "group 1"}, [](Options& o) { o.groups = 1; }},
+             {SLUICE_NOT_FOUND, {missing.path}, [&](Options& o) { o.disk = &missing, o.disk_folders = 1; }},
+             {SLUICE_INVALID_ARGUMENT, {"'elsewhere'"}, [](Options& o) { o.place_parameters = "elsewhere"; }},
+             {SLUICE_BUDGET, {"reserved"}, [](Options& o) { o.reserved = UINT64_MAX; }},
+             {SLUICE_BUDGET, {"traced"}, [](Options& o) { o.trace_events = uint64_t{1} << 62; }},
+             {SLUICE_INVALID_ARGUMENT,
+              {"adamw", "beta1 is 1"},
+              [&](Options& o) { o.settings = &setting, o.setting_count = 1; }},
+             {SLUICE_INVALID_ARGUMENT, {"'options.settings'"}, [](Options& o) { o.setting_count = 1; }}};
+  const ModelHandle model = make_model();
+  char* json = nullptr;
+  Options options = options_of({}, nullptr);
+  for (const auto& [status, parts, change] : all) {
+    Options changed = options;
+    change(changed);
+    expect_error(sluice_plan(model.get(), &changed, &json), status, parts);
+    EXPECT_EQ(json, nullptr);
+  }
   EXPECT_OK(sluice_plan(model.get(), &options, &json));
   EXPECT_NE(std::string(json).find("peak"), std::string::npos);
   sluice_text_destroy(json);
