@@ -77,6 +77,16 @@ class SumsBeside : public testing::TestWithParam<std::size_t> {
     return true;
   }
   static float own(const Rank& rank) { return static_cast<float>(rank.rank()); }
+  static void end(Rank& rank) {
+    rank.engine.end_gradients(kFirst);
+    rank.engine.end_micro_batch();
+  }
+  // Ends the micro-batch, in which the ranks' mean is this, and the step.
+  static void end_with(Rank& rank, float mean) {
+    end(rank);
+    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), mean));
+    rank.engine.step(Rank::settings());
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Stages, SumsBeside, testing::Values<std::size_t>(0, 2, 3));
 
@@ -86,8 +96,7 @@ TEST_P(SumsBeside, BeginInTheLastMicroBatchAndGoOnWithoutACall) {
     rank.engine.begin_step({});
     const std::uint64_t before = rank.received();
     rank.add_constant(kA, 1 + own(rank));
-    rank.engine.end_gradients(kFirst);
-    rank.engine.end_micro_batch();
+    end(rank);
     EXPECT_EQ(rank.received(), before);
     rank.add_constant(kA, 1);
     rank.engine.end_gradients(kFirst);
@@ -148,8 +157,7 @@ TEST_P(SumsBeside, ADropOnOneRankAloneIsAnErrorOnTheOthers) {
     }
     for (const ParameterId p : {kA, kC}) rank.engine.drop_gradient(p);
     rank.add_constant(kA, 2 * own(rank));
-    rank.engine.end_gradients(kFirst);
-    rank.engine.end_micro_batch();
+    end(rank);
     EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
     EXPECT_FALSE(rank.engine.has_gradient(kC));
     rank.engine.step(Rank::settings());
@@ -163,16 +171,12 @@ TEST_P(SumsBeside, BeginAgainAfterAllGradientsWereDropped) {
       rank.engine.begin_step({});
       for (int skipped = 0; skipped < step; ++skipped) {
         rank.add_constant(kA, std::numeric_limits<float>::infinity());
-        rank.engine.end_gradients(kFirst);
-        rank.engine.end_micro_batch();
+        end(rank);
         EXPECT_TRUE(std::isinf(rank.engine.gradient_norm(kA)));
         rank.engine.drop_gradient(kA);
       }
       rank.add_constant(kA, 2 * own(rank));
-      rank.engine.end_gradients(kFirst);
-      rank.engine.end_micro_batch();
-      EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
-      rank.engine.step(Rank::settings());
+      end_with(rank, 1.0f);
     }
   });
 }
@@ -183,8 +187,7 @@ TEST_P(SumsBeside, AnotherNumberOfMicroBatchesThanStatedGivesTheMean) {
       rank.engine.begin_step({});
       for (int micro = 0; micro < micro_batches; ++micro) {
         rank.add_constant(kA, 2 * own(rank));
-        rank.engine.end_gradients(kFirst);
-        rank.engine.end_micro_batch();
+        end(rank);
       }
       EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), static_cast<float>(micro_batches)));
       rank.engine.step(Rank::settings());
@@ -202,10 +205,7 @@ TEST_P(SumsBeside, ARefusalLeavesNoneBegun) {
                 HasSubstr("rank 1 added up to 2 gradients to a parameter"));
     rank.engine.drop_gradient(kA);
     rank.add_constant(kA, 2 * own(rank));
-    rank.engine.end_gradients(kFirst);
-    rank.engine.end_micro_batch();
-    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
-    rank.engine.step(Rank::settings());
+    end_with(rank, 1.0f);
   });
 }
 
@@ -229,8 +229,7 @@ TEST_P(SumsBeside, AnAbandonedStepIsDoneAgain) {
       }
       rank.engine.begin_step({});
       rank.add_constant(kA, first ? 2 : 4);
-      rank.engine.end_gradients(kFirst);
-      rank.engine.end_micro_batch();
+      end(rank);
       EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 3.0f));
       EXPECT_FALSE(rank.engine.has_gradient(kC));
       rank.engine.step(Rank::settings());
