@@ -1,5 +1,5 @@
 """A share of each campaign of tests/campaigns, the same in each run; tests/campaigns/run.py runs the whole. Time limits are far from what
-a busy machine needs. Cells that have every value of a setting run always (of ranks every fifth one), and those with every pair are long."""
+a busy machine needs. Cells that have every value of a setting run always (of ranks every eighth one), and those with every pair are long."""
 
 import itertools
 
@@ -83,11 +83,11 @@ def test_a_cell_has_the_same_bits_in_memory_and_on_disk(cell):
     assert result == "same bits" or result.startswith("refused"), result
 
 
-@pytest.mark.parametrize("cell", params(CELLS_OF_RANKS, every=5))
+@pytest.mark.parametrize("cell", params(CELLS_OF_RANKS, every=8))
 def test_a_cell_of_ranks_has_the_bits_of_its_twin(twins, cell):
     assert twins.try_cell(cell) == "same bits"
 
 
-@pytest.mark.parametrize("load", params(LOADS, every=5, first=3))
+@pytest.mark.parametrize("load", params(LOADS, every=8, first=3))
 def test_what_a_mesh_saves_goes_on_at_another(twins, load):
     assert twins.try_load(load) == "same bits"

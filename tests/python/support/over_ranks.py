@@ -178,7 +178,7 @@ def received(links=None, stage=3, **options):
     engine = sluice.torch.engine_of(model)
     assert _partitioned(model) > 8
     large = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and p.numel() > 2**17) * 4
-    _loop(model, optimizer, "wide", 2, SIZE)
+    _loop(model, optimizer, "wide", 1, SIZE)
     before = engine.options.ranks.traffic()
     _loop(model, optimizer, "wide", 1, SIZE)
     after = engine.options.ranks.traffic()
