@@ -23,7 +23,7 @@ import sluice.torch
 from sluice.torch import _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ON_GPU = {"device": "cuda", "device_memory": "1GiB", "device_facts": fake_gpu.FACTS}
+ON_GPU = {"device": "cuda", "device_memory": "600MiB", "device_facts": fake_gpu.FACTS}
 torch.set_num_threads(1)
 STEPS, ROWS = 3, 12
 

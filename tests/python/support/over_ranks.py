@@ -28,7 +28,7 @@ from sluice.device import device_of
 from sluice.torch import _session, _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ON_GPU = {"device": "cuda", "device_memory": "1GiB", "reserve": "64MiB"}
+ON_GPU = {"device": "cuda", "device_memory": "600MiB", "reserve": "64MiB"}
 torch.set_num_threads(1)
 fake_gpu.begin_if_asked()
 
