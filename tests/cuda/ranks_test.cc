@@ -280,9 +280,9 @@ TEST_F(RanksOnGpusTest, WhatGpusReadOfEachOtherInAStepIsPlannedToTheByte) {
     std::size_t micro_batches = 1;
   };
   for (const auto& [stage, updates, type, micro_batches] :
-       {Read{0, kDevice, Dtype::kF32}, Read{0, kDevice, Dtype::kBf16}, Read{1, kDevice, Dtype::kF32},
-        Read{1, kDevice, Dtype::kBf16, 2}, Read{2, kDevice, Dtype::kBf16}, Read{3, kDevice, Dtype::kF32},
-        Read{3, kDevice, Dtype::kBf16, 2}, Read{3, kHost, Dtype::kBf16}}) {
+       {Read{0, kDevice, Dtype::kBf16}, Read{1, kDevice, Dtype::kF32}, Read{1, kDevice, Dtype::kBf16, 2},
+        Read{2, kDevice, Dtype::kBf16}, Read{3, kDevice, Dtype::kF32}, Read{3, kDevice, Dtype::kBf16, 2},
+        Read{3, kHost, Dtype::kBf16}}) {
     SCOPED_TRACE(fmt::format("{}, stage {}, updates by the {}", name_of(type), stage, name_of(updates)));
     Case all;
     if (type != Dtype::kF32) all.optimizer = optimizer_of("adamw", Dtype::kF32, true);
@@ -555,7 +555,6 @@ TEST_F(RanksOnGpusTest, ASteadyStepMapsNothingAndItsCallerWaitsForNoGpu) {
            !function.starts_with("cuMemset") && function != "cuMemGetInfo";
   };
   for (const auto& [stage, updates] : {std::pair<std::size_t, allocator::Tier>{0, kDevice},
-                                       {1, kDevice},
                                        {1, kHost},
                                        {2, kDevice},
                                        {3, kDevice},
@@ -936,7 +935,7 @@ TEST_F(RanksOnGpusTest, AGpuThatFailsEndsAllRanks) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, KindsOfRanksOnGpus,
                          testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32, 2, 0},
-                                         Kind{"adamw", Dtype::kBf16, Dtype::kU8, 3, 1},
+                                         Kind{"adamw", Dtype::kBf16, Dtype::kU8, 2, 1},
                                          Kind{"sgd", Dtype::kF16, Dtype::kF32, 2, 2},
                                          Kind{"adafactor", Dtype::kBf16, Dtype::kF32, 2, 3}));
 INSTANTIATE_TEST_SUITE_P(Long, KindsOfRanksOnGpus,
