@@ -118,19 +118,6 @@ TEST_F(MemoryTest, CopiesPassTheBordersOfExtents) {
   EXPECT_TRUE(std::equal(end.begin(), end.begin() + 300, values.begin()));
 }
 
-TEST_F(MemoryTest, FreeMemoryCountsExtents) {
-  const std::size_t before = device_->free_memory();
-  const Device::Extent extent = device_->create_extent(8 * piece_);
-  EXPECT_LE(device_->free_memory() + 8 * piece_, before);
-  device_->release_extent(extent);
-}
-
-TEST_F(MemoryTest, WhatTheDeviceLacksIsABudgetError) {
-  const std::size_t all = device_->info().memory / piece_ * piece_;
-  expect_error(ErrorCode::kBudget, {"asked of GPU 0", "are free"},
-               [&] { device_->create_extent(all + piece_); });
-}
-
 TEST_F(MemoryTest, MisuseIsRefused) {
   MappedMemory memory(*device_, 2);
   const Device::Extent extent = device_->create_extent(piece_);
