@@ -237,33 +237,3 @@ def test_a_loss_over_lengths_and_layers_left_out_by_chance_are_estimated():
     assert losses[0] == losses[1]
     short, long = (estimate(Listens().train(), (x, targets, torch.full((3,), n)), True).peak for n in (1, 6))
     assert long > short
-
-
-class Packs(torch.nn.Module):
-    """A recurrent network on sequences of several lengths."""
-
-    def __init__(self, kind, **options):
-        super().__init__()
-        self.network = getattr(torch.nn, kind)(WIDTH, WIDTH, num_layers=2, dropout=0.1, batch_first=True, **options)
-
-    def forward(self, x, lengths):
-        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        output, _ = self.network(packed)
-        return torch.nn.utils.rnn.pad_packed_sequence(output, batch_first=True, total_length=x.shape[1])[0].square().mean()
-
-
-@fake_gpu.cpu_alone("on a GPU calls are not estimated")
-@pytest.mark.parametrize("kind, options", [("LSTM", {}), ("LSTM", {"bidirectional": True, "proj_size": 8}), ("GRU", {}), ("RNN", {"nonlinearity": "relu"})])
-def test_packed_sequences_are_estimated(kind, options):
-    x = torch.randn(4, 20, WIDTH)
-    losses = []
-    for is_wrapped in (False, True):
-        torch.manual_seed(1)
-        model = Packs(kind, **options).train()
-        if is_wrapped:
-            model, _ = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="2GiB")
-        torch.manual_seed(2)
-        losses += [model(x, torch.tensor([20, 3, 7, 5])).item()]
-    assert losses[0] == losses[1]
-    short, long = (estimate(Packs(kind, **options).train(), (x, torch.full((4,), n)), True).peak for n in (2, 20))
-    assert long > short

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..errors import Error, InvalidArgumentError
 from ..model import Size, size_of
-from ._estimate_values import ON_VALUES, ByValues, Values
+from ._estimate_values import ON_VALUES, NumbersFromTensors, Values
 from ._gpu import CPU, HOST, WORKSPACES, Gpu
 from ._modes import mapped, parts_of, tensors_among
 
@@ -261,7 +261,7 @@ def estimate_call(
                 alive.ignored.update(id(tensor.untyped_storage()) for tensor in tensors)
                 # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
                 unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
-                with uncompiled, unchecked, fake, alive, ByValues(), torch.set_grad_enabled(train), alive.casts_made_again(device.type):
+                with uncompiled, unchecked, fake, alive, NumbersFromTensors(), torch.set_grad_enabled(train), alive.casts_made_again(device.type):
                     kept = _step(called, call[0], call[1], train, alive)
             del call, tensors
             alive.take_back(what)

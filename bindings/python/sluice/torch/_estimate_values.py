@@ -26,8 +26,6 @@ _aten = torch.ops.aten
 _NOT_FINITE = (_aten.isnan.default, _aten.isinf.default, _aten.isposinf.default, _aten.isneginf.default)
 _MOST = 8 << 20  # bytes of the values of a tensor; larger ones have none, so that an estimate takes little memory
 _MAKE = (torch.tensor, torch.as_tensor)
-_vf = torch._C._VariableFunctions
-_RECURRENT = (_vf.lstm, _vf.gru, _vf.rnn_tanh, _vf.rnn_relu)
 _FLAGS = (torch.bool, torch.uint8)  # as indices they are masks
 
 
@@ -129,43 +127,13 @@ class Values(Mode):
         return found
 
 
-class ByValues(TorchFunctionMode):
-    """While it is active, functions of PyTorch that look for numbers in the memory of tensors take the values of fake ones: torch.tensor() of
-    lists, and what is packed of sequences of several lengths."""
+class NumbersFromTensors(TorchFunctionMode):
+    """While it is active, torch.tensor() takes the values of fake tensors in lists, which it would look for in their memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _MAKE and args and isinstance(args[0], (list, tuple)):
             args = (mapped(args[0], lambda tensor: tensor.tolist()), *args[1:])
-        elif func is _vf._pack_padded_sequence:
-            return _packed(*args)
-        elif func is _vf._pad_packed_sequence:
-            return _padded(*args)
-        elif func in _RECURRENT and isinstance(args[3], (list, tuple)):  # else it has batch_first there, and is not packed
-            return _recurrent(func, *args)
         return func(*args, **(kwargs or {}))
-
-
-def _packed(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    steps = padded.transpose(0, 1) if batch_first else padded
-    is_there = torch.arange(len(steps))[:, None] < lengths
-    sizes = is_there.sum(1)
-    return steps[is_there], sizes[sizes > 0]
-
-
-def _padded(
-    data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, length: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    is_there = torch.arange(int(sizes[0])) < sizes[:, None]
-    steps = data.new_full((max(len(sizes), length), int(sizes[0]), *data.shape[1:]), padding)
-    steps = steps.index_put(is_there.nonzero(as_tuple=True), data)
-    return steps.transpose(0, 1) if batch_first else steps, is_there.sum(0)
-
-
-def _recurrent(func: Any, data: torch.Tensor, sizes: torch.Tensor, states: Any, *settings: Any) -> tuple[torch.Tensor, ...]:
-    """A recurrent network on what is packed. It takes at most what it takes of padded sequences, on which it is run."""
-    steps, lengths = _padded(data, sizes, False, 0.0)
-    output, *after = func(steps, states, *settings, False)
-    return (_packed(output, lengths, False)[0], *after)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
