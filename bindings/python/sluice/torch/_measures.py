@@ -68,7 +68,8 @@ class FirstStep:
         self.begin()
         self.measured: int | None = None
         self.lacking = 0  # the bytes by which the reserve was too small
-        self._expected = 0  # the most bytes that the process may have after the first step; 0: it was warned of
+        self._began: tuple[int, int] | None = None  # of the process, when a step began: its bytes, and the most that they ever were
+        self._has_told = False  # of a later step
 
     def begin(self) -> None:
         """Comes before the step."""
@@ -89,9 +90,13 @@ class FirstStep:
         self.held += grown
         self._seen += grown
         self._peak_before = max(self._peak_before, _peak_bytes())
+        if self._began is not None:
+            self._began = self._began[0] + grown, self._peak_before
 
     def note(self, resident: int) -> None:
-        """Comes now and then in the step, with the bytes of the process."""
+        """Comes before a call, and now and then in a step, with the bytes of the process."""
+        if self._began is None:
+            self._began = resident, _peak_bytes()
         self._seen = max(self._seen, resident)
 
     def mark(self) -> Any:
@@ -101,14 +106,17 @@ class FirstStep:
         """Comes when the unit is acquired."""
 
     def end(self) -> None:
-        """Comes after each step, and warns where the first took more than was stated, or a later one more than that and the budget."""
+        """Comes after each step, and warns where the first took more than was stated, or a later one more than there was room for."""
         peak = _peak_bytes()  # where it has changed, it was reached in this step
+        before, self._began = self._began, None
         if self.measured is not None:
-            self._compare(peak)
+            seen, self._seen = self._seen, 0
+            if before is not None and not self._has_told:
+                self._compare(before[0], peak if peak > before[1] else seen)
             return
         highest = peak if peak > self._peak_before else max(self._seen, resident_bytes())
         self.measured = max(0, highest - self.held)
-        self._expected = max(peak, self.memory)
+        self._seen = 0
         room = self.reserve if self._stated else self.room
         if self.measured <= room:
             return
@@ -123,16 +131,16 @@ class FirstStep:
                 stacklevel=2,
             )
 
-    def _compare(self, peak: int) -> None:
-        """Warns, once, where a step took more than any before it and than the stated memory. Calls that were estimated by the values of a
-        batch may do so with others."""
-        if 0 < self._expected < peak:
-            self._expected = 0
-            more = peak - self.memory
+    def _compare(self, before: int, highest: int) -> None:
+        """Warns, once, where a later step took more than there is room for, and the process has more than was stated. A call that was
+        estimated by the values of one batch may take more with another one. before, highest: bytes of the process in this step."""
+        took, room = highest - before, self.reserve if self._stated else self.room
+        self._has_told = took > room and highest > self.memory
+        if self._has_told:
             warnings.warn(
-                f"The process has had {peak >> 20} MiB in a later step than the first, and the memory that was stated is {self.memory >> 20} "
-                f"MiB. Where the model took them, for a batch whose values let it compute more, wrap it with "
-                f"reserve='{(self.reserve + more + more // 16 >> 20) + 1}MiB'",
+                f"PyTorch took {took >> 20} MiB in a later step than the first, and {room >> 20} MiB were left for it; the process had "
+                f"{highest >> 20} MiB, and the memory that was stated is {self.memory >> 20} MiB. Wrap the model with "
+                f"reserve='{(took + took // 16 >> 20) + 1}MiB', or give less at once",
                 RuntimeWarning,
                 stacklevel=2,
             )
