@@ -50,7 +50,9 @@ INSTANTIATE_TEST_SUITE_P(
         Partition{2, "3", "disk",
                   "--reproducible --mesh tensor=2 --optimizer adamw --dtype bf16 --master none --group 5"},
         Partition{6, "2", "disk",
-                  "--reproducible --mesh tensor=2,data=3 --optimizer adamw --state 8bit --dtype f16"}));
+                  "--reproducible --mesh tensor=2,data=3 --optimizer adamw --state 8bit --dtype f16"},
+        Partition{4, "2", "disk",
+                  "--reproducible --mesh pipeline=2,tensor=2 --optimizer muon --pipeline zb-h1"}));
 INSTANTIATE_TEST_SUITE_P(
     Long, TwinsOfRanksTest,
     ::testing::Values(
@@ -63,9 +65,7 @@ INSTANTIATE_TEST_SUITE_P(
         Partition{3, "3", "memory", "--reproducible --optimizer adamw --state 8bit --dtype bf16"},
         Partition{2, "0", "memory",
                   "--reproducible --mesh tensor=2 --optimizer lion --eval-every 2 --recompute full"},
-        Partition{4, "1", "memory", "--reproducible --mesh data=2,tensor=2 --optimizer adafactor --clip 0"},
-        Partition{4, "2", "disk",
-                  "--reproducible --mesh pipeline=2,tensor=2 --optimizer muon --pipeline zb-h1"}));
+        Partition{4, "1", "memory", "--reproducible --mesh data=2,tensor=2 --optimizer adafactor --clip 0"}));
 
 TEST_P(TwinsOfRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
   expect_done(run_sluice(placed("whole", whole_of(GetParam()), 3)));
