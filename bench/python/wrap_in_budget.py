@@ -158,7 +158,7 @@ def main():
             print(json.dumps(r) if a.json else f"{case}: refused at {r['measured'] >> 20} MiB: {r['refused']}", flush=True)
             continue
         if a.compare:
-            r["equal"] = in_own_process(a, case, "memory")["losses"] == r["losses"]
+            r["equal"] = in_own_process(a, case, "memory").get("losses") == r["losses"]
         good = good and r["measured"] <= r["stated"] and not r["warnings"] and r.get("equal", True)
         print(json.dumps(r) if a.json else line(r), flush=True)
     return 0 if good else 1

@@ -141,7 +141,7 @@ class Values(Mode):
     def _set(self, made: torch.Tensor, value: torch.Tensor) -> None:
         """Gives a fake tensor its values, where there is room for them."""
         of_value = value.untyped_storage()
-        if id(of_value) not in self._lent | self._own:
+        if id(of_value) not in self._own and id(of_value) not in self._lent:
             if self._bytes + of_value.nbytes() > _MOST_TOGETHER:
                 self._forget(made)
                 return
