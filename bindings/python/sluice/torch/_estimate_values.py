@@ -39,7 +39,7 @@ class _Known(NamedTuple):
 class Values(Mode):
     """Knows the values of fake tensors, and runs operations on these as well. It is entered after the fake mode.
 
-    Nothing is ever written to a tensor that is not a copy of this class. Where an operation writes what is not known into a fake tensor, the
+    Only copies that this class has made are ever written to. Where an operation writes what is not known into a fake tensor, the
     values of all fake tensors of its storage are forgotten."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
@@ -201,8 +201,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _is_repeatable(func: Any, kwargs: Mapping[str, Any], known: Mapping[int, torch.Tensor]) -> bool:
-    """Whether the operation can be run beside: it draws no numbers, but some of nothing and of PyTorch's own generator, by which a model may
-    choose its layers or places; and it does not write what its schema does not tell, as those of batch norms do."""
+    """Whether the operation can be run on values, too. One that draws random numbers for given tensors cannot, nor one that draws from a
+    generator of the model's own, nor one that writes what its schema does not declare, as batch norms do."""
     tags = getattr(func, "tags", None)
     if tags is None or kwargs.get("generator") is not None or "batch_norm" in func.name():
         return False
@@ -210,6 +210,7 @@ def _is_repeatable(func: Any, kwargs: Mapping[str, Any], known: Mapping[int, tor
 
 
 def _may_have_values(func: Any, result: Any) -> bool:
+    """Whether the result is small. Of random numbers only integers and single ones have values, by which models choose layers and places."""
     made = list(tensors_among(result))
     draws = torch.Tag.nondeterministic_seeded in func.tags
     return bool(made) and all(tensor.nbytes <= _MOST and (_is_whole(tensor) or not draws) for tensor in made)
