@@ -331,3 +331,40 @@ def test_a_loss_over_lengths_and_layers_left_out_by_chance_are_estimated():
     assert losses[0] == losses[1]
     short, long = (estimate(Listens().train(), (x, targets, torch.full((3,), n)), True).peak for n in (1, 6))
     assert long > short
+
+
+def llava():
+    import transformers as t
+
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    vision = t.CLIPVisionConfig(**sizes, image_size=16, patch_size=8)
+    model = t.LlavaForConditionalGeneration(
+        t.LlavaConfig(vision_config=vision, text_config=t.LlamaConfig(**sizes, vocab_size=100), image_token_index=99, image_token_id=99)
+    )
+    ids = torch.randint(0, 90, (2, 12))
+    ids[:, 2:6] = 99
+    return model, dict(input_ids=ids, pixel_values=torch.randn(2, 3, 16, 16), labels=ids, attention_mask=torch.ones_like(ids))
+
+
+def longformer():
+    import transformers as t
+
+    sizes = dict(vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    model = t.LongformerForSequenceClassification(t.LongformerConfig(**sizes, attention_window=8, max_position_embeddings=70))
+    ids = torch.randint(2, 90, (2, 32))
+    return model, dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([0, 1]))
+
+
+@fake_gpu.cpu_alone("on a GPU calls are not estimated")
+@pytest.mark.parametrize("make", [llava, longformer])
+def test_models_that_the_guide_names_need_no_reserve(make):
+    losses = []
+    for is_wrapped in (False, True):
+        torch.manual_seed(1)
+        model, given = make()
+        if is_wrapped:
+            model, _ = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="2GiB")
+        model.train()
+        torch.manual_seed(2)
+        losses.append(model(**given).loss.item())
+    assert losses[0] == losses[1]
