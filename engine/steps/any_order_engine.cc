@@ -8,7 +8,6 @@
 #include "engine/steps/core.h"
 #include "engine/steps/replan.h"
 #include "engine/steps/shared_gradients.h"
-#include "engine/steps/sums_in_backward.h"
 
 namespace sluice::engine {
 
@@ -32,22 +31,19 @@ AnyOrderEngine::~AnyOrderEngine() = default;
 void AnyOrderEngine::make_sums(const Profile& profile) {
   const Plan& plan = core().plan;
   if (!core().ranks && !plan.reproducible) return;
-  if (plan.clip && !plan.sums_in_backward) {
-    shared_ = std::make_unique<SharedGradients>(core(), profile.micro_batches, ends_micro_batches_);
-    return;
-  }
   if (plan.reproducible && !plan.clip)
     fail(ErrorCode::kInvalidArgument,
          "updates in backward are asked for reproducibly, and gradients are then summed when all of them "
          "have come; update at the end of the step");
-  if (profile.micro_batches > 1)
+  if (!plan.clip && profile.micro_batches > 1)
     fail(ErrorCode::kInvalidArgument,
          "updates in backward are asked for with {} micro-batches of each rank in a step, which have to be "
          "added up before; have one, or update at the end of the step",
          profile.micro_batches);
-  sums_ = std::make_unique<SumsInBackward>(
-      core(), SumsInBackward::Client{[this](UnitId unit) { return is_held(unit); },
-                                     [this](UnitId unit) { follow_final_gradients(unit); }});
+  shared_ = std::make_unique<SharedGradients>(
+      core(), profile.micro_batches, ends_micro_batches_,
+      SharedGradients::Client{[this](UnitId unit) { return is_held(unit); },
+                              [this](UnitId unit) { follow_final_gradients(unit); }});
 }
 
 bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->any_partitioned(); }
@@ -134,7 +130,7 @@ void AnyOrderEngine::begin_step(const StepSettings& settings) {
     if (!c.plan.clip) c.gradients.drop_all();  // with clipping, gradients may have been kept
     std::fill(updated_.begin(), updated_.end(), false);
     refused_.clear();
-    if (sums_) sums_->begin_step();
+    if (shared_) shared_->begin_step();
     recorder_.begin_step();
   });
 }
@@ -149,8 +145,6 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     if (c.parameter_shards && c.plan.clip) c.settle();
     for (UnitId unit = 0; c.plan.clip && unit < layout().units().size(); ++unit) c.await_copies(unit);
     if (shared_) shared_->step(settings);
-    if (sums_) sums_->end();
-    if (sums_ && c.plan.clip) sums_->agree(settings);
     require_all_or_none();
     const std::vector<Access>& accesses = recorder_.end_step();
     c.set_schedule(accesses, recorder_.held());
@@ -174,7 +168,6 @@ void AnyOrderEngine::abandon_step() {
     if (!in_step()) refuse(ErrorCode::kState, "abandon_step() is called without begin_step()");
     require_no_capture("abandon_step() is called", {});
     if (shared_) shared_->abandon();
-    if (sums_) sums_->abandon();
     learn_of_refused();
     refused_.clear();
     drop_all_gradients();
@@ -227,9 +220,8 @@ void AnyOrderEngine::take(const Held& wanted) {
   std::vector<Access> held;
   if (c.gpu) std::ranges::transform(held_, std::back_inserter(held), access_of);
   c.pager.set_position(recorder_.follow(access, in_step(), std::move(held)));
-  if (shared_ && with_gradient(wanted.hold)) shared_->await_record(unit);
-  if (sums_) sums_->await(unit);
-  if (sums_ && in_step() && wanted.hold == Hold::kRead) sums_->follow_read(unit);
+  if (shared_) shared_->await(unit, with_gradient(wanted.hold));
+  if (shared_ && in_step() && wanted.hold == Hold::kRead) shared_->read(unit);
   c.queue.ensure_updated(unit);
   if (access.parameters) {
     c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
@@ -280,13 +272,9 @@ void AnyOrderEngine::let_go(HeldIterator at) {
     c.pager.unpark(values);
   }
   if (with_gradient(hold)) release_gradient(unit);
-  if (with_gradient(hold) && shared_ && !is_held_for_gradients(unit)) shared_->released(unit);
-  // Last, since it throws for a gradient that is not finite.
   if (c.gradients.uses(unit) == 0) return;
-  if (sums_)
-    sums_->let_go(unit);
-  else if (!c.plan.clip)
-    follow_final_gradients(unit);
+  if (shared_) shared_->released(unit);
+  if (!c.plan.clip) follow_final_gradients(unit);  // last, since it throws for a gradient that is not finite
 }
 
 void AnyOrderEngine::take_edited(UnitId unit) {
@@ -299,10 +287,7 @@ void AnyOrderEngine::take_edited(UnitId unit) {
 // theirs.
 void AnyOrderEngine::share_edited(UnitId unit) {
   Core& c = core();
-  if (sums_)
-    sums_->edited(unit);
-  else
-    shared_->edited(unit);
+  shared_->edited(unit);
   if (!c.partitions_parameters(unit)) return;
   c.values.wait_for_edit(unit);
   c.take_shard(unit);
@@ -379,7 +364,7 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
   if (!with_values) return go();
   c.guarded([&](Core&) {
     require_none_held("the engine is left");
-    if (const auto unit = shared_ ? shared_->under_way() : sums_ ? sums_->under_way() : std::nullopt)
+    if (const auto unit = shared_ ? shared_->under_way() : std::nullopt)
       refuse(ErrorCode::kState,
              "the engine is left while the gradient of '{}' is being summed; step, or abandon the step",
              c.name_of(*unit));

@@ -13,7 +13,6 @@
 namespace sluice::engine {
 
 class SharedGradients;
-class SumsInBackward;
 
 // The purpose for which a client acquires a unit.
 enum class Hold : std::uint8_t {
@@ -54,7 +53,7 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // the last micro-batch of a step: see end_gradients().
 //
 // With several ranks and a plan that does not clip, a unit's gradients are summed over the ranks when nobody
-// holds the unit any more, in an order that the ranks agree on (see SumsInBackward), and its update follows
+// holds the unit any more, in an order that the ranks agree on (see SharedGradients), and its update follows
 // at once. A step then has one micro-batch per rank, which end_micro_batch() or step() ends, and gradients
 // cannot be read or multiplied. A mean that is not finite, or a step that is abandoned after its first sums,
 // fails the engines of all ranks.
@@ -197,11 +196,8 @@ class AnyOrderEngine final : public Engine {
   // The parameters whose gradients a GPU has found not finite in this step: the first one of each unit.
   std::vector<ParameterId> refused_;
   std::vector<bool> changed_;  // by unit: whether gradients were added since it was acquired for them
-  // Both null: the engine trains alone, and not reproducibly. sums_: gradients are summed in backward, and
-  // updates follow at once, or this rank keeps its shard of the means (Plan::sums_in_backward).
-  std::unique_ptr<SharedGradients> shared_;
-  std::unique_ptr<SumsInBackward> sums_;
-  std::vector<bool> outdated_;  // by unit: the shards are newer than the gathered parameters
+  std::unique_ptr<SharedGradients> shared_;  // null: the engine trains alone, and not reproducibly
+  std::vector<bool> outdated_;               // by unit: the shards are newer than the gathered parameters
   struct Addressed {
     const std::byte* begin;
     UnitId unit;

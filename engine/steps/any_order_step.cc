@@ -3,7 +3,6 @@
 #include "engine/steps/any_order_engine.h"
 #include "engine/steps/core.h"
 #include "engine/steps/shared_gradients.h"
-#include "engine/steps/sums_in_backward.h"
 
 // The gradients of an AnyOrderEngine, and how their updates become due. Steps and holds are in
 // any_order_engine.cc.
@@ -19,8 +18,7 @@ void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
     if (!is_held_for_gradients(unit))
       refuse(ErrorCode::kState, "a gradient of '{}' is added, and its unit '{}' is not held for gradients",
              name, c.name_of(unit));
-    if (sums_) sums_->check_add(parameter);
-    if (updated_[parameter])
+    if (!shared_ && updated_[parameter])
       refuse(ErrorCode::kState,
              "a second gradient of '{}' is added in one step, and the first was applied when its unit was "
              "released; updates in backward cannot accumulate",
@@ -51,11 +49,10 @@ void AnyOrderEngine::end_gradients(UnitId unit) {
 void AnyOrderEngine::end_micro_batch() {
   core().guarded([&](Core&) {
     require_micro_batches("a micro-batch ends");
-    if (shared_ && core().ranks) require_no_capture("a micro-batch ends", {});
-    if (shared_) shared_->end_micro_batch();
-    if (!sums_) return;
-    require_none_held("a micro-batch ends");
-    sums_->end();
+    if (!shared_) return;
+    if (core().ranks) require_no_capture("a micro-batch ends", {});
+    if (shared_->in_backward()) require_none_held("a micro-batch ends");
+    shared_->end_micro_batch();
   });
 }
 
@@ -66,7 +63,7 @@ void AnyOrderEngine::require_gradient(ParameterId parameter) const {
 
 // Until it is applied, a gradient is this rank's own, not the mean.
 void AnyOrderEngine::refuse_own_gradient(const char* what) const {
-  if (sums_ && !core().plan.clip)
+  if (shared_ && !core().plan.clip)
     refuse(ErrorCode::kState,
            "a gradient is {}, and updates in backward apply the mean over the ranks as soon as it is known; "
            "update at the end of the step",
@@ -76,11 +73,6 @@ void AnyOrderEngine::refuse_own_gradient(const char* what) const {
 void AnyOrderEngine::use_gradients() {
   if (core().ranks) require_no_capture("gradients are used, which ranks sum then,", {});
   if (shared_) shared_->use();
-  if (sums_ && in_step() && !sums_->has_ended())
-    refuse(
-        ErrorCode::kState,
-        "a gradient is used before this rank's micro-batch has ended, and it is summed in backward; use it "
-        "after backward, or ask for stage 1, or for none");
 }
 
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
@@ -126,12 +118,10 @@ double AnyOrderEngine::gradient_norm(ParameterId parameter) {
 void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
     if (shared_) shared_->end_sum_to_drop(layout().location(parameter).unit);
-    if (sums_) sums_->await(layout().location(parameter).unit);
     if (has_gradient(parameter))
       require_no_capture("asked to drop a gradient", layout().location(parameter).unit);
     c.gradients.drop(parameter);
     if (shared_) shared_->dropped(parameter);
-    if (sums_) sums_->dropped(parameter);
     discard_unless_needed(layout().location(parameter).unit);
   });
 }
@@ -154,7 +144,7 @@ void AnyOrderEngine::drop_all_gradients() {
 
 bool AnyOrderEngine::have_final_gradients(UnitRange units) const {
   for (UnitId unit = units.first; unit < units.end; ++unit)
-    if (!core().gradients.any(unit) || is_held(unit) || (sums_ && !sums_->is_summed(unit))) return false;
+    if (!core().gradients.any(unit) || is_held(unit) || (shared_ && !shared_->is_summed(unit))) return false;
   return true;
 }
 

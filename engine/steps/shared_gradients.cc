@@ -6,23 +6,29 @@
 #include "engine/plan/micro_batch_sums.h"
 
 namespace sluice::engine {
-SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches)
+SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches,
+                                 Client client)
     : core_(core),
+      client_(std::move(client)),
+      in_backward_(core.ranks && (!core.plan.clip || core.plan.sums_in_backward)),
       sums_(core, MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order(),
             core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
       micro_batches_(ends_micro_batches ? micro_batches : 0),
-      order_(core.layout.units().size()),
-      expected_(core.layout.units().size(), true),
-      came_(core.layout.units().size()),
+      turns_(core.layout),
       known_(core.layout.parameters()),
-      edits_(core.layout.units().size()) {
-  std::iota(order_.rbegin(), order_.rend(), UnitId{0});
+      edits_(core.layout.units().size()),
+      expected_(core.layout.parameters(), true),
+      summed_(core.layout.parameters()) {
   if (core.plan.reproducible)
     pairwise_.emplace(core.layout, MicroBatchSums(true, core.plan.ranks, micro_batches), core.gradients);
+  turns_.begin();
 }
 
 SharedGradients::~SharedGradients() {
-  if (!under_way_.empty()) core_.fail_with("its engine was destroyed while gradients were being summed");
+  if (in_backward_ && has_exchanged_ && !all_ended_)
+    core_.fail_with("its engine was destroyed in the middle of a step");
+  else if (!under_way_.empty())
+    core_.fail_with("its engine was destroyed while gradients were being summed");
 }
 
 void SharedGradients::set(ParameterId parameter, const Known& known) {
@@ -33,7 +39,9 @@ void SharedGradients::set(ParameterId parameter, const Known& known) {
 }
 
 void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
-  if (!pairwise_) {
+  if (in_backward_) {
+    check_add(parameter);
+  } else if (!pairwise_) {
     finish_sum_of(core_.layout.location(parameter).unit);
     make_whole(parameter);
   }
@@ -65,28 +73,35 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
 }
 
 void SharedGradients::end_gradients(UnitId unit) {
-  if (!core_.ranks || pairwise_ || ended_ + 1 != micro_batches_) return;
-  if (came_[unit] == 0) came_[unit] = ++have_come_;
+  if (!core_.ranks || in_backward_ || pairwise_ || ended_ + 1 != micro_batches_) return;
+  turns_.note(unit);
   if (sums_.is_in_order())
     begin_in_order();
   else if (may_begin(unit))
-    begin_sum(unit);
+    begin_sum(unit, all_of(unit));
 }
 
 void SharedGradients::released(UnitId unit) {
-  if (sums_.is_in_order() && came_[unit] > 0) begin_in_order();
+  if (in_backward_)
+    note_release(unit);
+  else if (sums_.is_in_order() && turns_.has_come(unit))
+    begin_in_order();
 }
 
-void SharedGradients::await_record(UnitId unit) {
-  if (sums_.is_in_record(unit)) finish_sum_of(unit);
+void SharedGradients::await(UnitId unit, bool for_gradients) {
+  if (in_backward_) {
+    const UnitRange units = core_.together(unit);
+    if (const auto summed = under_way(); summed && units.first <= *summed && *summed < units.end) conclude();
+  } else if (for_gradients && sums_.is_in_record(unit)) {  // such a sum has no frames
+    finish_sum_of(unit);
+  }
 }
 
 void SharedGradients::begin_in_order() {
-  for (; turn_ < order_.size(); ++turn_) {
-    const UnitId unit = order_[turn_];
-    if (!expected_[unit]) continue;
-    if (came_[unit] == 0 || !may_begin(unit)) return;
-    begin_sum(unit);
+  while (const std::optional<UnitId> unit = turns_.next()) {
+    if (!turns_.has_come(*unit) || !may_begin(*unit)) return;
+    turns_.pass();
+    begin_sum(*unit, all_of(*unit));
   }
 }
 
@@ -104,38 +119,17 @@ bool SharedGradients::may_begin(UnitId unit) const {
   return any;
 }
 
-void SharedGradients::begin_sum(UnitId unit) {
-  std::vector<ParameterId> all(core_.layout.end_parameter(unit) - core_.layout.first_parameter(unit));
-  std::iota(all.begin(), all.end(), core_.layout.first_parameter(unit));
-  begin_sum(unit, all);
-}
-
-// All units in the order of their sums: those that have a turn come first.
-std::vector<UnitId> SharedGradients::in_order() const {
-  std::vector<UnitId> units = order_;
-  std::ranges::stable_partition(units, [this](UnitId unit) { return expected_[unit]; });
-  return units;
-}
-
-// Units that rank 0 has not reached keep their places among those that it has.
-void SharedGradients::learn_order(const std::vector<Report>& all) {
-  const auto came = [&](UnitId unit) {
-    return std::ranges::any_of(all, [&](const Report& rank) { return rank.came[unit] > 0; });
-  };
-  std::vector<bool> expected(order_.size());
-  for (UnitId unit = 0; unit < expected.size(); ++unit) expected[unit] = came(unit);
-  if (std::ranges::count(expected, true) == 0) return;
-  expected_ = std::move(expected);
-  const std::vector<std::uint32_t>& of_first = all.front().came;
-  std::vector<UnitId> seen;
-  std::ranges::copy_if(order_, std::back_inserter(seen), [&](UnitId unit) { return of_first[unit] > 0; });
-  std::ranges::sort(seen, {}, [&](UnitId unit) { return of_first[unit]; });
-  auto next = seen.begin();
-  for (UnitId& unit : order_)
-    if (of_first[unit] > 0) unit = *next++;
+// In backward a turn that never came comes again, since gradients of few units can wait.
+void SharedGradients::learn_turns(const std::vector<Report>& all) {
+  std::vector<bool> came(core_.layout.units().size());
+  for (const Report& rank : all)
+    for (UnitId unit = 0; unit < came.size(); ++unit) came[unit] = came[unit] || rank.came[unit] > 0;
+  turns_.follow(all.front().came);
+  turns_.expect(came, !in_backward_);
 }
 
 void SharedGradients::end_micro_batch() {
+  if (in_backward_) return end_in_backward();
   if (!pairwise_) {
     if (++ended_ == micro_batches_) use();
     return;
@@ -159,21 +153,27 @@ std::size_t SharedGradients::sums_of(UnitId unit) const {
 void SharedGradients::dropped(ParameterId parameter) {
   const std::size_t before = there_;
   set(parameter, {});
-  came_[core_.layout.location(parameter).unit] = 0;
+  if (in_backward_) {
+    if (!has_exchanged_) summed_[parameter] = false;
+    if (there_ == 0 && all_ended_ && core_.plan.clip) begin_step();
+    return;
+  }
+  turns_.forget(core_.layout.location(parameter).unit);
   if (pairwise_) pairwise_->drop(parameter);
   if (before > 0 && there_ == 0) begin_micro_batches();
 }
 
 void SharedGradients::begin_micro_batches() {
-  ended_ = turn_ = have_come_ = 0;
-  std::ranges::fill(came_, 0);
+  ended_ = 0;
+  turns_.forget_all();
+  turns_.begin();
   if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::dropped_all() {
   known_.assign(known_.size(), {});
   there_ = 0;
-  begin_micro_batches();
+  if (!in_backward_) begin_micro_batches();
 }
 
 // Contributes nothing to a parameter to which only other ranks have added. A shared gradient is whole then.
@@ -189,10 +189,18 @@ bool SharedGradients::any_added() const {
 }
 
 void SharedGradients::use() {
+  if (in_backward_) {
+    if (core_.in_step && !all_ended_)
+      refuse(ErrorCode::kState,
+             "a gradient is used before this rank's micro-batch has ended, and it is summed in backward; use "
+             "it after backward, or ask for stage 1, or for none");
+    return;
+  }
   while (any_added()) exchange(Request::kUse);
 }
 
 void SharedGradients::end_sum_to_drop(UnitId unit) {
+  if (in_backward_) return await(unit, false);
   while (is_under_way(unit)) exchange(Request::kDrop);
 }
 
@@ -201,14 +209,18 @@ void SharedGradients::make_whole(ParameterId parameter) {
 }
 
 void SharedGradients::step(const StepSettings& settings) {
+  if (in_backward_) end_in_backward();
+  if (!core_.plan.clip) return;  // updates have followed
   const std::string text = text_of(settings);
   while (!exchange(Request::kStep, text)) {
   }
+  if (in_backward_) return;
   has_exchanged_ = false;
   begin_micro_batches();
 }
 
 void SharedGradients::abandon() {
+  if (in_backward_) return abandon_in_backward();
   if ((has_exchanged_ || !under_way_.empty()) && core_.ranks) exchange(Request::kAbandon);
   has_exchanged_ = abandoned_ = false;
   dropped_all();
@@ -217,12 +229,8 @@ void SharedGradients::abandon() {
 bool SharedGradients::exchange(Request request, const std::string& settings, ParameterId wanted) {
   if (abandoned_ && request != Request::kAbandon)
     refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
-  turn_ = order_.size();  // units may get more gradients now, so no sum begins early before the next step
-  const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
-  std::vector<std::uint32_t> begun(edits_.size());
-  for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
-  const std::vector<Report> all =
-      gather({request, wanted, ended, known_, begun, came_, {core_.steps, edits_, settings}});
+  turns_.end();  // units may get more gradients now, so no sum begins early before the next step
+  const std::vector<Report> all = gather(request, settings, wanted);
   const auto wants = [](Request what) { return [what](const Report& rank) { return rank.request == what; }; };
   const auto abandons = std::ranges::find_if(all, wants(Request::kAbandon));
   if (abandons != all.end()) {
@@ -253,7 +261,7 @@ bool SharedGradients::exchange(Request request, const std::string& settings, Par
   }
   sum(all);
   if (!std::ranges::all_of(all, wants(Request::kStep))) return false;
-  learn_order(all);
+  if (!in_backward_) learn_turns(all);
   return true;
 }
 
@@ -292,11 +300,17 @@ void SharedGradients::gather_whole(ParameterId parameter) {
   known_[parameter].shared = Sum::kWhole;
 }
 
-void SharedGradients::sum(const std::vector<Report>& all) {
+// By parameter.
+std::vector<bool> SharedGradients::added_in(const std::vector<Report>& all) const {
   std::vector<bool> added(known_.size());
   for (const Report& rank : all)
     for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
-  for (const UnitId unit : in_order()) {
+  return added;
+}
+
+void SharedGradients::sum(const std::vector<Report>& all) {
+  const std::vector<bool> added = added_in(all);
+  for (const UnitId unit : turns_.all()) {
     const std::vector<ParameterId> parameters = of_unit(unit, added);
     if (parameters.empty()) continue;
     if (!is_under_way(unit)) begin_sum(unit, parameters);
@@ -307,6 +321,12 @@ void SharedGradients::sum(const std::vector<Report>& all) {
   for (ParameterId p = 0; p < added.size(); ++p)
     if (added[p]) summed.push_back(p);
   core_.gather_squares(summed);
+}
+
+std::vector<ParameterId> SharedGradients::all_of(UnitId unit) const {
+  std::vector<ParameterId> parameters(core_.layout.end_parameter(unit) - core_.layout.first_parameter(unit));
+  std::iota(parameters.begin(), parameters.end(), core_.layout.first_parameter(unit));
+  return parameters;
 }
 
 std::vector<ParameterId> SharedGradients::of_unit(UnitId unit, const std::vector<bool>& added) const {
@@ -336,7 +356,7 @@ void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& par
   bool whole = true;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
     whole = whole && (std::ranges::count(parameters, p) > 0 || !known_[p].is_shared());
-  under_way_.push_back({unit, sums_.begin(unit, parameters, whole)});
+  under_way_.push_back({unit, parameters, sums_.begin(unit, parameters, whole)});
 }
 
 void SharedGradients::finish_sums(const std::vector<bool>& added) {
@@ -354,7 +374,7 @@ void SharedGradients::drain(const std::vector<Report>& all) {
     if (is_under_way(unit)) continue;
     core_.queue.ensure_updated(unit);
     sums_.hold(unit, false);
-    under_way_.push_back({unit, sums_.begin(unit, {}, true)});
+    under_way_.push_back({unit, {}, sums_.begin(unit, {}, true)});
     if (is_alone(unit)) end_sums();
   }
   end_sums();
@@ -363,7 +383,7 @@ void SharedGradients::drain(const std::vector<Report>& all) {
 // The units whose sums any rank has begun, in the common order.
 std::vector<UnitId> SharedGradients::begun_in(const std::vector<Report>& all) const {
   std::vector<UnitId> units;
-  for (const UnitId unit : in_order())
+  for (const UnitId unit : turns_.all())
     if (std::ranges::any_of(all, [&](const Report& rank) { return rank.begun[unit] != 0; }))
       units.push_back(unit);
   return units;

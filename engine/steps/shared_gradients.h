@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "engine/gradients/pairwise_gradients.h"
 #include "engine/steps/core.h"
 #include "engine/steps/step_of_ranks.h"
+#include "engine/steps/turns.h"
 #include "engine/steps/unit_sums.h"
 
 // Private to this room.
@@ -27,35 +29,64 @@ namespace sluice::engine {
 // A rank adds to a shared gradient as to its own, once it has all of it. The next mean is then the shared
 // gradient plus the mean of what the ranks have added, as with torch's DistributedDataParallel.
 //
-// Where the client states where micro-batches end, a unit's sum may begin in the last one, as soon as this
-// rank adds nothing more to its gradients (end_gradients()). The sum overlaps with the client's computation,
-// and owns the unit's buffer. Each rank begins such sums when it can. The end of the last micro-batch is a
-// use, in which every rank joins those that it has not begun, with what it has; so is any earlier call that
-// needs such a gradient. Where all ranks must begin sums in one order (UnitSums::is_in_order()), it is that
-// in which rank 0 reached the units in the last step, of the units that any rank reached then; at first it is
-// the reverse of their declaration. A rank that does not reach a unit begins none behind it before the end of
-// its micro-batch, as with torch's DistributedDataParallel; nor does a rank after an exchange.
+// A unit's sum may begin before, and overlap with the client's computation. It owns the unit's buffer, and
+// takes the whole unit: a rank contributes zeros for what it lacks. The end of the last micro-batch is a use,
+// in which every rank joins the sums that it has not begun, with what it has; so is any earlier call that
+// needs such a gradient. Where all ranks must begin sums in one order, it is that of Turns; a rank that does
+// not come to a unit begins none behind it before the end of its micro-batch, nor does a rank after an
+// exchange. There are two ways:
+//
+// - Where the client states where micro-batches end, the sum of a unit begins in the last one, as soon as
+//   this rank adds nothing more to its gradients (end_gradients()), and goes on until gradients are used.
+//
+// - *In backward*, where updates follow gradients at once, or a rank keeps its own part of the means alone
+//   (Plan::sums_in_backward): gradients of only a few units exist at a time. A step has one micro-batch per
+//   rank. A unit *waits* for its turn when nobody holds it, or one that is updated with it; its turn is used
+//   when all of its parameters have gradients that had any in an earlier step. Before the next sum begins, or
+//   where more than kUnitsThatWait units wait on a rank, the sum in flight is *concluded*: all ranks learn
+//   which of its parameters have a gradient on any rank, and the squares of the mean, which is then applied
+//   or kept. They also learn of units that wait on any rank and have no turn: those are next. A rank on which
+//   too many units wait then contributes zeros to the next unit. If another rank had a gradient of it, it is
+//   an error that this one gets one later; else the unit has another turn. In the first step units have their
+//   turns in the reverse of the order in which rank 0 read them. Updates cannot be undone. So a step that
+//   ends in its middle, or a mean that is not finite, fails the engines of all ranks.
 //
 // With a reproducible plan, even without other ranks, gradients are added pairwise over the micro-batches of
 // all ranks, and the mean is over these. They are used when all micro-batches of a step have ended, and
 // nothing is added to them then.
 class SharedGradients {
  public:
+  struct Client {
+    std::function<bool(UnitId)> holds;
+    // In backward, where the plan does not clip: the unit's gradients are now the mean, and final.
+    std::function<void(UnitId)> update;
+  };
   // micro_batches: of this rank in a step; ends_micro_batches: whether the client states where each ends.
-  SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches);
-  ~SharedGradients();  // if a sum is in flight, fails all ranks
+  SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches, Client client);
+  // Fails all ranks if a sum is in flight, or, in backward, a step.
+  ~SharedGradients();
 
-  // Adds this rank's own gradient. Throws a Refusal where a reproducible plan forbids it. REQUIRES: its unit
-  // is held for gradients.
+  bool in_backward() const { return in_backward_; }
+
+  // Notifications from the engine.
+  void begin_step();
+  void read(UnitId unit);                       // it is acquired for reading, in a step
+  void await(UnitId unit, bool for_gradients);  // call before it is acquired
+  void released(UnitId unit);
+  void multiplied(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
+  void dropped(ParameterId parameter);
+  void dropped_all();
+  void edited(UnitId unit) { ++edits_[unit]; }
+
+  // Adds this rank's own gradient. Throws a Refusal where a reproducible plan forbids it, and, in backward,
+  // where the gradient was summed already. REQUIRES: its unit is held for gradients.
   void add(ParameterId parameter, ConstArray gradient);
   // States that this rank adds nothing more to the unit's gradients in this micro-batch. REQUIRES, for both:
   // the client states where micro-batches end.
   void end_gradients(UnitId unit);
   void end_micro_batch();
-  void released(UnitId unit);  // call when the unit is no longer held for gradients
-  // Call before the unit is held for gradients: completes a sum that runs in a record, without frames.
-  void await_record(UnitId unit);
   std::size_t sums_of(UnitId unit) const;  // how many of its gradient buffers are in use
+  bool is_summed(UnitId unit) const;       // in backward: whether any of its gradients was in this step
 
   // Completes the unit's sum, if it is in flight, before its gradients are dropped: by all ranks alike, or by
   // this one alone, perhaps since its backward pass has failed. In that case the other ranks, whose sums lack
@@ -63,13 +94,8 @@ class SharedGradients {
   void end_sum_to_drop(UnitId unit);
   std::optional<UnitId> under_way() const;  // a unit whose sum is in flight
 
-  // Notifications from the engine.
-  void multiplied(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
-  void dropped(ParameterId parameter);
-  void dropped_all();
-  void edited(UnitId unit) { ++edits_[unit]; }
-
-  // Makes every gradient a shared one, if this rank has added to any.
+  // Makes every gradient a shared one, if this rank has added to any. Throws a Refusal, in backward, before
+  // this rank's micro-batch has ended.
   void use();
   // Gathers all elements of a shared gradient on every rank. Throws a Refusal where a rank has dropped it.
   void make_whole(ParameterId parameter);
@@ -77,10 +103,12 @@ class SharedGradients {
   // they differ.
   void step(const StepSettings& settings);
   // Tells the other ranks, if they know of this step by an exchange or a sum. The caller drops all gradients.
+  // In backward it throws Error(kState) then.
   void abandon();
 
  private:
-  enum class Request : std::uint32_t { kUse, kWhole, kStep, kDrop, kAbandon };
+  // kOpen and kMean, in backward: a step's first exchange, and one that concludes a sum.
+  enum class Request : std::uint32_t { kUse, kWhole, kStep, kDrop, kAbandon, kOpen, kMean };
   // The elements of which a rank has the sum over all ranks.
   enum class Sum : std::uint32_t { kNone, kOwnShard, kWhole };
   struct Known {
@@ -96,20 +124,36 @@ class SharedGradients {
     std::uint64_t micro_batches = 0;   // that have ended
     std::vector<Known> known;          // by parameter
     std::vector<std::uint32_t> begun;  // by unit: whether its sum is in flight
-    std::vector<std::uint32_t> came;   // by unit: its number in the order of end_gradients(); 0: none
+    std::vector<std::uint32_t> came;   // by unit: see Turns; in a step's first exchange, units that were read
     StepOfRank step;                   // with settings, where the request is to step
   };
-  void begin_micro_batches();
-  bool any_added() const;
-  std::vector<Report> gather(const Report& own);
+  // What a rank tells of a sum that is concluded.
+  struct Mean {
+    // With a gradient on this rank: those that were summed, and those that have no turn.
+    std::vector<ParameterId> parameters;
+    std::string squares;  // of its shard of the mean
+  };
+  struct UnderWay {
+    UnitId unit;
+    std::vector<ParameterId> parameters;
+    TransferGroup group;
+  };
+
+  // The exchanges, in shared_gradients_report.cc.
+  std::vector<std::string> tell(Request request, const std::string& what) const;
+  std::vector<Report> gather(Request request, const std::string& settings, ParameterId wanted = 0);
+  std::vector<Mean> gather(const Mean& own) const;
   std::string bytes_of(const Report& report) const;
   Report report_in(const std::string& bytes) const;
-  // Returns whether all step.
-  bool exchange(Request request, const std::string& settings = {}, ParameterId wanted = 0);
   void compare(const std::vector<Report>& all) const;
   void compare_counts(const std::vector<Report>& all) const;
   void compare_micro_batches(const std::vector<Report>& all) const;
   void compare_shared(const Report& first, const Report& other, std::size_t rank) const;
+
+  void begin_micro_batches();
+  bool any_added() const;
+  // Returns whether all step.
+  bool exchange(Request request, const std::string& settings = {}, ParameterId wanted = 0);
   void refuse_lone_drop(const std::vector<Report>& all);
   void gather_wanted(const std::vector<Report>& all);
   void gather_whole(ParameterId parameter);
@@ -122,11 +166,11 @@ class SharedGradients {
     if (is_under_way(unit)) use();
   }
   bool may_begin(UnitId unit) const;
-  void begin_sum(UnitId unit);
   void begin_in_order();
-  std::vector<UnitId> in_order() const;
-  void learn_order(const std::vector<Report>& all);
+  void learn_turns(const std::vector<Report>& all);
+  std::vector<ParameterId> all_of(UnitId unit) const;
   std::vector<ParameterId> of_unit(UnitId unit, const std::vector<bool>& added) const;
+  std::vector<bool> added_in(const std::vector<Report>& all) const;
   void sum(const std::vector<Report>& all);
   void begin_sum(UnitId unit, const std::vector<ParameterId>& parameters);
   void finish_sums(const std::vector<bool>& added);
@@ -138,26 +182,49 @@ class SharedGradients {
   void bring_nothing(ParameterId parameter);
   void set(ParameterId parameter, const Known& known);
 
+  // Sums in backward, in sums_in_backward.cc.
+  void check_add(ParameterId parameter) const;
+  void note_release(UnitId unit);
+  bool holds_any(UnitRange units) const;
+  bool is_complete(UnitId unit) const;
+  std::vector<ParameterId> final_of(UnitId unit) const;
+  std::vector<UnitId> waiting() const;
+  void open();
+  void give_turns(const std::vector<bool>& added);
+  void sum_in_turn();
+  void begin_turn(UnitId unit);
+  void conclude();
+  void take_mean(const UnderWay& sum, const std::vector<Mean>& all);
+  void keep_or_apply(UnitId unit, const std::vector<ParameterId>& parameters);
+  void end_in_backward();
+  void abandon_in_backward() const;
+  // Whether a unit's parameters are pinned until its update is due, so that it need not wait for them.
+  bool holds_parameters(UnitId unit) const {
+    return !core_.plan.clip && !core_.partitions_parameters(unit) &&
+           core_.queue.needs_frames(unit, core_.parameters[unit]);
+  }
+
   Core& core_;
+  const Client client_;
+  const bool in_backward_;
   UnitSums sums_;
   std::optional<PairwiseGradients> pairwise_;  // nullopt: gradients are added one after another
   const std::size_t micro_batches_;            // of this rank in a step; 0: their ends are not stated
-  std::size_t ended_ = 0;  // micro-batches that have ended; unused with pairwise_, which counts them
-  struct UnderWay {
-    UnitId unit;
-    TransferGroup group;
-  };
+  std::size_t ended_ = 0;           // micro-batches that have ended; unused with pairwise_, which counts them
   std::deque<UnderWay> under_way_;  // in flight; each holds its unit's gradient
-  std::vector<UnitId> order_;       // of sums, where they are ordered
-  std::vector<bool> expected_;  // by unit: whether it has a turn in this order; else it is behind all others
-  std::size_t turn_ = 0;        // index in order_ up to which this rank has begun sums
-  std::vector<std::uint32_t> came_;   // by unit: see Report
-  std::uint32_t have_come_ = 0;       // how many units this rank has reached
+  Turns turns_;
   std::vector<Known> known_;          // by parameter
   std::size_t there_ = 0;             // how many parameters have a gradient of any kind
   std::vector<std::uint32_t> edits_;  // by unit
   bool has_exchanged_ = false;        // whether there was an exchange in this step
   bool abandoned_ = false;            // whether another rank has abandoned this step
+  // In backward alone.
+  bool all_ended_ = false;      // the micro-batches of all ranks have ended
+  std::vector<UnitId> let_go_;  // units that may wait for their turn, and were not summed since
+  UnitId latest_ = 0;           // the latest of them
+  std::vector<bool> expected_;  // by parameter: its unit comes only with its gradient
+  bool has_learned_ = false;    // expected_ comes from earlier steps; before, all are expected
+  std::vector<bool> summed_;    // by parameter: in this step, or kept from an earlier one
 };
 
 }  // namespace sluice::engine

@@ -15,17 +15,60 @@ void put(std::string& bytes, std::span<const T> values) {
 }
 
 template <class T>
-std::size_t get(const std::string& bytes, std::size_t at, std::span<T> values) {
+std::size_t get(std::string_view bytes, std::size_t at, std::span<T> values) {
   ensure(bytes.size() - at >= values.size_bytes(), "a rank has sent too little of its gradients");
   std::copy_n(bytes.data() + at, values.size_bytes(), reinterpret_cast<char*>(values.data()));
   return at + values.size_bytes();
 }
 
+constexpr const char* kExchange = "the gradients of a step";
+
 }  // namespace
+
+// What all ranks tell at once. One of them may step while another computes a micro-batch again, whose
+// gradients it alone has dropped.
+std::vector<std::string> SharedGradients::tell(Request request, const std::string& what) const {
+  std::string own;
+  put<Request>(own, std::span(&request, 1));
+  std::vector<std::string> all;
+  core_.waits.during(Waits::For::kRanks, kExchange, [&] {
+    all = core_.ranks->exchange(kExchange, own + what, [this] { core_.serve_ranks(); });
+  });
+  const auto opens = [](Request of) { return of == Request::kOpen; };
+  const auto concludes = [](Request of) { return of == Request::kMean; };
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    Request other = request;
+    get(all[rank], 0, std::span(&other, 1));
+    if (opens(other) != opens(request) || concludes(other) != concludes(request))
+      fail(ErrorCode::kState,
+           "rank {} and this one are apart: one of them steps, and the other one sums gradients of another "
+           "micro-batch, as after gradients that it has dropped alone; step, or drop gradients, on all ranks "
+           "alike",
+           rank);
+  }
+  return all;
+}
+
+std::vector<SharedGradients::Mean> SharedGradients::gather(const Mean& own) const {
+  std::string what;
+  const std::uint64_t count = own.parameters.size();
+  put(what, std::span(&count, 1));
+  put(what, std::span(own.parameters));
+  std::vector<Mean> all;
+  for (const std::string& bytes : tell(Request::kMean, what + own.squares)) {
+    std::uint64_t parameters = 0;
+    std::size_t at = get(bytes, sizeof(Request), std::span(&parameters, 1));
+    Mean& mean = all.emplace_back();
+    ensure(parameters <= known_.size(), "a rank has sent too many of its gradients");
+    mean.parameters.resize(parameters);
+    at = get(bytes, at, std::span(mean.parameters));
+    mean.squares = bytes.substr(at);
+  }
+  return all;
+}
 
 std::string SharedGradients::bytes_of(const Report& report) const {
   std::string bytes;
-  put(bytes, std::span(&report.request, 1));
   put(bytes, std::span(&report.wanted, 1));
   put(bytes, std::span(&report.step.step, 1));
   put(bytes, std::span(&report.micro_batches, 1));
@@ -38,11 +81,11 @@ std::string SharedGradients::bytes_of(const Report& report) const {
 
 SharedGradients::Report SharedGradients::report_in(const std::string& bytes) const {
   Report report;
+  std::size_t at = get(bytes, 0, std::span(&report.request, 1));
   report.known.resize(known_.size());
   report.step.edits.resize(edits_.size());
   report.begun.resize(edits_.size());
   report.came.resize(edits_.size());
-  std::size_t at = get(bytes, 0, std::span(&report.request, 1));
   at = get(bytes, at, std::span(&report.wanted, 1));
   at = get(bytes, at, std::span(&report.step.step, 1));
   at = get(bytes, at, std::span(&report.micro_batches, 1));
@@ -54,15 +97,15 @@ SharedGradients::Report SharedGradients::report_in(const std::string& bytes) con
   return report;
 }
 
-std::vector<SharedGradients::Report> SharedGradients::gather(const Report& own) {
+std::vector<SharedGradients::Report> SharedGradients::gather(Request request, const std::string& settings,
+                                                             ParameterId wanted) {
+  const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
+  std::vector<std::uint32_t> begun(edits_.size());
+  for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
+  const Report own = {request, wanted, ended, known_, begun, turns_.came(), {core_.steps, edits_, settings}};
   if (!core_.ranks) return {own};
-  const std::string name = "the gradients of a step";
-  std::vector<std::string> given;
-  core_.waits.during(Waits::For::kRanks, name, [&] {
-    given = core_.ranks->exchange(name, bytes_of(own), [this] { core_.serve_ranks(); });
-  });
   std::vector<Report> all;
-  for (const std::string& bytes : given) all.push_back(report_in(bytes));
+  for (const std::string& bytes : tell(request, bytes_of(own))) all.push_back(report_in(bytes));
   return all;
 }
 
@@ -73,7 +116,7 @@ void SharedGradients::compare(const std::vector<Report>& all) const {
   for (std::size_t rank = 1; rank < all.size(); ++rank) compare_shared(all[0], all[rank], rank);
   if (pairwise_)
     compare_micro_batches(all);
-  else
+  else if (!in_backward_)
     compare_counts(all);
 }
 

@@ -25,6 +25,16 @@ std::vector<UnitId> experts(const Rank& rank, int step) {
   return units;
 }
 
+// Some units have no gradient on any rank in the first step, and then on some ranks.
+std::vector<UnitId> later(const Rank& rank, int step) {
+  std::vector<UnitId> units = last_to_first(rank, step);
+  std::erase_if(units, [&](UnitId unit) {
+    const UnitId first = rank.layout().siblings(unit).first;
+    return first % 3 != 0 && (step == 0 || rank.rank() == 1);
+  });
+  return units;
+}
+
 // Not the reverse of the order in which units are read, as where a step has a backward pass for each of two
 // losses.
 std::vector<UnitId> first_to_last(const Rank& rank, int step) {
@@ -104,7 +114,8 @@ struct Way {
   Kind kind = kPlain;
 };
 const Way kExperts = {"experts", experts, false}, kTornExperts = {"torn experts", experts, true},
-          kTornPairs = {"torn pairs", crosswise, true}, kForward = {"forward", first_to_last, false};
+          kTornPairs = {"torn pairs", crosswise, true}, kLater = {"later", later, false},
+          kForward = {"forward", first_to_last, false};
 Way of(const Kind& kind, Way way) {
   way.kind = kind;
   return way;
@@ -117,7 +128,7 @@ void PrintTo(const Way& way, std::ostream* to) {
 class UpdatesInBackwardOfUnits : public testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, UpdatesInBackwardOfUnits,
                          testing::Values(kExperts, of(kFactored, kTornExperts), of(kCoded, kTornPairs),
-                                         kForward));
+                                         kLater, kForward));
 INSTANTIATE_TEST_SUITE_P(Long, UpdatesInBackwardOfUnits,
                          testing::Values(of(kCoded, kExperts), of(kFactored, kExperts), kTornExperts,
                                          of(kCoded, kTornExperts), kTornPairs, of(kFactored, kTornPairs),
@@ -135,7 +146,7 @@ TEST_P(UpdatesInBackwardOfUnits, HaveTheBitsOfUpdatesAtTheStepWhateverUnitsRanks
 }
 
 // As much at once as there may be, in the least memory: two units that are summed together, since each rank
-// had another one of them first, beside two that are held.
+// had another one of them first, beside two that are held. And units that no rank had in the first step.
 TEST(UpdatesInBackwardOfRanks, HaveFramesForUnitsThatWait) {
   Case setup;
   setup.blocks = 7;
@@ -144,7 +155,8 @@ TEST(UpdatesInBackwardOfRanks, HaveFramesForUnitsThatWait) {
     run(setup, [&](Rank& rank) {
       for (int step = 0; step < 3; ++step) {
         rank.engine.begin_step(setup.at_once ? Rank::settings() : StepSettings{});
-        const std::vector<UnitId> units = crosswise(rank, step);
+        std::vector<UnitId> units = crosswise(rank, step);
+        if (step == 0) std::erase_if(units, [](UnitId unit) { return unit > kLast; });
         for (std::size_t i = 0; i < units.size(); i += 2) {
           const std::span pair = std::span(units).subspan(i, std::min<std::size_t>(2, units.size() - i));
           for (const UnitId unit : pair) rank.engine.acquire(unit, Hold::kGradient);
@@ -211,6 +223,49 @@ TEST_P(UpdatesInBackward, AUnitThatIsBeingSummedIsReadWithItsUpdate) {
     rank.engine.release(kLast);
     rank.engine.step(Rank::settings());
   });
+}
+
+// Until it is released it has the values of before, which the client reads.
+TEST_P(UpdatesInBackward, AUnitThatIsSummedWhileItIsReadIsUpdatedAfterwards) {
+  constexpr UnitId kBlock = kLast + 2;  // the first one to be summed
+  const bool shares = std::get<0>(GetParam()) == 3;
+  Case two = setup();
+  two.blocks = 2;
+  std::vector<std::vector<float>> of_first;
+  std::mutex mutex;
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Rank rank(two, &communicator);
+    const ParameterId p = rank.layout().first_parameter(kBlock);
+    const std::vector<float> before = rank.values()[p];
+    rank.engine.begin_step(Rank::settings());
+    if (rank.rank() == 0)
+      rank.add_constant(p, 1);
+    else
+      rank.engine.acquire(kBlock, Hold::kRead);
+    const auto go_on = [&] {
+      rank.add_constant(p - 1, 1);
+      rank.add_constant(kC, 1);
+      rank.add_constant(kGain, 1);
+    };
+    if (shares) {  // shards cannot change meanwhile
+      const std::string text = failure_of(rank, [&] {
+        go_on();
+        rank.engine.step(Rank::settings());
+      });
+      EXPECT_THAT(text, HasSubstr("still holds its unit 'block1' while"));
+      return;
+    }
+    go_on();
+    if (rank.rank() == 1) {
+      EXPECT_EQ(test::value_at(rank.engine.parameter(p), 7), before[7]);
+      rank.engine.release(kBlock);
+    }
+    rank.engine.step(Rank::settings());
+    const std::lock_guard lock(mutex);
+    of_first.push_back(rank.values()[p]);
+    EXPECT_NE(of_first.back(), before);
+  });
+  EXPECT_TRUE(shares || (of_first.size() == 2 && of_first[0] == of_first[1]));
 }
 
 TEST_P(UpdatesInBackward, ARankWithoutGradientsTakesPart) {
