@@ -26,7 +26,8 @@ void bind_model_and_data(Flags& flags, models::TrainSettings& s) {
              "a preset (tiny, gpt2-124m, ..., llama-70b) or a Hugging Face folder; with config.json alone it "
              "trains from first values");
   flags.texts("--data", s.data,
-              "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT");
+              "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT; sluice "
+              "plan needs none");
   flags.choice(
       "--tokens", s.tokens, {"auto", "bytes"},
       "bytes makes each byte a token; a preset then gets a vocabulary of 256, a folder without weights keeps "
@@ -280,8 +281,6 @@ models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
   if (settings.model.empty())
     fail(ErrorCode::kInvalidArgument, "--model is missing: name a preset ({}) or a Hugging Face folder",
          fmt::join(models::preset_names(), ", "));
-  if (settings.data.empty() && options.machine.empty())
-    fail(ErrorCode::kInvalidArgument, "--data is missing: name text files or folders, or .bin token files");
   read_choices(options, settings);
   return settings;
 }

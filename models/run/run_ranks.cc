@@ -118,6 +118,7 @@ std::vector<std::string> RunRanks::from_all(const std::string& name, const std::
 }
 
 void RunRanks::compare(const Setup& setup) {
+  if (communicator_ == nullptr) return;
   const std::vector<std::string> all =
       from_all("the settings of the run", comparable(setup, shares_layers()).dump());
   for (int rank = 1; rank < size(); ++rank) {

@@ -58,6 +58,8 @@ void resume_from(TrainingRun& run, const std::string& checkpoint) {
 
 void check_request(const TrainSettings& settings) {
   check_settings(settings);
+  if (settings.data.empty())
+    fail(ErrorCode::kInvalidArgument, "--data is missing: name text files or folders, or .bin token files");
   if (settings.memory != 0) engine::check_group_limit(settings.memory, settings.ranks_here, "--memory is");
   check_out(settings);
 }

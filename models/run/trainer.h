@@ -21,7 +21,7 @@ namespace sluice::models {
 // The settings of `sluice train` and sluice.train(...). Defaults are the command line's.
 struct TrainSettings {
   std::string model;                      // preset or folder
-  std::vector<std::string> data;          // files and folders
+  std::vector<std::string> data;          // files and folders; a plan needs none
   std::string tokens = "auto";            // "bytes": the 256 bytes replace a preset's vocabulary
   std::optional<std::string> validation;  // files; nothing: a held-out part of the data
   double held_out = 0.05;    // share of the data set apart for validation where no file is named; 0: none

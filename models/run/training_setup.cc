@@ -310,7 +310,6 @@ void choose_section(Setup& setup, RunRanks& ranks) {
 // yet to be chosen.
 Setup begin_setup(const TrainSettings& settings) {
   check_settings(settings);
-  if (settings.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
   check_outputs(settings);
   Setup setup;
   setup.settings = settings;
@@ -401,8 +400,8 @@ void compare_meshes(const TrainSettings& s) {
 Setup prepare_on_mesh(const TrainSettings& settings) {
   Setup setup = begin_setup(settings);
   TrainSettings& s = setup.settings;
-  setup.data = std::make_unique<TrainingData>(s, setup.config);
-  if (s.eval_every != 0 && !setup.data->has_validation())
+  if (!s.data.empty()) setup.data = std::make_unique<TrainingData>(s, setup.config);
+  if (setup.data && s.eval_every != 0 && !setup.data->has_validation())
     fail(ErrorCode::kInvalidArgument,
          "--eval-every needs data: name --valid, or let --held-out be more than 0");
   measure(setup, own_micro_batches(s));

@@ -61,7 +61,7 @@ struct Setup {
   std::unique_ptr<engine::Tools> tools;
   std::unique_ptr<Model> model;
   std::unique_ptr<engine::Layout> layout;  // of the model
-  std::unique_ptr<TrainingData> data;
+  std::unique_ptr<TrainingData> data;      // null: only a plan is made, without data
   PlanResult plan;
   // The section of the model that this rank has, where the model is cut into sections. Null: it has the whole
   // model.

@@ -119,6 +119,19 @@ TEST_F(MachinePlan, MayHaveInstructionsForBf16ThatThisCpuLacks) {
               HasSubstr("what the matrix library takes there for products of bf16, which counts as here"));
 }
 
+TEST_F(MachinePlan, NeedsNoData) {
+  const auto plan = [&](const Words& more) {
+    Words words = {"plan", "--model", "tiny", "--memory", "300MiB", "--threads", "1", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run_sluice(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    return Json::parse(outcome.out);
+  };
+  const Json without = plan({}), with = plan({"--data", text_});
+  for (const char* purpose : {"parameter", "optimizer state"})
+    EXPECT_EQ(without.at("bytes").at("host").at(purpose), with.at("bytes").at("host").at(purpose)) << purpose;
+}
+
 TEST_F(MachinePlan, AWrongFileIsRefused) {
   const Words plan = {"plan", "--model", "tiny", "--machine"};
   const auto refused = [](Words words, const Words& more, const std::string& part) {
@@ -133,7 +146,7 @@ TEST_F(MachinePlan, AWrongFileIsRefused) {
   refused(plan, {machine_, "--disk", "/other:1GiB"}, "'/other' is no disk of the machine");
   refused({"train", "--model", "tiny", "--data", text_, "--machine"}, {machine_},
           "use sluice plan --machine to plan for another");
-  refused({"plan", "--model", "tiny"}, {}, "--data is missing");
+  refused({"train", "--model", "tiny"}, {}, "--data is missing");
 }
 
 // The loops run on no wider vectors than the environment says, which doctor tells.
