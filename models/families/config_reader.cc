@@ -16,6 +16,10 @@ bool ConfigReader::has(const std::string& key) const {
   return found != config_.end() && !found->is_null();
 }
 
+bool ConfigReader::is_null(const std::string& key) const {
+  return config_.contains(key) && config_.at(key).is_null();
+}
+
 std::size_t ConfigReader::size(const std::string& key) const {
   require(key);
   const Json& value = config_.at(key);

@@ -11,7 +11,8 @@ class ConfigReader {
  public:
   ConfigReader(const Json& config, const std::string& source);
 
-  bool has(const std::string& key) const;  // null counts as absent
+  bool has(const std::string& key) const;      // null counts as absent
+  bool is_null(const std::string& key) const;  // and not absent
   // Each function returns the value of a key. Without `otherwise` the key is required; else it is the
   // default.
   std::size_t size(const std::string& key) const;  // at least 1

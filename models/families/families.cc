@@ -6,7 +6,7 @@
 namespace sluice::models {
 
 std::span<const Family* const> families() {
-  static constexpr const Family* kAll[] = {&kGpt2, &kLlama, &kQwen2};
+  static constexpr const Family* kAll[] = {&kGpt2, &kLlama, &kMistral, &kQwen2};
   return kAll;
 }
 

@@ -109,6 +109,19 @@ ModelConfig read_qwen2(const ConfigReader& reader) {
   return config;
 }
 
+// Where the key is absent, transformers has this window.
+constexpr std::size_t kMistralWindow = 4096;
+
+ModelConfig read_mistral(const ConfigReader& reader) {
+  ModelConfig config = read_sizes(reader);
+  const bool everywhere = reader.is_null("sliding_window");
+  if (!everywhere && reader.size("sliding_window", kMistralWindow) < config.context)
+    reader.refuse("sliding_window", fmt::format("null, or at least max_position_embeddings ({}): each token "
+                                                "attends to all earlier ones",
+                                                config.context));
+  return config;
+}
+
 Json rope_to_json(const RopeScaling& scaling) {
   return {{"rope_type", "llama3"},
           {"factor", scaling.factor},
@@ -143,6 +156,12 @@ Json write_llama(const ModelConfig& config) {
 Json write_qwen2(const ModelConfig& config) {
   Json json = write_sizes(config);
   json["use_sliding_window"] = false;
+  return json;
+}
+
+Json write_mistral(const ModelConfig& config) {
+  Json json = write_sizes(config);
+  json["sliding_window"] = nullptr;
   return json;
 }
 
@@ -234,9 +253,19 @@ constexpr Family qwen2() {
   return family;
 }
 
+constexpr Family mistral() {
+  Family family = kBoth;
+  family.model_type = "mistral";
+  family.architecture = "MistralForCausalLM";
+  family.presets = no_presets;
+  family.read = read_mistral;
+  family.write = write_mistral;
+  return family;
+}
+
 }  // namespace
 }  // namespace llama
 
-constinit const Family kLlama = llama::kBoth, kQwen2 = llama::qwen2();
+constinit const Family kLlama = llama::kBoth, kQwen2 = llama::qwen2(), kMistral = llama::mistral();
 
 }  // namespace sluice::models

@@ -134,6 +134,18 @@ TEST(ConfigTest, RefusesOtherRopesAndSlidingWindows) {
   json["model_type"] = "qwen2";
   json["use_sliding_window"] = true;
   EXPECT_THAT(message_of([&] { config_from_hugging_face(json, "c"); }), HasSubstr("use_sliding_window"));
+  json["model_type"] = "mistral";
+  EXPECT_NO_THROW(config_from_hugging_face(json, "c"));  // 4096 by default, longer than its context
+  json["sliding_window"] = 128;
+  EXPECT_THAT(
+      message_of([&] { config_from_hugging_face(json, "c"); }),
+      HasSubstr("'sliding_window' is 128; it must be null, or at least max_position_embeddings (256)"));
+  json["sliding_window"] = nullptr;
+  EXPECT_NO_THROW(config_from_hugging_face(json, "c"));
+  json["max_position_embeddings"] = 8192;
+  EXPECT_NO_THROW(config_from_hugging_face(json, "c"));
+  json.erase("sliding_window");
+  EXPECT_THAT(message_of([&] { config_from_hugging_face(json, "c"); }), HasSubstr("sliding_window"));
   EXPECT_THAT(message_of([&] { config_from_hugging_face(Json::array(), "c"); }), HasSubstr("not an object"));
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.perturbed import LLAMA3, gpt2, llama, make_model, qwen2
+from support.perturbed import LLAMA3, gpt2, llama, make_model, mistral, qwen2
 from support.sluice_process import run_sluice, train
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -19,6 +19,7 @@ CASES = {
     "gpt2-tied": gpt2(**WIDE),
     "llama-tied": llama(vocab_size=256, head_dim=8, tie_word_embeddings=True, rope_parameters=LLAMA3, **WIDE),
     "llama-untied": llama(num_key_value_heads=4, **WIDE),
+    "mistral": mistral(**WIDE),
     "qwen2": qwen2(**WIDE),
 }
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 NO_TOKENS = dict(bos_token_id=None, eos_token_id=None)
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
@@ -19,6 +19,10 @@ def gpt2(**changes):
 
 def llama(**changes):
     return LlamaForCausalLM, LlamaConfig(**SHAPE | dict(vocab_size=101, num_key_value_heads=2) | changes)
+
+
+def mistral(**changes):
+    return MistralForCausalLM, MistralConfig(**SHAPE | dict(vocab_size=103, num_key_value_heads=2, sliding_window=None) | changes)
 
 
 def qwen2(**changes):
