@@ -18,6 +18,7 @@ SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool end
       known_(core.layout.parameters()),
       edits_(core.layout.units().size()),
       expected_(core.layout.parameters(), true),
+      has_learned_(core.layout.units().size()),
       summed_(core.layout.parameters()) {
   if (core.plan.reproducible)
     pairwise_.emplace(core.layout, MicroBatchSums(true, core.plan.ranks, micro_batches), core.gradients);

@@ -42,14 +42,15 @@ namespace sluice::engine {
 // - *In backward*, where updates follow gradients at once, or a rank keeps its own part of the means alone
 //   (Plan::sums_in_backward): gradients of only a few units exist at a time. A step has one micro-batch per
 //   rank. A unit *waits* for its turn when nobody holds it, or one that is updated with it; its turn is used
-//   when all of its parameters have gradients that had any in an earlier step. Before the next sum begins, or
-//   where more than kUnitsThatWait units wait on a rank, the sum in flight is *concluded*: all ranks learn
-//   which of its parameters have a gradient on any rank, and the squares of the mean, which is then applied
-//   or kept. They also learn of units that wait on any rank and have no turn: those are next. A rank on which
-//   too many units wait then contributes zeros to the next unit. If another rank had a gradient of it, it is
-//   an error that this one gets one later; else the unit has another turn. In the first step units have their
-//   turns in the reverse of the order in which rank 0 read them. Updates cannot be undone. So a step that
-//   ends in its middle, or a mean that is not finite, fails the engines of all ranks.
+//   when all of its parameters have gradients that had any in an earlier step (at first, simply all). Before
+//   the next sum begins, or where more than kUnitsThatWait units wait on a rank, the sum in flight is
+//   *concluded*: all ranks learn which of its parameters have a gradient on any rank, and the squares of the
+//   mean, which is then applied or kept. They also learn of units that wait on any rank and have no turn,
+//   which get one. A rank on which too many units wait then contributes zeros to the next unit. If another
+//   rank had a gradient of it, it is an error that this one gets one later; else the unit gets another turn.
+//   In the first step units have their turns in the reverse of the order in which rank 0 read them. Updates
+//   cannot be undone. So a step that ends in its middle, or a mean that is not finite, fails the engines of
+//   all ranks.
 //
 // With a reproducible plan, even without other ranks, gradients are added pairwise over the micro-batches of
 // all ranks, and the mean is over these. They are used when all micro-batches of a step have ended, and
@@ -86,7 +87,7 @@ class SharedGradients {
   void end_gradients(UnitId unit);
   void end_micro_batch();
   std::size_t sums_of(UnitId unit) const;  // how many of its gradient buffers are in use
-  bool is_summed(UnitId unit) const;       // in backward: whether any of its gradients was in this step
+  bool is_summed(UnitId unit) const;       // in backward: whether all of its gradients are
 
   // Completes the unit's sum, if it is in flight, before its gradients are dropped: by all ranks alike, or by
   // this one alone, perhaps since its backward pass has failed. In that case the other ranks, whose sums lack
@@ -219,12 +220,12 @@ class SharedGradients {
   bool has_exchanged_ = false;        // whether there was an exchange in this step
   bool abandoned_ = false;            // whether another rank has abandoned this step
   // In backward alone.
-  bool all_ended_ = false;      // the micro-batches of all ranks have ended
-  std::vector<UnitId> let_go_;  // units that may wait for their turn, and were not summed since
-  UnitId latest_ = 0;           // the latest of them
-  std::vector<bool> expected_;  // by parameter: its unit comes only with its gradient
-  bool has_learned_ = false;    // expected_ comes from earlier steps; before, all are expected
-  std::vector<bool> summed_;    // by parameter: in this step, or kept from an earlier one
+  bool all_ended_ = false;         // the micro-batches of all ranks have ended
+  std::vector<UnitId> let_go_;     // units that may wait for their turn, and were not summed since
+  UnitId latest_ = 0;              // the latest of them
+  std::vector<bool> expected_;     // by parameter: its unit comes only with its gradient
+  std::vector<bool> has_learned_;  // by unit: expected_ comes from earlier steps; before, all are expected
+  std::vector<bool> summed_;       // by parameter: in this step, or kept from an earlier one
 };
 
 }  // namespace sluice::engine

@@ -72,7 +72,7 @@ bool SharedGradients::is_complete(UnitId unit) const {
 
 bool SharedGradients::is_summed(UnitId unit) const {
   return !is_under_way(unit) &&
-         std::ranges::any_of(all_of(unit), [this](ParameterId p) { return summed_[p]; });
+         std::ranges::none_of(all_of(unit), [this](ParameterId p) { return known_[p].added > 0; });
 }
 
 // Units with final gradients; without the latest one, while that may get more.
@@ -231,8 +231,13 @@ void SharedGradients::end_in_backward() {
     all_ended_ = !turns_.next();
     if (all_ended_) learn_turns(all);
   }
-  if (!std::exchange(has_learned_, true)) std::fill(expected_.begin(), expected_.end(), false);
-  for (ParameterId p = 0; p < expected_.size(); ++p) expected_[p] = expected_[p] || summed_[p];
+  for (UnitId unit = 0; unit < has_learned_.size(); ++unit) {
+    const std::vector<ParameterId> parameters = all_of(unit);
+    if (std::ranges::none_of(parameters, [this](ParameterId p) { return summed_[p]; })) continue;
+    const bool had = has_learned_[unit];
+    has_learned_[unit] = true;
+    for (const ParameterId p : parameters) expected_[p] = summed_[p] || (had && expected_[p]);
+  }
 }
 
 void SharedGradients::abandon_in_backward() const {

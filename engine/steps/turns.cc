@@ -43,6 +43,11 @@ void Turns::begin() {
     if (expected_[*unit]) ahead_.push_back(*unit);
 }
 
+void Turns::insert(UnitId unit) {
+  const auto place = [this](UnitId of) { return std::ranges::find(order_, of); };
+  ahead_.insert(std::ranges::find_if(ahead_, [&](UnitId other) { return place(other) < place(unit); }), unit);
+}
+
 std::vector<UnitId> Turns::all() const {
   std::vector<UnitId> units = order_;
   std::ranges::stable_partition(units, [this](UnitId unit) { return expected_[unit]; });

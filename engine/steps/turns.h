@@ -36,8 +36,8 @@ class Turns {
   void begin();  // a step: every unit that has a turn is to come
   void end() { ahead_.clear(); }
   std::optional<UnitId> next() const { return ahead_.empty() ? std::nullopt : std::optional(ahead_.back()); }
-  void pass() { ahead_.pop_back(); }                    // REQUIRES: next()
-  void insert(UnitId unit) { ahead_.push_back(unit); }  // as the next one
+  void pass() { ahead_.pop_back(); }  // REQUIRES: next()
+  void insert(UnitId unit);           // gives it the turn of its place, or, if that has passed, the next one
   bool is_ahead(UnitId unit) const { return std::ranges::count(ahead_, unit) > 0; }
   // All units: first those that have a turn.
   std::vector<UnitId> all() const;

@@ -1,3 +1,7 @@
+#include <cstdlib>
+#include <numeric>
+#include <random>
+
 #include "engine/ranks_client.h"
 #include "testing.h"
 
@@ -58,25 +62,27 @@ void add_unit(Rank& rank, UnitId unit, int step, bool torn) {
   if (!torn) rank.engine.release(unit);
 }
 
+void train(bool at_once, const Order& order, bool torn, toy::Outcome& outcome, Rank& rank) {
+  std::vector<double> norms;
+  for (int step = 0; step < 3; ++step) {
+    rank.engine.begin_step(at_once ? Rank::settings() : StepSettings{});
+    for (UnitId unit = 0; unit < rank.layout().units().size(); ++unit) {  // a forward pass
+      rank.engine.acquire(unit, Hold::kRead);
+      rank.engine.release(unit);
+    }
+    for (const UnitId unit : order(rank, step)) add_unit(rank, unit, step, torn);
+    if (at_once && step != 1) rank.engine.end_micro_batch();  // else step() ends it
+    norms.push_back(rank.engine.step(Rank::settings()).gradient_norm);
+  }
+  toy::Outcome saved = rank.save();
+  saved.norms = norms;
+  if (rank.rank() == 0) outcome = std::move(saved);
+}
+
 toy::Outcome trained(Case setup, bool at_once, const Order& order, bool torn = false) {
   setup.at_once = at_once;
   toy::Outcome outcome;
-  run(setup, [&](Rank& rank) {
-    std::vector<double> norms;
-    for (int step = 0; step < 3; ++step) {
-      rank.engine.begin_step(at_once ? Rank::settings() : StepSettings{});
-      for (UnitId unit = 0; unit < rank.layout().units().size(); ++unit) {  // a forward pass
-        rank.engine.acquire(unit, Hold::kRead);
-        rank.engine.release(unit);
-      }
-      for (const UnitId unit : order(rank, step)) add_unit(rank, unit, step, torn);
-      if (at_once && step != 1) rank.engine.end_micro_batch();  // else step() ends it
-      norms.push_back(rank.engine.step(Rank::settings()).gradient_norm);
-    }
-    toy::Outcome saved = rank.save();
-    saved.norms = norms;
-    if (rank.rank() == 0) outcome = std::move(saved);
-  });
+  run(setup, [&](Rank& rank) { train(at_once, order, torn, outcome, rank); });
   return outcome;
 }
 
@@ -143,6 +149,66 @@ TEST_P(UpdatesInBackwardOfUnits, HaveTheBitsOfUpdatesAtTheStepWhateverUnitsRanks
   setup.stage = 3;
   setup.place = "disk";
   EXPECT_TRUE(trained(setup, true, way.order, way.torn) == late);
+}
+
+// Each rank leaves out units at random, and has some of the others a little earlier or later. Where all have
+// one order, the bits are those of updates at the step; else they are, or all ranks are told that orders
+// differ. Nobody waits for ever. $SLUICE_SEEDS is how many seeds are tried; else these, which have found
+// defects.
+TEST(UpdatesInBackwardOfRanks, HaveTheBitsOfUpdatesAtTheStepOrARefusalInAnyOrder) {
+  std::vector<unsigned> seeds = {3, 132, 142, 171};
+  if (const char* const asked = std::getenv("SLUICE_SEEDS")) {
+    seeds.resize(static_cast<std::size_t>(std::atoi(asked)));
+    std::iota(seeds.begin(), seeds.end(), 0u);
+  }
+  for (const unsigned seed : seeds) {
+    std::mt19937 random(seed);
+    Case setup;
+    setup.ranks = 2 + static_cast<int>(random() % 2);
+    setup.blocks = 4 + random() % 4;
+    setup.stage = random() % (kMostStage + 1);
+    setup.place = random() % 2 == 0 ? "memory" : "disk";
+    setup.patience = std::chrono::seconds(20);
+    const bool torn = random() % 2 == 0;
+    const unsigned rare = 2 + random() % 4, swaps = random() % 3;
+    const Order order = [=](const Rank& rank, int step) {
+      const unsigned of_order = seed * 64 + static_cast<unsigned>(step * 8);
+      std::mt19937 of_step(of_order), of_rank(of_order + static_cast<unsigned>(rank.rank() + 1));
+      std::vector<bool> left_out(rank.layout().units().size());
+      for (UnitId unit = 0; unit < left_out.size(); ++unit) {
+        const bool by_all = of_step() % rare == 0, by_one = of_rank() % rare == 0;
+        left_out[unit] = unit != kLast && (by_all || by_one);
+      }
+      std::vector<UnitId> units = last_to_first(rank, step);
+      std::erase_if(units, [&](UnitId unit) { return left_out[rank.layout().siblings(unit).first]; });
+      for (std::size_t i = 0; i + 1 < units.size(); ++i)
+        if (swaps > 0 && of_rank() % (6 / swaps) == 0) std::swap(units[i], units[i + 1]);
+      return units;
+    };
+    const toy::Outcome expected = trained(setup, false, order, torn);
+    setup.at_once = true;
+    toy::Outcome found;
+    std::vector<std::string> errors(static_cast<std::size_t>(setup.ranks));
+    comm::run_communicators(comm::World::kThreads, setup.ranks,
+                            [&](comm::Communicator& communicator) {
+                              try {
+                                Rank rank(setup, &communicator);
+                                train(true, order, torn, found, rank);
+                                communicator.barrier(1, "the end of a test");
+                              } catch (const std::exception& error) {
+                                errors[static_cast<std::size_t>(communicator.rank())] = error.what();
+                                communicator.fail(error.what());
+                              }
+                            },
+                            {comm::kUnhurried.silence, setup.patience});
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    if (std::ranges::all_of(errors, &std::string::empty)) {
+      EXPECT_TRUE(found == expected);
+      continue;
+    }
+    EXPECT_THAT(errors, testing::Contains(HasSubstr("same order on all ranks")));
+    EXPECT_GT(swaps, 0u);
+  }
 }
 
 // As much at once as there may be, in the least memory: two units that are summed together, since each rank
