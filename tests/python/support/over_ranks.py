@@ -223,7 +223,12 @@ def _save(model, optimizer):
         assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
 
 
-ALONE = {"evaluate": _evaluate, "generate": _generate, "save": _save}
+def _take_state(model, optimizer):
+    taken = optimizer.state_dict()["state"].values()
+    assert len(taken) == len(list(model.parameters())) and all(state["exp_avg"].any() for state in taken)
+
+
+ALONE = {"evaluate": _evaluate, "generate": _generate, "save": _save, "state": _take_state}
 
 
 def go_on(folder, way, stage=None, place="memory", saves_on_gpu=False, goes_on_on_gpu=False):

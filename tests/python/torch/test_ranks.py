@@ -210,6 +210,11 @@ def test_one_rank_alone(pool, what, in_backward):
     assert pool.call("train", alone=what, **settings) == pool.call("train", **settings)
 
 
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_one_rank_alone_takes_the_state_that_all_have(pool, place):
+    assert pool.call("train", alone="state", stage=0, place=place) == pool.call("train", stage=0, place=place)
+
+
 @pytest.mark.parametrize("way, stage, place", [("engine", 1, "disk"), ("state_dict", 3, "memory")])
 def test_a_run_goes_on_from_what_was_saved(pool, tmp_path, way, stage, place):
     for first, second in pool.call("go_on", folder=str(tmp_path), way=way, stage=stage, place=place):

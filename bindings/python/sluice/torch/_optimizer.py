@@ -74,8 +74,8 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The settings of the groups and the engine's state, as torch.optim has them, after pending updates. It may be larger
         than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which end with them.
-        All ranks call it; where state is partitioned over them, that of rank 0 alone has the state. Raises BudgetError where
-        they have no room."""
+        Where state is partitioned over ranks, all of them call it, and that of rank 0 alone has the state. Raises BudgetError
+        where they have no room."""
         self._check_open()
         made = super().state_dict()
         with self._session.presence.users:
@@ -205,14 +205,15 @@ register_optimizer_step_pre_hook(_refuse_others)
 
 def _read_state(presence: Presence) -> _State:
     """Reads the state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
-    in the disk folder, where there is one, so that they may be larger than memory; else in memory. All ranks call it; where
-    state is partitioned over them, rank 0 alone gets it."""
+    in the disk folder, where there is one, so that they may be larger than memory; else in memory. Where state is partitioned
+    over ranks, all of them call it, and rank 0 alone gets it."""
     engine, ranks = presence.engine, presence.engine.options.ranks
+    partitioned = ranks is not None and engine.plan()["stage"] > 0
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
 
     def make_all() -> _State:
-        if ranks is not None and ranks.rank != 0 and engine.plan()["stage"] > 0:
+        if partitioned and ranks is not None and ranks.rank != 0:
             return {}
         type_of = {name: _type_of(presence, name) for name in arrays}
         shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
@@ -224,7 +225,7 @@ def _read_state(presence: Presence) -> _State:
             for home in updated
         }
 
-    state = engine.agreed(_WHAT, make_all)
+    state = engine.agreed(f"{_WHAT}, which is partitioned, so that all ranks call it", make_all) if partitioned else make_all()
     for unit, own in sorted(_by_unit(updated).items()):
         parts = {
             (span.key, name): _part(presence, name, span, array.view(-1))
