@@ -98,8 +98,8 @@ class Prepared(NamedTuple):
         units = self.units if o.sections is None else o.sections.units
         model = [(p.name, p.shape, p.dtype, p.frozen, p.group, p.span) for unit in units for p in unit.parameters]
         return {
-            "the model's number of units": len(units),
             "the model (its parameters, in their units)": model,
+            "the model's number of units": len(units),
             "the optimizer": self.settings,
             "state": o.state,
             "master": o.master,
