@@ -155,6 +155,18 @@ def test_any_number_of_ranks_can_be_planned_for(monkeypatch, size):
     assert plan["bytes"]["host"]["optimizer state"] < 320 * MIB // size + 12 * MIB
 
 
+@fake_gpu.cpu_alone("several ranks are refused on a GPU")
+def test_ranks_that_could_not_find_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for make in (sluice.torch.plan, sluice.torch.wrap):
+        with pytest.raises(sluice.InvalidArgumentError, match="WORLD_SIZE=2, and no MASTER_ADDR, MASTER_PORT, .*torchrun"):
+            make(Chain(), sluice.AdamW(), memory="8GiB")
+    assert sluice.torch.plan(Chain(), sluice.AdamW(), memory="8GiB", ranks=False)["ranks"] == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert sluice.torch.plan(Chain(), sluice.AdamW(), memory="8GiB")["ranks"] == 1
+
+
 def test_a_refusal_names_the_module():
     class Choosing(torch.nn.Linear):
         def forward(self, x):

@@ -312,7 +312,13 @@ def _process_group(ranks: Any) -> torch.distributed.ProcessGroup | None:
 def _of_environment() -> tuple[int, int]:
     """The number of ranks and this one's, as torchrun tells; one where it has not started this process."""
     given = {name: os.environ.get(name, "") for name in _OF_TORCHRUN}
-    if not all(given.values()) or not torch.distributed.is_available():
+    missing = [name for name, value in given.items() if not value]
+    if missing and given["WORLD_SIZE"] not in ("", "1"):
+        raise InvalidArgumentError(
+            f"the environment has WORLD_SIZE={given['WORLD_SIZE']}, and no {', '.join(missing)}, without which the ranks do not find "
+            "each other; start the script with torchrun, or unset WORLD_SIZE; with ranks=False this process trains alone"
+        )
+    if missing or not torch.distributed.is_available():
         return 1, 0
     try:
         size, rank = int(given["WORLD_SIZE"]), int(given["RANK"])
