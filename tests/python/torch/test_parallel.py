@@ -1,4 +1,4 @@
-"""What would exchange a wrapped model's gradients a second time is refused, and the model goes on."""
+"""What would exchange a wrapped model's gradients a second time is refused, or hands on calls alone, and the model goes on."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from support.wrapped_models import same_values, values_of, wrap
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sluice
 import sluice.torch
@@ -28,8 +29,7 @@ def mesh():
 
 
 WRAPPERS = {
-    "DDP": nn.parallel.DistributedDataParallel,
-    "DDP around": lambda model: nn.parallel.DistributedDataParallel(nn.Sequential(model)),
+    "DDP around": lambda model: DDP(nn.Sequential(model)),
     "fully_shard": lambda model: fully_shard(model, mesh=mesh()),
     "fully_shard of a block": lambda model: fully_shard(model[0], mesh=mesh()),
     "fully_shard around": lambda model: fully_shard(nn.Sequential(model), mesh=mesh()),
@@ -51,13 +51,35 @@ def test_a_wrapped_model_is_refused(name):
     sluice.torch.close(model)
 
 
-@pytest.mark.parametrize("name", ["DDP", "fully_shard"])
-def test_a_closed_model_is_as_any_other(name):
+def test_ddp_around_a_wrapped_model_hands_on_calls():
+    model, optimizer = wrap(network(), "memory")
+    twin, its_optimizer = wrap(network(), "memory")
+    twin.load_state_dict(model.state_dict())
+    outer = DDP(model, find_unused_parameters=True)
+    assert isinstance(outer, DDP) and outer.module is model and list(outer.parameters()) == list(model.parameters())
+    assert list(outer.state_dict()) == [f"module.{name}" for name in model.state_dict()]
+    assert sluice.torch.engine_of(outer) is sluice.torch.engine_of(model)
+    assert not outer.eval().module.training and outer.train().module.training
+    with outer.no_sync():
+        outer(torch.ones(2, 8)).sum().backward()
+    twin(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    its_optimizer.step()
+    assert same_values(values_of(model), values_of(twin))
+    for call in (outer.join, lambda: outer.register_comm_hook(None, None)):
+        with pytest.raises(sluice.StateError, match="exchanges nothing"):
+            call()
+    sluice.torch.close(outer)
+    sluice.torch.close(twin)
+
+
+@pytest.mark.parametrize("around", [DDP, WRAPPERS["fully_shard"]])
+def test_a_closed_model_is_as_any_other(around):
     model, _ = wrap(network(), "memory")
     sluice.torch.close(model)
-    WRAPPERS[name](model)(torch.ones(2, 8)).sum().backward()
+    around(model)(torch.ones(2, 8)).sum().backward()
 
 
 def test_a_model_that_was_never_wrapped_is_left_alone():
-    for name in ("DDP", "fully_shard"):
-        WRAPPERS[name](network())(torch.ones(2, 8)).sum().backward()
+    for around in (DDP, WRAPPERS["fully_shard"]):
+        around(network())(torch.ones(2, 8)).sum().backward()

@@ -114,31 +114,76 @@ def test_a_rank_that_never_wraps_is_named(absent, tmp_path):
 
 ACCELERATE = """
 import accelerate
-accelerator = accelerate.Accelerator(cpu=True)
-model, optimizer = make()
-data = torch.utils.data.TensorDataset(torch.randn(8, 24, generator=torch.Generator().manual_seed(1)))
-loader = torch.utils.data.DataLoader(data, batch_size=2)
+def run(with_model):
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    torch.manual_seed(3)
+    model, optimizer = make()
+    data = torch.utils.data.TensorDataset(torch.randn(16, 24, generator=torch.Generator().manual_seed(1)))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    optimizer, loader = accelerator.prepare(optimizer, loader)
+    prepared = accelerator.prepare(model) if with_model else model
+    assert accelerator.unwrap_model(prepared) is model
+    for (rows,) in loader:
+        with accelerator.accumulate(prepared):
+            accelerator.backward(prepared(rows).square().mean())
+            accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [len(loader), [p.detach().sum().item() for p in model.parameters()]]
+alone, _ = make(ranks=False)
+left_out, whole = run(False), run(True)
 try:
-    accelerator.prepare(model, optimizer, loader)
+    nn.parallel.DistributedDataParallel(alone)
 except sluice.StateError as error:
-    text = str(error)
-optimizer, loader = accelerator.prepare(optimizer, loader)
-for (rows,) in loader:
-    accelerator.backward(model(rows).square().mean())
-    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-print(json.dumps([text, len(loader), [p.detach().sum().item() for p in model.parameters()]]), flush=True)
+    print(json.dumps([str(error), left_out, whole]), flush=True)
 torch.distributed.destroy_process_group()
 """
 
 
-def test_accelerate_prepares_all_but_the_model():
+def test_accelerate_prepares_the_model_or_not():
     (status, out, errors), (status_there, out_there, _) = run(ACCELERATE)
     assert status == status_there == 0, errors
-    text, steps, _ = found = json.loads(out.splitlines()[-1])
-    assert "DistributedDataParallel" in text and "leave it out" in text and steps == 2
+    text, left_out, prepared = found = json.loads(out.splitlines()[-1])
+    assert left_out == prepared and left_out[0] == 4
+    assert "DistributedDataParallel" in text and "leave it out" in text
     assert json.loads(out_there.splitlines()[-1]) == found
+
+
+TRAINER = """
+import transformers
+from support import rounding
+from support.user_models import small_llama
+from test_trainer import Texts
+def trainer_of(model, optimizer, **settings):
+    given = {
+        "per_device_train_batch_size": 2, "max_steps": 2, "logging_steps": 1, "report_to": [], "seed": 3, "disable_tqdm": True, "use_cpu": True,
+        "dataloader_pin_memory": False, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "save_steps": 1, "eval_steps": 1, "eval_strategy": "steps",
+        "load_best_model_at_end": True,
+    } | settings
+    given = transformers.TrainingArguments(os.environ["OUT"], **given)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    return transformers.Trainer(model=model, args=given, train_dataset=Texts(), eval_dataset=Texts(), optimizers=(optimizer, schedule))
+def run(wrapped, resume=None, **settings):
+    torch.manual_seed(3)
+    model = small_llama()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if wrapped is not None:
+        model, optimizer = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="6GiB", reserve="64MiB", **wrapped)
+    trainer = trainer_of(model, optimizer, **settings)
+    trainer.train(resume_from_checkpoint=resume)
+    seen = [entry[key] for entry in trainer.state.log_history for key in ("loss", "grad_norm", "eval_loss") if key in entry]
+    return seen + [sum(p.detach().double().abs().sum().item() for p in model.parameters())]
+plain, whole = run(None), run({"stage": 0})
+resumed = run({"stage": 0}, os.path.join(os.environ["OUT"], "checkpoint-1"))
+partitioned = run({"stage": 3}, save_only_model=True)
+assert len(plain) == 7 and rounding.near(whole, plain, rounding.of_losses(rounding.of_model(small_llama()))), (whole, plain)
+assert resumed == whole == partitioned, (resumed, whole, partitioned)
+"""
+
+
+def test_a_trainer_on_ranks_has_the_losses_of_ddp(tmp_path):
+    for status, _, errors in run(TRAINER, OUT=str(tmp_path)):
+        assert status == 0, errors
 
 
 HOLDS_THE_LOCK = """

@@ -1,8 +1,10 @@
 """What cannot be wrapped, and guards of a wrapped model: what would break it unnoticed is done in another way, or is an error that says what
-to do. DDP and FSDP, and what uses them (Accelerate, transformers' Trainer), would exchange its gradients or parameters a second time."""
+to do. DDP and FSDP, and what uses them (Accelerate, transformers' Trainer), would exchange its gradients or parameters a second time: DDP
+over the same ranks hands on calls instead, and all else is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import math
@@ -120,9 +122,53 @@ def refuse_copy(what: str, *_: Any) -> NoReturn:
 def _refuse_exchange(what: str) -> NoReturn:
     raise StateError(
         f"{what} is to be applied to a model that sluice.torch.wrap() has wrapped, whose parameters and gradients go over the "
-        "ranks already; leave it out. With Accelerate prepare the loader and the optimizer, and not the model; transformers' "
-        "Trainer, which always applies it under torchrun, is to be replaced by a loop of your own"
+        "ranks already; leave it out"
     )
+
+
+class LeftOut(DistributedDataParallel):
+    """What DistributedDataParallel(model) makes of a wrapped model: it has the model as `module`, hands on calls, and exchanges nothing. The
+    model's own ranks do that."""
+
+    def __init__(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
+        torch.nn.Module.__init__(self)
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model."""
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> LeftOut:
+        """As of each module."""
+        torch.nn.Module.train(self, mode)
+        return self
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Does nothing: gradients are summed at their first use."""
+        yield
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: what DDP's exchange would do is not done."""
+        raise StateError(
+            "join() or register_comm_hook() is called on DistributedDataParallel around a wrapped model, which exchanges nothing: the model's "
+            "own ranks do so, each with as many backward passes as the others; give each as many batches (DistributedSampler), and no hook"
+        )
+
+    join = join_hook = register_comm_hook = _refuse
+
+
+def _new(cls: type[DistributedDataParallel], module: Any = None, *_: Any, process_group: Any = None, **__: Any) -> DistributedDataParallel:
+    """Replaces DistributedDataParallel.__new__: around a model that as many ranks have wrapped there is nothing to exchange."""
+    marked = [p for p in module.parameters() if hasattr(p, "_sluice")] if isinstance(module, torch.nn.Module) else []
+    session = marked[0]._sluice if marked else None
+    if cls is DistributedDataParallel and session is not None and session.model() is module:
+        if session.size == torch.distributed.get_world_size(process_group):
+            return object.__new__(LeftOut)
+    return object.__new__(cls)
+
+
+DistributedDataParallel.__new__ = _new  # type: ignore[method-assign, assignment]
 
 
 class _Registry(OrderedDict[str, Any]):
@@ -137,7 +183,8 @@ class _Registry(OrderedDict[str, Any]):
 
 def _on_submodule(parent: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
     """Comes before a module gets a submodule. (Wrapped parameters are marked with `_sluice`.)"""
-    if isinstance(parent, DistributedDataParallel) and any(hasattr(p, "_sluice") for p in module.parameters()):
+    exchanges = isinstance(parent, DistributedDataParallel) and not isinstance(parent, LeftOut)
+    if exchanges and any(hasattr(p, "_sluice") for p in module.parameters()):
         _refuse_exchange("DistributedDataParallel")
 
 

@@ -86,6 +86,11 @@ class Session:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")
 
+    @property
+    def size(self) -> int:
+        """How many ranks train the model together."""
+        return self._together.size
+
     # ---- moving in and out ----
 
     @contextlib.contextmanager

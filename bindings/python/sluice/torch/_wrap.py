@@ -19,6 +19,7 @@ from ..errors import InvalidArgumentError, NotFoundError, StateError, unexpected
 from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from ._full import full
+from ._guards import LeftOut
 from ._moving import check_rules, give_first_values
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
@@ -205,6 +206,7 @@ def plan(
 
 def session_of(model: torch.nn.Module, inside: bool = False) -> Session:
     """The session of a wrapped model, or, `inside`, also of one that the module is in. The model's parameters keep it."""
+    model = model.module if isinstance(model, LeftOut) else model
     sessions: Iterator[Session] = (p._sluice for p in model.parameters() if hasattr(p, "_sluice"))
     found = next((session for session in sessions if inside or session.model() is model), None)
     if found is None:
