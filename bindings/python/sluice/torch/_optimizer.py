@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
 import torch
@@ -25,6 +27,7 @@ from ._units import DTYPES, Roles
 _WHAT = "the optimizer's state_dict"
 _STEP = "step"
 _MASTER = "master"
+_SOON = 10.0  # seconds in which other ranks mostly come
 _MOST_STEPS = 1 << 53  # as often a parameter may have been updated
 _NO_ARRAYS = {_STEP, "RMS"}  # what states have besides arrays; transformers' Adafactor finds RMS anew in each step
 
@@ -225,7 +228,11 @@ def _read_state(presence: Presence) -> _State:
             for home in updated
         }
 
-    state = engine.agreed(f"{_WHAT}, which is partitioned, so that all ranks call it", make_all) if partitioned else make_all()
+    if partitioned:
+        with _telling_of_a_wait():
+            state = engine.agreed(_WHAT, make_all)
+    else:
+        state = make_all()
     for unit, own in sorted(_by_unit(updated).items()):
         parts = {
             (span.key, name): _part(presence, name, span, array.view(-1))
@@ -238,6 +245,23 @@ def _read_state(presence: Presence) -> _State:
             for tensor in state.get(home.index, {}).values():
                 _safetensors.flush(tensor)
     return state
+
+
+@contextlib.contextmanager
+def _telling_of_a_wait() -> Iterator[None]:
+    """Warns once where other ranks have not come soon: scripts for DDP save on rank 0 alone, while the others wait elsewhere."""
+    text = (
+        f"this rank has waited in optimizer.state_dict() for {_SOON:g} s until all ranks call it, as they do where state is partitioned "
+        "(stage 1 and higher). So that rank 0 saves alone, wrap with stage=0, or leave the state out (transformers' Trainer: "
+        "save_only_model=True); sluice.torch.engine_of(model).save() on all ranks saves it at every stage"
+    )
+    timer = threading.Timer(_SOON, warnings.warn, (text, RuntimeWarning))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _write_state(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
