@@ -516,6 +516,8 @@ def misused(**options):
         lambda: torch.nn.utils.clip_grad_norm_(pipe.module.parameters(), 1.0),
         lambda: scaler.unscale_(pipe.optimizer),
         lambda: pipe.module.save_pretrained(tempfile.gettempdir()),
+        lambda: pipe.module(**batch),
+        lambda: pipe.module.generate(batch["input_ids"], max_new_tokens=2),
         lambda: pipe.forward_backward(batch | {"output_hidden_states": True}),
         lambda: (pipe.evaluate if RANK else pipe.forward_backward)(batch),
         lambda: pipe.forward_backward(batch | {"labels": batch["labels"] + (RANK == SIZE - 1)}),

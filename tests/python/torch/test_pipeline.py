@@ -183,7 +183,7 @@ def test_layers_may_be_frozen_between_steps(two):
 def test_what_one_stage_cannot_do_or_ranks_do_differently_is_refused(two, four):
     norm = "call clip_grad_norm_() of the Pipeline"
     expected = [
-        norm, norm, "without a GradScaler", "save() of the Pipeline", "what all blocks give", "the calls differ on rank",
+        norm, norm, "without a GradScaler", "save() of the Pipeline", "one stage's part", "one stage's part", "what all blocks give", "the calls differ on rank",
         "the values of the batch differ", "max_norm is", "its groups have", "the Pipeline was closed",
     ]  # fmt: skip
     for found in [*two.call("misused"), *four.call("misused", mesh="data=2,pipeline=2", stage=3)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -129,8 +130,10 @@ class Pipeline:
         if self._of_pipeline.ranks is not None:
             # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
             session_of(self.module).engine.buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
-            if "save_pretrained" in vars(self.module):  # as wrapping has made it, and closing unmakes it
-                vars(self.module)["save_pretrained"] = _refuse_to_save
+            of_module = vars(self.module)  # what wrapping has made there closing unmakes
+            of_module["_call_impl"] = functools.partial(_of_pipeline_alone, of_module["_call_impl"])
+            if "save_pretrained" in of_module:
+                of_module["save_pretrained"] = _refuse_to_save
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
 
     def _moved_in(
@@ -422,10 +425,12 @@ class _Step:
         """What this stage gives: the loss on the last one."""
         if self._pipe._of_transformers:
             named = self._pipe._here({k: v for k, v in inputs.items() if self._after is None or k != "labels"})
-            output = self._pipe.module(*value, **{"use_cache": False, **named})
+            with _calling():
+                output = self._pipe.module(*value, **{"use_cache": False, **named})
             targets = named
         else:
-            output = self._pipe.module(*value or (self._pipe._here(inputs),))
+            with _calling():
+                output = self._pipe.module(*value or (self._pipe._here(inputs),))
         if self._after is not None:
             return output
         loss = output.loss if self._loss_fn is None else self._loss_fn(output, self._pipe._here(targets))
@@ -531,6 +536,28 @@ def _moved(way: Callable[[int, str, int, int], Message], other: int, tensor: tor
     if tensor.nbytes:
         way(other, "a buffer", tensor.data_ptr(), tensor.nbytes).wait()
     return tensor
+
+
+_calls = contextvars.ContextVar("_calls", default=False)  # whether a pipeline calls its stage's part of a model
+
+
+@contextlib.contextmanager
+def _calling() -> Iterator[None]:
+    token = _calls.set(True)
+    try:
+        yield
+    finally:
+        _calls.reset(token)
+
+
+def _of_pipeline_alone(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a stage's part of a model, where its pipeline does."""
+    if not _calls.get():
+        raise StateError(
+            "one stage's part of a model is called, which needs what the stage before it gives: train_step(), forward_backward() and evaluate() "
+            "of the Pipeline call all of it. To generate, load the checkpoint into a model that is wrapped whole"
+        )
+    return call(*args, **kwargs)
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:
