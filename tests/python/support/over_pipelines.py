@@ -597,6 +597,17 @@ def from_weights(folder, **options):
     return len(found), all(expected[name] == digest for name, digest in found.items())
 
 
+def read_by_transformers(folder):
+    """Trains a step and saves with the model's configuration beside. Returns whether transformers reads the stage's values of the checkpoint."""
+    pipe = sluice.torch.Pipeline(made("llama"), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2)
+    pipe.train_step(batch_of("llama", 0))
+    where = pipe.save(folder, files={"config.json": [pipe.module.config.to_json_string().encode()]})
+    read = transformers.AutoModelForCausalLM.from_pretrained(where).state_dict()
+    same = [torch.equal(read[name], value) for name, value in pipe.state_dict().items()]
+    pipe.close()
+    return len(same), all(same)
+
+
 def _meet(**options):
     sluice.torch.Pipeline(_linears(SIZE), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, **options).close()
 

@@ -231,6 +231,11 @@ def test_folders_that_not_all_ranks_see_are_refused_and_end_nothing(two, tmp_pat
         assert "rank 1 cannot write the checkpoint" in text and "where each stage of a pipeline writes its part" in text and made
 
 
+def test_transformers_reads_a_checkpoint_of_stages(two, tmp_path):
+    for tensors, same in two.call("read_by_transformers", folder=str(tmp_path)):
+        assert tensors > 4 and same
+
+
 def test_values_come_from_files_to_each_stage(two, tmp_path):
     (first, same), (second, same_there) = two.call("from_weights", folder=str(tmp_path))
     assert same and same_there and first + second == 39

@@ -213,11 +213,11 @@ class Pipeline:
         """The parameters and buffers of this stage, under their names in the whole model."""
         return self.module.state_dict()
 
-    def save(self, folder: Path, keep: int = 0) -> str:
+    def save(self, folder: Path, keep: int = 0, files: Optional[Mapping[str, Sequence[Any]]] = None) -> str:
         """Writes a checkpoint of the whole model, its buffers, and the optimizer's state and settings, into a folder that all ranks see,
-        as engine_of(model).save() does. Any number of stages can load it, and a model that is wrapped whole."""
+        as engine_of(model).save() does, with rank 0's `files`. Any number of stages can load it, and a model that is wrapped whole."""
         self._check_open()
-        return engine_of(self.module).save(folder, keep)
+        return engine_of(self.module).save(folder, keep, files)
 
     def load(self, path: Path) -> None:
         """Loads what save() wrote, or engine_of(model).save() of the model that is wrapped whole."""
