@@ -51,6 +51,18 @@ def test_a_wrapped_model_is_refused(name):
     sluice.torch.close(model)
 
 
+@pytest.mark.parametrize("name, says", [
+    ("DDP around", "DistributedDataParallel was applied to the model"), ("FSDP", "FullyShardedDataParallel was applied to the model"),
+    ("fully_shard", r"fully_shard\(\) was applied to the model"), ("fully_shard of a block", r"fully_shard\(\) was applied to '0'"),
+    ("replicate", r"replicate\(\) was applied to the model"),
+])  # fmt: skip
+def test_a_model_to_which_it_was_applied_before_is_refused(name, says):
+    model = network()
+    made = WRAPPERS[name](model)
+    with pytest.raises(sluice.InvalidArgumentError, match=f"^{says}.*wrap the model without it"):
+        wrap(made if name in ("DDP around", "FSDP") else model, "memory")
+
+
 def test_ddp_around_a_wrapped_model_hands_on_calls():
     model, optimizer = wrap(network(), "memory")
     twin, its_optimizer = wrap(network(), "memory")

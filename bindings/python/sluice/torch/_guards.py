@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.distributed._composable.contract import REGISTRY_KEY
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -214,10 +215,15 @@ def check_model(model: Any) -> None:
         raise InvalidArgumentError(f"the model is {model!r:.80}, which is no torch.nn.Module; give the model itself")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            what = f"'{name}'" if name else "the model"
             raise InvalidArgumentError(
-                f"{what} is a {type(module).__name__} of torch.jit, whose modules run without Python's hooks; wrap what it "
+                f"{_named(name)} is a {type(module).__name__} of torch.jit, whose modules run without Python's hooks; wrap what it "
                 "was made of (torch.compile works on its blocks), and script it after sluice.torch.close()"
+            )
+        exchanging = type(module).__name__ if isinstance(module, DistributedDataParallel) else _sharding_of(module)
+        if exchanging is not None:
+            raise InvalidArgumentError(
+                f"{exchanging} was applied to {_named(name)}, and the ranks of a wrapped model exchange its gradients and parameters themselves "
+                "(wrap(stage=) says what is partitioned); wrap the model without it"
             )
     for name, t in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(t):
@@ -227,6 +233,18 @@ def check_model(model: Any) -> None:
     _refuse_wrapped(model)
     _check_sharing(model)
     _check_inference(model)
+
+
+def _named(name: str) -> str:
+    return f"'{name}'" if name else "the model"
+
+
+def _sharding_of(module: torch.nn.Module) -> str | None:
+    """What of FSDP was applied to the module, or was replicate(), which is DDP's."""
+    if isinstance(module, FullyShardedDataParallel):
+        return "FullyShardedDataParallel"
+    known = module.__dict__.get(REGISTRY_KEY, ())
+    return None if isinstance(known, _Registry) else next((f"{name}()" for name in ("fully_shard", "replicate") if name in known), None)
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:
