@@ -456,6 +456,19 @@ def refusal(differing=None, **options):
     return text, same
 
 
+def address_of_a_gradient():
+    """Uses a gradient as a collective of torch.distributed does. Returns the error."""
+    model, optimizer = _wrapped("gpt2", "memory")
+    loss_of(model, "gpt2", RANK).backward()
+    try:
+        next(model.parameters()).grad.data_ptr()
+    except sluice.StateError as error:
+        return str(error)
+    finally:
+        optimizer.zero_grad()
+        sluice.torch.close(model)
+
+
 def other_threads():
     """Wraps a model where the last rank computes by more threads. Returns the error."""
     torch.set_num_threads(2 if RANK == SIZE - 1 else 1)

@@ -200,6 +200,11 @@ def test_what_cannot_be_is_refused(pool, options, says):
         assert same and says in text
 
 
+def test_an_all_reduce_of_a_gradient_is_refused(pool):
+    for text in pool.call("address_of_a_gradient"):
+        assert "leave out an all_reduce() of it" in text
+
+
 # ---- what one rank does alone, and what all save ----
 
 

@@ -141,9 +141,11 @@ class Gradient(torch.Tensor):
 
     def _refuse_memory(self, *_: Any, **__: Any) -> NoReturn:
         """Raises: the engine's gradients have no address, and writes to shared memory would be lost."""
+        several = self._slot.presence.engine.options.ranks is not None
         raise StateError(
             f"the gradient of '{self._slot.home.name}' is to be used by its address, and it is the engine's, which may have "
             "it on disk; use a clone(), and copy_() back what is written to that"
+            + (". It is the mean over the ranks already: leave out an all_reduce() of it" if several else "")
         )
 
     data_ptr = share_memory_ = __dlpack__ = __dlpack_device__ = _refuse_memory
