@@ -4,6 +4,7 @@ import json
 import signal
 
 import pytest
+import torch
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from support.rank_pool import LIMIT, run_program
 
@@ -134,6 +135,23 @@ def test_a_rank_that_waits_in_state_dict_says_for_what():
     early, (text,), parameters = json.loads(out.splitlines()[-1])
     assert early == 0 and "until all ranks call it" in text and parameters == 4
     assert json.loads(out_there.splitlines()[-1]) == [0, [], 0]
+
+
+RESTARTED = """
+if RANK == int(os.environ["LATE"]):
+    time.sleep(1)
+model, optimizer = make(patience=8)
+step(model, optimizer)
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_that_torchrun_restarts_find_each_other_anew(late):
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun's, which stays
+    variables = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+    for who in (-1, late):
+        for status, _, errors in run(RESTARTED, LATE=str(who), **variables):
+            assert status == 0 and "Warning" not in errors, errors
 
 
 ACCELERATE = """

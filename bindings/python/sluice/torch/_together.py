@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import json
 import os
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -334,7 +335,7 @@ def _of_environment() -> tuple[int, int]:
 
 class Meeting:
     """The place where ranks exchange values before there are engines: a store of torch.distributed. All ranks call the same
-    functions in the same order. Errors are StateErrors."""
+    functions in the same order. Errors are StateErrors. The store may outlive the ranks: torchrun keeps its own when it restarts them."""
 
     def __init__(self, which: Which, patience: float) -> None:
         """patience: after so many seconds a rank that has not come is missing."""
@@ -347,6 +348,7 @@ class Meeting:
         number = _numbers[of]
         _numbers[of] += 1
         self._gathered = 0
+        self._told: list[str] = []
         with self._telling():
             shared = self._store_of_torchrun() if theirs is None else theirs.get_group_store()
             self._store: _Store = torch.distributed.PrefixStore(f"sluice/{number}", shared)  # type: ignore[attr-defined]
@@ -363,6 +365,7 @@ class Meeting:
         come within the time."""
         keys = [f"{self._gathered} of rank {rank}" for rank in range(self.size)]
         self._gathered += 1
+        self._told.append(keys[self.rank])
         with self._telling():
             self._store.set(keys[self.rank], json.dumps(value))
             try:
@@ -379,8 +382,16 @@ class Meeting:
 
     def gloo(self) -> Any:
         """A Gloo group of the ranks, beside whatever the script uses."""
+        apart = self.gather(uuid.uuid4().hex)[0]  # what Gloo tells stays in the store
         with self._telling():
-            return torch.distributed.ProcessGroupGloo(self._store, self.rank, self.size, self._limit)
+            store = torch.distributed.PrefixStore(apart, self._store)  # type: ignore[attr-defined]
+            return torch.distributed.ProcessGroupGloo(store, self.rank, self.size, self._limit)
+
+    def forget(self) -> None:
+        """Deletes what this rank has told, once all have read it: restarted ranks would take it for that of each other."""
+        with contextlib.suppress(RuntimeError):  # not each kind of store can
+            for key in self._told:
+                self._store.delete_key(key)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -408,16 +419,18 @@ def _join(which: Which, silence: float, patience: float) -> Together:
     descriptor = _opened(meeting) if here == meeting.size <= MOST_LOCAL else None
     if descriptor is None:
         host = "" if here == meeting.size else str(places[meeting.rank])  # ranks of a host alone share its memory
-        return Together(Ranks.linked(GlooLinks(meeting.gloo()), "Gloo", host=host, silence=silence, patience=patience), here)
-    try:
-        ranks = Ranks.local(descriptor, meeting.rank, silence=silence, patience=patience)
-    finally:
-        os.close(descriptor)
+        ranks = Ranks.linked(GlooLinks(meeting.gloo()), "Gloo", host=host, silence=silence, patience=patience)
+    else:
+        try:
+            ranks = Ranks.local(descriptor, meeting.rank, silence=silence, patience=patience)
+        finally:
+            os.close(descriptor)
     try:
         ranks.barrier("joining")
     except BaseException:
         ranks.close()
         raise
+    meeting.forget()
     return Together(ranks, here)
 
 
