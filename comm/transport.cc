@@ -11,6 +11,7 @@
 #include "comm/packet.h"
 #include "comm/peer.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace sluice::comm {
 namespace {
@@ -21,6 +22,7 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kFarewell{1};
 constexpr std::chrono::seconds kLeastStart{20};  // a busy machine takes a while to start a process
 constexpr milliseconds kMostBetweenLooks{200};
+constexpr std::chrono::minutes kBetweenTold{1};
 
 std::exception_ptr error_of(ErrorCode code, const std::string& text) {
   return std::make_exception_ptr(Error(code, text));
@@ -79,6 +81,7 @@ struct Transport::State {
   void check_left(int rank);
   void look();
   void find_late();
+  void tell_of_late(int rank, Time since);
   void fail(int rank, ErrorCode code, std::string text);
   void end_all(const std::function<std::exception_ptr()>& error);
   void say_farewell();
@@ -101,6 +104,8 @@ struct Transport::State {
   Server server;
   std::vector<std::pair<Read, std::uint64_t>> unserved;  // reads that came before there was a server
   bool failed = false;
+  std::string told;  // of a late rank, at that time
+  Time told_at{0};
   milliseconds between_looks;
   Links::Clock::time_point last_look;
 
@@ -325,8 +330,8 @@ void Transport::State::look() {
 }
 
 void Transport::State::find_late() {
-  std::optional<int> late;
-  Time since = wire.now - deadlines.patience;
+  std::optional<int> late;  // the one that this rank waits for longest
+  Time since = wire.now;
   for (int rank = 0; rank < links->size(); ++rank) {
     Peer* const peer = peers[static_cast<std::size_t>(rank)].get();
     if (peer == nullptr || peer->left) continue;
@@ -355,11 +360,25 @@ void Transport::State::find_late() {
     since = std::max(*waiting, last_work);
     late = rank;
   }
-  if (late)
+  if (late && wire.now - since > deadlines.patience)
     fail(*late, ErrorCode::kIo,
          fmt::format("rank {} {} for {:.3g} s", *late,
                      peers[static_cast<std::size_t>(*late)]->what_is_missing(),
                      std::chrono::duration<double>(deadlines.patience).count()));
+  else if (late && wire.now - since > deadlines.told)
+    tell_of_late(*late, since);
+}
+
+// Otherwise a script in which one rank makes a call of all ranks would say nothing until patience ends.
+void Transport::State::tell_of_late(int rank, Time since) {
+  std::string text =
+      fmt::format("rank {} {}", rank, peers[static_cast<std::size_t>(rank)]->what_is_missing());
+  if (text == told || (!told.empty() && wire.now - told_at < kBetweenTold)) return;
+  const auto seconds = [](auto time) { return std::chrono::duration<double>(time).count(); };
+  log().info("{} for {:.3g} s; this one waits for it, {:.3g} s at most", text, seconds(wire.now - since),
+             seconds(deadlines.patience));
+  told = std::move(text);
+  told_at = wire.now;
 }
 
 // Ends all transfers, and tells all ranks. They tell each other, too, since this rank may end before it has

@@ -29,6 +29,8 @@ struct Deadlines {
   // Two ranks that wait for each other in different exchanges have failed after this long. It is a deadlock
   // where each has one thread in exchanges; otherwise another thread may still enter the same exchange.
   std::chrono::milliseconds apart = std::chrono::seconds(5);
+  // A rank that waits for another one for this long says so in its log, at most once a minute.
+  std::chrono::milliseconds told = std::chrono::seconds(10);
 
   // Returns these deadlines with a `start` for ranks that one launcher has started together.
   Deadlines of_ranks_started_together() const;

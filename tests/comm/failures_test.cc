@@ -247,6 +247,26 @@ TEST(Patience, IsNotForRanksThatWaitForEachOtherInDifferentExchanges) {
       EXPECT_THAT(error, testing::HasSubstr(text));
 }
 
+TEST(Patience, IsNotSilent) {
+  Deadlines deadlines = kUnhurried;
+  deadlines.told = milliseconds(300);
+  testing::internal::CaptureStderr();
+  run_communicators(
+      World::kThreads, 2,
+      [&](Communicator& comm) {
+        for (const char* name : {"a step", "another step"}) {  // of which it says the first, in this minute
+          comm.exchange(1, name, "");
+          if (comm.rank() == 1) std::this_thread::sleep_for(milliseconds(1000));
+        }
+        comm.exchange(1, "the end", "");
+      },
+      deadlines);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, testing::HasSubstr("rank 1 has not come to the exchange of 'another step' (16 bytes) for 0."));
+  EXPECT_THAT(log, testing::HasSubstr("this one waits for it, 60 s at most"));
+  EXPECT_THAT(log, testing::Not(testing::HasSubstr("'the end'")));
+}
+
 TEST(Patience, NamesARankThatDoesNotAnswer) {
   const Deadlines deadlines{kUnhurried.silence, milliseconds(300)};
   Answer kept;

@@ -113,28 +113,22 @@ def test_a_rank_that_never_wraps_is_named(absent, tmp_path):
             assert named if rank == 0 else gone or (named and absent != 0), f"rank {rank}: {out}"
 
 
-TAKES_STATE_LATER = """
-import warnings
-from sluice.torch import _optimizer
-_optimizer._SOON = 0.3
-model, optimizer = make(stage=1)
+TAKES_STATE_ALONE = """
+model, optimizer = make(stage=1, patience=1)
 step(model, optimizer)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    optimizer.state_dict()
-    early = len(caught)
-    time.sleep(RANK)
-    state = optimizer.state_dict()["state"]
-print(json.dumps([early, [str(each.message) for each in caught], len(state)]), flush=True)
+if RANK == 0:
+    try:
+        optimizer.state_dict()
+    except sluice.Error as error:
+        print(error, flush=True)
+else:
+    time.sleep(3)
 """
 
 
-def test_a_rank_that_waits_in_state_dict_says_for_what():
-    (status, out, errors), (status_there, out_there, errors_there) = run(TAKES_STATE_LATER)
-    assert status == status_there == 0, errors + errors_there
-    early, (text,), parameters = json.loads(out.splitlines()[-1])
-    assert early == 0 and "until all ranks call it" in text and parameters == 4
-    assert json.loads(out_there.splitlines()[-1]) == [0, [], 0]
+def test_a_rank_that_takes_partitioned_state_alone_is_told_what_to_do():
+    (_, out, _), _ = run(TAKES_STATE_ALONE)
+    assert "has not come to" in out and "where state is partitioned (so that rank 0 saves alone: stage=0" in out, out
 
 
 RESTARTED = """

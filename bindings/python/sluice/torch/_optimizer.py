@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
 import torch
@@ -27,7 +25,8 @@ from ._units import DTYPES, Roles
 _WHAT = "the optimizer's state_dict"
 _STEP = "step"
 _MASTER = "master"
-_SOON = 10.0  # seconds in which other ranks mostly come
+# What scripts for DDP do, whose other ranks wait elsewhere.
+_ALONE = ", which all ranks call where state is partitioned (so that rank 0 saves alone: stage=0, or Trainer's save_only_model)"
 _MOST_STEPS = 1 << 53  # as often a parameter may have been updated
 _NO_ARRAYS = {_STEP, "RMS"}  # what states have besides arrays; transformers' Adafactor finds RMS anew in each step
 
@@ -228,11 +227,7 @@ def _read_state(presence: Presence) -> _State:
             for home in updated
         }
 
-    if partitioned:
-        with _telling_of_a_wait():
-            state = engine.agreed(_WHAT, make_all)
-    else:
-        state = make_all()
+    state = engine.agreed(f"{_WHAT}{_ALONE}", make_all) if partitioned else make_all()
     for unit, own in sorted(_by_unit(updated).items()):
         parts = {
             (span.key, name): _part(presence, name, span, array.view(-1))
@@ -245,23 +240,6 @@ def _read_state(presence: Presence) -> _State:
             for tensor in state.get(home.index, {}).values():
                 _safetensors.flush(tensor)
     return state
-
-
-@contextlib.contextmanager
-def _telling_of_a_wait() -> Iterator[None]:
-    """Warns once where other ranks have not come soon: scripts for DDP save on rank 0 alone, while the others wait elsewhere."""
-    text = (
-        f"this rank has waited in optimizer.state_dict() for {_SOON:g} s until all ranks call it, as they do where state is partitioned "
-        "(stage 1 and higher). So that rank 0 saves alone, wrap with stage=0, or leave the state out (transformers' Trainer: "
-        "save_only_model=True); sluice.torch.engine_of(model).save() on all ranks saves it at every stage"
-    )
-    timer = threading.Timer(_SOON, warnings.warn, (text, RuntimeWarning))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _write_state(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
