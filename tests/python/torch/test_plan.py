@@ -164,7 +164,12 @@ def test_ranks_that_could_not_find_each_other_are_refused(monkeypatch):
             make(Chain(), sluice.AdamW(), memory="8GiB")
     assert sluice.torch.plan(Chain(), sluice.AdamW(), memory="8GiB", ranks=False)["ranks"] == 1
     monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert sluice.torch.plan(Chain(), sluice.AdamW(), memory="8GiB")["ranks"] == 1
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(sluice.InvalidArgumentError, match=r"has started 4 processes \(SLURM_STEP_NUM_TASKS\), .*init_process_group"):
+        sluice.torch.plan(Chain(), sluice.AdamW(), memory="8GiB")
+    assert sluice.torch.plan(Chain(), sluice.AdamW(), memory="8GiB", ranks=False)["ranks"] == 1
 
 
 def test_a_refusal_names_the_module():

@@ -31,6 +31,7 @@ Which = Union["torch.distributed.ProcessGroup", bool, None]
 
 _Store = Any  # torch.distributed.Store, of which PyTorch tells type checkers nothing
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OF_OTHER_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # mpirun, mpiexec, srun
 _numbers: Counter[str] = Counter()  # of the models that the same ranks have wrapped, which all do in the same order
 _stores: list[_Store] = []  # the store that torchrun's ranks share, once there is one
 
@@ -311,7 +312,7 @@ def _process_group(ranks: Any) -> torch.distributed.ProcessGroup | None:
 
 
 def _of_environment() -> tuple[int, int]:
-    """The number of ranks and this one's, as torchrun tells; one where it has not started this process."""
+    """The number of ranks and this one's, as torchrun tells; one where no launcher has started this process with others."""
     given = {name: os.environ.get(name, "") for name in _OF_TORCHRUN}
     missing = [name for name, value in given.items() if not value]
     if missing and given["WORLD_SIZE"] not in ("", "1"):
@@ -319,6 +320,12 @@ def _of_environment() -> tuple[int, int]:
             f"the environment has WORLD_SIZE={given['WORLD_SIZE']}, and no {', '.join(missing)}, without which the ranks do not find "
             "each other; start the script with torchrun, or unset WORLD_SIZE; with ranks=False this process trains alone"
         )
+    for name in _OF_OTHER_LAUNCHERS:
+        if not given["WORLD_SIZE"] and os.environ.get(name, "1") != "1":
+            raise InvalidArgumentError(
+                f"mpirun or srun has started {os.environ[name]} processes ({name}), which do not find each other: call "
+                "torch.distributed.init_process_group() before, or start the script with torchrun; with ranks=False each trains alone"
+            )
     if missing or not torch.distributed.is_available():
         return 1, 0
     try:
