@@ -123,8 +123,9 @@ bool SharedGradients::may_begin(UnitId unit) const {
 // In backward a turn that never came comes again, since gradients of few units can wait.
 void SharedGradients::learn_turns(const std::vector<Report>& all) {
   std::vector<bool> came(core_.layout.units().size());
-  for (const Report& rank : all)
-    for (UnitId unit = 0; unit < came.size(); ++unit) came[unit] = came[unit] || rank.came[unit] > 0;
+  for (UnitId unit = 0; unit < came.size(); ++unit)
+    came[unit] = std::ranges::any_of(all, [&](const Report& rank) { return rank.came[unit] > 0; }) ||
+                 std::ranges::any_of(all_of(unit), [&](ParameterId p) { return bool{summed_[p]}; });
   turns_.follow(all.front().came);
   turns_.expect(came, !in_backward_);
 }

@@ -193,6 +193,7 @@ class SharedGradients {
   void open();
   void give_turns(const std::vector<bool>& added);
   void sum_in_turn();
+  bool tell_of_waiting();
   void begin_turn(UnitId unit);
   void conclude();
   void take_mean(const UnderWay& sum, const std::vector<Mean>& all);

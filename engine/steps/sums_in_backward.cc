@@ -110,25 +110,38 @@ void SharedGradients::open() {
   give_turns(added_in(all));
 }
 
-// Units with these gradients that have no turn are next.
+// Units with these gradients that have no turn get one.
 void SharedGradients::give_turns(const std::vector<bool>& added) {
   for (const UnitId unit : turns_.all())
     if (!turns_.is_ahead(unit) && !of_unit(unit, added).empty()) turns_.insert(unit);
 }
 
 void SharedGradients::sum_in_turn() {
-  while (turns_.next() || !under_way_.empty()) {
+  while (true) {
     const std::optional<UnitId> next = turns_.next();
     const std::vector<UnitId> units = waiting();
     const bool has_come = next && contains(units, *next) && is_complete(*next);
     if (!has_come && ended_ == 0 && units.size() <= kUnitsThatWait) return;
     if (!under_way_.empty()) {
       conclude();  // after which another unit may be next
-      continue;
+    } else if (next) {
+      turns_.pass();
+      begin_turn(*next);
+    } else if (!tell_of_waiting()) {
+      return;
     }
-    turns_.pass();
-    begin_turn(*next);
   }
+}
+
+// All turns have come, and this rank's micro-batch has ended, or too many units wait that have none. Returns
+// whether any rank has such units, which have turns then. Otherwise all micro-batches have ended.
+bool SharedGradients::tell_of_waiting() {
+  const std::vector<Report> all = gather(Request::kUse, {});
+  compare(all);
+  give_turns(added_in(all));
+  if (turns_.next()) return true;
+  learn_turns(all);
+  return false;
 }
 
 void SharedGradients::begin_turn(UnitId unit) {
@@ -165,7 +178,6 @@ void SharedGradients::conclude() {
   Mean own;
   for (const ParameterId p : sum.parameters)
     if (known_[p].added > 0) own.parameters.push_back(p);
-  if (!own.parameters.empty()) turns_.note(sum.unit);
   finish(sum.unit, sum.parameters);
   for (const UnitId unit : waiting())
     if (!turns_.is_ahead(unit)) std::ranges::copy(final_of(unit), std::back_inserter(own.parameters));
@@ -223,14 +235,8 @@ void SharedGradients::end_in_backward() {
   if (all_ended_) return;
   ended_ = 1;
   open();
-  while (!all_ended_) {
-    sum_in_turn();
-    const std::vector<Report> all = gather(Request::kUse, {});
-    compare(all);
-    give_turns(added_in(all));
-    all_ended_ = !turns_.next();
-    if (all_ended_) learn_turns(all);
-  }
+  sum_in_turn();
+  all_ended_ = true;
   for (UnitId unit = 0; unit < has_learned_.size(); ++unit) {
     const std::vector<ParameterId> parameters = all_of(unit);
     if (std::ranges::none_of(parameters, [this](ParameterId p) { return summed_[p]; })) continue;

@@ -7,9 +7,10 @@
 namespace sluice::engine {
 
 Turns::Turns(const Layout& layout)
-    : order_(layout.units().size()), expected_(layout.units().size()), came_(layout.units().size()) {
+    : order_(layout.units().size()), trained_(layout.units().size()), came_(layout.units().size()) {
   std::iota(order_.rbegin(), order_.rend(), UnitId{0});
-  for (UnitId unit = 0; unit < expected_.size(); ++unit) expected_[unit] = layout.trainable(unit);
+  for (UnitId unit = 0; unit < trained_.size(); ++unit) trained_[unit] = layout.trainable(unit);
+  expected_ = had_ = trained_;
 }
 
 void Turns::note(UnitId unit) {
@@ -41,11 +42,18 @@ void Turns::begin() {
   ahead_.clear();
   for (auto unit = order_.rbegin(); unit != order_.rend(); ++unit)
     if (expected_[*unit]) ahead_.push_back(*unit);
+  had_ = expected_;
 }
 
 void Turns::insert(UnitId unit) {
   const auto place = [this](UnitId of) { return std::ranges::find(order_, of); };
-  ahead_.insert(std::ranges::find_if(ahead_, [&](UnitId other) { return place(other) < place(unit); }), unit);
+  if (had_[unit]) ahead_.push_back(unit);
+  for (auto each = order_.begin(); !had_[unit]; ++each) {
+    if (!trained_[*each] || had_[*each]) continue;
+    ahead_.push_back(*each);
+    had_[*each] = true;
+  }
+  std::ranges::stable_sort(ahead_, std::ranges::greater(), place);
 }
 
 std::vector<UnitId> Turns::all() const {

@@ -37,14 +37,17 @@ class Turns {
   void end() { ahead_.clear(); }
   std::optional<UnitId> next() const { return ahead_.empty() ? std::nullopt : std::optional(ahead_.back()); }
   void pass() { ahead_.pop_back(); }  // REQUIRES: next()
-  void insert(UnitId unit);           // gives it the turn of its place, or, if that has passed, the next one
+  // Gives it the turn of its place, and turns to all units before it that have had none in this step: another
+  // rank may come to them first. The next turn, if it has had one.
+  void insert(UnitId unit);
   bool is_ahead(UnitId unit) const { return std::ranges::count(ahead_, unit) > 0; }
   // All units: first those that have a turn.
   std::vector<UnitId> all() const;
 
  private:
   std::vector<UnitId> order_;
-  std::vector<bool> expected_;  // by unit: whether it has a turn
+  std::vector<bool> trained_, expected_;  // by unit; expected_: whether it has a turn in each step
+  std::vector<bool> had_;  // by unit: whether it has had a turn in this step, or is to have one
   std::vector<std::uint32_t> came_;
   std::uint32_t count_ = 0;    // of units that this rank came to
   std::vector<UnitId> ahead_;  // the last one is next

@@ -211,6 +211,87 @@ TEST(UpdatesInBackwardOfRanks, HaveTheBitsOfUpdatesAtTheStepOrARefusalInAnyOrder
   }
 }
 
+// Ranks have gradients of some units, or of none, or of a part of a unit's parameters, and read units
+// meanwhile, which concludes their sums. All have one order. $SLUICE_SEEDS as above.
+TEST(UpdatesInBackwardOfRanks, HaveTheBitsOfUpdatesAtTheStepWhateverIsMissingAndRead) {
+  std::vector<unsigned> seeds = {4, 9, 19};
+  if (const char* const asked = std::getenv("SLUICE_SEEDS")) {
+    seeds.resize(static_cast<std::size_t>(std::atoi(asked)));
+    std::iota(seeds.begin(), seeds.end(), 0u);
+  }
+  for (const unsigned seed : seeds) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937 random(seed);
+    Case setup;
+    setup.ranks = 2 + static_cast<int>(random() % 2);
+    setup.blocks = 2 + random() % 5;
+    setup.stage = random() % (kMostStage + 1);
+    setup.place = random() % 2 == 0 ? "memory" : "disk";
+    setup.patience = std::chrono::seconds(20);
+    const unsigned rare = 2 + random() % 4;
+    const bool reads = seed % 2 == 0, parts = !reads;
+    const auto body = [=](bool at_once, toy::Outcome& outcome, Rank& rank) {
+      const Layout& layout = rank.layout();
+      const auto units = static_cast<UnitId>(layout.units().size());
+      const auto read = [&](UnitId unit) {
+        rank.engine.acquire(unit, Hold::kRead);
+        rank.engine.release(unit);
+      };
+      for (int step = 0; step < 4; ++step) {
+        const unsigned of_order = seed * 64 + static_cast<unsigned>(step * 8);
+        std::mt19937 of_step(of_order), of_rank(of_order + static_cast<unsigned>(rank.rank() + 1));
+        rank.engine.begin_step(at_once ? Rank::settings() : StepSettings{});
+        for (UnitId unit = 0; unit < units; ++unit) read(unit);
+        const bool none = reads && of_step() % 3 == 0;
+        std::vector<bool> left_out(units);
+        for (UnitId unit = 0; unit < units; ++unit) {
+          const bool by_all = of_step() % rare == 0, by_one = of_rank() % rare == 0;
+          left_out[unit] = none || (unit != kLast && (by_all || by_one));
+        }
+        for (const UnitId unit : last_to_first(rank, step)) {
+          if (reads && of_rank() % 2 == 0) read(static_cast<UnitId>(of_rank() % units));
+          const bool by_all = of_step() % 3 == 0, by_one = of_rank() % 3 == 0;
+          if (left_out[layout.siblings(unit).first]) continue;
+          rank.engine.acquire(unit, Hold::kGradient);
+          const ParameterId first = layout.first_parameter(unit), end = layout.end_parameter(unit);
+          for (ParameterId p = first; p < end; ++p)
+            if (!parts || p == first || p + 1 < end || !(by_all || by_one)) rank.add(p, step);
+          rank.engine.release(unit);
+        }
+        rank.engine.step(Rank::settings());
+      }
+      toy::Outcome saved = rank.save();
+      if (rank.rank() == 0) outcome = std::move(saved);
+    };
+    toy::Outcome expected, found;
+    run(setup, [&](Rank& rank) { body(false, expected, rank); });
+    setup.at_once = true;
+    run(setup, [&](Rank& rank) { body(true, found, rank); });
+    EXPECT_TRUE(found == expected);
+  }
+}
+
+// All turns of a step have come, and then units follow that have none.
+TEST(UpdatesInBackwardOfRanks, HaveFramesForUnitsThatComeAfterAllTurns) {
+  Case setup{.at_once = true};
+  setup.blocks = 10;
+  run(setup, [&](const Rank& rank) {
+    if (rank.rank() == 0) setup.memory = rank.least_memory();
+  });
+  run(setup, [&](Rank& rank) {
+    const ParameterId first = rank.layout().first_parameter(kLast + 1);
+    for (int step = 0; step < 2; ++step) {
+      rank.engine.begin_step(Rank::settings());
+      rank.add_constant(first + 9, 1);
+      rank.engine.acquire(kLast + 1 + 9, Hold::kRead);  // which concludes its sum
+      rank.engine.release(kLast + 1 + 9);
+      for (ParameterId block = 9; step > 0 && block-- > 0;) rank.add_constant(first + block, 1);
+      rank.engine.step(Rank::settings());
+    }
+    EXPECT_EQ(rank.engine.steps(first), 1u);
+  });
+}
+
 // As much at once as there may be, in the least memory: two units that are summed together, since each rank
 // had another one of them first, beside two that are held. And units that no rank had in the first step.
 TEST(UpdatesInBackwardOfRanks, HaveFramesForUnitsThatWait) {
