@@ -148,6 +148,52 @@ def test_ranks_that_torchrun_restarts_find_each_other_anew(late):
             assert status == 0 and "Warning" not in errors, errors
 
 
+EXPERTS = """
+import random
+WIDTH = 700
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+    def forward(self, x, chosen):
+        x = x + self.mix(x).tanh()
+        for expert in sorted(chosen):
+            x = x + self.experts[expert](x)
+        return x
+class Dense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+    def forward(self, x, chosen):
+        return x + self.down(self.up(x).tanh())
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList((Experts, Dense)[i % 2]() for i in range(3))
+        self.random = random.Random(RANK)
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x, self.random.sample(range(6), 2))
+        return x
+def trained(**options):
+    torch.manual_seed(3)
+    model, optimizer = sluice.torch.wrap(Network(), sluice.AdamW(), memory="4GiB", reserve="64MiB", stage=int(os.environ["STAGE"]), **options)
+    for _ in range(4):
+        model(torch.randn(2, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().double().sum().item() for p in model.parameters()]
+assert trained(update_in_backward=True, accumulate=2) == trained()
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_experts_of_some_blocks_are_updated_in_backward(stage):
+    for status, _, errors in run(EXPERTS, STAGE=str(stage)):
+        assert status == 0, errors
+
+
 ACCELERATE = """
 import accelerate
 def run(with_model):

@@ -122,6 +122,8 @@ class UpdatesInBackward(Updates):
         presence.gradients.add(home, values)
         for unit in home.units:
             if all(other.index in self._had for other in self._homes[unit]):
+                for earlier in [each for each in self._open if each not in home.units and each not in presence.pinned]:
+                    presence.release(earlier)  # one that lacks a gradient, as of an expert, would keep ranks from its sum
                 presence.release(unit)
 
     def release(self, unit: int) -> None:
