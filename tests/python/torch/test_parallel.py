@@ -1,5 +1,7 @@
 """What would exchange a wrapped model's gradients a second time is refused, or hands on calls alone, and the model goes on."""
 
+import copy
+
 import pytest
 import torch
 from support.wrapped_models import same_values, values_of, wrap
@@ -78,10 +80,15 @@ def test_ddp_around_a_wrapped_model_hands_on_calls():
     optimizer.step()
     its_optimizer.step()
     assert same_values(values_of(model), values_of(twin))
+    assert not outer.require_backward_grad_sync and outer.process_group is not None
     for call in (outer.join, lambda: outer.register_comm_hook(None, None)):
         with pytest.raises(sluice.StateError, match="exchanges nothing"):
             call()
+    with pytest.raises(sluice.StateError, match="copied or pickled"):
+        copy.deepcopy(outer)
     sluice.torch.close(outer)
+    with pytest.raises(sluice.StateError, match="the model was closed since: make DistributedDataParallel"):
+        outer(torch.ones(2, 8))
     sluice.torch.close(twin)
 
 
@@ -89,7 +96,9 @@ def test_ddp_around_a_wrapped_model_hands_on_calls():
 def test_a_closed_model_is_as_any_other(around):
     model, _ = wrap(network(), "memory")
     sluice.torch.close(model)
-    around(model)(torch.ones(2, 8)).sum().backward()
+    outer = around(model)
+    assert type(outer).__name__ != "LeftOut"
+    outer(torch.ones(2, 8)).sum().backward()
 
 
 def test_a_model_that_was_never_wrapped_is_left_alone():

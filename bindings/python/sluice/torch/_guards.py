@@ -131,13 +131,28 @@ class LeftOut(DistributedDataParallel):
     """What DistributedDataParallel(model) makes of a wrapped model: it has the model as `module`, hands on calls, and exchanges nothing. The
     model's own ranks do that."""
 
-    def __init__(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
+    def __init__(self, module: torch.nn.Module, *_: Any, process_group: Any = None, **__: Any) -> None:
         torch.nn.Module.__init__(self)
         self.module = module
+        # What callers read of DDP: nothing is exchanged in any pass.
+        self.process_group: Any = torch.distributed.group.WORLD if process_group is None else process_group
+        self.require_backward_grad_sync = self.require_forward_param_sync = self.find_unused_parameters = self.static_graph = False
+        self.device_ids, self.device = None, next(module.parameters()).device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""
+        if not any(hasattr(p, "_sluice") for p in self.module.parameters()):
+            raise StateError(
+                "DistributedDataParallel was made around a model while it was wrapped, and so exchanges nothing; the model was closed since: "
+                "make DistributedDataParallel(model) anew, or wrap the model again and call it"
+            )
         return self.module(*args, **kwargs)
+
+    def __getstate__(self) -> NoReturn:
+        refuse_copy("copied or pickled, in whole or in part")
+
+    def _set_static_graph(self) -> None:
+        """Does nothing: the order of the graph is not of interest here."""
 
     def train(self, mode: bool = True) -> LeftOut:
         """As of each module."""
@@ -219,7 +234,8 @@ def check_model(model: Any) -> None:
                 f"{_named(name)} is a {type(module).__name__} of torch.jit, whose modules run without Python's hooks; wrap what it "
                 "was made of (torch.compile works on its blocks), and script it after sluice.torch.close()"
             )
-        exchanging = type(module).__name__ if isinstance(module, DistributedDataParallel) else _sharding_of(module)
+        is_ddp = isinstance(module, DistributedDataParallel) and not isinstance(module, LeftOut)
+        exchanging = type(module).__name__ if is_ddp else _sharding_of(module)
         if exchanging is not None:
             raise InvalidArgumentError(
                 f"{exchanging} was applied to {_named(name)}, and the ranks of a wrapped model exchange its gradients and parameters themselves "
