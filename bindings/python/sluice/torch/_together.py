@@ -358,7 +358,8 @@ class Meeting:
         self._told: list[str] = []
         with self._telling():
             shared = self._store_of_torchrun() if theirs is None else theirs.get_group_store()
-            self._store: _Store = torch.distributed.PrefixStore(f"sluice/{number}", shared)  # type: ignore[attr-defined]
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # ranks that ended while they joined have left values
+            self._store: _Store = torch.distributed.PrefixStore(f"sluice/{attempt}/{number}", shared)  # type: ignore[attr-defined]
 
     def _store_of_torchrun(self) -> _Store:
         """The store that torchrun's ranks share. One for the process, since the first rank may be its server."""
