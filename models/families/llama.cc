@@ -113,12 +113,16 @@ ModelConfig read_qwen2(const ConfigReader& reader) {
 constexpr std::size_t kMistralWindow = 4096;
 
 ModelConfig read_mistral(const ConfigReader& reader) {
+  (void)reader.size("num_key_value_heads");  // where it is absent, transformers has not as many as heads
   ModelConfig config = read_sizes(reader);
   const bool everywhere = reader.is_null("sliding_window");
   if (!everywhere && reader.size("sliding_window", kMistralWindow) < config.context)
-    reader.refuse("sliding_window", fmt::format("null, or at least max_position_embeddings ({}): each token "
-                                                "attends to all earlier ones",
-                                                config.context));
+    reader.refuse(
+        "sliding_window",
+        fmt::format(
+            "null, or at least max_position_embeddings ({}; lower that for shorter texts): each token "
+            "attends to all earlier ones",
+            config.context));
   return config;
 }
 

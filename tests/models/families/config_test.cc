@@ -139,7 +139,7 @@ TEST(ConfigTest, RefusesOtherRopesAndSlidingWindows) {
   json["sliding_window"] = 128;
   EXPECT_THAT(
       message_of([&] { config_from_hugging_face(json, "c"); }),
-      HasSubstr("'sliding_window' is 128; it must be null, or at least max_position_embeddings (256)"));
+      HasSubstr("'sliding_window' is 128; it must be null, or at least max_position_embeddings (256; lower"));
   json["sliding_window"] = nullptr;
   EXPECT_NO_THROW(config_from_hugging_face(json, "c"));
   json["max_position_embeddings"] = 8192;
