@@ -180,12 +180,12 @@ SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mes
  * refused with it. The caller ensures that ranks compute alike (CPU, threads, libraries).
  *
  * With options.update_in_backward on several ranks, options.micro_batches is their number: a step has one
- * micro-batch on each. A unit's gradients are summed once this rank holds it no more, while ranks compute, and
- * their mean is applied. All ranks sum units in one order: in the first step the reverse of that in which rank
- * 0 has read them (SLUICE_READ), and then that in which it had their gradients in the step before. A unit that
- * rank 0 leaves out keeps its place; at first this is the reverse of its declaration.
- * sluice_engine_release() waits for slower ranks: until all have come to the unit before. A rank that does not
- * have its gradients (an expert) comes to it when it has those of two other units.
+ * micro-batch on each. A unit's gradients are summed once this rank holds it no more, while ranks compute,
+ * and their mean is applied. All ranks sum units in one order: in the first step the reverse of that in which
+ * rank 0 has read them (SLUICE_READ), and then that in which it had their gradients in the step before. A
+ * unit that rank 0 leaves out keeps its place; at first this is the reverse of its declaration.
+ * sluice_engine_release() waits for slower ranks: until all have come to the unit before. A rank that does
+ * not have its gradients (an expert) comes to it when it has those of two other units.
  * sluice_engine_end_micro_batch(), with no unit held, contributes zeros for the gradients that this rank does
  * not have, and waits for all ranks; sluice_engine_step() does so if the caller has not. SLUICE_STATE: from
  * sluice_engine_add_gradient() for a gradient that comes after its sum, as where a rank has gradients in

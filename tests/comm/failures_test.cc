@@ -262,7 +262,8 @@ TEST(Patience, IsNotSilent) {
       },
       deadlines);
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log, testing::HasSubstr("rank 1 has not come to the exchange of 'another step' (16 bytes) for 0."));
+  EXPECT_THAT(log,
+              testing::HasSubstr("rank 1 has not come to the exchange of 'another step' (16 bytes) for 0."));
   EXPECT_THAT(log, testing::HasSubstr("this one waits for it, 60 s at most"));
   EXPECT_THAT(log, testing::Not(testing::HasSubstr("'the end'")));
 }
