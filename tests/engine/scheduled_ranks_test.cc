@@ -112,13 +112,15 @@ TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
       const std::vector<Ran> all =
           train_all({.clip = 1, .blocks = 10}, {.stage = stage, .places = kInMemory}, world, ranks);
       for (const int first : {0, ranks - 1}) {
-        double came = 0, missing = 0, here = 0;
+        double came = 0, missing = 0, here = 0, least = std::numeric_limits<double>::infinity();
         const auto planned = static_cast<double>(all[static_cast<std::size_t>(first)].planned_from_hosts);
         for (int rank = 0; rank < ranks; ++rank) {
           if (comm::host_of(world, rank) != comm::host_of(world, first)) continue;
           const Ran& ran = all[static_cast<std::size_t>(rank)];
           came += static_cast<double>(ran.from_hosts);
-          missing += static_cast<double>(ran.planned_received) - static_cast<double>(ran.received);
+          const double own = static_cast<double>(ran.planned_received) - static_cast<double>(ran.received);
+          missing += own;
+          least = std::min(least, own);
           ++here;
         }
         const std::string of = fmt::format("{} ranks, stage {}, rank {}", ranks, stage, first);
@@ -130,8 +132,9 @@ TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
           EXPECT_LE(missing / here, 0.25 * planned) << of;
           EXPECT_LE(came, planned) << of;
           EXPECT_GE(came, 0.75 * planned) << of;
-          if (world == comm::World::kHosts) {  // where all ranks have equal shards, and fetch alike
-            EXPECT_NEAR(came, planned - missing / here * (ranks - here) / (ranks - 1), 0.01 * planned) << of;
+          // Where all have equal shards, a host lacks at most what each of its ranks still had.
+          if (world == comm::World::kHosts) {
+            EXPECT_GE(came, planned - least * (ranks - here) / (ranks - 1) - 0.01 * planned) << of;
           }
         }
       }
