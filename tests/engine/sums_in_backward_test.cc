@@ -151,17 +151,20 @@ TEST_P(UpdatesInBackwardOfUnits, HaveTheBitsOfUpdatesAtTheStepWhateverUnitsRanks
   EXPECT_TRUE(trained(setup, true, way.order, way.torn) == late);
 }
 
-// Each rank leaves out units at random, and has some of the others a little earlier or later. Where all have
-// one order, the bits are those of updates at the step; else they are, or all ranks are told that orders
-// differ. Nobody waits for ever. $SLUICE_SEEDS is how many seeds are tried; else these, which have found
-// defects.
-TEST(UpdatesInBackwardOfRanks, HaveTheBitsOfUpdatesAtTheStepOrARefusalInAnyOrder) {
-  std::vector<unsigned> seeds = {3, 132, 142, 171};
+// As many seeds as $SLUICE_SEEDS says; else these, which have found defects.
+std::vector<unsigned> seeds_or(std::vector<unsigned> seeds) {
   if (const char* const asked = std::getenv("SLUICE_SEEDS")) {
     seeds.resize(static_cast<std::size_t>(std::atoi(asked)));
     std::iota(seeds.begin(), seeds.end(), 0u);
   }
-  for (const unsigned seed : seeds) {
+  return seeds;
+}
+
+// Each rank leaves out units at random, and has some of the others a little earlier or later. Where all have
+// one order, the bits are those of updates at the step; else they are, or all ranks are told that orders
+// differ. Nobody waits for ever.
+TEST(UpdatesInBackwardOfRanks, HaveTheBitsOfUpdatesAtTheStepOrARefusalInAnyOrder) {
+  for (const unsigned seed : seeds_or({3, 132, 142, 171})) {
     std::mt19937 random(seed);
     Case setup;
     setup.ranks = 2 + static_cast<int>(random() % 2);
@@ -212,14 +215,9 @@ TEST(UpdatesInBackwardOfRanks, HaveTheBitsOfUpdatesAtTheStepOrARefusalInAnyOrder
 }
 
 // Ranks have gradients of some units, or of none, or of a part of a unit's parameters, and read units
-// meanwhile, which concludes their sums. All have one order. $SLUICE_SEEDS as above.
+// meanwhile, which concludes their sums. All have one order.
 TEST(UpdatesInBackwardOfRanks, HaveTheBitsOfUpdatesAtTheStepWhateverIsMissingAndRead) {
-  std::vector<unsigned> seeds = {4, 9, 19};
-  if (const char* const asked = std::getenv("SLUICE_SEEDS")) {
-    seeds.resize(static_cast<std::size_t>(std::atoi(asked)));
-    std::iota(seeds.begin(), seeds.end(), 0u);
-  }
-  for (const unsigned seed : seeds) {
+  for (const unsigned seed : seeds_or({4, 9, 19})) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     std::mt19937 random(seed);
     Case setup;
