@@ -58,7 +58,7 @@ namespace sluice::engine {
 class SharedGradients {
  public:
   struct Client {
-    std::function<bool(UnitId)> holds;
+    std::function<bool(UnitId)> holds;  // whether the client holds the unit, for whatever purpose
     // In backward, where the plan does not clip: the unit's gradients are now the mean, and final.
     std::function<void(UnitId)> update;
   };

@@ -247,29 +247,25 @@ constexpr Family kBoth = {.model_type = "llama",
                           .head = "lm_head.weight",
                           .buffers = kBuffers};
 
-constexpr Family qwen2() {
+// A family with the same graph, and no presets.
+constexpr Family variant(std::string_view model_type, std::string_view architecture,
+                         decltype(Family::read) read, decltype(Family::write) write) {
   Family family = kBoth;
-  family.model_type = "qwen2";
-  family.architecture = "Qwen2ForCausalLM";
+  family.model_type = model_type;
+  family.architecture = architecture;
   family.presets = no_presets;
-  family.read = read_qwen2;
-  family.write = write_qwen2;
-  return family;
-}
-
-constexpr Family mistral() {
-  Family family = kBoth;
-  family.model_type = "mistral";
-  family.architecture = "MistralForCausalLM";
-  family.presets = no_presets;
-  family.read = read_mistral;
-  family.write = write_mistral;
+  family.read = read;
+  family.write = write;
   return family;
 }
 
 }  // namespace
 }  // namespace llama
 
-constinit const Family kLlama = llama::kBoth, kQwen2 = llama::qwen2(), kMistral = llama::mistral();
+constinit const Family kLlama = llama::kBoth;
+constinit const Family kMistral =
+    llama::variant("mistral", "MistralForCausalLM", llama::read_mistral, llama::write_mistral);
+constinit const Family kQwen2 =
+    llama::variant("qwen2", "Qwen2ForCausalLM", llama::read_qwen2, llama::write_qwen2);
 
 }  // namespace sluice::models
