@@ -103,9 +103,7 @@ TEST(TrainFlagsTest, AutoLeavesRecomputationToThePlan) {
       settings_of({"--model", "tiny", "--data", "a", "--recompute", "auto"}).plan.recompute.has_value());
 }
 
-TEST(TrainFlagsTest, AModelIsNeeded) {
-  EXPECT_THAT(error_of({"--data", "a"}), HasSubstr("--model"));
-}
+TEST(TrainFlagsTest, AModelIsNeeded) { EXPECT_THAT(error_of({"--data", "a"}), HasSubstr("--model")); }
 
 TEST(TrainFlagsTest, ModelAndDataMayStandInTheConfigFile) {
   const std::string path = ::testing::TempDir() + "train-flags-" + std::to_string(::getpid()) + ".json";
