@@ -124,26 +124,42 @@ DeviceRanks::~DeviceRanks() {
   gpu_.finish();  // it may still copy from the host memory
 }
 
-std::vector<ElementRange> DeviceRanks::pieces_of(ElementRange elements, std::size_t most) const {
-  std::vector<ElementRange> pieces;
-  for (std::size_t at = elements.begin; at < elements.end; at = pieces.back().end)
-    pieces.push_back({at, std::min(elements.end, (at / most + 1) * most)});
-  std::ranges::reverse(pieces);
-  return pieces;
+std::vector<Stripe> DeviceRanks::stripes(const Call& call, std::size_t most) const {
+  if (!ranks_->partitioned(call.unit)) return stripes_of({&call.elements, 1}, most);
+  std::vector<ElementRange> shards;
+  for (int rank = 0; rank < ranks_->size(); ++rank)
+    shards.push_back(intersection(ranks_->shard(call.unit, rank), call.elements));
+  return stripes_of(shards, most);
 }
+
+namespace {
+
+// Each GPU begins with the part of the next rank, since all would wait for one GPU's link if they read from
+// it at the same time.
+void begin_behind(ElementRange own, std::vector<Stripe::Part>& parts) {
+  const auto behind =
+      std::ranges::find_if(parts, [&](const Stripe::Part& part) { return part.elements.begin >= own.end; });
+  std::rotate(parts.begin(), behind, parts.end());
+}
+
+}  // namespace
 
 void DeviceRanks::add(Call call, Done done) {
   const bool on_gpus = is_on_gpus(call.unit);
   ensure(!on_gpus || !call.in_host, "a unit that is in the host's memory meets on GPUs");
   const std::size_t most = on_gpus ? on_gpus_places_.pace.elements : in_host_.pace.elements;
-  const std::vector<ElementRange> pieces = pieces_of(call.elements, most);
-  if (pieces.empty()) return done(nullptr);
-  const auto added =
-      std::make_shared<Added>(Added{std::move(call), std::move(done), on_gpus, pieces.size(), nullptr});
+  std::vector<Stripe> stripes = this->stripes(call, most);
+  if (stripes.empty()) return done(nullptr);
+  const ElementRange own = intersection(ranks_->own(call.unit), call.elements);
+  const ElementRange shifted = overwriting(stripes, own, size_of(call.type) / size_of(call.given));
+  const std::size_t shift = call.elements.end - own.end;
+  const auto added = std::make_shared<Added>(
+      Added{std::move(call), std::move(done), on_gpus, stripes.size(), shifted, shift, nullptr});
   std::size_t& number = on_gpus ? on_gpus_places_.added : in_host_.added;
-  for (const ElementRange& elements : pieces) {
+  for (Stripe& stripe : stripes) {
+    if (on_gpus) begin_behind(own, stripe.parts);
     const auto piece =
-        std::make_shared<Piece>(Piece{added, elements, number++, std::make_shared<TransferGroup>()});
+        std::make_shared<Piece>(Piece{added, std::move(stripe), number++, std::make_shared<TransferGroup>()});
     out_->add([this, piece](Done&) { leave(piece); });
   }
 }
@@ -163,41 +179,64 @@ void DeviceRanks::attempt(const Piece& piece, const std::function<void()>& actio
   if (piece.of->error == nullptr) piece.of->error = std::move(error);
 }
 
+namespace {
+
+// Calls copy(elements) for the parts of the ranges that are among these elements.
 template <class Copy>
-void DeviceRanks::for_each(const Piece& piece, const std::vector<ElementRange>& ranges, Array place,
-                           const Copy& copy) const {
-  const std::size_t size = size_of(place.type);
-  for (const ElementRange& range : ranges) {
-    const ElementRange both = intersection(range, piece.elements);
-    if (both.size() > 0)
-      copy(std::span(piece.of->call.data + both.begin * size, both.size() * size),
-           std::span(static_cast<std::byte*>(place.at(both.begin - piece.elements.begin).data),
-                     both.size() * size));
-  }
+void for_common(const std::vector<ElementRange>& ranges, ElementRange elements, const Copy& copy) {
+  for (const ElementRange& range : ranges)
+    if (const ElementRange both = intersection(range, elements); both.size() > 0) copy(both);
+}
+
+std::span<std::byte> memory_of(Array array, std::size_t elements) {
+  return {static_cast<std::byte*>(array.data), elements * size_of(array.type)};
+}
+
+}  // namespace
+
+template <class Copy>
+void DeviceRanks::for_each_out(const Piece& piece, const Copy& copy) const {
+  const Call& call = piece.of->call;
+  for (const Stripe::Part& part : piece.stripe.parts)
+    for_common(call.out, part.elements, [&](ElementRange both) {
+      copy(memory_of(Array{call.data, call.given}.at(both.begin), both.size()),
+           memory_of(given_array(piece, part).at(both.begin - part.elements.begin), both.size()));
+    });
+}
+
+template <class Copy>
+void DeviceRanks::for_each_in(const Piece& piece, const Copy& copy) const {
+  for (const Stripe::Part& part : piece.stripe.parts)
+    for_common(piece.of->call.in, part.elements, [&](ElementRange both) {
+      copy(memory_of(results(*piece.of, both), both.size()),
+           memory_of(array_of(piece, part).at(both.begin - part.elements.begin), both.size()));
+    });
 }
 
 // For a call in host memory: copies this rank's input to where other ranks read it.
 void DeviceRanks::copy_to_place(const Piece& piece) {
-  for_each(piece, piece.of->call.out, given_array(piece), [&](auto there, auto here) {
+  for_each_out(piece, [&](auto there, auto here) {
     threads_.parallel_for(here.size(), kCopied, [&](std::size_t begin, std::size_t end) {
       std::memcpy(here.data() + begin, there.data() + begin, end - begin);
     });
   });
 }
 
-std::vector<ConstArray> DeviceRanks::of_ranks(const Piece& piece) const {
+std::vector<ConstArray> DeviceRanks::of_ranks(const Piece& piece, const Stripe::Part& part) const {
   std::vector<ConstArray> arrays;
   if (!piece.of->on_gpus && !is_shared(piece)) return arrays;
   for (int rank = 0; rank < ranks_->size(); ++rank) {
     const Dtype type = (*piece.types)[static_cast<std::size_t>(rank)];
+    const auto in_place = [&](const std::byte* place) {
+      return ConstArray{place + part.at * size_of(type), type};
+    };
     if (piece.of->on_gpus)
-      arrays.push_back({on_gpus_places_.memory.of(rank, begin_of_place(piece)), type});
+      arrays.push_back(in_place(on_gpus_places_.memory.of(rank, begin_of_place(piece))));
     else if (rank == ranks_->rank())
-      arrays.push_back(is_narrow(piece) ? given_array(piece) : array_of(piece));
+      arrays.push_back(is_narrow(piece) ? given_array(piece, part) : array_of(piece, part));
     else
-      arrays.push_back({in_host_.memory.of(rank, begin_of_place(piece)) +
-                            (type == piece.of->call.type ? 0 : in_host_.room.wide),
-                        type});
+      arrays.push_back(in_place(in_host_.memory.of(rank, begin_of_place(piece)) +
+                                (type == piece.of->call.type ? 0 : in_host_.room.wide)));
   }
   return arrays;
 }
@@ -205,9 +244,10 @@ std::vector<ConstArray> DeviceRanks::of_ranks(const Piece& piece) const {
 // Waits until the GPU uses the elements no more, neither as input nor as result.
 void DeviceRanks::wait_for_record(const Piece& piece) {
   const Call& call = piece.of->call;
-  for (const Dtype type : {call.given, call.type})
-    gpu_.wait({call.data + piece.elements.begin * size_of(type), piece.elements.size() * size_of(type)},
-              DeviceWork::Use::kWrite);
+  for (const Stripe::Part& part : piece.stripe.parts)
+    for (const Array& array :
+         {Array{call.data, call.given}.at(part.elements.begin), results(*piece.of, part.elements)})
+      gpu_.wait(memory_of(array, part.elements.size()), DeviceWork::Use::kWrite);
 }
 
 void DeviceRanks::meet(Piece& piece) {
@@ -233,10 +273,13 @@ void DeviceRanks::leave_in_host(Piece& piece) {
   if (call.in_host)
     wait_for_record(piece);
   else
-    for_each(piece, call.out, given_array(piece),
-             [&](auto there, auto here) { gpu_.copy_out(here.data(), there); });
+    for_each_out(piece, [&](auto there, auto here) { gpu_.copy_out(here.data(), there); });
   gpu_.wait(place(piece), DeviceWork::Use::kRead);
-  if (!is_shared(piece)) return call.begin(piece.elements, array_of(piece), piece.ranks->add());
+  if (!is_shared(piece)) {
+    for (const Stripe::Part& part : piece.stripe.parts)
+      call.begin(part.elements, array_of(piece, part), piece.ranks->add());
+    return;
+  }
   if (call.in_host) copy_to_place(piece);
   meet(piece);
 }
@@ -244,7 +287,7 @@ void DeviceRanks::leave_in_host(Piece& piece) {
 // The place is free of readers: see places().
 void DeviceRanks::leave_on_gpu(Piece& piece) {
   const DeviceWork::Memory to = place(piece);
-  for_each(piece, piece.of->call.out, given_array(piece), [&](auto there, auto here) {
+  for_each_out(piece, [&](auto there, auto here) {
     const DeviceWork::Memory from = there;
     gpu_.queue(gpu_.ranks(), {&from, 1}, {&to, 1}, [&] {
       gpu_.device().copy(gpu_.ranks(), address_of(here.data()), address_of(there.data()), here.size());
@@ -266,13 +309,15 @@ void DeviceRanks::come_back(const Piece& piece) {
     last = --piece.of->pieces_left == 0;
   }
   has_room_.notify_all();
+  if (last) attempt(piece, [&] { shift_back(*piece.of); });
   if (last) piece.of->done(piece.of->error);
 }
 
 void DeviceRanks::come_back_from_host(const Piece& piece) {
   const Call& call = piece.of->call;
-  if (call.end) call.end(piece.elements, array_of(piece), of_ranks(piece));
-  for_each(piece, call.in, array_of(piece), [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
+  for (const Stripe::Part& part : piece.stripe.parts)
+    if (call.end) call.end(part.elements, array_of(piece, part), of_ranks(piece, part));
+  for_each_in(piece, [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
 }
 
 // Waits until the GPU has read the input of all ranks.
@@ -282,40 +327,59 @@ void DeviceRanks::come_back_from_gpus(const Piece& piece) {
   const DeviceWork::Memory here = place(piece);
   std::byte* const squares = begin_of_place(piece) + room.wide;
   std::vector<DeviceWork::Memory> written = {here};
-  for_each(piece, call.in, array_of(piece), [&](auto there, auto) { written.push_back(there); });
-  gpu_.queue(gpu_.ranks(), {}, written,
-             [&] { call.make(piece.elements, of_ranks(piece), reinterpret_cast<double*>(squares)); });
+  for_each_in(piece, [&](auto there, auto) { written.push_back(there); });
+  gpu_.queue(gpu_.ranks(), {}, written, [&] {
+    for (const Stripe::Part& part : piece.stripe.parts)
+      call.make(part.elements, results(*piece.of, part.elements), of_ranks(piece, part),
+                reinterpret_cast<double*>(squares) + part.at / kernels::kGridBlock);
+  });
   if (!call.made) return gpu_.wait(here, DeviceWork::Use::kRead);
   std::byte* const to = squares_.data() + piece.number % places(on_gpus_places_.pace) * room.squares;
   gpu_.copy_out(to, {squares, room.squares}, DeviceWork::Flow::kNumbers);
   gpu_.wait({to, room.squares}, DeviceWork::Use::kRead);
-  call.made(piece.elements, {reinterpret_cast<const double*>(to), room.squares / sizeof(double)});
+  const std::span all(reinterpret_cast<const double*>(to), room.squares / sizeof(double));
+  for (const Stripe::Part& part : piece.stripe.parts)
+    call.made(part.elements, all.subspan(part.at / kernels::kGridBlock));
+}
+
+// A copy may not overlap with itself.
+void DeviceRanks::shift_back(const Added& added) {
+  if (added.shift == 0) return;
+  const Call& call = added.call;
+  for (std::size_t at = added.shifted.begin; at < added.shifted.end; at += added.shift) {
+    const ElementRange some{at, std::min(at + added.shift, added.shifted.end)};
+    const DeviceWork::Memory from = memory_of(results(added, some), some.size());
+    std::byte* const to = call.data + at * size_of(call.type);
+    if (!call.in_host) {
+      gpu_.copy_within(to, from);
+      continue;
+    }
+    gpu_.wait({to, from.size()}, DeviceWork::Use::kWrite);
+    threads_.parallel_for(from.size(), kCopied, [&](std::size_t begin, std::size_t end) {
+      std::memcpy(to + begin, from.data() + begin, end - begin);
+    });
+  }
 }
 
 void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array array,
                     std::span<const ConstArray> of_ranks, Threads& threads) {
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    if (static_cast<int>(rank) == ranks.rank()) continue;
-    const ElementRange there = intersection(ranks.shard(unit, static_cast<int>(rank)), elements);
-    const std::size_t first = there.begin - elements.begin;
-    const auto* const from = static_cast<const std::byte*>(of_ranks[rank].at(first).data);
-    auto* const to = static_cast<std::byte*>(array.at(first).data);
-    threads.parallel_for(
-        there.size() * size_of(array.type), kCopied,
-        [&](std::size_t begin, std::size_t end) { std::memcpy(to + begin, from + begin, end - begin); });
-  }
+  if (of_ranks.empty()) return;
+  const int owner = ranks.owner(unit, elements.begin);
+  if (owner == ranks.rank()) return;
+  const auto* const from = static_cast<const std::byte*>(of_ranks[static_cast<std::size_t>(owner)].data);
+  auto* const to = static_cast<std::byte*>(array.data);
+  threads.parallel_for(
+      elements.size() * size_of(array.type), kCopied,
+      [&](std::size_t begin, std::size_t end) { std::memcpy(to + begin, from + begin, end - begin); });
 }
 
-void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array unit_data,
+void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array array,
                     std::span<const ConstArray> of_ranks, DeviceWork& gpu) {
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    const ElementRange there = intersection(ranks.shard(unit, static_cast<int>(rank)), elements);
-    if (static_cast<int>(rank) == ranks.rank() || there.size() == 0) continue;
-    gpu.device().copy(
-        gpu.ranks(), address_of(static_cast<const std::byte*>(unit_data.at(there.begin).data)),
-        address_of(static_cast<const std::byte*>(of_ranks[rank].at(there.begin - elements.begin).data)),
-        there.size() * size_of(unit_data.type));
-  }
+  const int owner = ranks.owner(unit, elements.begin);
+  if (owner == ranks.rank()) return;
+  const void* const from = of_ranks[static_cast<std::size_t>(owner)].data;
+  gpu.device().copy(gpu.ranks(), address_of(static_cast<const std::byte*>(array.data)),
+                    address_of(static_cast<const std::byte*>(from)), elements.size() * size_of(array.type));
 }
 
 }  // namespace sluice::engine

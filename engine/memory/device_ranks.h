@@ -13,6 +13,7 @@
 #include "core/threads.h"
 #include "engine/layout/layout.h"
 #include "engine/layout/shards.h"
+#include "engine/layout/stripes.h"
 #include "engine/memory/device_work.h"
 #include "engine/memory/peer_memory.h"
 #include "engine/memory/rank_memory.h"
@@ -20,7 +21,8 @@
 namespace sluice::engine {
 
 // Runs the collectives of a GPU engine: it sums gradients and gathers parameters that are in GPU memory, in
-// pieces and in the order in which the calls were added. It is a pipeline of two threads: while the ranks
+// pieces and in the order in which the calls were added. A piece is a stripe: some elements of each rank's
+// shard, so that all ranks read and add at the same time. It is a pipeline of two threads: while the ranks
 // exchange one piece, the next one is copied out and the one before is copied back. A piece waits for the
 // same piece of the other ranks, and only a few are in flight; so all ranks must add the same calls in the
 // same order.
@@ -28,8 +30,11 @@ namespace sluice::engine {
 // The ranks agree, by unit, on one of two places for the exchange. *On the GPUs*, where the plan lets GPUs
 // read each other's memory (PeerMemory): each rank copies its piece to memory that the others read, and each
 // GPU computes its result from all of them. *In host memory*: ranks of one host read each other's registered
-// memory (RankMemory), and other ranks send. Pieces go from the last of a call to the first, so that narrow
-// elements can widen in place. Thread rule: start() and share() first, then one thread.
+// memory (RankMemory), and other ranks send. Thread rule: start() and share() first, then one thread.
+//
+// Results may be wider than what ranks give, and take its memory. Results that would overwrite elements of
+// later stripes lie at the end of the unit's memory until the last stripe has come. Each element whose place
+// they take there has left, since every stripe has equally many elements of each shard, counted from its end.
 class DeviceRanks {
  public:
   enum class Of : std::uint8_t { kGradients, kParameters };
@@ -49,17 +54,19 @@ class DeviceRanks {
     // `out` then names all that others read. The same on all ranks.
     bool may_share = false;
     UnitId unit = 0;
+    // What follows is called for each part of a stripe, and so with elements of one shard.
     // In host memory. begin() starts the collective on some elements, which are all that `array` has; it is
     // called only where ranks do not share their pieces. end() processes the elements after the exchange,
-    // before they are copied back. of_ranks: where pieces are shared, the input of each rank, of which this
-    // rank's may be `array` itself; else empty.
+    // before they are copied back, and leaves results in `array`. of_ranks: where pieces are shared, the
+    // input of each rank, of which this rank's may be `array` itself; else empty.
     std::function<void(ElementRange elements, Array array, Done done)> begin;
     std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks)> end = {};
-    // On the GPUs. make() queues on DeviceWork::ranks() the kernels that compute elements in the unit's
-    // memory from the input of each rank; `squares`, in GPU memory, has room for an f64 per block of the
-    // grid. made() gets the squares in host memory once the kernels have ended.
-    std::function<void(ElementRange elements, std::span<const ConstArray> of_ranks, double* squares)> make =
-        {};
+    // On the GPUs. make() queues on DeviceWork::ranks() the kernels that compute elements in `array` from the
+    // input of each rank; `squares`, in GPU memory, has room for an f64 per block of the grid. made() gets
+    // the squares in host memory once the kernels have ended.
+    std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks,
+                       double* squares)>
+        make = {};
     std::function<void(ElementRange elements, std::span<const double> squares)> made = {};
   };
   // What the ranks agree on before they have plans.
@@ -122,22 +129,25 @@ class DeviceRanks {
     Done done;
     bool on_gpus;
     std::size_t pieces_left;
+    ElementRange shifted;      // whose results lie elsewhere until the last stripe has come,
+    std::size_t shift;         // so many elements behind their place
     std::exception_ptr error;  // of the first piece that failed
   };
   struct Piece {
     std::shared_ptr<Added> of;
-    ElementRange elements;
+    Stripe stripe;
     std::size_t number = 0;  // in the order of its place
     std::shared_ptr<TransferGroup> ranks;
     std::shared_ptr<const Ranks::Types> types = {};  // of each rank's input
   };
-  std::vector<ElementRange> pieces_of(ElementRange elements, std::size_t most) const;
+  std::vector<Stripe> stripes(const Call& call, std::size_t most) const;
   void leave(const std::shared_ptr<Piece>& piece);
   void leave_in_host(Piece& piece);
   void leave_on_gpu(Piece& piece);
   void come_back(const Piece& piece);
   void come_back_from_host(const Piece& piece);
   void come_back_from_gpus(const Piece& piece);
+  void shift_back(const Added& added);
   void wait_for_record(const Piece& piece);
   void copy_to_place(const Piece& piece);
   void meet(Piece& piece);
@@ -158,19 +168,28 @@ class DeviceRanks {
   std::byte* given(const Piece& piece) const {
     return begin_of_place(piece) + (is_narrow(piece) && !piece.of->on_gpus ? in_host_.room.wide : 0);
   }
-  std::byte* host(const Piece& piece) const {
-    const Call& call = piece.of->call;
-    return call.in_host ? call.data + piece.elements.begin * size_of(call.type) : begin_of_place(piece);
+  // Where results of these elements lie until the last stripe has come.
+  static Array results(const Added& added, ElementRange elements) {
+    const Dtype type = added.call.type;
+    const bool shifted = added.shifted.begin <= elements.begin && elements.begin < added.shifted.end;
+    return {added.call.data + (elements.begin + (shifted ? added.shift : 0)) * size_of(type), type};
   }
   bool is_shared(const Piece& piece) const { return in_host_.memory.is_shared() && piece.of->call.may_share; }
-  std::vector<ConstArray> of_ranks(const Piece& piece) const;
-  // Calls copy(memory of the unit, memory of the place) for the parts of the ranges that lie within the
-  // piece. place: where the piece begins in the place, typed.
+  std::vector<ConstArray> of_ranks(const Piece& piece, const Stripe::Part& part) const;
+  // Calls copy(memory of the unit, memory of the place) for what the stripe has of Call::out, and of
+  // Call::in.
   template <class Copy>
-  void for_each(const Piece& piece, const std::vector<ElementRange>& ranges, Array place,
-                const Copy& copy) const;
-  Array array_of(const Piece& piece) const { return {host(piece), piece.of->call.type}; }
-  Array given_array(const Piece& piece) const { return {given(piece), piece.of->call.given}; }
+  void for_each_out(const Piece& piece, const Copy& copy) const;
+  template <class Copy>
+  void for_each_in(const Piece& piece, const Copy& copy) const;
+  // A part's elements in host memory, on which the collective works.
+  Array array_of(const Piece& piece, const Stripe::Part& part) const {
+    if (piece.of->call.in_host) return results(*piece.of, part.elements);
+    return Array{begin_of_place(piece), piece.of->call.type}.at(part.at);
+  }
+  Array given_array(const Piece& piece, const Stripe::Part& part) const {
+    return Array{given(piece), piece.of->call.given}.at(part.at);
+  }
 
   DeviceWork& gpu_;
   Threads& threads_;
@@ -186,11 +205,12 @@ class DeviceRanks {
   std::optional<SerialQueue> out_, in_;
 };
 
-// Copies into `array` those elements that the other ranks own, from their memory: see DeviceRanks::Call::end.
+// Copies elements of one rank's shard into `array` from that rank's memory, unless it is this rank, or
+// messages have brought them: see DeviceRanks::Call::end.
 void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array array,
                     std::span<const ConstArray> of_ranks, Threads& threads);
-// Queues the same copies on the GPU: see DeviceRanks::Call::make. `unit_data`: all elements of the unit.
-void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array unit_data,
+// Queues the same copies on the GPU: see DeviceRanks::Call::make.
+void take_of_others(const Ranks& ranks, UnitId unit, ElementRange elements, Array array,
                     std::span<const ConstArray> of_ranks, DeviceWork& gpu);
 
 }  // namespace sluice::engine

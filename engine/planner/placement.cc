@@ -437,17 +437,19 @@ Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan&
   return traffic;
 }
 
-// What is in the host is copied to where others read it, all of it where the sum will take its place. A sum
-// takes what all ranks have of this one's part, and is written and measured.
+// What is in the host is copied to where others read it, all of it where the sum will take its place; half of
+// such a sum is moved there in the end (DeviceRanks). A sum takes what all ranks have of this one's part, and
+// is written and measured.
 Placement::Moved Placement::moved_of_shared(UnitId unit, const UnitPlan& plan) const {
   if (!reads_pieces(unit) || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
   const std::size_t given = size_of(moved_gradient_type(unit)), size = size_of(layout_.dtype(unit));
-  const std::size_t given_away = given < sizeof(float) ? all : all - own;
+  const bool narrow = given < sizeof(float);
+  const std::size_t in_record = 2 * given * (narrow ? all : all - own) + (narrow ? sizeof(float) * own : 0);
   Moved moved;
   if (!sums_on_gpus(plan))
     moved.sum = own * (static_cast<std::size_t>(ranks_.size) * given + 2 * sizeof(float)) +
-                (sums_in_host(plan) ? 2 * given * given_away : 0);
+                (sums_in_host(plan) ? in_record : 0);
   if (gathers(unit, plan) && !gathers_on_gpus(plan))
     moved.gather = 2 * size * (all - own + (plan.gathers_in_host() ? own : 0));
   return moved;

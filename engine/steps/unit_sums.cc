@@ -112,15 +112,14 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
       make_mean(of_ranks, first, here.size(), mean);
     measure(all, here, mean, *core_.rank_threads);
   };
-  const Array sums{call.data, Dtype::kF32};
-  call.make = [this, own, sums, all = std::vector(of.begin(), of.end())](
-                  ElementRange piece, std::span<const ConstArray> of_ranks, double* squares) {
+  call.make = [this, own, all = std::vector(of.begin(), of.end())](
+                  ElementRange piece, Array sum, std::span<const ConstArray> of_ranks, double* squares) {
     for_each(all, intersection(own, piece), [&](ParameterId, ElementRange here) {
       const std::size_t first = here.begin - piece.begin;
       std::vector<ConstArray> given;
       for (const ConstArray& array : of_ranks) given.push_back(array.at(first));
-      gpu_sum_->mean(core_.gpu->ranks(), given, here.size(), static_cast<float>(1 / divisor_),
-                     sums.at(here.begin), squares + first / kernels::kGridBlock);
+      gpu_sum_->mean(core_.gpu->ranks(), given, here.size(), static_cast<float>(1 / divisor_), sum.at(first),
+                     squares + first / kernels::kGridBlock);
     });
   };
   call.made = [this, own, all = std::vector(of.begin(), of.end())](ElementRange piece,
@@ -181,8 +180,7 @@ void UnitSums::gather(ParameterId parameter, Done done) {
   call.end = [this, unit](ElementRange piece, Array array, std::span<const ConstArray> of_ranks) {
     take_of_others(*core_.ranks, unit, piece, array, of_ranks, *core_.rank_threads);
   };
-  call.make = [this, unit, mean = Array{call.data, Dtype::kF32}](
-                  ElementRange piece, std::span<const ConstArray> of_ranks, double*) {
+  call.make = [this, unit](ElementRange piece, Array mean, std::span<const ConstArray> of_ranks, double*) {
     take_of_others(*core_.ranks, unit, piece, mean, of_ranks, *core_.gpu);
   };
   call.begin = [this, unit](ElementRange piece, Array mean, Done ended) {

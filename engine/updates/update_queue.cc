@@ -205,8 +205,7 @@ void UpdateQueue::gather_beside_gpu(Gather& gather) {
   call.end = [this, unit](ElementRange piece, Array values, std::span<const ConstArray> of_ranks) {
     take_of_others(*parts_.ranks, unit, piece, values, of_ranks, *parts_.threads);
   };
-  call.make = [this, unit, values = Array{call.data, call.type}](
-                  ElementRange piece, std::span<const ConstArray> of_ranks, double*) {
+  call.make = [this, unit](ElementRange piece, Array values, std::span<const ConstArray> of_ranks, double*) {
     take_of_others(*parts_.ranks, unit, piece, values, of_ranks, *parts_.gpu);
   };
   call.begin = [this, unit](ElementRange piece, Array values, Done done) {
