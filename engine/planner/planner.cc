@@ -212,15 +212,15 @@ std::size_t most_host_slots(const MachineRates& rates) {
 class DevicePlanner {
  public:
   explicit DevicePlanner(const PlanInputs& in)
-      : in_(in), tiers_(in), updates_(std::vector(in.profile.units.size(), Tier::kDevice), "the GPU") {
+      : in_(in), tiers_(in), updates_{std::vector(in.profile.units.size(), Tier::kDevice), "the GPU"} {
     const bool by_gpu = in_.optimizer.elementwise({}).has_value();
     check_updates(by_gpu);
     keep_shards_with_the_cpu();
     chooses_updates_ = by_gpu && !in_.request.updates;
     if (chooses_updates_) return;
     const Tier by = in_.request.updates.value_or(Tier::kHost);
-    std::ranges::fill(updates_.first, by);
-    updates_.second = fmt::format(
+    std::ranges::fill(updates_.updated_on, by);
+    updates_.because = fmt::format(
         "the {}, {}", by == Tier::kHost ? "CPU" : "GPU",
         in_.request.updates ? "as asked"
                             : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
@@ -228,8 +228,7 @@ class DevicePlanner {
 
   std::optional<Plan> find() {
     std::optional<Plan> plan = attempt(in_.budget.disk);
-    if (chooses_updates_ && !tiers_.placement().partitions_any_parameters())
-      if (const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk)) share(*alone, plan);
+    if (chooses_updates_ && !tiers_.placement().partitions_any_parameters()) share(plan);
     if (plan) tiers_.placement().predict_on_gpu(in_.rates, in_.request.computing, *plan);
     return plan;
   }
@@ -245,17 +244,32 @@ class DevicePlanner {
   }
 
  private:
-  // Replaces the plan by one in which the CPU updates, too, unless that uses a disk and the plan does not.
-  // alone: a plan by which the GPU updates everything.
-  void share(const Plan& alone, std::optional<Plan>& plan) {
-    Plan both = alone;
-    both.host_slots = most_host_slots(in_.rates);
-    updates_ = share_updates(tiers_.placement(), in_.rates, both, in_.request.computing.value_or(0));
-    std::optional<Plan> shared = attempt(in_.budget.disk);
-    if (shared && (!plan || plan->uses_disk() || !shared->uses_disk()))
-      plan = std::move(shared);
-    else if (plan)
-      plan->updates_because = "the GPU, since memory is too short for updates by the CPU beside it";
+  // Replaces the plan by one in which the CPU updates, too. Disks are slow, so a plan that uses one is made
+  // only where none does without.
+  void share(std::optional<Plan>& plan) {
+    for (const std::uint64_t disk : {std::uint64_t{0}, in_.budget.disk})
+      if (share(disk, plan) || (plan && !plan->uses_disk())) return;
+    if (plan) plan->updates_because = "the GPU, since memory is too short for updates by the CPU beside it";
+  }
+  bool share(std::uint64_t disk, std::optional<Plan>& plan) {
+    const double computing = in_.request.computing.value_or(0);
+    const auto seconds = [&](Plan of) {
+      tiers_.placement().walk_on_gpu(in_.rates, computing, of);
+      return of.device_time.step;
+    };
+    const auto planned = [&](const std::vector<Tier>& updated_on) -> std::optional<double> {
+      updates_.updated_on = updated_on;
+      const std::optional<Plan> shared = attempt(disk);
+      return shared ? std::optional(seconds(*shared)) : std::nullopt;
+    };
+    const bool fits = plan && (disk > 0 || !plan->uses_disk());
+    const std::optional<Plan> alone = plan ? plan : attempt(kAnyDisk);
+    if (!alone) return false;
+    const std::optional<SharedUpdates> found =
+        share_updates(tiers_.placement(), in_.rates, {*alone, fits, seconds(*alone)}, computing, planned);
+    updates_ = found.value_or(SharedUpdates{std::vector(alone->units.size(), Tier::kDevice), "the GPU"});
+    if (found) plan = attempt(disk);
+    return found.has_value();
   }
 
   void check_updates(bool by_gpu) const {
@@ -280,9 +294,9 @@ class DevicePlanner {
            "updates on the GPU are asked for at stage 3, at which the CPU updates each rank's shard of the "
            "parameters, in host memory, unless all ranks have theirs on GPUs that read each other's memory; "
            "let the CPU update, or ask for stage 1");
-    for (UnitId unit = 0; unit < updates_.first.size(); ++unit)
-      if (placement.partitions_parameters(unit)) updates_.first[unit] = Tier::kHost;
-    updates_.second = "the CPU where parameters are partitioned, and else the GPU";
+    for (UnitId unit = 0; unit < updates_.updated_on.size(); ++unit)
+      if (placement.partitions_parameters(unit)) updates_.updated_on[unit] = Tier::kHost;
+    updates_.because = "the CPU where parameters are partitioned, and else the GPU";
   }
 
   std::vector<Shape> shapes() const {
@@ -318,11 +332,11 @@ class DevicePlanner {
   std::size_t groups() const { return in_.profile.micro_batches; }
 
   // Gradients that do not wait are applied as they come, in the only group of a step.
-  Tiers::Placed placed(Tier rest) const { return tiers_.place_all(rest, 1, updates_.first); }
+  Tiers::Placed placed(Tier rest) const { return tiers_.place_all(rest, 1, updates_.updated_on); }
 
   Plan describe(const Shape& shape, const Tiers::Placed& placed) const {
     Plan plan = tiers_.describe(shape, placed);
-    plan.updates_because = updates_.second;
+    plan.updates_because = updates_.because;
     return plan;
   }
   Plan describe(const Shape& shape, Tier rest) const { return describe(shape, placed(rest)); }
@@ -399,7 +413,7 @@ class DevicePlanner {
 
   const PlanInputs in_;
   const Tiers tiers_;
-  std::pair<std::vector<Tier>, std::string> updates_;  // what updates each unit, and why
+  SharedUpdates updates_;
   bool chooses_updates_ = false;
 };
 

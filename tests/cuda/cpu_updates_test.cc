@@ -85,13 +85,11 @@ TEST_F(CpuUpdatesTest, StateFromTheDiskWaitsForStateThatStillGoesToTheGpu) {
   setup.blocks = 6, setup.rows = 528;
   setup.rates.gpu = {Source::kMeasured, 1e9, 1e9, 2e9, 1e-15};
   setup.rates.memory_bandwidth = 1000e9;
+  setup.rates.disk_read = setup.rates.disk_write = 3e9;
+  setup.memory = 60 * kMiB;
   std::optional<UnitId> by_gpu, by_cpu;
   for (setup.device = 8 * kMiB; (!by_gpu || !by_cpu) && setup.device < 256 * kMiB; setup.device += 2 * kMiB)
     try {
-      setup.places = {kHost, kHost, kDisk};
-      setup.memory = kGiB;
-      setup.memory = plan_of(setup).peak_memory;
-      setup.places = {};
       by_gpu = by_cpu = std::nullopt;
       const Plan plan = plan_of(setup);
       for (UnitId unit = 1; unit < setup.blocks; ++unit)

@@ -9,6 +9,7 @@
 
 #include "core/bytes.h"
 #include "engine/planner/placement.h"
+#include "engine/planner/planner.h"
 
 namespace sluice::engine {
 namespace device_walk_test {
@@ -344,6 +345,41 @@ TEST(GpuSteps, TakeWhatWasMeasured) {
     EXPECT_NEAR(predicted / step.seconds, 1, 0.15) << step.name;
     fmt::print("{}: {:.2f} s predicted, {:.3f} s measured\n", step.name, predicted, step.seconds);
   }
+}
+
+// A plan that chooses what updates is about as fast as one by which either processor updates all, whatever
+// else follows from that choice, such as what there is room for on the GPU. (It may leave the CPU out where
+// that loses less than a tenth of what is not computing.)
+TEST(GpuSteps, AreNotSlowerSinceThePlanChoosesWhatUpdates) {
+  std::vector<UnitSpec> units = {{"embedding", {{"table", {32000, 3072}}}}};
+  for (std::size_t layer = 0; layer < kLayers; ++layer)
+    units.push_back({fmt::format("layer.{}", layer), {{fmt::format("matrix.{}", layer), {32768, 3072}}}});
+  for (UnitSpec& unit : units) unit.dtype = Dtype::kBf16;
+  const Profile profile = any_order_profile(units, 2);
+  const auto optimizer = optim::make_optimizer({});
+  int helped_by_cpu = 0, helped_by_gpu = 0;
+  for (const bool clip : {true, false})
+    for (const double memory : {0.3e11, 1.6e11, 2.7e11})
+      for (const std::uint64_t device : {8 * kGiB, 12 * kGiB, 20 * kGiB}) {
+        PlanRequest request;
+        request.clip = clip;
+        request.computing = kComputing;
+        MachineRates rates;
+        rates.gpu = {Source::kStated, 5.465e10, 5.483e10, 1.009e11, 1 / 4.321e10};
+        rates.memory_bandwidth = memory;
+        const auto seconds = [&](std::optional<allocator::Tier> updates) {
+          request.updates = updates;
+          return make_plan(profile, *optimizer, {96 * kGiB, 0, 0, device}, request, rates).device_time.step;
+        };
+        const double chosen = seconds({}), by_gpu = seconds(allocator::Tier::kDevice),
+                     by_cpu = seconds(allocator::Tier::kHost);
+        EXPECT_LE(chosen, 1.006 * by_gpu);
+        EXPECT_LE(chosen, 1.006 * by_cpu + 0.1 * std::max(0.0, by_gpu - kComputing))
+            << (clip ? "clipped, " : "") << format_size(device) << ", " << memory;
+        helped_by_cpu += chosen < 0.99 * by_gpu ? 1 : 0, helped_by_gpu += chosen < 0.99 * by_cpu ? 1 : 0;
+      }
+  EXPECT_GT(helped_by_cpu, 5);
+  EXPECT_GT(helped_by_gpu, 1);
 }
 
 }  // namespace device_walk_test
