@@ -1,5 +1,7 @@
 #include "bindings/c/sluice_pipeline.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -23,30 +25,44 @@ namespace {
 
 constexpr std::array<const char*, engine::Action::kKinds> kActions{
     "receive_input", "forward", "send_output", "receive_gradient", "backward", "send_gradient", "weights"};
-constexpr std::uint32_t kMostStages = 4096;
+constexpr std::uint32_t kMostStages = 4096, kMostChunks = 1024;
 constexpr std::uint64_t kMostItems = std::uint64_t{1} << 20;
 
-engine::Pipeline pipeline_of(const char* order, uint32_t stages, uint64_t items) {
+engine::Pipeline pipeline_of(const char* order, uint32_t stages, uint32_t chunks, uint64_t items) {
   if (stages == 0 || stages > kMostStages || items == 0 || items > kMostItems)
     fail(ErrorCode::kInvalidArgument,
          "a pipeline of {} stages and {} items is asked for; state 1 to {} and 1 to {}", stages, items,
          kMostStages, kMostItems);
-  return {engine::pipeline_order(&required(order, "order")), static_cast<int>(stages), items};
+  if (chunks == 0 || chunks > kMostChunks)
+    fail(ErrorCode::kInvalidArgument, "{} chunks of each stage are asked for; state 1 to {}", chunks,
+         kMostChunks);
+  const engine::PipelineOrder known = engine::pipeline_order(&required(order, "order"));
+  if (chunks > 1 && engine::splits_backward(known))
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is for stages of one chunk each, and {} are asked for: leave one of them out", order, chunks);
+  return {known, static_cast<int>(stages), items, chunks};
+}
+
+std::string in_chunks(const engine::Pipeline& pipeline) {
+  return pipeline.chunks > 1 ? fmt::format(" of {} chunks each", pipeline.chunks) : "";
 }
 
 std::vector<engine::UnitRange> cut_of(const engine::Pipeline& pipeline, const char* text,
                                       std::span<const double> work) {
-  const std::size_t blocks = work.size() - 2, stages = pipeline.all_chunks();
-  if (blocks < stages)
-    fail(ErrorCode::kInvalidArgument,
-         "a pipeline of {} stages is asked for, and the model has {} blocks, of which each needs one", stages,
-         blocks);
+  const std::size_t blocks = work.size() - 2, chunks = pipeline.all_chunks();
+  if (blocks < chunks)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "a pipeline of {} stages{} is asked for, and the model has {} blocks, of which each needs one: state "
+        "fewer stages{}",
+        pipeline.sections, in_chunks(pipeline), blocks, pipeline.chunks > 1 ? ", or fewer chunks" : "");
   if (text != nullptr) {
     std::vector<engine::UnitRange> cut = engine::parse_cut(text, blocks);
-    if (cut.size() != stages)
+    if (cut.size() != chunks)
       fail(ErrorCode::kInvalidArgument,
-           "the cut '{}' has {} groups of blocks, and there are {} stages: give {}", text, cut.size(), stages,
-           stages);
+           "the cut '{}' has {} groups of blocks, and there are {} stages{}: give {}{}", text, cut.size(),
+           pipeline.sections, in_chunks(pipeline), chunks,
+           pipeline.chunks > 1 ? ", the first ones of all stages, then the second ones" : "");
     return cut;
   }
   std::vector<engine::SectionSeconds> seconds;
@@ -83,29 +99,30 @@ sluice_status begin_message(sluice_ranks* handle, uint32_t other, const char* na
 
 using namespace sluice::c;  // NOLINT: what follows is of this room
 
-sluice_status sluice_pipeline_actions(const char* order, uint32_t stages, uint64_t items, uint32_t stage,
-                                      char** json) {
+sluice_status sluice_pipeline_actions(const char* order, uint32_t stages, uint32_t chunks, uint64_t items,
+                                      uint32_t stage, char** json) {
   return guarded([&] {
-    const sluice::engine::Pipeline pipeline = pipeline_of(order, stages, items);
+    const sluice::engine::Pipeline pipeline = pipeline_of(order, stages, chunks, items);
     if (stage >= stages)
       sluice::fail(sluice::ErrorCode::kInvalidArgument, "stage {} is asked for, and they are 0 to {}", stage,
                    stages - 1);
     sluice::Json actions = sluice::Json::array();
     for (const auto& action : actions_of(pipeline, static_cast<int>(stage)))
-      actions.push_back({kActions[static_cast<std::size_t>(action.kind)], action.item});
+      actions.push_back({kActions[static_cast<std::size_t>(action.kind)], action.item, action.chunk});
     required(json, "json") = new_text(actions.dump());
   });
 }
 
-sluice_status sluice_pipeline_stages(const char* order, uint32_t stages, uint64_t items, const char* cut,
-                                     const double* work, size_t blocks, char** json) {
+sluice_status sluice_pipeline_stages(const char* order, uint32_t stages, uint32_t chunks, uint64_t items,
+                                     const char* cut, const double* work, size_t blocks, char** json) {
   return guarded([&] {
     const std::span<const double> given(&required(work, "work"), blocks + 2);
-    const auto found = cut_of(pipeline_of(order, stages, items), cut, given);
+    const sluice::engine::Pipeline pipeline = pipeline_of(order, stages, chunks, items);
+    const auto found = cut_of(pipeline, cut, given);
     if (found.empty())
       sluice::fail(sluice::ErrorCode::kInvalidArgument,
-                   "of the {} blocks too few have parameters for {} stages, each of which needs some", blocks,
-                   stages);
+                   "of the {} blocks too few have parameters for {} stages{}, each of which needs some",
+                   blocks, stages, in_chunks(pipeline));
     sluice::Json of_stages = sluice::Json::array();
     for (const sluice::engine::UnitRange& units : found)
       of_stages.push_back(

@@ -11,6 +11,7 @@
 #include "core/system.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
+#include "engine/plan/cut.h"
 #include "engine/planner/planner.h"
 #include "engine/ranks/agreement.h"
 #include "engine/saving/checkpoint_values.h"
@@ -67,16 +68,18 @@ std::vector<engine::UnitSpec> own_units(std::vector<engine::UnitSpec> all,
   if (options.sections == nullptr) return all;
   check_mesh(options);
   const comm::Communicator& sections = options.sections->communicator;
+  const auto size = static_cast<std::uint64_t>(sections.size());
+  const std::uint64_t chunks = std::max(1u, options.section_chunks);
   std::vector<engine::UnitRange> cut;
   engine::UnitId end = 0;
-  for (int section = 0; section < sections.size(); ++section) {
+  for (std::uint64_t number = 0; number < chunks * size; ++number) {
     const engine::UnitId first = end;
-    end += (&required(options.section_units, "options.section_units"))[section];
+    end += (&required(options.section_units, "options.section_units"))[number];
     if (first >= end || end > all.size())
       fail(ErrorCode::kInvalidArgument,
            "options.section_units gives section {} the units {} to {}, of a model that has {}; each section "
-           "has one at least",
-           section, first, end, all.size());
+           "has one at least{}",
+           number % size, first, end, all.size(), chunks > 1 ? " in each chunk" : "");
     cut.push_back({first, end});
   }
   if (end != all.size())
@@ -84,10 +87,12 @@ std::vector<engine::UnitSpec> own_units(std::vector<engine::UnitSpec> all,
          "options.section_units has {} units, and the model {}; each is in one section", end, all.size());
   made.model = std::make_unique<engine::Layout>(std::move(all));
   made.section = std::make_unique<engine::Section>(*made.model, cut, sections.size(), sections.rank(), false);
-  const engine::UnitRange own = cut[static_cast<std::size_t>(sections.rank())];
-  std::vector<engine::UnitSpec> units(made.model->units().begin() + own.first,
-                                      made.model->units().begin() + own.end);
-  units.front().index = made.model->logical_index(made.model->first_parameter(own.first));
+  std::vector<engine::UnitSpec> units;
+  for (const engine::UnitRange& own : engine::units_of(cut, sections.size(), sections.rank())) {
+    const std::size_t first = units.size();
+    units.insert(units.end(), made.model->units().begin() + own.first, made.model->units().begin() + own.end);
+    units[first].index = made.model->logical_index(made.model->first_parameter(own.first));
+  }
   return units;
 }
 

@@ -213,7 +213,8 @@ typedef struct sluice_engine_options {
   /* The engine has some of the model's units, and engines of other ranks the others: see sluice_pipeline.h.
    */
   sluice_ranks* sections;
-  const uint32_t* section_units; /* [the number of these ranks] */
+  const uint32_t* section_units; /* [the number of these ranks times section_chunks] */
+  uint32_t section_chunks;       /* of the units of each; 0: one */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan

@@ -2,8 +2,10 @@
  * and gradients to each other. sluice.h includes this header. docs/guide/pipelines.md explains pipelines.
  *
  * Each rank creates an engine of the same model, with options.sections and options.section_units: the number
- * of consecutive units of each rank's section, in order, at least one each. An engine numbers its own units
- * and parameters from 0. Checkpoints contain the whole model, so that any number of sections can load them.
+ * of consecutive units of each rank's section, in order, at least one each. With options.section_chunks a
+ * section has several chunks of consecutive units: the first chunks of all sections come first, then the
+ * second ones. An engine numbers its own units and parameters from 0. Checkpoints contain the whole model, so
+ * that any number of sections can load them.
  * With sections these functions are collective: sluice_engine_create(); sluice_engine_step(), whose norm is
  * that of all sections' gradients; and sluice_engine_save(), for which each rank sees the folder `out` of
  * rank 0. A rank that fails ends the work of all, as in sluice_ranks.h; SLUICE_NOT_FINITE is returned on all
@@ -24,20 +26,22 @@
 extern "C" {
 #endif
 
-/* Gives the caller the actions of a pipeline stage in a step, as a JSON list of [action, item]:
- * "receive_input", "forward", "send_output", "receive_gradient", "backward", "send_gradient" (and, with
- * zb-h1, "weights"). Receives and sends are asynchronous and begin at these points, receives before any
- * action that could wait for them. order: "gpipe", "1f1b" or "zb-h1". SLUICE_INVALID_ARGUMENT for other
- * words, and for no items or stages. */
-SLUICE_API sluice_status sluice_pipeline_actions(const char* order, uint32_t stages, uint64_t items,
-                                                 uint32_t stage, char** json);
-/* Gives the caller the blocks of each stage, as a JSON list of [first, end]. work[blocks + 2]: the cost of
- * the part before the first block, of each block, and of the part after the last one. cut: "0-7,8-15"; NULL:
- * chosen so that a step is short, and each stage has work. SLUICE_INVALID_ARGUMENT where the cut does not fit
- * the blocks or the stages. */
-SLUICE_API sluice_status sluice_pipeline_stages(const char* order, uint32_t stages, uint64_t items,
-                                                const char* cut, const double* work, size_t blocks,
-                                                char** json);
+/* Gives the caller the actions of a pipeline stage in a step, as a JSON list of [action, item, chunk of the
+ * stage]: "receive_input", "forward", "send_output", "receive_gradient", "backward", "send_gradient" (and,
+ * with zb-h1, "weights"). Receives and sends are asynchronous and begin at these points, receives before any
+ * action that could wait for them. Those of a chunk ascend by items. order: "gpipe", "1f1b" or "zb-h1".
+ * chunks: of each stage; with more than one stages are interleaved. SLUICE_INVALID_ARGUMENT for other words,
+ * for no items, stages or chunks, and for several chunks with zb-h1. */
+SLUICE_API sluice_status sluice_pipeline_actions(const char* order, uint32_t stages, uint32_t chunks,
+                                                 uint64_t items, uint32_t stage, char** json);
+/* Gives the caller the blocks of each stage's chunks, as a JSON list of [first, end]: those of the first
+ * chunks of all stages, then of the second ones. work[blocks + 2]: the cost of the part before the first
+ * block, of each block, and of the part after the last one. cut: "0-7,8-15"; NULL: chosen so that a step is
+ * short, and each chunk has work. SLUICE_INVALID_ARGUMENT where the cut does not fit the blocks or the
+ * stages. */
+SLUICE_API sluice_status sluice_pipeline_stages(const char* order, uint32_t stages, uint32_t chunks,
+                                                uint64_t items, const char* cut, const double* work,
+                                                size_t blocks, char** json);
 
 /* ---- messages between two ranks ---- */
 

@@ -99,6 +99,7 @@ class EngineOptions(ctypes.Structure):
         ("links", c_char_p),
         ("sections", c_void_p),
         ("section_units", POINTER(c_uint32)),
+        ("section_chunks", c_uint32),
     ]
 
 
@@ -266,8 +267,8 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_ranks_broadcast": [c_void_p, c_char_p, c_void_p, c_uint64],
     "sluice_ranks_barrier": [c_void_p, c_char_p],
     "sluice_ranks_fail": [c_void_p, c_char_p],
-    "sluice_pipeline_actions": [c_char_p, c_uint32, c_uint64, c_uint32, _TEXT_OUT],
-    "sluice_pipeline_stages": [c_char_p, c_uint32, c_uint64, c_char_p, POINTER(c_double), c_size_t, _TEXT_OUT],
+    "sluice_pipeline_actions": [c_char_p, c_uint32, c_uint32, c_uint64, c_uint32, _TEXT_OUT],
+    "sluice_pipeline_stages": [c_char_p, c_uint32, c_uint32, c_uint64, c_char_p, POINTER(c_double), c_size_t, _TEXT_OUT],
     "sluice_ranks_send": [c_void_p, c_uint32, c_char_p, c_void_p, c_uint64, POINTER(c_void_p)],
     "sluice_ranks_receive": [c_void_p, c_uint32, c_char_p, c_void_p, c_uint64, POINTER(c_void_p)],
     "sluice_message_wait": [c_void_p],

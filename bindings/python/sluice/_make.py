@@ -167,6 +167,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
     folders, settings, places = _folders(given.disk), groups[0].for_c(), _places(given.place)
     rank, ranks = (whole(number, "planned") for number in given.planned or (0, 0))
     counts = () if given.sections is None else given.sections.counts
+    section_chunks = 0 if given.sections is None else len(counts) // given.sections.ranks.size
     sgemm = _function(given.sgemm, "sgemm", "sluice.torch.sgemm()")
     team = _function(given.team, "team", "sluice.torch.team()")
     return _abi.EngineOptions(
@@ -202,6 +203,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         links=None if given.links is None else text(given.links, "links"),
         sections=None if given.sections is None else given.sections.ranks.address,
         section_units=(ctypes.c_uint32 * len(counts))(*counts) if counts else None,
+        section_chunks=section_chunks,
         optimizer=groups[0].name.encode(),
         settings=settings,
         setting_count=len(settings),

@@ -162,7 +162,7 @@ class DeviceFacts:
 @dataclasses.dataclass(frozen=True)
 class Sections:
     """The ranks that have sections of one model: all units of the model, in the model's order, and the number of units of each
-    rank."""
+    rank, or, where each has several chunks of consecutive units, of the first chunks of all ranks, then of the second ones."""
 
     ranks: Ranks
     units: tuple[Unit, ...]

@@ -11,26 +11,34 @@ std::string taken(char* text) {
   return copy;
 }
 
-std::string actions(const char* order, uint32_t stages, uint64_t items, uint32_t stage) {
+std::string actions(const char* order, uint32_t stages, uint64_t items, uint32_t stage, uint32_t chunks = 1) {
   char* text = nullptr;
-  const sluice_status status = sluice_pipeline_actions(order, stages, items, stage, &text);
+  const sluice_status status = sluice_pipeline_actions(order, stages, chunks, items, stage, &text);
   return status == SLUICE_OK ? taken(text) : std::string(sluice_last_error());
 }
 
 TEST(PipelineCalls, GiveEachStageItsActions) {
-  EXPECT_EQ(actions("1f1b", 1, 2, 0), R"([["forward",0],["backward",0],["forward",1],["backward",1]])");
-  EXPECT_EQ(actions("gpipe", 1, 2, 0), R"([["forward",0],["forward",1],["backward",0],["backward",1]])");
+  EXPECT_EQ(actions("1f1b", 1, 2, 0),
+            R"([["forward",0,0],["backward",0,0],["forward",1,0],["backward",1,0]])");
+  EXPECT_EQ(actions("gpipe", 1, 2, 0),
+            R"([["forward",0,0],["forward",1,0],["backward",0,0],["backward",1,0]])");
   EXPECT_EQ(actions("1f1b", 2, 1, 0),
-            R"([["receive_gradient",0],["forward",0],["send_output",0],["backward",0]])");
+            R"([["receive_gradient",0,0],["forward",0,0],["send_output",0,0],["backward",0,0]])");
   EXPECT_EQ(actions("1f1b", 2, 1, 1),
-            R"([["receive_input",0],["forward",0],["backward",0],["send_gradient",0]])");
-  EXPECT_NE(actions("zb-h1", 2, 2, 1).find(R"(["weights",1])"), std::string::npos);
+            R"([["receive_input",0,0],["forward",0,0],["backward",0,0],["send_gradient",0,0]])");
+  EXPECT_NE(actions("zb-h1", 2, 2, 1).find(R"(["weights",1,0])"), std::string::npos);
+  EXPECT_EQ(actions("1f1b", 2, 1, 1, 2),
+            R"([["receive_input",0,0],["receive_input",0,1],["receive_gradient",0,0],["forward",0,0],)"
+            R"(["send_output",0,0],["forward",0,1],["backward",0,1],["send_gradient",0,1],["backward",0,0],)"
+            R"(["send_gradient",0,0]])");
 }
 
 TEST(PipelineCalls, CutTheBlocks) {
-  const auto cut = [](const char* given, const std::vector<double>& work, uint32_t stages) {
+  const auto cut = [](const char* given, const std::vector<double>& work, uint32_t stages,
+                      uint32_t chunks = 1) {
     char* text = nullptr;
-    const auto status = sluice_pipeline_stages("1f1b", stages, 8, given, work.data(), work.size() - 2, &text);
+    const auto status =
+        sluice_pipeline_stages("1f1b", stages, chunks, 8, given, work.data(), work.size() - 2, &text);
     return status == SLUICE_OK ? taken(text) : std::string(sluice_last_error());
   };
   EXPECT_EQ(cut(nullptr, {0, 1, 1, 1, 1, 0}, 2), "[[0,2],[2,4]]");
@@ -41,16 +49,23 @@ TEST(PipelineCalls, CutTheBlocks) {
   EXPECT_NE(cut(nullptr, {0, 1, 1, 0}, 3).find("3 stages"), std::string::npos);
   EXPECT_NE(cut(nullptr, {0, 1, 0, 0}, 2).find("too few have parameters"), std::string::npos);
   EXPECT_NE(cut("0-1", {0, 1, 1, 0}, 2).find("has 1 groups"), std::string::npos);
+  EXPECT_EQ(cut("0,1,2-3,4", {0, 1, 1, 1, 1, 1, 0}, 2, 2), "[[0,1],[1,2],[2,4],[4,5]]");
+  EXPECT_EQ(cut(nullptr, {0, 1, 1, 1, 1, 0}, 2, 2), "[[0,1],[1,2],[2,3],[3,4]]");
+  EXPECT_NE(cut(nullptr, {0, 1, 1, 0}, 2, 2).find("2 stages of 2 chunks each"), std::string::npos);
+  EXPECT_NE(cut("0,1-3", {0, 1, 1, 1, 1, 0}, 2, 2).find("give 4, the first ones of all stages"),
+            std::string::npos);
 }
 
 TEST(PipelineCalls, RefuseWhatCannotBe) {
   char* text = nullptr;
-  EXPECT_EQ(sluice_pipeline_actions("2f2b", 2, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(sluice_pipeline_actions(nullptr, 2, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(sluice_pipeline_actions("gpipe", 0, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 0, 0, &text), SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 4, 2, &text), SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 4, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("2f2b", 2, 1, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions(nullptr, 2, 1, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 0, 1, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 0, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("zb-h1", 2, 2, 4, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 1, 0, 0, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 1, 4, 2, &text), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_pipeline_actions("gpipe", 2, 1, 4, 0, nullptr), SLUICE_INVALID_ARGUMENT);
 }
 
 // Two ranks of this process.
@@ -127,11 +142,12 @@ TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
     given.shape = &kElements;
     given.dimensions = 1;
   });
-  const auto refused = [&](const std::vector<uint32_t>& units, sluice_ranks* others) {
+  const auto refused = [&](const std::vector<uint32_t>& units, sluice_ranks* others, uint32_t chunks = 0) {
     sluice_engine_options options = SLUICE_INIT(sluice_engine_options);
     options.memory = uint64_t{4} << 30;
     options.sections = ranks[0];
     options.section_units = units.empty() ? nullptr : units.data();
+    options.section_chunks = chunks;
     options.ranks = others;
     char* text = nullptr;
     return sluice_plan(model.get(), &options, &text) == SLUICE_OK ? "planned: " + taken(text)
@@ -144,6 +160,9 @@ TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
   EXPECT_NE(refused({1, 2}, ranks[0]).find("options.ranks are 2, and options.sections 2, of 2 ranks"),
             std::string::npos);
   EXPECT_EQ(refused({1, 2}, nullptr).substr(0, 8), "planned:");
+  EXPECT_NE(refused({1, 1, 0, 1}, nullptr, 2).find("one at least in each chunk"), std::string::npos);
+  const std::string planned = refused({1, 1, 1, 0}, nullptr, 2);
+  EXPECT_NE(planned.find("gives section 1 the units 3 to 3"), std::string::npos) << planned;
 }
 
 }  // namespace

@@ -117,8 +117,8 @@ class Pipeline:
                 blocks, self._cut_of, prepared, stored = others.agreed(planned)
                 alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
                 prepared = checked(model, prepared, stored, others, **alike)
-            found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, micro_batches, self.stage)
-            self._actions: list[tuple[str, int]] = json.loads(found)
+            found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, 1, micro_batches, self.stage)
+            self._actions: list[tuple[str, int]] = [(what, item) for what, item, _ in json.loads(found)]
             self._of_transformers = blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
             self._owners = _owners(model, self._cut_of)

@@ -58,7 +58,7 @@ class Cut:
         work = [0.0, *(_elements(model, [name]) for name in self.blocks.names), _elements(model, self.blocks.after)]
         given = None if stages is None else text(stages, "stages")
         array = (ctypes.c_double * len(work))(*work)
-        found = text_of("sluice_pipeline_stages", text(order, "pipeline"), self.count, items, given, array, len(work) - 2)
+        found = text_of("sluice_pipeline_stages", text(order, "pipeline"), self.count, 1, items, given, array, len(work) - 2)
         self.ranges: list[tuple[int, int]] = [(first, end) for first, end in json.loads(found)]
         self.names = [self._names_of(stage) for stage in range(self.count)]
         self.parameters = [_tensors(model, names) for names in self.names]
