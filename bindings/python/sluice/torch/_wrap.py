@@ -142,7 +142,7 @@ def checked(
     model: torch.nn.Module, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, **given: Any
 ) -> Prepared:
     """The same, after all ranks were found to have the same, `given` included, and GPUs that they may have."""
-    others.check_alike(prepared.alike | given, model)
+    others.check_alike(given | prepared.alike, model)  # of settings first, by which models may be cut otherwise
     draws = any(p.is_meta and name not in stored for name, p in model.named_parameters())
     return prepared._replace(gpu=others.check_gpus(prepared.gpu, draws))
 
